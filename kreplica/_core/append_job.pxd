@@ -1,8 +1,8 @@
-# Appends as jobs of a disk thread: a leader's batch, a follower's run, and the publication of where a log stands.
+# Appends as jobs of a disk thread: a leader's batch, a follower's run, and the publication of a log's state.
 #
-# Ownership: a job keeps its segment, its state and the buffer it appends from until it is let go. Thread rule: the
-# segment's writer is the disk thread while a job of its log is under way, which is why these jobs go through the log's
-# lane; see LogState for what the two threads share.
+# Ownership: a job keeps its segment, its state and its source buffer alive. Thread rule: while a job of a log is in
+# progress, the disk thread is the writer of its segment; therefore these jobs go through the log's lane. See LogState
+# for what the two threads share.
 
 from libc.stdint cimport int64_t
 
@@ -17,15 +17,15 @@ from kreplica._core.log_state cimport LogState
 cdef class AppendJob(DiskJob):
     cdef LogSegment segment
     cdef LogState state
-    cdef Py_buffer *view          # of what it appends, NULL before
+    cdef Py_buffer *view          # the data to append, NULL before
     cdef Append append
-    cdef int64_t expected         # the offset that the batch has to get; -1: any
+    cdef int64_t expected         # the offset that the batch must get; -1: any
 
 
 cdef class RunJob(DiskJob):
     cdef LogSegment segment
     cdef LogState state
-    cdef Py_buffer *view          # of what it appends, NULL before
+    cdef Py_buffer *view          # the data to append, NULL before
     cdef FetchedRun run
 
 

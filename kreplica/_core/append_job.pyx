@@ -1,6 +1,6 @@
-"""Appends as jobs of a disk thread: a leader's batch, a follower's run, and the publication of where a log stands.
+"""Appends as jobs of a disk thread: a leader's batch, a follower's run, and the publication of a log's state.
 
-A job declines what needs a decision, as the calls of LogSegment do, and then holds its lane. Contract: append_job.pxd.
+Like the calls of LogSegment, a job declines what needs a decision; its lane is then held. Contract: append_job.pxd.
 """
 
 from libc.stdint cimport INT64_MAX, int32_t, int64_t, uint8_t
@@ -19,13 +19,13 @@ from kreplica._core.status cimport END, OK
 
 
 cdef enum:
-    # Up to so many the thread is done in some microseconds.
+    # Up to this size the thread takes some microseconds.
     BRIEF_BYTES = 16384
 
 
 cdef Py_buffer *_view_of(data) except NULL:
-    # In memory of its own, so that the collector does not follow it: where a job that was never done is garbage
-    # together with a memoryview that it holds, the memoryview would be cleared first, which fails.
+    # Allocated separately, so that the garbage collector does not follow it. If a job that was never done became
+    # garbage together with a memoryview that it holds, the memoryview would be cleared first, which fails.
     cdef Py_buffer *view = <Py_buffer *> PyMem_Malloc(sizeof(Py_buffer))
     if view == NULL:
         raise MemoryError
@@ -44,18 +44,18 @@ cdef void _let_go(Py_buffer *view):
 
 
 cdef class AppendJob(DiskJob):
-    """A leader's append of one ready batch at the log's end, as `state` has it when it is done.
+    """A leader's append of one encoded batch at the log end that `state` has when the job runs.
 
-    By itself it takes plain batches alone, as LogSegment.append_plain; `latest` and `max_bytes` as there. A batch that
-    was `checked` before may have a codec. Of one with a producer id the caller sees to the producer's state.
-    `expected`: it is declined where it would not get that offset.
+    It accepts only plain batches, as LogSegment.append_plain does; `latest` and `max_bytes` as there. A batch that was
+    `checked` before may be compressed. For a batch with a producer id the caller maintains the producer's state.
+    `expected`: the append is declined if the batch would get another offset.
     """
 
     def __init__(self, data, LogSegment segment not None, LogState state not None, int32_t leader_epoch, *,
                  int64_t latest=INT64_MAX, int64_t max_bytes=INT64_MAX, bint checked=False, int64_t append_time=-1,
                  int64_t expected=-1):
         if self.view != NULL:
-            raise ValueError("a job is made once")
+            raise ValueError("a job can be initialized only once: create another one")
         segment.know()
         self.segment = segment
         self.state = state
@@ -87,25 +87,25 @@ cdef class AppendJob(DiskJob):
 
     @property
     def producer_id(self):
-        """The batch's, -1 of none; of a batch that cannot be read, too."""
+        """The batch's producer id; -1 if it has none or cannot be parsed."""
         return self.append.header.producer_id
 
     @property
     def is_plain(self):
-        """Whether nothing in the header asks for a decision that the core leaves to others."""
+        """Whether nothing in the header needs a decision that the core leaves to its caller."""
         return not self.append.header.attributes & (CODEC_MASK | CONTROL | TRANSACTIONAL)
 
     @property
     def offset_count(self):
-        """How many offsets the batch takes."""
+        """The number of offsets that the batch takes."""
         return self.append.header.last_offset_delta + 1
 
     def expect(self, int64_t offset):
-        """Decline where the batch would get another offset."""
+        """Decline the append if the batch would get another offset."""
         self.expected = offset
 
     def info(self):
-        """The LogAppendInfo of one that is done."""
+        """Return the LogAppendInfo of a successful job."""
         cdef int64_t base = self.append.base_offset
         return self.segment._info(
             base, base + self.append.header.last_offset_delta, self.append.leader_epoch,
@@ -115,15 +115,15 @@ cdef class AppendJob(DiskJob):
 
 
 cdef class RunJob(DiskJob):
-    """A follower's append of the batches in `data` as they are, from the first on, up to one that needs a decision.
+    """A follower's append of the batches in `data` as they are, up to the first one that needs a decision.
 
-    `with_producers`: one with a producer id needs none; the caller then notes those of `bytes_used`.
+    `with_producers`: a batch with a producer id needs none; the caller then records the producers of `bytes_used`.
     """
 
     def __init__(self, data, LogSegment segment not None, LogState state not None, int32_t leader_epoch, *,
                  bint with_producers=False):
         if self.view != NULL:
-            raise ValueError("a job is made once")
+            raise ValueError("a job can be initialized only once: create another one")
         segment.know()
         self.segment = segment
         self.state = state
@@ -148,16 +148,16 @@ cdef class RunJob(DiskJob):
 
     @property
     def bytes_used(self):
-        """Of the batches that were appended."""
+        """The size of the appended batches."""
         return self.run.used
 
     @property
     def has_producers(self):
-        """Whether one of them has a producer id."""
+        """Whether one of the appended batches has a producer id."""
         return self.run.has_producers
 
     def info(self):
-        """The LogAppendInfo of the last batch that was appended, or None."""
+        """Return the LogAppendInfo of the last appended batch, or None."""
         if self.run.used == 0:
             return None
         return self.segment._info(
@@ -168,7 +168,7 @@ cdef class RunJob(DiskJob):
 
 
 cdef class PublishJob(DiskJob):
-    """Publishes where the log stands, see LogState.advance."""
+    """Publishes the log's state, see LogState.advance."""
 
     def __init__(self, LogState state not None):
         self.state = state

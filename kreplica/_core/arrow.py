@@ -1,6 +1,6 @@
-"""Between columns and pyarrow: what ColumnBuilder finished as a pyarrow.RecordBatch, and the way back.
+"""Converts between columns and pyarrow: finished columns to a pyarrow.RecordBatch, and rows to records.
 
-pyarrow is imported when it is needed. The buffers are Arrow's on either side, so nothing is copied here.
+pyarrow is imported on use. Both sides have Arrow's buffer layout, so nothing is copied here.
 Layout: https://arrow.apache.org/docs/format/Columnar.html
 """
 
@@ -21,8 +21,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class BinaryColumn:
-    """Arrow's binary: `index` are int32 offsets, `data` is one buffer; or its binary_view: `index` are views,
-    `data` the column's own buffer and then those that views point into. `validity` None: nothing is null."""
+    """A column in Arrow's binary or binary_view layout.
+
+    binary: `index` holds int32 offsets, `data` is one buffer. binary_view: `index` holds views, `data` is the
+    column's own buffer, then the buffers that views refer to. `validity` None: no value is null.
+    """
 
     nulls: int
     validity: Buffer | None
@@ -33,7 +36,7 @@ class BinaryColumn:
 
 @dataclass(frozen=True, slots=True)
 class HeadersColumn:
-    """Arrow's list<struct<key: string, value: binary>>: where each row's begin among `count`, and these."""
+    """Arrow's list<struct<key: string, value: binary>>: each row's first header, and all `count` headers."""
 
     lists: Buffer
     count: int
@@ -43,7 +46,7 @@ class HeadersColumn:
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """Finished columns of `rows` records, None for what was not asked for.
+    """Finished columns of `rows` records; a column that was not requested is None.
 
     `offset` and `timestamp` (ms) are int64, `timestamp_type` is int8 (0 create, 1 log append), `leader_epoch`
     int32 and `producer_id` int64 (-1: none).
@@ -61,12 +64,12 @@ class Columns:
 
 
 def to_arrow(columns: Columns) -> _RecordBatch:
-    """The columns as a pyarrow.RecordBatch over the same memory.
+    """Return the columns as a pyarrow.RecordBatch over the same memory.
 
-    Its columns, as far as they are there: key and value (binary or binary_view), offset (int64), timestamp
+    Its columns, where present: key and value (binary or binary_view), offset (int64), timestamp
     (timestamp[ms, UTC]), timestamp_type (dictionary of "create" and "log_append"), headers (list of struct of
-    key and value), leader_epoch (int32) and producer_id (int64), null where the batch has none. Raises
-    ImportError where pyarrow is not installed.
+    key and value), leader_epoch (int32) and producer_id (int64), null if the batch has none. Raises
+    ImportError if pyarrow is not installed.
     """
     import pyarrow
 
@@ -93,7 +96,7 @@ def to_arrow(columns: Columns) -> _RecordBatch:
 
 
 def schema(columns: Sequence[str], *, views: bool = False) -> _Schema:
-    """The schema of `to_arrow`'s batches with these columns, in this order. Raises ImportError as that."""
+    """Return the schema of `to_arrow`'s batches with these columns, in order. Raises ImportError, too."""
     import pyarrow
 
     binary = pyarrow.binary_view() if views else pyarrow.binary()
@@ -118,7 +121,7 @@ def _plain_array(kind: Any, rows: int, buffer: Buffer) -> Any:
 
 
 def _nullable(numbers: Any) -> Any:
-    # Kafka's -1 for none, as Arrow says it.
+    # Kafka's -1 means null.
     import pyarrow
     import pyarrow.compute as compute
 
@@ -151,7 +154,7 @@ def _headers_array(headers: HeadersColumn, rows: int) -> Any:
     )
 
 
-# What an append takes from rows; the other columns that a log gives are assigned by the log.
+# The columns that an append uses; the log assigns the other columns itself.
 _APPENDED = ("value", "key", "timestamp", "headers")
 _ASSIGNED = ("offset", "timestamp_type", "leader_epoch", "producer_id")
 
@@ -168,11 +171,11 @@ ArrowRows: TypeAlias = _StreamOfRows | _ArrayOfRows
 
 
 def record_columns(rows: ArrowRows) -> RecordColumns:
-    """The rows as records to be built, over the same memory if its layout allows.
+    """Return the rows as records to be appended, over the same memory if its layout allows.
 
-    `value` must be a column (binary or string); `key`, `timestamp` (ms, or Arrow's timestamp) and `headers`
-    (list of struct of key and value) may be. Raises ValueError without `value`, for an unknown column, for
-    timestamps that cannot be in milliseconds, and for more rows than one batch can hold; TypeError for an
+    `value` is required (binary or string); `key`, `timestamp` (ms, or Arrow's timestamp) and `headers` (list
+    of struct of key and value) are optional. Raises ValueError without `value`, for an unknown column, for
+    timestamps that milliseconds cannot represent, and for more rows than one batch can hold; TypeError for an
     object or a column of another type.
     """
     import pyarrow
@@ -185,9 +188,9 @@ def record_columns(rows: ArrowRows) -> RecordColumns:
             f"unknown columns {', '.join(map(repr, unknown))}: a record has {', '.join(_APPENDED)}"
         )
     if len(set(names)) < len(names):
-        raise ValueError(f"a column is there twice: {', '.join(names)}")
+        raise ValueError(f"a column name is repeated: {', '.join(names)}")
     if "value" not in names:
-        raise ValueError(f"there is no column 'value', only {', '.join(names) or 'none at all'}")
+        raise ValueError(f"the column 'value' is missing: there are {', '.join(names) or 'no columns'}")
     timestamp = headers = None
     if "timestamp" in names:
         times = _milliseconds(batch.column("timestamp"))
@@ -208,7 +211,7 @@ def _one_batch(rows: Any) -> _RecordBatch:
         return pyarrow.record_batch(rows)
     if not hasattr(rows, "__arrow_c_stream__"):
         kind = type(rows).__name__
-        raise TypeError(f"rows must have __arrow_c_stream__ or __arrow_c_array__, and {kind} has neither")
+        raise TypeError(f"rows must have __arrow_c_stream__ or __arrow_c_array__; {kind} has neither")
     table = pyarrow.RecordBatchReader.from_stream(rows).read_all()
     batches = table.combine_chunks().to_batches()
     if len(batches) > 1:
@@ -221,7 +224,7 @@ def _milliseconds(times: Any) -> Any:
     import pyarrow.compute as compute
 
     if pyarrow.types.is_timestamp(times.type):
-        # Parts of a millisecond are dropped, as of a datetime.
+        # Fractions of a millisecond are dropped, as for a datetime.
         times = compute.floor_temporal(times, unit="millisecond")
         return times.cast(pyarrow.timestamp("ms", tz=times.type.tz)).cast(pyarrow.int64())
     if not pyarrow.types.is_integer(times.type) and not pyarrow.types.is_null(times.type):
@@ -230,7 +233,7 @@ def _milliseconds(times: Any) -> Any:
     bounds = compute.min_max(times).as_py()
     for at in bounds.values():
         if at is not None:
-            Record(timestamp=at)  # raises ValueError for what cannot be in milliseconds
+            Record(timestamp=at)  # raises ValueError if milliseconds cannot represent it
     return times
 
 

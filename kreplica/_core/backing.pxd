@@ -1,4 +1,4 @@
-# The plain C companions of region.pyx, as their headers in native/ declare and explain them.
+# The plain C companions of region.pyx; their headers in native/ document them.
 
 from libc.errno cimport EDQUOT, EFBIG, EMFILE, ENFILE, ENOMEM, ENOSPC
 from libc.stdint cimport int32_t, int64_t, uint8_t
@@ -84,7 +84,7 @@ cdef extern from "growth.h" nogil:
     void kr_growth_resized(kr_growth *growth, int64_t size)
 
 
-# The status that belongs to an errno: status.status_of_errno for native code.
+# The status for an errno: status.status_of_errno for native code.
 cdef inline int status_of(int number) noexcept nogil:
     if number == 0:
         return OK

@@ -1,4 +1,4 @@
-# BatchBuilder: Python values to the bytes of one record batch.
+# BatchBuilder: builds the bytes of one record batch from Python values.
 
 from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t
 
@@ -13,19 +13,19 @@ cdef struct PendingRecord:
     int64_t key_size
     const uint8_t *value          # NULL: null
     int64_t value_size
-    const uint8_t *headers        # in wire form; NULL: at headers_at in the header scratch
+    const uint8_t *headers        # encoded; NULL: at headers_at in the header scratch
     int64_t headers_at
     int64_t headers_size
     int64_t timestamp
     int32_t header_count
-    int32_t body_size             # what the record's own length field says
+    int32_t body_size             # the value of the record's length field
 
 
 cdef class BatchBuilder:
-    # Builds batches from Python values without an allocation per record; scratch is reused from call to call.
-    # measure() walks the records once and returns the batch's whole size; emit() writes it at `target`, the
-    # size field last. The objects must not change in between (the GIL is held). One measure, one emit; a
-    # builder that will not emit calls release().
+    # Builds batches from Python values without an allocation per record; scratch memory is reused between calls.
+    # measure() walks the records once and returns the batch's size; emit() writes it to `target`, the size field
+    # last. The objects must not change in between (the GIL is held). Each measure() is followed by one emit() or
+    # by release().
     cdef int codec_number
     cdef public object level
     cdef public bint log_append_time
@@ -36,23 +36,23 @@ cdef class BatchBuilder:
     cdef public int32_t base_sequence
     cdef public int64_t delete_horizon_ms
     cdef public int64_t max_size
-    # Of the batch that was measured: all of its header but base offset, leader epoch and CRC, and the offset
-    # delta of the first record with the largest timestamp.
+    # The measured batch: its header except base offset, leader epoch and CRC, and the offset delta of the first
+    # record with the largest timestamp.
     cdef BatchHeader h
     cdef int32_t max_timestamp_delta
 
     cdef Scratch pending          # PendingRecord after PendingRecord
     cdef Scratch headers
     cdef Scratch held             # Py_buffer after Py_buffer
-    cdef Scratch section          # the records of a batch that is compressed
-    cdef const uint8_t *compressed    # the same, compressed; NULL: the records are written as they are
+    cdef Scratch section          # the records of a batch to be compressed
+    cdef const uint8_t *compressed    # the compressed records; NULL: they are written uncompressed
     cdef int64_t compressed_size
-    cdef object sequence          # keeps alive what was borrowed
+    cdef object sequence          # keeps the borrowed bytes alive
     cdef object compressed_keeper
 
     cdef int64_t measure(self, object records, int64_t now_ms) except -1
     cdef int emit(self, uint8_t *target, int64_t base_offset, int32_t leader_epoch) except? -128
-    # The part of emit() that touches `target`: no Python object, nothing to clean up if it is cut short
+    # The part of emit() that touches `target`: it uses no Python object and needs no cleanup if interrupted
     # (kr_guard_call).
     cdef int write(self, uint8_t *target, int64_t base_offset, int32_t leader_epoch) noexcept nogil
     cdef void release(self) noexcept

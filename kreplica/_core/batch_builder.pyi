@@ -17,7 +17,7 @@ _RecordLike: TypeAlias = (
 _T_co = TypeVar("_T_co", covariant=True)
 
 class _ListOf(Protocol[_T_co]):
-    """A list, or what is like one; not a tuple, which has no copy()."""
+    """A list or a similar sequence, but not a tuple, which has no copy()."""
 
     def __iter__(self) -> Iterator[_T_co]: ...
     def __len__(self) -> int: ...

@@ -1,11 +1,10 @@
-"""BatchBuilder: Python values to the bytes of one record batch.
+"""BatchBuilder: builds the bytes of one record batch from Python values.
 
 A record is a value (`bytes`, `bytearray`, `memoryview` or None), a tuple (key, value), (key, value, headers)
-or (key, value, headers, timestamp in ms), or a `Record`; all of them may come as RecordColumns. Building
-takes two steps, so that the caller can find room in between: measure() borrows the records' bytes and knows
-the batch's size, emit() writes it. Between them nothing may run that changes the records, which is why no
-object is taken that could run Python code when asked for its bytes. Thread rule: one thread at a time, under
-the GIL.
+or (key, value, headers, timestamp in ms), or a `Record`; RecordColumns hold many records. Building takes two
+steps, so that the caller can reserve space in between: measure() borrows the records' bytes and computes the
+batch's size, emit() writes it. In between, no code may run that changes the records; so objects that could run
+Python code to provide their bytes are not accepted. Thread rule: one thread at a time, under the GIL.
 """
 
 cimport cython
@@ -47,12 +46,11 @@ cdef enum:
 
 @cython.final
 cdef class BatchBuilder:
-    """Builds record batches; set the attributes before measuring, they stay until they are changed.
+    """Builds record batches; the attributes apply to every batch until they are changed.
 
-    `codec` by name; `level` of the codec or None; `log_append_time` makes the batch one of LogAppendTime;
-    `producer_id`, `producer_epoch`, `base_sequence`, `transactional` as an idempotent producer has them (-1:
-    none); `control` for control records; `delete_horizon_ms` or -1; `max_size` bounds the whole batch, in
-    bytes.
+    `codec` by name; `level` of the codec or None; `log_append_time` makes a batch of LogAppendTime;
+    `producer_id`, `producer_epoch`, `base_sequence`, `transactional` as for an idempotent producer (-1: none);
+    `control` for control records; `delete_horizon_ms` or -1; `max_size` limits the whole batch, in bytes.
     """
 
     def __cinit__(self):
@@ -79,13 +77,13 @@ cdef class BatchBuilder:
     @codec.setter
     def codec(self, str name not None):
         if name not in _CODECS:
-            raise ValueError(f"no codec {name!r}, only {', '.join(_CODECS)}")
+            raise ValueError(f"unknown codec {name!r}: use one of {', '.join(_CODECS)}")
         self.codec_number = _CODECS.index(name)
 
     def build(self, records, *, int64_t base_offset=0, int32_t leader_epoch=-1, int64_t now_ms=-1):
-        """One batch of `records` as bytes; `now_ms` is the timestamp of records that have none.
+        """Build one batch of `records` as bytes; `now_ms` is the timestamp of records without one.
 
-        Raises TypeError for what is no record, InvalidRecord for no records, MessageTooLarge past `max_size`.
+        Raises TypeError for an invalid record, InvalidRecord for no records, MessageTooLarge past `max_size`.
         """
         cdef int64_t size = self.measure(records, now_ms)
         cdef bytes batch
@@ -112,7 +110,7 @@ cdef class BatchBuilder:
                 size = self._compress(size)
             self.h.size = HEADER_SIZE + size
             if self.h.size > min(self.max_size, INT32_MAX):
-                check(BATCH_TOO_LARGE, f"building a batch of {self.h.size} bytes, {self.max_size} allowed")
+                check(BATCH_TOO_LARGE, f"building a batch of {self.h.size} bytes with max_size={self.max_size}")
         except BaseException:
             self.release()
             raise
@@ -235,7 +233,7 @@ cdef class BatchBuilder:
         if size > 3 and <object>PyTuple_GET_ITEM(item, 3) is not None:
             timestamp = <object>PyTuple_GET_ITEM(item, 3)
             if not isinstance(timestamp, int):
-                # What a tzinfo runs may change the caller's list: the records borrowed so far are kept here.
+                # A tzinfo's code may change the caller's list: keep the records borrowed so far.
                 self.sequence = tuple(self.sequence)
             r.timestamp = timestamp_ms(timestamp, index)
         return 0
@@ -265,7 +263,7 @@ cdef class BatchBuilder:
         return 0
 
     cdef int64_t _plan(self, int64_t now_ms) except -1:
-        # Fill the header and each record's size; returns the size of the records section, uncompressed.
+        # Fill in the header and each record's size; return the uncompressed size of the records section.
         cdef PendingRecord *r = <PendingRecord *>self.pending.data
         cdef int64_t base = r.timestamp, largest = r.timestamp, total = 0, body
         cdef int32_t i
@@ -309,7 +307,7 @@ cdef class BatchBuilder:
         return total
 
     cdef int64_t _compress(self, int64_t size) except -1:
-        # Write the records into scratch and compress them; returns the compressed size.
+        # Write the records into scratch memory and compress them; return the compressed size.
         cdef Py_buffer *held
         if size > INT32_MAX:
             check(BATCH_TOO_LARGE, f"building a batch of {size} bytes before compression")
@@ -350,9 +348,9 @@ cdef class BatchBuilder:
 
 
 cpdef int require_list(object records) except -1:
-    """Refuse one record where a list of records is wanted. Raises TypeError.
+    """Raises TypeError if `records` is a single record instead of a list of records.
 
-    A tuple is refused although it is a sequence: it may be meant as one record (key, value) or as several.
+    A tuple is rejected although it is a sequence: it could mean one record (key, value) or several.
     """
     if records is not None and not isinstance(
         records, (tuple, bytes, bytearray, memoryview, str, dict, set, frozenset, Record, int, float)

@@ -1,8 +1,9 @@
-"""Two replicas' batches compared: `agree` runs over whole batches that are the same byte for byte, and
-`RecordCursor` and `compare_records` go from record to record where batches differ and records may not, as
-after each replica's own compaction.
+"""Compares the batches of two replicas.
 
-Ownership: a cursor keeps its batch alive. Thread rule: one thread at a time for a cursor; no GIL is held
+`agree` skips whole batches that are equal byte for byte. `RecordCursor` and `compare_records` go from record to
+record where batches differ although their records may not, as after each replica's own compaction.
+
+Ownership: a cursor keeps its batch alive. Thread rule: one thread at a time for a cursor; the GIL is released
 while bytes are compared.
 """
 
@@ -37,9 +38,9 @@ RecordsCompared = namedtuple(
 
 
 cdef struct Agreement:
-    int64_t size                  # bytes of the batches that are the same
-    int64_t next_offset           # behind the last of them
-    int32_t leader_epoch          # of the last of them
+    int64_t size                  # size of the equal batches
+    int64_t next_offset           # the offset after the last of them
+    int32_t leader_epoch          # the leader epoch of the last of them
 
 
 cdef void _agree(const uint8_t *a, int64_t a_left, const uint8_t *b, int64_t b_left, int64_t stop,
@@ -60,10 +61,10 @@ cdef void _agree(const uint8_t *a, int64_t a_left, const uint8_t *b, int64_t b_l
 
 
 def agree(left, right, int64_t next_offset, int64_t stop):
-    """How far two pieces of logs are the same: (bytes, next offset, leader epoch of the last batch or -1).
+    """Compare two pieces of logs; return (equal bytes, next offset, leader epoch of the last equal batch or -1).
 
-    Counts whole batches that are equal in every byte, whose CRC fits, whose offsets ascend from `next_offset`
-    on and which end below `stop`. Raises MappedPageLost where bytes could not be had.
+    Counts whole batches that are equal byte for byte, have a valid CRC, have ascending offsets from `next_offset` on
+    and end below `stop`. Raises MappedPageLost if bytes could not be read.
     """
     cdef Py_buffer a, b
     cdef Agreement done
@@ -87,15 +88,17 @@ def agree(left, right, int64_t next_offset, int64_t stop):
 
 @cython.final
 cdef class RecordCursor:
-    """Goes over the records of batch after batch. `offset` is the current record's; `is_drained` where the
-    batch has no more."""
+    """Iterates over the records of one batch after the other.
+
+    `offset` is the current record's; `is_drained` is set at the end of a batch.
+    """
 
     def __cinit__(self):
         self.is_drained = True
         self.offset = -1
 
     def load(self, RecordBatch batch not None):
-        """Stand at the first record of `batch`, which is checked: raises what reading it raises."""
+        """Go to the first record of `batch`, which is checked. Raises what reading it raises."""
         cdef const uint8_t *records = NULL
         cdef int64_t size = 0
         cdef RecordScan found
@@ -110,17 +113,17 @@ cdef class RecordCursor:
         check(self.step(), "comparing records", batch.h.base_offset)
 
     def end(self):
-        """No batch follows."""
+        """Mark the end: no batch follows."""
         self.offset = INT64_MAX
         self.is_drained = False
 
     def lost(self, int64_t first_offset, int64_t next_offset):
-        """The bytes of the offsets [first_offset, next_offset) are lost here: nothing is missing there."""
+        """Mark the offsets [first_offset, next_offset) as lost here: records are not counted as missing there."""
         self.unknown_from = first_offset
         self.unknown_to = next_offset
 
     def seek(self, int64_t offset):
-        """Go on to the first record at or above `offset`, in this batch."""
+        """Advance to the first record at or above `offset` in this batch."""
         while not self.is_drained and self.offset < offset:
             check(self.step(), "comparing records", self.offset)
 
@@ -152,7 +155,7 @@ cdef bint _same_bytes(const uint8_t *a, int64_t a_size, const uint8_t *b, int64_
 
 
 cdef bint _same_headers(const RecordView *a, const RecordView *b) noexcept nogil:
-    # Lengths may be written in more bytes than they need, so what the headers say is compared.
+    # Lengths may be encoded in more bytes than needed, so compare the decoded headers.
     cdef const uint8_t *p = a.headers
     cdef const uint8_t *q = b.headers
     cdef const uint8_t *key = NULL
@@ -229,11 +232,11 @@ cdef int _compare(RecordCursor a, RecordCursor b, int64_t stop, Counts *c) noexc
 
 
 def compare_records(RecordCursor left not None, RecordCursor right not None, int64_t stop):
-    """Go on with both until one is drained, both are at or above offset `stop`, or two records differ.
+    """Advance both cursors until one is drained, both are at or above offset `stop`, or two records differ.
 
-    Records differ where one offset has, on the two sides, another key, value, headers, timestamp (or its type),
-    leader epoch, or is a control record on one of them. `only_left` counts the records whose offset the right
-    side does not have, `first_only_left` is the first of them (-1: none); and the other way round.
+    Records with the same offset differ if their key, value, headers, timestamp (or its type) or leader epoch differ,
+    or if only one is a control record. `only_left` counts the records whose offset the right side lacks, and
+    `first_only_left` is the first of them (-1: none); likewise for the other side.
     """
     cdef Counts c
     cdef int status

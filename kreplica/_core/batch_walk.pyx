@@ -1,6 +1,6 @@
-"""Over the batches of a segment, for the cleaner: each is checked before it is used, in steps that the caller bounds.
+"""Walks over the batches of a segment for the cleaner, checking each before use, in steps that the caller bounds.
 
-`Stop` says why a walk came back. Contract, ownership and thread rule: batch_walk.pxd.
+`Stop` gives the reason why a walk returned. Contract, ownership and thread rule: batch_walk.pxd.
 """
 
 from enum import IntEnum
@@ -23,18 +23,18 @@ cdef enum:
 
 
 class Stop(IntEnum):
-    """Why a walk came back."""
+    """The reason why a walk returned."""
 
     DONE = 0
-    """The limit is reached."""
+    """The limit was reached."""
     MORE = 1
-    """So many bytes as were wanted are read."""
+    """The requested number of bytes was read."""
     TARGET_FULL = 2
-    """The batch at the position does not fit the target: go on there with a new one."""
+    """The batch at the position does not fit into the target: continue there with a new target."""
     MAP_FULL = 3
-    """The map has no slot left, or an offset is out of its reach; its latest_offset says how far it goes."""
+    """The map is full, or an offset is out of its range; its latest_offset shows how far it reaches."""
     DECISION = 4
-    """A transactional or control batch is at the position, and returned."""
+    """The batch at the position is transactional or a control batch, and is returned."""
 
 
 cdef int _guarded(void *argument) noexcept nogil:
@@ -42,7 +42,7 @@ cdef int _guarded(void *argument) noexcept nogil:
 
 
 cdef class BatchWalk:
-    """What OffsetMap and RecordFilter share: the walk, and what it counted."""
+    """The walk and its counters, shared by OffsetMap and RecordFilter."""
 
     cdef int take(self) noexcept nogil:
         return OK
@@ -61,7 +61,7 @@ cdef class BatchWalk:
         self.next_offset = self.h.base_offset + self.h.last_offset_delta + 1
 
     cdef int examine(self) noexcept nogil:
-        # Is what lies at the position a batch, whole and right? END where the window ends too early to say.
+        # Check that there is a whole, valid batch at the position. END if the window ends too early to tell.
         cdef int64_t left = self.window_end - self.position
         cdef int status
         self.batch = self.window + (self.position - self.window_start)
@@ -85,7 +85,7 @@ cdef class BatchWalk:
         return OK
 
     cdef int go(self) noexcept nogil:
-        # Through the window; END where a larger or a later one is needed.
+        # Walk through the window; END if a larger or later window is needed.
         cdef int status
         while self.position < self.stop_at:
             if self.position >= self.window_end:

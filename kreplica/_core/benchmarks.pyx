@@ -1,6 +1,6 @@
-"""Native loops for bench/: what the core costs without Python around each call, and the limits beside it.
+"""Native loops for bench/: the cost of the core without Python around each call, and the limits to compare it with.
 
-Nothing else imports this module. Each function does its work once per element; the caller takes the time.
+Nothing else imports this module. Each function does its work once per element; the caller measures the time.
 Thread rule: that of the objects passed in.
 """
 
@@ -25,7 +25,7 @@ cdef enum:
 
 
 def touch_slots(int64_t[:, ::1] slots not None, const int64_t[::1] order not None):
-    """The limit of whatever keeps a record for each of many: add 1 to the first word of the slots named."""
+    """Add 1 to the first word of each named slot: the limit for any structure with a record per element."""
     cdef int64_t i
     with nogil:
         for i in range(order.shape[0]):
@@ -33,7 +33,7 @@ def touch_slots(int64_t[:, ::1] slots not None, const int64_t[::1] order not Non
 
 
 def lock_and_unlock(int64_t count):
-    """The limit of whatever has a lock of its own: take it and let it go, with nobody else about."""
+    """Lock and unlock an uncontended mutex: the limit for any structure with its own lock."""
     cdef cython.pymutex mutex
     with nogil:
         for _ in range(count):
@@ -43,7 +43,7 @@ def lock_and_unlock(int64_t count):
 
 def add_timers(TimingWheel wheel not None, const int64_t[::1] deadlines_ms not None,
                int64_t[::1] handles not None):
-    """Add a timer for each deadline; its payload is its index, its handle goes to `handles`."""
+    """Add a timer for each deadline; its payload is its index, its handle is stored in `handles`."""
     cdef int64_t i
     assert handles.shape[0] >= deadlines_ms.shape[0]
     with nogil:
@@ -52,7 +52,7 @@ def add_timers(TimingWheel wheel not None, const int64_t[::1] deadlines_ms not N
 
 
 def cancel_timers(TimingWheel wheel not None, const int64_t[::1] handles not None):
-    """Cancel each handle; how many were pending."""
+    """Cancel each handle; return how many were pending."""
     cdef int64_t i
     cdef int64_t cancelled = 0
     with nogil:
@@ -63,7 +63,7 @@ def cancel_timers(TimingWheel wheel not None, const int64_t[::1] handles not Non
 
 def watch_offsets(Purgatory purgatory not None, const int64_t[::1] partitions not None,
                   const int64_t[::1] required_offsets not None, int64_t deadline_ms, object token):
-    """Let an operation wait for each required offset in the partition of the same index."""
+    """Watch each required offset in the partition of the same index."""
     cdef part_t part
     cdef int64_t i
     assert partitions.shape[0] == required_offsets.shape[0]
@@ -74,7 +74,7 @@ def watch_offsets(Purgatory purgatory not None, const int64_t[::1] partitions no
 
 def complete_partitions(Purgatory purgatory not None, const int64_t[::1] partitions not None,
                         int64_t watermark):
-    """Let each partition reach the watermark, and drop the tokens; how many operations are done."""
+    """Complete each partition up to the watermark and drop the tokens; return the number of finished operations."""
     cdef finished_t finished[AT_ONCE]
     cdef int64_t done = 0
     cdef int64_t i, j, count
@@ -90,7 +90,7 @@ def complete_partitions(Purgatory purgatory not None, const int64_t[::1] partiti
 
 def append_batches(LogSegment segment not None, LogState state not None, const uint8_t[::1] batch not None,
                    int64_t count):
-    """Append one ready batch `count` times as a leader does, and publish each end."""
+    """Append one encoded batch `count` times as a leader does, and publish each log end."""
     cdef Append a
     cdef int64_t _i
     cdef int status = 0
@@ -111,7 +111,7 @@ def append_batches(LogSegment segment not None, LogState state not None, const u
 
 
 def copy_batches(Region region not None, const uint8_t[::1] batch not None, int64_t count):
-    """The limit: checksum the batch, then copy it, `count` times one behind the other into faulted-in memory."""
+    """Checksum the batch and copy it `count` times into consecutive faulted-in memory: the limit for an append."""
     cdef int64_t _i, size = batch.shape[0]
     cdef uint8_t *target = region.r.base
     cdef uint32_t checksum = 0
@@ -124,7 +124,7 @@ def copy_batches(Region region not None, const uint8_t[::1] batch not None, int6
 
 
 def locate_offsets(LogSegment segment not None, const int64_t[::1] offsets not None):
-    """Look each offset's batch up; the sum of their positions."""
+    """Look up each offset's batch; return the sum of their positions."""
     cdef Walk walk
     cdef int64_t i, total = 0
     with nogil:

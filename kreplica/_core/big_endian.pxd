@@ -1,5 +1,4 @@
-# Big-endian numbers at unaligned places (native/big_endian.h). The caller has checked that the bytes are
-# there.
+# Unaligned big-endian numbers (native/big_endian.h). The caller has checked that the bytes exist.
 
 from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t
 
@@ -10,5 +9,5 @@ cdef extern from "big_endian.h" nogil:
     void store16 "kr_store16"(uint8_t *p, int16_t value)
     void store32 "kr_store32"(uint8_t *p, int32_t value)
     void store64 "kr_store64"(uint8_t *p, int64_t value)
-    # Store after everything that was written before.
+    # Store after all earlier writes.
     void publish32 "kr_publish32"(uint8_t *p, int32_t value)

@@ -1,5 +1,5 @@
-# One column of Arrow's binary or binary_view layout in the making, and how a value gets into it. Who puts
-# values has made room for them and, where rows are undone, sets `nulls` and the data's size back.
+# A column in Arrow's binary or binary_view layout under construction, and functions that add values. The caller
+# has reserved the space, and resets `nulls` and the data's size when it undoes rows.
 
 from libc.stdint cimport int32_t, int64_t, uint8_t
 from libc.stdlib cimport free
@@ -9,20 +9,20 @@ from kreplica._core.scratch cimport Scratch, grow
 from kreplica._core.status cimport OK
 
 cdef enum:
-    INLINE_BYTES = 12             # what a view holds itself
+    INLINE_BYTES = 12             # longest value stored in the view itself
     VIEW_BYTES = 16
 
 cdef struct binary_column:
-    # Arrow's binary: int32 offsets and data. With views, its binary_view: 16 bytes each, and in `data` what
-    # lies in no buffer of the caller's.
-    Scratch validity              # a bit each, 1 is valid; its size is that of the rows
-    Scratch offsets               # rows + 1 of them; or views, rows of them
+    # binary: int32 offsets and data. binary_view: views of 16 bytes, and in `data` the values that are in none of
+    # the caller's buffers.
+    Scratch validity              # one bit per row, 1 is valid
+    Scratch offsets               # rows + 1 offsets, or one view per row
     Scratch data
     int64_t nulls
 
 
 cdef inline int room(Scratch *s, int64_t items, int64_t more, int64_t width) noexcept nogil:
-    # Room for `more` items after `items` of this width.
+    # Reserve space for `more` items after `items` of this width.
     s.size = items * width
     return grow(s, more * width)
 
@@ -45,7 +45,7 @@ cdef inline void free_binary(binary_column *b) noexcept:
 
 
 cdef inline void set_valid(binary_column *b, int64_t row, bint valid) noexcept nogil:
-    # Both ways, so that nothing is left behind when rows are undone.
+    # Sets or clears the bit, so that undone rows leave nothing behind.
     cdef uint8_t bit = <uint8_t>(1 << (row & 7))
     if valid:
         b.validity.data[row >> 3] |= bit
@@ -55,7 +55,7 @@ cdef inline void set_valid(binary_column *b, int64_t row, bint valid) noexcept n
 
 
 cdef inline void put_bytes(binary_column *b, int64_t row, const uint8_t *data, int64_t size) noexcept nogil:
-    # A value of a binary column, for which there is room.
+    # Add a value of a binary column; the space is reserved.
     if size:
         memcpy(b.data.data + b.data.size, data, <size_t>size)
         b.data.size += size
@@ -65,9 +65,9 @@ cdef inline void put_bytes(binary_column *b, int64_t row, const uint8_t *data, i
 
 cdef inline void put_view(binary_column *b, int64_t row, const uint8_t *data, int64_t size,
                           const uint8_t *source, int32_t source_index) noexcept nogil:
-    # A value of a binary_view column: its size, and the value itself if short, else its first four bytes, the
-    # buffer that holds it, and where in that. Without a source it is copied to the column's own buffer,
-    # number 0.
+    # Add a value of a binary_view column. A view holds the size and a short value itself, or else the first four
+    # bytes, the number of the buffer that holds the value, and the position in it. Without a source the value is
+    # copied into the column's own buffer, number 0.
     cdef uint8_t *view = b.offsets.data + row * VIEW_BYTES
     cdef int32_t *number = <int32_t *>view
     set_valid(b, row, data != NULL)

@@ -1,13 +1,13 @@
-# Writing a large batch's records past the mapping: a page that is first touched through a mapping is cleared before it
-# is written, one that is written whole by a call is not. Only for who may wait for the disk.
+# Writes a large batch's records past the mapping: the kernel clears a page that is first touched through a mapping,
+# but not one that is written whole by a call. Only for threads that may wait for the disk.
 
 from libc.stdint cimport uint8_t
 
 from kreplica._core.log_segment cimport Append
 from kreplica._core.region cimport Region
 
-# Where WRITES_BODY asks for it and the batch is large and whole: write its records where the region ends, and set
-# BODY_WRITTEN. The room is there. Whatever is in the way, the mapping takes the batch then.
+# If WRITES_BODY requests it and the batch is large and complete: write its records at the end of the region, and set
+# BODY_WRITTEN. The space is reserved. On any failure the batch is written through the mapping instead.
 cdef void write_body(Region region, Append *a) noexcept nogil
-# Put what is not written yet of the batch from byte 21 on at `target`, under the guard; whether its CRC is right.
+# Copy the unwritten part of the batch from byte 21 on to `target`, under the guard; return whether its CRC is valid.
 cdef bint copy_body(uint8_t *target, const Append *a) noexcept nogil

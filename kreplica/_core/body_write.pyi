@@ -1,1 +1,1 @@
-# All of body_write is for the core.
+# All of body_write is internal to the core.

@@ -1,7 +1,7 @@
-"""Writing a large batch's records past the mapping, see body_write.pxd.
+"""Writes a large batch's records past the mapping, see body_write.pxd.
 
-The page cache is one, so readers of the mapping see what the call has written. The header comes last and through the
-mapping, as ever: until its length is there, nobody takes what lies behind it for a batch.
+The page cache is shared, so readers of the mapping see what the call has written. The header is written last, through
+the mapping as always: until its length is there, readers do not take the bytes after it for a batch.
 """
 
 from libc.stdint cimport uint8_t
@@ -14,13 +14,13 @@ from kreplica._core.region cimport Region, kr_guard_call, load_length
 from kreplica._core.status cimport BAD_CRC, NEEDS_LOOK, OK
 
 cdef enum:
-    # For a smaller one a call costs as much as its pages' faults.
+    # For smaller batches a call costs as much as the page faults.
     LEAST_BYTES = 65536
     CRC_FROM = 21
 
 
 cdef int _check_source(void *argument) noexcept nogil:
-    # Before a byte is written: what _copy_batch would find wrong, or change.
+    # Check everything before writing: what _copy_batch would reject or change.
     cdef Append *a = <Append *> argument
     cdef RecordScan found
     cdef int status

@@ -1,4 +1,4 @@
-"""Where the core finds compression: two functions that kreplica.record.compression installs at its import."""
+"""The core's access to compression: two functions that kreplica.record.compression installs when it is imported."""
 
 from libc.stdint cimport int32_t, int64_t, uint8_t
 
@@ -6,7 +6,7 @@ from kreplica._core.status cimport SHORT_INPUT, UNKNOWN_CODEC, check
 from kreplica._core.varint cimport read_varint
 
 cdef enum:
-    # Of a record's body: attributes, two deltas, two lengths, a count of headers.
+    # Bytes of a record's body: attributes, two deltas, two lengths, a count of headers.
     SMALLEST_RECORD = 6
 
 cdef object _compress = None
@@ -16,7 +16,7 @@ cdef object _decompress = None
 def install(compress, decompress):
     """Use `compress(codec, data, level)` and `decompress(codec, data, max_size, record_count)` from now on.
 
-    Both return an object with the buffer protocol, which nobody changes afterwards.
+    Both return an object with the buffer protocol, which must not be changed afterwards.
     """
     global _compress, _decompress
     _compress = compress
@@ -41,13 +41,15 @@ cdef int64_t _least_size(const uint8_t *p, int64_t size, int64_t record_count) n
             return -1
         at += used + length
         record_count -= 1
-    # Behind the last record there is nothing.
+    # After the last record there must be nothing.
     return at + record_count * (SMALLEST_RECORD + 1) if at >= size else -1
 
 
 def least_size(const uint8_t[::1] data, int64_t record_count):
-    """The size that so many records have at least which begin with `data`, by their lengths alone; -1 where no such
-    records begin so. A batch that decompresses to too much, or to something else, is given up early by that."""
+    """Return the minimum size of `record_count` records that begin with `data`, by their lengths; -1 if impossible.
+
+    With this, decompression of a batch that is too large, or not made of records, is given up early.
+    """
     cdef const uint8_t *p = &data[0] if data.shape[0] else NULL
     cdef int64_t found
     with nogil:

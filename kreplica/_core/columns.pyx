@@ -1,10 +1,10 @@
-"""ColumnBuilder: record batches to columns in Arrow's memory layout, for Arrow, Spark, DuckDB and Polars.
+"""ColumnBuilder: converts record batches to columns in Arrow's memory layout, for Arrow, Spark, DuckDB and Polars.
 
-One pass over the bytes of many batches, without the GIL: CRC and every field are checked, control batches are
-left out, compressed ones are decompressed one at a time. Values are copied, or (`views`) pointed at where
-they lie: an Arrow binary_view column then keeps the mapped segment alive and costs no copy. Arrow itself is
-needed only by `to_arrow`. Ownership: a builder owns its memory until `finish` hands it on. Thread rule: one
-thread at a time.
+It makes one pass over the bytes of many batches, without the GIL. CRC and all fields are checked, control batches are
+left out, compressed ones are decompressed one at a time. Values are copied, or with `views` referred to where they
+are: an Arrow binary_view column then keeps the mapped segment alive and costs no copy. Arrow itself is only
+needed by `to_arrow`. Ownership: a builder owns its memory until `finish` hands it over. Thread rule: one thread at a
+time.
 
 Layout: https://arrow.apache.org/docs/format/Columnar.html
 """
@@ -64,10 +64,10 @@ from kreplica._core.status cimport (
 )
 
 cdef enum:
-    # What walk() cannot do by itself, beside COMPRESSED and the outcomes of Status.
+    # Outcome of walk() that its caller handles, beside COMPRESSED and the outcomes of Status.
     NEW_SOURCE = 101
 
-    HELD_GIL_BYTES = 16384        # below this, giving up the GIL costs more than keeping it
+    HELD_GIL_BYTES = 16384        # below this size, releasing the GIL costs more than keeping it
 
 _COLUMNS = {
     "offset": OFFSET,
@@ -79,7 +79,7 @@ _COLUMNS = {
     "leader_epoch": LEADER_EPOCH,
     "producer_id": PRODUCER_ID,
 }
-# What a record has of its own.
+# The columns built by default.
 _OF_RECORDS = ("offset", "timestamp", "timestamp_type", "key", "value", "headers")
 
 
@@ -88,7 +88,7 @@ _OF_RECORDS = ("offset", "timestamp", "timestamp_type", "key", "value", "headers
 
 @cython.final
 cdef class ColumnBuffer:
-    """A buffer of a finished column; `memoryview(buffer)` is its bytes."""
+    """A buffer of a finished column; `memoryview(buffer)` gives its bytes."""
 
     def __dealloc__(self):
         free(self.data)
@@ -104,7 +104,7 @@ cdef class ColumnBuffer:
 
 
 cdef ColumnBuffer _take(Scratch *s, int64_t size):
-    # Hand the memory on; the scratch starts anew.
+    # Hand over the memory; the scratch starts empty again.
     cdef ColumnBuffer taken = ColumnBuffer.__new__(ColumnBuffer)
     s.size = 0
     if grow(s, max(size, 1)) != OK:
@@ -144,7 +144,7 @@ cdef void _undo(columns_t *c, const mark_t *m) noexcept nogil:
 
 
 cdef void _mend_utf8(uint8_t *p, int64_t size) noexcept nogil:
-    # Arrow's strings are UTF-8; a byte of a header's name that belongs to no character becomes a question
+    # Arrow's strings are UTF-8: replace bytes of a header's name that are not part of a valid character by a question
     # mark.
     cdef int64_t i = 0, length, k
     cdef uint8_t lead, low, high
@@ -182,7 +182,7 @@ cdef void _mend_utf8(uint8_t *p, int64_t size) noexcept nogil:
 
 
 cdef int _put_headers(columns_t *c, const RecordView *r) noexcept nogil:
-    # One row's headers, which parse_record has checked.
+    # Add one row's headers, which parse_record has checked.
     cdef const uint8_t *p = r.headers
     cdef const uint8_t *key = NULL
     cdef const uint8_t *value = NULL
@@ -215,16 +215,16 @@ cdef int _put_headers(columns_t *c, const RecordView *r) noexcept nogil:
 
 @cython.final
 cdef class ColumnBuilder:
-    """Gathers the records of many batches into columns; `columns` names those wanted: offset, timestamp,
-    timestamp_type, key, value, headers (these six by default), leader_epoch, producer_id.
+    """Collects the records of many batches in columns.
 
-    `views` makes key and value binary_view columns that point into the data given to `extend`, which is kept
-    alive: no copy, but the bytes must stay as they are (a pinned slice of a log does). Values in compressed
-    batches are copied. A batch may decompress to `max_decompressed` bytes. Only records with a timestamp (ms)
-    of from_time <= timestamp < to_time are taken.
+    `columns` names those to build: offset, timestamp, timestamp_type, key, value, headers (the default), leader_epoch,
+    producer_id. `views` makes key and value binary_view columns that refer to the data given to `extend`, which is
+    kept alive. That saves the copy, but the bytes must not change (those of a pinned slice do not). Values in
+    compressed batches are copied. A batch may decompress to `max_decompressed` bytes. Only records with a timestamp
+    (ms) in from_time <= timestamp < to_time are included.
 
-    Offsets lie outside of a batch's CRC. Where `next_offset` is set, it is the least that the next batch may
-    begin at, and a batch whose offsets do not fit between that and what follows it is refused.
+    Offsets are not covered by a batch's CRC. If `next_offset` is set, it is the least base offset allowed for the next
+    batch, and a batch whose offsets do not fit between that and what follows is rejected.
     """
 
     def __cinit__(self, columns=None, *, bint views=False):
@@ -236,7 +236,7 @@ cdef class ColumnBuilder:
         self.next_offset = -1
         for name in _OF_RECORDS if columns is None else columns:
             if name not in _COLUMNS:
-                raise ValueError(f"no column {name!r}, only {', '.join(_COLUMNS)}")
+                raise ValueError(f"unknown column {name!r}: use {', '.join(_COLUMNS)}")
             self.projection |= <int>_COLUMNS[name]
 
     def __dealloc__(self):
@@ -257,12 +257,14 @@ cdef class ColumnBuilder:
 
     @property
     def data_bytes(self):
-        """Of the keys, values and headers gathered, those that views point at left out."""
+        """The size of the collected keys, values and headers, without those that views refer to."""
         return self.data_size()
 
     def hide_aborted(self, transactions):
-        """From now on leave out the records of these transactions: of each the producer id, the offset of its
-        first record and that of its marker."""
+        """Leave out the records of these transactions from now on.
+
+        Each is given as its producer id, the offset of its first record and the offset of its marker.
+        """
         cdef aborted_t *found
         cdef list known = sorted(transactions)
         cdef int64_t i
@@ -282,13 +284,13 @@ cdef class ColumnBuilder:
     def extend(self, data, int64_t position=0, *, int64_t first=0, int64_t stop=INT64_MAX,
                int64_t max_rows=INT64_MAX, int64_t max_bytes=INT64_MAX, int64_t following=INT64_MAX,
                bint checked=False):
-        """Append the records of the batches in `data[position:]` whose offset is in first <= offset < stop.
+        """Append the records of the batches in `data[position:]` with first <= offset < stop.
 
-        Returns the position reached: the length of `data`, unless there are `max_rows`, or `max_bytes` of keys,
-        values and headers, with the last batch, or a column grew full (2 GiB of keys or values); then `finish`
-        and go on from there. `following` is the base offset of what comes behind `data`. `checked` leaves
-        out the CRCs, which the caller has checked. Raises what reading a batch raises; the records of the
-        batches before stay appended, with MappedPageLost none, and `position` is the bad one's.
+        Returns the position reached. It is the length of `data`, unless the last batch reached `max_rows` or
+        `max_bytes` of keys, values and headers, or a column is full (2 GiB of keys or values): then call `finish` and
+        continue from there. `following` is the base offset of what follows `data`. `checked` skips the CRCs, which the
+        caller has checked. Raises what reading a batch raises. The records of earlier batches then stay appended,
+        except for MappedPageLost, and `position` is that of the bad batch.
         """
         cdef Py_buffer view
         cdef walk_t w
@@ -299,7 +301,7 @@ cdef class ColumnBuilder:
         self.busy = True
         try:
             if not 0 <= position <= view.len:
-                raise ValueError(f"position {position} of {view.len} bytes")
+                raise ValueError(f"position {position} is out of range: there are {view.len} bytes")
             w.data = <const uint8_t *>view.buf
             w.size = view.len
             w.position = position
@@ -331,7 +333,7 @@ cdef class ColumnBuilder:
             PyBuffer_Release(&view)
 
     def finish(self):
-        """The columns, as kreplica._core.arrow has them; the builder starts anew."""
+        """Return the columns as kreplica._core.arrow.Columns; the builder is empty again."""
         cdef int64_t rows = self.c.rows
         cdef int p = self.projection
         if self.busy:
@@ -349,7 +351,7 @@ cdef class ColumnBuilder:
         return _Columns(rows, key, value, offset, timestamp, timestamp_type, headers, epoch, producer_id)
 
     cdef int extend_from(self, object data, walk_t *w) except -1:
-        # Walk, and do what the walk cannot.
+        # Walk, and handle what the walk cannot.
         cdef int status
         while True:
             if w.size - w.position < HELD_GIL_BYTES:
@@ -360,7 +362,7 @@ cdef class ColumnBuilder:
             if status == COMPRESSED:
                 status = self.append_compressed(w)
             elif status == NEW_SOURCE:
-                # What views point into: from here on, as far as an offset of 31 bits reaches.
+                # Views refer to this new source: the data from here on, as far as a 31-bit offset reaches.
                 self.sources.append(memoryview(data)[w.position:w.position + INT32_MAX])
                 w.source = w.data + w.position
                 w.source_index = <int32_t>len(self.sources)
@@ -421,7 +423,7 @@ cdef class ColumnBuilder:
             return OFFSET_REGRESSION
         if h.last_offset_delta < 0 or h.base_offset > INT64_MAX - 1 - h.last_offset_delta:
             return OFFSET_OVERFLOW
-        # In front of a gap, it may be this one's offset that rotted.
+        # Before a gap, the offset of this batch may be the damaged one.
         if h.base_offset > w.next_offset and w.next_offset < following <= h.base_offset + h.last_offset_delta:
             return OFFSET_REGRESSION
         return OK
@@ -432,7 +434,7 @@ cdef class ColumnBuilder:
             return True
         if not h.attributes & TRANSACTIONAL:
             return False
-        # The producer's last transaction that begins at or before the batch's end.
+        # The producer's last transaction that begins at or before the end of the batch.
         while low < high:
             middle = (low + high) >> 1
             if (self.aborted[middle].producer_id < h.producer_id
@@ -449,7 +451,7 @@ cdef class ColumnBuilder:
                 + self.c.header_value.data.size)
 
     cdef int append_compressed(self, walk_t *w) except? -128:
-        # The batch at the walk's position, which the walk has checked.
+        # Append the batch at the walk's position, which the walk has checked.
         cdef Py_buffer section
         cdef BatchHeader h
         cdef int status
@@ -492,7 +494,7 @@ cdef class ColumnBuilder:
         return status
 
     cdef int make_room(self, const BatchHeader *h, int64_t size) noexcept nogil:
-        # For all that `size` bytes of records can be, so that nothing needs to be asked on the way.
+        # Reserve space for the most that `size` bytes of records can contain, so that adding values needs no checks.
         cdef columns_t *c = &self.c
         cdef int64_t more = h.record_count
         cdef int status = OK

@@ -1,9 +1,10 @@
-# DiskThread: a native thread that does the work of a disk for an event loop; the queue is native/disk_queue.h.
+# DiskThread: a native thread that does disk work for an event loop; its queue is native/disk_queue.h.
 #
-# Ownership: a DiskJob's native part, and all that its `perform` touches, is the thread's from `submit` until it was
-# performed; until then the queue keeps the job, and the job what it works on, alive. A Lane is a sequence of jobs of
-# which each builds on the one before it. Thread rule: `perform` runs in the native thread and never takes the
-# GIL; everything else is called under it, by any thread, but `take` by one.
+# Ownership: from `submit` until it has been performed, a DiskJob's native part, and all that its `perform` touches,
+# belongs to the thread; until then the queue keeps the job alive, and the job what it works on. A Lane is a sequence
+# of
+# jobs that build on each other. Thread rule: `perform` runs in the native thread and never takes the GIL; everything
+# else is called under the GIL, by any thread, except `take`, which only one thread calls.
 
 from libc.stdint cimport int64_t
 
@@ -37,8 +38,8 @@ cdef extern from "disk_queue.h" nogil:
     int64_t kr_disk_waiting_ns(kr_disk_queue *queue)
 
 cdef struct JobCell:
-    kr_job job                    # first, so that the thread's pointer is the cell's
-    void *owner                   # the DiskJob, which holds the cell
+    kr_job job                    # first, so that the job's address is the cell's
+    void *owner                   # the DiskJob that contains the cell
 
 
 cdef class Lane:
@@ -47,11 +48,11 @@ cdef class Lane:
 
 cdef class DiskJob:
     cdef JobCell cell
-    cdef Lane lane                # kept as long as the job
+    cdef Lane lane                # kept alive as long as the job
     cdef bint submitted
-    cdef public object done       # for whoever takes it
+    cdef public object done       # for the use of the caller that takes it
 
-    # The work, in the thread: a Status. All that it may touch belongs to the job.
+    # Do the work, in the thread; return a Status. It may touch only what belongs to the job.
     cdef int perform(self) noexcept nogil
 
 

@@ -1,7 +1,7 @@
-"""A native thread that does the work of a disk for an event loop, and never takes the GIL.
+"""A native thread that does disk work for an event loop, and never takes the GIL.
 
-A Python thread would not do: what it hands back costs up to the switch interval, 5 ms, where another one is busy.
-Contract, ownership and thread rule: disk_thread.pxd and native/disk_queue.h.
+A Python thread would be too slow: returning a result costs up to the switch interval, 5 ms, while another thread is
+busy. Contract, ownership and thread rule: disk_thread.pxd and native/disk_queue.h.
 """
 
 from cpython.ref cimport Py_DECREF, Py_INCREF
@@ -19,14 +19,14 @@ cdef int _perform(kr_job *job) noexcept nogil:
 
 
 cdef class Lane:
-    """Jobs of which each builds on the one before it: where one is not done, none behind it is."""
+    """Jobs that build on each other: after one that is not done, no later one is done."""
 
     def __cinit__(self):
         memset(&self.lane, 0, sizeof(kr_lane))
 
 
 cdef class DiskJob:
-    """Something for the thread to do once. `done`: whatever its owner wants to find with it."""
+    """A piece of work for the thread, done once. `done`: an attribute for its owner's use."""
 
     def __cinit__(self, *_arguments, **_options):
         memset(&self.cell, 0, sizeof(JobCell))
@@ -37,37 +37,37 @@ cdef class DiskJob:
         return OK
 
     def run(self):
-        """Do it here and now, in the caller's thread."""
+        """Do the job at once, in the caller's thread."""
         if self.submitted:
-            raise ValueError("a job is done once")
+            raise ValueError("a job can be run only once: create another one")
         self.submitted = True
         with nogil:
             self.cell.job.status = self.perform()
 
     def hold(self):
-        """Let it be, as what it was to follow was not done."""
+        """Mark the job as held, because an earlier one was not done."""
         if self.submitted:
-            raise ValueError("a job is done once")
+            raise ValueError("a job can be run only once: create another one")
         self.submitted = True
         self.cell.job.status = HELD
 
     @property
     def status(self):
-        """What came of it: a Status, 0 for success; to be asked once it was taken back."""
+        """The result, a Status, 0 for success; valid once the job was taken back."""
         return self.cell.job.status
 
     @property
     def is_held(self):
-        """Whether it was not even begun, because of one before it in its lane or the end of the thread."""
+        """Whether it was not started, because of an earlier job in its lane or the end of the thread."""
         return self.cell.job.status == HELD
 
     def require_done(self, str what):
-        """Raise what belongs to the status, if that is an error."""
+        """Raise the error that belongs to the status, if it is one."""
         check(self.cell.job.status, what)
 
 
 cdef class FlushJob(DiskJob):
-    """Puts on disk what is valid in `region` when it is done; see Region.flush."""
+    """Flushes the valid bytes that `region` has when the job runs; see Region.flush."""
 
     def __init__(self, Region region not None):
         self.region = region
@@ -80,7 +80,7 @@ cdef class FlushJob(DiskJob):
 
 
 cdef class DiskThread:
-    """One native thread and its queue, until `stop`. Raises OSError where there are no more threads or descriptors."""
+    """A native thread and its queue, until `stop`. Raises OSError if no thread or descriptor is available."""
 
     def __cinit__(self):
         cdef int error = kr_disk_start(&self.queue)
@@ -90,7 +90,7 @@ cdef class DiskThread:
         self.started = True
 
     def __dealloc__(self):
-        # In a forked child the thread is gone, and so is whoever held its lock.
+        # In a forked child the thread does not exist, nor the thread that may have held its lock.
         if self.started and self.generation == kr_generation():
             with nogil:
                 kr_disk_stop(&self.queue, True)
@@ -103,14 +103,14 @@ cdef class DiskThread:
         return 0
 
     def fileno(self):
-        """The descriptor that becomes readable when there is something to `take`."""
+        """Return the descriptor that becomes readable when there are jobs to `take`."""
         return self.queue.wakes[0]
 
     def submit(self, DiskJob job not None, Lane lane=None, *, bint lazily=False):
-        """Have `job` done, after all that was submitted before. `lazily`: within some ms will do, after others."""
+        """Queue `job` behind earlier ones. `lazily`: it may be delayed by some ms and overtaken."""
         self.require_own()
         if job.submitted:
-            raise ValueError("a job is done once")
+            raise ValueError("a job can be submitted only once: create another one")
         job.submitted = True
         job.lane = lane
         job.cell.job.lane = NULL if lane is None else &lane.lane
@@ -118,7 +118,7 @@ cdef class DiskThread:
         kr_disk_submit(&self.queue, &job.cell.job, lazily)
 
     def take(self):
-        """The jobs that are done, or held, since the last call, in the order in which they were submitted."""
+        """Return the jobs done or held since the last call, in the order of their submission."""
         cdef kr_job *next = kr_disk_take(&self.queue)
         cdef DiskJob job
         cdef list taken = []
@@ -130,40 +130,40 @@ cdef class DiskThread:
         return taken
 
     def settle(self, Lane lane not None):
-        """Wait until no job of the lane is under way; they need not be taken yet."""
+        """Wait until no job of the lane is in progress; they need not have been taken."""
         self.require_own()
         if kr_disk_in_flight(&self.queue, &lane.lane):
             with nogil:
                 kr_disk_settle(&self.queue, &lane.lane)
 
     def in_flight(self, Lane lane not None):
-        """How many jobs of the lane are not done yet."""
+        """Return the number of unfinished jobs of the lane."""
         self.require_own()
         return kr_disk_in_flight(&self.queue, &lane.lane)
 
     def is_finished(self, DiskJob job not None):
-        """Whether the job is done, or held, and has only to be taken."""
+        """Whether the job is done or held, and only has to be taken."""
         self.require_own()
         return bool(kr_disk_is_finished(&self.queue, &job.cell.job))
 
     def free(self, Lane lane not None):
-        """Do jobs of a held lane again; its owner has all back that were held."""
+        """Accept jobs of a held lane again; its owner has taken back all held jobs."""
         self.require_own()
         kr_disk_free_lane(&self.queue, &lane.lane)
 
     @property
     def processor(self):
-        """The one on which the thread is held, since brief jobs come one at a time; -1: it runs on any."""
+        """The processor on which the thread is kept, because brief jobs come one at a time; -1: any."""
         return self.queue.processor
 
     @property
     def waiting_ms(self):
-        """For how long the oldest job that is not done has been waiting; 0 where there is none."""
+        """How long the oldest unfinished job has been waiting, in ms; 0 if there is no such job."""
         self.require_own()
         return kr_disk_waiting_ns(&self.queue) / 1e6
 
     def stop(self, *, bint at_once=False):
-        """End the thread when all is done that was submitted; `at_once`: what has not begun comes back held."""
+        """End the thread when all submitted jobs are done; with `at_once` those not started come back held."""
         self.require_own()
         with nogil:
             kr_disk_stop(&self.queue, at_once)

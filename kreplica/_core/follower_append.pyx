@@ -1,9 +1,9 @@
-"""Appending what a follower fetched: a run of plain batches in one call.
+"""Appends what a follower fetched: a run of plain batches in one call.
 
-A batch is plain here when nothing has to be decided before its append or noted after it: it has no producer id, is
-of no transaction, is of the log's leader epoch, and the segment has room for it. `append_run` goes on until a batch
-is not plain or cannot be appended, without saying why: the caller takes that one by itself. Owns nothing and keeps
-nothing. Thread rule: the log's lock is held; a long run releases the GIL.
+A batch is plain here if nothing must be decided before its append or recorded after it: it has no producer id and no
+transaction, has the log's leader epoch, and the segment has space for it. `append_run` stops at a batch that is not
+plain or cannot be appended, without saying why: the caller handles that one individually. Owns and keeps nothing.
+Thread rule: the log's lock is held; a long run releases the GIL.
 """
 
 from libc.stdint cimport INT64_MAX, int32_t, uint8_t
@@ -35,10 +35,10 @@ cdef void append_batches(LogSegment segment, LogState state, FetchedRun *run) no
 
 def append_run(LogSegment segment not None, BatchIterator fetched not None, LogState state not None,
                int32_t leader_epoch):
-    """Append the next plain batches of `fetched` at the log's end, as `state` has it, and go on behind them.
+    """Append the next plain batches of `fetched` at the log end of `state`, and advance `fetched` past them.
 
-    They keep their offsets. `leader_epoch`: the log's. Returns the LogAppendInfo of the last one, or None where the
-    first is not plain or cannot be appended.
+    They keep their offsets. `leader_epoch`: the log's. Returns the LogAppendInfo of the last one, or None if the first
+    one is not plain or cannot be appended.
     """
     cdef FetchedRun run
     cdef BatchHeader *h = &run.last.header

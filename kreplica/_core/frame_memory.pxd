@@ -1,4 +1,4 @@
-# FrameMemory: the memory of one large frame, which goes back to a pool when nobody holds it any more.
+# FrameMemory: the memory of one large frame, which returns to a pool when it is no longer referenced.
 
 from libc.stdint cimport int64_t, uint8_t
 

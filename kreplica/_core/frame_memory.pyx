@@ -1,9 +1,9 @@
-"""FrameMemory: the memory of one large frame, or of what a batch decompresses to. It goes back to a pool when it is
-held no longer, or to the system where it is large.
+"""FrameMemory: the memory of one large frame, or of a decompressed batch.
 
-Nothing is written to it before bytes arrive, so a length that somebody claims costs address space, and no pages.
-A page that comes new has to be cleared by the kernel, which takes longer than to receive into it: so what was
-used is kept, up to KEPT_BYTES in all, and used again. Whoever gets memory may find in it what was received before.
+It returns to a pool when it is no longer referenced, or to the system if it is large. It is not written to before
+bytes arrive, so a claimed length costs only address space and no pages. The kernel must clear each new page, which
+takes longer than to receive into it; so used memory is kept for reuse, up to KEPT_BYTES in total. Reused memory may
+contain data received before.
 
 Thread rule: any thread; the pool is changed under the GIL.
 """
@@ -22,8 +22,8 @@ cdef extern from "sys/mman.h" nogil:
     void *mmap(void *address, size_t length, int protection, int flags, int descriptor, long offset)
     int munmap(void *address, size_t length)
 
-# Capacities are powers of two from the first to the last of these. Larger memory is not kept, and is mapped by
-# itself: what malloc is given back it may keep, for each thread.
+# Capacities are powers of two between the first and the last of these. Larger memory is mapped separately and not
+# kept, because malloc may keep freed memory for each thread.
 cdef int FIRST_SHIFT = 16
 cdef enum: CLASSES = 7
 cdef int64_t KEPT = 32 << 20
@@ -32,13 +32,13 @@ KEPT_BYTES = KEPT
 cdef struct Block:
     Block *next
 
-# The pool: blocks by their capacity, each beginning with the address of the next.
+# The pool: free blocks by capacity; each begins with the address of the next one.
 cdef Block *pool[CLASSES]
 cdef int64_t kept = 0
 
 
 cdef int _class_of(int64_t size) noexcept:
-    # -1 for what is not kept.
+    # -1 for sizes that are not kept.
     cdef int found = 0
     while found < CLASSES:
         if size <= <int64_t>1 << (FIRST_SHIFT + found):
@@ -48,14 +48,14 @@ cdef int _class_of(int64_t size) noexcept:
 
 
 cdef class FrameMemory:
-    """`size` bytes to write and read. Raises MemoryError, ValueError for a size below 1."""
+    """`size` bytes of memory to write and read. Raises MemoryError, ValueError for a size below 1."""
 
     def __cinit__(self, int64_t size):
         global kept
         cdef int found = _class_of(size)
         cdef void *data
         if size < 1:
-            raise ValueError(f"memory of {size} bytes")
+            raise ValueError(f"size={size} is below the minimum of 1")
         self.size = size
         self._capacity = size if found < 0 else <int64_t>1 << (FIRST_SHIFT + found)
         if found >= 0 and pool[found] != NULL:
@@ -100,5 +100,5 @@ cdef class FrameMemory:
 
 
 def kept_bytes():
-    """The memory in the pool."""
+    """Return the size of the memory in the pool, in bytes."""
     return kept

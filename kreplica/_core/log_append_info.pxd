@@ -1,4 +1,4 @@
-# LogAppendInfo: what an append returns; made natively without an __init__.
+# LogAppendInfo: the result of an append; native code creates it without __init__.
 
 from libc.stdint cimport int32_t, int64_t
 

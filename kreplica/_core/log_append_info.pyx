@@ -1,11 +1,11 @@
-"""LogAppendInfo: what an append returns."""
+"""LogAppendInfo: the result of an append."""
 
 
 cdef class LogAppendInfo:
-    """What an append did: offsets, timestamps in ms, sizes in bytes.
+    """The result of an append: offsets, timestamps in ms, sizes in bytes.
 
-    `log_append_time` is -1 when the records keep their create time. `duplicate`: the batch was there before,
-    and the offsets are those it has.
+    `log_append_time` is -1 if the records keep their create time. `duplicate`: the batch was appended before, and the
+    offsets are those it got then.
     """
 
     def __init__(self, base_offset=-1, last_offset=-1, leader_epoch=-1, max_timestamp=-1, log_append_time=-1,

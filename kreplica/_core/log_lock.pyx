@@ -1,4 +1,4 @@
-"""The lock of one log, and the mark of a change that was broken off; contract and thread rule: log_lock.pxd."""
+"""The lock of one log, which detects interrupted changes; contract and thread rule: log_lock.pxd."""
 
 from cpython.exc cimport PyErr_CheckSignals
 
@@ -18,14 +18,17 @@ cdef extern from "pythread.h":
     void PyThread_release_lock(PyThread_type_lock lock) nogil
     unsigned long PyThread_get_thread_ident() nogil
 
-# A thread that wants to change a log waits for the disk thread this often, then holds back new appends.
+# How often a thread that wants to change a log waits for the disk thread before it holds back new appends.
 cdef int TRIES = 3
 
 
 cdef class LogLock:
-    """`repair` is called by the first thread that takes the lock after a step was broken off, while it holds it;
-    what it raises, that thread gets, and the next one tries again. `own_error`: the class of errors by which a step
-    ends with nothing changed."""
+    """A reentrant lock that detects interrupted changes.
+
+    `repair` is called, under the lock, by the first thread that takes the lock after a step was interrupted. If it
+    raises, that thread gets the error, and the next one tries again. `own_error`: errors of this class mean that a
+    step has changed nothing.
+    """
 
     def __cinit__(self, repair, own_error):
         self.lock = PyThread_allocate_lock()
@@ -37,7 +40,7 @@ cdef class LogLock:
         self.step = Step(self)
 
     def __dealloc__(self):
-        # One that a thread of the parent process held at the fork is left as it is.
+        # If a thread of the parent process held the lock at the fork, it is left as it is.
         if self.lock != NULL and self.generation == kr_generation():
             PyThread_free_lock(self.lock)
 
@@ -54,7 +57,7 @@ cdef class LogLock:
                     status = PyThread_acquire_lock_timed(self.lock, -1, 1)
                 if status == PY_LOCK_ACQUIRED:
                     break
-                # A signal came: its handler may want to end the wait.
+                # A signal arrived: its handler may end the wait.
                 PyErr_CheckSignals()
         self.owner = own
         self.depth = 1
@@ -85,8 +88,10 @@ cdef class LogLock:
         return 0
 
     cpdef look(self):
-        """For readers, which hold no lock: raise UseAfterFork in a child of the process that made it, and repair what
-        was broken off."""
+        """Check the lock for a reader, which does not hold it.
+
+        Raises UseAfterFork in a forked child; repairs an interrupted change.
+        """
         self.require_own()
         if self.steps and self.depth == 0:
             self.__enter__()
@@ -94,17 +99,17 @@ cdef class LogLock:
 
     @property
     def is_forked(self):
-        """Whether this is a child of the process that made the lock."""
+        """Whether this is a forked child of the process that created the lock."""
         return self.generation != kr_generation()
 
     @property
     def broken(self):
-        """Whether a step is under way, or was broken off."""
+        """Whether a step is in progress or was interrupted."""
         return self.steps != 0
 
 
 cdef class Step:
-    """A change of what the lock guards; its thread holds the lock."""
+    """A change of what the lock guards; the thread holds the lock."""
 
     def __cinit__(self, LogLock lock not None):
         self.lock = lock
@@ -118,7 +123,7 @@ cdef class Step:
 
 
 cdef class SettledLock:
-    """The lock of a log whose appends a disk thread makes: while it is held none is under way.
+    """The lock of a log whose appends are made by a disk thread: while it is held, no append is in progress.
 
     `queue`: the log's AppendQueue.
     """
@@ -128,7 +133,7 @@ cdef class SettledLock:
         self.queue = queue
 
     def __enter__(self):
-        # A disk that stands still is waited for with nothing held, since the loop needs the lock.
+        # Wait for a slow disk without holding the lock, since the loop needs the lock.
         cdef int _try
         for _try in range(TRIES):
             if not self.queue.is_under_way:

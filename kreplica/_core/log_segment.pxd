@@ -1,8 +1,9 @@
 # LogSegment: one .log file with its two indexes, and the one call that appends to it.
 #
-# Ownership: a segment owns its regions' use, not their files. Thread rule: one writer under the log's lock; readers
-# take the region's published length and pin what they return. Every touch of mapped memory runs under the guard,
-# so that a lost page is a status, and what could grow a file or take a lock is done before the guard is entered.
+# Ownership: a segment owns the use of its regions, not their files. Thread rule: one writer under the log's lock;
+# readers
+# take the region's published length and pin what they return. Mapped memory is touched only under the guard, so that a
+# lost page becomes a status; anything that could grow a file or take a lock is done before entering the guard.
 
 from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t
 
@@ -14,35 +15,35 @@ from kreplica._core.region cimport Region, Slice, kr_guarded
 from kreplica._core.time_index cimport TimeIndex
 
 cdef enum:
-    MAX_RELATIVE_OFFSET = 0x7FFFFFFF      # an offset less its segment's base offset fits an index entry
+    MAX_RELATIVE_OFFSET = 0x7FFFFFFF      # the largest offset relative to a segment's base that fits an index entry
 
 cdef enum:
-    # Appends of so many bytes release the GIL; for less, giving it up costs more than the work (ARCHITECTURE).
+    # Appends of at least this size release the GIL; for smaller ones that costs more than the work (ARCHITECTURE).
     RELEASE_GIL_BYTES = 32768
 
 cdef enum AppendFlag:
-    AS_LEADER = 1                 # give the batch its offset and leader epoch; else it keeps its own
-    ONLY_PLAIN = 2                # refuse (END) what needs a decision: producer ids, transactions, codecs
-    CHECK_RECORDS = 4             # walk the records of an uncompressed batch
-    MAY_ROLL = 8                  # refuse (NEEDS_ROLL) what belongs into a new segment
-    WITH_PRODUCER = 16            # ONLY_PLAIN: the caller sees to the producer's state
+    AS_LEADER = 1                 # assign the batch's offset and leader epoch; else it keeps its own
+    ONLY_PLAIN = 2                # decline (END) what needs a decision: producer ids, transactions, codecs
+    CHECK_RECORDS = 4             # check the records of an uncompressed batch
+    MAY_ROLL = 8                  # decline (NEEDS_ROLL) what belongs in a new segment
+    WITH_PRODUCER = 16            # with ONLY_PLAIN: the caller maintains the producer's state
     WRITES_BODY = 32              # write the records of a large batch past the mapping, see body_write.pxd
-    BODY_WRITTEN = 64             # that was done
+    BODY_WRITTEN = 64             # they have been written
 
 cdef struct Append:
     const uint8_t *data
     int64_t size
-    int64_t base_offset           # the log's end: given to the batch, or the least it may start at
+    int64_t base_offset           # the log end offset: assigned to the batch, or the least it may start at
     int32_t leader_epoch
     int64_t append_time           # ms, or -1: the batch keeps its create time
-    int64_t latest                # ONLY_PLAIN: refuse (END) a timestamp above this, ms
-    int64_t max_size              # ONLY_PLAIN: refuse (END) a larger batch
+    int64_t latest                # ONLY_PLAIN: decline (END) a later timestamp, ms
+    int64_t max_size              # ONLY_PLAIN: decline (END) a larger batch
     int32_t flags
-    BatchHeader header            # out: as it was before stamping
+    BatchHeader header            # out: the header before stamping
     int64_t position              # out
 
 cdef struct Walk:
-    # The place of one batch, and where a walk over headers stands.
+    # The location of one batch, and the state of a walk over headers.
     int64_t position
     int64_t size
     int64_t base_offset
@@ -51,23 +52,23 @@ cdef struct Walk:
 
 
 cdef struct Locate:
-    # A walk under the guard.
+    # Arguments of a walk under the guard.
     void *segment
     int64_t target
     int64_t limit
     Walk *walk
 
 cdef struct Landing:
-    # One append under the guard: where it lands, and who hears of it.
+    # One append under the guard: its target, and what is updated.
     void *segment
     void *state
-    void *builder                 # of append_records
+    void *builder                 # for append_records
     Append *append
     uint8_t *target
     int64_t last_offset
     int64_t max_timestamp
     bint publishes                # the state's file is mapped
-    bint landed                   # the batch is in the log, whatever happens after
+    bint landed                   # the batch is in the log, whatever happens afterwards
 
 
 cdef inline int32_t epoch_of(const Append *a) noexcept nogil:
@@ -75,8 +76,8 @@ cdef inline int32_t epoch_of(const Append *a) noexcept nogil:
 
 
 cdef inline int64_t timestamp_of_records(const BatchHeader *h) noexcept nogil:
-    # A batch that a cleaner has left without records still bears their greatest timestamp, but no index entry
-    # may lead to it: Kafka's tool takes that for a mistake.
+    # A batch without records, as a cleaner leaves it, still has their greatest timestamp, but no index entry may
+    # refer to it: Kafka's tool reports that as an error.
     return h.max_timestamp if h.record_count > 0 else -1
 
 
@@ -88,12 +89,12 @@ cdef class LogSegment:
     cdef public int64_t max_bytes           # segment.bytes
     cdef public int64_t max_age_ms          # segment.ms less the jitter
     cdef public int64_t index_interval_bytes
-    cdef readonly int64_t first_timestamp   # of the first batch; -1 while unknown
-    cdef readonly int64_t max_timestamp     # -1 while there is none
+    cdef readonly int64_t first_timestamp   # of the first batch; -1 if unknown
+    cdef readonly int64_t max_timestamp     # -1 if there is no record
     cdef readonly int64_t offset_of_max_timestamp
     cdef int64_t bytes_since_index
-    cdef bint known                         # the timestamps were learnt since the open
-    cdef public object transaction_index    # log/transaction_index.py: that of these bytes; None until asked for
+    cdef bint known                         # the timestamps have been read since the segment was opened
+    cdef public object transaction_index    # the segment's transaction index (log/transaction_index.py), created on use
     cdef object __weakref__
 
     cdef int append_native(self, Append *a, LogState state) noexcept nogil
@@ -110,7 +111,7 @@ cdef class LogSegment:
     cdef int64_t hinted_at(self, int64_t offset, int64_t limit, Walk *w) noexcept nogil
     cdef int64_t hint_by_time(self, entry, int64_t limit, Walk *w) except? -1
     cdef int locate(self, int64_t offset, Walk *w) noexcept nogil
-    # locate() under the guard, the regions mapped.
+    # Run locate() under the guard, with the regions mapped.
     cdef int reach(self, int64_t offset, Walk *w) except? -128
     cdef int _guarded(self, kr_guarded step, int64_t target, int64_t limit, Walk *w) except? -128
     cdef LogAppendInfo _info(self, int64_t base_offset, int64_t last_offset, int32_t leader_epoch,

@@ -1,8 +1,8 @@
-"""A segment of a log: batches in a mapped file, two indexes, and the append that feeds all three.
+"""A segment of a log: batches in a mapped file, two indexes, and the append that updates all three.
 
-`append` takes a ready batch, `append_records` builds one from Python values straight in the mapping; both do
-the whole of the common case in one call and answer None where a decision is needed that is not theirs (a
-roll, a producer's state, a codec). Contract, ownership and thread rule: log_segment.pxd.
+`append` takes an encoded batch, `append_records` builds one from Python values directly in the mapping. Both handle
+the common case in one call and return None if their caller must decide something (a roll, a producer's state, a
+codec). Contract, ownership and thread rule: log_segment.pxd.
 """
 
 from libc.stdint cimport INT64_MAX, int32_t, int64_t, uint8_t
@@ -30,12 +30,12 @@ from kreplica._core.time_index cimport TimeIndex
 cdef extern from *:
     void prefetch "__builtin_prefetch"(const void *p) nogil
 
-cdef int64_t MAX_OFFSET = 1 << 62         # above all that a segment holds
+cdef int64_t MAX_OFFSET = 1 << 62         # above any offset of a segment
 
 
 cdef int _copy_batch(void *argument) noexcept nogil:
-    # Body first, with its CRC; the header's first twelve bytes last, so that a process killed in between leaves a
-    # batch length of zero, which every reader takes for the end of the log.
+    # Body and CRC first; the header's first twelve bytes last. If the process is killed in between, the batch length
+    # stays zero, which every reader takes for the end of the log.
     cdef Landing *to = <Landing *> argument
     cdef Append *a = to.append
     cdef uint8_t *target = to.target
@@ -52,7 +52,7 @@ cdef int _copy_batch(void *argument) noexcept nogil:
         if status != OK:
             return status
         if found.max_timestamp != a.header.max_timestamp:
-            # The header lies, and searches by time would believe it: a leader corrects that.
+            # The header's timestamp is wrong, and searches by time would rely on it: a leader corrects it.
             if found.max_timestamp > a.latest:
                 return END
             a.header.max_timestamp = to.max_timestamp = found.max_timestamp
@@ -85,7 +85,7 @@ cdef int _locate_guarded(void *argument) noexcept nogil:
 
 
 cdef int _span_guarded(void *argument) noexcept nogil:
-    # Walk whole batches above walk.last_offset, from walk.position, while they end at or before target.
+    # Walk over whole batches above walk.last_offset, from walk.position, that end at or before target.
     cdef Locate *c = <Locate *> argument
     cdef Walk *w = c.walk
     cdef int status
@@ -104,7 +104,7 @@ cdef int _span_guarded(void *argument) noexcept nogil:
 
 
 cdef int _learn_guarded(void *argument) noexcept nogil:
-    # From the batch at walk on: the greatest timestamp and its batch's last offset.
+    # From the batch at walk on, find the greatest timestamp and the last offset of its batch.
     cdef Locate *c = <Locate *> argument
     cdef Walk *w = c.walk
     cdef int status = OK
@@ -117,8 +117,10 @@ cdef int _learn_guarded(void *argument) noexcept nogil:
 
 
 cdef class LogSegment:
-    """One segment over its three files. `region`: of the .log file. `base_offset`: the offset in the file's name.
-    `max_bytes`: segment.bytes. `max_age_ms`: segment.ms less the jitter. `index_interval_bytes`: as Kafka's setting.
+    """One segment and its three files.
+
+    `region`: the .log file. `base_offset`: the offset in the file's name. `max_bytes`: segment.bytes. `max_age_ms`:
+    segment.ms less the jitter. `index_interval_bytes`: Kafka's setting.
     """
 
     def __cinit__(self, Region region not None, OffsetIndex offset_index not None, TimeIndex time_index not None,
@@ -152,7 +154,7 @@ cdef class LogSegment:
         return OK if last_offset - self.base_offset <= MAX_RELATIVE_OFFSET else NEEDS_ROLL
 
     cdef int prepare(self, int64_t size) noexcept nogil:
-        # What may fail for want of space is asked for before a byte is written.
+        # Reserve space, which may fail, before a byte is written.
         cdef int status = OK
         if size > 0:
             status = ensure_writable(self.region, load_length(&self.region.r) + size)
@@ -180,7 +182,7 @@ cdef class LogSegment:
         self.bytes_since_index += size
 
     cdef int fed(self, int64_t position, const BatchHeader *h) noexcept nogil:
-        # A batch that a rebuild has found good.
+        # Index a batch that a rebuild has checked.
         cdef int status = self.prepare(0)
         if status == OK:
             self.committed(position, h.size, h.base_offset + h.last_offset_delta, timestamp_of_records(h))
@@ -229,7 +231,7 @@ cdef class LogSegment:
         return self.guarded_append(_copy_batch, &landing)
 
     cdef int guarded_append(self, kr_guarded step, Landing *to) noexcept nogil:
-        # Space was asked for; from here on only a lost page can come in between.
+        # Space is reserved; from here on only a lost page can interrupt.
         cdef int status
         to.segment = <void *> self
         to.append.position = load_length(&self.region.r)
@@ -241,8 +243,8 @@ cdef class LogSegment:
             if (<LogState> to.state).shared:
                 (<LogState> to.state).appended_aside(to.last_offset + 1, to.append.position + to.append.header.size,
                                                      epoch_of(to.append))
-            # A page of an index or of the state that is lost costs a longer search, not the append: the index is
-            # rebuilt at the next open.
+            # A lost page of an index or of the state only costs longer searches, not the append: the index is rebuilt
+            # at the next open.
             if not to.append.flags & BODY_WRITTEN:
                 self.region.advanced()
             return OK
@@ -301,12 +303,12 @@ cdef class LogSegment:
             a.header.size, a.position, state)
 
     def append_plain(self, data, LogState state not None, int32_t leader_epoch, int64_t latest, int64_t max_bytes):
-        """Append one ready batch as a leader, the whole of the common case in one call.
+        """Append one encoded batch as a leader: the common case in one call.
 
-        The batch gets the log's end, as `state` has it, and `leader_epoch`, and the new end is published. Returns a
-        LogAppendInfo, or None when the batch needs a decision: a producer id, a codec, several batches, a timestamp
-        above `latest` (ms), more than `max_bytes`, or a segment that should be rolled. Raises CorruptMessage and
-        its kinds, StorageFull, KafkaStorageError; nothing is appended then.
+        The batch gets the log end offset of `state`, and `leader_epoch`, and the new end is published. Returns a
+        LogAppendInfo, or None if the batch needs a decision: a producer id, a codec, several batches, a timestamp
+        above `latest` (ms), a size above `max_bytes`, or a segment that should be rolled. Raises CorruptMessage and
+        its subclasses, StorageFull, KafkaStorageError; nothing is appended then.
         """
         cdef Append a
         a.leader_epoch = leader_epoch
@@ -318,11 +320,11 @@ cdef class LogSegment:
 
     def append(self, data, LogState state not None, *, int32_t leader_epoch=0, bint as_leader=True,
                bint check_records=True, bint may_roll=False, int64_t append_time=-1):
-        """Append one ready batch at the log's end, as `state` has it, and publish the new end.
+        """Append one encoded batch at the log end offset of `state`, and publish the new end.
 
-        `as_leader`: the batch gets the next offset and `leader_epoch`; otherwise it keeps its own, which must not
-        lie below the log's end. `append_time`: stamp LogAppendTime (ms). Returns a LogAppendInfo, or None where
-        `may_roll` met a segment that should be rolled. Raises as `append_plain`.
+        `as_leader`: the batch gets the next offset and `leader_epoch`; otherwise it keeps its own offset, which must
+        not be below the log end. `append_time`: stamp LogAppendTime (ms). Returns a LogAppendInfo, or None if
+        `may_roll` is set and the segment should be rolled. Raises what `append_plain` does.
         """
         cdef Append a
         a.leader_epoch = leader_epoch
@@ -334,10 +336,10 @@ cdef class LogSegment:
 
     def append_records(self, BatchBuilder builder not None, records, int64_t now_ms, LogState state not None,
                        int32_t leader_epoch, int64_t latest):
-        """Build one batch from `records` (see BatchBuilder) straight in the mapping and publish the new end.
+        """Build one batch from `records` (see BatchBuilder) directly in the mapping, and publish the new end.
 
-        Returns and raises as `append_plain`; None where the segment should be rolled first, where a timestamp lies
-        above `latest`, or where the batch is one for a producer's state.
+        Returns and raises what `append_plain` does; None if the segment should be rolled first, if a timestamp is
+        above `latest`, or if the batch has a producer id.
         """
         cdef Append a
         cdef Landing landing
@@ -371,7 +373,8 @@ cdef class LogSegment:
     # ---- search and read --------------------------------------------------------------------------------
 
     cdef int peek_at(self, int64_t position, int64_t limit, Walk *w) noexcept nogil:
-        # The header at `position` of a file valid up to `limit`: END there, else whole-batch checks.
+        # Read the header at `position` of a file that is valid up to `limit`. END at the limit, else checks the
+        # length.
         cdef uint8_t copied[HEADER_SIZE]
         cdef const uint8_t *p = self.region.r.base
         cdef int64_t length, delta, base, left = limit - position
@@ -389,7 +392,7 @@ cdef class LogSegment:
             p = copied
         length = load32(p + 8)
         if length < HEADER_SIZE - LOG_OVERHEAD or length + LOG_OVERHEAD > left:
-            # Zeros are what was allocated ahead of the writer; a length of zero before anything else is rot.
+            # Zeros are space allocated ahead of the writer; a zero length followed by anything else is damage.
             return END if p[0] == 0 and memcmp(p, p + 1, HEADER_SIZE - 1) == 0 else BAD_BATCH_LENGTH
         delta = load32(p + 23)
         base = load64(p)
@@ -407,14 +410,14 @@ cdef class LogSegment:
         return OK
 
     cdef int next_at(self, int64_t limit, Walk *w) noexcept nogil:
-        # From one batch to the next, whose offsets must lie above.
+        # Go to the next batch, whose offsets must be higher.
         cdef int64_t last_offset = w.last_offset
         cdef int status = self.peek_at(w.position + w.size, limit, w)
         return OFFSET_REGRESSION if status == OK and w.base_offset <= last_offset else status
 
     cdef int64_t hinted_at(self, int64_t offset, int64_t limit, Walk *w) noexcept nogil:
-        # Where to begin a search for `offset`: 0 where the index lies, which names the last offset of a batch, or, in
-        # Kafka's files, of one that came with it.
+        # Where to start a search for `offset`; 0 if the index entry is wrong. An entry names the last offset of a
+        # batch or, in Kafka's files, of a batch appended together with it.
         cdef OffsetPosition hint
         cdef int status = self.offset_index.lookup(offset, &hint)
         if status != OK or not 0 < hint.position < limit:
@@ -425,7 +428,7 @@ cdef class LogSegment:
         return hint.position if status == OK and w.last_offset == hint.offset else 0
 
     cdef int locate(self, int64_t offset, Walk *w) noexcept nogil:
-        # The first batch whose last offset is at least `offset`.
+        # Find the first batch whose last offset is at least `offset`.
         cdef int64_t limit = load_length(&self.region.r)
         cdef int status = self.peek_at(self.hinted_at(offset, limit, w), limit, w)
         if status == OK and w.last_offset < offset:
@@ -435,7 +438,7 @@ cdef class LogSegment:
         return status
 
     cdef void foresee(self, const Walk *w, int64_t limit) noexcept nogil:
-        # Batches often have one size: ask for the next headers' cache lines before the walk comes to them.
+        # Batches often have equal sizes: prefetch the next headers' cache lines before the walk reaches them.
         cdef const uint8_t *base = self.region.r.base
         cdef int64_t _step, position = w.position
         if base == NULL:
@@ -448,7 +451,7 @@ cdef class LogSegment:
             prefetch(base + position + HEADER_SIZE - 1)
 
     cdef int _guarded(self, kr_guarded step, int64_t target, int64_t limit, Walk *w) except? -128:
-        # The GIL is held, so nobody unmaps meanwhile. A region that cannot be mapped is read header by header.
+        # The GIL is held, so nothing is unmapped meanwhile. A region that cannot be mapped is read header by header.
         cdef Locate c
         c.segment = <void *> self
         c.target = target
@@ -462,9 +465,10 @@ cdef class LogSegment:
         return self._guarded(_locate_guarded, offset, 0, w)
 
     def position_of(self, int64_t offset):
-        """(position, size in bytes, base offset, last offset) of the first batch that reaches `offset`, or None.
+        """Find the first batch that reaches `offset`.
 
-        Raises CorruptMessage where the headers on the way are broken.
+        Returns (position, size in bytes, base offset, last offset), or None if no batch reaches it. Raises
+        CorruptMessage if a header on the way is invalid.
         """
         cdef Walk w
         if check(self.reach(offset, &w), "looking for an offset", offset) == END:
@@ -472,10 +476,10 @@ cdef class LogSegment:
         return w.position, w.size, w.base_offset, w.last_offset
 
     def read(self, int64_t offset, int64_t max_bytes, *, int64_t limit=-1, bint at_least_one=True):
-        """A pinned Slice of whole batches from the one that holds `offset`, or None when nothing is there.
+        """Return a pinned Slice of whole batches, starting with the one that holds `offset`, or None if there is none.
 
-        At most `max_bytes`, but the first batch whole if `at_least_one`; never past `limit` (a position; -1:
-        the valid length).
+        It has at most `max_bytes`, but the whole first batch if `at_least_one`. It ends at `limit` at most (a
+        position; -1: the valid length).
         """
         cdef Walk w
         cdef int64_t start, end, length = load_length(&self.region.r)
@@ -494,7 +498,7 @@ cdef class LogSegment:
         return self.region.pin(start, end - start)
 
     cdef int64_t hint_by_time(self, entry, int64_t limit, Walk *w) except? -1:
-        # The offset of a time index entry; the base offset where it lies, for then its batch has another timestamp.
+        # The offset in a time index entry; the base offset if the entry is wrong, which its batch's timestamp shows.
         timestamp, offset = entry
         if timestamp >= 0 and self._guarded(_locate_guarded, offset, limit, w) == OK and w.max_timestamp == timestamp:
             return offset
@@ -503,12 +507,12 @@ cdef class LogSegment:
     # ---- recovery and change ----------------------------------------------------------------------------
 
     def limit_to(self, int64_t position):
-        """For a reader: take the file to end at `position`; nothing on disk changes."""
+        """Let a reader's view of the file end at `position`; the file on disk is unchanged."""
         publish_length(&self.region.r, min(position, self.region.r.capacity))
         self.known = False
 
     def forget(self):
-        """Before a rebuild: drop both indexes and what was learnt of timestamps."""
+        """Empty both indexes and forget the timestamps, before a rebuild."""
         self.offset_index.reset()
         self.time_index.reset()
         self.first_timestamp = self.max_timestamp = self.offset_of_max_timestamp = -1
@@ -516,12 +520,12 @@ cdef class LogSegment:
         self.known = True
 
     def know(self):
-        """Learn the timestamps if that has not been done since the open: a clean open looks at no batch."""
+        """Learn the timestamps if that has not been done since the open: a clean open reads no batch."""
         if not self.known:
             self.learn()
 
     def learn(self):
-        """The timestamps, from the time index and the batches behind its last entry, as far as they can be read."""
+        """Read the timestamps from the time index and the readable batches after its last entry."""
         cdef Walk w
         cdef int64_t limit = load_length(&self.region.r), entries = len(self.time_index)
         cdef int64_t hint = self.base_offset
@@ -541,15 +545,17 @@ cdef class LogSegment:
             self._guarded(_learn_guarded, 0, limit, &w)
 
     def seal(self):
-        """The segment becomes a closed one: the last time entry, and every file trimmed to its length."""
+        """Close the segment for appends: add the last time index entry, and trim every file to its length."""
         if self.max_timestamp >= 0:
             self.time_index.append(self.max_timestamp, self.offset_of_max_timestamp, closing=True)
         for region in self.regions():
             region.trim()
 
     def truncate_to(self, int64_t offset, int64_t position=-1, head=b""):
-        """Drop the batch that holds `offset`, at `position` if that is known, and what follows; returns its bytes.
-        `head`: a batch to be put in its place."""
+        """Drop the batch that holds `offset` and everything after it; return the number of bytes dropped.
+
+        `position`: that of the batch, if known. `head`: a batch to put in its place.
+        """
         cdef int64_t before = self.region.length
         found = self.position_of(offset) if position < 0 else (position,)
         self.offset_index.truncate_to(offset)
@@ -561,16 +567,16 @@ cdef class LogSegment:
         return before - found[0]
 
     def regions(self):
-        """The regions of the log and its indexes, in the order in which they are flushed."""
+        """Return the regions of the log and its indexes, in the order in which they are flushed."""
         return self.region, self.offset_index.region, self.time_index.region
 
     def flush(self):
-        """Everything on disk; raises KafkaStorageError, after which nothing is retried."""
+        """Flush all three files to disk. Raises KafkaStorageError; never retry a failed flush."""
         for region in self.regions():
             region.flush()
 
     def idle(self):
-        """Hold no map, no descriptor and no slack until the next use."""
+        """Release mappings, descriptors and unused disk space until the next use."""
         for region in self.regions():
             region.idle()
 
@@ -579,12 +585,12 @@ cdef class LogSegment:
             region.close()
 
     def largest_timestamp(self):
-        """The greatest timestamp (ms) of the segment's batches, or -1."""
+        """Return the greatest timestamp (ms) of the segment's batches, or -1."""
         self.know()
         return self.max_timestamp
 
     def next_offset(self):
-        """The offset after the segment's last batch, from its headers; None when it holds no batch."""
+        """Return the offset after the segment's last batch, from its headers; None if it holds no batch."""
         cdef Walk w
         if load_length(&self.region.r) == 0:
             return None
@@ -593,7 +599,7 @@ cdef class LogSegment:
 
     @property
     def size(self):
-        """Valid bytes."""
+        """The number of valid bytes."""
         return load_length(&self.region.r)
 
     def __repr__(self):

@@ -1,5 +1,4 @@
-"""Where a log stands: its offsets and the valid length of its active segment, published under a sequence
-lock.
+"""LogState: a log's offsets and the valid length of its active segment, published under a sequence lock.
 
 The one writer keeps a private copy and publishes it to the mapped file `kreplica.state.deleted`; readers in any
 process take a consistent copy with `read_standing`. Layout, protocol and thread rule: log_state.pxd.
@@ -28,12 +27,12 @@ LogStanding = namedtuple(
     "log_start_offset high_watermark last_stable_offset log_end_offset active_base_offset valid_length "
     "flush_offset leader_epoch boot_id clean cuts has_gaps segments",
 )
-LogStanding.__doc__ = """Where a log stood at one moment, as its writer published it.
+LogStanding.__doc__ = """The state of a log at one moment, as published by its writer.
 
-Offsets are exclusive ends, but for `log_start_offset`. `valid_length` in bytes, of the segment whose base offset is
-`active_base_offset`. `clean`: closed in order, nothing is to be recovered. `cuts`: how often bytes went that a
-reader may have seen, or files were replaced, over the life of the log. `has_gaps`: another program wrote some of the
-segments, so that one need not begin where the one before it ends. `segments`: how many there were at a close in order,
+Offsets are exclusive ends, except `log_start_offset`. `valid_length`: bytes in the segment whose base offset is
+`active_base_offset`. `clean`: the log was closed cleanly and needs no recovery. `cuts`: how often bytes visible to
+readers were removed, or files replaced, over the life of the log. `has_gaps`: another program wrote some of the
+segments, so that a segment need not begin where the previous one ends. `segments`: their number at a clean close,
 else 0.
 """
 
@@ -44,7 +43,7 @@ cdef struct StateHeader:
     uint8_t magic[8]
     int64_t sequence
     uint8_t boot_id[36]
-    uint32_t segments             # at the last close in order; 0 while the log is open
+    uint32_t segments             # at the last clean close; 0 while the log is open
     int64_t process_id
 
 
@@ -78,11 +77,10 @@ cdef int _count_segments(void *argument) noexcept nogil:
 
 
 cdef class LogState:
-    """The writer's side.
+    """The writer's side of a log's published state.
 
-    `region`: of the state file, writable, or None when nobody else is to read. `boot_id`: of this boot, 36
-    characters. A state that was there before is overwritten by the first update; read it first with
-    `read_standing`.
+    `region`: the state file, writable, or None to publish nothing. `boot_id`: the id of this boot, 36 characters. The
+    first update overwrites an earlier state; read it first with `read_standing`.
     """
 
     def __cinit__(self, Region region, str boot_id, int64_t process_id=0):
@@ -101,7 +99,7 @@ cdef class LogState:
         pthread_mutex_destroy(&self.turn)
 
     cdef int _begin(self) except -1:
-        # The whole file in one write: until then it says where a former writer stood, which recovery needs.
+        # Write the whole file at once: until then it holds a previous writer's state, which recovery needs.
         cdef bytes slot = (<const char *> &self.now)[:sizeof(Standing)]
         cdef int64_t crc = checksum(<const uint8_t *> &self.now, sizeof(Standing))
         self.region.write(0, (
@@ -116,8 +114,8 @@ cdef class LogState:
         return self.region is not None and self.begun and self.region.ready(True) == OK
 
     cdef void publish(self) noexcept nogil:
-        # A state page that cannot be written costs readers elsewhere their news, never the append its
-        # success; the region remembers the fault and the next flush reports it.
+        # If a page of the state cannot be written, readers in other processes miss the change, but the append
+        # succeeds. The region remembers the fault, and the next flush reports it.
         cdef Publication what
         cdef Standing copied
         if not self.shared:
@@ -192,12 +190,12 @@ cdef class LogState:
 
     @property
     def cuts(self):
-        """How often the log was cut, or files of it were replaced."""
+        """How often the log was truncated, or files of it were replaced."""
         return self.now.flags >> CUT_SHIFT
 
     def update(self, *, log_start_offset=None, high_watermark=None, last_stable_offset=None, log_end_offset=None,
                active_base_offset=None, valid_length=None, flush_offset=None, leader_epoch=None):
-        """Change the named fields in one publication."""
+        """Change the given fields in one publication."""
         pthread_mutex_lock(&self.lock)
         try:
             if log_start_offset is not None:
@@ -224,7 +222,7 @@ cdef class LogState:
             self.publish()
 
     def take_over(self, standing):
-        """Stand where a LogStanding says, in one publication."""
+        """Set the state to that of a LogStanding, in one publication."""
         self.update(
             log_start_offset=standing.log_start_offset, log_end_offset=standing.log_end_offset,
             high_watermark=standing.high_watermark, last_stable_offset=standing.last_stable_offset,
@@ -233,8 +231,11 @@ cdef class LogState:
         )
 
     def advance(self, int64_t high_watermark, int64_t last_stable_offset):
-        """Move the two marks. Where the state is shared they are published with the next append or `PublishJob`, since
-        the page may have to be waited for."""
+        """Move the high watermark and the last stable offset.
+
+        If the state is shared, they are published with the next append or `PublishJob`, since writing the page may
+        wait.
+        """
         pthread_mutex_lock(&self.lock)
         self.now.high_watermark = high_watermark
         self.now.last_stable_offset = last_stable_offset
@@ -246,32 +247,34 @@ cdef class LogState:
             self.publish()
 
     def share(self):
-        """From now on a disk thread appends, and this thread moves the other offsets meanwhile."""
+        """Switch to shared mode: a disk thread appends, while this thread changes the other offsets."""
         if not self.begun:
             self._begin()
         self.shared = True
 
     @property
     def is_unpublished(self):
-        """Whether a mark was moved that nobody else can see yet."""
+        """Whether a change has not been published yet."""
         return self.unpublished
 
     def count_cut(self, int64_t cuts=1):
-        """The log is about to lose bytes, or has: with the next publication readers open its files anew."""
+        """Count a removal of bytes from the log; with the next publication readers reopen its files."""
         self.now.flags += cuts << CUT_SHIFT
 
     def allow_gaps(self):
-        """Segments of another program's are in the log, which need not follow one another."""
+        """Record that the log has segments of another program, which need not be contiguous."""
         self.now.flags |= FLAG_GAPS
 
     @property
     def has_gaps(self):
-        """Whether segments need not follow one another."""
+        """Whether segments need not be contiguous."""
         return bool(self.now.flags & FLAG_GAPS)
 
     def mark_clean(self, int64_t segments=0):
-        """Publish that the log is closed in order, with so many segments (0: not known); the caller flushes the region
-        afterwards."""
+        """Publish that the log is closed cleanly, with this number of segments (0: unknown).
+
+        The caller flushes the region afterwards.
+        """
         cdef Count what
         if self.can_publish():
             what.base = self.region.r.base
@@ -282,8 +285,7 @@ cdef class LogState:
 
 
 def read_standing(const uint8_t[::1] image):
-    """The LogStanding that a state file's bytes hold, or None when they hold none (wrong magic, torn, too
-    short).
+    """Parse a state file; return its LogStanding, or None if it is invalid (wrong magic, torn, too short).
 
     `image`: a copy of the file, or its live mapping in another process.
     """

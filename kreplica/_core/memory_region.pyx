@@ -1,7 +1,7 @@
-"""A file that lives in memory and knows what of it a power cut would leave: the simulator's regions.
+"""A file in memory that knows what a power failure would leave of it: the simulator's regions.
 
-See memory_region.pxd for ownership and threads. The simulator decides when a disk is full, when a flush fails
-and which pages a crash loses; here is only the mechanism.
+See memory_region.pxd for ownership and threads. The simulator decides when a disk is full, when a flush fails and
+which pages a crash loses; this module is only the mechanism.
 """
 
 from libc.errno cimport EIO, ENOMEM, ENOSPC, ENOSYS
@@ -22,11 +22,11 @@ cdef const uint8_t ZEROS[PAGE]
 
 
 cdef class MemoryFile:
-    """One file of a simulated disk. `capacity`: the largest size it may ever have, in bytes."""
+    """One file of a simulated disk. `capacity`: its maximum size, in bytes."""
 
     def __init__(self, int64_t capacity):
         if self.memory != NULL or capacity < 0:
-            raise ValueError(f"a file is made once, of 0 bytes or more, not {capacity}")
+            raise ValueError(f"a file can be initialized only once, with capacity >= 0, not {capacity}")
         self.room = INT64_MAX
         self.durable = b""
         self.make_room(capacity, NULL, 0)
@@ -35,7 +35,7 @@ cdef class MemoryFile:
         drop_mapping(self.memory)
 
     cdef int make_room(self, int64_t capacity, const uint8_t *source, int64_t size) except -1:
-        """Go on in new memory that begins with source[0:size]."""
+        """Replace the memory by new memory that begins with source[0:size]."""
         cdef kr_mapping *made = new_memory(capacity)
         if made == NULL:
             raise MemoryError
@@ -54,25 +54,25 @@ cdef class MemoryFile:
         return 0
 
     def open(self, path, int64_t capacity, *, bint writable):
-        """A region over the file; its length is the file's size.
+        """Return a region over the file; its length is the file's size.
 
-        No other region of the file may be in use when `capacity` is larger than the file's.
+        If `capacity` is larger than the file's, no other region of the file may be in use.
         """
         if capacity > self.capacity:
             self.make_room(capacity, self.memory.base, self.size)
         return MemoryRegion(self, path, capacity, writable)
 
     def read(self):
-        """The bytes of the file, as a program would read them now."""
+        """Return the file's contents, as a program would read them now."""
         return (<char *>self.memory.base)[:self.size]
 
     def write(self, bytes data not None):
-        """Replace the contents, as a program would without flushing."""
+        """Replace the contents without flushing, as a program would."""
         cdef const uint8_t *source = data
         self.make_room(max(self.capacity, <int64_t>len(data)), source, len(data))
 
     def flush(self, int64_t start=0, stop=None):
-        """Make what the pages of [start, stop) hold durable, and the file's size; to the end by default."""
+        """Make the pages of [start, stop) and the file's size durable; by default up to the end."""
         cdef int64_t end = self.size if stop is None else min(<int64_t>stop, self.size)
         if self.on_flush is not None:
             self.on_flush(start, end)
@@ -82,7 +82,7 @@ cdef class MemoryFile:
             self.durable = self.image(range(max(start, 0) // PAGE, (end + PAGE - 1) // PAGE), self.size)
 
     def dirty_pages(self):
-        """The numbers of the 4 KiB pages that are not on disk as they are in memory, ascending."""
+        """Return the numbers of the 4 KiB pages whose contents on disk and in memory differ, ascending."""
         cdef const uint8_t *disk = self.durable
         cdef int64_t flushed = len(self.durable)
         cdef int64_t start, both, size
@@ -97,7 +97,7 @@ cdef class MemoryFile:
         return dirty
 
     def image(self, pages, int64_t size):
-        """What the disk would hold, `size` bytes, with the given pages as they are in memory."""
+        """Return the contents of the disk, `size` bytes, if the given pages had been written."""
         cdef bytearray made = bytearray(self.durable[:size].ljust(size, b"\0"))
         cdef uint8_t *target = made
         cdef int64_t page, part
@@ -108,10 +108,10 @@ cdef class MemoryFile:
         return bytes(made)
 
     def crash(self, pages=(), size=None):
-        """Cut the power: of what was not flushed only `pages` reached the disk, and the size, if it is given.
+        """Simulate a power failure: of the unflushed data only `pages`, and `size` if given, reached the disk.
 
-        Regions and slices that are out there belong to the dead process: they keep the memory they have, but
-        change nothing any more. The file goes on in other memory.
+        Existing regions and slices belong to the dead process: they keep their memory but can change nothing. The file
+        gets new memory.
         """
         self.crashes += 1
         self.durable = self.image(pages, len(self.durable) if size is None else size)
@@ -120,7 +120,7 @@ cdef class MemoryFile:
 
 
 cdef class MemoryRegion(Region):
-    """A Region over a MemoryFile; made by `MemoryFile.open`."""
+    """A Region over a MemoryFile; created by `MemoryFile.open`."""
 
     def __init__(self, MemoryFile contents not None, path, int64_t capacity, bint writable):
         self.begin(path, capacity, writable, 0)
@@ -158,7 +158,7 @@ cdef class MemoryRegion(Region):
         return 0 if self.dead() else self.contents.set_size(size)
 
     cdef int cut_file(self, int64_t size) noexcept nogil:
-        return self.resize(size)  # no other process has it
+        return self.resize(size)  # no other process has the file open
 
     cdef int keep_open(self) noexcept nogil:
         return 0
@@ -180,7 +180,7 @@ cdef class MemoryRegion(Region):
 
     cdef int replace(self, int64_t keep, const uint8_t *tail, int64_t tail_size, int64_t size,
                      kr_mapping **mapping) noexcept nogil:
-        """As the file does: the new contents are on disk before they have the name."""
+        """Replace the contents as a file system does: they are on disk before they get the name."""
         cdef int error = EIO if self.dead() else 0
         if error:
             return error
@@ -198,9 +198,9 @@ cdef class MemoryRegion(Region):
         return error if error else self.make_mapping(size, mapping)
 
     def flush(self, int64_t start=0, stop=None, Region along=None):
-        """Make the bytes of [start, stop) last, as the file's on_flush allows, and those of `along` before.
+        """Flush the bytes of [start, stop), as the file's on_flush allows, after those of `along`.
 
-        An error that it raises ends writes, as a real flush's does, and goes on to the caller.
+        An error from on_flush ends writes, as that of a real flush does, and is raised.
         """
         if along is not None:
             along.flush()

@@ -1,4 +1,4 @@
-# MessageReader: a position in the bytes of one message, and what may still come.
+# MessageReader: a read position in the bytes of one message, and its remaining limits.
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t
 

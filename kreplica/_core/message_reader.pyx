@@ -1,9 +1,9 @@
-"""MessageReader: reads a message of Kafka's protocol by its schema, from bytes that nobody has looked at.
+"""MessageReader: reads a message of Kafka's protocol by its schema, from untrusted bytes.
 
-Each length and each count is held against what is left before it is used; a message may have so many elements,
-since one of two bytes becomes an object of a hundred. Records are not copied: such a field is a read-only
-memoryview of the message's own bytes, so whoever keeps it keeps all of them. Whatever is wrong raises the
-exception of BAD_MESSAGE, and nothing else. Thread rule: one thread at a time.
+Each length and count is checked against the remaining bytes before it is used. The total number of elements is
+limited, since an element of two bytes may become an object of a hundred. Records are not copied: such a field is a
+read-only memoryview of the message, and keeps the whole message alive. Invalid data raises the exception of
+BAD_MESSAGE, and nothing else. Thread rule: one thread at a time.
 """
 
 from cpython.buffer cimport PyBuffer_IsContiguous
@@ -46,43 +46,43 @@ from kreplica._core.varint cimport read_unsigned_varint
 
 import_datetime()
 
-# Elements of all arrays of one message.
+# Maximum elements in all arrays of one message.
 cdef int64_t LIMIT = 262_144
 MAX_ELEMENTS = LIMIT
 
 cdef int64_t DAY_MS = 86_400_000
-# Beyond it a timedelta raises.
+# Longer durations do not fit a timedelta.
 cdef int64_t MOST_DAYS = 999_999_999
 cdef object ZERO_DURATION = timedelta_new(0, 0, 0)
 
 
 cdef class MessageReader:
-    """The bytes from `position` on; the message's memory is held by the reader."""
+    """Reads the bytes of `data` from `position` on; keeps the data alive."""
 
     def __cinit__(self, data not None, int64_t position=0):
-        # Nobody else has this view, so nobody can release it. No buffer is taken of it: the collector could not
-        # clear a view then, where an error's traceback makes it a part of a cycle.
+        # This view is private, so it cannot be released. It exports no buffer, because the garbage collector could
+        # then not clear it when an error's traceback makes it part of a cycle.
         self._data = memoryview(data).toreadonly()
         cdef Py_buffer *buffer = PyMemoryView_GET_BUFFER(self._data)
         if not PyBuffer_IsContiguous(buffer, b"C"):
-            raise ValueError("a message lies in one piece")
+            raise ValueError("a message must be contiguous")
         self._start = <const uint8_t *>buffer.buf
         self._end = buffer.len
         self._elements_left = LIMIT
         if not 0 <= position <= self._end:
-            raise ValueError(f"position {position} of {self._end} bytes")
+            raise ValueError(f"position {position} is out of range: there are {self._end} bytes")
         self.position = position
 
     @property
     def left(self):
-        """Bytes that were not read yet."""
+        """The number of unread bytes."""
         return self._end - self.position
 
     def read(self, MessageSchema schema not None):
-        """The entity of a structure; what is behind it stays `left`."""
+        """Read a structure as an entity; the bytes after it stay `left`."""
         return self._structure(schema)
 
-    # ---- what stands before a message ----------------------------------------------------------------------
+    # ---- headers -------------------------------------------------------------------------------------------
 
     def int16(self):
         return load16(self._take(2))
@@ -91,20 +91,20 @@ cdef class MessageReader:
         return load32(self._take(4))
 
     def text(self, int64_t size):
-        """So many bytes of UTF-8."""
+        """Read `size` bytes of UTF-8."""
         return self._text(size)
 
     def skip_tags(self):
-        """Pass over tagged fields, of which none is known."""
+        """Skip tagged fields, all of which are unknown."""
         self._tags(None, None)
 
     # ---- bytes ---------------------------------------------------------------------------------------------
 
     cdef const uint8_t *_take(self, int64_t size) except NULL:
-        # Where the next `size` bytes are, which count as read.
+        # Return the address of the next `size` bytes, and advance past them.
         cdef const uint8_t *place = self._start + self.position
         if size < 0 or size > self._end - self.position:
-            check(BAD_MESSAGE, f"{size} bytes in a message of {self._end}", self.position)
+            check(BAD_MESSAGE, f"{size} bytes expected in a message of {self._end}", self.position)
         self.position += size
         # An empty message may have no memory at all.
         return place if place != NULL else <const uint8_t *>b""
@@ -113,17 +113,17 @@ cdef class MessageReader:
         cdef uint32_t value = 0
         cdef int used = read_unsigned_varint(self._start + self.position, self._end - self.position, &value)
         if used < 0:
-            check(BAD_MESSAGE, "a varint that ends early, or has more than 32 bits", self.position)
+            check(BAD_MESSAGE, "a varint that is truncated or has more than 32 bits", self.position)
         self.position += used
         return value
 
     cdef int64_t _count(self, int64_t size) except -1:
-        # A number of elements; each takes a byte at least, if only to say that it is null.
+        # Check a number of elements; each takes at least a byte, if only for null.
         if size < 0 or size > self._end - self.position:
             check(BAD_MESSAGE, f"{size} elements in {self._end - self.position} bytes", self.position)
         self._elements_left -= size
         if self._elements_left < 0:
-            check(BAD_MESSAGE, f"a message of more than {LIMIT} elements", self.position)
+            check(BAD_MESSAGE, f"a message with more than {LIMIT} elements", self.position)
         return size
 
     # ---- structures ----------------------------------------------------------------------------------------
@@ -142,7 +142,7 @@ cdef class MessageReader:
         return entity
 
     cdef int _tags(self, MessageSchema schema, object entity) except -1:
-        # The tagged fields (KIP-482): in ascending order, each once; unknown ones are passed over.
+        # The tagged fields (KIP-482): in ascending order, each once; unknown ones are skipped.
         cdef int64_t left = self._count(self._varint())
         cdef int64_t last = -1
         cdef int known_count = 0 if schema is None else schema.tagged_count
@@ -177,7 +177,7 @@ cdef class MessageReader:
         self._end = stop
         value = self._field(field, True, True)
         if self.position != stop:
-            check(BAD_MESSAGE, f"{stop - self.position} bytes too many in tagged field {field.tag}", stop)
+            check(BAD_MESSAGE, f"{stop - self.position} unexpected bytes in tagged field {field.tag}", stop)
         self._end = end
         return field.set(field.slot, <PyObject *>entity, <PyObject *>value)
 
@@ -186,7 +186,7 @@ cdef class MessageReader:
     cdef object _field(self, Field *field, bint is_flexible, bint is_tagged):
         if field.is_array:
             return self._array(field, is_flexible)
-        # A byte before a structure tells whether it is there (KIP-893); a tag tells that already.
+        # A byte before a nullable structure says whether it is present (KIP-893); for a tagged field the tag does.
         if field.kind == STRUCTURE and field.is_nullable and not is_tagged and <int8_t>self._take(1)[0] < 0:
             return None
         return self._value(field, is_flexible, field.is_nullable)
@@ -200,7 +200,7 @@ cdef class MessageReader:
         size = self._count(size)
         made = PyTuple_New(size)
         for index in range(size):
-            # An array that may be null has elements that may not.
+            # The elements of a nullable array are not nullable.
             value = self._value(field, is_flexible, False)
             Py_INCREF(value)
             PyTuple_SET_ITEM(made, index, value)
@@ -251,7 +251,7 @@ cdef class MessageReader:
         try:
             return (<object>field.decode)(load64(self._take(8)))
         except (OverflowError, ValueError):
-            check(BAD_MESSAGE, "a time that is no moment", self.position)
+            check(BAD_MESSAGE, "a timestamp out of range", self.position)
 
     cdef object _long_duration(self, int64_t milliseconds):
         if not -MOST_DAYS * DAY_MS <= milliseconds <= MOST_DAYS * DAY_MS:
@@ -296,7 +296,7 @@ cdef object _duration(int64_t milliseconds):
     cdef int64_t days, rest
     if milliseconds == 0:
         return ZERO_DURATION
-    # Towards zero: what is left may be negative, which a timedelta takes.
+    # Rounded toward zero: the rest may be negative, which a timedelta accepts.
     days = milliseconds // DAY_MS
     rest = milliseconds - days * DAY_MS
     return timedelta_new(<int>days, <int>(rest // 1000), <int>(rest % 1000 * 1000))

@@ -1,4 +1,4 @@
-# MessageSchema: what the fields of one structure of Kafka's protocol are, for the reader and the writer.
+# MessageSchema: the fields of one structure of Kafka's protocol, for the reader and the writer.
 
 from cpython.object cimport PyObject
 from libc.stdint cimport uint32_t
@@ -11,21 +11,21 @@ cdef enum Kind:
     INT8, INT16, INT32, INT64, UINT8, UINT16, UINT32, UINT64, FLOAT64, BOOL
     UUID, ERROR_CODE, DURATION32, DURATION64, MOMENT, STRING, BYTES, RECORDS, STRUCTURE
 
-# All objects are borrowed: the schema keeps them.
+# All objects are borrowed; the schema keeps them alive.
 cdef struct Field:
     Kind kind
     bint is_array
     bint is_nullable
     uint32_t tag
-    # Where an entity holds it: the descriptor of a slot, and what sets and reads it.
+    # The entity's slot for the field: its descriptor, and the functions that set and read it.
     PyObject *slot
     descrsetfunc set
     descrgetfunc get
-    # What a tagged field holds where it is left out.
+    # The value of an absent tagged field.
     PyObject *default
-    # Of a STRUCTURE.
+    # For a STRUCTURE.
     PyObject *schema
-    # From what is in the message to what an entity holds, and back; NULL where the kind says it all.
+    # Converters from the message's value to the entity's, and back; NULL if none is needed.
     PyObject *decode
     PyObject *encode
 
@@ -36,7 +36,7 @@ cdef class MessageSchema:
     cdef int plain_count
     cdef int tagged_count
     cdef Field *plain
-    cdef Field *tagged      # in the order of their tags
+    cdef Field *tagged      # sorted by tag
     cdef list _kept
 
     cdef int _add(self, Field *field, tuple declared) except -1

@@ -1,7 +1,7 @@
-"""MessageSchema: what the fields of one structure of Kafka's protocol are, for the reader and the writer.
+"""MessageSchema: the fields of one structure of Kafka's protocol, for the reader and the writer.
 
-It knows the classes of the entities, of which each field is a slot, and nothing of who declared them. A
-structure within another has a schema of its own. Made once and never changed; any thread may use it.
+It knows only the entity class, whose fields are slots, and not where the class was declared. A structure within
+another one has its own schema. Immutable; any thread may use it.
 """
 
 from cpython.object cimport PyObject, PyTypeObject
@@ -22,16 +22,16 @@ KINDS = {
     "error_code": ERROR_CODE, "timedelta_i32": DURATION32, "timedelta_i64": DURATION64,
     "datetime_i64": MOMENT, "string": STRING, "bytes": BYTES, "records": RECORDS, "structure": STRUCTURE,
 }
-# So many bits has what a reader notes the tags in that it met.
+# A reader records the tags it met in a 64-bit mask.
 MOST_TAGS = 64
 
 
 cdef class MessageSchema:
-    """`entity`: a class whose fields are slots. `fields`, in the order of the message: (name, kind, is_array,
-    is_nullable, tag or None, default, schema or None, decode or None, encode or None).
+    """The fields of one structure.
 
-    Raises TypeError for an entity without such a slot, ValueError for a kind that there is not, or for more
-    tags than 64.
+    `entity`: a class whose fields are slots. `fields`, in the order of the message: (name, kind, is_array,
+    is_nullable, tag or None, default, schema or None, decode or None, encode or None). Raises TypeError for an entity
+    without such a slot, ValueError for an unknown kind or more than 64 tags.
     """
 
     def __cinit__(self, type entity not None, bint is_flexible, list fields not None):
@@ -39,7 +39,7 @@ cdef class MessageSchema:
         cdef list plain = [each for each in fields if each[4] is None]
         cdef int index
         if len(tagged) > MOST_TAGS:
-            raise ValueError(f"{entity!r} has {len(tagged)} tagged fields")
+            raise ValueError(f"{entity!r} has {len(tagged)} tagged fields: at most {MOST_TAGS} are supported")
         self.entity = entity
         self.is_flexible = is_flexible
         self._kept = []
@@ -64,9 +64,9 @@ cdef class MessageSchema:
         if type(slot) is not MemberDescriptorType:
             raise TypeError(f"{self.entity!r} does not hold {name} in a slot")
         if kind not in KINDS:
-            raise ValueError(f"{self.entity!r}: {name} is a {kind}")
+            raise ValueError(f"{self.entity!r}: the kind {kind!r} of {name} is unknown")
         if (kind == "structure") != isinstance(schema, MessageSchema):
-            raise TypeError(f"{self.entity!r}: {name} is a {kind} of {schema!r}")
+            raise TypeError(f"{self.entity!r}: {name} of kind {kind} has the wrong schema {schema!r}")
         self._kept += (slot, default, schema, decode, encode)
         field.kind = KINDS[kind]
         field.is_array = is_array
@@ -82,5 +82,5 @@ cdef class MessageSchema:
         return 0
 
     cdef object made(self):
-        # An entity none of whose slots is set yet.
+        # Return a new entity with no slot set.
         return (<_Type *>self.entity).tp_alloc(<PyTypeObject *>self.entity, 0)

@@ -1,4 +1,4 @@
-# MessageWriter: the buffers of one frame.
+# MessageWriter: collects the buffers of one frame.
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t
 
@@ -7,10 +7,10 @@ from kreplica._core.scratch cimport Scratch
 
 
 cdef class MessageWriter:
-    cdef Scratch _gathered      # what is not a buffer of its own yet
+    cdef Scratch _gathered      # data not in a separate buffer yet
     cdef list _buffers
-    cdef int64_t _size          # of the buffers
-    cdef int _depth             # of the tagged fields that are being written
+    cdef int64_t _size          # total size of the buffers
+    cdef int _depth             # nesting of the tagged fields being written
 
     cdef uint8_t *_room(self, int64_t size) except NULL
     cdef int _bytes(self, const uint8_t *data, int64_t size) except -1

@@ -1,9 +1,9 @@
 """MessageWriter: writes messages of Kafka's protocol by their schemas, as the buffers of one frame.
 
-What is small is gathered into one piece of memory; a buffer of records that is larger becomes an entry of the
-list itself, by reference, so a slice of a log is pinned for as long as the list is held, and goes to the socket
-without a copy. What a field cannot hold raises the exception of BAD_MESSAGE, and the writer is of no use
-afterwards. Thread rule: one thread at a time.
+Small values are collected in one piece of memory. A larger buffer of records becomes an entry of the list itself, by
+reference: a slice of a log stays pinned while the list is held, and goes to the socket without a copy. A value that
+its field cannot hold raises the exception of BAD_MESSAGE, after which the writer must not be used. Thread rule: one
+thread at a time.
 """
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
@@ -48,10 +48,10 @@ cdef extern from "Python.h":
 
 import_datetime()
 
-# Below this a copy is cheaper than one more entry for the system call.
+# Below this size a copy is cheaper than one more entry for the system call.
 cdef int64_t COPIED = 1024
 COPIED_BYTES = COPIED
-# What stands before a frame.
+# The size field before a frame.
 cdef int64_t SIZE_BYTES = 4
 
 cdef int64_t DAY_MS = 86_400_000
@@ -60,7 +60,7 @@ cdef int64_t LEAST = -MOST - 1
 
 
 cdef class MessageWriter:
-    """Takes what is written to it; `buffers` is the frame, its size in front."""
+    """Collects what is written; `buffers` returns the frame, preceded by its size."""
 
     def __cinit__(self):
         self._buffers = []
@@ -72,7 +72,7 @@ cdef class MessageWriter:
     def write(self, MessageSchema schema not None, entity not None):
         """Write an entity of the schema's class."""
         if type(entity) is not schema.entity:
-            raise TypeError(f"{type(entity).__name__} by the schema of {schema.entity.__name__}")
+            raise TypeError(f"a {type(entity).__name__} does not fit the schema of {schema.entity.__name__}")
         self._structure(schema, entity)
 
     def int16(self, int64_t value):
@@ -84,22 +84,22 @@ cdef class MessageWriter:
         store32(self._room(4), <int32_t>value)
 
     def raw(self, bytes data not None):
-        """These bytes as they are."""
+        """Write these bytes as they are."""
         self._bytes(<const uint8_t *>PyBytes_AS_STRING(data), len(data))
 
     def buffers(self):
-        """All that was written, with its size before it. Nothing may be written afterwards."""
+        """Return everything written, preceded by its size. Nothing may be written afterwards."""
         self._cut()
         if self._size - SIZE_BYTES > 0x7FFFFFFF:
             check(BAD_MESSAGE, f"a frame of {self._size} bytes")
-        # The first is the writer's own, and nobody has seen it yet.
+        # The first buffer is the writer's own and has not been handed out, so it may be changed.
         store32(<uint8_t *>PyBytes_AS_STRING(self._buffers[0]), <int32_t>(self._size - SIZE_BYTES))
         return self._buffers
 
     # ---- bytes ---------------------------------------------------------------------------------------------
 
     cdef uint8_t *_room(self, int64_t size) except NULL:
-        # Where to write the next `size` bytes, which count as written.
+        # Return the address for the next `size` bytes, which count as written.
         reserve(&self._gathered, size)
         self._gathered.size += size
         return self._gathered.data + self._gathered.size - size
@@ -111,12 +111,12 @@ cdef class MessageWriter:
 
     cdef int _varint(self, int64_t value) except -1:
         if not 0 <= value <= 0xFFFFFFFF:
-            check(BAD_MESSAGE, f"{value} as a size")
+            check(BAD_MESSAGE, f"the size {value} is out of range")
         write_unsigned_varint(self._room(size_of_unsigned_varint(<uint32_t>value)), <uint32_t>value)
         return 0
 
     cdef int _cut(self) except -1:
-        # What was gathered becomes a buffer.
+        # Turn the collected bytes into a buffer.
         if self._gathered.size:
             self._buffers.append(
                 PyBytes_FromStringAndSize(<char *>self._gathered.data, self._gathered.size)
@@ -132,7 +132,7 @@ cdef class MessageWriter:
         cdef Field *field = schema.plain
         cdef object value
         if type(entity) is not schema.entity:
-            check(BAD_MESSAGE, f"{type(entity).__name__} for a {schema.entity.__name__}")
+            check(BAD_MESSAGE, f"a {type(entity).__name__} instead of a {schema.entity.__name__}")
         for _left in range(schema.plain_count):
             value = field.get(field.slot, <PyObject *>entity, <PyObject *>schema.entity)
             self._field(field, value, schema.is_flexible, False)
@@ -142,8 +142,8 @@ cdef class MessageWriter:
         return 0
 
     cdef int _tags(self, MessageSchema schema, object entity) except -1:
-        # The tagged fields (KIP-482) that hold something else than their defaults.
-        cdef uint64_t told = 0
+        # Write the tagged fields (KIP-482) that differ from their defaults.
+        cdef uint64_t differing = 0
         cdef int count = 0
         cdef int index
         cdef Field *field
@@ -152,11 +152,11 @@ cdef class MessageWriter:
             field = &schema.tagged[index]
             value = field.get(field.slot, <PyObject *>entity, <PyObject *>schema.entity)
             if <PyObject *>value != field.default and value != <object>field.default:
-                told |= <uint64_t>1 << index
+                differing |= <uint64_t>1 << index
                 count += 1
         self._varint(count)
         for index in range(schema.tagged_count):
-            if told >> index & 1:
+            if differing >> index & 1:
                 field = &schema.tagged[index]
                 value = field.get(field.slot, <PyObject *>entity, <PyObject *>schema.entity)
                 self._tagged(field, value)
@@ -167,7 +167,7 @@ cdef class MessageWriter:
         cdef int prefix
         self._varint(field.tag)
         start = self._gathered.size
-        # Nothing becomes a buffer of its own in here, so the size finds its place afterwards.
+        # No value becomes a separate buffer here, so the size can be inserted afterwards.
         self._depth += 1
         self._field(field, value, True, True)
         self._depth -= 1
@@ -183,7 +183,7 @@ cdef class MessageWriter:
     cdef int _field(self, Field *field, object value, bint is_flexible, bint is_tagged) except -1:
         if field.is_array:
             return self._array(field, value, is_flexible)
-        # A byte before a structure tells whether it is there (KIP-893); a tag tells that already.
+        # A byte before a nullable structure says whether it is present (KIP-893); for a tagged field the tag does.
         if field.kind == STRUCTURE and field.is_nullable and not is_tagged:
             self._room(1)[0] = 0xFF if value is None else 1
             if value is None:
@@ -195,7 +195,7 @@ cdef class MessageWriter:
         if values is not None:
             size = len(values)
         elif not field.is_nullable:
-            check(BAD_MESSAGE, "null for an array that has to be there")
+            check(BAD_MESSAGE, "null for an array that is not nullable")
         if is_flexible:
             self._varint(size + 1)
         else:
@@ -270,10 +270,10 @@ cdef class MessageWriter:
 
     cdef int _number(self, int64_t number, int64_t low, int64_t high) except -1:
         if not low <= number <= high:
-            check(BAD_MESSAGE, f"{number} where {low} to {high} may be")
+            check(BAD_MESSAGE, f"{number} is out of range: {low} to {high} are allowed")
         return 0
 
-    # ---- what has a length ---------------------------------------------------------------------------------
+    # ---- values with a length ------------------------------------------------------------------------------
 
     cdef int _sized(self, Field *field, object value, bint is_flexible, bint is_nullable) except -1:
         cdef Py_ssize_t size = -1
@@ -281,7 +281,7 @@ cdef class MessageWriter:
         cdef Py_buffer buffer
         if value is None:
             if not is_nullable:
-                check(BAD_MESSAGE, "null for a field that has to be there")
+                check(BAD_MESSAGE, "null for a field that is not nullable")
             return self._size_of(field, -1, is_flexible)
         if PyUnicode_Check(value):
             text = PyUnicode_AsUTF8AndSize(value, &size)
@@ -315,7 +315,7 @@ cdef class MessageWriter:
 
 
 cdef int64_t _milliseconds(timedelta duration) except? -1:
-    # Half a millisecond goes to the even one, as by Python's round.
+    # Half a millisecond is rounded to even, as by Python's round().
     cdef int64_t whole = <int64_t>timedelta_days(duration) * DAY_MS + <int64_t>timedelta_seconds(duration) * 1000
     cdef int64_t part = timedelta_microseconds(duration)
     whole += part // 1000

@@ -1,7 +1,7 @@
-"""The offset index of a segment: from an offset to the position of a batch at or before it.
+"""The offset index of a segment: maps an offset to the position of a batch at or before it.
 
-Kafka's file format (`<base offset>.index`) and search order: the last 8 KiB first, because readers mostly ask
-near the end and those pages are warm, then the rest. Contract, ownership and threads: offset_index.pxd.
+Kafka's file format (`<base offset>.index`) and search order: first the last 8 KiB, because most reads are near the
+end and those pages are warm, then the rest. Contract, ownership and threads: offset_index.pxd.
 """
 
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
@@ -41,8 +41,8 @@ cdef int _guarded_rank(void *argument) noexcept nogil:
 cdef class OffsetIndex:
     """The index of one segment over the Region of its file.
 
-    `base_offset`: the segment's. `max_bytes`: segment.index.bytes, rounded down to whole entries; the
-    region's capacity bounds it too. The region's length says how many entries are valid.
+    `base_offset`: the segment's. `max_bytes`: segment.index.bytes, rounded down to whole entries; the region's
+    capacity limits it, too. The region's length determines the number of valid entries.
     """
 
     def __cinit__(self, Region region not None, int64_t base_offset, int64_t max_bytes):
@@ -76,7 +76,7 @@ cdef class OffsetIndex:
         return ensure_writable(self.region, need)
 
     cdef void put(self, int64_t offset, int64_t position) noexcept nogil:
-        # Half an entry that a file may end in is written over.
+        # Overwrite half an entry at the end of the file, if there is one.
         cdef int64_t length = self.count() * OFFSET_ENTRY_SIZE
         cdef uint8_t *slot = self.region.r.base + length
         cdef int64_t last = self._last_offset
@@ -90,7 +90,7 @@ cdef class OffsetIndex:
         publish_length(&self.region.r, length + OFFSET_ENTRY_SIZE)
 
     cdef int64_t rank(self, int64_t offset, int *status) noexcept nogil:
-        # Binary search in [low, high): entries below `low` are < offset, those from `high` on are not.
+        # Binary search in [low, high): entries before `low` are < offset, those from `high` on are not.
         cdef int64_t low = 0, high = self.count(), hot, middle
         cdef OffsetPosition found
         status[0] = OK
@@ -136,7 +136,7 @@ cdef class OffsetIndex:
         return self.count()
 
     def __getitem__(self, int64_t slot):
-        """(offset, position) of entry `slot`."""
+        """Return entry `slot` as (offset, position)."""
         cdef OffsetPosition found
         if slot < 0 or slot >= self.count():
             raise IndexError(slot)
@@ -148,7 +148,7 @@ cdef class OffsetIndex:
         return self.count() >= self.max_entries
 
     def append(self, int64_t offset, int64_t position):
-        """Add (offset, position); raises InvalidFile when there is no slot left or the entry does not fit."""
+        """Add (offset, position). Raises InvalidFile if no slot is left or the entry is out of range."""
         cdef int status
         if offset < self.base_offset or offset - self.base_offset > 0x7FFFFFFF or not 0 <= position <= 0x7FFFFFFF:
             check(OUT_OF_RANGE, "adding to an offset index", offset)
@@ -159,25 +159,25 @@ cdef class OffsetIndex:
         self.put(offset, position)
 
     def find(self, int64_t target):
-        """The greatest entry (offset, position) at or below `target`; (base offset, 0) when there is none."""
+        """Return the greatest entry (offset, position) at or below `target`; (base offset, 0) if there is none."""
         cdef OffsetPosition found
         self._guarded(_guarded_lookup, target, &found, "searching an offset index")
         return found.offset, found.position
 
     def truncate_to(self, int64_t offset):
-        """Drop the entries for `offset` and all above it."""
+        """Drop the entries for `offset` and above."""
         cdef OffsetPosition kept
         self._guarded(_guarded_rank, offset, &kept, "truncating an offset index")
         self._last_offset = -1
         self.region.truncate(kept.position * OFFSET_ENTRY_SIZE)
 
     def reset(self):
-        """Drop all entries, to be built anew."""
+        """Drop all entries, for a rebuild."""
         self._last_offset = -1
         self.region.truncate(0)
 
     def forget_padding(self):
-        """Leave out the zeros that a crash left behind the last entry (an index is allocated ahead)."""
+        """Exclude the zeros that a crash left after the last entry, because an index is allocated ahead."""
         cdef int64_t low = 0, high = self.count(), middle
         cdef OffsetPosition found
         while low < high:
@@ -190,7 +190,7 @@ cdef class OffsetIndex:
         publish_length(&self.region.r, low * OFFSET_ENTRY_SIZE)
 
     def is_plausible(self, int64_t log_length):
-        """Whether the entries fit a segment of `log_length` bytes, as far as the last one tells."""
+        """Whether the entries fit a segment of `log_length` bytes, judging by the last one."""
         cdef OffsetPosition found
         cdef int64_t entries = self.count()
         if self.region.length % OFFSET_ENTRY_SIZE:

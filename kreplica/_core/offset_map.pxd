@@ -1,8 +1,10 @@
 # OffsetMap: the latest offset of each key in a range of a log, in bounded memory, for the cleaner.
 #
-# 16 bytes a key at a load factor of 0.9 (native/offset_map.h has the table). A key is known by 96 bits of a keyed hash:
-# two keys of ten million are taken for one with a probability of 1 to 10**15, and nobody without the hash key can
-# look for them. Ownership: the memory is the map's. Thread rule: one thread at a time.
+# It takes 16 bytes per key at a load factor of 0.9 (native/offset_map.h has the table). A key is identified by 96 bits
+# of
+# a keyed hash: among ten million keys, two collide with a probability of 1 to 10**15, and without the hash key
+# collisions
+# cannot be searched for. Ownership: the memory is the map's. Thread rule: one thread at a time.
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
@@ -28,9 +30,9 @@ cdef extern from "offset_map.h" nogil:
     uint32_t kr_offset_map_find(const kr_offset_map *map, uint64_t place, uint32_t check)
 
 cdef enum:
-    # So many keys are hashed, and their slots asked for, before the first of the slots is looked at.
+    # Number of keys to hash, and slots to prefetch, before the first slot is accessed.
     OFFSET_MAP_GROUP = 24
-    # An offset lies at most so far above a pass's first one: 2**32 - 2, since a mark of 0 is an empty slot.
+    # Maximum distance of an offset from a pass's first one: 2**32 - 2, since a mark of 0 means an empty slot.
     MAX_OFFSET_DISTANCE = 0xFFFFFFFE
 
 
@@ -39,8 +41,8 @@ cdef class OffsetMap(BatchWalk):
     cdef readonly int64_t first_offset
     cdef readonly int64_t latest_offset
 
-    # Put the keys of the records of h's batch: OK; FULL, and latest_offset is the last one below the record that had no
-    # room; or an error.
+    # Put the keys of the records of h's batch. Returns OK; FULL, with latest_offset just below the first record that
+    # did not fit; or an error.
     cdef int put_section(self, const BatchHeader *h, const uint8_t *records, int64_t size) noexcept nogil
     cdef int put_group(self, const kr_offset_entry *group, int64_t count) noexcept nogil
     cdef int _count(self, RecordBatch batch) except -1

@@ -1,6 +1,6 @@
-"""The latest offset of each key, in bounded memory: what the cleaner knows of a log's dirty range.
+"""The latest offset of each key, in bounded memory: the cleaner's knowledge of a log's dirty range.
 
-A pass begins with `clear` and ends where the map is full. Contract, ownership and thread rule: offset_map.pxd.
+A pass begins with `clear` and ends when the map is full. Contract, ownership and thread rule: offset_map.pxd.
 """
 
 from libc.stdint cimport INT64_MAX, int32_t, int64_t, uint8_t, uint32_t
@@ -22,7 +22,7 @@ cdef enum:
 
 
 cdef struct Section:
-    # The records of one batch, under the guard.
+    # The records of one batch, processed under the guard.
     void *map
     const BatchHeader *h
     const uint8_t *records
@@ -35,16 +35,17 @@ cdef int _put_guarded(void *argument) noexcept nogil:
 
 
 cdef class OffsetMap(BatchWalk):
-    """Keys to offsets, at most `memory_bytes` of them: nine tenths of its 16-byte slots.
+    """Maps keys to offsets in at most `memory_bytes` bytes; nine tenths of its 16-byte slots can be used.
 
-    `hash_key`: 16 random bytes. ValueError for less memory than one key needs (32 bytes), MemoryError where the system
-    has none. A new map is as one cleared for offset 0.
+    `hash_key`: 16 random bytes. Raises ValueError if the memory is too small for one key (32 bytes), MemoryError if
+    the system has none. A new map is like one cleared for offset 0.
     """
 
     def __cinit__(self, int64_t memory_bytes, const uint8_t[::1] hash_key not None):
         cdef int64_t slots = memory_bytes // SLOT_BYTES
         if slots < 2 or hash_key.shape[0] != 16:
-            raise ValueError(f"a map of {memory_bytes} bytes with a hash key of {hash_key.shape[0]}")
+            raise ValueError(f"memory_bytes={memory_bytes} must be at least 32, and the hash key must have 16 bytes, "
+                             f"not {hash_key.shape[0]}")
         if kr_offset_map_open(&self.map, slots, max(slots * 9 // 10, 1), &hash_key[0]):
             raise MemoryError(f"no memory for a map of {memory_bytes} bytes")
         self.max_decompressed = MAX_DECOMPRESSED
@@ -128,11 +129,11 @@ cdef class OffsetMap(BatchWalk):
     # ---- the Python side --------------------------------------------------------------------------------
 
     def clear(self, int64_t first_offset, int64_t stop_offset=INT64_MAX):
-        """Empty the map for a pass over [first_offset, stop_offset); records below that are passed over.
+        """Empty the map for a pass over [first_offset, stop_offset); records below are skipped.
 
-        There are no more keys than offsets: a short range uses, and touches, as little of the memory as it needs.
+        There are no more keys than offsets, so a short range uses, and touches, only a part of the memory.
         """
-        # Without a `stop_offset` the difference might not fit.
+        # Without a `stop_offset` the difference might overflow.
         kr_offset_map_clear(&self.map, INT64_MAX if stop_offset == INT64_MAX else stop_offset - first_offset)
         self.first_offset = first_offset
         self.latest_offset = first_offset - 1
@@ -140,18 +141,19 @@ cdef class OffsetMap(BatchWalk):
 
     def put_batches(self, LogSegment segment not None, int64_t position, int64_t limit, int64_t max_bytes, *,
                     int64_t max_decompressed=MAX_DECOMPRESSED):
-        """Put the keys of the batches in [position, limit) of the segment until `max_bytes` are read, one at least.
+        """Put the keys of the segment's batches in [position, limit) into the map.
 
-        Returns (Stop, position to go on at, batch): a transactional or control batch is returned for a decision, to
-        be put or skipped. latest_offset follows the batches' last offsets; where the map is full it lies below the
-        first record that had no room. Raises CorruptMessage's kinds for a bad batch, which lies at `position`, and
-        KafkaStorageError's; the map is then to be cleared.
+        Stops once `max_bytes` are read, but reads at least one batch. Returns (Stop, position to continue at, batch).
+        A transactional or control batch is returned for a decision, and must then be put or skipped. latest_offset
+        follows the batches' last offsets; if the map is full, it is below the first record that did not fit. Raises
+        subclasses of CorruptMessage for an invalid batch, which is at `position`, and of KafkaStorageError; the map
+        must then be cleared.
         """
         self.max_decompressed = max_decompressed
         return self.walk(segment, position, limit, max_bytes)
 
     def put_batch(self, RecordBatch batch not None):
-        """Put the keys of one batch; False if there was no room for all of them. Raises as `put_batches`."""
+        """Put the keys of one batch; return False if not all of them fit. Raises what `put_batches` does."""
         batch.check_header()
         cdef int status = self.take_decoded(batch)
         if status == FULL:
@@ -161,7 +163,7 @@ cdef class OffsetMap(BatchWalk):
         return True
 
     def skip_batch(self, RecordBatch batch not None):
-        """Pass a batch without a key for the map: a marker, what a transaction that was aborted wrote."""
+        """Skip a batch without keys for the map: a marker, or a batch of an aborted transaction."""
         self.latest_offset = max(self.latest_offset, batch.h.base_offset + batch.h.last_offset_delta)
         self._count(batch)
 
@@ -171,7 +173,7 @@ cdef class OffsetMap(BatchWalk):
         return 0
 
     def put(self, const uint8_t[::1] key not None, int64_t offset):
-        """Put one key, or raise its offset; False, and nothing done, where there is no room or reach for it."""
+        """Put one key, or raise its offset; return False and do nothing if it does not fit."""
         cdef kr_offset_entry entry = self._entry(key)
         if offset < self.first_offset or offset - self.first_offset > MAX_OFFSET_DISTANCE:
             return False
@@ -182,13 +184,13 @@ cdef class OffsetMap(BatchWalk):
         return True
 
     def get(self, const uint8_t[::1] key not None):
-        """The latest offset that was put for the key, or -1."""
+        """Return the latest offset put for the key, or -1."""
         cdef kr_offset_entry entry = self._entry(key)
         cdef uint32_t mark = kr_offset_map_find(&self.map, entry.place, entry.check)
         return self.first_offset + <int64_t> mark - 1 if mark else -1
 
     def fingerprint(self, const uint8_t[::1] key not None):
-        """The 96 bits that the map knows the key by; of the upper 64 its slot comes."""
+        """Return the 96 bits that identify the key in the map; the upper 64 determine its slot."""
         cdef kr_offset_entry entry = self._entry(key)
         return (<object> entry.place) << 32 | entry.check
 
@@ -200,17 +202,17 @@ cdef class OffsetMap(BatchWalk):
 
     @property
     def size(self):
-        """Keys in the map."""
+        """The number of keys in the map."""
         return self.map.size
 
     @property
     def capacity(self):
-        """Keys that it takes in this pass."""
+        """The number of keys that fit in this pass."""
         return self.map.capacity
 
     @property
     def memory_bytes(self):
-        """What its slots take, whether keys are in them or not."""
+        """The size of the slots, used or not, in bytes."""
         return self.map.reserved_slots * SLOT_BYTES
 
     def __repr__(self):

@@ -1,7 +1,6 @@
-"""Which partition a key belongs to: Kafka's murmur2, so that all clients agree.
+"""Computes the partition of a key by Kafka's murmur2 hash, so that all clients agree.
 
-The hash is Austin Appleby's MurmurHash2, 32 bits, with the seed that Kafka's clients use. No state; any
-thread.
+The hash is Austin Appleby's 32-bit MurmurHash2, with the seed of Kafka's clients. Stateless; any thread.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
@@ -16,7 +15,7 @@ cdef uint32_t _little_endian(const uint8_t *p) noexcept nogil:
 
 
 cdef uint32_t hash_of(const uint8_t *p, int64_t size) noexcept nogil:
-    """The hash of `size` bytes; Kafka takes the length's lower 32 bits."""
+    """Return the hash of `size` bytes; like Kafka it uses the length's lower 32 bits."""
     cdef uint32_t h = SEED ^ <uint32_t>size
     cdef uint32_t k
     cdef int64_t i = 0
@@ -40,20 +39,20 @@ cdef int32_t _partition(uint32_t h, int32_t partitions) noexcept nogil:
 
 
 def murmur2(const uint8_t[::1] data not None):
-    """The hash of `data` as a signed number of 32 bits."""
+    """Return the hash of `data` as a signed 32-bit number."""
     return <int32_t>hash_of(&data[0] if data.shape[0] else NULL, data.shape[0])
 
 
 def partition_of(bytes key not None, int partitions):
-    """The partition that `key` belongs to among so many. Raises ValueError unless there is one."""
+    """Return the partition of `key` among `partitions`. Raises ValueError if that is below 1."""
     _require(partitions)
     return _partition(hash_of(<const uint8_t *>PyBytes_AS_STRING(key), PyBytes_GET_SIZE(key)), partitions)
 
 
 def partitions_of(list keys not None, int partitions, int without_key):
-    """The partition of each key; `without_key` for those that are None.
+    """Return the partition of each key, and `without_key` for None.
 
-    Raises ValueError unless there is a partition, TypeError for a key that is neither bytes nor None.
+    Raises ValueError for fewer than 1 partition, TypeError for a key that is neither bytes nor None.
     """
     _require(partitions)
     cdef list found = []
@@ -62,7 +61,7 @@ def partitions_of(list keys not None, int partitions, int without_key):
             found.append(without_key)
             continue
         if not isinstance(key, bytes):
-            raise TypeError(f"a key is bytes or None, not {type(key).__name__}")
+            raise TypeError(f"a key must be bytes or None, not {type(key).__name__}")
         found.append(
             _partition(hash_of(<const uint8_t *>PyBytes_AS_STRING(key), PyBytes_GET_SIZE(key)), partitions)
         )
@@ -71,5 +70,5 @@ def partitions_of(list keys not None, int partitions, int without_key):
 
 cdef int _require(int partitions) except -1:
     if partitions < 1:
-        raise ValueError(f"{partitions} partitions")
+        raise ValueError(f"partitions={partitions} is below the minimum of 1")
     return 0

@@ -1,9 +1,9 @@
-"""Checking runs of plain batches: those of which a verification has nothing to say.
+"""Checks runs of plain batches, in which a verification finds nothing to report.
 
-A batch is plain when it is not compressed, of no transaction, follows the one before it without a gap and in the same
-leader epoch; it is right when CRC, header and every record are, and the index entries that speak of it say the truth.
-`check_plain` goes on until a batch is not both, without saying why: the caller looks at that one by itself. Runs
-without the GIL, window by window, under the guard; owns nothing and keeps nothing.
+A batch is plain if it is not compressed or transactional, and follows the batch before it without a gap and in the
+same leader epoch. It is valid if its CRC, header, all records and the index entries that refer to it are.
+`check_plain` stops at a batch that is not both, without saying why: the caller examines that one individually. It runs
+without the GIL, window by window, under the guard; it owns and keeps nothing.
 """
 
 from libc.stdint cimport INT32_MAX, int64_t, uint8_t
@@ -31,7 +31,7 @@ cdef struct RunWindow:
 
 
 cdef bint _fits_offsets(PlainRun *r, const BatchHeader *h) noexcept nogil:
-    # As the batch passes: entries that point into an earlier batch, or whose offset no batch had, are not right.
+    # Called for each batch. Entries that refer to an earlier batch, or whose offset no batch has, are wrong.
     cdef const uint8_t *entry
     cdef int64_t position
     if r.offset_at < r.offset_count:
@@ -60,7 +60,7 @@ cdef bint _fits_times(PlainRun *r, const BatchHeader *h) noexcept nogil:
             if r.greatest > timestamp or offset < h.base_offset or timestamp != h.max_timestamp:
                 return False
             r.time_at += 1
-            # Another one for the same batch would have another timestamp.
+            # A second entry for the same batch would need another timestamp.
             if r.time_at < r.time_count:
                 entry += TIME_ENTRY_SIZE
                 if r.base_offset + load32(entry + 8) <= h.base_offset + h.last_offset_delta:
@@ -105,11 +105,11 @@ cdef int _run_guarded(void *argument) noexcept nogil:
 def check_plain(Region region not None, int64_t position, int64_t end, int64_t base_offset, int64_t next_offset,
                 int64_t leader_epoch, int64_t stop_offset, const uint8_t[::1] offsets not None, int64_t offset_at,
                 int64_t open_at, const uint8_t[::1] times not None, int64_t time_at, int64_t greatest):
-    """Check the batches of a segment from `position` up to byte `end`, or to the first that is not plain or not right.
+    """Check a segment's batches from `position` to byte `end`, or to the first that is not plain and valid.
 
-    `offsets`, `times`: the bytes of both indexes' entries, ascending; the other arguments are what PlainRun says.
-    Returns (position, next offset, offset_at, open_at, time_at, greatest), as of the batch in front of which it
-    stopped. Raises ValueError for an entry that is not there.
+    `offsets`, `times`: the bytes of both indexes' entries, ascending; see PlainRun for the other arguments. Returns
+    (position, next offset, offset_at, open_at, time_at, greatest) as of the batch before which it stopped. Raises
+    ValueError for an entry that does not exist.
     """
     cdef PlainRun run
     cdef RunWindow window
@@ -130,9 +130,9 @@ def check_plain(Region region not None, int64_t position, int64_t end, int64_t b
     run.time_at = time_at
     run.greatest = greatest
     if offset_at < 0 or offset_at > run.offset_count or open_at >= offset_at:
-        raise ValueError(f"entry {offset_at} of {run.offset_count}")
+        raise ValueError(f"entry {offset_at} does not exist: there are {run.offset_count}")
     if time_at < 0 or time_at > run.time_count:
-        raise ValueError(f"entry {time_at} of {run.time_count}")
+        raise ValueError(f"entry {time_at} does not exist: there are {run.time_count}")
     while run.position < end:
         size = min(size, end - run.position)
         held = region.pin(run.position, size)
@@ -145,7 +145,7 @@ def check_plain(Region region not None, int64_t position, int64_t end, int64_t b
         if status == END:
             size = RUN_WINDOW_BYTES
         elif status in (BAD_BATCH_LENGTH, SHORT_INPUT) and window.end < end:
-            # Perhaps the batch only does not end within the window: look again from its start, farther.
+            # The batch may only extend past the window: look again from its start with a larger one.
             size = RUN_WINDOW_BYTES if run.position > window.start else min(size * 4, end - run.position)
         else:
             break
@@ -153,7 +153,7 @@ def check_plain(Region region not None, int64_t position, int64_t end, int64_t b
 
 
 def ascending_entries(const uint8_t[::1] data not None, bint is_time_index):
-    """How many entries of an index follow each other: of each both numbers lie above those of the one before it."""
+    """Return how many of an index's first entries ascend in both numbers."""
     cdef int64_t size = TIME_ENTRY_SIZE if is_time_index else OFFSET_ENTRY_SIZE
     cdef int64_t count = data.shape[0] // size, at = 0
     cdef int64_t key, value, last_key = 0, last_value = 0

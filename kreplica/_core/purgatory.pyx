@@ -1,4 +1,4 @@
-"""The purgatory: operations that wait for watermarks, completed all at once by the mark that covers them.
+"""The purgatory: operations that wait for watermarks, completed together when a mark reaches them.
 
 Purpose, layout, ownership and thread rule: purgatory.pxd.
 """
@@ -17,29 +17,29 @@ from kreplica._core.timing_wheel cimport TimingWheel
 
 cdef enum:
     FEWEST_HEAD_BITS = 6
-    AT_ONCE = 256                      # operations that are finished before objects are made of them
+    AT_ONCE = 256                      # operations to finish natively before objects are created
 
 
 @cython.final
 cdef class Watermark:
-    """How far a partition has come, for one term of its leadership.
+    """The progress of a partition during one term of its leadership.
 
-    `value`: an offset; all before it is done. `closed`: the term is over. Moved by one owner, under the
-    partition's lock; read by everybody.
+    `value`: an offset; everything below it is done. `closed`: the term is over. Moved by one owner, under the
+    partition's lock; any thread may read it.
     """
 
     def __cinit__(self, int64_t value=0):
         self.value = value
 
     def advance(self, int64_t value):
-        """True if `value` is further than before. A mark never goes back, and a closed one does not move."""
+        """Move the mark to `value`; return False if it is not higher, or the mark is closed."""
         if self.closed or value <= self.value:
             return False
         self.value = value
         return True
 
     def close(self):
-        """End the term: what waits for more than `value` waits in vain."""
+        """End the term: operations that wait for more than `value` will not be completed."""
         self.closed = True
 
     def __repr__(self):
@@ -50,9 +50,9 @@ cdef class Watermark:
 cdef class Purgatory:
     """Operations that wait for offsets, each with a deadline.
 
-    A token is any object, a future for instance; it comes back when its operation is done. Where it is
-    None, the tag comes back instead. Times are in ms, on the clock whose readings `expire` is given.
-    `tick_ms`, `buckets_per_level` and `start_ms` are those of its TimingWheel, `wheel`; ValueError as there.
+    A token is any object, such as a future; it is returned when its operation is done. If it is None, the tag is
+    returned instead. Times are in ms, on the clock whose readings are passed to `expire`. `tick_ms`,
+    `buckets_per_level` and `start_ms` are those of its TimingWheel, `wheel`, which raises ValueError.
     """
 
     def __cinit__(self, int64_t tick_ms=1, int32_t buckets_per_level=20, int64_t start_ms=0):
@@ -69,42 +69,45 @@ cdef class Purgatory:
         free(self.heads)
 
     def __len__(self):
-        """How many operations wait, as `delayed`."""
+        """Return the number of waiting operations, like `delayed`."""
         return slots_taken(&self.operations)
 
     @property
     def delayed(self):
-        """How many operations wait: Kafka's NumDelayedOperations. `watched`, their parts: PurgatorySize."""
+        """The number of waiting operations, Kafka's NumDelayedOperations.
+
+        `watched` counts their parts, Kafka's PurgatorySize.
+        """
         return slots_taken(&self.operations)
 
     @property
     def partitions(self):
-        """In how many partitions something waits."""
+        """The number of partitions with waiting operations."""
         return self.head_count
 
     @property
     def allocated_bytes(self):
-        """Bytes of memory that hold operations and their parts, waiting or free; without the wheel's."""
+        """The size of the memory for operations and parts, used or free, without the wheel's, in bytes."""
         return (slots_allocated_bytes(&self.operations) + slots_allocated_bytes(&self.watches)
                 + (sizeof(int32_t) << self.head_bits))
 
     def watch(self, int64_t partition, int64_t required_offset, int64_t deadline_ms, object token=None,
               int64_t tag=0, Watermark watermark=None):
-        """Wait until `partition` has reached `required_offset`: the handle, or 0 if it has, or is `closed`.
+        """Wait until `partition` has reached `required_offset`; return the handle, or 0 if it has, or is `closed`.
 
-        `watermark`: the partition's mark. Without it nothing is looked at: right only where the caller
-        holds the lock under which the mark moves, and has looked himself. Raises KafkaStorageError when
-        there is no memory, or with 2**26 parts waiting.
+        `watermark`: the partition's mark. Without it nothing is checked; that is correct only if the caller holds the
+        lock under which the mark moves, and has checked it. Raises KafkaStorageError if there is no memory, or with
+        2**26 parts waiting.
         """
         cdef part_t part = part_t(partition, required_offset, pointer_to(watermark))
         return check_handle(self.watch_parts(&part, 1, deadline_ms, pointer_to(token), tag))
 
     def watch_all(self, list parts not None, int64_t deadline_ms, object token=None, int64_t tag=0):
-        """One operation that waits for several partitions: its handle, or 0 if none is to be waited for.
+        """Start an operation that waits for several partitions; return its handle, or 0 if none needs waiting.
 
-        `parts`: tuples (partition, required offset, Watermark or None), as in `watch`. Done when all are.
+        `parts`: tuples (partition, required offset, Watermark or None), as in `watch`. It is done when all parts are.
         """
-        # The copies hold the watermarks while the pointers are used.
+        # These copies keep the watermarks alive while the pointers are used.
         cdef list rows = [(int(partition), int(required_offset), watermark)
                           for partition, required_offset, watermark in parts]
         cdef part_t *native = <part_t *> malloc((len(rows) + 1) * sizeof(part_t))
@@ -121,10 +124,9 @@ cdef class Purgatory:
             free(native)
 
     def complete_to(self, int64_t partition, int64_t watermark):
-        """The tokens of all that is done now that `partition` is at `watermark`, in the order of offsets.
+        """Return the tokens of all operations done when `partition` reaches `watermark`, in the order of offsets.
 
-        Advance the partition's Watermark first. An operation that waits for another partition still is not
-        among them: it has one thing less to wait for.
+        Advance the partition's Watermark first. Operations that still wait for another partition are not among them.
         """
         cdef finished_t finished[AT_ONCE]
         cdef int64_t count = AT_ONCE
@@ -135,14 +137,14 @@ cdef class Purgatory:
         return tokens
 
     def fail(self, int64_t partition):
-        """Nothing waits for `partition` any more: the tokens of all that waited for it alone, in order.
+        """End all waiting for `partition`; return the tokens of operations that waited only for it, in order.
 
-        Close the partition's Watermark first. An operation that waits for another partition goes on to.
+        Close the partition's Watermark first. Operations that wait for another partition continue to wait.
         """
         return self.complete_to(partition, INT64_MAX)
 
     def expire(self, int64_t now_ms):
-        """The tokens of all operations whose deadline has passed, in the order of their deadlines."""
+        """Return the tokens of all operations whose deadline has passed, in the order of their deadlines."""
         cdef finished_t finished[AT_ONCE]
         cdef int64_t count = AT_ONCE
         cdef list tokens = []
@@ -152,7 +154,7 @@ cdef class Purgatory:
         return tokens
 
     def drain(self):
-        """The tokens of all that waits, deadlines regardless: for a node that shuts down."""
+        """End all operations, regardless of deadlines, and return their tokens: for a node that shuts down."""
         cdef list tokens = []
         cdef int64_t place = 0
         while self.head_count > 0:
@@ -162,7 +164,7 @@ cdef class Purgatory:
         return tokens
 
     def cancel(self, int64_t handle):
-        """True if the operation was waiting: its token is let go. A handle that is no more does no harm."""
+        """Cancel an operation and drop its token; return whether it was waiting. An outdated handle is harmless."""
         cdef finished_t finished
         if not self.cancel_into(handle, &finished):
             return False
@@ -170,7 +172,7 @@ cdef class Purgatory:
         return True
 
     def next_deadline(self):
-        """The earliest time in ms at which `expire` may find something; None if nothing waits."""
+        """Return the earliest time in ms at which `expire` may find something; None if nothing waits."""
         return self.wheel.next_deadline()
 
     cdef int64_t watch_parts(self, const part_t *parts, int64_t count, int64_t deadline_ms, PyObject *token,
@@ -209,7 +211,8 @@ cdef class Purgatory:
         cdef int64_t count = 0
         cdef int64_t i
         cdef watch_t *part
-        # First along the ring, cutting it once. What is done is kept in `finished`, by its index as the tag.
+        # First walk along the ring, and cut it once. Finished operations are kept in `finished`, with their index as
+        # the tag.
         while index != head and count < limit:
             part = self.watch_at(index)
             if part.offset > watermark:
@@ -256,7 +259,7 @@ cdef class Purgatory:
     cdef inline operation_t *operation_at(self, int32_t index) noexcept:
         return <operation_t *> self.operations.base + index
 
-    # Let the operation wait in one more partition; False without memory.
+    # Add a part to the operation and to its partition's ring; return False without memory.
     cdef bint enlist(self, int32_t operation, int64_t partition, int64_t required_offset) noexcept:
         cdef int32_t head = self.head_for(partition)
         if head == NO_SLOT:
@@ -279,7 +282,7 @@ cdef class Purgatory:
         self.watched += 1
         return True
 
-    # Take a part out of its ring; its head stays, even alone. Returns the next one of the ring.
+    # Take a part out of its ring; the head stays, even alone. Return the next part of the ring.
     cdef inline int32_t unlink(self, int32_t index) noexcept:
         cdef int32_t next = self.watch_at(index).next
         cdef int32_t previous = self.watch_at(index).previous
@@ -289,7 +292,7 @@ cdef class Purgatory:
         self.watched -= 1
         return next
 
-    # The operation is done: take it out of everything and hand its token over.
+    # Finish the operation: remove it everywhere and hand over its token.
     cdef void finish(self, int32_t index, finished_t *finished) noexcept:
         cdef operation_t *operation = self.operation_at(index)
         cdef int32_t part = operation.first
@@ -309,10 +312,10 @@ cdef class Purgatory:
         slots_give(&self.operations, index)
 
     cdef inline int32_t home_of(self, int64_t partition) noexcept:
-        # Fibonacci hashing: the golden ratio spreads keys that follow each other.
+        # Fibonacci hashing: the golden ratio spreads consecutive keys.
         return <int32_t> ((<uint64_t> partition * 0x9E3779B97F4A7C15ULL) >> (64 - self.head_bits))
 
-    # Where the table has the partition's head, or the free place where it belongs.
+    # Return the place of the partition's head in the table, or the free place where it belongs.
     cdef inline int32_t place_of(self, int64_t partition) noexcept:
         cdef int32_t last = (1 << self.head_bits) - 1
         cdef int32_t place = self.home_of(partition)
@@ -320,7 +323,7 @@ cdef class Purgatory:
             place = (place + 1) & last
         return place
 
-    # The partition's head, made if nothing waits there yet; NO_SLOT without memory.
+    # Return the partition's head, created if nothing waits there yet; NO_SLOT without memory.
     cdef int32_t head_for(self, int64_t partition) noexcept:
         cdef int32_t place = self.place_of(partition)
         cdef int32_t head = self.heads[place]
@@ -338,13 +341,13 @@ cdef class Purgatory:
         self.head_count += 1
         return head
 
-    # Nothing waits in the partition any more.
+    # Remove the head of a partition in which nothing waits.
     cdef void forget(self, int32_t head) noexcept:
         cdef int32_t last = (1 << self.head_bits) - 1
         cdef int32_t hole = self.place_of(self.watch_at(head).offset)
         cdef int32_t place = (hole + 1) & last
         cdef int32_t home
-        # Whoever was pushed on past the hole moves up into it, so that a search never stops too early.
+        # Move up entries that were displaced past the hole, so that a search never stops too early.
         while self.heads[place] != NO_SLOT:
             home = self.home_of(self.watch_at(self.heads[place]).offset)
             if ((place - home) & last) >= ((place - hole) & last):
@@ -355,7 +358,7 @@ cdef class Purgatory:
         self.head_count -= 1
         slots_give(&self.watches, head)
         if self.head_bits > FEWEST_HEAD_BITS and self.head_count * 8 < 1 << self.head_bits:
-            # Where the smaller table cannot be had, the larger one is as good.
+            # If the smaller table cannot be allocated, keep the larger one.
             self.resize_heads(self.head_bits - 1)
 
     cdef bint resize_heads(self, int32_t bits) noexcept:
@@ -390,7 +393,7 @@ cdef int64_t check_handle(int64_t handle) except -1:
     return handle
 
 
-# Move what is finished to the end of `tokens`.
+# Append the finished operations' tokens to `tokens`.
 cdef int hand_over(finished_t *finished, int64_t count, list tokens) except -1:
     cdef int64_t i
     cdef object token
@@ -406,9 +409,9 @@ cdef int hand_over(finished_t *finished, int64_t count, list tokens) except -1:
 
 # ---- garbage collection ---------------------------------------------------------------------------------
 #
-# Tokens are held by plain pointers, which the functions that Cython makes for the collector do not know of.
-# These show it the tokens, and let go of them. The wheel, which refers to nothing, stays: so a purgatory that
-# was cleared can still be called.
+# Tokens are held by plain pointers, which the functions that Cython generates for the collector do not know. These
+# show it the tokens, and drop them. The wheel, which refers to nothing, stays: so a purgatory that was cleared can
+# still be called.
 
 cdef int traverse(PyObject *self, visitproc visit, void *argument) except -1:
     cdef slots_t *operations = &(<Purgatory> self).operations
@@ -426,7 +429,7 @@ cdef int clear(object self) except -1:
     return let_go(<Purgatory> self)
 
 
-# Let go of all tokens. Their destructors may do anything, so nothing is kept from one to the next.
+# Drop all tokens. Their destructors may do anything, so no state is kept from one to the next.
 cdef int let_go(Purgatory self) except -1:
     cdef int32_t index = 1
     cdef PyObject *token

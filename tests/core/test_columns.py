@@ -125,7 +125,7 @@ def test_one_column_alone(name):
     made = columns_of(data, columns=[name])
     assert made.column_names == [name]
     assert made.equals(columns_of(data).select([name]))
-    with pytest.raises(ValueError, match="no column"):
+    with pytest.raises(ValueError, match="unknown column"):
         ColumnBuilder(["price"])
 
 

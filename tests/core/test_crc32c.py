@@ -95,7 +95,7 @@ def test_copying_copies_and_checksums(size):
 def test_what_cannot_be_done_is_refused():
     with pytest.raises(ValueError, match="do not fit"):
         crc32c.copy(bytearray(3), b"1234")
-    with pytest.raises(ValueError, match="no CRC-32C implementation"):
+    with pytest.raises(ValueError, match="unknown CRC-32C implementation"):
         crc32c.select("abacus")
     with pytest.raises(ValueError, match="negative"):
         crc32c.combine(0, 0, -1)

@@ -125,7 +125,7 @@ def test_bad_values_are_refused():
         Record(b"v", timestamp=-2)
     with pytest.raises(TypeError, match="a record's value"):
         Record("v")
-    with pytest.raises(ValueError, match="no codec"):
+    with pytest.raises(ValueError, match="unknown codec"):
         build([b"v"], codec="brotli")
     with pytest.raises(errors.InvalidRecord):
         build([])

@@ -132,7 +132,7 @@ def test_a_moment_before_1970_is_one() -> None:
 
 @pytest.mark.parametrize("moment", [-(2**63), 2**62, 2**63 - 1])
 def test_a_moment_outside_of_the_calendar_is_refused(moment: int) -> None:
-    with pytest.raises(InvalidRequest, match="no moment"):
+    with pytest.raises(InvalidRequest, match="out of range"):
         read(ProduceResponse, at(moment))
 
 
@@ -147,7 +147,7 @@ def test_a_tagged_field_that_is_longer_than_its_value_is_refused() -> None:
         FetchResponse(throttle_time=timedelta(0), error_code=ErrorCode.none, session_id=0, responses=())
     )
     assert whole[-1:] == b"\0"
-    with pytest.raises(InvalidRequest, match="too many in tagged field 0"):
+    with pytest.raises(InvalidRequest, match="unexpected bytes in tagged field 0"):
         read(FetchResponse, whole[:-1] + b"\x01\x00\x02\x01\x00")
 
 
