@@ -1,7 +1,7 @@
-"""Record: a key, a value, headers and a timestamp; with an offset once it is read from a log.
+"""Record: a key, a value, headers and a timestamp, and an offset once it is read from a log.
 
-A record that was read points into its batch, which it keeps alive, and makes bytes objects when asked.
-Records do not change. Thread rule: any thread, under the GIL.
+A record read from a log points into its batch, which it keeps alive, and makes bytes objects on demand. Records are
+immutable. Thread rule: any thread, under the GIL.
 """
 
 cimport cython
@@ -22,7 +22,7 @@ from operator import index as index_of
 
 cdef object EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 cdef object MILLISECOND = timedelta(milliseconds=1)
-# Ints in this range are seconds of the years 2001 to 2286, taken for milliseconds.
+# An int in this range is a number of seconds, of the years 2001 to 2286, taken for milliseconds by mistake.
 cdef int64_t SECONDS_FROM = 1_000_000_000
 cdef int64_t SECONDS_UNTIL = 10_000_000_000
 
@@ -33,7 +33,7 @@ cdef str place(int64_t index):
 
 cdef int put_sized(Scratch *s, const uint8_t *data, int64_t size) except -1:
     if size > INT32_MAX:
-        raise ValueError(f"a header of {size} bytes")
+        raise ValueError(f"a header of {size} bytes is too large: at most {INT32_MAX} are allowed")
     reserve(s, size + 5)
     s.size += write_varint(s.data + s.size, <int32_t>size if data != NULL else -1)
     if size:
@@ -71,8 +71,8 @@ cdef int put_headers(Scratch *s, object headers, int64_t index) except -1:
 
 
 cdef int64_t timestamp_ms(object value, int64_t index) except? -2:
-    # Milliseconds since 1970 of an int of milliseconds or a datetime with a time zone. A datetime's tzinfo may
-    # be any Python code.
+    # Return the milliseconds since 1970 of an int of milliseconds or a datetime with a time zone. A datetime's tzinfo
+    # may run any Python code.
     if isinstance(value, datetime):
         if value.utcoffset() is None:
             raise ValueError(f"{place(index)}the timestamp {value} has no time zone: "
@@ -85,7 +85,7 @@ cdef int64_t timestamp_ms(object value, int64_t index) except? -2:
         raise TypeError(f"{place(index)}a timestamp must be an int of milliseconds since 1970, a datetime or "
                         f"None, not {type(value).__name__}{hint}")
     if value < -1:
-        raise ValueError(f"{place(index)}a timestamp of {value} ms: timestamps begin at 0, and -1 means none")
+        raise ValueError(f"{place(index)}a timestamp of {value} ms is negative: use 0 or more, or -1 for none")
     if SECONDS_FROM <= value < SECONDS_UNTIL:
         raise ValueError(f"{place(index)}a timestamp of {value} ms would be in the first months of 1970 and looks "
                          f"like seconds: use {value} * 1000")
@@ -95,9 +95,9 @@ cdef int64_t timestamp_ms(object value, int64_t index) except? -2:
 
 
 def milliseconds(value):
-    """A timestamp in ms since 1970, given as such or as a datetime with a time zone.
+    """Return the milliseconds since 1970 of an int of milliseconds or a datetime with a time zone.
 
-    Raises TypeError, and ValueError for ints below -1 and those that must be seconds.
+    Raises TypeError for another type, and ValueError for an int below -1 or one that looks like seconds.
     """
     return timestamp_ms(value, -1)
 
@@ -128,14 +128,14 @@ cdef inline int _point(object data, const uint8_t **start, int64_t *size) except
 cdef class Record:
     """One record.
 
-    `Record(value=b"v", key=b"k", headers=[("h", b"1")], timestamp=None)` makes one to be written. `timestamp`
-    is an int of milliseconds since 1970 or a datetime with a time zone; None means the time of the append.
-    Raises ValueError for an int between 10^9 and 10^10, which would be seconds. Reading a log gives records
-    with `offset` and `timestamp_type` ("create", or "log_append" where the broker's time replaced the
-    producer's). Two records are equal when all of this is equal.
+    `Record(value=b"v", key=b"k", headers=[("h", b"1")], timestamp=None)` makes one to be written. `timestamp` is
+    an int of milliseconds since 1970 or a datetime with a time zone; None means the time of the append. Raises
+    ValueError for an int between 10^9 and 10^10, which looks like seconds. A record read from a log also has `offset`
+    and `timestamp_type` ("create", or "log_append" if the broker's time replaced the producer's). Two records are
+    equal if all of this is equal.
     """
 
-    # Nothing that a record refers to can refer back to it, so the collector need not know of it (no_gc).
+    # Nothing that a record refers to can refer back to it, so the garbage collector need not track it (no_gc).
 
     def __init__(self, value=None, key=None, headers=(), timestamp=None):
         cdef Scratch scratch
@@ -178,7 +178,7 @@ cdef class Record:
 
     @property
     def headers(self):
-        """A new list of (str, bytes or None). What is no UTF-8 in a name becomes lone surrogates."""
+        """A new list of (str, bytes or None). Bytes in a name that are not UTF-8 become lone surrogates."""
         cdef const uint8_t *p = self.view.headers
         cdef const uint8_t *key = NULL
         cdef const uint8_t *value = NULL
@@ -199,12 +199,12 @@ cdef class Record:
 
     @property
     def offset(self):
-        """The offset in its partition; None where the record was not read from a log."""
+        """The offset in its partition, or None if the record was not read from a log."""
         return None if self.record_offset == NO_OFFSET else self.record_offset
 
     @property
     def timestamp(self):
-        """Milliseconds since 1970; -1 where the producer gave none, None where it is yet to be given."""
+        """Milliseconds since 1970; -1 if the producer gave none, None if the append is to set it."""
         return None if self.time_ms == INT64_MIN else self.time_ms
 
     @property
@@ -240,7 +240,7 @@ cdef class Record:
 
 
 def _restored(value, key, headers, timestamp, int64_t offset, bint log_append):
-    # A pickled record: with its own bytes, away from its batch.
+    # Unpickle a record: it has its own bytes and no batch.
     cdef Record record = Record(value, key, headers)
     record.time_ms = INT64_MIN if timestamp is None else timestamp
     record.record_offset = offset

@@ -1,8 +1,8 @@
-"""The bytes of a record batch, format v2: read, check, stamp. The layout is drawn in record_batch.pxd.
+"""Read, check and stamp the bytes of a record batch, format v2. The layout is drawn in record_batch.pxd.
 
-Everything works on memory that the caller owns and keeps alive; nothing is allocated. Every length is
-compared with what is left before it is used. Thread rule: none, the functions have no state; who writes must
-own the bytes.
+All functions work on memory that the caller owns and keeps alive; they allocate nothing. Every length is compared
+with the bytes left before it is used. Thread rule: the functions have no state; a caller that writes must own the
+bytes.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
@@ -34,7 +34,7 @@ from kreplica._core.status cimport (
 )
 from kreplica._core.varint cimport read_varint, read_varlong
 
-# Codec names by their number in the attributes.
+# The codecs' names, by their number in the attributes.
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 
 cdef enum:
@@ -46,8 +46,8 @@ cdef enum:
 
 
 cdef inline int _check_frame(const uint8_t *p, int64_t left) noexcept nogil:
-    # The magic is looked at between two checks of the length: what an old broker wrote is shorter than our
-    # header and must be told from rot, zeros must not be taken for magic 0.
+    # Check the magic between the two checks of the length. A batch of an old broker is shorter than our header and
+    # must not be taken for corruption, and zeros must not be taken for magic 0.
     cdef int64_t length
     if left == 0:
         return END
@@ -162,7 +162,7 @@ cdef int check_produced_batch(const uint8_t *p, int64_t left, bint allow_control
 
 cdef inline int _take_bytes(const uint8_t **p, int64_t *left, bint nullable, const uint8_t **data,
                             int64_t *size) noexcept nogil:
-    # A length, and so many bytes; -1 is null. Advances p and left.
+    # Read a length and that many bytes; a length of -1 is null. Advances p and left.
     cdef int32_t length = 0
     cdef int used = read_varint(p[0], left[0], &length)
     if used < 0:
@@ -226,7 +226,7 @@ cdef int parse_record(const uint8_t *p, int64_t left, RecordView *out, int64_t *
     left = length
     if left < 1:
         return SHORT_INPUT
-    p += 1                        # the attributes of a record: none is defined
+    p += 1                        # the attributes of a record, of which none is defined
     left -= 1
     n = read_varlong(p, left, &out.timestamp_delta)
     if n < 0:
@@ -306,7 +306,7 @@ cdef int scan_records(const uint8_t *records, int64_t size, const BatchHeader *h
 
 
 cdef int _what_follows(const uint8_t *p, int64_t left) noexcept nogil:
-    # Bytes behind the last record that was promised: another record, or rubbish.
+    # Classify the bytes after the last record that the header counts: another record, or garbage.
     cdef RecordView record
     cdef int64_t used = 0
     return BAD_RECORD_COUNT if parse_record(p, left, &record, &used) == OK else TRAILING_BYTES
@@ -371,30 +371,30 @@ cdef int64_t _parse_writable(uint8_t[::1] batch) except -1:
 
 
 def stamp_offsets(uint8_t[::1] batch not None, int64_t base_offset, int32_t leader_epoch):
-    """Give the batch its base offset and leader epoch, in place; both lie outside the CRC."""
+    """Set the batch's base offset and leader epoch in place; both lie outside the CRC."""
     _parse_writable(batch)
     stamp(&batch[0], base_offset, leader_epoch)
 
 
 def stamp_append_time(uint8_t[::1] batch not None, int64_t timestamp_ms):
-    """Make the batch one of LogAppendTime with this timestamp, in place, with a new CRC."""
+    """Set LogAppendTime with this timestamp in place, and compute the CRC anew."""
     stamp_log_append_time(&batch[0], _parse_writable(batch), timestamp_ms)
 
 
 def correct_max_timestamp(uint8_t[::1] batch not None, int64_t timestamp_ms):
-    """Give the header the largest timestamp that the records have, in place, with a new CRC."""
+    """Set the header's max timestamp to that of the records in place, and compute the CRC anew."""
     stamp_max_timestamp(&batch[0], _parse_writable(batch), timestamp_ms)
 
 
 def stamp_crc(uint8_t[::1] batch not None):
-    """Compute the CRC of the batch as its bytes are now; for tools that change a batch."""
+    """Set the CRC to that of the batch's present bytes, for tools that change a batch."""
     _stamp_crc(&batch[0], _parse_writable(batch))
 
 
 def replace_records(const uint8_t[::1] batch not None, const uint8_t[::1] section not None, int codec):
-    """The batch as bytes with another records section, of this codec, and all else as it was.
+    """Return a copy of the batch with another records section, compressed with this codec, and all else unchanged.
 
-    The section must hold the same records; MessageTooLarge past 2 GiB.
+    The section must hold the same records. Raises MessageTooLarge beyond 2 GiB.
     """
     cdef BatchHeader h
     cdef int64_t size = HEADER_SIZE + section.shape[0]

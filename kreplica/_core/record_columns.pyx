@@ -1,9 +1,8 @@
-"""RecordColumns: records given as columns in Arrow's memory layout, for a BatchBuilder to build a batch of.
+"""RecordColumns: records given as columns in Arrow's memory layout, from which a BatchBuilder builds a batch.
 
-Nothing is copied. Every offset is checked against its buffer before it is used, once, so that a column made
-by a careless program costs an exception. Ownership: the columns hold their buffers, which must not change
-meanwhile. Thread rule: immutable once made.
-
+Nothing is copied. Every offset is checked once against its buffer before use, so that an invalid column raises
+an exception and does no harm. Ownership: the columns hold their buffers, which must not change meanwhile.
+Thread rule: immutable once made.
 Layout: https://arrow.apache.org/docs/format/Columnar.html
 """
 
@@ -27,16 +26,18 @@ cdef bint _ascend(const int32_t *ends, int64_t rows, int64_t size) noexcept nogi
 
 cdef int _check_place(object first, int64_t rows, str what) except -1:
     if not 0 <= first <= INT32_MAX or not 0 <= rows <= INT32_MAX:
-        raise ValueError(f"{what}: {rows} rows from {first} on")
+        raise ValueError(f"{what}: {rows} rows from row {first} on are out of range")
     return 0
 
 
 @cython.final
 cdef class RecordColumns:
-    """`rows` records. A column is (first, validity or None, ends, data or None): Arrow's binary layout, of which
-    it begins at row `first`; `timestamp` is (first, validity or None, int64 ms); `headers` are (first, validity
-    or None, ends, count, keys, values) with `count` keys and values. Raises ValueError for what contradicts
-    itself."""
+    """`rows` records given as columns.
+
+    A column is (first, validity or None, ends, data or None): Arrow's binary layout, beginning at row `first`.
+    `timestamp` is (first, validity or None, int64 ms). `headers` are (first, validity or None, ends, count, keys,
+    values) with `count` keys and values. Raises ValueError if a column is inconsistent.
+    """
 
     def __cinit__(self, int64_t rows, value, key=None, timestamp=None, headers=None):
         self.held = []
@@ -59,7 +60,7 @@ cdef class RecordColumns:
         if validity is not None:
             s.validity = self.hold(validity, (s.first + rows + 7) >> 3, what)
         s.ends = <const int32_t *>self.hold(ends, (s.first + rows + 1) * 4 if rows else 0, what) + s.first
-        # A row without bytes is no null, so its place may not be one.
+        # A row without bytes is not null, so its address must not be NULL.
         s.data = <const uint8_t *>b""
         size = 0
         if data is not None:
@@ -99,7 +100,7 @@ cdef class RecordColumns:
         view = memoryview(buffer)
         held = PyMemoryView_GET_BUFFER(view)
         if held.len < need or not view.c_contiguous:
-            raise ValueError(f"{what}: a buffer of {held.len} bytes, {need} needed")
+            raise ValueError(f"{what}: a contiguous buffer of at least {need} bytes is needed, not one of {held.len}")
         self.held.append(view)
-        # An empty buffer may have no address, which would read as null.
+        # An empty buffer may have the address NULL, which would read as null.
         return <const uint8_t *>held.buf if held.buf != NULL else <const uint8_t *>b""

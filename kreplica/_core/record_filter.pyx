@@ -1,8 +1,8 @@
-"""What survives a round of cleaning, copied into cleaned segments: whole batches as they are, others made anew.
+"""Copy what survives a round of cleaning into cleaned segments: whole batches unchanged, others rebuilt.
 
-A record stays if its offset lies beyond the map, or if it has a key that the map knows no later offset of and is no
-tombstone whose time has come. Plain batches go from mapping to mapping; a compressed one, or one that was decided upon,
-is made beside and copied. Contract, ownership and thread rule: record_filter.pxd.
+A record stays if its offset is beyond the map. It also stays if it has a key for which the map has no later offset,
+unless it is a tombstone whose time has come. Plain batches are copied from mapping to mapping; a compressed batch, or
+one that had to be decided, is built in a buffer first. Contract, ownership and thread rule: record_filter.pxd.
 """
 
 from enum import IntEnum
@@ -42,15 +42,15 @@ class Fate(IntEnum):
 
     DROPPED = 0
     EMPTIED = 1
-    """Its header alone is written."""
+    """Only its header is written."""
     KEPT = 2
-    """At least one record of it is written."""
+    """At least one of its records is written."""
     TARGET_FULL = 3
-    """Nothing was done: it does not fit the target."""
+    """Nothing was done because it does not fit the target."""
 
 
 cdef struct Candidate:
-    const uint8_t *end            # of the record; it begins where the one before ends
+    const uint8_t *end            # of the record, which begins at the end of the one before
     int64_t offset
     int64_t timestamp
     kr_offset_entry entry
@@ -59,7 +59,7 @@ cdef struct Candidate:
 
 
 cdef struct Step:
-    # One call under the guard.
+    # The arguments of one guarded call.
     void *filter
     const uint8_t *section
     int64_t size
@@ -84,8 +84,9 @@ cdef int _put_guarded(void *argument) noexcept nogil:
 
 cdef int _rebase(uint8_t *to, const uint8_t *section, int64_t left, const BatchHeader *old, const BatchHeader *made,
                  int64_t *size) noexcept nogil:
-    # Write the records of section[0:left], which were parsed before, with timestamps that count from made's base
-    # timestamp: MOST_GROWTH bytes a record more at most. `to` may begin so far before a section that it overlaps.
+    # Write the records of section[0:left], which were parsed before, with timestamps relative to made's base
+    # timestamp. Each becomes at most MOST_GROWTH bytes longer. `to` may begin that far before the section and overlap
+    # it.
     cdef uint8_t *start = to
     cdef int32_t length = 0
     cdef int64_t delta = 0, timestamp = 0, rest
@@ -123,16 +124,18 @@ cdef int _rebase(uint8_t *to, const uint8_t *section, int64_t left, const BatchH
 cdef class RecordFilter(BatchWalk):
     """The filter of one round, over its segments in ascending order.
 
-    `offset_map`: as the round's pass has filled it. `now_ms` and `delete_retention_ms` make the delete horizon of
-    batches with tombstones that have none. `retained_offsets`: the last offsets of batches that stay as an empty
-    header if all their records go. `max_decompressed` bounds a batch's records, in bytes. The counters are totals.
+    `offset_map`: the map that the round's pass has filled. `now_ms` and `delete_retention_ms` give the delete horizon
+    of batches with tombstones that have none. `retained_offsets`: the last offsets of batches that stay as an empty
+    header if all their records are dropped. `max_decompressed` limits a batch's records, in bytes. The counters are
+    totals.
     """
 
     def __cinit__(self, OffsetMap offset_map not None, int64_t now_ms, int64_t delete_retention_ms,
                   retained_offsets=(), *, int64_t max_decompressed=MAX_DECOMPRESSED):
         cdef int64_t offset
         if now_ms < 0 or not 0 <= delete_retention_ms <= INT64_MAX - now_ms:
-            raise ValueError(f"a time of {now_ms} ms, deletes retained for {delete_retention_ms} ms")
+            raise ValueError(f"now_ms={now_ms} and delete_retention_ms={delete_retention_ms} must be at least 0, "
+                             "and their sum must fit int64")
         self.offset_map = offset_map
         self.now_ms = now_ms
         self.delete_retention_ms = delete_retention_ms
@@ -150,8 +153,8 @@ cdef class RecordFilter(BatchWalk):
 
     cdef int pick(self, const uint8_t *records, int64_t size, Keep keep, uint8_t *out,
                   bint copy_all) noexcept nogil:
-        # In groups: while the slots of one group's keys are on their way, its other records are parsed. Survivors
-        # that lie side by side are copied in one go.
+        # Works in groups: while the slots of one group's keys are loaded, its other records are parsed. Adjacent
+        # survivors are copied at once.
         cdef Candidate group[OFFSET_MAP_GROUP]
         cdef Candidate *c
         cdef RecordView record
@@ -214,8 +217,8 @@ cdef class RecordFilter(BatchWalk):
         return OK
 
     cdef bint is_horizon_due(self) noexcept nogil:
-        # Not where the batch reaches beyond the map: what its tombstones stand for is there still, and must not outlive
-        # them. Their time is counted from the round in which it went.
+        # Not if the batch reaches beyond the map: the records that its tombstones delete are still there and must not
+        # outlive them. The time of the tombstones counts from the round that drops those records.
         return (self.found.tombstones and not self.h.attributes & DELETE_HORIZON
                 and self.h.base_offset + self.h.last_offset_delta <= self.offset_map.latest_offset)
 
@@ -238,7 +241,7 @@ cdef class RecordFilter(BatchWalk):
     # ---- into the target --------------------------------------------------------------------------------
 
     cdef int ask_room(self, int64_t need) noexcept nogil:
-        # As LogSegment.prepare, but that nothing grows here.
+        # Like LogSegment.prepare, except that nothing grows here.
         cdef int64_t base_offset = self.target.base_offset, length = load_length(&self.target.region.r)
         cdef int64_t entries
         if self.h.base_offset < base_offset:
@@ -299,7 +302,7 @@ cdef class RecordFilter(BatchWalk):
         return status
 
     cdef int put_empty(self) noexcept nogil:
-        # Kafka's form of a batch that lost its records: no codec, no horizon and no base timestamp.
+        # Kafka's form of a batch that has lost its records: no codec, no horizon and no base timestamp.
         cdef BatchHeader made = self.h
         cdef int status
         self.outcome = BATCH_DROPPED
@@ -387,7 +390,7 @@ cdef class RecordFilter(BatchWalk):
         return self.do_batch(batch, LATEST_RECORDS, False)
 
     cdef int do_batch(self, RecordBatch batch, Keep keep, bint set_horizon) except? -128:
-        # The batch is the one at work, and checked. OK or NEEDS_ROLL; what is wrong is raised.
+        # The batch is the current one and is checked. Returns OK or NEEDS_ROLL; raises any error.
         cdef BatchHeader empty
         set_horizon = set_horizon and not self.h.attributes & DELETE_HORIZON
         if keep == LATEST_RECORDS and self.h.base_offset > self.offset_map.latest_offset and not set_horizon:
@@ -440,7 +443,7 @@ cdef class RecordFilter(BatchWalk):
                 PyObject_GetBuffer(packed, &view, PyBUF_SIMPLE)
                 made.size = view.len
                 section = <const uint8_t *> view.buf
-                PyBuffer_Release(&view)     # `packed` itself keeps it: codec's results do not change
+                PyBuffer_Release(&view)     # `packed` itself keeps the bytes: codec's results do not change
             made.size += HEADER_SIZE
             status = self.put_guarded(&made, section)
         del keeper
@@ -467,14 +470,14 @@ cdef class RecordFilter(BatchWalk):
 
     def filter_batches(self, LogSegment source not None, int64_t position, int64_t limit, int64_t max_bytes,
                        LogSegment target not None, *, bint keep_last=False):
-        """Copy the survivors of [position, limit) of the source behind what the target holds, one batch at least, until
-        `max_bytes` are read.
+        """Copy the survivors of the source's batches in [position, limit) to the end of the target.
 
-        `keep_last`: the batch that ends at `limit` stays, if need be as an empty header. Returns (Stop, position to
-        go on at, batch): a transactional or control batch is returned for a decision, which filter_batch takes. The
-        target's length is published, and its indexes fed, batch by batch; sealing and flushing it is the caller's.
-        Raises CorruptMessage's kinds for a bad batch, which lies at `position` and of which nothing is
-        published, KafkaStorageError's, and StorageFull.
+        Stops once `max_bytes` are read, but does at least one batch. `keep_last`: the batch that ends at `limit`
+        stays, if need be as an empty header. Returns (Stop, position to continue at, batch). A transactional or
+        control batch is returned for a decision, which filter_batch takes. The target's length is published, and its
+        indexes fed, batch by batch; sealing and flushing it is up to the caller. Raises StorageFull and subclasses of
+        KafkaStorageError, and a subclass of CorruptMessage for an invalid batch, which is at `position` and of which
+        nothing is published.
         """
         self.target = target
         self.keep_last = keep_last
@@ -486,11 +489,11 @@ cdef class RecordFilter(BatchWalk):
 
     def filter_batch(self, RecordBatch batch not None, LogSegment target not None, *, bint discard=False,
                      bint set_horizon=False, bint keep_empty=False):
-        """Do one batch by decision; returns its Fate.
+        """Do one batch as decided by the caller; return its Fate.
 
-        `discard`: none of its records stay. Else a data batch's stay as in filter_batches, and a control batch's all.
-        `set_horizon`: give it a delete horizon if it has none. `keep_empty`: it stays as an empty header if no record
-        does, as do batches whose last offset is a retained one. Raises as `filter_batches`.
+        `discard`: drop all its records. Otherwise the records of a data batch stay as in filter_batches, and all those
+        of a control batch. `set_horizon`: give it a delete horizon if it has none. `keep_empty`: it stays as an empty
+        header if no record does, as do batches whose last offset is retained. Raises what `filter_batches` does.
         """
         cdef Keep keep = NO_RECORD if discard else LATEST_RECORDS
         cdef int status

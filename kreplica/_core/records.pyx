@@ -1,8 +1,8 @@
-"""RecordBatch: one batch of a log as Python sees it, and walking from batch to batch and record to record.
+"""RecordBatch: one batch of a log for Python, and iteration from batch to batch and record to record.
 
-A batch is a view: of a pinned slice of a segment, of a fetch response, of any bytes. It copies nothing and
-keeps what it views alive. Its CRC, its header and all its records are checked before the first record is
-handed out, so reading gives right records or a typed error. Thread rule: any thread, under the GIL.
+A batch is a view of a pinned slice of a segment, of a fetch response or of any other bytes. It copies nothing and
+keeps the viewed bytes alive. Its CRC, header and all records are checked before the first record is returned, so a
+reader gets valid records or a typed error. Thread rule: any thread, under the GIL.
 """
 
 cimport cython
@@ -38,7 +38,7 @@ from kreplica._core.status cimport BAD_CONTROL_RECORD, OK, SHORT_INPUT, check
 from kreplica._core.varint cimport read_varint
 
 cdef enum:
-    HELD_GIL_BYTES = 16384        # below this, giving up the GIL costs more than keeping it
+    HELD_GIL_BYTES = 16384        # below this, releasing the GIL costs more than holding it
 
 
 cdef const int32_t *fault_of(object owner) except? NULL:
@@ -49,24 +49,25 @@ cdef const int32_t *fault_of(object owner) except? NULL:
 
 
 cdef object _decompressed(const uint8_t *p, const BatchHeader *h, int64_t max_size, Py_buffer *section):
-    # The records section of a compressed batch; returns what keeps it alive.
+    # Return the records section of a compressed batch and, as the result, the object that keeps it alive.
     cdef object source = PyMemoryView_FromMemory(<char *>p + HEADER_SIZE, h.size - HEADER_SIZE, PyBUF_READ)
     cdef object data = codec.decompress(h.attributes & CODEC_MASK, source, max_size, h.record_count)
     PyObject_GetBuffer(data, section, PyBUF_SIMPLE)
-    PyBuffer_Release(section)     # `data` itself keeps it: codec's results do not change
+    PyBuffer_Release(section)     # `data` itself keeps the bytes: codec's results do not change
     return data
 
 
-# The collector is not to know of who holds a buffer (no_gc): it would clear a memoryview that an error's traceback
-# makes a part of a cycle, before whoever holds its buffer, which fails. Nothing that they refer to refers back.
+# Objects that hold a buffer are hidden from the garbage collector (no_gc). If an error's traceback made a memoryview
+# part of a cycle, the collector would clear the memoryview before the object that holds its buffer, and that fails.
+# Nothing that these objects refer to refers back to them.
 @cython.final
 @cython.no_gc
 cdef class RecordBatch:
-    """A record batch of format v2 in `data[position:]`, any bytes-like object; it must not change meanwhile.
+    """A record batch of format v2 in `data[position:]`, any bytes-like object, which must not change meanwhile.
 
-    Making one checks the frame: InvalidBatchLength, UnsupportedMagic, TruncatedInput. Iterating gives
-    `Record`s and checks everything else: InvalidCrc and the other kinds of CorruptMessage,
-    DecompressionTooLarge past `max_decompressed` bytes. `memoryview(batch)` is its bytes, without a copy.
+    Creating it checks the frame; raises InvalidBatchLength, UnsupportedMagic or TruncatedInput. Iterating yields
+    `Record`s and checks everything else; raises InvalidCrc or another subclass of CorruptMessage, or
+    DecompressionTooLarge beyond `max_decompressed` bytes. `memoryview(batch)` gives its bytes without a copy.
     """
 
     def __cinit__(self):
@@ -74,7 +75,7 @@ cdef class RecordBatch:
 
     def __init__(self, data, int64_t position=0):
         if self.data != NULL:
-            raise TypeError("a RecordBatch is made once")
+            raise TypeError("a RecordBatch can be initialized only once: create another one")
         PyObject_GetBuffer(data, &self.view, PyBUF_SIMPLE)
         self.viewed = True
         if not 0 <= position < self.view.len:
@@ -114,7 +115,7 @@ cdef class RecordBatch:
         return keeper
 
     def check(self, *, bint dense=False):
-        """Raise unless CRC, header and every record are right; `dense` asks for a batch without gaps."""
+        """Raise unless the CRC, the header and every record are valid; `dense` also requires a batch without gaps."""
         cdef const uint8_t *records = NULL
         cdef int64_t size = 0
         cdef RecordScan found
@@ -123,11 +124,11 @@ cdef class RecordBatch:
         del keeper
 
     def records(self, *, start=None, stop=None, max_decompressed=None):
-        """Iterate over the records with offsets in [start, stop), all of them where these are None.
+        """Iterate over the records with offsets in [start, stop); a bound of None is no bound.
 
-        They are checked before the first is given, and made Python objects only in that range; those before `start`
-        are passed over by their lengths in a batch without gaps.
-        `max_decompressed` bytes instead of the attribute's.
+        All records are checked before the first one is returned, and only those in the range become Python objects. In
+        a batch without gaps, those before `start` are skipped by their lengths. `max_decompressed` replaces the
+        attribute.
         """
         cdef RecordIterator iterator = RecordIterator.__new__(RecordIterator)
         cdef RecordScan found
@@ -152,7 +153,7 @@ cdef class RecordBatch:
         return self.records()
 
     def uncompressed(self, *, max_decompressed=None):
-        """The records section as a memoryview, decompressed if need be, after the check of CRC and header."""
+        """Return the records section as a memoryview, decompressed if need be, once CRC and header are checked."""
         cdef const uint8_t *records = NULL
         cdef int64_t size = 0
         keeper = self.section(
@@ -161,10 +162,10 @@ cdef class RecordBatch:
         return memoryview(keeper)[HEADER_SIZE:] if keeper is self else memoryview(keeper)
 
     def to_arrow(self, columns=None, *, bint views=False):
-        """The records as a pyarrow.RecordBatch, of a control batch none; see kreplica._core.columns.
+        """Return the records as a pyarrow.RecordBatch, which is empty for a control batch; see kreplica._core.columns.
 
-        `columns` names those wanted; `views` makes binary_view columns that point into the batch, uncopied.
-        Raises what iterating raises, ImportError without pyarrow.
+        `columns` names the columns to return; `views` makes binary_view columns that point into the batch without a
+        copy. Raises what iterating raises, and ImportError without pyarrow.
         """
         from kreplica._core.arrow import to_arrow
         from kreplica._core.columns import ColumnBuilder
@@ -188,10 +189,10 @@ cdef class RecordBatch:
 
     @property
     def crc_valid(self):
-        """Whether the CRC fits the bytes; if so, it is not looked at again when the records are."""
+        """Whether the CRC matches the bytes; if so, reading the records does not check it again."""
         if self.data == NULL or check_crc(self.data, &self.h) != OK:
             return False
-        # Of a page that was lost on the way, reading the records tells.
+        # If a page was lost on the way, reading the records reports it.
         if check_fields(&self.h) == OK and (self.fault == NULL or self.fault[0] == 0):
             self.checked = True
         return True
@@ -217,12 +218,12 @@ cdef class RecordBatch:
 
     @property
     def size(self):
-        """Bytes, header included."""
+        """The size in bytes, header included."""
         return self.h.size
 
     @property
     def crc(self):
-        """The CRC-32C that the header has."""
+        """The CRC-32C in the header."""
         return self.h.crc
 
     @property
@@ -238,12 +239,12 @@ cdef class RecordBatch:
 
     @property
     def base_timestamp(self):
-        """What the records' timestamps count from, in ms; of a batch with a delete horizon, that horizon."""
+        """The base of the records' timestamps, in ms; with a delete horizon, that horizon."""
         return self.h.base_timestamp
 
     @property
     def max_timestamp(self):
-        """The largest timestamp in ms; of LogAppendTime, every record's."""
+        """The largest timestamp in ms; with LogAppendTime, that of every record."""
         return self.h.max_timestamp
 
     @property
@@ -272,7 +273,7 @@ cdef class RecordBatch:
 
     @property
     def delete_horizon_ms(self):
-        """When the cleaner may drop the batch's tombstones and markers (KIP-534); None: not set."""
+        """The time from which the cleaner may drop the batch's tombstones and markers (KIP-534), or None."""
         return self.h.base_timestamp if self.h.attributes & DELETE_HORIZON else None
 
     @property
@@ -293,8 +294,8 @@ cdef class RecordBatch:
 
 
 cdef bint _passed_over(RecordIterator iterator, int64_t before) noexcept nogil:
-    # Leave so many records behind by their lengths alone, and scan the others. Where there may be gaps, or anything is
-    # not as it should be, nothing is done: a scan of all says what.
+    # Skip this many records by their lengths alone, and scan the rest. If there may be gaps or something is invalid,
+    # nothing is done, because a scan of all records reports what it is.
     cdef const BatchHeader *h = &iterator.batch.h
     cdef BatchHeader rest = h[0]
     cdef const uint8_t *position = iterator.position
@@ -312,7 +313,7 @@ cdef bint _passed_over(RecordIterator iterator, int64_t before) noexcept nogil:
         position += used + length
         left -= used + length
         skipped += 1
-    # The deltas of the others ascend, and end at the last: there are as many as fit if they begin here.
+    # The deltas of the rest ascend and end at the last one, so none is missing if they begin here.
     if parse_record(position, left, &first, &size) != OK or first.offset_delta != before:
         return False
     rest.record_count -= <int32_t>before
@@ -323,7 +324,7 @@ cdef bint _passed_over(RecordIterator iterator, int64_t before) noexcept nogil:
 
 
 cdef int _narrow(RecordIterator iterator, int64_t start, int64_t stop) except -1:
-    # Leave the records before `start` behind and those from `stop` on out; all were scanned.
+    # Skip the records before `start` and leave out those from `stop` on; all have been scanned.
     cdef const BatchHeader *h = &iterator.batch.h
     cdef RecordView record
     cdef const uint8_t *position = iterator.position
@@ -332,7 +333,7 @@ cdef int _narrow(RecordIterator iterator, int64_t start, int64_t stop) except -1
     with nogil:
         for _ in range(iterator.remaining):
             if parse_record(position, left, &record, &used) != OK:
-                break             # the page was lost since the scan: __next__ says so
+                break             # the page was lost since the scan; __next__ raises
             offset = h.base_offset + record.offset_delta
             if offset >= stop:
                 break
@@ -354,7 +355,7 @@ cdef int _narrow(RecordIterator iterator, int64_t start, int64_t stop) except -1
 
 @cython.final
 cdef class RecordIterator:
-    """The records of one batch, which were checked."""
+    """The iterator over the records of one batch, which have been checked."""
 
     def __iter__(self):
         return self
@@ -385,7 +386,7 @@ cdef class RecordIterator:
 @cython.final
 @cython.no_gc
 cdef class BatchIterator:
-    """What `batches` returns."""
+    """The iterator that `batches` returns."""
 
     def __dealloc__(self):
         if self.viewed:
@@ -416,9 +417,9 @@ cdef inline int32_t _length(const uint8_t *p) noexcept:
 
 
 def batches(data, *, bint partial=False):
-    """Iterate over the batches in `data` (bytes-like), one after the other, each a view of it.
+    """Iterate over the batches in `data` (bytes-like), each of which is a view of it.
 
-    `partial` accepts that the last one is cut short, as in the answer to a fetch, and leaves it out.
+    `partial` accepts that the last one is truncated, as in a fetch response, and leaves it out.
     """
     cdef BatchIterator iterator = BatchIterator.__new__(BatchIterator)
     PyObject_GetBuffer(data, &iterator.view, PyBUF_SIMPLE)
@@ -460,14 +461,12 @@ cdef int check_produced(const uint8_t *p, int64_t left, bint allow_control, bint
 
 
 def validate_for_append(data, *, bint allow_control=False, int64_t max_decompressed=MAX_DECOMPRESSED):
-    """Check that `data` is exactly one batch that a leader may append; returns (max timestamp, its offset
-    delta).
+    """Check that `data` is exactly one batch that a leader may append; return (max timestamp, its offset delta).
 
-    The whole of it is checked: format v2 and nothing behind it, CRC, known codec and attributes, record
-    count, offset deltas 0, 1, 2 ..., every record's lengths and headers, decompressing up to
-    `max_decompressed` bytes. Control batches come only from the coordinator and the controller
-    (`allow_control`). The timestamp is that of the records: a leader corrects a header that says otherwise.
-    Raises a CorruptMessage, an InvalidRecord or InvalidTimestamp.
+    Checks everything: format v2 with nothing after it, CRC, known codec and attributes, record count, offset
+    deltas 0, 1, 2 ..., and every record's lengths and headers, decompressing up to `max_decompressed` bytes. Only
+    the coordinator and the controller write control batches (`allow_control`). The timestamp is that of the
+    records; a leader corrects a header that differs. Raises CorruptMessage, InvalidRecord or InvalidTimestamp.
     """
     cdef const uint8_t[::1] view = data
     cdef const uint8_t *p = &view[0] if view.shape[0] else NULL

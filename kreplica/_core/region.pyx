@@ -1,7 +1,7 @@
 """A file as memory whose base never moves: reserved once, backed in steps, read through pinned slices.
 
 See region.pxd for the contract, the ownership and the thread rule. Every failure is a typed error of
-`kreplica.common.errors`: a full disk StorageFull, a lost page MappedPageLost, a use after fork UseAfterFork.
+`kreplica.common.errors`: StorageFull for a full disk, MappedPageLost for a lost page, UseAfterFork after a fork.
 """
 
 cimport cython
@@ -58,8 +58,10 @@ cdef void drop_mapping(kr_mapping *mapping) noexcept nogil:
 
 
 def map_budget(maps=None):
-    """How many file mappings this process may hold (default: four fifths of vm.max_map_count); `maps` from now on, if
-    given. Readers beyond it copy with pread."""
+    """Return how many file mappings this process may hold, and set it to `maps` if given.
+
+    The default is four fifths of vm.max_map_count. Readers beyond the budget copy with pread.
+    """
     cdef int64_t before = kr_map_budget()
     if maps is not None:
         kr_set_map_budget(maps)
@@ -67,13 +69,15 @@ def map_budget(maps=None):
 
 
 def maps_held():
-    """How many file mappings this process holds now."""
+    """Return how many file mappings this process holds now."""
     return kr_maps_held()
 
 
 def descriptor_budget(descriptors=None):
-    """How many descriptors regions may keep (default: three quarters of RLIMIT_NOFILE), likewise. Beyond it a file is
-    opened for each use."""
+    """Return how many descriptors regions may keep, and set it to `descriptors` if given.
+
+    The default is three quarters of RLIMIT_NOFILE. Beyond the budget a file is opened for each use.
+    """
     cdef int64_t before = kr_descriptor_budget()
     if descriptors is not None:
         kr_set_descriptor_budget(descriptors)
@@ -81,16 +85,16 @@ def descriptor_budget(descriptors=None):
 
 
 cdef class Region:
-    """One file as memory. `capacity`: the largest length it may ever have, in bytes.
+    """One file as memory. `capacity` is the largest length it may ever have, in bytes.
 
-    An existing file opens with its size as its length (the caller publishes the valid length once it knows
-    it); a missing one is StorageIOError unless `create`. A region begins idle: it holds a mapping and a
-    descriptor only from its first use on.
+    An existing file opens with its size as its length; the caller publishes the valid length once it is known. Raises
+    StorageIOError if the file is missing, unless `create`. A region begins idle: it holds a mapping and a descriptor
+    only from its first use on.
 
-    `foreign`: the file of another program, which may truncate it at any time: it is read with pread, never
-    mapped. `prefault_bytes`: how far, at most, a fast writer's pages are taken ahead of it. `zeros_ahead`:
-    write zeros ahead of the writer instead of reserving blocks; by default on file systems where a reserved
-    block may still turn out to be missing (copy-on-write: btrfs, zfs, bcachefs, nilfs2).
+    `foreign`: a file of another program, which may truncate it at any time; it is read with pread and never mapped.
+    `prefault_bytes`: the largest distance at which pages are allocated ahead of a fast writer. `zeros_ahead`: write
+    zeros ahead of the writer instead of reserving blocks; this is the default on file systems where a reserved block
+    may still turn out to be missing (copy-on-write: btrfs, zfs, bcachefs, nilfs2).
     """
 
     def __cinit__(self, *_arguments, **_options):
@@ -105,7 +109,7 @@ cdef class Region:
         cdef int64_t size = 0
         cdef int error
         if foreign and writable:
-            raise ValueError("a foreign file is only read")
+            raise ValueError("a foreign file cannot be writable: leave out one of foreign and writable")
         self.begin(path, capacity, writable, prefault_bytes if writable else 0)
         self.foreign = foreign
         error = guard_install()
@@ -119,11 +123,11 @@ cdef class Region:
         self.closed = False
 
     cdef int begin(self, path, int64_t capacity, bint writable, int64_t prefault_bytes) except -1:
-        """What all regions begin with; the region is closed still."""
+        """Do the part of the initialization that all regions share; the region is still closed."""
         if self.path is not None:
-            raise ValueError("a region is opened once")
+            raise ValueError("a region can be opened only once: create another one")
         if capacity < 0 or prefault_bytes < 0:
-            raise ValueError(f"{capacity} bytes of capacity, {prefault_bytes} ahead")
+            raise ValueError(f"capacity={capacity} and prefault_bytes={prefault_bytes} must be at least 0")
         self.path = os.fspath(path)
         self.name = os.fsencode(path)
         self.writable = writable
@@ -134,7 +138,7 @@ cdef class Region:
         return 0
 
     def __dealloc__(self):
-        # A slice keeps its region alive, so no pin is out there. Whoever wants the slack given back closes.
+        # A slice keeps its region alive, so there are no pins. Only close() gives the slack back.
         if self.r.generation == self.r.process[0]:
             with nogil:
                 kr_growth_stop(&self.growth, 0)
@@ -149,7 +153,7 @@ cdef class Region:
     # ---- use -----------------------------------------------------------------------------------------
 
     cdef int fail(self, int number) noexcept nogil:
-        """The status of an errno, which is kept for the message."""
+        """Return the status of an errno, and keep the errno for the message."""
         if number:
             self.r.error = number
         return status_of(number)
@@ -162,7 +166,7 @@ cdef class Region:
             return CLOSED
         if for_write and not self.writable:
             return READ_ONLY
-        # A failed flush ends writes alone: what could be read before can be read still.
+        # A failed flush ends writes only: what could be read before can still be read.
         if fault and (for_write or fault != IO_FAILED):
             return fault
         return OK
@@ -198,7 +202,7 @@ cdef class Region:
         return (max(self.r.capacity, 1) + PAGE - 1) // PAGE * PAGE
 
     cdef void let_go(self, bint although_pinned) noexcept nogil:
-        """Hold no mapping; the last pin unmaps."""
+        """Release the mapping; the last pin unmaps it."""
         cdef kr_mapping *mapping = NULL
         pthread_mutex_lock(&self.lock)
         if although_pinned or kr_load_acquire(&self.r.pins) == 0:
@@ -269,7 +273,7 @@ cdef class Region:
             self.r.watermark = kr_growth_advance(&self.growth, length)
 
     cdef int give_back(self) noexcept nogil:
-        """Nothing ahead of the writer any more, and the file ends where its valid bytes end: a status."""
+        """Release all space ahead of the writer, so that the file ends with its valid bytes; return a status."""
         cdef int64_t length = load_length(&self.r)
         cdef int error = 0
         self.r.watermark = kr_growth_stop(&self.growth, length)
@@ -280,7 +284,7 @@ cdef class Region:
         return self.fail(error)
 
     cdef int shorten(self) except? -128:
-        """Let the file end at the length, in a new file where a reader has the bytes that go: a status."""
+        """End the file at the length, in a new file if a reader has the bytes cut off; return a status."""
         cdef int64_t length = load_length(&self.r)
         cdef int error = 0
         with nogil:
@@ -294,7 +298,7 @@ cdef class Region:
         return self.fail(error)
 
     cdef int renew(self, int64_t keep, const uint8_t *tail, int64_t tail_size) except? -128:
-        """Go on in a new file of the first `keep` bytes and the tail: a status."""
+        """Continue in a new file that consists of the first `keep` bytes and the tail; return a status."""
         cdef kr_mapping *mapping = NULL
         cdef int64_t length = keep + tail_size
         cdef int error
@@ -315,7 +319,7 @@ cdef class Region:
         return OK
 
     cdef bint cut(self, int64_t length) noexcept nogil:
-        """Publish the smaller length; whether a pin reaches beyond it. Later pins cannot."""
+        """Publish the smaller length; return whether a pin reaches beyond it, as no later pin can."""
         cdef bint pinned
         pthread_mutex_lock(&self.lock)
         publish_length(&self.r, length)
@@ -368,7 +372,7 @@ cdef class Region:
             error = kr_file_read(&self.file, position, size, target)
         if error:
             return self.fail(error)
-        # The writer may have cut the range off while it was read.
+        # The writer may have cut off the range while it was read.
         return OK if position + size <= load_length(&self.r) else OUT_OF_RANGE
 
     cdef Slice pin(self, int64_t position, int64_t size, bint aside=False):
@@ -387,7 +391,7 @@ cdef class Region:
             made.mapped = True
             made.data = made.mapping.base + position
         elif status == OUT_OF_MAPS:
-            # The size lies within the length, so no more is asked for than there is.
+            # The size lies within the length, so no more memory is requested than there are bytes.
             made.data = <uint8_t *>PyMem_RawMalloc(max(size, 1))
             if made.data == NULL:
                 raise MemoryError
@@ -398,7 +402,7 @@ cdef class Region:
         return made
 
     cdef int raise_for(self, int status, str what, int64_t where=-1) except? -128:
-        """Raise what belongs to a negative status, naming the file and the system's reason."""
+        """Raise the exception for a negative status, with the file and the system's reason."""
         if status >= 0:
             return status
         reason = ""
@@ -410,32 +414,32 @@ cdef class Region:
 
     @property
     def length(self):
-        """Valid bytes."""
+        """The number of valid bytes."""
         return load_length(&self.r)
 
     @property
     def capacity(self):
-        """The largest length, bytes."""
+        """The largest possible length, in bytes."""
         return self.r.capacity
 
     @property
     def allocated(self):
-        """Bytes that may be written without asking the file system again; 0 before the first write."""
+        """The number of bytes that may be written without a request to the file system; 0 before the first write."""
         return kr_load_acquire(&self.r.allocated)
 
     @property
     def pins(self):
-        """Slices and acquired mappings out there."""
+        """The number of slices and acquired mappings in use."""
         return kr_load_acquire(&self.r.pins)
 
     @property
     def is_mapped(self):
-        """Whether the region holds a mapping at the moment."""
+        """Whether the region holds a mapping now."""
         return self.r.base != NULL
 
     @property
     def holds_descriptor(self):
-        """Whether the region holds a file descriptor at the moment."""
+        """Whether the region holds a file descriptor now."""
         return self.file.descriptor != NULL
 
     @property
@@ -444,21 +448,21 @@ cdef class Region:
         return kr_load_acquire32(&self.r.fault)
 
     def contains_address(self, size_t address):
-        """Whether the address lies among the present mapping's valid bytes."""
+        """Return whether the address lies in the valid bytes of the present mapping."""
         cdef size_t base = <size_t>self.r.base
         return self.r.base != NULL and base <= address < base + <size_t>load_length(&self.r)
 
     def slice(self, int64_t position, int64_t size):
-        """The bytes [position, position + size) as a pinned Slice, which has the buffer protocol.
+        """Return the bytes [position, position + size) as a pinned Slice, which has the buffer protocol.
 
-        OffsetOutOfRange unless they are valid bytes.
+        Raises OffsetOutOfRange if they are not all valid bytes.
         """
         return self.pin(position, size)
 
     def read(self, int64_t position, int64_t size):
-        """A copy of the bytes [position, position + size); OffsetOutOfRange unless they are valid bytes.
+        """Return a copy of the bytes [position, position + size).
 
-        MappedPageLost if the file lost them meanwhile.
+        Raises OffsetOutOfRange if they are not all valid bytes, and MappedPageLost if the file lost them meanwhile.
         """
         cdef int64_t length = load_length(&self.r)
         if position < 0 or size < 0 or size > length - position:
@@ -472,9 +476,9 @@ cdef class Region:
         return made
 
     def write(self, int64_t position, const uint8_t[::1] data not None):
-        """Write bytes at `position`, reserving the room first; nothing is valid before `publish`.
+        """Write bytes at `position`, after reserving the space; they become valid only with `publish`.
 
-        StorageFull if the disk has no room, OffsetOutOfRange beyond the capacity.
+        Raises StorageFull if the disk has no space, and OffsetOutOfRange beyond the capacity.
         """
         cdef int64_t size = data.shape[0]
         cdef int status = OUT_OF_RANGE
@@ -485,13 +489,13 @@ cdef class Region:
         self.raise_for(status, f"writing {size} bytes to", position)
 
     def ensure(self, int64_t need):
-        """Make [0, need) writable, or raise StorageFull."""
+        """Make [0, need) writable; raise StorageFull if the disk has no space."""
         self.raise_for(ensure_writable(self, need), "growing", need)
 
     def publish(self, int64_t length):
-        """Make [0, length) the valid bytes; OffsetOutOfRange if the file has fewer.
+        """Make [0, length) the valid bytes; raise OffsetOutOfRange if the file has fewer.
 
-        A reader beside another process's writer tells its region so what that writer has published.
+        A reader of a file that another process writes calls this with the length that the writer has published.
         """
         cdef int64_t size = self.growth.file_size
         self.raise_for(self.usable(False), "publishing in")
@@ -504,11 +508,11 @@ cdef class Region:
         self.advanced()
 
     def flush(self, int64_t start=0, stop=None, Region along=None):
-        """Make the bytes written so far last; a file is flushed as a whole, whatever the range. With it `along`, a file
-        beside it of which all was written: by the same flush of the disk, where that can be.
+        """Flush the bytes written so far; a file is flushed as a whole, whatever the range.
 
-        After a failure nothing is ever written to the region again, for the system may have forgotten what it could
-        not write; reads go on.
+        `along` is another file in the same directory, all of which has been written. It is flushed by the same disk
+        flush if possible. After a failure the region is never written again, because the system may have discarded
+        what it could not write; reads continue.
         """
         cdef int64_t end = load_length(&self.r) if stop is None else stop
         cdef int status
@@ -517,7 +521,7 @@ cdef class Region:
         self.raise_for(status, "flushing")
 
     def trim(self):
-        """Give the slack between the length and the end of the file back to the disk."""
+        """Give the space between the length and the end of the file back to the disk."""
         cdef int status = self.usable(True)
         if status == OK:
             with nogil:
@@ -525,11 +529,11 @@ cdef class Region:
         self.raise_for(status, "trimming")
 
     def truncate(self, int64_t length, const uint8_t[::1] tail=None):
-        """End the region at `length`, or with the bytes of `tail` behind that.
+        """End the region at `length`, or with the bytes of `tail` after it.
 
-        Slices of this region, and other regions that map the file in any process, keep the bytes that are cut
-        off. If there are any, or if a tail is given, the region continues in a new file, which is made beside the
-        old one as path + '.tmp': a crash leaves one or the other.
+        Slices of this region, and other regions that map the file in any process, keep the bytes that are cut off. If
+        there are any, or if a tail is given, the region continues in a new file, first written next to the old one as
+        path + '.tmp'. A crash leaves one or the other.
         """
         cdef int64_t before = load_length(&self.r)
         cdef int64_t added = 0 if tail is None else tail.shape[0]
@@ -546,7 +550,7 @@ cdef class Region:
         self.raise_for(status, "truncating", length)
 
     def renamed(self, path):
-        """The file has another name now."""
+        """Follow a rename: from now on the file has this path."""
         self.raise_for(self.usable(False), "renaming")
         cdef bytes name = os.fsencode(path)
         kr_file_renamed(&self.file, name)
@@ -554,12 +558,14 @@ cdef class Region:
         self.path = os.fspath(path)
 
     def lend(self):
-        """Another region of this process has slices of the same file: a cut goes on in a new file."""
+        """Record that another region of the process has slices of the file, so that a cut continues in a new file."""
         self.lent_to = load_length(&self.r)
 
     def hold(self):
-        """Keep the bytes at hand though the file is about to lose its name: mapped, or by a descriptor that counts for
-        no budget."""
+        """Keep the bytes readable although the file is about to lose its name.
+
+        They stay mapped, or are read through a descriptor that does not count towards the budget.
+        """
         cdef int status, error = 0
         with nogil:
             status = self.ready(False)
@@ -568,7 +574,7 @@ cdef class Region:
         self.raise_for(self.fail(error) if status == OUT_OF_MAPS else status, "holding")
 
     def idle(self):
-        """Hold no slack, no descriptor and, unless it is pinned, no mapping until the next use."""
+        """Release the slack, the descriptor and, unless it is pinned, the mapping until the next use."""
         cdef int status = self.usable(False)
         self.raise_for(status, "idling")
         if self.usable(True) == OK:
@@ -579,9 +585,9 @@ cdef class Region:
         self.raise_for(status, "idling")
 
     def close(self):
-        """End all use but that of the slices that are out there; the slack goes back to the disk.
+        """End all use except that of present slices; the slack goes back to the disk.
 
-        After a fork, the child's close leaves the parent's file alone.
+        After a fork, the child's close does not touch the parent's file.
         """
         cdef int status = OK
         if not self.closed and self.r.generation == self.r.process[0]:
@@ -606,7 +612,7 @@ cdef class Region:
 @cython.freelist(64)
 @cython.no_gc_clear
 cdef class Slice:
-    """A pinned, read-only range of a region; `memoryview(slice)` and anything that takes a buffer work."""
+    """A pinned, read-only range of a region, for `memoryview(slice)` and everything else that accepts a buffer."""
 
     def __dealloc__(self):
         if self.mapping != NULL:
@@ -622,7 +628,7 @@ cdef class Slice:
 
     @property
     def address(self):
-        """Where the bytes lie in memory."""
+        """The address of the bytes in memory."""
         return <size_t>self.data
 
     def __getbuffer__(self, Py_buffer *buffer, int flags):

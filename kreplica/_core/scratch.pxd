@@ -1,4 +1,4 @@
-# Scratch: memory that grows and is used again. Its owner frees `data`, or hands it on.
+# Scratch: memory that grows and is reused. Its owner frees `data` or passes it on.
 
 from libc.stdint cimport int64_t, uint8_t
 from libc.stdlib cimport realloc
@@ -30,7 +30,7 @@ cdef inline int grow(Scratch *s, int64_t more) noexcept nogil:
 
 
 cdef inline int reserve(Scratch *s, int64_t more) except -1:
-    # The same, raising.
+    # Do the same, but raise MemoryError on failure.
     if grow(s, more) != OK:
         raise MemoryError(f"no memory for {s.size + more} bytes")
     return 0

@@ -1,9 +1,9 @@
-"""Reading a segment through: is every batch whole, and where does the good part end?
+"""Scan a segment: check that every batch is intact, and find where the valid part ends.
 
-Recovery, verification, scrubbing and repair stand on these: `scan` goes from batch to batch and checks each, `examine`
-does so for a segment that is closed, `resync` finds the next whole batch behind a bad one, and `read_behind` reads
-without a look at what lies before. All run without the GIL, window by window, under the guard. Ownership and thread
-rule: as log_segment.pxd; `scan` with `rebuild` changes the segment and belongs to its one writer.
+Recovery, verification, scrubbing and repair use these functions. `scan` goes from batch to batch and checks each,
+`examine` does so for a closed segment, `resync` finds the next intact batch after a bad one, and `read_behind` reads
+without touching what lies before. All run without the GIL, window by window, under the guard. Ownership and thread
+rule: those of log_segment.pxd; `scan` with `rebuild` changes the segment and is reserved to its only writer.
 """
 
 from libc.stdint cimport INT64_MAX, int64_t, uint8_t
@@ -30,8 +30,8 @@ cdef struct Window:
     Scan *scan
     void *segment
     bint rebuild
-    int64_t stop_offset           # -1: a batch of another epoch is looked at when it is read
-    bint is_in_front              # NEEDS_LOOK is for the batch at scan.position, not for the one before it
+    int64_t stop_offset           # -1: a batch of another epoch is checked when it is read
+    bint is_in_front              # NEEDS_LOOK is for the batch at scan.position, not for the previous one
     int64_t file_end
 
 
@@ -46,7 +46,7 @@ cdef struct Examination:
     int64_t epoch_end
     int64_t last_position
     int64_t last_expected
-    int64_t wanted                # the size of a batch that does not end within the window, as it says itself
+    int64_t wanted                # the size in the header of a batch that does not end within the window
 
 
 cdef struct Behind:
@@ -61,8 +61,7 @@ cdef struct Behind:
 
 
 cdef int _scan_guarded(void *argument) noexcept nogil:
-    # Check batch after batch within the window; END at the window's end or when a batch does not end within
-    # it.
+    # Check batch after batch within the window; return END at the window's end or if a batch does not end within it.
     cdef Window *window = <Window *> argument
     cdef Scan *s = window.scan
     cdef BatchHeader *h = &s.header
@@ -101,13 +100,13 @@ cdef int _scan_guarded(void *argument) noexcept nogil:
 
 
 cdef int64_t _size_at(const uint8_t *p, int64_t left) noexcept nogil:
-    # The size that the batch here says it has, or that of a header where not even that much is there.
+    # Return the size in this batch's header, or that of a header if not even the size is there.
     return LOG_OVERHEAD + load32(p + 8) if left >= LOG_OVERHEAD else HEADER_SIZE
 
 
 cdef int _examine_guarded(void *argument) noexcept nogil:
-    # As _scan_guarded, for batches that a log has already: all of the epoch that is known, below the limits.
-    # NEEDS_LOOK in front of a batch of the next epoch.
+    # Like _scan_guarded, for batches that a log has already: all are of the known epoch and below the limits. Returns
+    # NEEDS_LOOK before a batch of the next epoch.
     cdef Examination *x = <Examination *> argument
     cdef BatchHeader h
     cdef const uint8_t *p
@@ -139,8 +138,8 @@ cdef int _examine_guarded(void *argument) noexcept nogil:
 
 
 cdef int _resync_guarded(void *argument) noexcept nogil:
-    # From scan.position up to scan.limit, byte by byte: OK at a whole batch, END when there is none, NEEDS_LOOK where
-    # only the end of what may be one lies beyond the window.
+    # Search from scan.position up to scan.limit, byte by byte. Returns OK at an intact batch, END if there is none,
+    # and NEEDS_LOOK if a possible batch extends beyond the window.
     cdef Window *window = <Window *> argument
     cdef Scan *s = window.scan
     cdef const uint8_t *p
@@ -158,16 +157,17 @@ cdef int _resync_guarded(void *argument) noexcept nogil:
 
 def scan(LogSegment segment not None, int64_t position, int64_t limit, int64_t next_offset, int64_t leader_epoch, *,
          bint rebuild=False, int64_t stop_offset=-1):
-    """Check the batches of [position, limit): header, CRC, offsets and epochs that do not go back.
+    """Check the batches in [position, limit): header, CRC, and offsets and epochs that never decrease.
 
-    Goes on until a batch that a log must look at (a producer's, a control batch, one of another epoch), a
-    bad one, or `limit`. `rebuild`: feed the indexes and timestamps on the way. `stop_offset`: stop in front of the
-    first batch that reaches that offset or is of another epoch than `leader_epoch`; -1: in front of none.
+    Stops at `limit`, at an invalid batch, or at a batch that the log must look at: a producer's, a control batch or
+    one of another epoch. `rebuild`: feed the indexes and timestamps on the way. `stop_offset`: stop before the first
+    batch that reaches that offset or has an epoch other than `leader_epoch`; -1: before none.
 
-    Returns (status, position after the last good batch, next offset, header): status 0 at the limit, 1 after a batch
-    to look at, 2 in front of one (see `stop_offset`), negative for a bad batch at that position. With 1 and 2
-    `header` is (base offset, last offset, leader epoch, max timestamp, producer id, producer epoch, base sequence,
-    attributes, record count, size), else it is empty. Raises StorageFull, KafkaStorageError where an index cannot grow.
+    Returns (status, position after the last valid batch, next offset, header). The status is 0 at the limit, 1 after a
+    batch to look at, 2 before one (see `stop_offset`), and negative for an invalid batch at that position. With 1 and
+    2 `header` is (base offset, last offset, leader epoch, max timestamp, producer id, producer epoch, base sequence,
+    attributes, record count, size), else it is empty. Raises StorageFull or another KafkaStorageError if an index
+    cannot grow.
     """
     cdef Scan s
     cdef Window window
@@ -198,12 +198,11 @@ def scan(LogSegment segment not None, int64_t position, int64_t limit, int64_t n
                 h.producer_id, h.producer_epoch, h.base_sequence, h.attributes, h.record_count, h.size)
         if status != END:
             if status in (BAD_BATCH_LENGTH, SHORT_INPUT) and window.end < limit:
-                # Perhaps the batch only does not end within the window: look again from its start,
-                # farther.
+                # The batch may only extend beyond the window: look again from its start, with a larger window.
                 size = SCAN_WINDOW_BYTES if s.position > window.start else min(size * 4, limit - s.position)
                 continue
             if status <= STORAGE_FULL and status != PAGE_FAULT:
-                # Of an index that could not grow. The batch is good.
+                # The error is an index's, which could not grow. The batch is valid.
                 check(status, f"indexing {segment.region.path}", s.position)
             return status, s.position, s.next_offset, ()
         size = SCAN_WINDOW_BYTES
@@ -212,14 +211,15 @@ def scan(LogSegment segment not None, int64_t position, int64_t limit, int64_t n
 
 def examine(LogSegment segment not None, int64_t position, int64_t limit, int64_t next_offset, *,
             int64_t following, int64_t leader_epoch=-1, int64_t epoch_end=INT64_MAX, bint aside=False):
-    """Check the batches of [position, limit) again, in a segment that is not appended to any more.
+    """Check the batches in [position, limit) again, in a segment that no longer receives appends.
 
-    As `scan`, but the offsets must lie below `following`, the next segment's, and the leader epochs be `leader_epoch`
-    (-1: any). Stops with status 1 in front of a batch at or above `epoch_end`, where the caller knows another epoch.
-    `aside`: what is read leaves no trace in the page cache. A batch that begins below `limit` is read to its end.
+    Like `scan`, but the offsets must be below `following`, the next segment's base offset, and the leader epochs must
+    be `leader_epoch` (-1: any). Stops with status 1 before a batch at or above `epoch_end`, where the caller knows of
+    another epoch. `aside`: reading leaves no trace in the page cache. A batch that begins below `limit` is read to its
+    end.
 
-    Returns (status, position after the last good batch, next offset, position of the last good batch, the least
-    offset it could have had); the last two are -1 where there was none.
+    Returns (status, position after the last valid batch, next offset, position of the last valid batch, the lowest
+    offset it could have had); the last two are -1 if there is none.
     """
     cdef Examination x
     cdef Slice held
@@ -242,7 +242,7 @@ def examine(LogSegment segment not None, int64_t position, int64_t limit, int64_
             status = kr_guard_call(_examine_guarded, &x)
         size = min(<int64_t> SCAN_WINDOW_BYTES, limit - x.position)
         if status in (BAD_BATCH_LENGTH, SHORT_INPUT):
-            # Perhaps the batch only does not end within the window.
+            # The batch may only extend beyond the window.
             size = x.wanted
             if x.end - x.position < size <= file_end - x.position:
                 status = END
@@ -253,16 +253,16 @@ def examine(LogSegment segment not None, int64_t position, int64_t limit, int64_
 
 
 cdef Slice _window(LogSegment segment, int64_t start, int64_t size, bint aside):
-    # What is larger than a window, one batch that says so of itself, is never copied.
+    # A range larger than a window, which is one batch that gives this size itself, is never copied.
     return segment.region.pin(start, size, aside and size <= SCAN_WINDOW_BYTES)
 
 
 def resync(LogSegment segment not None, int64_t position, int64_t next_offset, *, int64_t stop=INT64_MAX,
            bint aside=False):
-    """Behind a bad batch at `position`: (base offset, position) of the next batch that is whole, or None.
+    """Find the next intact batch after a bad one at `position`; return (base offset, position), or None.
 
-    A batch counts when its header is plausible, its offsets do not lie below `next_offset` and its CRC fits. One that
-    begins at `stop` or behind is not looked for.
+    A batch is intact if its header is plausible, its offsets are not below `next_offset` and its CRC matches. A batch
+    that begins at or after `stop` is not searched for.
     """
     cdef Scan s
     cdef Window window
@@ -287,13 +287,13 @@ def resync(LogSegment segment not None, int64_t position, int64_t next_offset, *
         if status == OK:
             return s.header.base_offset, s.position
         start = s.position
-        # A batch that may begin here is read by itself; if it is none, the search goes on behind it.
+        # A batch that may begin here is read on its own; if it is not one, the search continues after it.
         size = max(<int64_t> SCAN_WINDOW_BYTES, s.header.size) if status == NEEDS_LOOK else SCAN_WINDOW_BYTES
     return None
 
 
 cdef int _behind_guarded(void *argument) noexcept nogil:
-    # From byte start on: the first batch whose last offset is at least `offset`, and those that follow it.
+    # Find, from byte start on, the first batch whose last offset is at least `offset`, and those that follow it.
     cdef Behind *c = <Behind *> argument
     cdef Walk w
     cdef int64_t hint = (<LogSegment> c.segment).hinted_at(c.offset, c.limit, &w)
@@ -319,7 +319,7 @@ cdef int _find_behind(LogSegment segment, Behind *c) except? -128:
 
 
 def position_behind(LogSegment segment not None, int64_t start, int64_t offset):
-    """As LogSegment.position_of, but nothing below byte `start`, where a batch begins, is looked at."""
+    """Like LogSegment.position_of, but without reading anything below byte `start`, where a batch begins."""
     cdef Behind c
     c.start = start
     c.offset = offset
@@ -332,9 +332,9 @@ def position_behind(LogSegment segment not None, int64_t start, int64_t offset):
 
 def read_behind(LogSegment segment not None, int64_t start, int64_t offset, int64_t max_bytes, *, int64_t limit=-1,
                 bint at_least_one=True):
-    """As LogSegment.read, but nothing below byte `start`, where a batch begins, is looked at.
+    """Like LogSegment.read, but without reading anything below byte `start`, where a batch begins.
 
-    So what lies behind damaged bytes is read without a walk through them.
+    So the batches after damaged bytes can be read without a walk through the damage.
     """
     cdef Behind c
     c.start = start
@@ -350,8 +350,7 @@ def read_behind(LogSegment segment not None, int64_t start, int64_t offset, int6
 
 
 def check_indexes(LogSegment segment not None):
-    """For a reader, who cannot rebuild: leave out an index's padding, and the whole of one that does not
-    fit."""
+    """Leave out an index's padding, or a whole index that does not fit, for a reader, which cannot rebuild it."""
     segment.offset_index.forget_padding()
     segment.time_index.forget_padding()
     if not segment.offset_index.is_plausible(load_length(&segment.region.r)):
@@ -361,7 +360,7 @@ def check_indexes(LogSegment segment not None):
 
 
 cdef int _by_time_guarded(void *argument) noexcept nogil:
-    # From the batch at walk on, the first one whose max timestamp is at least target.
+    # Find the first batch, from the one at walk on, whose max timestamp is at least target.
     cdef Locate *c = <Locate *> argument
     cdef Walk *w = c.walk
     cdef int status = OK
@@ -371,8 +370,10 @@ cdef int _by_time_guarded(void *argument) noexcept nogil:
 
 
 def position_by_time(LogSegment segment not None, int64_t timestamp, int64_t start_offset):
-    """(position, size, base offset, last offset) of the first batch at or above `start_offset` with a
-    record of at least `timestamp` (ms), or None."""
+    """Find the first batch at or above `start_offset` with a record of at least `timestamp` (ms).
+
+    Returns (position, size, base offset, last offset), or None if there is none.
+    """
     cdef Walk w
     cdef int64_t limit = load_length(&segment.region.r)
     cdef int64_t hint = segment.hint_by_time(segment.time_index.find(timestamp), limit, &w)

@@ -1,7 +1,7 @@
-"""Status codes of the native core, and the one place where the core raises.
+"""Status codes of the native core, and the only place where the core raises.
 
-The core does not know Kafka's error classes: `kreplica.common.errors` installs a factory that makes the
-exception for a code. Thread rule: `install` is called once, at import, under the GIL.
+The core does not know Kafka's error classes: `kreplica.common.errors` installs a factory that creates the exception
+for a code. Thread rule: `install` is called once, on import, under the GIL.
 """
 
 from libc.stdint cimport int64_t
@@ -37,7 +37,7 @@ def install(factory):
 
 
 def status_of_errno(int number):
-    """The status that belongs to an errno of a failed file operation."""
+    """Return the status for the errno of a failed file operation."""
     if number in (_errno.ENOSPC, _errno.EDQUOT, _errno.EFBIG):
         return STORAGE_FULL
     if number in (_errno.EMFILE, _errno.ENFILE):
@@ -56,5 +56,5 @@ cdef int check(int status, str what, int64_t where=-1) except? -128:
 
 
 def raise_status(int status, str what, int64_t where=-1):
-    """Raise the exception of a negative `status`; returns it unchanged otherwise (for Python callers)."""
+    """Raise the exception for a negative `status`, or return any other one; for Python callers."""
     return check(status, what, where)

@@ -1,8 +1,10 @@
-# TimeIndex: the sparse map from timestamp to offset that lies beside each segment (.timeindex).
+# TimeIndex: the sparse map from timestamp to offset in the file next to each segment (.timeindex).
 #
-# An entry is 12 bytes, big-endian: timestamp in ms since 1970 (8), offset - base offset (4). It says: the greatest
-# timestamp up to that offset is this one. Entries ascend strictly in timestamp, so a clock that goes back adds
-# nothing. The last slot is kept for the entry that a roll or a close adds. Ownership and threads: as its Region.
+# An entry is 12 bytes, big-endian: timestamp in ms since 1970 (8), offset - base offset (4). It means that the
+# greatest
+# timestamp up to that offset is this one. Entries strictly ascend in timestamp, so a clock that goes back adds
+# nothing.
+# The last slot is reserved for the entry that a roll or a close adds. Ownership and thread rule: those of its Region.
 
 from libc.stdint cimport int32_t, int64_t, uint8_t
 
@@ -23,12 +25,12 @@ cdef class TimeIndex:
     cdef int64_t _last_timestamp
     cdef bint _last_known
 
-    # Backing for one more entry; FULL when there is no slot left (`closing`: the kept one counts).
+    # Make room for one more entry; return FULL if there is no slot left (`closing`: the reserved one may be used).
     cdef int prepare(self, bint closing) noexcept nogil
-    # Add an entry if its timestamp is above the last one's; the caller has called prepare() and holds the guard.
+    # Add an entry if its timestamp is above the last one's; call prepare() first and hold the guard.
     cdef void put(self, int64_t timestamp, int64_t offset) noexcept nogil
-    # The two below touch mapped memory: call them under the guard.
-    # The last entry with timestamp <= target; (-1, base offset) when there is none.
+    # The two functions below access mapped memory, so call them under the guard.
+    # Find the last entry with timestamp <= target; (-1, base offset) if there is none.
     cdef int lookup(self, int64_t target, TimestampOffset *found) noexcept nogil
     cdef int entry(self, int64_t slot, TimestampOffset *found) noexcept nogil
     cdef int64_t count(self) noexcept nogil

@@ -1,6 +1,6 @@
-"""The time index of a segment: from a timestamp to an offset at which a search may begin.
+"""The time index of a segment: from a timestamp to an offset where a search may begin.
 
-Kafka's file format (`<base offset>.timeindex`). Contract, ownership and threads: time_index.pxd.
+Kafka's file format (`<base offset>.timeindex`). Contract, ownership and thread rule: time_index.pxd.
 """
 
 from libc.stdint cimport INT64_MAX, int64_t, uint8_t, uint32_t
@@ -29,7 +29,7 @@ cdef int _guarded_lookup(void *argument) noexcept nogil:
 
 
 cdef class TimeIndex:
-    """The time index of one segment over the Region of its file; arguments as OffsetIndex."""
+    """The time index of one segment in the Region of its file; takes the arguments of OffsetIndex."""
 
     def __cinit__(self, Region region not None, int64_t base_offset, int64_t max_bytes):
         self.region = region
@@ -62,7 +62,7 @@ cdef class TimeIndex:
         return ensure_writable(self.region, entries * TIME_ENTRY_SIZE)
 
     cdef void put(self, int64_t timestamp, int64_t offset) noexcept nogil:
-        # Half an entry that a file may end in is written over.
+        # An incomplete entry at the file's end is overwritten.
         cdef int64_t length = self.count() * TIME_ENTRY_SIZE
         cdef uint8_t *slot = self.region.r.base + length
         if not self._last_known:
@@ -106,7 +106,7 @@ cdef class TimeIndex:
         return self.count()
 
     def __getitem__(self, int64_t slot):
-        """(timestamp in ms, offset) of entry `slot`."""
+        """Return (timestamp in ms, offset) of entry `slot`."""
         cdef TimestampOffset found
         if slot < 0 or slot >= self.count():
             raise IndexError(slot)
@@ -115,13 +115,13 @@ cdef class TimeIndex:
 
     @property
     def is_full(self):
-        """Whether only the slot kept for the roll is left."""
+        """Whether only the slot reserved for the roll is left."""
         return self.count() >= self.max_entries - 1
 
     def append(self, int64_t timestamp, int64_t offset, *, bint closing=False):
-        """Add (timestamp, offset) unless the timestamp is not above the last one's.
+        """Add (timestamp, offset) if the timestamp is above the last one's.
 
-        `closing`: may take the slot that is kept for the roll. Raises InvalidFile when there is no slot.
+        `closing`: may use the slot reserved for the roll. Raises InvalidFile if there is no slot left.
         """
         cdef int status
         if offset < self.base_offset or offset - self.base_offset > 0x7FFFFFFF:
@@ -135,13 +135,13 @@ cdef class TimeIndex:
         self.put(timestamp, offset)
 
     def find(self, int64_t target):
-        """The last entry (timestamp, offset) at or below `target`; (-1, base offset) when there is none."""
+        """Return the last entry (timestamp, offset) at or below `target`, or (-1, base offset) if there is none."""
         cdef TimestampOffset found
         self._guarded(_guarded_lookup, target, &found, "searching a time index")
         return found.timestamp, found.offset
 
     def truncate_to(self, int64_t offset):
-        """Drop the entries for `offset` and all above it."""
+        """Drop the entries at or above `offset`."""
         cdef int64_t low = 0, high = self.count(), middle
         cdef TimestampOffset found
         while low < high:
@@ -155,12 +155,12 @@ cdef class TimeIndex:
         self.region.truncate(low * TIME_ENTRY_SIZE)
 
     def reset(self):
-        """Drop all entries, to be built anew."""
+        """Drop all entries, so that the index can be rebuilt."""
         self._last_known = False
         self.region.truncate(0)
 
     def forget_padding(self):
-        """Leave out the zeros that a crash left behind the last entry (an index is allocated ahead)."""
+        """Leave out the zeros that a crash left after the last entry, because an index is allocated ahead."""
         cdef int64_t low = 0, high = self.count(), middle
         cdef TimestampOffset found
         while low < high:
@@ -174,7 +174,7 @@ cdef class TimeIndex:
         publish_length(&self.region.r, low * TIME_ENTRY_SIZE)
 
     def is_plausible(self, int64_t log_end_offset=INT64_MAX):
-        """Whether the entries fit a log that ends at `log_end_offset`, as far as the first and the last one tell."""
+        """Return whether the first and last entries fit a log that ends at `log_end_offset`."""
         cdef TimestampOffset first, last
         cdef int64_t entries = self.count()
         if self.region.length % TIME_ENTRY_SIZE:

@@ -1,4 +1,4 @@
-"""The hierarchical timing wheel: adding and cancelling a timer cost the same for any number of them.
+"""The hierarchical timing wheel: adding and cancelling a timer take constant time, however many there are.
 
 Purpose, layout, ownership and thread rule: timing_wheel.pxd.
 """
@@ -15,16 +15,16 @@ cdef extern from *:
     int lowest_bit "__builtin_ctzll"(uint64_t word) nogil   # undefined for 0
 
 cdef enum:
-    EXPIRED_AT_ONCE = 256              # payloads that Python's `advance` collects before it makes objects
+    EXPIRED_AT_ONCE = 256              # payloads that Python's `advance` collects before it creates objects
 
 
 @cython.final
 cdef class TimingWheel:
     """Timers with a deadline in milliseconds and a number as payload.
 
-    `tick_ms`: what time is rounded to; a timer expires less than a tick after its deadline, never before.
-    `buckets_per_level`: 2 to 64; Kafka's wheel has 20. `start_ms`: where the wheel stands at first, 0 or
-    later. Raises ValueError for other values.
+    `tick_ms`: the resolution; a timer expires less than a tick after its deadline, never before it.
+    `buckets_per_level`: 2 to 64; Kafka's wheel has 20. `start_ms`: the wheel's first time, 0 or later. Raises
+    ValueError for other values.
     """
 
     def __cinit__(self, int64_t tick_ms=1, int32_t buckets_per_level=20, int64_t start_ms=0):
@@ -34,7 +34,7 @@ cdef class TimingWheel:
         self.buckets_per_level = buckets_per_level
         self.tick = start_ms // tick_ms
         self.last_tick = INT64_MAX // tick_ms
-        # As many levels as last_tick has digits in this base have a place for their heads.
+        # There are heads for as many levels as last_tick has digits in this base.
         cdef int32_t heads = buckets_per_level
         cdef int64_t rest = self.last_tick // buckets_per_level
         while rest > 0:
@@ -48,35 +48,35 @@ cdef class TimingWheel:
         slots_close(&self.timers)
 
     def __len__(self):
-        """How many timers are pending."""
+        """Return the number of pending timers."""
         return slots_taken(&self.timers)
 
     @property
     def now_ms(self):
-        """Where the wheel stands: the start of a tick, never after the latest time it was advanced to."""
+        """The wheel's present time: the start of a tick, at most the latest time it was advanced to."""
         return self.tick * self.tick_ms
 
     @property
     def allocated_bytes(self):
-        """Bytes of memory that hold timers, pending or free."""
+        """The bytes of memory that hold timers, pending or free."""
         return slots_allocated_bytes(&self.timers)
 
     def add(self, int64_t deadline_ms, int64_t payload):
-        """Add a timer; its handle, a positive number.
+        """Add a timer and return its handle, a positive number.
 
-        A deadline that is not after `now_ms` expires with the next `advance` that does not go back. Raises
-        KafkaStorageError when there is no memory, or with 2**26 timers pending.
+        If the deadline is not after `now_ms`, the timer expires with the next `advance` that does not go back. Raises
+        KafkaStorageError if there is no memory or 2**26 timers are pending.
         """
         return check_handle(self.add_timer(deadline_ms, payload))
 
     def cancel(self, int64_t handle):
-        """True if the timer was pending: it will not expire. A handle that is no more does no harm."""
+        """Cancel a timer; return True if it was pending and will not expire. An old handle does no harm."""
         return self.cancel_timer(handle)
 
     def advance(self, int64_t now_ms):
-        """Move on to `now_ms`: the payloads of what has expired, by tick, then in the order of `add`.
+        """Advance to `now_ms` and return the payloads of the expired timers, by tick and then in the order of `add`.
 
-        Nothing expires when the clock went back, and the wheel stays where it stands.
+        If the clock went back, nothing expires and the wheel's time does not change.
         """
         cdef int64_t payloads[EXPIRED_AT_ONCE]
         cdef int64_t count = EXPIRED_AT_ONCE
@@ -87,10 +87,10 @@ cdef class TimingWheel:
         return expired
 
     def next_deadline(self):
-        """The earliest time in ms at which something may expire; None if nothing is pending.
+        """Return the earliest time in ms at which a timer may expire, or None if no timer is pending.
 
-        Exact for what expires soon, else a time before it: `advance(next_deadline())` either returns
-        something or moves this time on, at most once for each level.
+        The time is exact for timers that expire soon, and otherwise earlier than the expiry:
+        `advance(next_deadline())` either returns something or moves this time on, at most once for each level.
         """
         return self.earliest_ms() if self.occupied else None
 
@@ -156,7 +156,7 @@ cdef class TimingWheel:
     cdef inline timer_t *timer(self, int32_t index) noexcept nogil:
         return <timer_t *> self.timers.base + index
 
-    # The tick at which a timer expires: the first that does not start before its deadline.
+    # Return the tick at which a timer expires: the first that does not start before its deadline.
     cdef inline int64_t tick_of(self, int64_t deadline_ms) noexcept nogil:
         if deadline_ms <= 0:
             return 0
@@ -191,7 +191,7 @@ cdef class TimingWheel:
         cdef level_t *level
         cdef timer_t *head
         if next == previous:
-            # Only the head is left of the ring.
+            # Only the head is left in the ring.
             head = self.timer(next)
             level = &self.levels[head.deadline_ms]
             level.occupied &= ~(<uint64_t> 1 << head.payload)
@@ -202,7 +202,7 @@ cdef class TimingWheel:
         self.timer(index).handle = 0
         slots_give(&self.timers, index)
 
-    # The next level, whose buckets are as wide as all of the last one.
+    # Open the next level, whose buckets are as wide as the whole of the last one.
     cdef void open_level(self) noexcept nogil:
         cdef int32_t number = self.level_count
         cdef level_t *level = &self.levels[number]
@@ -219,7 +219,7 @@ cdef class TimingWheel:
             self.timer(head).payload = place
         self.level_count = number + 1
 
-    # Let the level cover the ticks around the one where the wheel stands.
+    # Let the level cover the ticks around the wheel's present tick.
     cdef void cover(self, level_t *level) noexcept nogil:
         if level.width > INT64_MAX // self.buckets_per_level:
             level.start = 0
@@ -237,7 +237,7 @@ cdef class TimingWheel:
                 break
             self.cover(&self.levels[number])
 
-    # The wheel has come to a bucket of a higher level: its timers go to lower ones, in their order.
+    # Move the timers of a higher level's bucket, which the wheel has reached, to lower levels, in their order.
     cdef void hand_down(self, int32_t head) noexcept nogil:
         cdef int32_t index = self.timer(head).next
         cdef int32_t next

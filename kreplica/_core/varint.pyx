@@ -1,8 +1,7 @@
-"""Variable-length integers as Kafka's records and flexible messages have them; the functions are in
-varint.pxd.
+"""Variable-length integers of Kafka's records and flexible messages; the C functions are in varint.pxd.
 
-What is here is their Python edge, for tools and tests. `decode_*` return (value, bytes used) and raise
-TruncatedInput or InvalidRecordLength.
+These are the Python functions, for tools and tests. `decode_*` return (value, bytes used) and raise TruncatedInput or
+InvalidRecordLength.
 """
 
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
@@ -11,25 +10,25 @@ from kreplica._core.status cimport check
 
 
 def encode_varint(int32_t value):
-    """The zigzag coding of a 32-bit number, 1 to 5 bytes."""
+    """Return the zigzag encoding of a 32-bit number, 1 to 5 bytes."""
     cdef uint8_t buffer[10]
     return buffer[:write_varint(buffer, value)]
 
 
 def encode_varlong(int64_t value):
-    """The zigzag coding of a 64-bit number, 1 to 10 bytes."""
+    """Return the zigzag encoding of a 64-bit number, 1 to 10 bytes."""
     cdef uint8_t buffer[10]
     return buffer[:write_varlong(buffer, value)]
 
 
 def encode_unsigned_varint(uint32_t value):
-    """The coding of an unsigned 32-bit number, 1 to 5 bytes."""
+    """Return the encoding of an unsigned 32-bit number, 1 to 5 bytes."""
     cdef uint8_t buffer[10]
     return buffer[:write_unsigned_varint(buffer, value)]
 
 
 def encode_unsigned_varlong(uint64_t value):
-    """The coding of an unsigned 64-bit number, 1 to 10 bytes."""
+    """Return the encoding of an unsigned 64-bit number, 1 to 10 bytes."""
     cdef uint8_t buffer[10]
     return buffer[:write_unsigned_varlong(buffer, value)]
 
@@ -39,35 +38,35 @@ cdef inline const uint8_t *_start(const uint8_t[::1] data) noexcept:
 
 
 def decode_varint(const uint8_t[::1] data not None):
-    """The zigzag-coded 32-bit number that `data` begins with, and the bytes it takes."""
+    """Return the zigzag-encoded 32-bit number at the start of `data`, and its size in bytes."""
     cdef int32_t value = 0
     used = check(read_varint(_start(data), data.shape[0], &value), "reading a varint", 0)
     return value, used
 
 
 def decode_varlong(const uint8_t[::1] data not None):
-    """The zigzag-coded 64-bit number that `data` begins with, and the bytes it takes."""
+    """Return the zigzag-encoded 64-bit number at the start of `data`, and its size in bytes."""
     cdef int64_t value = 0
     used = check(read_varlong(_start(data), data.shape[0], &value), "reading a varlong", 0)
     return value, used
 
 
 def decode_unsigned_varint(const uint8_t[::1] data not None):
-    """The unsigned 32-bit number that `data` begins with, and the bytes it takes."""
+    """Return the unsigned 32-bit number at the start of `data`, and its size in bytes."""
     cdef uint32_t value = 0
     used = check(read_unsigned_varint(_start(data), data.shape[0], &value), "reading an unsigned varint", 0)
     return value, used
 
 
 def decode_unsigned_varlong(const uint8_t[::1] data not None):
-    """The unsigned 64-bit number that `data` begins with, and the bytes it takes."""
+    """Return the unsigned 64-bit number at the start of `data`, and its size in bytes."""
     cdef uint64_t value = 0
     used = check(read_unsigned_varlong(_start(data), data.shape[0], &value), "reading an unsigned varlong", 0)
     return value, used
 
 
 def sizes(int64_t value):
-    """What the size functions say of `value`: {"varint" (None out of 32 bits), "varlong", "unsigned_..."}."""
+    """Return the sizes of `value` in bytes as {"varint" (None beyond 32 bits), "varlong", "unsigned_..."}."""
     return {
         "varint": size_of_varint(<int32_t>value) if -(1 << 31) <= value < (1 << 31) else None,
         "varlong": size_of_varlong(value),

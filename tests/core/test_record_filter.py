@@ -390,5 +390,5 @@ def test_segments_of_a_round_in_the_wrong_order():
 
 @pytest.mark.parametrize(("now", "retention"), [(-1, 0), (0, -1), (1, 2**63 - 1)])
 def test_times_that_cannot_be(now, retention):
-    with pytest.raises(ValueError, match="a time of"):
+    with pytest.raises(ValueError, match="now_ms="):
         RecordFilter(OffsetMap(1024, HASH_KEY), now, retention)

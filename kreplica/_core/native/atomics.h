@@ -1,4 +1,4 @@
-/* Atomic loads and stores with the ordering that the core's lock-free publications need. */
+/* Atomic loads and stores with the memory ordering that the core's lock-free publications need. */
 #ifndef KREPLICA_ATOMICS_H
 #define KREPLICA_ATOMICS_H
 

@@ -1,4 +1,4 @@
-/* Big-endian numbers at unaligned places, as Kafka's files and protocol have them. */
+/* Big-endian numbers at unaligned addresses, as in Kafka's files and protocol. */
 #ifndef KREPLICA_BIG_ENDIAN_H
 #define KREPLICA_BIG_ENDIAN_H
 
@@ -54,8 +54,8 @@ static inline void kr_store64(uint8_t *p, int64_t value)
     memcpy(p, &x, sizeof x);
 }
 
-/* Store `value` after everything that was written before: a process killed on the way leaves the old value. The
- * place may be unaligned, so this is a fence and a plain store, not an atomic one. */
+/* Store `value` after everything that was written before: a process killed before the store leaves the old value.
+ * The address may be unaligned, so this is a fence and a plain store, not an atomic one. */
 static inline void kr_publish32(uint8_t *p, int32_t value)
 {
     __atomic_thread_fence(__ATOMIC_RELEASE);

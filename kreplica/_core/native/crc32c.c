@@ -1,13 +1,13 @@
 /* CRC-32C: see crc32c.h for the contract.
  *
- * Polynomials are kept reflected: bit 31 of a word is the coefficient of x^0. Three ways to divide by P:
+ * Polynomials are kept reflected: bit 31 of a word is the coefficient of x^0. There are three ways to divide by P:
  *
- *   table        eight bytes a step through eight tables (slicing by 8); everywhere.
- *   instruction  the processor's CRC instruction (SSE4.2, ARMv8), whose latency is three cycles and whose
- *                throughput is one: three parts of the input run side by side and are joined by multiplying
+ *   table        eight bytes a step through eight tables (slicing by 8); works everywhere.
+ *   instruction  the processor's CRC instruction (SSE4.2, ARMv8), which has a latency of three cycles and a
+ *                throughput of one. So three parts of the input are computed side by side, and joined by multiplying
  *                the earlier ones by x^(8 * bytes that follow).
  *   fold         AVX-512 carry-less multiplication: 256 bytes of input are held as sixteen polynomials of 128
- *                bits, each multiplied ahead by x^2048 and added to the next 256 bytes (Gopal et al., "Fast CRC
+ *                bits, each multiplied by x^2048 and added to the next 256 bytes (Gopal et al., "Fast CRC
  *                Computation for Generic Polynomials Using PCLMULQDQ Instruction", Intel 2009).
  */
 #include "crc32c.h"
@@ -57,7 +57,7 @@ static uint32_t power_of_x(uint64_t exponent)
 
 uint32_t kr_crc32c_combine(uint32_t crc_a, uint32_t crc_b, uint64_t size_b)
 {
-    /* x^(8 * size_b), squared three times so that a size counted in bits cannot overflow. */
+    /* x^(8 * size_b), squared three times so that a size in bits cannot overflow. */
     uint32_t shift = power_of_x(size_b);
     for (int i = 0; i < 3; i++)
         shift = multiply(shift, shift);
@@ -121,7 +121,7 @@ static int always(void) { return 1; }
 #include <immintrin.h>
 #define HAVE_INSTRUCTION 1
 #define INSTRUCTION_NAME "sse4.2"
-#if defined(__clang__) /* to Clang, and not to GCC, the CRC instruction is a feature beside SSE4.2 */
+#if defined(__clang__) /* for Clang, unlike GCC, the CRC instruction is a feature of its own besides SSE4.2 */
 #define X86_CRC "sse4.2,crc32"
 #else
 #define X86_CRC "sse4.2"
@@ -161,7 +161,7 @@ static int has_instruction(void) { return 1; } /* every Apple processor of this 
 #define LONG_PART 2048 /* bytes of each of the three parts */
 #define SHORT_PART 256
 
-/* Multiplication by x^(8 * part), a byte of the factor at a time. */
+/* Multiplication by x^(8 * part), one byte of the factor at a time. */
 static uint32_t long_shift[4][256], short_shift[4][256];
 
 static void init_shift(uint32_t shift[4][256], size_t part)
@@ -217,7 +217,7 @@ static uint32_t instruction_copy(uint32_t crc, uint8_t *target, const uint8_t *p
 #define FOLD_TARGET __attribute__((target("avx512f,avx512vl,avx512bw,avx512dq,vpclmulqdq,pclmul," X86_CRC)))
 #define FOLD_WIDTH 256
 
-/* The two factors that carry a polynomial of 128 bits ahead by `bits`: for its low and its high half. */
+/* The two factors that multiply a polynomial of 128 bits by x^bits: one for its low half, one for its high half. */
 typedef struct { uint64_t low, high; } factors;
 static factors ahead_2048, ahead_1536, ahead_1024, ahead_512, within_512[4];
 
@@ -235,7 +235,7 @@ static void init_fold(void)
     within_512[0] = factors_of(384);
     within_512[1] = factors_of(256);
     within_512[2] = factors_of(128);
-    within_512[3] = (factors){0, 0}; /* the last one stays where it is */
+    within_512[3] = (factors){0, 0}; /* the last one is not multiplied */
 }
 
 static int has_fold(void)
@@ -252,7 +252,7 @@ static inline __m512i broadcast(const factors *f)
     return _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)f));
 }
 
-/* a, carried ahead by the factors k, plus b. */
+/* Return a, multiplied by the factors k, plus b. */
 FOLD_TARGET __attribute__((always_inline))
 static inline __m512i carried(__m512i a, __m512i k, __m512i b)
 {
@@ -260,7 +260,7 @@ static inline __m512i carried(__m512i a, __m512i k, __m512i b)
                                      0x96);
 }
 
-/* Load 64 bytes, and store them at the same place of the target if there is one. */
+/* Load 64 bytes, and store them at the same position of the target if there is one. */
 FOLD_TARGET __attribute__((always_inline))
 static inline __m512i take(const uint8_t *p, uint8_t *target, size_t at)
 {
@@ -270,7 +270,7 @@ static inline __m512i take(const uint8_t *p, uint8_t *target, size_t at)
     return bytes;
 }
 
-/* The checksum's state over the 64 bytes of `a`. */
+/* Return the checksum's state over the 64 bytes of `a`. */
 FOLD_TARGET __attribute__((always_inline))
 static inline uint32_t reduced(__m512i a)
 {

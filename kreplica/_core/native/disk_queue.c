@@ -14,7 +14,7 @@
 #endif
 
 enum { STACK_BYTES = 256 << 10 };
-/* How long what was submitted lazily waits, for more of its kind or for nothing else to do. */
+/* How long a lazily submitted job waits for more of its kind or for the thread to be idle. */
 #define DOZE_NS (20 * 1000 * 1000)
 
 static int64_t now_ns(clockid_t clock) {
@@ -23,7 +23,7 @@ static int64_t now_ns(clockid_t clock) {
     return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
 }
 
-/* After so long without several jobs at once, they come one at a time. */
+/* After this long without several jobs at once, jobs are taken to come one at a time. */
 #define CROWDED_NS (20 * 1000 * 1000)
 
 /* ---- notices ------------------------------------------------------------------------------------------------- */
@@ -50,7 +50,7 @@ static void close_wakes(int wakes[2]) {
 
 static void notify(const kr_disk_queue *queue) {
     uint64_t one = 1;
-    /* Eight bytes are what an eventfd takes; a pipe that is full has notice enough. */
+    /* An eventfd takes eight bytes; a full pipe is notice enough. */
     while (write(queue->wakes[1], &one, sizeof one) < 0 && errno == EINTR) continue;
 }
 
@@ -76,13 +76,13 @@ static void hold_here(kr_disk_queue *queue) {
     cpu_set_t one, *own = (cpu_set_t *)queue->processors;
     _Static_assert(sizeof one == sizeof queue->processors, "a set of processors");
     if (queue->processor < 0 && pthread_getaffinity_np(queue->thread, sizeof *own, own)) return;
-    if (!CPU_ISSET(processor, own)) return; /* where somebody wants the thread not to be */
+    if (!CPU_ISSET(processor, own)) return; /* the thread's affinity excludes this processor */
     CPU_ZERO(&one);
     CPU_SET(processor, &one);
     if (place(queue, &one) == 0) queue->processor = processor;
 }
 
-/* Called under the lock: the thread may run wherever it might before it was held. */
+/* Called under the lock. Let the thread run wherever it might before it was pinned. */
 static void hold_nowhere(kr_disk_queue *queue) {
     if (queue->processor < 0) return;
     if (place(queue, (cpu_set_t *)queue->processors) == 0) queue->processor = -1;
@@ -105,7 +105,8 @@ static void choose_processor(kr_disk_queue *queue, const kr_job *job) {
 
 /* ---- the thread ---------------------------------------------------------------------------------------------- */
 
-/* Called under the lock; whether whoever takes is to be told, which is done without it: he would wake to wait for it. */
+/* Called under the lock. Returns whether to notify the taker, which the caller does after it has released the lock,
+ * because the taker would wake only to wait for the lock. */
 static int finish(kr_disk_queue *queue, kr_job *job, int status) {
     job->status = status;
     job->finished = 1;
@@ -147,7 +148,7 @@ static kr_job *pop(kr_disk_queue *queue) {
     return job;
 }
 
-/* Called under the lock, with nothing to do. */
+/* Called under the lock, when there is nothing to do. */
 static void rest(kr_disk_queue *queue) {
     int64_t doze_ns = DOZE_NS;
     if (queue->lazy_first) {
@@ -206,7 +207,7 @@ int kr_disk_start(kr_disk_queue *queue) {
     error = pthread_attr_init(&attributes);
     if (!error) {
         pthread_attr_setstacksize(&attributes, STACK_BYTES);
-        /* The process's signals are its other threads' business; those that a touch of memory raises stay. */
+        /* Leave the process's signals to its other threads, except those that memory access raises. */
         sigset_t blocked, before;
         sigfillset(&blocked);
         sigdelset(&blocked, SIGBUS);
@@ -262,7 +263,7 @@ void kr_disk_submit(kr_disk_queue *queue, kr_job *job, int lazily) {
         is_wanted = queue->asleep || (queue->dozing && !lazily);
     }
     pthread_mutex_unlock(&queue->lock);
-    /* Without the lock, which the thread would wake to wait for. */
+    /* Signal without the lock, because the thread would wake only to wait for it. */
     if (is_wanted) pthread_cond_signal(&queue->wanted);
     if (is_noticed) notify(queue);
 }
@@ -279,7 +280,7 @@ kr_job *kr_disk_take(kr_disk_queue *queue) {
 
 void kr_disk_settle(kr_disk_queue *queue, kr_lane *lane) {
     pthread_mutex_lock(&queue->lock);
-    /* What was submitted lazily is waited for now. */
+    /* Lazily submitted jobs are waited for now. */
     queue->settling++;
     if (lane->in_flight) pthread_cond_signal(&queue->wanted);
     while (lane->in_flight) pthread_cond_wait(&queue->finished, &queue->lock);

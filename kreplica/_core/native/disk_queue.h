@@ -1,17 +1,19 @@
-/* A native thread that does the work of a disk for event loops: a queue of jobs in, a notice through a file descriptor
- * back. It never takes the GIL. A job is run once, whole, in the order of submission, but for lazy ones.
+/* A native thread that does the disk work of event loops: jobs go in through a queue, and a file descriptor
+ * notifies of their results. It never takes the GIL. Each job runs once, as a whole, in the order of submission,
+ * except lazy ones.
  *
- * A lane is a sequence of jobs of which each builds on the one before it, such as the appends of one log. A job that
- * does not come out as OK holds its lane: those behind it come back with KR_HELD and have done nothing, until the
- * owner, who has them all back, frees it.
+ * A lane is a sequence of jobs that build on each other, such as the appends of one log. A job that does not end
+ * with OK holds its lane: the later jobs do nothing and come back with KR_HELD, until the owner has them all back
+ * and frees the lane.
  *
- * As long as brief jobs come one at a time, the thread is held on the processor of whoever submits. Linux would wake it
- * on one that is idle, and whoever waits for it on another one: two interrupts between processors and two cold caches
- * for some microseconds of work. Other jobs, and several at once, are done wherever there is room.
+ * While brief jobs come one at a time, the thread is pinned to the submitter's processor. Otherwise Linux would
+ * wake it on an idle processor, and its waiter on another one: two interrupts between processors and two cold
+ * caches for a few microseconds of work. Other jobs, and several at once, run on any processor.
  *
- * Ownership: a job belongs to the thread from kr_disk_submit until kr_disk_take gives it back, a lane to whoever
- * submits, who keeps both in place. Thread rule: any thread may submit, settle and look; one takes. Every field is
- * guarded by `lock`, but for what a job's own `run` reads and writes, and `status`, which is read once it is back. */
+ * Ownership: a job belongs to the thread from kr_disk_submit until kr_disk_take returns it, and a lane to its
+ * submitter, who keeps both at their addresses. Thread rule: any thread may submit, settle and query; one thread
+ * takes. `lock` guards every field, except those that only a job's `run` uses, and `status`, which is read once the
+ * job is back. */
 #ifndef KREPLICA_DISK_QUEUE_H
 #define KREPLICA_DISK_QUEUE_H
 
@@ -21,7 +23,7 @@
 #define KR_HELD 6 /* Status.HELD; disk_thread.pyx refuses to load if they differ. */
 
 typedef struct kr_lane {
-    int64_t in_flight; /* submitted, and not yet run */
+    int64_t in_flight; /* submitted and not yet run */
     int held;
 } kr_lane;
 
@@ -30,49 +32,49 @@ typedef struct kr_job {
     struct kr_job *next;
     kr_lane *lane;
     int64_t submitted_ns;
-    int brief; /* some microseconds of work */
+    int brief; /* takes a few microseconds */
     int status;
     int finished;
 } kr_job;
 
 typedef struct kr_disk_queue {
     pthread_mutex_t lock;
-    pthread_cond_t wanted;   /* a job came, or the end */
-    pthread_cond_t finished; /* a job was run */
+    pthread_cond_t wanted;   /* a job was submitted, or the thread is to stop */
+    pthread_cond_t finished; /* a job has run */
     kr_job *first, *last;
-    kr_job *lazy_first, *lazy_last; /* done when they have waited for a moment; not before those that came later */
+    kr_job *lazy_first, *lazy_last; /* run after a short wait; jobs submitted later may run before */
     kr_job *done_first, *done_last;
     kr_job *current;
-    int64_t length; /* jobs that are not back yet */
+    int64_t length; /* jobs that have not been taken back */
     int running, stopping;
-    int settling; /* how many wait for `finished` */
-    int dozing; /* nothing to do for a moment: it looks again by itself soon */
-    int asleep; /* nothing to do: it must be woken */
-    int processor; /* where the thread is held, -1: anywhere */
-    unsigned long processors[128 / sizeof(unsigned long)]; /* where it might run before: a cpu_set_t */
-    int64_t crowded_ns; /* when a job was submitted last that was not brief, or not the only one */
-    int wakes[2]; /* a descriptor to watch, and the one to write to; the same where there is eventfd */
+    int settling; /* number of threads that wait for `finished` */
+    int dozing; /* nothing to do for a moment: the thread will soon check again on its own */
+    int asleep; /* nothing to do: the thread must be woken */
+    int processor; /* the processor to which the thread is pinned, -1: none */
+    unsigned long processors[128 / sizeof(unsigned long)]; /* its affinity before it was pinned: a cpu_set_t */
+    int64_t crowded_ns; /* when the last job was submitted that was not brief, or not the only one */
+    int wakes[2]; /* a descriptor to watch, and the one to write to; the same one with eventfd */
     pthread_t thread;
 } kr_disk_queue;
 
-/* 0 or an errno; nothing is held after a failure. */
+/* Start the thread. Returns 0 or an errno; nothing needs to be freed after a failure. */
 int kr_disk_start(kr_disk_queue *queue);
-/* Run what was submitted, and end the thread; what is done can still be taken. `at_once`: only the job that runs now is
- * waited for, the others come back as held. */
+/* Run the submitted jobs and end the thread; finished jobs can still be taken. `at_once`: wait only for the job
+ * that is running; the others come back as held. */
 void kr_disk_stop(kr_disk_queue *queue, int at_once);
 void kr_disk_destroy(kr_disk_queue *queue);
 
-/* `lazily`: it may wait for some ms, and others overtake it. */
+/* Submit a job. `lazily`: it may wait for some ms, and others may overtake it. */
 void kr_disk_submit(kr_disk_queue *queue, kr_job *job, int lazily);
-/* The jobs that were run since the last call, linked by `next`; the notice is taken with them. */
+/* Return the jobs run since the last call, linked by `next`, and clear the notification. */
 kr_job *kr_disk_take(kr_disk_queue *queue);
-/* Wait until the lane has no job that is not run. */
+/* Wait until all jobs of the lane have run. */
 void kr_disk_settle(kr_disk_queue *queue, kr_lane *lane);
 int64_t kr_disk_in_flight(kr_disk_queue *queue, kr_lane *lane);
-/* Let jobs of the lane run again; none is in flight. */
+/* Let jobs of the lane run again. None may be in flight. */
 void kr_disk_free_lane(kr_disk_queue *queue, kr_lane *lane);
 int kr_disk_is_finished(kr_disk_queue *queue, kr_job *job);
-/* How long the oldest job that is not run has been waiting, in ns; 0 where there is none. */
+/* Return how long the oldest job that has not run has been waiting, in ns; 0 if there is none. */
 int64_t kr_disk_waiting_ns(kr_disk_queue *queue);
 
 #endif

@@ -31,7 +31,7 @@ static int open_regular(const char *path, int flags, kr_descriptor **out) {
     struct stat status;
     int fd, error = 0;
     kr_descriptor *made = NULL;
-    /* O_NONBLOCK: the name may be a pipe's, which nobody has opened at its other end. */
+    /* O_NONBLOCK: the path may be that of a pipe whose other end is not open. */
     do fd = open(path, flags | O_CLOEXEC | O_NONBLOCK, 0644);
     while (fd < 0 && errno == EINTR);
     if (fd < 0) return errno;
@@ -50,7 +50,7 @@ static int open_regular(const char *path, int flags, kr_descriptor **out) {
     return 0;
 }
 
-/* Open the file again by its name, which another one may have by now. */
+/* Open the file again by its path, which may by now belong to another file. */
 static int open_again(const kr_file *file, int flags, kr_descriptor **out) {
     int error = open_regular(file->path, flags, out);
     if (error || ((*out)->device == file->device && (*out)->inode == file->inode)) return error;
@@ -59,7 +59,7 @@ static int open_again(const kr_file *file, int flags, kr_descriptor **out) {
 }
 
 static int64_t kept;
-static int64_t budget = -1; /* not asked for yet */
+static int64_t budget = -1; /* not read yet */
 
 static int64_t default_budget(void) {
     struct rlimit limit;
@@ -81,16 +81,18 @@ static int may_keep(void) {
     return 0;
 }
 
-/* A reader's hold on what it opened, which lasts as long as any descriptor or mapping that was made of it: Linux lets go
- * a lock of flock() with the last reference to the open file. A file system that has no such locks refuses the writer,
- * too, which then takes the file for one that is being read. EAGAIN while a writer cuts the file. */
+/* Take a reader's lock on an opened file. It lasts as long as any descriptor or mapping made from it, because Linux
+ * releases a flock() lock with the last reference to the open file. If a file system has no such locks, it refuses the
+ * writer's lock too, and the writer assumes that the file is being read. Returns EAGAIN while a writer cuts the file.
+ */
 static int hold_as_reader(int fd) {
     while (flock(fd, LOCK_SH | LOCK_NB))
         if (errno != EINTR) return errno == EWOULDBLOCK ? EAGAIN : 0;
     return 0;
 }
 
-/* A reference to the descriptor, which the caller drops; the file keeps it, too, if there may be one more. */
+/* Return a reference to the descriptor, which the caller drops. The file keeps it too, if the budget allows one more.
+ */
 static int take(kr_file *file, kr_descriptor **out) {
     int error = 0;
     pthread_mutex_lock(&file->lock);
@@ -111,7 +113,7 @@ static void put(kr_file *file, kr_descriptor *descriptor) {
     kr_descriptor *former = file->descriptor;
     if (former) __atomic_sub_fetch(&kept, 1, __ATOMIC_RELAXED);
     file->descriptor = descriptor && may_keep() ? descriptor : NULL;
-    __atomic_store_n(&file->settled, 0, __ATOMIC_RELAXED); /* the next one may be of another file */
+    __atomic_store_n(&file->settled, 0, __ATOMIC_RELAXED); /* the next descriptor may be of another file */
     if (descriptor) file->device = descriptor->device, file->inode = descriptor->inode;
     if (!file->descriptor) drop(descriptor);
     pthread_mutex_unlock(&file->lock);
@@ -229,7 +231,7 @@ static int cut_alone(int fd, int64_t size) {
     (void)flock(fd, LOCK_UN);
     return error;
 #else
-    /* Elsewhere a mapping does not keep the lock of the descriptor it was made of. */
+    /* On other systems a mapping does not keep the lock of the descriptor that it was made from. */
     (void)fd, (void)size;
     return EBUSY;
 #endif
@@ -301,7 +303,7 @@ static int allocate(int fd, int64_t start, int64_t stop, int zeros) {
     if (error) return error;
     error = zeros ? EOPNOTSUPP : reserve(fd, start, stop, size);
     if (error == EOPNOTSUPP || error == ENOSYS) error = write_zeros(fd, size, stop);
-    /* Of two errors the first one is told. */
+    /* Return the first of two errors. */
     if (error && !size_of(fd, &now) && now > size) (void)resize(fd, size);
     return error;
 }
@@ -346,7 +348,7 @@ int kr_file_write(kr_file *file, int64_t position, int64_t size, const uint8_t *
 #endif
 }
 
-/* The bytes at the beginning of [position, position + size) that are in memory already, copied. */
+/* Copy the first bytes of [position, position + size) that are already in memory; return how many. */
 static int64_t read_cached(int fd, int64_t position, int64_t size, uint8_t *target) {
 #if defined(__linux__) && defined(RWF_NOWAIT)
     struct iovec part = {.iov_base = target, .iov_len = (size_t)size};
@@ -363,12 +365,12 @@ int kr_file_read_aside(kr_file *file, int64_t position, int64_t size, uint8_t *t
     kr_descriptor *descriptor = NULL;
     int error;
     pthread_mutex_lock(&file->lock);
-    /* A descriptor of its own: what is said of this reading must not slow down any other. */
+    /* Use a separate descriptor, so that the advice for this read does not slow down others. */
     error = open_again(file, O_RDONLY, &descriptor);
     pthread_mutex_unlock(&file->lock);
     if (error) return error;
 #ifdef POSIX_FADV_RANDOM
-    /* Pages that are read ahead would look as if somebody had wanted them. */
+    /* Read-ahead pages would look as if they had been requested. */
     (void)posix_fadvise(descriptor->fd, 0, 0, POSIX_FADV_RANDOM);
 #endif
     while (size > 0 && !error) {
@@ -399,7 +401,7 @@ int kr_file_flush(kr_file *file, uint8_t *base, int64_t size) {
     int error = take(file, &descriptor);
     if (error) return error;
 #ifdef __linux__
-    /* Linux finds the pages that were written through a mapping by itself. */
+    /* Linux itself finds the pages that were written through a mapping. */
     (void)base, (void)size;
 #else
     if (base && size > 0 && msync(base, (size_t)size, MS_SYNC)) error = errno;
@@ -414,11 +416,11 @@ static int is_in_place(int fd, int beside) {
     struct statfs system;
     struct stat status, other;
     if (fstatfs(fd, &system) || fstat(fd, &status) || fstat(beside, &other)) return 0;
-    return (uint32_t)system.f_type == 0xEF53 /* ext4, and its elders */ && status.st_dev == other.st_dev;
+    return (uint32_t)system.f_type == 0xEF53 /* ext4, ext3, ext2 */ && status.st_dev == other.st_dev;
 }
 
 static int write_along(int fd, int along) {
-    /* Should this begin nothing, the flush that follows still writes all. */
+    /* If this starts nothing, the flush that follows still writes everything. */
     (void)sync_file_range(fd, 0, 0, SYNC_FILE_RANGE_WRITE);
     return sync_file_range(along, 0, 0, SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER)
                ? errno
@@ -436,7 +438,7 @@ static int write_along(int fd, int along) {
 }
 #endif
 
-/* What `step` says of both files; their descriptors stay meanwhile. */
+/* Call `step` with both files' descriptors, which stay open meanwhile. */
 static int with_both(kr_file *file, kr_file *along, int (*step)(int, int), int *result) {
     kr_descriptor *descriptor, *other;
     int error = take(file, &descriptor);
@@ -469,12 +471,12 @@ int kr_file_map(kr_file *file, int64_t size, int64_t least, int32_t *fault, kr_m
     kr_descriptor *descriptor;
     int64_t there;
     int error = take(file, &descriptor);
-    if (error) return error == EAGAIN ? ENOMEM : error; /* read as a file until the writer has cut it */
+    if (error) return error == EAGAIN ? ENOMEM : error; /* read without a mapping until the writer has cut the file */
     error = size_of(descriptor->fd, &there);
     if (!error && there < least) error = EIO;
     if (!error) error = kr_map(descriptor->fd, size, file->writable, fault, out);
     drop(descriptor);
-    if (!error && !file->writable) kr_file_let_go(file); /* a mapping lasts without it */
+    if (!error && !file->writable) kr_file_let_go(file); /* a mapping outlives the descriptor */
     return error;
 }
 

@@ -6,8 +6,8 @@
 
 #define FIRST_STEP ((int64_t)64 << 10)
 #define LAST_STEP ((int64_t)16 << 20)
-#define CHUNK ((int64_t)2 << 20) /* faulted in at once: a huge page; nobody waits longer than for this */
-#define LOOK_EVERY ((int64_t)128 << 10) /* the writer's pace is looked at no more often than this, in bytes */
+#define CHUNK ((int64_t)2 << 20) /* faulted in at once: a huge page; no other thread waits longer than for this */
+#define LOOK_EVERY ((int64_t)128 << 10) /* the writer's pace is measured at most once in this many bytes */
 #define SMALLEST_WINDOW ((int64_t)256 << 10)
 #define SELDOM_FLUSHED ((int64_t)64 << 20)
 #define AHEAD_NS ((int64_t)20 * 1000 * 1000)
@@ -35,7 +35,7 @@ static int grow_to(kr_growth *growth, int64_t length, int64_t need) {
     int64_t stop = smaller(larger(need, larger(start, length) + growth->step), growth->capacity);
     int error = kr_file_allocate(growth->file, start, stop);
     if (is_full(error) && stop > need) {
-        /* A disk is used to its last page before it counts as full. */
+        /* Use a disk to its last page before it counts as full. */
         stop = need;
         error = kr_file_allocate(growth->file, start, stop);
     }
@@ -48,15 +48,16 @@ static int grow_to(kr_growth *growth, int64_t length, int64_t need) {
 
 int kr_grow(kr_growth *growth, uint8_t *base, int64_t length, int64_t need) {
     int error = 0;
-    if (growth->base != base) growth->base = base; /* no task is under way then */
+    if (growth->base != base) growth->base = base; /* no task is in progress then */
     pthread_mutex_lock(&growth->lock);
     if (need > *growth->allocated) error = grow_to(growth, length, need);
     pthread_mutex_unlock(&growth->lock);
     return error;
 }
 
-/* On the prefault thread: one chunk, and whether there is more. Errors end the work ahead; the writer meets them itself
- * if they last. The chunk that the writer is in is left to it: the two would only wait for each other. */
+/* Runs on the prefault thread: do one chunk, and return whether there is more. An error ends the work ahead; if it
+ * persists, the writer meets it. The writer's own chunk is left to the writer, because the two would only wait for
+ * each other. */
 static int prefault_step(kr_task *task) {
     kr_growth *growth = (kr_growth *)task;
     int64_t length = __atomic_load_n(growth->length, __ATOMIC_ACQUIRE);
@@ -73,8 +74,8 @@ static int prefault_step(kr_task *task) {
     return 1;
 }
 
-/* What the writer wrote since it was last looked at, put into bytes for the time that is to be kept ahead. `since_flush`
- * is what was written since then. */
+/* Return the window in bytes: what the writer would write in AHEAD_NS at its pace since the last measurement,
+ * within limits. `since_flush` is the number of bytes written since the last flush. */
 static int64_t window_for(const kr_growth *growth, int64_t length, int64_t since_flush, int64_t now) {
     if (!growth->looked_at_ns) return 0;
     int64_t bound = smaller(growth->limit, larger(growth->window * 2, SMALLEST_WINDOW));
@@ -93,7 +94,7 @@ int64_t kr_growth_advance(kr_growth *growth, int64_t length) {
     if (since_flush < SELDOM_FLUSHED) {
         if (!growth->huge) return length + LOOK_EVERY;
         kr_growth_stop(growth, length);
-        /* Should this fail, the slack stays where it is; the next trim or close meets the error. */
+        /* If this fails, the slack remains; the next trim or close meets the error. */
         if (!kr_file_resize(growth->file, length)) kr_growth_resized(growth, length);
         return length + LOOK_EVERY;
     }

@@ -15,7 +15,7 @@
 #define MAP_ANONYMOUS MAP_ANON
 #endif
 
-/* glibc finds an initial-exec variable without a call, also inside a signal handler; other systems' loaders refuse
+/* glibc accesses an initial-exec variable without a call, even in a signal handler; other systems' loaders refuse
  * the model in a module that is loaded late. */
 #ifdef __GLIBC__
 #define KR_THREAD _Thread_local __attribute__((tls_model("initial-exec")))
@@ -34,7 +34,7 @@ static KR_THREAD int passing;
 int kr_guard_call(kr_guarded fn, void *argument) {
     struct frame frame;
     frame.outer = active;
-    /* The signal mask is not saved: the handler runs with SA_NODEFER, so it never changes. */
+    /* The signal mask is not saved: the handler runs with SA_NODEFER, so the mask never changes. */
     if (__builtin_expect(sigsetjmp(frame.environment, 0), 0)) {
         active = frame.outer;
         return KR_PAGE_FAULT;
@@ -62,7 +62,7 @@ int kr_guarded_copy(void *target, const void *source, int64_t size) {
     return kr_guard_call(copy_bytes, &copy);
 }
 
-/* ---- what is watched: a table that only grows, readable from the handler ------------------------------------- */
+/* ---- watched memory: a table that only grows, readable from the handler -------------------------------------- */
 
 struct watch {
     uint8_t *base;
@@ -130,8 +130,8 @@ void kr_unwatch(int64_t watch) {
     pthread_mutex_unlock(&watch_lock);
 }
 
-/* Put zeros in the place of the lost page at `address`, if it is watched. Whoever touches the address keeps its own
- * slot in place meanwhile, so a slot that changes under this walk belongs to somebody else and cannot match. */
+/* Replace the lost page at `address` by zeros, if it is watched. The thread that accesses the address keeps its own
+ * slot in place meanwhile, so a slot that changes during this walk belongs to another thread and cannot match. */
 static int replace_page(uint8_t *address) {
     for (int block = 0; block < BLOCKS; block++) {
         struct watch *slots = __atomic_load_n(&blocks[block], __ATOMIC_ACQUIRE);
@@ -155,19 +155,19 @@ static int replace_page(uint8_t *address) {
 /* ---- the handler --------------------------------------------------------------------------------------------- */
 
 static pthread_mutex_t install_lock = PTHREAD_MUTEX_INITIALIZER;
-static struct sigaction *former; /* published whole; one is left behind for each time we step in front again */
+static struct sigaction *former; /* published as a whole; one leaks each time we install ourselves again */
 
 static void die(int number, const siginfo_t *info) {
     struct sigaction standard = {.sa_handler = SIG_DFL};
     sigemptyset(&standard.sa_mask);
     sigaction(number, &standard, NULL);
-    /* A fault of the machine comes again when the handler returns; a signal that was sent does not. */
+    /* A fault of the machine is raised again when the handler returns; a signal that was sent is not. */
     if (info->si_code <= 0 || passing) raise(number);
 }
 
 static void pass_on(int number, siginfo_t *info, void *context) {
     const struct sigaction *next = __atomic_load_n(&former, __ATOMIC_ACQUIRE);
-    /* `passing`: the former handler raised the signal anew and it came back to us. */
+    /* `passing`: the former handler raised the signal again, and it came back to us. */
     if (passing || !next || next->sa_handler == SIG_DFL || (next->sa_handler == SIG_IGN && info->si_code > 0)) {
         die(number, info);
         return;
@@ -183,7 +183,7 @@ static void pass_on(int number, siginfo_t *info, void *context) {
 
 static int is_page_fault(const siginfo_t *info) {
 #ifdef BUS_MCEERR_AO
-    if (info->si_code == BUS_MCEERR_AO) return 0; /* advice about memory that nobody has touched yet */
+    if (info->si_code == BUS_MCEERR_AO) return 0; /* advice about memory that has not been accessed yet */
 #endif
     return info->si_code > 0;
 }
@@ -192,7 +192,7 @@ static void on_bus_error(int number, siginfo_t *info, void *context) {
     int saved = errno;
     int fault = is_page_fault(info);
 #ifdef SI_TKILL
-    /* A handler put in front of ours (faulthandler) restores ours and raises the signal anew. */
+    /* A handler installed after ours (faulthandler) restores ours and raises the signal again. */
     fault = fault || (active && info->si_code == SI_TKILL && info->si_pid == getpid());
 #endif
     if (fault && active) siglongjmp(active->environment, 1);
@@ -212,7 +212,7 @@ int kr_generation(void) { return __atomic_load_n(&generation, __ATOMIC_RELAXED);
 const int32_t *kr_generation_address(void) { return &generation; }
 
 static void after_fork(void) {
-    /* Another thread of the parent may have held these; it does not exist here. */
+    /* Another thread of the parent may have held these; it does not exist in the child. */
     pthread_mutex_init(&watch_lock, NULL);
     pthread_mutex_init(&install_lock, NULL);
     __atomic_add_fetch(&generation, 1, __ATOMIC_RELAXED);

@@ -12,7 +12,7 @@
 enum { LARGE_MEMORY = 64 << 10 };
 
 static int64_t maps_held;
-static int64_t map_budget = -1; /* not asked for yet */
+static int64_t map_budget = -1; /* not read yet */
 
 int64_t kr_maps_held(void) { return __atomic_load_n(&maps_held, __ATOMIC_RELAXED); }
 void kr_set_map_budget(int64_t maps) { __atomic_store_n(&map_budget, maps > 0 ? maps : 0, __ATOMIC_RELAXED); }
@@ -20,7 +20,7 @@ void kr_set_map_budget(int64_t maps) { __atomic_store_n(&map_budget, maps > 0 ? 
 int64_t kr_map_budget(void) {
     int64_t budget = __atomic_load_n(&map_budget, __ATOMIC_RELAXED);
     if (budget >= 0) return budget;
-    long long maximum = 65530; /* Linux's default, where the system does not tell */
+    long long maximum = 65530; /* Linux's default, if the system does not provide the value */
     FILE *file = fopen("/proc/sys/vm/max_map_count", "re");
     if (file) {
         if (fscanf(file, "%lld", &maximum) != 1 || maximum < 16) maximum = 65530;
@@ -61,8 +61,8 @@ int kr_map(int fd, int64_t size, int writable, int32_t *fault, kr_mapping **out)
     return error;
 }
 
-/* Anonymous pages are zeroed as they are touched; memory that malloc hands out again, all at once. Most of them never
- * are: so the system counts only those that were, for a child that is forked, too. */
+/* Anonymous pages are zeroed when they are first accessed; calloc zeroes memory that malloc reuses all at once.
+ * Most pages are never accessed. So the system counts only those that are, also for a forked child. */
 static uint8_t *zeroed_memory(int64_t size) {
     if (size < LARGE_MEMORY) return calloc(1, size > 0 ? (size_t)size : 1);
     void *base = mmap(NULL, (size_t)size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);

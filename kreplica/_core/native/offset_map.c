@@ -19,7 +19,7 @@ int kr_offset_map_open(kr_offset_map *map, int64_t slots, int64_t capacity, cons
     void *memory = mmap(NULL, bytes_of(map), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (memory == MAP_FAILED) return ENOMEM;
 #ifdef MADV_HUGEPAGE
-    /* Each key is a page of its own to the processor's table of pages. The advice may be refused. */
+    /* Every key lies on a page of its own, so huge pages save lookups in the page table. The advice may be refused. */
     if (bytes_of(map) >= 2 * HUGE_PAGE) madvise(memory, bytes_of(map), MADV_HUGEPAGE);
 #endif
     map->entries = memory;
@@ -45,13 +45,13 @@ void kr_offset_map_clear(kr_offset_map *map, int64_t keys) {
     map->slots = map->reserved_slots;
     map->capacity = map->reserved_capacity;
     if (keys >= map->capacity) return;
-    /* A tenth of the slots stays empty, as in a whole table. */
+    /* A tenth of the slots stays empty, as in a table of full size. */
     map->capacity = keys < 1 ? 1 : keys;
     int64_t slots = map->capacity + map->capacity / 9 + 2;
     if (slots < map->slots) map->slots = slots;
 }
 
-/* Take the slot `at`; the entries from there on move up by one, to the next empty slot. */
+/* Take the slot `at`; the entries from there on move up by one, as far as the next empty slot. */
 static void insert(kr_offset_map *map, int64_t at, const kr_offset_entry *entry) {
     kr_offset_entry carried = *entry;
     while (carried.mark != 0) {

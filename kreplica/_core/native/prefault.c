@@ -14,9 +14,9 @@
 enum { STACK_BYTES = 256 << 10 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static pthread_cond_t wanted = PTHREAD_COND_INITIALIZER;   /* a task came */
+static pthread_cond_t wanted = PTHREAD_COND_INITIALIZER;   /* a task was submitted */
 static pthread_cond_t finished = PTHREAD_COND_INITIALIZER; /* a step ended */
-static kr_task *first, *last; /* all below guarded by lock */
+static kr_task *first, *last; /* guarded by lock, as are those below */
 static kr_task *current;
 static int running;
 
@@ -79,7 +79,7 @@ static void start(void) {
     if (pthread_attr_init(&attributes)) return;
     pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
     pthread_attr_setstacksize(&attributes, STACK_BYTES);
-    /* The process's signals are its other threads' business; those that a touch of memory raises stay. */
+    /* Leave the process's signals to its other threads, except those that memory access raises. */
     sigset_t blocked, before;
     sigfillset(&blocked);
     sigdelset(&blocked, SIGBUS);
@@ -122,7 +122,7 @@ struct range {
 static int touch_pages(void *argument) {
     const struct range *range = argument;
     int64_t page = sysconf(_SC_PAGESIZE);
-    /* The writer may be at work on the same page: adding nothing, atomically, changes nothing of its bytes. */
+    /* The writer may be using the same page: an atomic addition of 0 changes none of its bytes. */
     for (int64_t at = 0; at < range->size; at += page) __atomic_fetch_add(range->base + at, 0, __ATOMIC_RELAXED);
     return 0;
 }
@@ -147,7 +147,7 @@ int kr_populate(uint8_t *base, int64_t size) {
 
 void kr_prefer_huge_pages(uint8_t *base, int64_t size, int huge) {
 #if defined(MADV_HUGEPAGE) && defined(MADV_NOHUGEPAGE)
-    /* Refused where the kernel has none: then the pages stay small. */
+    /* The kernel may have no huge pages and refuse; then the pages stay small. */
     (void)madvise(base, (size_t)size, huge ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
 #else
     (void)base, (void)size, (void)huge;

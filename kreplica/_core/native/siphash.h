@@ -1,5 +1,5 @@
-/* SipHash-1-3 with 128 bits of output (Aumasson and Bernstein): a keyed hash. Who does not know the key cannot aim for
- * collisions. One round for each eight bytes, three at the end of each half, as hash tables have it elsewhere. */
+/* SipHash-1-3 with 128 bits of output (Aumasson and Bernstein): a keyed hash, so without the key an attacker cannot
+ * aim for collisions. One round for every eight bytes, three at the end of each half, as is usual for hash tables. */
 #ifndef KREPLICA_SIPHASH_H
 #define KREPLICA_SIPHASH_H
 
@@ -19,7 +19,7 @@ static inline uint64_t kr_little64(const uint8_t *p) {
     return x;
 }
 
-/* The last 0 to 7 of `size` bytes, which end at `end`, and the size's lowest byte above them. */
+/* Return the last 0 to 7 of `size` bytes, which end at `end`, with the size's lowest byte above them. */
 static inline uint64_t kr_siphash_tail(const uint8_t *end, uint64_t size) {
     uint64_t rest = size & 7, last = size << 56;
     if (rest == 0) return last;

@@ -1,4 +1,4 @@
-/* Slots: records of one size in one growing array, named by their index. The contract is in slots.pxd. */
+/* Slots: fixed-size records in one growing array, identified by their index. The contract is in slots.pxd. */
 #ifndef KREPLICA_SLOTS_H
 #define KREPLICA_SLOTS_H
 
@@ -12,17 +12,17 @@ typedef struct {
     int64_t slot_bytes;
     int32_t *free;       /* the indexes that were given back, the latest last */
     int32_t free_count;
-    int32_t used;        /* indexes from here on were never taken since the array started over */
+    int32_t used;        /* indexes from here on have not been taken since the array started over */
     int32_t capacity;
     int32_t limit;
     int32_t reserved;
 } slots_t;
 
-/* What happens rarely stays out of the callers, which then need no stack frame of their own. */
+/* Rare work stays out of the callers, which then need no stack frame of their own. */
 #define SLOTS_RARELY static __attribute__((noinline, cold))
 
 SLOTS_RARELY int slots_resize(slots_t *slots, int64_t capacity) {
-    /* Until both arrays have the new size, the smaller one bounds the slots. */
+    /* Until both arrays have the new size, the smaller one limits the slots. */
     if (capacity < slots->capacity) slots->capacity = (int32_t)capacity;
     char *base = realloc(slots->base, (size_t)(capacity * slots->slot_bytes));
     if (base == NULL) return 0;
@@ -64,7 +64,7 @@ SLOTS_RARELY int32_t slots_grow(slots_t *slots) {
 static inline int32_t slots_take(slots_t *slots) {
     if (slots->free_count > 0) {
         int32_t left = --slots->free_count;
-        /* The slots on top of the list may be anywhere: have the ones after this on their way already. */
+        /* The slots on top of the list may be anywhere, so prefetch one that will be taken soon. */
         if (left >= SLOTS_AHEAD)
             __builtin_prefetch(slots->base + slots->free[left - SLOTS_AHEAD] * slots->slot_bytes, 1);
         return slots->free[left];
@@ -75,7 +75,7 @@ static inline int32_t slots_take(slots_t *slots) {
 SLOTS_RARELY void slots_start_over(slots_t *slots) {
     int32_t smaller = slots->capacity / 2;
     if (slots->used <= slots->capacity / 4 && smaller >= slots->reserved + FEWEST_SLOTS)
-        slots_resize(slots, smaller); /* where that fails, the larger array is as good */
+        slots_resize(slots, smaller); /* if this fails, the larger array serves as well */
     slots->used = slots->reserved;
     slots->free_count = 0;
 }
