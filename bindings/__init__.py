@@ -1,7 +1,7 @@
-"""The engine for other runtimes: partitions as one Arrow stream.
+"""The engine for other runtimes: reads partitions as one Arrow stream.
 
-`scan` reads directories of kreplica or of Kafka, with no broker; what it returns has `__arrow_c_stream__`, so
-pyarrow, polars, DuckDB and whoever else speaks Arrow's C interface take it as it is.
+`scan` reads directories of kreplica or Kafka, without a broker. Its result has `__arrow_c_stream__`, so
+pyarrow, polars, DuckDB and everything else that supports Arrow's C interface accept it directly.
 """
 
 from bindings.arrow_stream import ArrowStream, scan

@@ -1,10 +1,9 @@
 """Any range of any number of partitions as one Arrow stream (Arrow's C stream interface).
 
-What a reader does not want is not looked at: offsets and times are found by the logs' indexes, partitions are
-left out, and a column that was not asked for is not taken out of its record. Values that are not compressed
-are not copied where views are wanted: they point into the mapped segments, which stay as long as they do.
-Ownership: each stream that is begun has the log it reads, one at a time. Thread rule: an ArrowStream is
-immutable; each stream that is begun belongs to one thread.
+Only requested data is read: the logs' indexes find offsets and times, other partitions are skipped, and other
+columns are not extracted from the records. With views, uncompressed values are not copied: they point into
+the mapped segments, which stay mapped as long as the values exist. Ownership: each iteration owns the log it
+reads, one at a time. Thread rule: an ArrowStream is immutable; each iteration belongs to one thread.
 
 Layout: https://arrow.apache.org/docs/format/CStreamInterface.html
 """
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
     from pyarrow import Table as ArrowTable
 
 Isolation = Literal["log_end", "high_watermark", "txn_committed"]
-# One offset for all partitions, or one for each; a partition that is not named has no bound.
+# One offset for all partitions, or one for each; a missing partition has no bound.
 Offsets = int | Mapping[TopicPartition, int] | None
 
 DEFAULT_COLUMNS = ("topic", "partition", *COLUMNS[:6])
@@ -37,7 +36,7 @@ DEFAULT_COLUMNS = ("topic", "partition", *COLUMNS[:6])
 
 @dataclass(frozen=True, slots=True)
 class Predicates:
-    """Which records: offsets in [start, stop), timestamps (ms since 1970) in [from_time, to_time)."""
+    """A choice of records: offsets in [start, stop), timestamps (ms since 1970) in [from_time, to_time)."""
 
     start: Offsets = None
     stop: Offsets = None
@@ -59,18 +58,19 @@ def scan(
     views: bool = False,
     skip_damaged: bool = False,
 ) -> ArrowStream:
-    """The records of the partitions in `paths`, partition after partition, by offset in each.
+    """Return a stream of the records in `paths`, partition after partition and by offset in each.
 
-    `paths`: directories of partitions, or those that hold several. `columns`, in this order: of topic,
-    partition, offset, timestamp, timestamp_type, key, value, headers (these by default), leader_epoch and
-    producer_id. `start`, `stop`: offsets [start, stop), for all partitions or by partition; one that begins
-    later or ends earlier has less. `from_time`, `to_time`: ms since 1970, the latter exclusive. `isolation`:
-    up to the high watermark, the last stable offset without what was aborted, or the log's end. `views`: keys
-    and values point into the mapped files. `skip_damaged`: pass over what rotted, and tell it in `skipped`.
+    `paths`: directories of partitions, or directories that contain several. `columns`, in this order: of
+    topic, partition, offset, timestamp, timestamp_type, key, value, headers (these by default), leader_epoch
+    and producer_id. `start`, `stop`: offsets [start, stop), for all partitions or for each; only offsets that
+    a partition has are read. `from_time`, `to_time`: ms since 1970, the latter exclusive. `isolation`: read
+    up to the high watermark, up to the last stable offset without aborted records, or up to the log's end.
+    `views`: keys and values point into the mapped files. `skip_damaged`: skip damaged data, and list it in
+    `skipped`.
 
-    Raises InvalidFile for a path that holds no partition, ValueError for an unknown column, isolation, topic
-    or partition, ImportError where pyarrow is not installed. What a log has against being read is raised by
-    the stream.
+    Raises InvalidFile for a path that contains no partition, ValueError for an unknown column, isolation,
+    topic or partition, ImportError if pyarrow is not installed. The stream raises the errors of reading a
+    log.
     """
     given = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
     directories = PartitionDirectories.find(given)
@@ -86,7 +86,10 @@ def scan(
 
 
 class ArrowStream:
-    """What `scan` returns. It may be read any number of times; each time it sees what there is by then."""
+    """The result of `scan`.
+
+    It can be read any number of times, and each time reads the logs as they are then.
+    """
 
     def __init__(
         self,
@@ -109,7 +112,7 @@ class ArrowStream:
         self._skip_damaged = skip_damaged
         topics = sorted({partition.topic for partition in self.partitions})
         self._of_partition = PartitionColumns(columns, topics, views=views)
-        # What was passed over by the stream that was begun last, as far as it was read.
+        # What the iteration started last has skipped so far.
         self.skipped: list[tuple[TopicPartition, Damage]] = []
 
     @property
@@ -118,21 +121,23 @@ class ArrowStream:
         return self._of_partition.schema
 
     def batches(self) -> Iterator[ArrowRecordBatch]:
-        """The pyarrow.RecordBatches, of at most 65,536 rows. Raises DamagedLog with the offset, InvalidFile,
-        KafkaStorageError."""
+        """Iterate over pyarrow.RecordBatches of at most 65,536 rows.
+
+        Raises DamagedLog with the offset, InvalidFile and KafkaStorageError.
+        """
         skipped: list[tuple[TopicPartition, Damage]] = []
         self.skipped = skipped
         for partition in self.partitions:
             yield from self._batches(partition, skipped)
 
     def reader(self) -> RecordBatchReader:
-        """The same as a pyarrow.RecordBatchReader."""
+        """Return the stream as a pyarrow.RecordBatchReader."""
         import pyarrow
 
         return pyarrow.RecordBatchReader.from_batches(self.schema, self.batches())
 
     def to_arrow(self) -> ArrowTable:
-        """The same as a pyarrow.Table; it is in memory as a whole, but for what views point to."""
+        """Return the stream as a pyarrow.Table, all of it in memory except what views point to."""
         return self.reader().read_all()
 
     def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
@@ -169,11 +174,11 @@ class ArrowStream:
 def _check(columns: Sequence[str], isolation: str) -> None:
     unknown = [name for name in columns if name not in ALL_COLUMNS]
     if unknown:
-        raise ValueError(f"no column {unknown[0]!r}, only {', '.join(ALL_COLUMNS)}")
+        raise ValueError(f"unknown column {unknown[0]!r}: use {', '.join(ALL_COLUMNS)}")
     if not columns or len(set(columns)) < len(columns):
-        raise ValueError("no column is named" if not columns else "a column is named twice")
+        raise ValueError(f"columns are empty or repeated: {', '.join(columns)}")
     if isolation not in ("log_end", "high_watermark", "txn_committed"):
-        raise ValueError(f"isolation {isolation!r}: log_end, high_watermark or txn_committed")
+        raise ValueError(f"unknown isolation {isolation!r}: use log_end, high_watermark or txn_committed")
 
 
 def _chosen(
@@ -186,14 +191,14 @@ def _chosen(
         names = {topics} if isinstance(topics, str) else set(topics)
         missing = names - {partition.topic for partition in known}
         if missing:
-            raise ValueError(f"no topic {min(missing)!r} in these directories")
+            raise ValueError(f"topic {min(missing)!r} is not in these directories")
         wanted = [partition for partition in wanted if partition.topic in names]
     if partitions is None:
         return wanted
     asked = set(partitions)
     missing_partitions = asked - {each for at in wanted for each in (at, at.partition)}
     if missing_partitions:
-        raise ValueError(f"no partition {min(map(str, missing_partitions))} in these directories")
+        raise ValueError(f"partition {min(map(str, missing_partitions))} is not in these directories")
     return [at for at in wanted if at in asked or at.partition in asked]
 
 

@@ -1,8 +1,8 @@
-"""The Python half of kreplica.h: what kreplica.c calls, a batch at a time.
+"""The Python half of kreplica.h: the functions that kreplica.c calls, with a batch at a time.
 
-Records come and go as columns in Arrow's layout, so the native core builds and reads batches straight from
-and into C's memory, and no object is made for a record. What is raised here becomes a code of the header.
-Thread rule: as kreplica.Log's; kreplica.c holds the interpreter's lock.
+Records are passed as columns in Arrow's layout, so the native core builds and reads batches directly from and
+into C's memory, and no object is created for a record. An exception becomes one of the header's codes. Thread
+rule: that of kreplica.Log; kreplica.c holds the interpreter's lock.
 """
 
 from __future__ import annotations
@@ -26,12 +26,13 @@ from kreplica.common.errors import (
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-    # Rows, next offset; then offsets, timestamps, and of keys and values each validity, ends and data.
+    # Rows and next offset; then offsets, timestamps, and validity, ends and data of the keys and of the
+    # values.
     Piece = tuple[int, int, *tuple[Buffer | None, ...]]
     Column = tuple[Buffer, Buffer, Buffer]
     Times = tuple[Buffer, Buffer]
 
-# The header's codes; of an exception that is several of these, the first counts.
+# The header's codes; the first whose class fits the exception counts.
 CODES: tuple[tuple[type[BaseException], int], ...] = (
     (MemoryError, 3),
     (LogDirLocked, 4),
@@ -44,14 +45,14 @@ CODES: tuple[tuple[type[BaseException], int], ...] = (
     (KafkaStorageError, 11),
 )
 REFUSED = 12
-# What a read returns at a time, as the header says.
+# The limits of one read, documented in the header.
 PIECE_ROWS = 1 << 16
 PIECE_BYTES = 8 << 20
 COLUMNS = ("offset", "timestamp", "key", "value")
 
 
 def open_log(directory: bytes, read_only: int, sync: int) -> kreplica.Log:
-    """The log in the directory. Raises as kreplica.Log.open."""
+    """Open the log in the directory. Raises what kreplica.Log.open does."""
     path = os.fsdecode(directory)
     if read_only and not os.path.isdir(path):
         raise InvalidFile(f"{path}: there is no such directory")
@@ -60,13 +61,19 @@ def open_log(directory: bytes, read_only: int, sync: int) -> kreplica.Log:
 
 
 def append(log: kreplica.Log, rows: int, key: Column, value: Column, timestamp: Times) -> int:
-    """Append `rows` records as one batch; the first one's offset. Raises as kreplica.Log.append."""
+    """Append `rows` records as one batch and return the first offset.
+
+    Raises what kreplica.Log.append does.
+    """
     columns = RecordColumns(rows, (0, *value), (0, *key), (0, *timestamp))
     return log.append(columns).base_offset
 
 
 def read(log: kreplica.Log, offset: int) -> Piece:
-    """Some committed records from `offset` on; none at the end. Raises as kreplica.Log.read."""
+    """Return some committed records from `offset` on, or none at the end.
+
+    Raises what kreplica.Log.read does.
+    """
     reader = log.column_reader(
         offset,
         columns=COLUMNS,
@@ -78,7 +85,7 @@ def read(log: kreplica.Log, offset: int) -> Piece:
         key, value = piece.key, piece.value
         assert key is not None
         assert value is not None
-        # What is lost behind these is raised when it is asked for.
+        # Damage after these records is raised by the read that reaches it.
         lost = [damage.first_offset for damage in reader.skipped if damage.first_offset > offset]
         return (
             *(piece.rows, min([reader.next_offset, *lost]), piece.offset, piece.timestamp),
@@ -89,10 +96,10 @@ def read(log: kreplica.Log, offset: int) -> Piece:
 
 
 def bounds(log: kreplica.Log) -> tuple[int, int]:
-    """The log's first offset and its end."""
+    """Return the log's first offset and its end."""
     return log.log_start_offset, log.log_end_offset
 
 
 def code_of(error: BaseException) -> int:
-    """The header's code for what was raised."""
+    """Return the header's code for an exception."""
     return next((code for kind, code in CODES if isinstance(error, kind)), REFUSED)

@@ -1,7 +1,8 @@
-"""`python -m bindings.c_flags`: what a C compiler needs to build a program with kreplica.h.
+"""`python -m bindings.c_flags`: prints the flags that a C compiler needs to build a program with kreplica.h.
 
-The flags name kreplica.c, which is compiled into the program, and the library of this interpreter, whose
-packages the program is to find: set KREPLICA_PYTHON to this interpreter, or name it with kreplica_start.
+The flags name kreplica.c, which is compiled into the program, and the library of this interpreter. The
+program must find this interpreter's packages: set KREPLICA_PYTHON to the interpreter, or pass its path to
+kreplica_start.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 
 
 def c_flags() -> list[str]:
-    """The flags. Raises FileNotFoundError where this interpreter came without its library or headers."""
+    """Return the flags. Raises FileNotFoundError if this interpreter lacks its library or headers."""
     include = sysconfig.get_path("include")
     directory, version = sysconfig.get_config_var("LIBDIR"), sysconfig.get_config_var("LDVERSION")
     names = [sysconfig.get_config_var(name) for name in ("LDLIBRARY", "LIBRARY")]

@@ -1,9 +1,9 @@
 /*
- * kreplica.h over the Python package: each function takes the interpreter's lock, calls its counterpart in
- * bindings/c_api.py with whole batches as buffers, and makes a code and a text of what is raised there.
+ * kreplica.h on top of the Python package: each function takes the interpreter's lock and calls its counterpart in
+ * bindings/c_api.py with whole batches as buffers. An exception raised there becomes a code and a text.
  *
  * Ownership: a kreplica_log holds one reference to a log; kreplica_records hold the buffers that their pointers
- * point into. Thread rule: see the header; what is global is guarded by `starting` until it is set, once.
+ * point into. Thread rule: see the header; `starting` guards the global variables until they are set, once.
  */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -40,7 +40,7 @@ static int fail(int code, const char *said) {
     return code;
 }
 
-/* ---- the interpreter: called without its lock, but where it says otherwise ---------------------------------- */
+/* ---- the interpreter: called without its lock unless stated otherwise --------------------------------------- */
 
 static int start_interpreter(const char *python) {
     PyConfig config;
@@ -61,14 +61,14 @@ static int start_interpreter(const char *python) {
     if (PyStatus_Exception(status)) {
         code = fail(KREPLICA_NO_ENGINE, status.err_msg ? status.err_msg : "the interpreter did not start");
     } else {
-        /* Its lock is taken by each call for itself. */
+        /* Each call takes the interpreter's lock itself. */
         PyEval_SaveThread();
     }
     PyConfig_Clear(&config);
     return code;
 }
 
-/* With the lock held: what is raised, as a text; it is cleared, and with it all that it holds. */
+/* With the lock held: keep the exception as text, and clear it and everything that it holds. */
 static void take_text(PyObject *error) {
     PyObject *said = PyObject_Str(error);
     const char *words = said == NULL ? NULL : PyUnicode_AsUTF8(said);
@@ -77,7 +77,7 @@ static void take_text(PyObject *error) {
     PyErr_Clear();
 }
 
-/* With the lock held: the code of what was raised, whose text is kept. */
+/* With the lock held: return the code of the current exception and keep its text. */
 static int raised(void) {
     PyObject *kind, *error, *trace, *answer = NULL;
     long code = KREPLICA_NO_ENGINE;
@@ -137,7 +137,7 @@ int kreplica_open(const char *directory, int flags, kreplica_log **log) {
     PyGILState_STATE state;
     int code;
     if (directory == NULL || log == NULL || flags & ~(KREPLICA_READ | KREPLICA_SYNC)) {
-        return fail(KREPLICA_BAD_ARGUMENT, "kreplica_open: no directory, no place for the log, or an unknown flag");
+        return fail(KREPLICA_BAD_ARGUMENT, "kreplica_open: a null directory, a null log pointer, or an unknown flag");
     }
     *log = NULL;
     code = kreplica_start(NULL);
@@ -146,7 +146,7 @@ int kreplica_open(const char *directory, int flags, kreplica_log **log) {
     }
     made = malloc(sizeof *made);
     if (made == NULL) {
-        return fail(KREPLICA_NO_MEMORY, "kreplica_open: no memory");
+        return fail(KREPLICA_NO_MEMORY, "kreplica_open: out of memory");
     }
     state = PyGILState_Ensure();
     made->log = PyObject_CallMethod(api, "open_log", "yii", directory, flags & KREPLICA_READ, flags & KREPLICA_SYNC);
@@ -185,7 +185,7 @@ int kreplica_bounds(kreplica_log *log, int64_t *first, int64_t *end) {
     long long from = 0, to = 0;
     int code = KREPLICA_OK;
     if (log == NULL) {
-        return fail(KREPLICA_BAD_ARGUMENT, "kreplica_bounds: no log");
+        return fail(KREPLICA_BAD_ARGUMENT, "kreplica_bounds: the log is null");
     }
     state = PyGILState_Ensure();
     found = PyObject_CallMethod(api, "bounds", "O", log->log);
@@ -206,7 +206,7 @@ int kreplica_bounds(kreplica_log *log, int64_t *first, int64_t *end) {
 
 /* ---- append: records to columns ----------------------------------------------------------------------------- */
 
-/* One column of what is appended, in Arrow's layout. */
+/* One column of the records to append, in Arrow's layout. */
 typedef struct {
     uint8_t *validity;
     int32_t *ends;
@@ -214,7 +214,7 @@ typedef struct {
     int64_t size;
 } packed;
 
-/* The timestamps of what is appended; where there is none, the engine takes the time. */
+/* The timestamps of the records to append; the engine sets those that are missing. */
 typedef struct {
     uint8_t *validity;
     int64_t *numbers;
@@ -225,7 +225,7 @@ static int pack_times(times *column, const kreplica_record *records, size_t coun
     column->validity = calloc(count / 8 + 1, 1);
     column->numbers = malloc(count * sizeof *column->numbers);
     if (column->validity == NULL || column->numbers == NULL) {
-        return fail(KREPLICA_NO_MEMORY, "kreplica_append: no memory");
+        return fail(KREPLICA_NO_MEMORY, "kreplica_append: out of memory");
     }
     for (i = 0; i < count; i++) {
         column->numbers[i] = records[i].timestamp;
@@ -239,14 +239,14 @@ static const void *bytes_of(const kreplica_record *record, int is_key, int64_t *
     return is_key ? record->key : record->value;
 }
 
-/* KREPLICA_OK, and `column` has the bytes of all records; whatever is returned, free_packed frees it. */
+/* Pack the bytes of all records into `column`. The caller calls free_packed, also after a failure. */
 static int pack(packed *column, const kreplica_record *records, size_t count, int is_key) {
     int64_t total = 0, size;
     size_t i;
     for (i = 0; i < count; i++) {
         const void *bytes = bytes_of(&records[i], is_key, &size);
         if (size < -1 || (size > 0 && bytes == NULL)) {
-            return fail(KREPLICA_BAD_ARGUMENT, "kreplica_append: a size below -1, or bytes that are not there");
+            return fail(KREPLICA_BAD_ARGUMENT, "kreplica_append: a size below -1, or a null pointer to bytes");
         }
         if (size > INT32_MAX || (total += size > 0 ? size : 0) > INT32_MAX) {
             return fail(KREPLICA_TOO_LARGE, "kreplica_append: a batch of more than 2 GiB");
@@ -257,7 +257,7 @@ static int pack(packed *column, const kreplica_record *records, size_t count, in
     column->ends = malloc((count + 1) * sizeof *column->ends);
     column->data = malloc(total ? (size_t)total : 1);
     if (column->validity == NULL || column->ends == NULL || column->data == NULL) {
-        return fail(KREPLICA_NO_MEMORY, "kreplica_append: no memory");
+        return fail(KREPLICA_NO_MEMORY, "kreplica_append: out of memory");
     }
     total = 0;
     for (i = 0; i < count; i++) {
@@ -281,12 +281,12 @@ static void free_packed(packed *column) {
     free(column->data);
 }
 
-/* With the lock held: a view of `size` bytes; NULL with an exception. */
+/* With the lock held: return a view of `size` bytes, or NULL with an exception. */
 static PyObject *view(const void *bytes, int64_t size) {
     return PyMemoryView_FromMemory((char *)bytes, (Py_ssize_t)size, PyBUF_READ);
 }
 
-/* With the lock held: (validity, ends, data); NULL with an exception. */
+/* With the lock held: return (validity, ends, data), or NULL with an exception. */
 static PyObject *column_views(const packed *column, size_t count) {
     return Py_BuildValue(
         "(NNN)", view(column->validity, (int64_t)(count / 8 + 1)),
@@ -323,13 +323,13 @@ int kreplica_append(kreplica_log *log, const kreplica_record *records, size_t co
     times timestamps = {0};
     int code;
     if (log == NULL || (records == NULL && count > 0)) {
-        return fail(KREPLICA_BAD_ARGUMENT, "kreplica_append: no log or no records");
+        return fail(KREPLICA_BAD_ARGUMENT, "kreplica_append: the log or the records are null");
     }
     if (count == 0) {
         return kreplica_bounds(log, NULL, first_offset);
     }
     if (count >= INT32_MAX) {
-        return fail(KREPLICA_TOO_LARGE, "kreplica_append: more records than a batch may have");
+        return fail(KREPLICA_TOO_LARGE, "kreplica_append: more records than a batch can hold");
     }
     code = pack_times(&timestamps, records, count);
     if (code == KREPLICA_OK) {
@@ -350,11 +350,11 @@ int kreplica_append(kreplica_log *log, const kreplica_record *records, size_t co
 
 /* ---- read: columns as they are ------------------------------------------------------------------------------ */
 
-/* With the lock held: the buffers of `piece`, a tuple of counts and buffers; an exception where it is none. */
+/* With the lock held: take the buffers of `piece`, a tuple of counts and buffers; raises TypeError if it is not one. */
 static int hold(held_records *held, PyObject *piece) {
     Py_ssize_t n;
     if (!PyTuple_Check(piece) || PyTuple_GET_SIZE(piece) != 2 + BUFFERS) {
-        PyErr_SetString(PyExc_TypeError, "bindings.c_api is of another version");
+        PyErr_SetString(PyExc_TypeError, "bindings.c_api has a different version than kreplica.c");
         return -1;
     }
     held->records.count = PyLong_AsLongLong(PyTuple_GET_ITEM(piece, 0));
@@ -393,12 +393,12 @@ int kreplica_read(kreplica_log *log, int64_t offset, kreplica_records **records)
     PyObject *piece;
     int code = KREPLICA_OK;
     if (log == NULL || records == NULL) {
-        return fail(KREPLICA_BAD_ARGUMENT, "kreplica_read: no log, or no place for the records");
+        return fail(KREPLICA_BAD_ARGUMENT, "kreplica_read: the log or the records pointer is null");
     }
     *records = NULL;
     held = calloc(1, sizeof *held);
     if (held == NULL) {
-        return fail(KREPLICA_NO_MEMORY, "kreplica_read: no memory");
+        return fail(KREPLICA_NO_MEMORY, "kreplica_read: out of memory");
     }
     state = PyGILState_Ensure();
     piece = PyObject_CallMethod(api, "read", "OL", log->log, (long long)offset);

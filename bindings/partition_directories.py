@@ -1,9 +1,9 @@
-"""Which partitions lie in which directories, and a reader's log of each.
+"""Find the partitions below some directories, and open a reader's log of each.
 
-A path is a partition's directory, or one that holds several, as a node's log directory does. Where a
-partition is there more than once, as in the directories of several nodes, that replica is read which knows
-most to be committed. Nothing is written or locked. Thread rule: what is here is immutable; each log that is
-opened belongs to who asked for it.
+A path is a partition's directory, or one that contains several, such as a node's log directory. If a
+partition is there more than once, as in the directories of several nodes, the replica with the highest high
+watermark is read. Nothing is written or locked. Thread rule: a PartitionDirectories is immutable; each opened
+log belongs to its caller.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from kreplica.runtime.storage import FileStorage
 
 
 class PartitionDirectories:
-    """The directories of each partition that there is below some paths."""
+    """The directories of every partition below some paths."""
 
     def __init__(self, directories: Mapping[TopicPartition, tuple[str, ...]]) -> None:
         self._directories = directories
 
     @classmethod
     def find(cls, paths: Iterable[str | os.PathLike[str]]) -> PartitionDirectories:
-        """Look into `paths`. Raises InvalidFile for a path that is no directory or holds no partition."""
+        """Search `paths`. Raises InvalidFile for a path that is not a directory or contains no partition."""
         found: dict[TopicPartition, list[str]] = {}
         for given in paths:
             path = os.path.realpath(os.fspath(given))
@@ -48,24 +48,27 @@ class PartitionDirectories:
 
     @property
     def partitions(self) -> list[TopicPartition]:
-        """All of them, by topic and number."""
+        """All partitions, by topic and number."""
         return list(self._directories)
 
     def replicas(self, partition: TopicPartition) -> tuple[str, ...]:
-        """The directories of this partition. Raises KeyError."""
+        """Return the directories of this partition. Raises KeyError if it is unknown."""
         return self._directories[partition]
 
     def directory(self, partition: TopicPartition) -> str:
-        """The directory to read: of several the one with the highest high watermark, then the longest log,
-        then the first named. Raises KeyError, and as `open_log`."""
+        """Return the directory to read.
+
+        Of several it is the one with the highest high watermark, then the longest log, then the first given.
+        Raises KeyError if the partition is unknown, and what `open_log` does.
+        """
         replicas = self._directories[partition]
         return replicas[0] if len(replicas) == 1 else max(replicas, key=_standing)
 
 
 def open_log(directory: str) -> UnifiedLog:
-    """The log in `directory`, read-only, bounded by what a live writer has published; the caller closes it.
+    """Open the log in `directory` read-only, up to what a live writer has published; the caller closes it.
 
-    Raises InvalidFile, KafkaStorageError.
+    Raises InvalidFile or KafkaStorageError.
     """
     name = os.path.basename(directory)
     partition = parse_directory_name(name) or TopicPartition(name, 0)

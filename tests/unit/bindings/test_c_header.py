@@ -112,14 +112,14 @@ def test_bad_input_has_a_code_and_a_text(program: Path, tmp_path: Path) -> None:
     run(program, "write", tmp_path / "t-0")
     expected = {
         "nothing to read": "5 InvalidFile: ",
-        "no directory": "1 kreplica_open: no directory",
+        "no directory": "1 kreplica_open: a null directory",
         "unknown flag": "1 kreplica_open: ",
         "locked": "4 LogDirLocked: ",
-        "no bytes": "1 kreplica_append: a size below -1, or bytes that are not there",
+        "no bytes": "1 kreplica_append: a size below -1, or a null pointer to bytes",
         "negative size": "1 kreplica_append: a size below -1",
         "too large": "8 MessageTooLarge: ",
         "bad timestamp": "12 ValueError: ",
-        "no records": "1 kreplica_append: no log or no records",
+        "no records": "1 kreplica_append: the log or the records are null",
         "behind the end": "6 OffsetOutOfRange: t-0: offset 1000000",
         "below the start": "6 OffsetOutOfRange: t-0: offset -1",
         "no place": "1 kreplica_read: ",
