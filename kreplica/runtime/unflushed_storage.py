@@ -1,7 +1,7 @@
 """UnflushedStorage: the files of a temporary cluster, which are never flushed to the disk.
 
 A flush returns at once. Written bytes stay in the page cache, which survives the kill of a node. Only a power
-cut takes them, and nobody opens a temporary directory after one.
+cut loses them, and a temporary directory is not opened again after one.
 """
 
 from __future__ import annotations
