@@ -3,12 +3,15 @@ cut."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from kreplica._core.log_segment import LogSegment
 from kreplica._core.records import RecordBatch
 from kreplica._core.segment_scan import resync, scan
 from kreplica.common.errors import CorruptMessage, InvalidFile
 from kreplica.common.types import NO_OFFSET, AppendOrigin
 from kreplica.log.local_log import LocalLog
+from kreplica.log.log_segments import LogSegments
 from kreplica.log.producer_append_info import CompletedTxn, ProducerAppendInfo
 from kreplica.log.producer_state_entry import BatchMetadata, add_sequence
 from kreplica.log.producer_state_manager import ProducerStateManager
@@ -77,14 +80,20 @@ def note_abort(
         index.append(AbortedTxn(done.producer_id, done.first_offset, done.last_offset, stable))
 
 
-def feed(producers: ProducerStateManager, local: LocalLog, segment: LogSegment, batch: RecordBatch) -> None:
-    """A batch that is in the log already: it is not checked again."""
+def take_over(producers: ProducerStateManager, batch: RecordBatch) -> CompletedTxn | None:
+    """A batch that is in the log already: it is not checked again. Returns the transaction that it ends."""
     if batch.producer_id < 0:
-        return
+        return None
     info = producers.prepare_update(batch.producer_id, AppendOrigin.REPLICATION)
     done = take_in(info, batch, batch.base_offset)
     producers.update(info)
-    if isinstance(done, CompletedTxn):
+    return done if isinstance(done, CompletedTxn) else None
+
+
+def feed(producers: ProducerStateManager, local: LocalLog, segment: LogSegment, batch: RecordBatch) -> None:
+    """The same, and the segment's index has what the batch aborts."""
+    done = take_over(producers, batch)
+    if done is not None:
         complete(producers, local, segment, done)
 
 
@@ -99,7 +108,22 @@ def note_replicated(producers: ProducerStateManager, batch: RecordBatch) -> None
 def replay(producers: ProducerStateManager, local: LocalLog, stop: int) -> None:
     """Feed the log's batches from `map_end_offset` to `stop`, skipping natively what no producer state
     needs."""
-    start, segments = producers.map_end_offset, local.segments
+    for segment, found in walk(local.segments, producers.map_end_offset, stop):
+        if isinstance(found, range):
+            try:
+                entries = local.transaction_index(segment).entries()
+            except InvalidFile:
+                continue  # a reader that needs the index gets its error
+            for entry in entries:
+                end_aborted(producers, entry, found)
+        else:
+            feed(producers, local, segment, found)
+    producers.map_end_offset = stop
+
+
+def walk(segments: LogSegments, start: int, stop: int) -> Iterator[tuple[LogSegment, RecordBatch | range]]:
+    """The batches from offset `start` to `stop` that have a producer, and the offsets that rotted, in order,
+    each with its segment."""
     for index in range(max(0, segments.index_for(start)), len(segments)):
         segment = segments[index]
         if segment.base_offset >= stop:
@@ -110,40 +134,31 @@ def replay(producers: ProducerStateManager, local: LocalLog, stop: int) -> None:
         while True:
             status, position, offset, header = scan(segment, position, segment.size, 0, epoch)
             if status < 0:
-                # What rotted is reported by whoever reads it; the batches behind it count all the same.
+                # A reader reports what rotted; the batches behind it count all the same.
                 behind = resync(segment, position, offset)
-                _end_aborted(producers, local, segment, offset, stop if behind is None else behind[0])
+                yield segment, range(offset, stop if behind is None else behind[0])
                 if behind is not None:
                     position, epoch = behind[1], -1
                     continue
             if status <= 0 or offset > stop:
                 break
             epoch = header[2]
-            feed(producers, local, segment, batch_before(segment, position, header))
-    producers.map_end_offset = stop
+            if offset > start:
+                yield segment, batch_before(segment, position, header)
 
 
-def _end_aborted(
-    producers: ProducerStateManager, local: LocalLog, segment: LogSegment, first: int, stop: int
-) -> None:
-    """End the transactions whose abort markers lay at offsets of [first, stop), which rotted.
-
-    The segment's index still names them. Without that they would stay open, and bound the last stable offset.
-    """
-    try:
-        entries = local.transaction_index(segment).entries()
-    except InvalidFile:
-        return  # then nothing tells of them; where the index is needed, its own error is raised
-    for entry in entries:
-        known = producers.last_entry(entry.producer_id)
-        is_open = known is not None and known.current_txn_first_offset == entry.first_offset
-        if is_open and first <= entry.last_offset < stop:
-            info = producers.prepare_update(entry.producer_id, AppendOrigin.REPLICATION)
-            info.current_txn_first_offset = NO_OFFSET
-            producers.update(info)
-            producers.complete_txn(
-                CompletedTxn(entry.producer_id, entry.first_offset, entry.last_offset, True)
-            )
+def end_aborted(producers: ProducerStateManager, entry: AbortedTxn, rotted: range) -> bool:
+    """End the transaction of an index's entry if its abort marker lay at one of the offsets that rotted, and
+    it is open; whether that was done. Without that it would stay open, and bound the last stable offset."""
+    known = producers.last_entry(entry.producer_id)
+    is_open = known is not None and known.current_txn_first_offset == entry.first_offset
+    if not is_open or entry.last_offset not in rotted:
+        return False
+    info = producers.prepare_update(entry.producer_id, AppendOrigin.REPLICATION)
+    info.current_txn_first_offset = NO_OFFSET
+    producers.update(info)
+    producers.complete_txn(CompletedTxn(entry.producer_id, entry.first_offset, entry.last_offset, True))
+    return True
 
 
 def _position_of(segment: LogSegment, offset: int) -> int | None:

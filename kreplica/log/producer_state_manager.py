@@ -185,6 +185,20 @@ class ProducerStateManager:
             return idle_ms > max_transaction_timeout_ms + LATE_TRANSACTION_BUFFER_MS
         return False
 
+    def correct(self, entries: Iterable[ProducerStateEntry], found: ProducerStateManager) -> None:
+        """Take over `entries` that were read from the log anew, and the transactions that are completed in
+        `found`, which was fed on the way."""
+        producers = self._producers = dict(self._producers or {})
+        for entry in entries:
+            producers[entry.producer_id] = entry
+        ongoing = [
+            (entry.current_txn_first_offset, entry.producer_id)
+            for entry in producers.values()
+            if entry.in_transaction
+        ]
+        self._ongoing = dict(sorted(ongoing)) or None
+        self._unreplicated = sorted({*self._unreplicated, *found._unreplicated})
+
     # ---- the log moves -------------------------------------------------------------------------------
 
     def truncate_and_reload(self, log_start_offset: int, log_end_offset: int, now_ms: int) -> list[str]:
@@ -319,6 +333,11 @@ class ProducerStateManager:
         """Remove the snapshots below `offset`."""
         for snapshot in self.snapshot_offsets[: bisect_left(self.snapshot_offsets, offset)]:
             self._remove_snapshot(snapshot)
+
+    def remove_snapshots_above(self, offset: int) -> None:
+        """Remove the snapshots above `offset`, which lack batches below them; that outlives a power cut."""
+        self._remove_for_good(self.snapshot_offsets[bisect_right(self.snapshot_offsets, offset) :])
+        self._last_snapshot_offset = self.snapshot_offsets[-1] if self.snapshot_offsets else 0
 
     def mark_snapshot_for_deletion(self, offset: int) -> str | None:
         """Rename the snapshot of a segment that is being deleted; returns the path to remove later."""

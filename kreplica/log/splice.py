@@ -1,13 +1,16 @@
 """Putting the bytes of a lost range back into a log.
 
 Where the log runs, its segment is written anew and takes the old one's place (see segment_replacement), so a
-crash leaves the one or the other. Where recovery stopped at the range, the log does not run: its file is
-written anew before it is opened again. Thread rule: a splice is one thread's; appends and reads go on
-meanwhile. Both raise StorageFull and KafkaStorageError, and the log is as before then.
+crash leaves the one or the other. Before that, what the log knows of producers is corrected (see
+healed_producers). Where recovery stopped at the range, the log does not run: its file is written anew before
+it is opened again. Thread rule: a splice is one thread's; appends and reads go on meanwhile. Both raise
+StorageFull and KafkaStorageError, and the log is as before then.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from kreplica._core.log_segment import LogSegment
@@ -16,18 +19,19 @@ from kreplica._core.records import batches
 from kreplica._core.segment_scan import scan
 from kreplica.common.errors import InvalidFile, LogCleaningAborted
 from kreplica.common.types import INT32_MAX
-from kreplica.log import producer_batches, segment_replacement
+from kreplica.log import segment_replacement
 from kreplica.log.checkpoint import EpochEntry, LeaderEpochCheckpointFile
 from kreplica.log.file_names import DELETED_SUFFIX, STATE_FILE, parse_file_name
+from kreplica.log.healed_producers import HealedProducers
 from kreplica.log.leader_epoch_file_cache import LeaderEpochFileCache
 from kreplica.log.local_log import MAX_SEGMENT_BYTES
 from kreplica.log.lost_range import PeerDisagrees
-from kreplica.log.producer_state_manager import ProducerStateManager
 from kreplica.log.repair import rewrite
 
 if TYPE_CHECKING:
     from kreplica.common.ports import Storage
     from kreplica.log.damage import Damage
+    from kreplica.log.log_segments import LogSegments
     from kreplica.log.unified_log import UnifiedLog
 
 COPY_BYTES = 8 << 20
@@ -60,33 +64,74 @@ def splice(log: UnifiedLog, damage: Damage, data: bytes) -> None:
         # Its place would be another one, and after a crash the file that remembers it might be the older one.
         raise PeerDisagrees(f"{damage.path}: the range is of another size, and one behind it is damaged")
     new = segment_replacement.open_cleaned(log.local, old.base_offset, old.size + shift)
-    try:
+    with _discarded_on_error(log, [new]):
         _write(new, old, damage, data)
         bad = _index(new, others)
-        for entry in log.local.transaction_index(old).entries():
-            new.transaction_index.append(entry)
-    except BaseException:
-        new.close()
-        segment_replacement.discard(log.local, [new.base_offset])
-        raise
     if bad is not None:
         new.close()
         segment_replacement.discard(log.local, [new.base_offset])
         _look_again(log, old, bad)
-    log.replace_segments([new], [old], cuts)
-    with log.lock:
+    _take_place(log, damage, data, [new], [old], cuts)
+
+
+def _take_place(
+    log: UnifiedLog,
+    damage: Damage,
+    data: bytes,
+    new: list[LogSegment],
+    old: list[LogSegment],
+    cuts: int,
+) -> None:
+    """Let the healed segments be part of the log; what it knows of producers comes first.
+
+    The long parts, reading the log and flushing the segments, run without the lock.
+    """
+    with _discarded_on_error(log, new):
+        for segment in new:
+            segment.region.flush()
+        producers = HealedProducers(log, damage, data, new[0].base_offset)
+        producers.read_to(_healed(log, new, old, cuts), log.log_end_offset)
+    with log.lock, log.step:
+        with _discarded_on_error(log, new):
+            segments = _healed(log, new, old, cuts)
+            producers.read_to(segments, log.log_end_offset)
+            producers.install(segments, new)
+        log.replace_segments(new, old, cuts)
         log.forget_damages(lambda known: known != damage)
+
+
+def _healed(log: UnifiedLog, new: list[LogSegment], old: list[LogSegment], cuts: int) -> LogSegments:
+    """The log's segments with the healed ones in place. Raises LogCleaningAborted if the log has changed."""
+    with log.lock:
+        segments = log.local.segments
+        if log.state.cuts != cuts or any(segment not in segments for segment in old):
+            raise LogCleaningAborted(f"{log.topic_partition}: the log changed while it was healed")
+        return segments.with_replaced(old, new)
+
+
+@contextmanager
+def _discarded_on_error(log: UnifiedLog, new: list[LogSegment]) -> Iterator[None]:
+    """Remove the new segments where an error is raised. `new` may grow meanwhile."""
+    try:
+        yield
+    except BaseException:
+        for segment in new:
+            segment.close()
+        segment_replacement.discard(log.local, [segment.base_offset for segment in new])
+        raise
 
 
 def _put_before(log: UnifiedLog, damage: Damage, data: bytes, cuts: int) -> None:
     """Let segments of `data` come before the log's first one: those that were there are gone."""
     parts = _parted(data, damage.first_offset, log.config.segment_bytes)
     new: list[LogSegment] = []
-    # What was aborted in them is found by their markers. No transaction goes on from before a log's start.
-    producers = ProducerStateManager(log.local.storage, log.local.directory, ())
-    try:
+    with _discarded_on_error(log, new):
         for base_offset, part in parts:
-            segment = segment_replacement.open_cleaned(log.local, base_offset, len(part))
+            try:
+                segment = segment_replacement.open_cleaned(log.local, base_offset, len(part))
+            except BaseException:
+                segment_replacement.discard(log.local, [base_offset])
+                raise
             new.append(segment)
             segment.region.ensure(len(part))
             segment.region.write(0, part)
@@ -94,16 +139,7 @@ def _put_before(log: UnifiedLog, damage: Damage, data: bytes, cuts: int) -> None
             segment.limit_to(len(part))
             if _index(segment, []) is not None:
                 raise PeerDisagrees(f"{damage.path}: the batches from offset {base_offset} on do not join")
-            for batch in batches(part):
-                producer_batches.feed(producers, log.local, segment, batch)
-    except BaseException:
-        for segment in new:
-            segment.close()
-        segment_replacement.discard(log.local, [base_offset for base_offset, _ in parts])
-        raise
-    log.replace_segments(new, [], cuts)
-    with log.lock:
-        log.forget_damages(lambda known: known != damage)
+    _take_place(log, damage, data, new, [], cuts)
 
 
 def _parted(data: bytes, first_offset: int, most_bytes: int) -> list[tuple[int, bytes]]:

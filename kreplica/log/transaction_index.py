@@ -137,6 +137,20 @@ class TransactionIndex:
         self._entries = []
         self._unflushed = self._unnamed = False
 
+    def replace(self, entries: list[AbortedTxn]) -> None:
+        """Have these entries and no others; they outlive a power cut when this returns.
+
+        A reader sees the former ones or these. Raises KafkaStorageError; the former ones stay then.
+        """
+        try:
+            is_same = self.entries() == entries
+        except InvalidFile:
+            is_same = False
+        if not is_same:
+            self._storage.write_file_atomically(self.path, format_entries(entries))
+            self._entries = list(entries)
+            self._unflushed = self._unnamed = False
+
     def flush(self) -> None:
         """Make what was appended outlive a power cut."""
         if self._unflushed:

@@ -741,6 +741,10 @@ class UnifiedLog:
         # The bound is taken first, so that the segments hold all below it; the start is checked last, so that
         # it is still in them.
         bound, segments = self.upper_bound(isolation), self.local.segments
+        if isolation == "txn_committed":
+            # A range that was healed may hold the begin of an open transaction. The last stable offset goes
+            # back before segments with that range take their place.
+            bound = min(bound, self.upper_bound(isolation))
         self.note_missing_start(segments)
         self.check_start(start)
         stopped = self.stopped_at

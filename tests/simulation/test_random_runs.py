@@ -101,3 +101,8 @@ def test_a_truncation_in_which_the_disk_failed_lowers_the_high_watermark():
 def test_a_repair_that_a_full_disk_refuses_waits_before_it_tries_again():
     """Taking the role again with the log began the repair anew, without end and at the same moment."""
     RandomDriver(912853, with_disks=True).run(EVENTS)
+
+
+def test_a_transaction_that_began_in_a_healed_range_is_known():
+    """The producers' state had been read from the log while the range was damaged."""
+    RandomDriver(912847, with_disks=True).run(EVENTS)
