@@ -63,8 +63,8 @@ class LateAnswers:
     def _late(self, state: LeaderAndIsr, other: int) -> Generator[None, None, None]:
         at, leader = state.topic_partition, state.leader
         network = self._cluster.network
-        deaf = _Held(network, lambda told: _is_answer(told, leader, other))
-        late = _Held(network, lambda told: _is_answer(told, other, leader) and _parts(told, state))
+        deaf = _Held(network, lambda message: _is_answer(message, leader, other))
+        late = _Held(network, lambda message: _is_answer(message, other, leader) and _parts(message, state))
         try:
             if not (yield from self._wait(lambda: self._end(leader, at) > self._end(other, at) >= 0)):
                 return

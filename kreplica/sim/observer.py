@@ -1,6 +1,6 @@
-"""Observer: counts what happens in a random run, from the messages and from the controller's decisions.
+"""Observer: counts what happens in a random run, from messages and the controller's decisions.
 
-It looks on only: what it counts tells whether runs show what they are meant to. Thread rule: one thread.
+It only observes. The counts show whether runs exercise what they are meant to. Thread rule: one thread.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from kreplica.common.types import TopicPartition, Uuid
 from kreplica.sim.cluster import SimCluster
 from kreplica.sim.network import Message
 
-# What must have happened in all runs together, or they show nothing.
+# All runs together must show each of these, or they prove nothing.
 EXPECTED = (
     "acked",
     "acked by a retry",
@@ -75,7 +75,7 @@ EXPECTED = (
     "messages duplicated",
     "messages cut",
 )
-# Longer than a message takes where nothing is wrong.
+# Longer than a message takes without faults.
 DELAYED_NS = 15_000_000
 
 
@@ -85,25 +85,25 @@ class Observer:
     def __init__(self, cluster: SimCluster, counts: Counter[str]) -> None:
         self.counts = counts
         self._cluster = cluster
-        # When a message that is under way was sent, and of a follower's fetch the leader epochs of then.
+        # The send time of each message in flight, and for a follower's fetch the leader epochs at that time.
         self._sent_ns: dict[tuple[int, bool], int] = {}
         self._asked: dict[int, dict[TopicPartition, int]] = {}
         self._isr: dict[TopicPartition, tuple[int, ...]] = {}
         cluster.network.tap = self._see
 
     def isr_changed(self, state: LeaderAndIsr) -> None:
-        """A leader's proposal was accepted."""
+        """Count a leader's accepted proposal."""
         before = set(self._isr.get(state.topic_partition, state.replicas))
         self.counts["ISR shrinks"] += len(before - set(state.isr))
         self.counts["ISR expansions"] += len(set(state.isr) - before)
         self._isr[state.topic_partition] = state.isr
 
     def decided(self, state: LeaderAndIsr) -> None:
-        """The controller's will has made another ISR, which is nobody's proposal."""
+        """Take in an ISR that the controller has set itself, without a proposal."""
         self._isr[state.topic_partition] = state.isr
 
     def finish(self) -> None:
-        """Add what the network has counted."""
+        """Add the network's counts."""
         network = self._cluster.network.counts
         for name in ("lost", "duplicated", "cut"):
             self.counts[f"messages {name}"] += network[name]

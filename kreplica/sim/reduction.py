@@ -1,9 +1,9 @@
-"""Reduction: of a random run that fails, of nodes or of brokers, the few actions that it takes to fail so.
+"""Reduction: find the few actions of a failing random run, of nodes or of brokers, that cause the failure.
 
-A run is repeated without some of its actions, and where the same invariant is violated they are left out for
-good: first halves, then ever smaller parts (delta debugging; Zeller and Hildebrandt, 2002). What the others
-draw does not change by that, but when messages arrive does, so not every failure survives. Thread rule: one
-thread.
+A run is repeated without some of its actions. If the same invariant is violated they are left out for good:
+first halves, then ever smaller parts (delta debugging; Zeller and Hildebrandt, 2002). The random numbers of
+the other actions do not change, but the arrival times of messages do, so not every failure survives. Thread
+rule: one thread.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from kreplica.sim.nodes.node_story import NodeStory
 from kreplica.sim.scheduler import NANOSECONDS_PER_MS
 from kreplica.sim.story import Story
 
-# After its last action a run that is repeated goes on as long as a violation may need to show.
+# How long a repeated run continues after its last action, to let a violation show.
 GRACE_MS = 50
 NANOSECONDS_PER_MINUTE = 60_000_000_000
 # run_nodes or run_brokers.
@@ -28,7 +28,7 @@ Again = Callable[..., "RandomRun"]
 
 
 class AllBut:
-    """All numbers but those of `kept`."""
+    """All numbers except those in `kept`."""
 
     def __init__(self, kept: Iterable[int]) -> None:
         self._kept = frozenset(kept)
@@ -39,10 +39,10 @@ class AllBut:
 
 @dataclass(frozen=True, slots=True)
 class RandomRun:
-    """A run that is over; `again` makes the same one.
+    """A finished run; `again` repeats it.
 
-    `actions`: how many were drawn; `violation`: what it ended with, if it failed; `story`: what happened in
-    it, where it was told.
+    `actions`: the number of actions drawn. `violation`: the failure, None without one. `story`: the account
+    of the run, if one was requested.
     """
 
     again: Again
@@ -65,7 +65,7 @@ def run_nodes(
     without: Container[int] = (),
     tells: bool = False,
 ) -> RandomRun:
-    """One run of NodeDriver; a violation ends it, and is told in the result."""
+    """Run NodeDriver once; a violation ends the run and is part of the result."""
     driver = NodeDriver(seed, without=without)
     return _run(run_nodes, driver, seed, events, round_ends_ns, NodeStory(driver) if tells else None)
 
@@ -78,7 +78,7 @@ def run_brokers(
     without: Container[int] = (),
     tells: bool = False,
 ) -> RandomRun:
-    """As `run_nodes`, of RandomDriver."""
+    """As `run_nodes`, with RandomDriver."""
     driver = RandomDriver(seed, without=without)
     return _run(run_brokers, driver, seed, events, round_ends_ns, BrokerStory(driver) if tells else None)
 
@@ -116,12 +116,12 @@ def _run(
 
 
 def round_ends_ns(minutes: float) -> tuple[int, ...]:
-    """When the rounds of a run end that lasts so many minutes of virtual time."""
+    """Return the ends of the rounds of a run that lasts `minutes` of virtual time."""
     return tuple(int(minutes * NANOSECONDS_PER_MINUTE * n / ROUNDS) for n in range(1, ROUNDS + 1))
 
 
 def reduced(failed: RandomRun, is_over: Callable[[], bool]) -> RandomRun:
-    """The same failure with as few actions as were found until `is_over()`, with its story."""
+    """Return a run with the same failure, as few actions as found before `is_over()`, and its story."""
     assert failed.violation is not None
     name = failed.violation.invariant
     ends = failed.round_ends_ns

@@ -1,4 +1,4 @@
-"""Rot: a bit of a log's file that flips, and whether it has. No state; any thread that may read the file."""
+"""Rot: flip a bit of a log's file, and check whether it is flipped. No state; any thread that may read it."""
 
 from __future__ import annotations
 
@@ -11,18 +11,20 @@ from kreplica.log.file_names import LOG_SUFFIX
 
 
 def flip_a_bit(storage: Any, root: str, topic_partition: TopicPartition, offset: int) -> bool:
-    """Flip the lowest bit of the last value in the batch that holds the offset; False where there is none."""
+    """Flip the lowest bit of the last value in the batch with the offset; returns False if it is missing."""
     path, data, batch, end = _batch_at(storage, root, topic_partition, offset)
     if batch is None:
         return False
-    # The last byte counts the last record's headers, of which these have none.
+    # The last byte is the last record's number of headers, which is zero here.
     storage.write_at(path, end - 2, bytes([data[end - 2] ^ 1]))
     return True
 
 
 def is_rotten(storage: Any, root: str, topic_partition: TopicPartition, offset: int) -> bool:
-    """Whether the batch that holds the offset is there, and is not what it was; or may be, where a power cut
-    has torn what lies before it, of which its broker will see when it starts."""
+    """Return whether the batch with the offset is damaged.
+
+    Also True if it may be, because a power cut has torn earlier data, which the broker detects at its start.
+    """
     try:
         _, _, batch, _ = _batch_at(storage, root, topic_partition, offset)
     except CorruptMessage:
@@ -33,7 +35,7 @@ def is_rotten(storage: Any, root: str, topic_partition: TopicPartition, offset: 
 def _batch_at(
     storage: Any, root: str, topic_partition: TopicPartition, offset: int
 ) -> tuple[str, bytes, Any, int]:
-    # The file, what is in it, the batch, and where that ends.
+    # Returns the file, its contents, the batch, and the position of the batch's end.
     directory = f"{root}/{topic_partition}"
     if not storage.is_directory(directory):
         return "", b"", None, 0

@@ -1,7 +1,7 @@
-"""RotFaults: bits that rot on the disks of a random run, and whether they have been healed.
+"""RotFaults: rotting bits on the disks of a random run, and whether they were repaired.
 
-A bit rots in one replica's log at a time, where the others have the range on their disks, so that it can be
-healed: until it is, nothing else of the partition rots. Thread rule: one thread.
+A bit rots in one replica's log at a time, where the others have the range on disk, so that it can be
+repaired. Until it is, nothing else of the partition rots. Thread rule: one thread.
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ from kreplica.sim.storage import SimStorage
 
 
 class RotFaults:
-    """Of the brokers on `machines`; `replicas_of(partition)`: those that have its log. `counts` is the
-    observer's."""
+    """The rot of the brokers on `machines`; `replicas_of(partition)`: the replicas with its log.
+
+    `counts` is the observer's.
+    """
 
     def __init__(
         self,
@@ -33,22 +35,23 @@ class RotFaults:
         self._replicas_of = replicas_of
         self._counts = counts
         self._random = random
-        # The partitions of which a range may be rotten still, and where.
+        # The partitions with a possibly rotten range, and the range.
         self._rotten: dict[TopicPartition, tuple[int, int]] = {}
 
     def rot(self, broker_id: int) -> bool:
-        """A bit flips in a log of the broker, where that can be healed; whether one did."""
+        """Flip a bit in a log of the broker where that can be repaired; return whether one was flipped."""
         self.forget_healed()
         partitions = self._machines[broker_id].program.replica_manager.partitions
         return any(self.rot_in(broker_id, partition.topic_partition) for partition in partitions)
 
     def rot_in(self, broker_id: int, at: TopicPartition) -> bool:
-        """A bit flips in the broker's log of this partition, where that can be healed; whether it did."""
+        """Flip a bit in the broker's log of this partition, if it can be repaired; return whether it was
+        flipped."""
         offset = self._offset_to_rot(broker_id, at)
         if offset is None:
             return False
-        # What rots has lain on the disk for long, and so has the word that it was flushed: else a power cut
-        # would let it pass for a torn end.
+        # Old data rots, so the fact that it was flushed must be on disk as well: otherwise a power cut would
+        # make the damage look like an incomplete end.
         self._log(broker_id, at).flush_state()
         if not flip_a_bit(self._storage(broker_id), DIRECTORY, at, offset):
             return False
@@ -57,25 +60,27 @@ class RotFaults:
         return True
 
     def look(self) -> None:
-        """Let the brokers see now what has rotted and nobody has read since."""
+        """Let the brokers detect what has rotted and was not read since."""
         for at, (broker_id, offset) in self._rotten.items():
             log = self._log(broker_id, at)
-            # Also a batch that only ends above the log start.
+            # Includes a batch that begins below the log start and ends above it.
             if log is not None and log.is_writable and offset < log.log_end_offset:
                 index = log.local.segments.index_for(offset)
                 if index >= 0:
                     log.search_damage(log.local.segments[index], offset)
 
     def forget_healed(self) -> None:
-        """Count the rotten ranges that are whole again, and let others rot from now on."""
+        """Count the rotten ranges that are repaired, and allow new rot there."""
         for at, (broker_id, offset) in list(self._rotten.items()):
             if not is_rotten(self._storage(broker_id), DIRECTORY, at, offset):
                 self._counts["rotten ranges made whole"] += 1
                 del self._rotten[at]
 
     def cannot_lead(self, state: LeaderAndIsr) -> bool:
-        """Whether the partition has one replica in sync, whose recovery stopped at a range that no other one
-        knows to be committed and has not deleted."""
+        """Return whether the only replica in sync has stopped its recovery at a rotten range.
+
+        False if another replica knows the range to be committed and has not deleted it.
+        """
         log = self._log(state.leader, state.topic_partition)
         if log is None or log.stopped_at is None or state.isr != (state.leader,):
             return False
@@ -85,8 +90,8 @@ class RotFaults:
         )
 
     def lost_before(self, state: LeaderAndIsr) -> int:
-        """Where the last range ends that rotted in the leader's log, and of which no other replica has
-        anything; -1 where there is none."""
+        """Return the end of the last rotten range in the leader's log that no other replica has; -1 for
+        none."""
         log = self._log(state.leader, state.topic_partition)
         if log is None or log.stopped_at is not None:
             return -1
@@ -102,12 +107,12 @@ class RotFaults:
         return max(lost, default=-1)
 
     def _others(self, state: LeaderAndIsr) -> list[Any]:
-        """The logs of the other replicas."""
+        """Return the logs of the other replicas."""
         logs = [self._log(each, state.topic_partition) for each in state.replicas if each != state.leader]
         return [log for log in logs if log is not None]
 
     def end_of(self, broker_id: int, at: TopicPartition) -> tuple[int, int]:
-        """The last leader epoch of a replica's log, and where it ends."""
+        """Return the last leader epoch of a replica's log, and its end."""
         log = self._log(broker_id, at)
         if log is None or log.stopped_at is not None:
             return -1, -1

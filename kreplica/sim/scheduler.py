@@ -1,13 +1,13 @@
-"""SimScheduler: the queue of everything that will happen in a simulation, and the hand that makes it happen.
+"""SimScheduler: the event queue of a simulation, which also runs the events.
 
-`step` takes the next event, sets the time to its moment and runs it. Events of one moment come in an order
-drawn from the seeded Random (so that a seed explores interleavings), or, with `shuffle` off, in the order
-they were added (so that a script is read as it is written). The same seed gives the same events: `event_hash`
-proves it across processes.
+`step` takes the next event, sets the time to its moment and runs it. Events of one moment run in a random
+order from the seeded Random (so that a seed explores interleavings), or, with `shuffle` off, in the order
+they were added (so that a script runs as written). The same seed gives the same events: `event_hash` proves
+it across processes.
 
-An event may belong to an Incarnation, which is one life of a node. What a dead one left in the queue never
-happens; what a paused or busy one left waits for it. The scheduler keeps the queue; an incarnation is its
-node's. Thread rule: one thread.
+An event may belong to an Incarnation, one life of a node. Events of a dead incarnation never run; those of a
+paused or busy one wait for it. The scheduler owns the queue; the node owns its incarnation. Thread rule: one
+thread.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from kreplica.common.ports import Random
 from kreplica.sim.clock import VirtualTime
 
 NANOSECONDS_PER_MS = 1_000_000
-# The node of an event that happens to no node: a fault, a client.
+# The node of an event that concerns no node: a fault, a client.
 WORLD = -1
-# Timers and turns of loops are the simulation's own; what counts as an event comes from outside a node.
+# Timers and loop turns are internal; the event count includes only what comes from outside a node.
 UNCOUNTED = frozenset({"timer", "turn"})
 
 Action = Callable[[], object]
@@ -39,16 +39,16 @@ class Incarnation:
         self.number = number
         self.is_alive = True
         self.is_paused = False
-        # Until then a slow disk keeps it: what it does next, it does after that moment.
+        # A slow disk blocks the node until then; its next events run after that moment.
         self.busy_until_ns = 0
-        self.waiting: list[SimEvent] = []  # what came while it was paused
+        self.waiting: list[SimEvent] = []  # the events that came due while it was paused
 
     def __repr__(self) -> str:
         return f"<node {self.node_id}, life {self.number}>"
 
 
 class SimEvent:
-    """Something that will happen; `cancel` keeps it from happening."""
+    """Something that will happen; `cancel` prevents it."""
 
     __slots__ = ("action", "due_ns", "incarnation", "is_cancelled", "kind", "node_id", "summary")
 
@@ -77,14 +77,14 @@ class SimEvent:
 
 
 class SimScheduler:
-    """The event queue, and the Scheduler port for whoever belongs to no node; see the module."""
+    """The event queue, and the Scheduler port for objects that belong to no node."""
 
     def __init__(self, time: VirtualTime, random: Random, *, shuffle: bool = True) -> None:
         self.time = time
-        self.name = ""  # what an error's note begins with
+        self.name = ""  # the prefix of an error's note
         self.counts: Counter[str] = Counter()  # by kind
         self.steps = 0
-        # Called after every event: there the invariants are checked.
+        # Called after every event, to check the invariants.
         self.after_event: Callable[[SimEvent], object] | None = None
         self._random = random
         self._shuffle = shuffle
@@ -92,7 +92,7 @@ class SimScheduler:
         self._added = 0
         self._hash = blake2b(digest_size=16)
 
-    # ---- what is to happen --------------------------------------------------------------------------------
+    # ---- adding events ------------------------------------------------------------------------------------
 
     def add(
         self,
@@ -104,9 +104,9 @@ class SimScheduler:
         incarnation: Incarnation | None = None,
         node_id: int = WORLD,
     ) -> SimEvent:
-        """Let `action` happen after `delay_ns`, to the incarnation's node if one is given.
+        """Run `action` after `delay_ns`, on the incarnation's node if one is given.
 
-        A delay counts from the end of what keeps the incarnation busy.
+        If the incarnation is busy, the delay counts from the end of that.
         """
         begin_ns = self.time.now_ns
         if incarnation is not None:
@@ -123,19 +123,19 @@ class SimScheduler:
         return SimTimer(self, None, name, task, delay_ms, period_ms)
 
     def of(self, incarnation: Incarnation) -> NodeScheduler:
-        """The Scheduler port for one life of a node."""
+        """Return the Scheduler port for one life of a node."""
         return NodeScheduler(self, incarnation)
 
     def loop(self, incarnation: Incarnation, name: str) -> SimLoop:
-        """A Loop for an object of that life of a node."""
+        """Return a Loop for an object of that life of a node."""
         return SimLoop(self, incarnation, name)
 
     def pause(self, incarnation: Incarnation) -> None:
-        """Stall it, as a stopped process: what is due for it waits until `resume`."""
+        """Pause it, like a stopped process: its due events wait until `resume`."""
         incarnation.is_paused = True
 
     def resume(self, incarnation: Incarnation) -> None:
-        """Let it go on; what it missed is due now, in the order it was."""
+        """Resume it; the events it missed are due now, in their order."""
         incarnation.is_paused = False
         waiting, incarnation.waiting = incarnation.waiting, []
         for event in waiting:
@@ -145,9 +145,9 @@ class SimScheduler:
     # ---- time ---------------------------------------------------------------------------------------------
 
     def step(self, limit_ns: int | None = None) -> SimEvent | None:
-        """Let the next event happen; None if there is none, or none up to the moment `limit_ns`.
+        """Run the next event; returns None if there is none, or none up to `limit_ns`.
 
-        What an event raises is raised here, with the number of the event as a note.
+        Raises what the event raises, with the event's number as a note.
         """
         event = self._next(limit_ns)
         if event is None:
@@ -155,8 +155,8 @@ class SimScheduler:
         self.time.advance_to(event.due_ns)
         self.steps += 1
         self.counts[event.kind] += 1
-        told = f"{self.time.now_ns} {event.kind} {event.node_id} {event.summary}\n"
-        self._hash.update(told.encode())
+        line = f"{self.time.now_ns} {event.kind} {event.node_id} {event.summary}\n"
+        self._hash.update(line.encode())
         try:
             event.action()
             if self.after_event is not None:
@@ -167,24 +167,24 @@ class SimScheduler:
         return event
 
     def run_due(self, limit: int = 1_000_000) -> int:
-        """Let everything happen that is due now, and what follows from it at once; the number of events.
+        """Run everything that is due now, and what follows from it at once; return the number of events.
 
-        AssertionError after `limit` of them: something goes round in circles.
+        Raises AssertionError after `limit` events, because they seem to repeat endlessly.
         """
         for count in range(limit):
             if self.step(self.time.now_ns) is None:
                 return count
-        raise AssertionError(f"no quiet after {limit} events at {self.time.now_ns} ns")
+        raise AssertionError(f"events at {self.time.now_ns} ns do not end: ran {limit} of them")
 
     def run_for(self, duration_ms: int) -> None:
-        """Let `duration_ms` pass, with all that happens in it."""
+        """Let `duration_ms` pass, and run the events in it."""
         stop_ns = self.time.now_ns + duration_ms * NANOSECONDS_PER_MS
         while self.step(stop_ns) is not None:
             pass
         self.time.advance_to(stop_ns)
 
     def run_until(self, condition: Callable[[], bool], limit_ms: int = 60_000) -> bool:
-        """Let events happen until `condition()` holds; False if it does not within `limit_ms`."""
+        """Run events until `condition()` holds; returns False if it does not within `limit_ms`."""
         stop_ns = self.time.now_ns + limit_ms * NANOSECONDS_PER_MS
         while not condition():
             if self.step(stop_ns) is None:
@@ -193,12 +193,12 @@ class SimScheduler:
 
     @property
     def events(self) -> int:
-        """How many events there were, without timers and turns of loops."""
+        """The number of events, without timers and loop turns."""
         return self.steps - sum(self.counts[kind] for kind in UNCOUNTED)
 
     @property
     def event_hash(self) -> str:
-        """A hash of all that has happened: moment, kind, node and summary of each event, in order."""
+        """A hash of everything that has happened: moment, kind, node and summary of each event, in order."""
         return self._hash.hexdigest()
 
     def _push(self, event: SimEvent) -> None:
@@ -228,7 +228,7 @@ class SimScheduler:
 
 
 class SimTimer:
-    """A task that waits for its time, once or periodically; `cancel` keeps it from running again."""
+    """A task that runs later, once or periodically; `cancel` prevents further runs."""
 
     __slots__ = ("_event", "_incarnation", "_name", "_period_ms", "_scheduler", "_task")
 
@@ -250,7 +250,7 @@ class SimTimer:
         self._arm(delay_ms)
 
     def cancel(self) -> None:
-        """Never run it again; a run that has begun goes on."""
+        """Prevent further runs; a run in progress continues."""
         if self._event is not None:
             self._event.cancel()
         self._period_ms = None
@@ -285,7 +285,8 @@ class NodeScheduler:
 
 
 class SimLoop:
-    """Implements `kreplica.common.ports.Loop`: each task is an event, one of a loop queued at a time."""
+    """Implements `kreplica.common.ports.Loop`: each task is an event; at most one event of a loop is
+    queued."""
 
     def __init__(self, scheduler: SimScheduler, incarnation: Incarnation, name: str) -> None:
         self._scheduler = scheduler
@@ -301,11 +302,11 @@ class SimLoop:
 
     def post_later(self, task: Callable[[], None], delay_ms: int) -> SimTimer:
         """Run `task` in this loop after `delay_ms`."""
-        # Events happen one by one, so a task of a timer never meets another one of the loop.
+        # Events run one by one, so a timer's task never overlaps another task of the loop.
         return SimTimer(self._scheduler, self._incarnation, self._name, task, delay_ms)
 
     def about_to_wait(self) -> None:
-        """Events happen one by one, so nothing else could run meanwhile."""
+        """Do nothing: events run one by one, so nothing else could run meanwhile."""
 
     def _queue_turn(self) -> None:
         self._scheduler.add("turn", self._name, self._turn, incarnation=self._incarnation)

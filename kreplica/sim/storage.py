@@ -1,19 +1,19 @@
-"""SimStorage: the Storage port in memory, as a machine's page cache and its disk would play it.
+"""SimStorage: the Storage port in memory, modelling a machine's page cache and its disk.
 
-Two pictures are kept apart. What programs see is the page cache: every write, create, rename and delete at
-once. What is on the disk is only what was flushed: a file's bytes page by page after a flush of the file, a
-name after `sync_directory` of its parent. `after_power_cut` gives another storage with what a power cut at
-this moment might leave of the difference; `after_kill` one as a killed process leaves it, with everything
-written in it. Both leave the next machine's log to find out, so the same moment can be cut many times.
+It keeps two states. Programs see the page cache, where every write, create, rename and delete has immediate
+effect. The disk has only what was flushed: a file's bytes page by page after a flush of the file, a name
+after `sync_directory` of its parent. `after_power_cut` returns another storage with what a power cut at this
+moment might leave; `after_kill` returns one as a killed process leaves it, with everything written. Neither
+changes this storage, so the same moment can be cut many times.
 
-`before`, if set, is called as before(operation, path) before every change and every flush: there a test or a
-simulation raises what the disk refuses (StorageFull, StorageIOError), lets virtual time pass for a slow disk,
-or stops the run. A flush that is refused loses its pages for good, as Linux does it: they count as clean, and
-a second flush reports success without having written them. `full` stops every file from growing.
+If `before` is set, it is called as before(operation, path) before every change and every flush. There a test
+or a simulation raises what the disk refuses (StorageFull, StorageIOError), lets virtual time pass for a slow
+disk, or stops the run. A refused flush loses its pages for good, as on Linux: they count as clean, and a
+second flush reports success without having written them. `full` stops every file from growing.
 
-`trace` lists what was changed and flushed, in order. Writes through a mapping are seen only by what a flush
-or a crash finds changed. Deterministic: whatever is left to chance comes from the Random that is passed in.
-Thread rule: one thread, as the simulator; or several that only use regions.
+`trace` lists the changes and flushes, in order. Writes through a mapping are noticed only when a flush or a
+crash finds them. Deterministic: all randomness comes from the given Random. Thread rule: one thread, as the
+simulator; or several that only use regions.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ from kreplica.common.errors import (
 from kreplica.common.ports import Random
 
 TEMPORARY_SUFFIX = ".tmp"
-# A disk writes a sector whole or not at all; a page may be torn between its sectors.
+# A disk writes a sector entirely or not at all; a page may be torn between its sectors.
 SECTOR_SIZE = 512
 UNLIMITED = (1 << 63) - 1
 
 
 class Event(NamedTuple):
-    """One line of the trace. `start` and `stop`: the bytes of a flush or a write; `target`: of a rename."""
+    """A line of the trace. `start` and `stop`: the bytes of a flush or a write; `target`: of a rename."""
 
     operation: str
     path: str
@@ -54,7 +54,8 @@ class Event(NamedTuple):
 
 
 class _Entry(NamedTuple):
-    """A change of names that is not on disk yet: `node` gets the name `path`, or, for None, it goes away."""
+    """A change of names that is not on disk yet: `path` becomes a name of `node`, or, for None, is
+    removed."""
 
     path: str
     node: _Node | None
@@ -66,11 +67,11 @@ class _Directory:
 
 
 class _File:
-    """One file: its pages and what a refused flush has lost of them."""
+    """A file: its pages and what a refused flush has lost of them."""
 
     def __init__(self, capacity: int) -> None:
         self.data = MemoryFile(capacity)
-        # Of pages that a refused flush has lost: what they held then, and what is on disk in their place.
+        # The pages that a refused flush has lost: their contents at that time, and what is on disk instead.
         self.lost: dict[int, tuple[bytes, bytes]] = {}
 
     def lose_dirty_pages(self) -> None:
@@ -79,7 +80,7 @@ class _File:
             self.lost[page] = (_page(data.read(), page), _page(data.durable, page))
 
     def on_disk(self) -> bytes:
-        """What a power cut surely leaves."""
+        """Return what a power cut certainly leaves."""
         image = bytearray(self.data.durable)
         for page, (gone, kept) in self.lost.items():
             if _page(image, page) == gone:
@@ -96,24 +97,24 @@ def _page(image: bytes | bytearray, page: int) -> bytes:
 
 
 class SimStorage:
-    """Implements `kreplica.common.ports.Storage`; see the module. Paths are absolute, '/' is there.
+    """Implements `kreplica.common.ports.Storage`. Paths are absolute; '/' exists.
 
-    `boot`: the number of this start of the machine. `process_id`: what the program believes to be.
+    `boot`: the number of this start of the machine. `process_id`: reported to the program as its own.
     """
 
     def __init__(self, *, boot: int = 1, process_id: int = 1) -> None:
         self.before: Callable[[str, str], None] | None = None
         self.trace: list[Event] = []
-        # The directories of files of which something was refused, other than for want of room.
+        # The directories of files with a refused operation, other than for lack of space.
         self.refused: set[str] = set()
-        # Pages that the power cut which this storage comes from has lost, or has half written.
+        # The pages that the preceding power cut has lost, or half written.
         self.lost_pages = 0
         self.torn_pages = 0
         self._boot = boot
         self._process_id = process_id
-        self._locked: dict[str, int] = {}  # how many share a directory's lock; -1: one has it alone
+        self._locked: dict[str, int] = {}  # the number of holders of a shared lock; -1: exclusive
         self._full = False
-        # The names as programs see them, those on disk, and the changes from these to those.
+        # The names as programs see them, those on disk, and the changes between them.
         self._names: dict[str, _Node] = {"/": _Directory()}
         self._durable: dict[str, _Node] = dict(self._names)
         self._pending: list[_Entry] = []
@@ -121,22 +122,24 @@ class SimStorage:
     # ---- regions and files --------------------------------------------------------------------------------
 
     def open_region(self, path: str, capacity: int, *, writable: bool, create: bool = False) -> Region:
-        """The file at `path` as a Region; `capacity` is the largest length it may grow to, in bytes."""
+        """Return the file at `path` as a Region; `capacity` is the maximum length in bytes it may grow to."""
         path = normpath(path)
         if create and path not in self._names:
             self._create(path, capacity)
         return self._file(path, "opening").data.open(path, capacity, writable=writable)
 
     def read_file(self, path: str, limit: int = 64 << 20) -> bytes:
-        """The whole file; InvalidFile if larger than `limit` bytes."""
+        """Return the whole file. Raises InvalidFile if it is larger than `limit` bytes."""
         data = self._file(path, "reading").data
         if data.size > limit:
-            raise InvalidFile(f"{path}: {data.size} bytes, more than {limit}")
+            raise InvalidFile(f"{path}: has {data.size} bytes, more than the limit of {limit}")
         return data.read()
 
     def write_file_atomically(self, path: str, data: bytes, *, flush_name: bool = True) -> None:
-        """Write to path + '.tmp', flush it, rename it over `path`, and flush the directory unless the caller
-        does that."""
+        """Write to path + '.tmp', flush it, rename it over `path`, and flush the directory.
+
+        `flush_name=False`: the caller flushes the directory.
+        """
         temporary = path + TEMPORARY_SUFFIX
         try:
             self.write_file(temporary, data)
@@ -150,13 +153,13 @@ class SimStorage:
             self.sync_directory(dirname(path))
 
     def write_file(self, path: str, data: bytes) -> None:
-        """Create or replace the file; nothing is flushed."""
+        """Create or replace the file, without a flush."""
         self._write(path, bytes(data), 0, len(data))
 
     def write_at(self, path: str, position: int, data: bytes) -> None:
-        """Write at byte `position` of the file, which is created if missing; nothing is flushed.
+        """Write at byte `position` of the file, without a flush; create the file if it is missing.
 
-        Regions of the file see what is written within its size.
+        Regions of the file see writes within their size.
         """
         node = self._names.get(normpath(path))
         if isinstance(node, _File) and position + len(data) <= node.data.size:
@@ -182,20 +185,20 @@ class SimStorage:
         return isinstance(self._names.get(normpath(path)), _Directory)
 
     def size(self, path: str) -> int:
-        """The file's size in bytes."""
+        """Return the file's size in bytes."""
         return self._file(path, "measuring").data.size
 
     def free_bytes(self, path: str) -> int:  # noqa: ARG002
-        """What is left: nothing, or as much as anybody wants."""
+        """Return the free space: none on a full disk, else practically unlimited."""
         return 0 if self._full else UNLIMITED
 
     def list_directory(self, path: str) -> list[str]:
-        """The names in the directory, sorted."""
+        """Return the names in the directory, sorted."""
         path = self._directory(path, "listing")
         return sorted(basename(name) for name in self._names if name != "/" and dirname(name) == path)
 
     def make_directory(self, path: str) -> None:
-        """Create the directory and its missing parents; nothing happens if it is there."""
+        """Create the directory and its missing parents; does nothing if it exists."""
         path = normpath(path)
         if self.is_directory(path):
             return
@@ -204,7 +207,7 @@ class SimStorage:
         self._set(path, _Directory())
 
     def rename(self, source: str, target: str) -> None:
-        """Rename `source`, a file or a directory, replacing a file that is there."""
+        """Rename `source`, a file or a directory, replacing an existing file."""
         source, target = normpath(source), normpath(target)
         node = self._names.get(source)
         if node is None:
@@ -214,7 +217,7 @@ class SimStorage:
         _rename(self._names, source, target, node)
 
     def remove(self, path: str) -> None:
-        """Remove a file; nothing happens if it is gone already."""
+        """Remove a file; does nothing if it does not exist."""
         path = normpath(path)
         if path in self._names:
             self._note(Event("remove", path))
@@ -222,13 +225,13 @@ class SimStorage:
             self._pending.append(_Entry(path, None))
 
     def remove_tree(self, path: str) -> None:
-        """Remove a directory and all that is in it; nothing happens if it is gone already."""
+        """Remove a directory and its contents; does nothing if it does not exist."""
         path = normpath(path)
         for name in sorted((n for n in self._names if n == path or n.startswith(path + "/")), reverse=True):
             self.remove(name)
 
     def sync_directory(self, path: str) -> None:
-        """Make the names in the directory last."""
+        """Make the names in the directory durable."""
         path = self._directory(path, "flushing")
         self._note(Event("sync_directory", path))
         left = []
@@ -240,11 +243,11 @@ class SimStorage:
         self._pending = left
 
     def lock_directory(self, path: str, *, shared: bool = False) -> SimLock:
-        """Take the directory for one writer, or with all who share it; raises LogDirLocked if it is taken."""
+        """Lock the directory for one writer, or shared. Raises LogDirLocked if it is locked."""
         path = self._directory(path, "locking")
         holders = self._locked.get(path, 0)
         if holders < 0 or (holders and not shared):
-            raise LogDirLocked(f"{path}: another writer has the directory")
+            raise LogDirLocked(f"{path}: another writer has locked the directory")
         self._locked[path] = holders + 1 if shared else -1
         return SimLock(self._locked, path)
 
@@ -261,7 +264,7 @@ class SimStorage:
 
     @property
     def full(self) -> bool:
-        """Whether the disk has no room left: no file can be created or grow."""
+        """Whether the disk is full: no file can be created or grow."""
         return self._full
 
     @full.setter
@@ -272,9 +275,9 @@ class SimStorage:
                 node.data.room = node.data.size if full else UNLIMITED
 
     def after_kill(self) -> SimStorage:
-        """The machine's storage as the next process finds it, once this one was killed: nothing is lost.
+        """Return the storage as the next process finds it after this one was killed: nothing is lost.
 
-        Regions that were opened here belong to the dead process: they change nothing any more.
+        Regions opened here belong to the dead process, and their writes no longer have any effect.
         """
         made = SimStorage(boot=self._boot, process_id=self._process_id + 1)
         copies: dict[int, _Node] = {}
@@ -293,12 +296,12 @@ class SimStorage:
         return made
 
     def after_power_cut(self, random: Random | None = None, *, keeps_names: bool = False) -> SimStorage:
-        """The storage after a power cut at this moment and a new start of the machine.
+        """Return the storage after a power cut at this moment and a restart of the machine.
 
-        Without `random` everything is lost that was not flushed. With it each change of a name, each page and
-        the size of a file may have reached the disk or not, in any order, and a page may be torn. With
-        `keeps_names` every change of a name has, before the contents: so files get lost that were renamed
-        without a flush.
+        Without `random` everything that was not flushed is lost. With it, each change of a name, each page
+        and the size of a file may have reached the disk or not, in any order, and a page may be torn. With
+        `keeps_names` all changes of names have reached it, before the contents: this loses files that were
+        renamed without a flush.
         """
         made = SimStorage(boot=self._boot + 1, process_id=self._process_id)
         names = dict(self._durable)
@@ -308,7 +311,7 @@ class SimStorage:
         images: dict[int, bytes] = {}
         for path in sorted(names):
             node = names[path]
-            # What lies in a directory whose own name was lost is lost with it.
+            # The contents of a directory whose own name was lost are lost with it.
             if path != "/" and dirname(path) not in made._names:
                 continue
             if isinstance(node, _File):
@@ -326,7 +329,7 @@ class SimStorage:
         return made
 
     def write_back(self, random: Random) -> None:
-        """Let the kernel write some dirty pages to the disk by itself, as it may at any time."""
+        """Let the kernel write some dirty pages to the disk, as it may at any time."""
         for path in sorted(self._names):
             node = self._names[path]
             if isinstance(node, _File):
@@ -336,7 +339,7 @@ class SimStorage:
                         node.data.flush(page * PAGE_SIZE, (page + 1) * PAGE_SIZE)
                 node.data.on_flush = asked
 
-    # ---- within -------------------------------------------------------------------------------------------
+    # ---- internals ----------------------------------------------------------------------------------------
 
     def _file(self, path: str, what: str) -> _File:
         node = self._names.get(normpath(path))
@@ -416,7 +419,7 @@ class SimStorage:
 
 
 class SimLock:
-    """A directory's lock, held; `release` may be called twice."""
+    """A held lock of a directory; `release` may be called twice."""
 
     def __init__(self, locked: dict[str, int], path: str) -> None:
         self._locked = locked
@@ -443,7 +446,7 @@ def _rename(names: dict[str, _Node], source: str, target: str, node: _Node) -> N
 
 
 def _apply(names: dict[str, _Node], entry: _Entry) -> None:
-    """A change of names reaches the disk."""
+    """Apply a change of names to the disk."""
     if entry.node is None:
         names.pop(entry.path, None)
     elif entry.source:
@@ -453,7 +456,7 @@ def _apply(names: dict[str, _Node], entry: _Entry) -> None:
 
 
 def _left_of(node: _File, random: Random | None) -> bytes:
-    """What of a file's bytes a power cut leaves."""
+    """Return the bytes of a file that a power cut leaves."""
     disk = node.on_disk()
     if random is None:
         return disk

@@ -1,8 +1,7 @@
-"""Story: what happens in a random run, told in lines that a person can read.
+"""Story: a readable account of a random run.
 
-Each line has its moment and what was done: to a node, a disk, a link, by a client; and what came of it. It
-changes nothing of the run. Of whole nodes: sim.nodes.node_story; of brokers: sim.broker_story. Thread rule:
-one thread.
+Each line has its time and an action on a node, disk or link, or of a client, or a result. It does not change
+the run. For whole nodes: sim.nodes.node_story; for brokers: sim.broker_story. Thread rule: one thread.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from kreplica.sim.machines import SimMachines
 from kreplica.sim.network import LinkConditions
 from kreplica.sim.scheduler import SimEvent
 
-# What is told of a node, under the name by which it is done.
+# The methods that the story records for a node, and their lines.
 LIVES: Mapping[str, str] = {
     "start": "start {0}",
     "kill": "kill {0}",
@@ -27,7 +26,7 @@ LIVES: Mapping[str, str] = {
 
 
 class Story:
-    """Of `cluster`, from now on; nothing has happened in it yet."""
+    """Records the story of `cluster`, in which nothing has happened yet."""
 
     def __init__(self, cluster: SimMachines) -> None:
         self.lines: list[str] = []
@@ -49,10 +48,10 @@ class Story:
         cluster.scheduler.after_event = after
 
     def tell(self, text: str) -> None:
-        """One more line."""
+        """Add a line."""
         self.lines.append(f"{self._cluster.time.now_ns / 1e6:9.1f} ms  {text}")
 
-    # ---- within -------------------------------------------------------------------------------------------
+    # ---- internals ----------------------------------------------------------------------------------------
 
     def _tell_before(self, owner: Any, name: str, text: Callable[..., str]) -> None:
         does = getattr(owner, name)

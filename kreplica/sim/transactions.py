@@ -1,9 +1,9 @@
-"""Transactions: the transactional producers of a random run, and who decides for them, as a coordinator does.
+"""Transactions: the transactional producers of a random run, and a scripted transaction coordinator.
 
-A transaction has one partition, some batches, and then one end: a marker that commits or aborts it, which is
-sent until it is acknowledged. A batch that nobody acknowledges aborts it, in the next producer epoch, which
-keeps out what is still under way. Each transaction has a producer id of its own: where an unclean election
-has lost the end of one, no later end may be taken for it. Thread rule: one thread.
+A transaction has one partition, some batches, and one end: a marker that commits or aborts it, which is
+retried until it is acknowledged. A batch that is not acknowledged aborts it in the next producer epoch, which
+fences batches still in flight. Each transaction has its own producer id: if an unclean election loses a
+transaction's end, a later end must not be taken for it. Thread rule: one thread.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from kreplica.sim import client
 
 # Far from the ids of idempotent producers.
 FIRST_PRODUCER_ID = 1_000_000
-# So often a batch is sent.
+# How often a batch is sent.
 TRIES = 4
-# The name under which a run tells that a reader was not given what is committed, or something else.
+# The invariant's name in reports that a reader got uncommitted records, or missed committed ones.
 READ_COMMITTED = "ReadCommitted"
 COORDINATOR_EPOCH = 0
 
 
 class Transaction:
-    """`is_committed`: what was decided, None while it is open. `request`: what waits for its answer."""
+    """A transaction. `is_committed`: the decision, None while it is open. `request`: the one in flight."""
 
     __slots__ = ("is_committed", "producer_id", "request", "sequence", "tries")
 
@@ -40,7 +40,7 @@ class Transaction:
 
 
 class Transactions:
-    """One open transaction for each partition at most. `counts` is the observer's."""
+    """At most one open transaction for each partition. `counts` is the observer's."""
 
     def __init__(self, random: Random, counts: Counter[str], timeout_ms: int) -> None:
         self._random = random
@@ -53,7 +53,7 @@ class Transactions:
     def next_request(
         self, at: TopicPartition, new_values: Callable[[], list[bytes]], now_ms: int
     ) -> client.ProduceRequest:
-        """What the partition's producer or coordinator sends now, for the first time or again."""
+        """Return the next request of the partition's producer or coordinator, or a retry."""
         transaction = self._open.get(at)
         if transaction is None:
             self._producer_ids += 1
@@ -72,7 +72,7 @@ class Transactions:
         return transaction.request
 
     def acknowledged(self, request: client.ProduceRequest) -> None:
-        """The request was carried out, and all in sync have it."""
+        """Take in that the request was carried out and is on all replicas in sync."""
         at = request.topic_partition
         transaction = self._open.get(at)
         if transaction is None or transaction.request is not request:
@@ -86,15 +86,15 @@ class Transactions:
             del self._open[at]
 
     def is_visible(self, value: bytes | None) -> bool:
-        """Whether a consumer that wants what is committed may, and must, be given the value."""
+        """Return whether a consumer of committed records may, and must, get the value."""
         transaction = None if value is None else self._by_value.get(value)
         return transaction is None or transaction.is_committed is True
 
     def wrongly_given(self, values: Iterable[bytes | None]) -> list[bytes | None]:
-        """Those of the values that are of open or aborted transactions."""
+        """Return the values that belong to open or aborted transactions."""
         return [value for value in values if not self.is_visible(value)]
 
-    # ---- within -------------------------------------------------------------------------------------------
+    # ---- internals ----------------------------------------------------------------------------------------
 
     def _batch(
         self, at: TopicPartition, transaction: Transaction, values: list[bytes], now_ms: int

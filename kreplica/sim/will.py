@@ -1,8 +1,8 @@
-"""ControllersWill: what the controller of a random run decides by itself, and how its word gets about.
+"""ControllersWill: the controller's own decisions in a random run, and their delivery to brokers.
 
-It fences brokers that are gone, elects leaders among those in sync, or, where a topic allows it, one that is
-not. Each decision comes to each broker after a delay of its own: late, twice, or after the next one. Thread
-rule: one thread.
+It fences brokers that are gone, and elects leaders from the ISR, or, if unclean election is enabled for the
+topic, from outside it. Each decision reaches each broker after its own delay: late, twice, or after the next
+one. Thread rule: one thread.
 """
 
 from __future__ import annotations
@@ -19,13 +19,15 @@ from kreplica.sim.cluster import SimCluster
 from kreplica.sim.observer import Observer
 from kreplica.sim.scheduler import NANOSECONDS_PER_MS
 
-# Who was deaf hears of one decision after the other, each so long after the one before at most.
+# A broker without news then gets one decision after the other, each at most this long after the previous one.
 HEARD_WITHIN_MS = 10
 
 
 class ControllersWill:
-    """`unclean_topics`: those that would rather have a leader than all that was committed. `note()` is called
-    after each decision."""
+    """The decisions of the controller. `unclean_topics`: those with unclean election enabled.
+
+    `note()` is called after each decision.
+    """
 
     def __init__(
         self,
@@ -34,7 +36,7 @@ class ControllersWill:
         unclean_topics: Collection[str],
         note: Callable[[], None],
     ) -> None:
-        self.is_calm = False  # whether the word gets about soon, and once
+        self.is_calm = False  # whether decisions are delivered soon, and once
         self._cluster = cluster
         self._controller = cluster.controller
         self._counts = observer.counts
@@ -42,17 +44,18 @@ class ControllersWill:
         self._random = cluster.random
         self._note = note
         self._unclean_topics = unclean_topics
-        # Who hears nothing now, and what was said to it meanwhile, each to one of its lives.
+        # The brokers that get no decisions now, and the withheld decisions, each for one of the broker's
+        # lives.
         self._deaf: dict[int, list[tuple[Any, LeaderAndIsr]]] = {}
         self._controller.on_change = self._isr_changed
         self._controller.on_handover = self._hand_over
 
     def may_lead(self, broker_id: int) -> bool:
-        """Whether the broker runs, as far as the controller knows."""
+        """Return whether the broker runs, as far as the controller knows."""
         return self._cluster.brokers[broker_id].is_alive and broker_id not in self._controller.fenced
 
     def fence(self, broker_id: int) -> None:
-        """The broker is gone: it leads nothing, and is in no ISR but where it is the last one."""
+        """Fence a broker that is gone: it leads nothing, and stays in an ISR only as its last member."""
         self._controller.fenced.add(broker_id)
         for state in list(self._controller.partitions.values()):
             isr = tuple(each for each in state.isr if each != broker_id)
@@ -67,7 +70,7 @@ class ControllersWill:
                 self.hand_out(state)
 
     def unfence(self, broker_id: int, life: Any) -> None:
-        """The broker is there again: it learns how everything stands."""
+        """Unfence a broker that is back, and deliver the current state of everything to it."""
         broker = self._cluster.brokers[broker_id]
         if broker.life is not life or not broker.is_alive:
             return
@@ -87,7 +90,7 @@ class ControllersWill:
         unclean: bool = False,
         tell: bool = True,
     ) -> LeaderAndIsr:
-        """Let `leader` lead in the next leader epoch."""
+        """Elect `leader` in the next leader epoch."""
         same = leader in (state.leader, NO_LEADER)
         self._counts["leader epochs without a change" if same else "leader changes"] += 1
         state = self._controller.elect(state.topic_partition, leader, isr, unclean=unclean)
@@ -98,15 +101,15 @@ class ControllersWill:
         return state
 
     def deafen(self, broker_id: int) -> None:
-        """From now on the broker hears of no decision."""
+        """Withhold decisions from the broker from now on."""
         self._deaf.setdefault(broker_id, [])
 
     def is_deaf(self, broker_id: int) -> bool:
-        """Whether decisions are kept from the broker."""
+        """Return whether decisions are withheld from the broker."""
         return broker_id in self._deaf
 
     def hear(self, broker_id: int, *, in_order: bool) -> None:
-        """Now it hears of what was decided: one after the other, or only of how everything stands."""
+        """Deliver what was withheld: one decision after the other, or only the current state."""
         said = self._deaf.pop(broker_id, [])
         broker = self._cluster.brokers[broker_id]
         words = [state for life, state in said if life is broker.life]
@@ -118,11 +121,11 @@ class ControllersWill:
             self._say(broker, state, most_ms, least_ms=most_ms - 1)
 
     def hand_out(self, state: LeaderAndIsr) -> None:
-        """Let all replicas hear of the state."""
+        """Deliver the state to all replicas."""
         for broker_id in state.replicas:
             self._hand_out_to(broker_id, state)
 
-    # ---- within -------------------------------------------------------------------------------------------
+    # ---- internals ----------------------------------------------------------------------------------------
 
     def _elect_among_the_living(self, state: LeaderAndIsr) -> bool:
         candidates = [each for each in state.replicas if self.may_lead(each)]
@@ -139,7 +142,7 @@ class ControllersWill:
         return True
 
     def _hand_over(self, broker_id: int, topic_partition: TopicPartition) -> None:
-        """The leader wants another one: one in sync, if there is one, or, where the topic allows it, any."""
+        """Replace a leader that asks for it: by a replica in sync or, with unclean election, by any."""
         self._counts["handovers"] += 1
         state = self._controller.partitions[topic_partition]
         if state.leader != broker_id:
@@ -151,7 +154,8 @@ class ControllersWill:
 
     def _isr_changed(self, state: LeaderAndIsr) -> None:
         self._observer.isr_changed(state)
-        # Everybody hears of it in time, as from a metadata log; the leader, too, whose answer may be lost.
+        # All replicas learn of it in time, as from a metadata log; also the leader, whose response may be
+        # lost.
         self.hand_out(state)
 
     def _hand_out_to(self, broker_id: int, state: LeaderAndIsr) -> None:
@@ -185,9 +189,10 @@ class ControllersWill:
             self._counts["late decisions"] += 1
         results = program.become_leader_or_follower([state], self._controller.epoch)
         for error in results.values():
-            # What a disk does to a log is borne, and must be made good.
+            # A disk's effect on a log is tolerated, and must be repaired later.
             if error is not None and not isinstance(error, KafkaStorageError):
                 raise error
             if isinstance(error, StorageFull) and program.log_manager.get_log(state.topic_partition) is None:
-                # There was no room to make the log, so it cannot take the role until it is handed out again.
+                # There was no room to create the log, so the broker takes the role when the state is
+                # delivered again.
                 self._hand_out_to(program.broker_id, self._controller.partitions[state.topic_partition])

@@ -1,4 +1,4 @@
-"""What a random run is like: its topics and the settings of its brokers, drawn from its seed. No state."""
+"""The parameters of a random run: its topics and its brokers' settings, drawn from its seed. No state."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from kreplica.common.ports import Random
 from kreplica.replica.replica_config import ReplicaConfig
 from kreplica.sim.broker_factory import LOG_CONFIG
 
-# By how much a seed may change how often a kind of fault is drawn, and how often one is that it is about.
+# The factors by which a seed may scale the weight of a fault, and the weights in a run about one fault.
 FACTORS = (0, 0, 1, 1, 3)
 OFTEN, MOST_OFTEN = 40, 6
-# What most seeds have none of, and how often others do.
+# Faults that most seeds do not have, and their weights in the others.
 RARE_FAULTS = ("late divergence", "failing flush")
 RARELY = (0, 0, 6, 40)
-# How often each kind of fault is drawn, for all together, where a seed does not say otherwise.
+# The weights of the kinds of faults, unless a seed changes them.
 FAULTS: Mapping[str, int] = {
     "kill": 5,
     "power cut": 6,
@@ -46,7 +46,7 @@ FAULTS: Mapping[str, int] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicPlan:
-    """A topic of a run. `unclean`: whether a replica out of sync may lead where no other can."""
+    """A topic of a run. `unclean`: whether a replica outside the ISR may lead if no other can."""
 
     name: str
     partitions: int
@@ -56,10 +56,10 @@ class TopicPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """Faults come every `fault_every_ms` on average, client operations every `operation_every_ms`.
+    """Average intervals: `fault_every_ms` between faults, `operation_every_ms` between client operations.
 
-    `faults`: how often each kind of FAULTS is drawn, for all together; `value_bytes`: the least size of a
-    value; `straggling`: the chance that a message takes long while others do not.
+    `faults`: the weight of each kind of FAULTS; `value_bytes`: the minimum size of a value; `straggling`: the
+    chance that a message takes long while others overtake it.
     """
 
     topics: tuple[TopicPlan, ...]
@@ -73,14 +73,14 @@ class Workload:
 
 
 def draw_workload(random: Random) -> Workload:
-    """One of the workloads that runs are to be tried with."""
+    """Draw a workload."""
 
     def choice(*values: int) -> int:
         return values[random.randrange(len(values))]
 
     replica_config = ReplicaConfig(
         replica_lag_time_max_ms=200,
-        # Before Kafka 0.9 a replica was out that lagged so many messages.
+        # Before Kafka 0.9 a replica that lagged by this many messages was out of sync.
         replica_lag_max_messages=20 if random.randrange(8) == 0 else None,
         replica_fetch_wait_max_ms=50,
         replica_fetch_backoff_ms=30,
@@ -90,7 +90,7 @@ def draw_workload(random: Random) -> Workload:
         num_replica_fetchers=choice(1, 2),
         truncation_on_fetch=random.randrange(4) > 0,
     )
-    # Such that a batch may have pages of the disk to itself, or only parts of them.
+    # So that a batch may have disk pages to itself, or share them.
     value_bytes = choice(0, 0, 0, 1_500)
     most_bytes = 4 * value_bytes
     topics = tuple(
@@ -101,7 +101,8 @@ def draw_workload(random: Random) -> Workload:
                 {
                     "min.insync.replicas": choice(1, 2, 2, 3),
                     "durability": durability,
-                    # A power cut may take the end of a segment and leave the next one, which is damage.
+                    # A power cut may remove the end of a segment and leave the next segment, which counts as
+                    # damage.
                     "segment.bytes": 2_048 + most_bytes
                     if durability == "fsync_quorum"
                     else 65_536 + most_bytes * 1_000,
@@ -125,12 +126,14 @@ def draw_workload(random: Random) -> Workload:
 
 
 def _draw_faults(random: Random) -> Mapping[str, int]:
-    """Some kinds of faults not at all, and others the more often: what hides a bug in one seed is away in
-    another (swarm testing; Groce and others, 2012)."""
+    """Draw the weights of faults: some kinds are absent, others more frequent.
+
+    What hides a bug in one seed is absent in another (swarm testing; Groce and others, 2012).
+    """
     names = [name for name, weight in FAULTS.items() if weight]
     faults = {name: FAULTS[name] * FACTORS[random.randrange(len(FACTORS))] for name in names}
     for _ in range(random.randrange(MOST_OFTEN)):
         faults[names[random.randrange(len(names))]] += OFTEN
-    # There is always something.
+    # There is always at least one kind.
     faults["cut"] = max(faults["cut"], 1)
     return {**faults, **{name: RARELY[random.randrange(len(RARELY))] for name in RARE_FAULTS}}

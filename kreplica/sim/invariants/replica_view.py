@@ -149,7 +149,7 @@ class ReplicaView:
         return self.excused_from < NO_EXCUSE
 
     def parts_from(self, other: ReplicaView) -> int:
-        """Return the first offset at which both hold different records, NO_EXCUSE if there is none."""
+        """Return the first offset at which both hold different records, else NO_EXCUSE."""
         for offset in range(max(self.log_start, other.log_start), min(len(self.cells), len(other.cells))):
             if self.cells[offset] != other.cells[offset]:
                 return offset

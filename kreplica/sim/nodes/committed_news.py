@@ -1,4 +1,4 @@
-"""CommittedNews: what the metadata log of a cluster of whole nodes commits, told in lines.
+"""CommittedNews: a readable account of what the metadata log of a cluster of whole nodes commits.
 
 Thread rule: one thread.
 """
@@ -15,7 +15,7 @@ from kreplica.sim.nodes.node_cluster import NodeCluster
 
 
 class CommittedNews:
-    """Tells of each change of what is committed, as the node knows it that knows most."""
+    """Describes each change of the committed metadata, as known by the node that has applied the most."""
 
     def __init__(self, cluster: NodeCluster) -> None:
         self._cluster = cluster
@@ -26,12 +26,12 @@ class CommittedNews:
         self._news: list[str] = []
 
     def take(self) -> list[str]:
-        """What there was since the last time."""
+        """Return the lines since the last call."""
         news, self._news = self._news, []
         return news
 
     def look(self) -> None:
-        """After an event."""
+        """Look for changes after an event."""
         if not self._cluster.live():
             return
         metadata = self._cluster.metadata()
@@ -42,10 +42,10 @@ class CommittedNews:
         active = self._cluster.controller
         node = None if active is None else self._cluster.node(active)
         if active is not None and node is not None:
-            told = active, node.raft.leader_and_epoch.epoch
-            if self._active is not None and told != self._active:
-                self._news.append(f"{active} is the active controller, in epoch {told[1]}")
-            self._active = told
+            now_active = active, node.raft.leader_and_epoch.epoch
+            if self._active is not None and now_active != self._active:
+                self._news.append(f"{active} is the active controller, in epoch {now_active[1]}")
+            self._active = now_active
 
     def _of_brokers(self, metadata: ClusterMetadata) -> Iterator[str]:
         for broker_id, now in sorted(metadata.brokers.items()):
@@ -67,7 +67,7 @@ class CommittedNews:
 
 
 def stands(registration: PartitionRegistration) -> str:
-    """How a partition stands by the controller."""
+    """Describe a partition's state by the controller."""
     leader = "no leader" if registration.leader == NO_LEADER else f"leader {registration.leader}"
     parts = [f"{leader} in epoch {registration.leader_epoch}", f"ISR {_listed(registration.isr)}"]
     if registration.elr:

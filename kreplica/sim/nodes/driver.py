@@ -1,8 +1,9 @@
-"""NodeDriver: whole nodes under load and faults, all drawn from one seed, with every invariant checked.
+"""NodeDriver: whole nodes under random load and faults from one seed, with every invariant checked.
 
-A run is rounds of faults; after each everything is healed, and within a bounded time all must become well:
-a leader of the quorum, the same metadata everywhere, leaders, full ISRs, equal replicas, and nobody who waits
-any more. At the end everything is read, and the clients' history is checked. Thread rule: one thread.
+A run has rounds of faults. After each, all faults are repaired, and within a bounded time the cluster must be
+healthy: a leader of the quorum, the same metadata on all nodes, partition leaders, full ISRs, equal replicas,
+and no operation left waiting. At the end all records are read, and the clients' history is checked. Thread
+rule: one thread.
 """
 
 from __future__ import annotations
@@ -32,15 +33,16 @@ from kreplica.sim.scheduler import NANOSECONDS_PER_MS
 ROUNDS = 2
 FIRST_TOPICS = 2
 BOOT_MS = 10_000
-# Several elections, sessions and a client's deadline, one after the other.
+# Several elections, sessions and a client's deadline in sequence.
 HEALED_WITHIN_MS = 10_000
 LOOK_MS = 50
 
 
 class NodeDriver:
-    """One run. `counts` tells what has happened in it; each of node_observer.EXPECTED should, over many.
+    """One random run. `counts` has what happened in it; many runs together must show all of
+    node_observer.EXPECTED.
 
-    `without`: the numbers of the actions that are left out.
+    `without`: the numbers of the actions to leave out.
     """
 
     def __init__(
@@ -66,7 +68,7 @@ class NodeDriver:
         self.observer = NodeObserver(self.cluster, self.checker, self.counts)
         self.faults = NodeFaults(self.cluster, self.checker, self.counts, self.actions.random)
         self.load = NodeLoad(self.cluster, self.checker, self.counts, self.actions.random)
-        # When each round of faults has ended, so far.
+        # The times at which the rounds of faults ended, so far.
         self.round_ends_ns: list[int] = []
         self.is_in_round = False
         self.cluster.on_fatal = self._died
@@ -74,9 +76,9 @@ class NodeDriver:
 
     @rare_collections()
     def run(self, events: int = 2_000, *, round_ends_ns: Sequence[int] = ()) -> None:
-        """Let so many events happen, and see that all becomes well. Raises InvariantViolated.
+        """Run this number of events, and check that the cluster recovers. Raises InvariantViolated.
 
-        `round_ends_ns`: when each round of faults ends, instead, in virtual time.
+        `round_ends_ns`: end the rounds of faults at these virtual times instead.
         """
         self.cluster.boot(BOOT_MS)
         for _ in range(FIRST_TOPICS):
@@ -97,13 +99,13 @@ class NodeDriver:
         self._check_history()
         self.observer.finish()
 
-    # ---- within -------------------------------------------------------------------------------------------
+    # ---- internals ----------------------------------------------------------------------------------------
 
     def _pass_events(self, until: int) -> None:
         while self.cluster.scheduler.events < until:
             if self.cluster.scheduler.step() is None:
                 raise AssertionError("nothing is left to happen")
-        # The moment ends, so that a run which goes by time is the same.
+        # Finish the current moment, so that a run limited by time is the same run.
         self._pass_time(self.cluster.time.now_ns)
 
     def _pass_time(self, until_ns: int) -> None:
@@ -125,16 +127,16 @@ class NodeDriver:
         self.cluster.scheduler.add(kind, summary, action, delay_ns=int(delay_ms * NANOSECONDS_PER_MS))
 
     def _died(self, node_id: int, error: BaseException) -> None:
-        """A node has said that it cannot go on: only its disk may be why."""
+        """Handle a node's fatal error, which only its disk may cause."""
         if not self.faults.may_die(node_id):
             raise self._violation("Fatal", f"node {node_id} cannot go on: {error!r}") from error
         self.counts["nodes that gave up"] += 1
         self.faults.take_down(node_id)
 
-    # ---- afterwards ---------------------------------------------------------------------------------------
+    # ---- after the faults ---------------------------------------------------------------------------------
 
     def _heal(self) -> None:
-        # As an event, so that every invariant sees what it does.
+        # Run it as an event, so that every invariant is checked after it.
         scheduler = self.cluster.scheduler
         scheduler.add("fault", "heal", self.faults.heal)
         scheduler.run_until(lambda: self.faults.is_calm)
@@ -149,7 +151,7 @@ class NodeDriver:
         stop_ms = self.cluster.now_ms() + HEALED_WITHIN_MS
         while self.cluster.now_ms() < stop_ms:
             scheduler.run_for(LOOK_MS)
-            # Somebody may have been on his way out.
+            # A node may just have been shutting down.
             self.faults.start_dead()
             if next(self._ails(), None) is None:
                 return
@@ -157,7 +159,7 @@ class NodeDriver:
         raise self._violation("Liveness", f"{HEALED_WITHIN_MS} ms after all faults: {why}")
 
     def _ails(self) -> Iterator[str]:
-        """What keeps the cluster from being well, in words."""
+        """Yield what is wrong with the cluster; nothing if it is healthy."""
         cluster = self.cluster
         if cluster.controller is None:
             yield "no controller is active"
@@ -177,7 +179,7 @@ class NodeDriver:
         yield from self._leftovers()
 
     def _waiting(self) -> Iterator[str]:
-        """Operations in purgatories, but for followers' fetches, which always wait."""
+        """Yield the operations in purgatories, without followers' fetches, which always wait."""
         for node in self.cluster.live():
             if node.broker is None:
                 continue
@@ -187,7 +189,7 @@ class NodeDriver:
                     yield f"{purgatory.delayed} operations wait at node {node.config.node_id}"
 
     def _leftovers(self) -> Iterator[str]:
-        """Replicas of nobody's partitions."""
+        """Yield replicas on nodes to which they are not assigned."""
         for node in self.cluster.live():
             if node.broker is None:
                 continue
@@ -198,7 +200,7 @@ class NodeDriver:
                     yield f"node {node.config.node_id} has {at}, and is no replica of it"
 
     def _what_ails(self, view: PartitionView) -> str | None:
-        """What keeps the partition from being well, in words; None where it is."""
+        """Return what is wrong with the partition, None if it is healthy."""
         leader, known = view.leader, self.checker.word.registration(view.topic_partition)
         if leader is None or known is None:
             return f"no leader: {known}; {view}"
@@ -211,7 +213,7 @@ class NodeDriver:
         replicas = [view.replicas[each] for each in known.replicas]
         if {(each.log_end, each.high_watermark) for each in replicas} != {(leader.log_end, leader.log_end)}:
             return f"the replicas do not end together; {view}"
-        # What another replica has deleted is not to be had any more; a leader's readers need it all the same.
+        # Records that another replica has deleted can no longer be fetched, but a leader's readers need them.
         start = max(each.log_start for each in replicas)
         for each in replicas:
             needed = leader.log_start if each is leader else start
@@ -224,7 +226,7 @@ class NodeDriver:
     def _compare(self, view: PartitionView) -> None:
         logs = [replica.log for replica in view.replicas.values() if replica.log is not None]
         start = max(log.log_start_offset for log in logs)
-        # A batch that begins before may have gone with what was deleted.
+        # A batch that begins earlier may have been removed with deleted records.
         first, *others = (
             [bytes(batch) for batch in log.batches(start) if batch.base_offset >= start] for log in logs
         )
@@ -234,9 +236,9 @@ class NodeDriver:
     # ---- the history --------------------------------------------------------------------------------------
 
     def _check_history(self) -> None:
-        """Read everything, and hold what clients were told to it."""
+        """Read all records, and check them against the clients' history."""
         views = self.checker.view.partitions
-        # A request to create a topic that is answered late is made again, maybe after the topic's deletion.
+        # A late response makes a client repeat a topic's creation, perhaps after the topic was deleted.
         reused = self.checker.word.reused_names
         kept = {at for at, view in views.items() if view.unclean_epoch < 0 and at.topic not in reused}
         history, starts = History(), {}
@@ -274,7 +276,7 @@ class NodeDriver:
 
 
 def _of(operation: Operation, kept: Container[TopicPartition]) -> Operation:
-    """The operation without what it says of partitions that are not kept."""
+    """Return the operation without partitions that are not in `kept`."""
     if isinstance(operation, Send):
         return replace(operation, values=[each for each in operation.values if each.partition in kept])
     if isinstance(operation, Poll):
@@ -283,12 +285,15 @@ def _of(operation: Operation, kept: Container[TopicPartition]) -> Operation:
 
 
 def promised(view: PartitionView) -> Send:
-    """What must be there of what clients were told, whatever else they were: what leaders of this topic have
-    said, since its last unclean election or before of what the one that was elected held."""
-    told = {offset: cell.value for offset, cell in view.consumed.items()} | view.acked
+    """Return the acknowledged values that must exist, as a send.
+
+    They come from leaders since the topic's last unclean election, or from before it if that election's
+    winner held them.
+    """
+    values_at = {offset: cell.value for offset, cell in view.consumed.items()} | view.acked
     values = [
         Sent(view.topic_partition, value.decode(), offset)
-        for offset, value in sorted(told.items())
+        for offset, value in sorted(values_at.items())
         if value is not None
     ]
     return Send("promises", "ok", values)

@@ -1,8 +1,8 @@
-"""NodeChecker: all invariants of a cluster of whole nodes, after every event.
+"""NodeChecker: checks all invariants of a cluster of whole nodes after every event.
 
-The quorum's come first, since they tell what is committed; what is committed is the controller's word, to
-which the partitions are held then. Only what the event can have touched is looked at: the node it happened
-to, and the partitions of which something has changed. Thread rule: one thread.
+The quorum's invariants come first, because they establish what is committed. The committed metadata is then
+the controller's decision, which the partitions are compared with. Only what the event may have touched is
+checked: its node, and the partitions that have changed. Thread rule: one thread.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from kreplica.sim.scheduler import WORLD, SimEvent
 NODE_INVARIANTS: tuple[type[Invariant], ...] = (*INVARIANTS, QuorumSuperset, CandidateCompleteness)
 
 
-# What happens in these loops of a node changes neither its partitions nor its logs of them; what the quorum's
-# does is seen in that one alone, since all others only leave it something to do.
+# Events in these loops of a node change neither its partitions nor their logs. The quorum's changes happen in
+# its own loop alone; all other loops only post work to it.
 QUORUM_LOOP = "raft"
 QUIET_LOOPS = frozenset(
     {QUORUM_LOOP, "controller", "image", "lifecycle", "assignments", "producer-ids", "shutdown"}
 )
-# Who takes one of these answers from what it knows, or leaves it to one of its loops.
+# Handlers answer these requests from memory, or leave the work to a loop.
 QUIET_MESSAGES = frozenset(
     {
         *(
@@ -56,25 +56,28 @@ QUIET_MESSAGES = frozenset(
 
 
 def touches_quorum(event: SimEvent) -> bool:
-    """Whether the event may have changed a member of the quorum."""
+    """Return whether the event may have changed a member of the quorum."""
     if event.kind in ("turn", "timer"):
         return event.summary == QUORUM_LOOP
     return event.kind not in ("message", "connection", "client")
 
 
 def touches_partitions(event: SimEvent, took_request: bool) -> bool:
-    """Whether the event may have changed a partition on a broker. `took_request`: a request that may has come
-    to it in the event; which one, the summary need not say, since requests of a link keep their order."""
+    """Return whether the event may have changed a partition on a broker.
+
+    `took_request`: whether the broker took a request in the event that may change one. The event's summary
+    need not name that request, because requests of a link keep their order.
+    """
     if event.kind in ("turn", "timer"):
         return event.summary not in QUIET_LOOPS and not event.summary.startswith("timeout of")
     if event.kind == "message":
-        # Who gets an answer leaves it to one of its loops.
+        # The receiver of a response leaves the work to a loop.
         return took_request
     return event.kind not in ("connection", "client")
 
 
 def _is_quiet(request: Message) -> bool:
-    """Whether no partition changes where the request is taken."""
+    """Return whether handling the request changes no partition."""
     if request.name != "Fetch":
         return request.name in QUIET_MESSAGES
     topics = request.body.topics
@@ -94,14 +97,14 @@ class NodeChecker:
         self.view = ClusterView(brokers, self.word)
         self.promises = Promises(self.view, cluster.brokers)
         self.checks = 0
-        # Whether the node's disk refuses something, or lost it, so that it need not do what it should.
+        # Returns whether the node's disk refuses operations or lost data, which excuses failures.
         self.is_harmed: Callable[[int], bool] = lambda _: False
-        # Told the node of each event, before what is committed counts as decided; and each message.
+        # Called with the node of each event before committed changes count as decided, and with each message.
         self.listeners: list[Callable[[int], object]] = []
         self.message_listeners: list[Callable[[str, Message], object]] = []
         self._invariants = [invariant() for invariant in invariants]
         self._published: dict[int, ClusterMetadata] = {}
-        # By node: of which publisher's errors it is known that there was a reason for them, and how many.
+        # By node: the publisher whose errors have a known reason, and the number of these errors.
         self._errors: dict[int, tuple[object, int]] = {}
         self._failure: Exception | None = None
         self._upheavals = 0
@@ -111,7 +114,7 @@ class NodeChecker:
         self.check()
 
     def watched(self, callback: Callable[[Any], None]) -> Callable[[Any], None]:
-        """The callback for a future, which lets none fail: what it raises is raised by the next check."""
+        """Wrap the callback of a future; the next check raises what the callback raises."""
 
         def call(answer: Any) -> None:
             try:
@@ -122,17 +125,19 @@ class NodeChecker:
         return call
 
     def check(self, event: SimEvent | None = None) -> None:
-        """Check what the event has touched (None: everything). Raises InvariantViolated; the scheduler adds
-        the seed and the number of the event as a note."""
+        """Check what the event has touched (None: everything).
+
+        Raises InvariantViolated; the scheduler adds the seed and the event's number as a note.
+        """
         if self._failure is not None:
             raise self._failure
         if self.cluster.upheavals != self._upheavals:
-            # Maybe outside of any event.
+            # This may be outside of any event.
             self._upheavals = self.cluster.upheavals
             event = None
         node_ids = self._nodes_of(event)
         if not node_ids:
-            # Of a client alone.
+            # An event of a client only.
             return
         if event is None or touches_quorum(event):
             self.quorum.check(node_ids)
@@ -161,13 +166,13 @@ class NodeChecker:
                 invariant.check(partition)
                 self.checks += 1
         self.view.done(touched)
-        # Now that it is known what is committed.
+        # The committed records are known now.
         self.promises.keep()
 
     def _heard(self, what: str, message: Message) -> None:
         if what == "taken" and message.is_request and not _is_quiet(message):
             self._took_request = True
-        # The network has no way to fail a run: what breaks is told after the event.
+        # The network cannot fail a run, so a violation is raised after the event.
         try:
             self.quorum.heard(what, message)
             self.promises.heard(what, message)
@@ -177,11 +182,11 @@ class NodeChecker:
         except Exception as error:
             self._failure = self._failure or error
 
-    # ---- 9, 12: what was decided, and what nodes know of it -----------------------------------------------
+    # ---- 9, 12: the decisions, and what nodes know of them ------------------------------------------------
 
     def _check_decided(self, metadata: ClusterMetadata, delta: MetadataDelta) -> None:
-        """12. Who is in sync or eligible is a replica, and not both; nobody who is fenced is in sync; where
-        enough are in sync, nobody is eligible besides."""
+        """12. Members of ISR and ELR are replicas, and none is in both. No fenced broker is in the ISR. If
+        the ISR has min.insync.replicas members, the ELR is empty."""
         for change in delta.partitions:
             if change.new is not None:
                 self._check_registration(change.topic_partition, change.new, metadata)
@@ -206,7 +211,7 @@ class NodeChecker:
             raise InvariantViolated("LegalIsr", f"{at}: eligible besides {needed} in sync: {new}")
 
     def _check_known(self, node_id: int) -> None:
-        """9. What a node knows of the cluster is what the log has committed up to there."""
+        """9. A node's metadata equals what the log has committed up to the offset it has applied."""
         node = self.cluster.node(node_id)
         if node is None or node.loader.published is self._published.get(node_id):
             return

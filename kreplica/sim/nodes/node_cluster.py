@@ -1,8 +1,8 @@
-"""NodeCluster: whole nodes under one virtual clock: their quorum, controller, brokers, logs and images.
+"""NodeCluster: whole nodes under one virtual clock, with their quorum, controller, brokers, logs and images.
 
-Nodes are started, stopped in order, killed, cut from power and paused; their network and disks fail as
-SimMachines lets them. Everything that happens is an event of `scheduler`; all chance comes from `seed`.
-A node that cannot go on ends as its process would; `fatal` has what it said. Thread rule: one thread.
+Nodes can be started, stopped cleanly, killed, cut from power and paused; network and disks fail as in
+SimMachines. Everything is an event of `scheduler`; all randomness comes from `seed`. A node with a fatal
+error ends as its process would; `fatal` has the error. Thread rule: one thread.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ CONDITIONS = LinkConditions(delay_us=(100, 1_000))
 class NodeCluster(SimMachines):
     """A cluster of `brokers` brokers with formatted, empty disks; `boot` starts them.
 
-    `controllers`: so many nodes from 1001 on are the quorum; 0: the first three brokers are. `standbys`: so
-    many controllers more are no voters yet. `as_bytes`: whether messages cross the network as bytes, None: as
-    the seed draws it. `settings`: of every node, under Kafka's names. Otherwise as SimMachines. Raises
-    InvalidConfig.
+    `controllers`: the number of dedicated controllers, which form the quorum; their ids start at 1001. With
+    0, the first three brokers are the quorum. `standbys`: the number of further controllers, which are not
+    voters at first. `as_bytes`: whether messages cross the network as bytes; None: the seed decides.
+    `settings`: of every node, by Kafka's names. Otherwise as SimMachines. Raises InvalidConfig.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class NodeCluster(SimMachines):
         self.as_bytes = random.Random(f"{seed}/wire").random() < 0.5 if as_bytes is None else as_bytes
         if self.as_bytes:
             self.network.carry = wire_copy
-        # (node, what it could not go on with), in the order it happened; and what is done about it.
+        # (node, fatal error), in the order they happened; and the reaction to one.
         self.fatal: list[tuple[int, BaseException]] = []
         self.on_fatal: Callable[[int, BaseException], object] = lambda node_id, _: self.kill(node_id)
         self.configs: dict[int, NodeConfig] = {}
@@ -73,7 +73,7 @@ class NodeCluster(SimMachines):
         factor = min(brokers, DEFAULT_REPLICATION_FACTOR)
         for node_id, roles in roles_of(brokers, controllers, standbys).items():
             self.configs[node_id] = node_config(node_id, roles, factor, settings or {})
-        # Those may vote in the quorum; at first all but the last ones, which stand by, do.
+        # The nodes that may be voters; at first all but the standbys are.
         self.controllers = [n for n, config in self.configs.items() if "controller" in config.roles]
         self.broker_ids = [n for n, config in self.configs.items() if "broker" in config.roles]
         for node_id in self.configs:
@@ -88,7 +88,7 @@ class NodeCluster(SimMachines):
         )
 
     def _format(self, count: int) -> None:
-        """Format all disks; so many of the controllers are the first voters."""
+        """Format all disks; the first `count` controllers are the first voters."""
         chance = random.Random(f"{self.seed}/format")
         disks = {n: self.brokers[n].storage for n in self.configs}
         ids = {n: directory_ids(config, disks[n], chance) for n, config in self.configs.items()}
@@ -100,10 +100,10 @@ class NodeCluster(SimMachines):
             clock = self.brokers[node_id].clock
             format_node(config, ids[node_id], storage=disks[node_id], clock=clock, initial_voters=voters)
 
-    # ---- lives --------------------------------------------------------------------------------------------
+    # ---- life cycle ---------------------------------------------------------------------------------------
 
     def boot(self, limit_ms: int = 10_000) -> None:
-        """Start every node that does not run, and wait until all brokers may lead. AssertionError if they do
+        """Start every node that does not run, and wait until all brokers may lead. Raises AssertionError if
         not."""
         for node_id, machine in self.brokers.items():
             if not machine.is_alive:
@@ -111,12 +111,12 @@ class NodeCluster(SimMachines):
         assert self.run_until(self.is_ready, limit_ms), f"not ready after {limit_ms} ms"
 
     def is_ready(self) -> bool:
-        """Whether every node runs, and every broker may lead."""
+        """Return whether every node runs, and every broker may lead."""
         nodes = [self.node(node_id) for node_id in self.configs]
         return all(node is not None and node.ready.done() for node in nodes)
 
     def shut_down(self, node_id: int, timeout_ms: int = CONTROLLED_SHUTDOWN_MS) -> Future[None]:
-        """Let the node leave in order, and stop it then; done when it is down. It may be killed before."""
+        """Shut the node down cleanly; done when it has stopped. It may be killed earlier."""
         node, life = self.node(node_id), self.brokers[node_id].life
         assert node is not None, f"node {node_id} does not run"
         stopped: Future[None] = Future()
@@ -125,68 +125,69 @@ class NodeCluster(SimMachines):
             try:
                 self.stop(node_id)
             except KafkaStorageError:
-                # Its files could not be closed in order: the process ends all the same.
+                # Its files could not be closed cleanly; the process ends anyway.
                 self.kill(node_id)
             stopped.set_result(None)
 
         def left(_: Future[None]) -> None:
-            # Not from within one of the node's own steps.
+            # Stop it in an event of its own, not within one of the node's.
             self.scheduler.add("fault", f"node {node_id} stops", stop, incarnation=life)
 
         node.shutdown(timeout_ms).add_done_callback(left)
         return stopped
 
     def power_cut(self, broker_id: int, chance: Random | None = None, *, keeps_names: bool = False) -> None:
-        """As SimMachines.power_cut; of the image the last write may be lost, too."""
+        """As SimMachines.power_cut; the image's last write may be lost, too."""
         super().power_cut(broker_id, chance, keeps_names=keeps_names)
         if chance is None or chance.randrange(2):
             self.images[broker_id].store.lose_last_write()
 
     def _cannot_go_on(self, node_id: int, error: BaseException) -> None:
         self.fatal.append((node_id, error))
-        # Not from within its own step.
+        # In an event of its own, not within the node's.
         life = self.brokers[node_id].life
         dies = partial(self.on_fatal, node_id, error)
         self.scheduler.add("fault", f"node {node_id} dies", dies, incarnation=life)
 
-    # ---- who is there, and what they know -----------------------------------------------------------------
+    # ---- nodes and their metadata -------------------------------------------------------------------------
 
     def node(self, node_id: int) -> Node | None:
-        """The node that runs there; None if it does not."""
+        """Return the node that runs there, None if none does."""
         program = self.brokers[node_id].program
         return None if program is None else program.node
 
     def live(self) -> list[Node]:
-        """All nodes that run, paused ones too."""
+        """Return all running nodes, including paused ones."""
         return [node for node_id in self.configs if (node := self.node(node_id)) is not None]
 
     @property
     def controller(self) -> int | None:
-        """The active controller's node; of two that believe to be it, the later one."""
+        """The active controller's node; of two that believe to be it, the one with the later epoch."""
         active = [n for n in self.live() if n.controller is not None and n.controller.is_active]
         newest = max(active, key=lambda node: node.raft.leader_and_epoch.epoch, default=None)
         return None if newest is None else newest.config.node_id
 
     def voters(self) -> list[int]:
-        """The quorum's voters, as the active controller knows them; where there is none, all that may be."""
+        """Return the voters as the active controller knows them; without one, all nodes that may be
+        voters."""
         active = self.controller
         node = None if active is None else self.node(active)
         return list(self.controllers) if node is None else sorted(node.raft.voters.voters)
 
     def metadata(self) -> ClusterMetadata:
-        """What the node knows that knows most of the cluster. AssertionError where none runs."""
+        """Return the metadata of the node that has applied the most. AssertionError if no node runs."""
         live = self.live()
         assert live, "no node runs"
         return max(live, key=lambda node: node.loader.applied.offset).loader.published
 
     def partition(self, topic: str, partition: int = 0) -> PartitionRegistration | None:
-        """The controller's word about a partition, as far as a running node knows it."""
+        """Return a partition's registration, from the running node that has applied the most."""
         return self.metadata().partition(TopicPartition(topic, partition))
 
     # ---- clients ------------------------------------------------------------------------------------------
 
     def add_client(self) -> SimClient:
-        """Another client. It knows the ids of all nodes, and not which of them run."""
+        """Add a client. It knows the ids of all nodes, but not which of them run."""
         client = SimClient(
             self, FIRST_CLIENT_ID + len(self.clients), lambda: self.broker_ids, lambda: self.controllers
         )
@@ -199,14 +200,16 @@ class NodeCluster(SimMachines):
         return self.clients[0] if self.clients else self.add_client()
 
     def result(self, future: Future[T], limit_ms: int = 10_000) -> T:
-        """Let events happen until the future is done; its result. Raises what it failed with, and
-        RequestTimedOut where it is not done in time."""
+        """Run events until the future is done, and return its result.
+
+        Raises what it failed with, and RequestTimedOut if it is not done in time.
+        """
         if not self.run_until(future.done, limit_ms):
             raise RequestTimedOut(f"not done within {limit_ms} ms")
         return future.result()
 
     def run_until(self, condition: Callable[[], bool], limit_ms: int = 10_000) -> bool:
-        """Let events happen until the condition holds; False if it does not within `limit_ms`."""
+        """Run events until the condition holds; returns False if it does not within `limit_ms`."""
         return self.scheduler.run_until(condition, limit_ms)
 
     def override(self, node_id: int, **parts: Any) -> None:

@@ -1,8 +1,8 @@
-"""NodeFaults: what goes wrong in a random run of whole nodes, and goes right again after a while.
+"""NodeFaults: the faults of a random run of whole nodes, and their repair after a while.
 
-Nodes are killed, cut from power, stopped in order and paused: one, the active controller, most of the voters,
-or all. Disks become slow, full, or fail, and bits rot on them; links are cut, in one direction or both, slow,
-or lossy; connections break; dates jump. Thread rule: one thread.
+Nodes are killed, lose power, are stopped cleanly and paused: one, the active controller, most of the voters,
+or all. Disks become slow or full, or fail, and bits rot on them. Links are cut, in one direction or both, or
+become slow or lossy; connections break; dates jump. Thread rule: one thread.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ CALM = LinkConditions(delay_us=(100, 1_000))
 REPAIR_MS = 300
 RETRY_MS = 100
 SHUTDOWN_MS = 1_000
-# Of so many times that a disk fills up, all do so at once in one.
+# When a disk fills up, all disks do so with this chance.
 ALL_FULL_ONE_IN = 4
 CHANGES = ("create", "write", "rename", "remove", "make_directory")
 FLUSHES = ("flush", "sync_directory")
 
 
 class NodeFaults:
-    """Of `cluster`; `counts` tells what has happened."""
+    """The faults of `cluster`; `counts` has what happened."""
 
     def __init__(
         self, cluster: NodeCluster, checker: NodeChecker, counts: Counter[str], random: Random
@@ -41,10 +41,10 @@ class NodeFaults:
         self._rot = NodeRot(cluster, checker, counts, random, self._refuses)
         self._counts = counts
         self._random = random
-        # Whose disk has failed in this life or the one before, and whose has had no room.
+        # The nodes whose disk failed in this life or the previous one, and those whose disk was full.
         self.failing: set[int] = set()
         self.short_of_room: set[int] = set()
-        # How often each is drawn, for all together.
+        # How often each fault is drawn, relative to the sum of all.
         self._kinds: tuple[tuple[int, Callable[[int], None]], ...] = (
             (6, self._kill),
             (6, self._power_cut),
@@ -68,12 +68,12 @@ class NodeFaults:
         )
 
     def begin(self) -> None:
-        """From now on things go wrong."""
+        """Start the faults."""
         self.is_calm = False
         self._cluster.network.set_conditions(CONDITIONS)
 
     def strike(self) -> None:
-        """One fault, of a node drawn by chance."""
+        """Inject one fault, on a random node."""
         node_id = self._random.choice(list(self._cluster.configs))
         machine = self._cluster.brokers[node_id]
         if not machine.is_alive or machine.is_paused:
@@ -86,7 +86,7 @@ class NodeFaults:
                 return
 
     def heal(self) -> None:
-        """Nothing goes wrong any more, and what did is repaired now."""
+        """Stop the faults, and repair everything now."""
         self.is_calm = True
         self._cluster.network.set_conditions(CALM)
         for node_id, machine in self._cluster.brokers.items():
@@ -101,31 +101,31 @@ class NodeFaults:
         self._rot.heal()
 
     def healed(self) -> None:
-        """All is well again."""
+        """Start over after the cluster has recovered."""
         self._rot.healed()
 
     def start_dead(self) -> None:
-        """Start every node that is down; also those that have just gone down in order."""
+        """Start every node that is down, including those that have just shut down cleanly."""
         for node_id, machine in self._cluster.brokers.items():
             if not machine.is_alive:
                 self._start(node_id)
 
     def may_die(self, node_id: int) -> bool:
-        """Whether the node's disk gives it a reason not to go on; want of room is none."""
+        """Return whether the node's disk justifies a fatal error; a full disk does not."""
         return node_id in self.failing
 
     def is_harmed(self, node_id: int) -> bool:
-        """Whether the node's disk gives it a reason not to do all that it should."""
+        """Return whether the node's disk justifies that it does not do everything it should."""
         return self._refuses(node_id) or node_id in self._rot.struck
 
     def _refuses(self, node_id: int) -> bool:
         return node_id in self.failing or node_id in self.short_of_room
 
     def take_down(self, node_id: int) -> None:
-        """It cannot go on: its machine is started anew after a while."""
+        """Restart a node with a fatal error after a while."""
         self._power_cut(node_id)
 
-    # ---- lives --------------------------------------------------------------------------------------------
+    # ---- life cycle ---------------------------------------------------------------------------------------
 
     def _down(self, node_id: int) -> None:
         self._later(REPAIR_MS, f"start {node_id}", partial(self._start, node_id))
@@ -149,7 +149,7 @@ class NodeFaults:
 
     def _kill(self, node_id: int) -> None:
         if node_id in self.failing:
-            # A process that comes after would read from memory what the disk has lost.
+            # A process started afterwards would read from memory what the disk has lost.
             self._power_cut(node_id)
             return
         self._counts["kills"] += 1
@@ -217,7 +217,7 @@ class NodeFaults:
         self._cluster.brokers[node_id].flush_us = self._random.choice((0, 500, 10_000))
 
     def _fill_disk(self, node_id: int) -> None:
-        """The node's disk has no room for a while, or nobody's has."""
+        """Make the node's disk full for a while, or all disks."""
         if self._random.randrange(ALL_FULL_ONE_IN):
             self._fill(node_id)
             return
@@ -235,7 +235,7 @@ class NodeFaults:
         self._cluster.brokers[node_id].storage.full = False
 
     def _break_disk(self, node_id: int) -> None:
-        """Its node goes on as it can, until somebody takes the machine down."""
+        """Break the disk. The node continues as far as it can until its machine is taken down."""
         self._counts["broken disks"] += 1
         self.failing.add(node_id)
         refused = CHANGES if self._random.randrange(2) else (*CHANGES, *FLUSHES)
@@ -259,7 +259,7 @@ class NodeFaults:
         self._cluster.brokers[node_id].storage.write_back(self._random)
 
     def _retain(self, node_id: int) -> None:
-        """The broker deletes what is too much for its topics."""
+        """Apply the topics' retention on the broker."""
         node = self._cluster.node(node_id)
         if node is not None and node.broker is not None and not self._refuses(node_id):
             self._counts["retention rounds"] += 1
@@ -276,7 +276,7 @@ class NodeFaults:
         self._later(300, f"heal {node_id} {other}", partial(network.heal, node_id, other))
 
     def _isolate(self, node_id: int) -> None:
-        """One node hears nothing of the others; clients may hear it, or not."""
+        """Cut a node off from the others; clients may still reach it, or not."""
         self._counts["isolations"] += 1
         network = self._cluster.network
         others = [each for each in self._cluster.configs if each != node_id]
@@ -287,7 +287,7 @@ class NodeFaults:
             self._later(500, f"heal {node_id} {other}", partial(network.heal, node_id, other))
 
     def _slow_link(self, node_id: int) -> None:
-        """What the node sends and gets takes its time, and comes in any order."""
+        """Slow the node's links: messages take long, and arrive in any order."""
         self._counts["slow links"] += 1
         network = self._cluster.network
         for other in self._cluster.configs:
@@ -326,7 +326,7 @@ class NodeFaults:
         self._counts["date jumps"] += 1
         self._cluster.jump_date(node_id, self._random.choice((-3_600_000, -10_000, 10_000, 3_600_000)))
 
-    # ---- within -------------------------------------------------------------------------------------------
+    # ---- internals ----------------------------------------------------------------------------------------
 
     def _later(self, mean_ms: int, summary: str, action: Callable[[], None]) -> None:
         delay_ms = self._random.expovariate(1 / mean_ms)

@@ -1,7 +1,7 @@
 """NodeLoad: the clients of a random run of whole nodes: producers, consumers, administrators.
 
-What producers and consumers were told is a History, which is checked at the end of the run. Thread rule: one
-thread.
+The responses to producers and consumers form a History, which is checked at the end of the run. Thread rule:
+one thread.
 """
 
 # mypy: disable-error-code="arg-type"
@@ -37,11 +37,11 @@ PRODUCERS = 2
 CONSUMERS = 2
 MOST_TOPICS = 5
 MOST_PARTITIONS = 4
-# A deletion of records is answered when all replicas have heard of it, or after so long.
+# A deletion of records completes when all replicas have learned of it, or after this time.
 DELETION_MS = 400
-# Values of producers without a producer id begin with it: they may be there twice.
+# The prefix of values from producers without a producer id: they may be duplicated.
 PLAIN = "plain-"
-# What administrators change of topics; None takes a setting back.
+# The settings of topics that administrators change; None resets a setting.
 SETTINGS: tuple[tuple[str, tuple[object | None, ...]], ...] = (
     ("min.insync.replicas", (1, 2, 2, 3, None)),
     ("retention.bytes", (-1, 6_000)),
@@ -50,7 +50,7 @@ SETTINGS: tuple[tuple[str, tuple[object | None, ...]], ...] = (
 
 
 class Consumer:
-    """A process that reads partitions from where it was; `busy`: those of which a poll is under way."""
+    """A process that reads partitions from its positions on; `busy`: those with a poll in flight."""
 
     def __init__(self, name: str, client: SimClient) -> None:
         self.name = name
@@ -60,14 +60,14 @@ class Consumer:
 
 
 class NodeLoad:
-    """Client operations, one by one, drawn by chance. `pending`: how many have no answer yet."""
+    """Runs random client operations. `pending`: the number without a response yet."""
 
     def __init__(
         self, cluster: NodeCluster, checker: NodeChecker, counts: Counter[str], random: Random
     ) -> None:
         self.pending = 0
         self.operations: list[Operation] = []
-        # Sends in the order in which they were made, which answers need not keep.
+        # Sends in the order they were made; responses may come in another order.
         self.sends: list[Send | None] = []
         self._cluster = cluster
         self._checker = checker
@@ -98,7 +98,7 @@ class NodeLoad:
         )
 
     def operate(self) -> None:
-        """One operation of some client."""
+        """Run one operation of a random client."""
         drawn = self._random.randrange(sum(weight for weight, _ in self._kinds))
         for weight, kind in self._kinds:
             drawn -= weight
@@ -106,7 +106,7 @@ class NodeLoad:
                 kind()
                 return
 
-    # ---- what there is ------------------------------------------------------------------------------------
+    # ---- topics -------------------------------------------------------------------------------------------
 
     @property
     def _topic_names(self) -> list[str]:
@@ -116,12 +116,12 @@ class NodeLoad:
         partitions = list(self._checker.view.partitions)
         return self._random.choice(partitions) if partitions else None
 
-    def _await(self, future: Future[Any], told: Callable[[Future[Any]], None]) -> None:
+    def _await(self, future: Future[Any], callback: Callable[[Future[Any]], None]) -> None:
         self.pending += 1
 
         def done(answer: Future[Any]) -> None:
             self.pending -= 1
-            told(answer)
+            callback(answer)
 
         future.add_done_callback(self._checker.watched(done))
 
@@ -158,14 +158,14 @@ class NodeLoad:
         else:
             base_offset = answer.result().base_offset
             self._counts["acked" if acks == -1 else "sent plainly"] += 1
-            # What the leader alone has may be lost with it.
+            # Without acks=all, a value may be lost with the leader.
             status = "ok" if acks == -1 else "info"
         sent = [
             Sent(at, value, base_offset + number if base_offset >= 0 else None)
             for number, value in enumerate(values)
         ]
-        told: Status = "ok" if status == "ok" else "info"
-        self.sends[place] = Send(process, told, sent)
+        known: Status = "ok" if status == "ok" else "info"
+        self.sends[place] = Send(process, known, sent)
 
     def _produce_in_transaction(self) -> None:
         at = self._any_partition()
@@ -198,7 +198,7 @@ class NodeLoad:
         except CorruptMessage:
             if self._cluster.as_bytes:
                 raise
-            # The answer shares the memory of the leader, where a bit has flipped since.
+            # The response shares memory with the leader, where a bit has flipped since.
             self._counts["polls that failed"] += 1
             return
         consumer.positions[at] = next_offset
@@ -206,7 +206,7 @@ class NodeLoad:
             self._counts["polled"] += len(records)
             self.operations.append(Poll(consumer.name, records))
             if self._random.random() < 0.1:
-                # Now and then somebody reads from the beginning again.
+                # Now and then start again at the beginning.
                 consumer.positions[at] = 0
                 self.operations.append(Assign(consumer.name, [at]))
 
@@ -236,7 +236,7 @@ class NodeLoad:
         self._counts[what if answer.exception() is None else f"{what}, refused"] += 1
 
     def create_topic(self, partitions: int) -> None:
-        """A new topic, of a name that no other has had."""
+        """Create a topic with a new name."""
         self._topics += 1
         factor = self._random.choice((2, 3, 3, 3))
         created = self._admin.create_topic(
@@ -330,7 +330,7 @@ def _delete_request(at: TopicPartition, offset: int) -> DeleteRecordsRequest:
 
 
 def polled(at: TopicPartition, offset: int, fetched: Any) -> tuple[list[Polled], int]:
-    """The records from `offset` on that a fetch has brought, and where those after them begin."""
+    """Return the records from `offset` on in a fetch's response, and the offset that follows them."""
     records = list[Polled]()
     for batch in fetched.batches():
         if not batch.is_control:

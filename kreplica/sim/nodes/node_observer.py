@@ -1,6 +1,6 @@
-"""NodeObserver: counts what happens in a random run of whole nodes, from its messages and what is committed.
+"""NodeObserver: counts what happens in a random run of whole nodes, from messages and committed metadata.
 
-It looks on only: what it counts tells whether runs show what they are meant to. Thread rule: one thread.
+It only observes. The counts show whether runs exercise what they are meant to. Thread rule: one thread.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from kreplica.sim.network import Message
 from kreplica.sim.nodes.node_checker import NodeChecker
 from kreplica.sim.nodes.node_cluster import NodeCluster
 
-# What must have happened in all runs together, or they show nothing.
+# All runs together must show each of these, or they prove nothing.
 EXPECTED = (
     *("acked", "sent plainly", "polled", "values promised to producers", "values given to consumers"),
     *("topics created", "topics deleted", "partitions added", "reassignments", "config changes"),
@@ -53,7 +53,7 @@ class NodeObserver:
         checker.message_listeners.append(self._heard)
 
     def look(self, node_id: int) -> None:
-        """An event has happened to the node."""
+        """Look at the node after an event."""
         for batch in self._checker.word.untold:
             self._count_decisions(batch.delta)
         view = self._checker.quorum.views[node_id]
@@ -66,7 +66,7 @@ class NodeObserver:
             self._counts["logs begun anew"] += 1
         self._ends[node_id], self._starts[node_id] = view.end, view.start
         if view.snapshot is not None and view.snapshot[0] > self._snapshots.get(node_id, 0):
-            # Its own snapshot lies within its log; one that it was sent begins the log anew.
+            # A node's own snapshot lies within its log; a received one makes the log start anew.
             self._counts["snapshots installed" if view.start == view.snapshot[0] else "snapshots made"] += 1
             self._snapshots[node_id] = view.snapshot[0]
         state = node.client.quorum.state
@@ -102,14 +102,14 @@ class NodeObserver:
             self._counts["AlterPartition rejections"] += sum(bool(each.error_code) for each in answers)
 
     def healed(self) -> None:
-        """A round is over."""
+        """Count at the end of a round of faults."""
         for view in self._checker.view.partitions.values():
             for replica in view.replicas.values():
                 self._counts["truncations"] += replica.truncations
                 replica.truncations = 0
 
     def finish(self) -> None:
-        """Add what others have counted."""
+        """Add what other objects have counted."""
         network, promises = self._cluster.network.counts, self._checker.promises
         for name in ("lost", "duplicated", "cut"):
             self._counts[f"messages {name}"] += network[name]

@@ -1,7 +1,7 @@
 """NodeProgram: a whole node (broker, controller, or both) as the program of a simulated machine.
 
-It is one life of the node, on ports of one life of its machine; what is to outlast it (the image, as a file
-would) is given to it. Thread rule: one thread, as the simulator.
+It is one life of the node, on the ports of one life of its machine. State that outlives it (the image, like a
+file) is passed in. Thread rule: one thread, as the simulator.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from kreplica.sim.node import BrokerPorts
 
 
 class NodeProgram:
-    """See the module. `on_fatal(error)` is called when the node cannot go on."""
+    """Runs a node; `on_fatal(error)` is called when the node has a fatal error."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class NodeProgram:
         self.node.startup()
 
     def shutdown(self) -> None:
-        """Close all files in order; whoever wants to leave in order has called `node.shutdown` before."""
+        """Close all files cleanly; for a clean departure call `node.shutdown` before."""
         self.node.close()
 
     def handle(self, request: Any) -> Future[Any]:
@@ -53,28 +53,28 @@ class NodeProgram:
 
     @property
     def client(self) -> KafkaRaftClient:
-        """Its member of the quorum."""
+        """The node's member of the quorum."""
         return self.node.raft
 
     @property
     def log(self) -> KafkaMetadataLog:
-        """Its metadata log."""
+        """The node's metadata log."""
         log: Any = self.node.raft.log
         assert isinstance(log, KafkaMetadataLog)
         return log
 
     @property
     def log_manager(self) -> Any:
-        """The broker's. Raises BrokerNotAvailable where the node has none."""
+        """The broker's log manager. Raises BrokerNotAvailable if the node has no broker."""
         return self._broker.log_manager
 
     @property
     def replica_manager(self) -> Any:
-        """The broker's. Raises BrokerNotAvailable where the node has none."""
+        """The broker's replica manager. Raises BrokerNotAvailable if the node has no broker."""
         return self._broker.replica_manager
 
     @property
     def _broker(self) -> Any:
         if self.node.broker is None:
-            raise BrokerNotAvailable(f"node {self.node.config.node_id} is no broker")
+            raise BrokerNotAvailable(f"node {self.node.config.node_id} is not a broker")
         return self.node.broker

@@ -1,4 +1,4 @@
-"""NodeRot: bits that rot in logs of whole nodes, and the operator who helps where no replica can.
+"""NodeRot: rotting bits in logs of whole nodes, and the operator who helps where no replica can.
 
 Thread rule: one thread.
 """
@@ -17,15 +17,15 @@ from kreplica.sim.nodes.node_cluster import NodeCluster
 from kreplica.sim.rot_faults import RotFaults
 from kreplica.sim.scheduler import NANOSECONDS_PER_MS
 
-# After the faults, until somebody looks at what does not become well by itself.
+# The time after the faults until an operator looks at what does not recover without help.
 OPERATOR_MS = 1_500
-# Longer than any session: whom the operator stops is fenced.
+# Longer than any session, so a node that the operator stops gets fenced.
 STOPPED_MS = 2_500
 
 
 class NodeRot:
-    """Of `cluster`; `counts` tells what has happened. `is_failing(node)`: whether its disk refuses
-    something."""
+    """The rot of `cluster`; `counts` has what happened. `is_failing(node)`: whether its disk refuses
+    operations."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class NodeRot:
         self._checker = checker
         self._counts = counts
         self._bits = RotFaults(cluster.brokers, self._replicas_of, counts, random)
-        # The nodes on whose disks something has rotted since all was well.
+        # The nodes on whose disks something has rotted since the last recovery.
         self.struck: set[int] = set()
 
     def _replicas_of(self, at: TopicPartition) -> Sequence[int]:
@@ -49,8 +49,8 @@ class NodeRot:
         return () if known is None else known.replicas
 
     def strike(self, node_id: int) -> None:
-        """A bit flips in one of the node's logs, where that can be healed; the node runs, and its disk is
-        well."""
+        """Flip a bit in one of the node's logs where that can be repaired; the node runs, with a working
+        disk."""
         self._bits.forget_healed()
         partitions = list(self._checker.view.partitions)
         self._random.shuffle(partitions)
@@ -61,7 +61,7 @@ class NodeRot:
                 return
 
     def _are_flushed(self, at: TopicPartition, replicas: Sequence[int]) -> bool:
-        """Whether all replicas have their logs on their disks, from now on: what rots is old."""
+        """Flush the logs of all replicas, and return whether that succeeded: only old data rots."""
         machines = [self._cluster.brokers[each] for each in replicas]
         if not all(machine.is_alive for machine in machines) or any(map(self._is_failing, replicas)):
             return False
@@ -73,22 +73,23 @@ class NodeRot:
         return True
 
     def heal(self) -> None:
-        """All nodes run: they see what has rotted; later an operator looks what is left of it."""
+        """Let all nodes, which run, detect what has rotted; schedule an operator for what cannot be
+        repaired."""
         self._bits.look()
         delay_ns = OPERATOR_MS * NANOSECONDS_PER_MS
         self._cluster.scheduler.add("fault", "an operator looks", self._look_for_loss, delay_ns=delay_ns)
 
     def healed(self) -> None:
-        """All is well again."""
+        """Start over after the cluster has recovered."""
         self._bits.forget_healed()
         self.struck.clear()
 
     def _look_for_loss(self) -> None:
-        """An operator has to choose where rot took what no replica can give any more.
+        """Act as an operator, who has to choose where rot destroyed what no replica can provide.
 
-        A log whose recovery stopped there cannot lead: where it is alone in the ISR, another one is to be
-        elected uncleanly. A leader that runs, and is the only one that had not deleted the range, has its
-        records deleted up to there.
+        A log whose recovery stopped at the rot cannot lead. If it is alone in the ISR, another replica is to
+        be elected uncleanly. If the leader runs, and is the only one that had not deleted the range, its
+        records are deleted up to there.
         """
         for view in list(self._checker.view.partitions.values()):
             state = view.decided
@@ -102,7 +103,7 @@ class NodeRot:
                 leader.replica_manager.delete_records({state.topic_partition: offset})
 
     def _elect_another(self, state: LeaderAndIsr) -> None:
-        """Allow an unclean election, and stop the leader until there was one."""
+        """Allow an unclean election, and stop the leader until it has taken place."""
         machine = self._cluster.brokers[state.leader]
         if machine.is_paused or not set(state.replicas) - {state.leader}:
             return

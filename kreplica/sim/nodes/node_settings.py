@@ -1,4 +1,4 @@
-"""What the nodes of a simulated cluster are like: who does what, and settings with which much happens soon.
+"""The roles and settings of a simulated cluster's nodes; with these settings much happens in a short time.
 
 No state.
 """
@@ -19,12 +19,12 @@ from kreplica.replica.replica_config import ReplicaConfig
 from kreplica.sim.broker_factory import CLUSTER_ID, LOG_CONFIG
 from kreplica.sim.node import DIRECTORY
 
-# Where controllers are nodes of their own, their ids begin here.
+# The first id of dedicated controllers.
 FIRST_CONTROLLER_ID = 1001
-# More voters make every commit of metadata slower.
+# More voters make every metadata commit slower.
 MOST_COMBINED_VOTERS = 3
 
-# Whole timeouts pass in few events.
+# Short timeouts, so that they expire within few events.
 RAFT_CONFIG = RaftConfig(
     quorum_election_timeout_ms=100,
     quorum_fetch_timeout_ms=300,
@@ -72,8 +72,11 @@ METADATA_LOG_CONFIG = MetadataLogConfig(
 
 
 def roles_of(brokers: int, controllers: int, standbys: int = 0) -> dict[int, frozenset[Role]]:
-    """Brokers 1 to `brokers`, and so many controllers from 1001 on, with `standbys` behind them; with 0
-    controllers the first three brokers (one, of fewer than three) are controllers, too."""
+    """Return the roles of brokers 1 to `brokers` and of `controllers` plus `standbys` dedicated controllers.
+
+    The ids of controllers start at 1001. With 0 controllers, the first three brokers (one, of fewer than
+    three) are controllers, too.
+    """
     combined = 0 if controllers else MOST_COMBINED_VOTERS if brokers >= MOST_COMBINED_VOTERS else 1
     roles: dict[int, frozenset[Role]] = {
         node_id: BOTH if node_id <= combined else frozenset({"broker"}) for node_id in range(1, brokers + 1)
@@ -86,7 +89,7 @@ def roles_of(brokers: int, controllers: int, standbys: int = 0) -> dict[int, fro
 def node_config(
     node_id: int, roles: frozenset[Role], replication_factor: int, settings: Mapping[str, object]
 ) -> NodeConfig:
-    """The configuration of one node; `settings` under Kafka's names. Raises InvalidConfig."""
+    """Return the configuration of a node; `settings` by Kafka's names. Raises InvalidConfig."""
     config = NodeConfig(
         node_id=node_id,
         cluster_id=CLUSTER_ID,

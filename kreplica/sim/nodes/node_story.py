@@ -1,7 +1,7 @@
-"""NodeStory: what happens in a random run of whole nodes, told in lines that a person can read.
+"""NodeStory: a readable account of a random run of whole nodes.
 
-Each line has its moment and what was done: to a node, a disk, a link, by a client; and what came of it:
-answers, and what the metadata log commits. It changes nothing of the run. Thread rule: one thread.
+Each line has its time and an action on a node, disk or link, or of a client, or a result: a response, or
+committed metadata. It does not change the run. Thread rule: one thread.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ ADMIN = ("create_topic", "delete_topic", "create_partitions", "alter_config", "r
 
 
 class NodeStory(Story):
-    """Of `driver`, from now on; it has not run yet."""
+    """Records the story of `driver`, which has not run yet."""
 
     def __init__(self, driver: NodeDriver) -> None:
         cluster = driver.cluster
@@ -30,7 +30,7 @@ class NodeStory(Story):
         for client in cluster.clients:
             self._tell_client(client)
 
-    # ---- what is done -------------------------------------------------------------------------------------
+    # ---- actions ------------------------------------------------------------------------------------------
 
     def _tell_client(self, client: SimClient) -> None:
         who = f"client {client.client_id}"
@@ -54,13 +54,13 @@ class NodeStory(Story):
         does, what = getattr(client.admin, name), name.replace("_", " ")
 
         def ask(*arguments: Any, **named: Any) -> Future[Any]:
-            told = [str(each) for each in arguments] + [f"{key}={value}" for key, value in named.items()]
-            self.tell(f"{who}: {what} {', '.join(told)}")
+            words = [str(each) for each in arguments] + [f"{key}={value}" for key, value in named.items()]
+            self.tell(f"{who}: {what} {', '.join(words)}")
             return self._told(does(*arguments, **named), f"{who}: {what} {arguments[0]}", lambda _: "done")
 
         setattr(client.admin, name, ask)
 
-    # ---- what comes of it ---------------------------------------------------------------------------------
+    # ---- results ------------------------------------------------------------------------------------------
 
     def _look(self) -> None:
         self._news.look()

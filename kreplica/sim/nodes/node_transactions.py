@@ -1,7 +1,7 @@
-"""NodeTransactions: transactional producers of a run of whole nodes, and readers of what is committed.
+"""NodeTransactions: transactional producers of a run of whole nodes, and readers of committed records.
 
-Nodes have no coordinator of transactions, so one is scripted, as for brokers (kreplica.sim.transactions):
-what it and its producers send is carried out by the methods of whoever leads. Thread rule: one thread.
+Nodes have no transaction coordinator, so one is scripted, as for brokers (kreplica.sim.transactions). The
+methods of the partition's leader carry out its requests and the producers'. Thread rule: one thread.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ Await = Callable[[Future[Any], Callable[[Future[Any]], None]], None]
 
 
 class NodeTransactions:
-    """Of `cluster`. `wait(future, told)`: calls `told` with it when it is done."""
+    """The transactions of `cluster`. `wait(future, callback)` calls `callback` with the future when it is
+    done."""
 
     def __init__(
         self, cluster: NodeCluster, checker: NodeChecker, counts: Counter[str], random: Random, wait: Await
@@ -42,12 +43,12 @@ class NodeTransactions:
         self._wait = wait
         self._client = cluster.add_client()
         self._transactions = Transactions(random, counts, PRODUCE_TIMEOUT_MS)
-        # From where on each partition is read next.
+        # The next read position of each partition.
         self._positions: Counter[TopicPartition] = Counter()
 
     def produce(self, at: TopicPartition, new_values: Callable[[], list[bytes]]) -> None:
-        """The next batch of the partition's open transaction, or its end; the first one of another, or the
-        same again."""
+        """Send the next batch of the partition's transaction, or its end, or a retry; or begin a
+        transaction."""
         decided = self._partitions[at].decided
         if decided is None or decided.leader == NO_LEADER:
             return
@@ -61,7 +62,7 @@ class NodeTransactions:
             self._transactions.acknowledged(request)
 
     def read(self, at: TopicPartition) -> None:
-        """Read what is committed."""
+        """Read committed records."""
         offset = self._positions[at]
         answer = self._client.fetcher.fetch(at, offset, isolation="txn_committed")
         self._wait(answer, partial(self._read, at, offset))
@@ -79,26 +80,25 @@ class NodeTransactions:
         except CorruptMessage:
             if self._cluster.as_bytes:
                 raise
-            # The answer shares the memory of the leader, where a bit has flipped since.
+            # The response shares memory with the leader, where a bit has flipped since.
             return
-        # Once there was an unclean election, a leader of before may tell of what that made void; and one of a
-        # topic that is gone may tell of that, where there is another of its name.
+        # After an unclean election, an earlier leader may return records that it voided. With a reused topic
+        # name, a leader of the deleted topic may return that topic's records.
         if view.unclean_epoch < 0 and at.topic not in self._reused_names:
             self._check(view, offset, next_offset, {at: value for at, _, value in records})
         self._counts["read as committed"] += len(records)
-        # Now and then somebody reads from the beginning again.
+        # Now and then start again at the beginning.
         self._positions[at] = 0 if self._random.random() < 0.1 else next_offset
 
     def _check(
         self, view: PartitionView, offset: int, next_offset: int, given: dict[int, bytes | None]
     ) -> None:
-        """Nothing of an open or an aborted transaction may be among what was given, and nothing else may be
-        left out."""
+        """Check that the reader got no records of open or aborted transactions, and all other records."""
         wrong = self._transactions.wrongly_given(given.values())
         if wrong:
             raise InvariantViolated(READ_COMMITTED, f"a consumer got {wrong}, not committed; {view}")
         for at, cell in enumerate(view.committed[offset:next_offset], offset):
-            # The values of markers begin with a number that is no letter.
+            # The values of markers begin with a byte that is not alphanumeric.
             if at in given or cell is None or cell.value is None or not cell.value[:1].isalnum():
                 continue
             if self._transactions.is_visible(cell.value):

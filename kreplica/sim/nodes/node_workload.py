@@ -1,4 +1,4 @@
-"""What a random run of whole nodes is like: its nodes, their settings, its topics, drawn from its seed."""
+"""The parameters of a random run of whole nodes: nodes, settings and topics, drawn from its seed."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from kreplica.common.ports import Random
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeWorkload:
-    """Faults come every `fault_every_ms` on average, client operations every `operation_every_ms`.
+    """Average intervals: `fault_every_ms` between faults, `operation_every_ms` between client operations.
 
-    `controllers`: 0 where the brokers are those, too. `standbys`: controllers besides that are no voters at
-    first. `settings`: of every node, under Kafka's names.
+    `controllers`: number of dedicated controllers; 0: brokers are controllers. `standbys`: additional
+    controllers that are not voters at first. `settings`: of every node, by Kafka's names.
     """
 
     brokers: int
@@ -25,7 +25,7 @@ class NodeWorkload:
 
 
 def draw_node_workload(random: Random) -> NodeWorkload:
-    """One of the workloads that runs are to be tried with."""
+    """Draw a workload."""
 
     def choice(*values: int) -> int:
         return values[random.randrange(len(values))]
@@ -48,13 +48,13 @@ def draw_node_workload(random: Random) -> NodeWorkload:
 
 
 def draw_topic_settings(random: Random) -> dict[str, object]:
-    """Settings of a new topic."""
+    """Draw the settings of a new topic."""
     durability = ("page_cache", "page_cache", "fsync", "fsync_quorum")[random.randrange(4)]
     return {
         "min.insync.replicas": (1, 2, 2, 3)[random.randrange(4)],
         "unclean.leader.election.enable": "true" if random.randrange(6) == 0 else "false",
         "durability": durability,
-        # A power cut may take the end of a segment and leave the next one, which is damage.
+        # A power cut may remove the end of a segment and leave the next segment, which counts as damage.
         "segment.bytes": 2_048 if durability == "fsync_quorum" else 65_536,
         "retention.bytes": (-1, 6_000)[random.randrange(2)],
     }

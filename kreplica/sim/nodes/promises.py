@@ -1,7 +1,7 @@
-"""Promises: what brokers tell clients, heard on the network when it is said, for the invariants.
+"""Promises: the brokers' responses to clients, taken from the network when they are sent, for the invariants.
 
 An acknowledgement of acks=all counts from the moment the broker sends it, whether it arrives or not; so does
-a record that is given to a consumer. Thread rule: one thread.
+a record sent to a consumer. Thread rule: one thread.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Records = list[tuple[int, int, bytes | None]]
 
 
 class _Asked(NamedTuple):
-    """A batch that a producer wants acknowledged: the broker had the partition in that leader epoch."""
+    """A batch that a producer wants acknowledged, and the partition's leader epoch on the broker."""
 
     view: PartitionView
     leader_epoch: int
@@ -31,7 +31,7 @@ class _Asked(NamedTuple):
 
 
 class Promises:
-    """Of the brokers among `machines`; `view` holds them to it."""
+    """The promises of the brokers among `machines`; `view` checks them."""
 
     def __init__(self, view: ClusterView, machines: Mapping[int, SimBroker]) -> None:
         self.acknowledged = 0
@@ -43,7 +43,7 @@ class Promises:
         self._reads: list[tuple[PartitionView, int, Records]] = []
 
     def heard(self, what: str, message: Message) -> None:
-        """The network's tap."""
+        """Take note of a message; this is the network's tap."""
         if message.name == "Produce":
             if message.is_request and what == "taken":
                 self._produce_asked(message)
@@ -58,7 +58,7 @@ class Promises:
             self._fetch_answered(message)
 
     def keep(self) -> None:
-        """Hand over what was said in the last event. Raises InvariantViolated."""
+        """Pass the promises of the last event to the view. Raises InvariantViolated."""
         acks, self._acks = self._acks, []
         for asked, offset in acks:
             view = asked.view
@@ -71,13 +71,13 @@ class Promises:
                 self.consumed += len(records)
                 self._view.consumed(view.topic_partition, records)
 
-    # ---- within -------------------------------------------------------------------------------------------
+    # ---- internals ----------------------------------------------------------------------------------------
 
     def _is_there(self, view: PartitionView) -> bool:
         return self._view.partitions.get(view.topic_partition) is view
 
     def _present(self, broker_id: int, at: TopicPartition) -> tuple[PartitionView, int] | None:
-        """The partition as the broker has it, and its leader epoch there; None for a topic's that is gone."""
+        """Return the partition and its leader epoch on the broker, None if the topic is gone."""
         machine, view = self._machines.get(broker_id), self._view.partitions.get(at)
         if view is None or machine is None or machine.program is None:
             return None
@@ -120,7 +120,7 @@ class Promises:
 
 
 def _values_of(request: Any) -> tuple[TopicPartition, Sequence[bytes | None]]:
-    """What a producer wants to append, and where: of a client's request, or of a script's."""
+    """Return the partition and the values of a produce request, a client's or a script's."""
     if isinstance(request, client.ProduceRequest):
         return request.topic_partition, request.values
     topic = request.topic_data[0]
@@ -130,11 +130,11 @@ def _values_of(request: Any) -> tuple[TopicPartition, Sequence[bytes | None]]:
 
 
 def _base_offset_of(answer: Any) -> int:
-    """The offset of the first value that the answer acknowledges; -1 for one that does not."""
+    """Return the offset of the first acknowledged value, -1 if the response acknowledges none."""
     if isinstance(answer, client.Produced):
         return answer.base_offset
-    told = answer.responses[0].partition_responses[0]
-    return -1 if told.error_code else int(told.base_offset)
+    partition = answer.responses[0].partition_responses[0]
+    return -1 if partition.error_code else int(partition.base_offset)
 
 
 def _records_of(data: Any) -> Records:

@@ -1,8 +1,8 @@
-"""QuorumWord: the controller's word where it is the committed log of a metadata quorum.
+"""QuorumWord: the controller's decisions as the committed log of a metadata quorum.
 
-Each committed batch is replayed once, as soon as any node takes it for committed, into a ClusterMetadata that
-no node has. What it was after each of the last batches is kept, so that what a node knows can be compared
-with what it should. Thread rule: one thread.
+Each committed batch is replayed once, as soon as any node considers it committed, into a ClusterMetadata of
+its own. The states after the last batches are kept, so that a node's metadata can be compared with the state
+it should have. Thread rule: one thread.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from kreplica.sim.invariants.violation import InvariantViolated
 from kreplica.sim.network import Message
 
 READ_BYTES = 1 << 20
-# A node that is further behind than so many batches is compared when it has caught up.
+# A node that lags further behind than this number of batches is compared after it has caught up.
 KEPT_STATES = 2_000
 
 
 class CommittedBatch:
-    """What one batch has made of the cluster: `delta`, and `metadata` after it.
+    """The effect of a committed batch on the cluster: `delta`, and `metadata` after it.
 
-    `unclean`: the partitions, by topic and number, with an election for which their topic's settings allowed
-    an unclean one. The same batch may change these settings before it and after it.
+    `unclean`: the partitions, by topic and number, with an election at which their topic's settings allowed
+    an unclean one. The same batch may change these settings before and after it.
     """
 
     __slots__ = ("delta", "end_offset", "metadata", "unclean")
@@ -51,10 +51,10 @@ class CommittedBatch:
 class QuorumWord:
     """Implements `kreplica.sim.invariants.controllers_word.ControllersWord`.
 
-    `now`: the cluster as of the decision that was told last. `unclean_topics`: those for which somebody has
-    asked for an unclean election, whatever their settings say. `reused_names`: those that more than one topic
-    has had; what a client was told of such a topic may be of any of them. `unclean_leader_election_enable`:
-    as the controllers are configured, for topics without a setting.
+    `now`: the cluster after the decision that was returned last. `unclean_topics`: topics for which an
+    unclean election was requested, whatever their settings. `reused_names`: names that more than one topic
+    has had; a response about such a topic may concern any of them. `unclean_leader_election_enable`: the
+    controllers' default for topics without a setting.
     """
 
     def __init__(self, *, unclean_leader_election_enable: bool = False) -> None:
@@ -63,20 +63,20 @@ class QuorumWord:
         self.unclean_topics: set[str] = set()
         self.reused_names: set[str] = set()
         self._first_topics: dict[str, Uuid] = {}  # by name
-        # Of each of the last committed batches, by its end.
+        # For each of the last committed batches, by its end.
         self.states: dict[int, ClusterMetadata] = {0: self.now}
         self.untold: deque[CommittedBatch] = deque()
         self._replayed = ClusterMetadata()
-        # What counts for topics, by the table of settings that was asked for last.
+        # The effective settings of topics, by the table of settings used last.
         self._configs: object = None
         self._settings: dict[str, ElectionSettings] = {}
-        self._change: PartitionChange | None = None  # the decision that is told
-        self._unclean: Set[tuple[Uuid, int]] = frozenset()  # of the batch that is told
-        # By topic and partition: a leader epoch, and whom its leader has proposed for the ISR.
+        self._change: PartitionChange | None = None  # the decision being returned
+        self._unclean: Set[tuple[Uuid, int]] = frozenset()  # of the batch being returned
+        # By topic and partition: a leader epoch, and the replicas that its leader has proposed for the ISR.
         self._proposed: dict[tuple[Uuid, int], tuple[int, set[int]]] = {}
 
     def committed(self, member: Any, start: int, end: int) -> None:
-        """The member's log holds, from `start` to `end`, what has just been committed."""
+        """Replay what was just committed, which the member's log holds from `start` to `end`."""
         at = start
         while at < end:
             records = member.log.read(at, READ_BYTES, committed_only=False).records
@@ -98,9 +98,10 @@ class QuorumWord:
             del self.states[next(iter(self.states))]
 
     def _is_allowed_unclean(self, change: PartitionChangeRecord) -> bool:
-        """Whether the next record elects a leader, and what was replayed up to it allows an unclean election.
+        """Return whether the next record elects a leader while the settings replayed so far allow an unclean
+        election.
 
-        One that follows on another names no recovery state: its partition is recovering already.
+        An unclean election after another one has no recovery state: its partition is already recovering.
         """
         topic = self._replayed.topic_names.get(change.topic_id)
         if topic is None or change.leader < 0:
@@ -108,7 +109,7 @@ class QuorumWord:
         return settings_by(self._replayed.configs, topic, self._defaults).unclean_leader_election_enable
 
     def heard(self, what: str, message: Message) -> None:
-        """The network's tap: who a leader proposes for the ISR, it counts on from then on."""
+        """Note the replicas that a leader proposes for the ISR, because it counts on them from then on."""
         if what != "sent" or not message.is_request or message.name != "AlterPartition":
             return
         for topic in message.body.topics:
@@ -121,13 +122,13 @@ class QuorumWord:
                     self._proposed[key] = asked.leader_epoch, known | new
 
     def _was_proposed(self, state: LeaderAndIsr, leader_epoch: int) -> bool:
-        """Whether one batch has accepted the leader's proposal and elected from it, as where that ends a
+        """Return whether one batch accepted the leader's proposal and elected from it, as at the end of a
         reassignment."""
         key = state.topic_id, state.topic_partition.partition
         epoch, proposed = self._proposed.get(key, (-1, set()))
         return epoch == leader_epoch and state.leader in proposed
 
-    # ---- the word -----------------------------------------------------------------------------------------
+    # ---- decisions ----------------------------------------------------------------------------------------
 
     @property
     def broker_epochs(self) -> Mapping[int, int]:
@@ -144,7 +145,7 @@ class QuorumWord:
                     self.reused_names.add(at.topic)
                 yield at, None if new is None else new.leader_and_isr(at, change.topic_id)
             if batch.delta.configs:
-                # Settings of topics decide, too: how many must be in sync.
+                # A topic's settings count as decisions, too: min.insync.replicas.
                 for at, topic_id, partition in self.now.partitions():
                     yield at, partition.leader_and_isr(at, topic_id)
 
@@ -159,11 +160,11 @@ class QuorumWord:
         return self.settings_of(topic).min_insync_replicas
 
     def settings_of(self, topic: str) -> ElectionSettings:
-        """What counts for the topic as of `now`."""
+        """Return the topic's effective settings as of `now`."""
         return self.settings_by(self.now, topic)
 
     def settings_by(self, metadata: ClusterMetadata, topic: str) -> ElectionSettings:
-        """What counts for the topic by `metadata`."""
+        """Return the topic's effective settings in `metadata`."""
         if metadata.configs is not self._configs:
             # Copies share the table until it changes.
             self._configs, self._settings = metadata.configs, {}
@@ -172,35 +173,38 @@ class QuorumWord:
         return self._settings[topic]
 
     def registration(self, at: TopicPartition) -> PartitionRegistration | None:
-        """The partition as of `now`."""
+        """Return the partition's registration as of `now`."""
         return self.now.partition(at)
 
     def _may_be_unclean(self, state: LeaderAndIsr) -> bool:
-        """Whether its topic allowed an unclean election when it took place, or somebody has asked for one."""
+        """Return whether the topic allowed an unclean election at that time, or one was requested."""
         at = state.topic_partition
         return at.topic in self.unclean_topics or (state.topic_id, at.partition) in self._unclean
 
     def makes_void(self, view: PartitionView, state: LeaderAndIsr) -> bool:
-        """An election outside of ISR and ELR does where the topic allows that; where nobody is left in
-        either, that of the last leader does (KIP-966), if its disk has lost something. Raises
-        InvariantViolated for one that nothing allows."""
+        """Return whether the election voids records. Raises InvariantViolated for an illegal election.
+
+        An election outside of ISR and ELR voids records if the topic allows it. If ISR and ELR are empty,
+        that of the last leader does (KIP-966), if its disk has lost data.
+        """
         assert self._change is not None
         former, leader = self._change.old, state.leader
         assert former is not None
         if leader in former.isr or leader in former.elr:
             return False
         if former.leader < 0 and not (former.leader_epoch or former.isr):
-            return False  # its first leader ever: nothing was committed
+            return False  # the partition's first leader: nothing was committed
         is_recovering = state.leader_recovery_state is LeaderRecoveryState.RECOVERING
         if is_recovering and self._may_be_unclean(state):
             return True
         if not is_recovering and self._was_proposed(state, former.leader_epoch):
             return False
-        # Who has registered since it was last eligible may have lost what it had: it is so no more.
+        # A broker that registered since it was last eligible may have lost its data, and is not eligible any
+        # longer.
         epochs = self.broker_epochs
         eligible = {**view.eligible, **view.members}
         left = [each for each in (*former.isr, *former.elr) if epochs.get(each) == eligible.get(each)]
         if left or leader not in (*former.last_known_elr, former.leader):
-            facts = f"{leader} is elected, and {left} were eligible: {former}; {view}"
+            facts = f"{leader} is elected, but {left} were eligible: {former}; {view}"
             raise InvariantViolated("LegalElection", facts)
         return view.replicas[leader].is_harmed

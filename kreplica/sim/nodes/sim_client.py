@@ -1,4 +1,4 @@
-"""SimClient: a client program of a simulated cluster: producer, fetcher and admin on an endpoint of its own.
+"""SimClient: a client of a simulated cluster with producer, fetcher and admin on its own endpoint.
 
 Thread rule: one thread, as the simulator.
 """
@@ -18,7 +18,7 @@ from kreplica.sim.machines import SimMachines
 from kreplica.sim.network import SimEndpoint
 from kreplica.sim.scheduler import Incarnation
 
-# A client's request is answered or given up within a second or two of virtual time.
+# A client's request completes or fails within a second or two of virtual time.
 CLIENT_CONFIG = ClientConfig(
     delivery_timeout_ms=1_000,
     request_timeout_ms=300,
@@ -37,8 +37,10 @@ CONSUMER_CONFIG = ConsumerConfig(
 
 
 class SimClient(Client):
-    """The client of id `client_id`, which no node has. `nodes()`: whom it may ask; `controllers()`: who may
-    be the active controller."""
+    """The client with the id `client_id`, which no node has.
+
+    `nodes()`: the nodes it may ask; `controllers()`: those that may be the active controller.
+    """
 
     def __init__(
         self,

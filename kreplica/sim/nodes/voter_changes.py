@@ -1,6 +1,6 @@
 """VoterChanges: an administrator who adds and removes voters of a running cluster's quorum (KIP-853).
 
-One change at a time, as a person would do it. Thread rule: one thread.
+One change at a time, as a person would make them. Thread rule: one thread.
 """
 
 # mypy: disable-error-code="arg-type"
@@ -21,12 +21,12 @@ from kreplica.sim.nodes.node_cluster import NodeCluster
 from kreplica.sim.nodes.sim_client import SimClient
 
 TIMEOUT_MS = 500
-# A quorum of one is worth a try now and then, no more.
+# A quorum of one is tried only now and then.
 FEWEST_VOTERS = 2
 
 
 class VoterChanges:
-    """Of `cluster`; asked for by `client`."""
+    """The voter changes of `cluster`, requested by `client`."""
 
     def __init__(self, cluster: NodeCluster, client: SimClient, random: Random) -> None:
         self._cluster = cluster
@@ -35,7 +35,7 @@ class VoterChanges:
         self._is_asked = False
 
     def ask(self) -> tuple[str, Future[Any]] | None:
-        """Begin a change: its name and its answer; None where none can be asked for now."""
+        """Request a change; return its name and its future, None if none is possible now."""
         active = self._cluster.controller
         node = None if active is None else self._cluster.node(active)
         if self._is_asked or active is None or node is None:
@@ -66,6 +66,6 @@ class VoterChanges:
         return what, answer
 
     def answered(self, answer: Future[Any]) -> bool:
-        """Whether the change was made, by its answer, which has come."""
+        """Return whether the change was made, from its completed future."""
         self._is_asked = False
         return answer.exception() is None and error_of(answer.result().error_code) is None

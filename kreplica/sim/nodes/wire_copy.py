@@ -1,7 +1,7 @@
-"""Messages as bytes: what a socket between two nodes would leave of an entity of the package kio.
+"""Messages as bytes: encode and decode an entity of the package kio, as a socket between two nodes would.
 
-They are written and read as a node that listens does it. Who receives one shares no object with who sent it,
-and a field that the protocol cannot carry is found. No state; any thread.
+Sender and receiver then share no objects, and a field that the protocol cannot carry is detected. No state;
+any thread.
 """
 
 from __future__ import annotations
@@ -13,9 +13,11 @@ from kreplica.common.message_writer import MessageWriter, write_message
 
 
 def wire_copy(body: Any) -> Any:
-    """The message written and read again. None, which stands for no answer at all, stays None, and so does
-    what is no message of Kafka's: requests of the simulator's own clients. Raises InvalidRequest for what
-    its fields cannot hold."""
+    """Return the message encoded and decoded again.
+
+    None (no response at all) and requests of the simulator's own clients are returned unchanged. Raises
+    InvalidRequest for values that a field cannot hold.
+    """
     kind = type(body)
     if not hasattr(kind, "__api_key__"):
         return body
@@ -24,5 +26,5 @@ def wire_copy(body: Any) -> Any:
     reader = MessageReader(b"".join(writer.buffers()))
     reader.int32()  # the frame's size
     read = read_message(kind, reader)
-    assert not reader.left, f"{kind.__name__}: {reader.left} bytes were written, and not read"
+    assert not reader.left, f"{kind.__name__}: {reader.left} encoded bytes were not decoded"
     return read

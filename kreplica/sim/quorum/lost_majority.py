@@ -1,7 +1,7 @@
-"""LostMajority: the end of a run in which a quorum of static voters loses more disks than it survives.
+"""LostMajority: the end of a run in which a quorum of static voters loses a majority of its disks.
 
-Those whose disks are empty elect one of them, who knows nothing. The others must not follow into oblivion:
-who is told to cut what he knows to be committed stops, and keeps it for somebody to look (KAFKA-12460). No
+The nodes with empty disks elect one of them, which knows nothing. The others must not follow it: a node asked
+to truncate records that it knows to be committed stops, and keeps them for an operator (KAFKA-12460). No
 other invariant holds here. Thread rule: one thread.
 """
 
@@ -19,12 +19,13 @@ from kreplica.sim.quorum.quorum_checker import QuorumChecker
 from kreplica.sim.quorum.quorum_node import CLUSTER_ID
 from kreplica.sim.quorum.sim_quorum import NoWitness, SimQuorum
 
-# So long those without a memory have to elect one of them, and the others to be told.
+# The time for the empty nodes to elect a leader, and for the others to learn of it.
 LIMIT_MS = 10_000
 
 
 class LostMajority:
-    """Of a quorum where all is well. `run` raises InvariantViolated where committed records are cut."""
+    """The loss of most disks of a healthy quorum. `run` raises InvariantViolated if committed records are
+    cut."""
 
     def __init__(self, checker: QuorumChecker, random: random.Random) -> None:
         self.quorum: SimQuorum = checker.quorum
@@ -40,7 +41,7 @@ class LostMajority:
         self._stopped: set[int] = set()
 
     def run(self) -> int:
-        """Lose them, and see what the others do; how many of these stopped."""
+        """Lose the disks, and watch the other nodes; return how many of them stopped."""
         quorum, scheduler = self.quorum, self.quorum.scheduler
         quorum.network.tap, quorum.witness = None, NoWitness()
         scheduler.after_event = lambda _: self._check()
@@ -60,11 +61,11 @@ class LostMajority:
         return len(self._stopped)
 
     def _elect(self, epoch: int) -> None:
-        """Let those who lost their disks have a leader in an epoch after this one."""
+        """Wait until the nodes with lost disks have a leader in an epoch after this one."""
         quorum, ids = self.quorum, self.quorum.setup.directory_ids
         candidate = min(self._logs)
         for voter in self._wiped:
-            # Somebody had asked for votes in it, and his message comes late.
+            # A late request for votes in that epoch, from a node that had asked before.
             key, asker = ReplicaKey(voter, ids[voter]), ReplicaKey(candidate, ids[candidate])
             quorum.send(
                 voter, make_vote_request(CLUSTER_ID, key, asker, epoch, OffsetAndEpoch(0, 0), pre_vote=False)

@@ -1,7 +1,7 @@
-"""NodeView: what one member of a quorum holds, kept from event to event: a look costs what has changed.
+"""NodeView: the known contents of one quorum member, updated event by event at a cost of what has changed.
 
-A batch is known by its chain: a hash over it and all that comes before it in the log, epochs included. Two
-logs with one chain at an offset are identical up to there. Thread rule: one thread.
+A batch is identified by its chain: a hash over it and everything before it in the log, epochs included. Two
+logs with equal chains at an offset are identical up to there. Thread rule: one thread.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ READ_BYTES = 1 << 20
 
 
 class QuorumMember(Protocol):
-    """A program that is a member of a quorum, or observes it."""
+    """A program that is a member or an observer of a quorum."""
 
     @property
     def log(self) -> KafkaMetadataLog: ...
@@ -30,7 +30,7 @@ class QuorumMember(Protocol):
 
 
 class BatchFact(NamedTuple):
-    """One batch: its exclusive end, its epoch, and the chain that ends with it."""
+    """A batch: its exclusive end, its epoch, and the chain that ends with it."""
 
     end_offset: int
     epoch: int
@@ -38,7 +38,7 @@ class BatchFact(NamedTuple):
 
 
 def fact_at(facts: Sequence[BatchFact], end_offset: int) -> BatchFact | None:
-    """Of the facts, which ascend, that of the batch that ends there."""
+    """Return the fact, of these ascending ones, whose batch ends there."""
     low, high = 0, len(facts)
     while low < high:
         middle = (low + high) // 2
@@ -50,18 +50,19 @@ def fact_at(facts: Sequence[BatchFact], end_offset: int) -> BatchFact | None:
 
 
 class NodeView:
-    """`committed_chains`: by the end of each committed batch; a log begins only where one ends.
+    """The view of a member. `committed_chains`: by the end of each committed batch; logs begin only at such
+    ends.
 
-    `facts`: the batches of its log, ascending. `durable_end`: all below survives whatever happens.
+    `facts`: the batches of its log, ascending. `durable_end`: everything below survives any crash.
 
-    `snapshot_end` and `snapshot_epoch`: of its latest snapshot.
+    `snapshot_end` and `snapshot_epoch`: those of its latest snapshot.
     """
 
     def __init__(self, machine: SimBroker, committed_chains: Mapping[int, int]) -> None:
         self.machine = machine
         self._committed_chains = committed_chains
         self.node_id = machine.broker_id
-        # Which replica it was when it was looked at last: with another disk it is another one.
+        # The replica at the last look: with another disk it is another replica.
         self.key: ReplicaKey | None = None
         self.life = 0
         self.facts: list[BatchFact] = []
@@ -70,7 +71,7 @@ class NodeView:
         self.high_watermark = 0
         self.durable_end = 0
         self.epoch = 0
-        # Where the voters that it knows were named.
+        # The offset of the record with the voters that it knows.
         self.voters_offset = -1
         self.led_epoch: int | None = None
         self.snapshot: tuple[int, int] | None = None
@@ -78,16 +79,16 @@ class NodeView:
 
     @property
     def node(self) -> QuorumMember | None:
-        """The program that runs; None while it is down."""
+        """The running program, None while it is down."""
         program: QuorumMember | None = self.machine.program
         return program
 
     def fact_at(self, end_offset: int) -> BatchFact | None:
-        """The batch that ends there, if one does."""
+        """Return the batch that ends there, None if no batch does."""
         return fact_at(self.facts, end_offset)
 
     def refresh(self, chains: dict[tuple[int, int], int]) -> list[BatchFact] | None:
-        """Look again; what is new in the log, None where nothing at all has changed.
+        """Update the view; return the new batches in the log, None if nothing has changed.
 
         `chains`: of every batch that any log ever had, by its end and its epoch.
         """
@@ -136,7 +137,7 @@ class NodeView:
     def _chain_at_start(self, chains: dict[tuple[int, int], int]) -> int:
         if self.start == 0:
             return 0
-        # The log goes on from a batch that some log had; which one, the snapshot tells if it ends there.
+        # The log continues from a batch that some log had; the snapshot identifies it if it ends there.
         if self.snapshot is not None and self.snapshot[0] == self.start:
             return chains[self.start, self.snapshot[1]]
         return self._committed_chains[self.start]

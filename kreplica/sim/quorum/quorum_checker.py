@@ -1,4 +1,5 @@
-"""QuorumChecker: the invariants of a quorum alone, after every event, and of what its listeners are told.
+"""QuorumChecker: checks the invariants of a quorum alone, and of its listeners' notifications, after every
+event.
 
 Thread rule: one thread.
 """
@@ -17,36 +18,36 @@ from kreplica.sim.quorum.quorum_node import QuorumNode
 from kreplica.sim.quorum.sim_quorum import SimQuorum
 from kreplica.sim.scheduler import SimEvent
 
-# So much later than it should a leader may resign: a slow disk keeps it busy.
+# How much later than it should a leader may resign, because a slow disk delays it.
 SLACK_MS = 700
 
 
-# The loop of a member in which everything of the quorum's happens.
+# The loop of a member in which everything of the quorum happens.
 QUORUM_LOOP = "raft"
 
 
 def touches_quorum(event: SimEvent) -> bool:
-    """Whether the event may have changed the member of the quorum that it happened to."""
+    """Return whether the event may have changed the quorum member it happened to."""
     if event.kind in ("turn", "timer"):
         return event.summary == QUORUM_LOOP
-    # Who gets a message, or loses a connection, leaves it to his loop.
+    # The receiver of a message, or of a lost connection, leaves the work to its loop.
     return event.kind not in ("message", "connection", "client")
 
 
 class QuorumChecker(QuorumLogChecker):
-    """Watches `quorum`: its scheduler's events, its network, its listeners."""
+    """Checks `quorum`: its scheduler's events, its network, its listeners."""
 
     def __init__(self, quorum: SimQuorum) -> None:
         super().__init__(quorum.machines)
         self.quorum = quorum
-        # Committed values by their offsets, and those of them that were acknowledged.
+        # Committed values by offset, and those of them that were acknowledged.
         self.values: dict[int, str] = {}
         self.acked: dict[int, str] = {}
         quorum.witness = self
         self._failure: Exception | None = None
-        # When a leader was fetched from by another one; since when it leads, and was not paused.
+        # When a node last fetched from a leader: (leader, node) -> ms.
         self._fetched_at: dict[tuple[int, int], int] = {}
-        # By leader, the voters that it leads, and since when it leads them.
+        # By leader: its voters, and since when it leads them without a pause.
         self._leads_since: dict[int, tuple[set[int], int]] = {}
         quorum.network.tap = self._heard
         quorum.scheduler.after_event = self._after
@@ -61,7 +62,7 @@ class QuorumChecker(QuorumLogChecker):
             self.check()
 
     def check(self, node_ids: Iterable[int] | None = None) -> None:
-        """Look at these members, or at all, and at what was said. Raises InvariantViolated."""
+        """Check these members, or all, and the messages heard. Raises InvariantViolated."""
         if self._failure is not None:
             raise self._failure
         super().check(node_ids)
@@ -69,12 +70,14 @@ class QuorumChecker(QuorumLogChecker):
             self._check_quorum(node_id)
 
     def _check_quorum(self, node_id: int) -> None:
-        """A leader that a majority has not fetched from for too long resigns (KAFKA-15489). It has the role
-        of a controller, and so have all that were added as voters."""
+        """Check that a leader resigns if a majority does not fetch for too long (KAFKA-15489).
+
+        It must have the role of a controller, and so must all voters that were added.
+        """
         machine = self.quorum.machines[node_id]
         state = self.quorum.client(node_id).quorum.state if machine.is_alive else None
         if not isinstance(state, LeaderState) or machine.is_paused:
-            # Who stands still notices nothing, and has its time when it goes on.
+            # A paused node notices nothing, and gets its time when it resumes.
             self._leads_since.pop(node_id, None)
             return
         now_ms = self.quorum.now_ms()
@@ -84,15 +87,15 @@ class QuorumChecker(QuorumLogChecker):
         self._require(
             not without,
             "RoleOfController",
-            f"node {node_id} leads {sorted(voters)}, of which {sorted(without)} are no controllers",
+            f"node {node_id} leads the voters {sorted(voters)}, but {sorted(without)} are not controllers",
         )
         of, since = self._leads_since.get(node_id, (voters, now_ms))
         if of != voters:
-            # Others are voters now, and have a whole timeout to be heard of.
+            # The voters have changed, and have a whole timeout to fetch.
             since = now_ms
         self._leads_since[node_id] = voters, since
         heard = sorted(max(self._fetched_at.get((node_id, each), 0), since) for each in voters - {node_id})
-        # Those without which there is no majority; a leader that is a voter counts itself.
+        # The number of fetching voters needed for a majority; a leader that is a voter counts itself.
         wanted = len(voters) // 2 + 1 - (node_id in voters)
         if wanted == 0:
             return
@@ -106,7 +109,7 @@ class QuorumChecker(QuorumLogChecker):
     def _heard(self, what: str, message: Message) -> None:
         if what == "taken" and message.is_request and message.name == "Fetch":
             self._fetched_at[message.receiver, message.sender_id] = self.quorum.now_ms()
-        # Whoever sends would take what is raised here for his own: it is told after the event.
+        # The sender would take an exception raised here for its own, so it is raised after the event.
         try:
             self.heard(what, message)
         except InvariantViolated as violated:
@@ -115,16 +118,16 @@ class QuorumChecker(QuorumLogChecker):
     # ---- listeners ----------------------------------------------------------------------------------------
 
     def committed(self, node: QuorumNode, offset: int, epoch: int, value: str) -> None:
-        """A listener was told of a committed value."""
+        """Check a committed value that a listener received."""
         known = self.values.setdefault(offset, value)
         self._require(
             known == value,
             "ConsistentCommittedData",
-            f"node {node.node_id} is told {value!r} of epoch {epoch} at {offset}, others {known!r}",
+            f"node {node.node_id} applies {value!r} of epoch {epoch} at {offset}, others {known!r}",
         )
 
     def loaded(self, node: QuorumNode, snapshot_id: OffsetAndEpoch, values: list[str]) -> None:
-        """A listener has loaded a snapshot: it holds what is committed below its end."""
+        """Check a snapshot that a listener has loaded: it must hold what is committed below its end."""
         expected = [self.values[at] for at in sorted(self.values) if at < snapshot_id.offset]
         self._require(
             values == expected,
@@ -133,7 +136,7 @@ class QuorumChecker(QuorumLogChecker):
         )
 
     def leader_told(self, node: QuorumNode, leader: LeaderAndEpoch) -> None:
-        """A listener was told who leads."""
+        """Check a leader that a listener was notified of."""
         if leader.leader_id is None:
             return
         self._claim(node.node_id, leader.leader_id, leader.epoch)
@@ -148,13 +151,13 @@ class QuorumChecker(QuorumLogChecker):
             self._require(
                 node.applied.offset > state.epoch_start_offset,
                 "LeaderCompleteness",
-                f"node {node.node_id} is told to lead before it has what came before",
+                f"node {node.node_id} is notified that it leads before it has all earlier records",
             )
 
     # ---- at the end ---------------------------------------------------------------------------------------
 
     def missing(self, node_ids: Iterable[int]) -> list[str]:
-        """What keeps these members from having all that is committed, in words."""
+        """Return what these members lack of what is committed, as sentences."""
         expected = [self.values[at] for at in sorted(self.values)]
         said = []
         for node_id in node_ids:

@@ -1,8 +1,8 @@
-"""QuorumDriver: one random run of a quorum alone: faults, appends, snapshots and changes of the voters.
+"""QuorumDriver: one random run of a quorum alone, with faults, appends, snapshots and voter changes.
 
-Each seed draws how many members there are and what the run is like. Twice the faults end, and all has to
-become well within bounded time: one leader, everybody has all that is committed, whoever waits was answered.
-The same seed gives the same run. Thread rule: one thread.
+The seed decides the number of members and the parameters of the run. Twice the faults end, and within a
+bounded time the quorum must be healthy: one leader, every member has all that is committed, every caller was
+answered. The same seed gives the same run. Thread rule: one thread.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from kreplica.sim.quorum.sim_quorum import SimQuorum
 from kreplica.sim.scheduler import NANOSECONDS_PER_MS
 
 ROUNDS = 2
-# Several elections' time, and longer than any request waits.
+# The time of several elections, and longer than any request waits.
 HEALED_WITHIN_MS = 4_000
 LOOKS_EVERY_MS = 20
-# After so many of them a member would have asked for another change.
+# After this many fetch timeouts a member would have asked for another change.
 SETTLED_FETCH_TIMEOUTS = 4
-# What has to happen in every larger number of runs; see `counts`.
+# What must happen in any large number of runs; see `counts`.
 EXPECTED = (
     *("acknowledged", "rejected", "elected", "pre-votes", "candidates", "resigned", "truncations"),
     *("snapshots", "snapshots installed", "logs begun anew", "voters added", "voters removed"),
@@ -41,7 +41,7 @@ EXPECTED = (
 
 
 class QuorumDriver:
-    """One run. `counts` tells what has happened in it; each of EXPECTED should, over many runs."""
+    """One run. `counts` has what happened in it; many runs together must show each of EXPECTED."""
 
     def __init__(self, seed: int) -> None:
         self.counts: Counter[str] = Counter()
@@ -68,7 +68,7 @@ class QuorumDriver:
         self.checker.check()
 
     def _let_some_join_or_not(self, chance: random.Random) -> None:
-        """In some runs members join by themselves, listen somewhere, or are brokers that must not vote."""
+        """In some runs let members join on their own, have endpoints, or be brokers that must not vote."""
         setup, members = self.quorum.setup, sorted(self.quorum.machines)
         observers = [node_id for node_id in members if node_id not in setup.voters.voters]
         if chance.random() < 0.4:
@@ -80,7 +80,7 @@ class QuorumDriver:
 
     @rare_collections()
     def run(self, events: int = 1_500) -> None:
-        """Let so many events happen, and see that all becomes well. Raises InvariantViolated."""
+        """Run this number of events, and check that the quorum recovers. Raises InvariantViolated."""
         scheduler = self.quorum.scheduler
         for number in range(ROUNDS):
             self._is_calm = False
@@ -91,7 +91,7 @@ class QuorumDriver:
                     raise AssertionError("nothing is left to happen")
             self._heal()
             if self._operator.replace_static_disks():
-                # They have to be given everything again, by a leader that may be the same.
+                # Members must get everything again, from a leader that may be the same.
                 self._heal()
         if self._operator.is_static and len(self.quorum.setup.voters) > 1 and self._random.random() < 0.5:
             self.counts["stopped for good"] += LostMajority(self.checker, self._random).run()
@@ -100,7 +100,7 @@ class QuorumDriver:
 
     def _later(self, mean_ms: int, action: Any) -> None:
         delay_ns = int(self._random.expovariate(1 / mean_ms) * NANOSECONDS_PER_MS)
-        # What a client does, its node does in its loop; of a fault that is not known.
+        # A client's action runs in its node's loop; the effect of a fault is not known beforehand.
         kind = "client" if action == self._operate else "fault"
         self.quorum.scheduler.add(kind, action.__name__, action, delay_ns=delay_ns)
 
@@ -149,13 +149,13 @@ class QuorumDriver:
         try:
             node.snapshot()
         except IllegalSnapshotId:
-            # It has this one already.
+            # It has this snapshot already.
             return
         self.counts["snapshots"] += 1
 
     def _snapshot_elsewhere(self, node: QuorumNode) -> None:
-        """Ask for a snapshot that ends at any offset, of any epoch: only where a committed batch ends, and of
-        that batch's epoch, may there be one (KAFKA-14618)."""
+        """Ask for a snapshot at a random offset and epoch; it is legal only at the end of a committed batch,
+        with that batch's epoch (KAFKA-14618)."""
         end = self._random.randrange(node.applied.offset + 3)
         epoch = node.log.epoch_before(end) or 0
         epoch += self._random.choice((0, 0, 0, 1, -1))
@@ -179,10 +179,10 @@ class QuorumDriver:
         self._later(self._strike_every_ms, self._strike)
         self._faults.strike()
 
-    # ---- afterwards ---------------------------------------------------------------------------------------
+    # ---- after the faults ---------------------------------------------------------------------------------
 
     def _heal(self) -> None:
-        # As an event, so that every invariant sees what it does.
+        # Run it as an event, so that every invariant is checked after it.
         scheduler = self.quorum.scheduler
         scheduler.add("fault", "heal", self._end_faults)
         scheduler.run_until(lambda: self._is_calm)
@@ -194,7 +194,7 @@ class QuorumDriver:
             self._require_voters_stay()
 
     def _require_voters_stay(self) -> None:
-        """Whoever has joined is a voter once: nobody leaves and joins again for ever."""
+        """Check that the voters stay the same: no member leaves and joins again forever."""
         before = self._voters_offset()
         self.quorum.pass_time(SETTLED_FETCH_TIMEOUTS * self.quorum.setup.config.quorum_fetch_timeout_ms)
         if self._voters_offset() != before:
@@ -213,7 +213,7 @@ class QuorumDriver:
     def _becomes_well(self) -> bool:
         stop_ms = self.quorum.now_ms() + HEALED_WITHIN_MS
         while self.quorum.now_ms() < stop_ms:
-            # Somebody may be on his way out.
+            # A node may just have been shutting down.
             self.quorum.start()
             self.quorum.pass_time(LOOKS_EVERY_MS)
             if not self._what_ails():
@@ -221,7 +221,7 @@ class QuorumDriver:
         return False
 
     def _what_ails(self) -> list[str]:
-        """What keeps the quorum from being well, in words."""
+        """Return what is wrong with the quorum, empty if it is healthy."""
         leader = self.quorum.leader
         if leader is None:
             return ["no leader", *map(str, self.checker.views.values())]
@@ -245,8 +245,10 @@ class QuorumDriver:
         return ails
 
     def _membership_ails(self, leader: int) -> list[str]:
-        """Who should vote and does not, and whose voter's record says otherwise where it listens. A leader
-        asks nobody, and tells its listeners when another one leads."""
+        """Return which nodes should vote and do not, and which voters have a wrong endpoint in their record.
+
+        A leader does not update its own record, but passes it on when another one leads.
+        """
         setup, voters = self.quorum.setup, self.quorum.client(leader).voters
         ails = []
         for node_id in sorted(setup.auto_join):

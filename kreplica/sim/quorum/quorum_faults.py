@@ -1,6 +1,6 @@
-"""QuorumFaults: what may befall the machines of a quorum and the network between them, one blow at a time.
+"""QuorumFaults: the faults of the machines of a quorum and of their network, one at a time.
 
-All chance comes from the driver's Random. What happened is counted. Thread rule: one thread.
+All randomness comes from the driver's Random; faults are counted. Thread rule: one thread.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ CALM = LinkConditions(delay_us=(100, 2_000))
 
 
 class QuorumFaults:
-    """`forget(node_id)` is called before a node ends: what it was given may be committed or not.
+    """`forget(node_id)` is called before a node ends, because its pending appends may be committed or not.
 
-    `replace_disk()` is one blow among the others.
+    `replace_disk()` is called as one of the faults.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class QuorumFaults:
         )
 
     def strike(self) -> None:
-        """Let one of them happen."""
+        """Inject one random fault."""
         self._random.choice(self._all)()
 
     def _one(self, node_ids: list[int]) -> int | None:
@@ -80,7 +80,7 @@ class QuorumFaults:
             self._counts["paused"] += 1
 
     def resume(self) -> None:
-        """Let all who stand still go on."""
+        """Resume all paused nodes."""
         for machine in self.quorum.machines.values():
             if machine.is_alive and machine.is_paused:
                 machine.resume()
@@ -96,7 +96,7 @@ class QuorumFaults:
         self._counts["slow disks"] += 1
 
     def _shut_down(self) -> None:
-        """In order: hand over, then stop."""
+        """Shut a node down cleanly: it hands over, then stops."""
         node_id = self._one([i for i in self.quorum.alive if not self.quorum.machines[i].is_paused])
         if node_id is None:
             return
@@ -104,7 +104,7 @@ class QuorumFaults:
         self._counts["shutdowns"] += 1
 
         def stop(_: Future[None]) -> None:
-            # Not from within the client's own step.
+            # In an event of its own, not within the client's step.
             self.quorum.scheduler.add("fault", "stopped", partial(self._stop, node_id), incarnation=life)
 
         machine.program.client.shutdown(300).add_done_callback(stop)
@@ -116,7 +116,7 @@ class QuorumFaults:
     # ---- the network --------------------------------------------------------------------------------------
 
     def _split(self) -> None:
-        """Two parts that hear nothing of each other."""
+        """Split the nodes into two parts that cannot reach each other."""
         ids = list(self.quorum.machines)
         self._random.shuffle(ids)
         border = self._random.randrange(1, len(ids)) if len(ids) > 1 else 0
@@ -132,7 +132,7 @@ class QuorumFaults:
             self._counts["one-way cuts"] += 1
 
     def end(self) -> None:
-        """Let nothing be amiss any more, and everybody run."""
+        """End all faults, and start every node."""
         self.quorum.network.set_conditions(CALM)
         self.resume()
         for machine in self.quorum.machines.values():

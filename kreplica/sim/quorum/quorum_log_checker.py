@@ -1,7 +1,7 @@
-"""QuorumLogChecker: the invariants 16 to 23 of a metadata quorum, whatever its members do with its log.
+"""QuorumLogChecker: checks the invariants 16 to 23 of a metadata quorum, for any use of its log.
 
-It knows what is truly committed: whatever any member has ever taken for it. Its clues are the members' logs
-and states, and the messages between them. What breaks is an InvariantViolated that names the invariant.
+It knows what is truly committed: everything that any member has ever considered committed. It looks at the
+members' logs and states, and at their messages. A violation is an InvariantViolated that names the invariant.
 Thread rule: one thread.
 """
 
@@ -27,15 +27,15 @@ from kreplica.sim.quorum.quorum_node import LOG_DIRECTORY
 
 
 class QuorumLogChecker:
-    """Of the quorum on these machines, whose programs are QuorumMembers.
+    """Checks the quorum on these machines, whose programs are QuorumMembers.
 
-    `on_commit(member, start, end)`: more is committed than anybody knew before, and that member has it.
+    `on_commit(member, start, end)` is called when more is committed than was known; that member has it.
     """
 
     def __init__(self, machines: Mapping[int, SimBroker]) -> None:
-        # Of every batch that any log ever had: (its end, its epoch) -> its chain.
+        # Every batch that any log ever had: (its end, its epoch) -> its chain.
         self.chains: dict[tuple[int, int], int] = {}
-        # Of every committed batch: its end -> its chain.
+        # Every committed batch: its end -> its chain.
         self.committed_chains: dict[int, int] = {0: 0}
         self.committed_end = 0
         self.views = {
@@ -46,15 +46,15 @@ class QuorumLogChecker:
         self._votes: dict[tuple[ReplicaKey, int], int] = {}
         self._states: dict[int, EpochState] = {}
         self._asked: dict[int, Any] = {}
-        # What was on disks that are gone: a leader counts on what they had told it.
+        # The contents of lost disks, because a leader counts on what their nodes had reported.
         self._lost: dict[ReplicaKey, tuple[list[BatchFact], int]] = {}
-        # Who would vote for a node, by the node and the epoch in which it asked.
+        # The voters that would vote for a node, by the node and the epoch in which it asked.
         self._would_vote: dict[tuple[int, int], set[ReplicaKey]] = {}
 
     # ---- after an event -----------------------------------------------------------------------------------
 
     def check(self, node_ids: Iterable[int] | None = None) -> None:
-        """Look at these members, or at all. Raises InvariantViolated."""
+        """Check these members, or all. Raises InvariantViolated."""
         changed = []
         for view in self.views.values() if node_ids is None else map(self.views.__getitem__, node_ids):
             former_end, former_life = view.durable_end, view.life
@@ -79,7 +79,7 @@ class QuorumLogChecker:
             self._check_start(view)
 
     def forget_disk(self, node_id: int) -> None:
-        """The node, which is down, has an empty disk from now on."""
+        """Note that the node, which is down, has an empty disk from now on."""
         view = self.views[node_id]
         if view.key is not None:
             self._lost[view.key] = view.facts, view.durable_end
@@ -88,8 +88,8 @@ class QuorumLogChecker:
 
     def _require(self, holds: bool, name: str, what: str, *views: NodeView) -> None:
         if not holds:
-            told = views if len(views) > 1 else self.views.values()
-            raise InvariantViolated(name, "; ".join([what, *map(str, told)]))
+            shown = views if len(views) > 1 else self.views.values()
+            raise InvariantViolated(name, "; ".join([what, *map(str, shown)]))
 
     def _check_restart(self, view: NodeView, durable_end: int) -> None:
         kept = view.end >= durable_end or (view.snapshot is not None and view.snapshot[0] >= durable_end)
@@ -156,15 +156,15 @@ class QuorumLogChecker:
         return fact is not None and fact.chain == self.committed_chains[end]
 
     def _check_voters(self, view: NodeView) -> None:
-        """A leader changes the voters only when it knows what is committed, the last change among it.
+        """Check that a leader changes the voters only after it knows the previous change to be committed.
 
-        Else two majorities need not have a voter in common (KAFKA-16530).
+        Otherwise two majorities might have no voter in common (KAFKA-16530).
         """
         assert view.node is not None
         client = view.node.client
         former, view.voters_offset = view.voters_offset, client.voters_offset
         state = client.quorum.state
-        # What it begins its epoch with is not its choice.
+        # The voters at the start of its epoch are not its choice.
         if not isinstance(state, LeaderState) or view.voters_offset <= max(former, state.epoch_start_offset):
             return
         self._require(
@@ -175,7 +175,7 @@ class QuorumLogChecker:
             view,
         )
 
-    # ---- what is committed --------------------------------------------------------------------------------
+    # ---- committed records --------------------------------------------------------------------------------
 
     def _check_mark(self, view: NodeView) -> None:
         node = view.node
@@ -206,7 +206,7 @@ class QuorumLogChecker:
             )
 
     def _commit(self, view: NodeView, mark: int) -> None:
-        """Somebody takes more for committed than anybody before."""
+        """Take in a higher committed offset than any member had before."""
         fact = view.fact_at(self.committed_end)
         known = self.committed_chains[self.committed_end]
         is_next = view.start >= self.committed_end or (
@@ -237,9 +237,9 @@ class QuorumLogChecker:
         self.on_commit(node, start, mark)
 
     def _has_on_disk(self, view: NodeView, voter: VoterNode, end_offset: int, chain: int) -> bool:
-        """Whether the voter has it there, or had it when it lost its disk.
+        """Return whether the voter has the batch on disk, or had it when it lost its disk.
 
-        Minorities may lose theirs: who is left then and has it is in every majority of those who are left.
+        A minority may lose its disks: every majority then includes a remaining voter that has the batch.
         """
         disks = [lost for key, lost in self._lost.items() if voter.is_voter(key)]
         if view.key is not None and voter.is_voter(view.key):
@@ -257,7 +257,7 @@ class QuorumLogChecker:
     # ---- messages -----------------------------------------------------------------------------------------
 
     def heard(self, what: str, message: Message) -> None:
-        """A message is sent, or taken by whom it was sent to: the network's tap."""
+        """Check a message that is sent or taken; this is the network's tap."""
         if message.name == "Vote":
             if message.is_request and what == "taken":
                 self._asked[message.number] = message.body.topics[0].partitions[0]
@@ -267,7 +267,8 @@ class QuorumLogChecker:
             self._check_fetch(message)
 
     def _check_asked_before(self, view: NodeView, epoch: int) -> None:
-        """A new epoch costs the others their leader: so nobody begins one whom no majority would elect."""
+        """Check that a node begins an epoch only if a majority would elect it, since a new epoch unseats the
+        leader."""
         assert view.node is not None
         voters = view.node.client.voters
         asked = {*self._would_vote.get((view.node_id, epoch - 1), ()), view.key}

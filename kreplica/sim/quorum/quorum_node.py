@@ -1,7 +1,7 @@
-"""QuorumNode: a member of a simulated quorum, and the state machine that its committed log is applied to.
+"""QuorumNode: a member of a simulated quorum, and the state machine to which its committed log is applied.
 
-The machine's state is the list of all values that were committed, which is also what its snapshots hold. A
-listener of the checker's is told what the client tells this one. Thread rule: one thread, as the simulator.
+The machine's state, and the contents of its snapshots, is the list of all committed values. The checker gets
+all notifications that the client sends to this listener. Thread rule: one thread, as the simulator.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from kreplica.sim.node import DIRECTORY, BrokerPorts
 
 LOG_DIRECTORY = f"{DIRECTORY}/__cluster_metadata-0"
 CLUSTER_ID = "sim-quorum"
-# Whole timeouts pass in few events.
+# Short timeouts, so that they expire within few events.
 RAFT_CONFIG = RaftConfig(
     quorum_election_timeout_ms=100,
     quorum_fetch_timeout_ms=200,
@@ -42,12 +42,12 @@ RAFT_CONFIG = RaftConfig(
     quorum_max_batch_size_bytes=768,
     metadata_log_cleanup_interval_ms=300,
 )
-# So small that logs begin anew at snapshots all the time.
+# So small that logs continually start anew at snapshots.
 LOG_CONFIG = MetadataLogConfig(log_segment_bytes=1 << 10, max_retention_bytes=1, max_retention_ms=200)
 
 
 class Witness(Protocol):
-    """Is told what listeners of the quorum's members are told."""
+    """Receives the notifications that listeners of the quorum's members get."""
 
     def committed(self, node: QuorumNode, offset: int, epoch: int, value: str) -> None: ...
 
@@ -57,14 +57,14 @@ class Witness(Protocol):
 
 
 def record_of(value: str) -> ApiMessageAndVersion[MetadataRecord]:
-    """A record that holds the value."""
+    """Return a record with the value."""
     return ApiMessageAndVersion(
         ConfigRecord(resource_type=2, resource_name="t", name="value", value=value), 0
     )
 
 
 def value_of(record: ApiMessageAndVersion[MetadataRecord]) -> str:
-    """The value that a record holds."""
+    """Return the value of a record."""
     message = record.message
     assert isinstance(message, ConfigRecord)
     assert message.value is not None
@@ -73,10 +73,10 @@ def value_of(record: ApiMessageAndVersion[MetadataRecord]) -> str:
 
 @dataclass(slots=True)
 class QuorumSetup:
-    """What all members have in common, and `directory_ids` that each keeps.
+    """The configuration of all members, and the `directory_ids` of each.
 
-    `known_voters`: what a node was configured with, where that is not `voters`. `on_fatal`: told who cannot
-    go on, and why; without it, that ends the run.
+    `known_voters`: the configured voters of a node, if they differ from `voters`. `on_fatal`: called with a
+    node and its fatal error; without it, the error ends the run.
     """
 
     voters: VoterSet
@@ -85,23 +85,23 @@ class QuorumSetup:
     cluster_id: str = CLUSTER_ID
     directory_ids: dict[int, Uuid] = field(default_factory=dict)
     known_voters: dict[int, VoterSet] = field(default_factory=dict)
-    # Members without the role of a controller: the quorum does not let them vote, and they never lead.
+    # Members without the controller role: they must not vote, and never lead.
     brokers: set[int] = field(default_factory=set)
-    # Observers that ask by themselves to become voters.
+    # Observers that ask on their own to become voters.
     auto_join: set[int] = field(default_factory=set)
-    # Whom a member asks whose own log names no voters, and who was configured with none.
+    # The nodes that a member asks if neither its log nor its configuration names voters.
     bootstrap: tuple[int, ...] = ()
-    # Where each listens from its next start on.
+    # The endpoint of each node from its next start on.
     endpoints: dict[int, VoterEndpoint] = field(default_factory=dict)
     on_fatal: Callable[[int, BaseException], None] | None = None
 
     def endpoints_of(self, node_id: int) -> tuple[VoterEndpoint, ...]:
-        """The node's listeners; none where nodes know each other by their ids alone."""
+        """Return the node's endpoint; empty if nodes know each other by id only."""
         found = self.endpoints.get(node_id)
         return () if found is None else (found,)
 
     def move(self, node_id: int, port: int) -> None:
-        """Let the node listen on another port from its next start on."""
+        """Move the node to another port from its next start on."""
         self.endpoints[node_id] = VoterEndpoint(name="CONTROLLER", host=f"node-{node_id}", port=port)
 
 
@@ -165,7 +165,7 @@ class QuorumNode:
     def snapshot(
         self, snapshot_id: OffsetAndEpoch | None = None, values: Sequence[str] | None = None
     ) -> None:
-        """Make a snapshot of all that is applied, under its own id or another one, or of these values.
+        """Make a snapshot of all applied values, under its own id or `another` one, or of the given values.
 
         Raises IllegalSnapshotId.
         """
@@ -194,7 +194,7 @@ class QuorumNode:
         self._witness.leader_told(self, leader)
 
     def begin_shutdown(self) -> None:
-        """Nothing is under way here."""
+        """Do nothing: no work is in progress here."""
 
 
 MakeNode = Callable[[BrokerPorts], QuorumNode]

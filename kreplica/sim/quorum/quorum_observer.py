@@ -1,4 +1,4 @@
-"""QuorumObserver: the checker of a random run, which also counts what happens, and knows which appends wait.
+"""QuorumObserver: the checker of a random run, which also counts events and knows the pending appends.
 
 Thread rule: one thread.
 """
@@ -16,13 +16,13 @@ from kreplica.sim.quorum.quorum_checker import QuorumChecker
 from kreplica.sim.quorum.quorum_node import QuorumNode
 from kreplica.sim.quorum.sim_quorum import SimQuorum
 
-# What is counted where a member comes into a state, by the state's name.
+# The name to count when a member enters a state, by the state's name.
 ENTERED = {"leader": "elected", "prospective": "pre-votes", "candidate": "candidates"}
 
 
 @dataclass(frozen=True, slots=True)
 class _Pending:
-    """An append that waits: by which life of a node, in which epoch."""
+    """A pending append: the node's life and the epoch in which it was made."""
 
     node: QuorumNode
     epoch: int
@@ -31,7 +31,7 @@ class _Pending:
 
 
 class QuorumObserver(QuorumChecker):
-    """Of a run whose `counts` these are."""
+    """Checks and counts a run, in `counts`."""
 
     def __init__(self, quorum: SimQuorum, counts: Counter[str]) -> None:
         self.counts = counts
@@ -44,11 +44,11 @@ class QuorumObserver(QuorumChecker):
 
     @property
     def pending(self) -> list[str]:
-        """The values that wait."""
+        """The values of pending appends."""
         return [waiting.value for waiting in self._pending.values()]
 
     def appended(self, node: QuorumNode, epoch: int, offset: int, value: str) -> None:
-        """A node that leads has taken a value."""
+        """Record that a leader has accepted a value."""
         self._pending[node.node_id, offset] = _Pending(node, epoch, offset, value)
 
     def committed(self, node: QuorumNode, offset: int, epoch: int, value: str) -> None:
@@ -70,11 +70,11 @@ class QuorumObserver(QuorumChecker):
                 self.counts["rejected"] += 1
 
     def forget(self, node_id: int) -> None:
-        """The node is about to end: what it was given may be committed or not."""
+        """Drop the node's pending appends: it is about to end, so they may be committed or not."""
         for key in [key for key in self._pending if key[0] == node_id]:
             del self._pending[key]
 
-    # ---- what is counted ----------------------------------------------------------------------------------
+    # ---- counts -------------------------------------------------------------------------------------------
 
     def loaded(self, node: QuorumNode, snapshot_id: OffsetAndEpoch, values: list[str]) -> None:
         super().loaded(node, snapshot_id, values)

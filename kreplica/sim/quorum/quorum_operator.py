@@ -1,10 +1,10 @@
-"""QuorumOperator: what a careful operator does with a quorum that runs: voters change, disks are replaced.
+"""QuorumOperator: a careful operator of a running quorum, who changes voters and replaces disks.
 
-A disk that is lost takes with it whom its voter has voted for. Where voters are known by their directories,
-the new disk is another one, which observes until the lost voter is removed and it is added (KIP-853). The
-operator never lets more disks go than a minority of the voters has, counts those that are lost already, and
-lets no two changes overlap then. Static voters are known by their ids: a new disk votes again, so it is
-given only to one who has promised nothing that the others do not know. Thread rule: one thread.
+A lost disk loses its voter's votes. Where voters have directory ids, the new disk is a new replica: it
+observes until the lost voter is removed and it is added (KIP-853). The operator never loses the disks of more
+than a minority of the voters, counting those already lost, and then lets no two changes overlap. Static
+voters are known by their ids only: a node with a new disk votes again, so only a node that has promised
+nothing unknown to the others gets one. Thread rule: one thread.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from kreplica.sim.quorum.quorum_observer import QuorumObserver
 from kreplica.sim.quorum.sim_quorum import SimQuorum
 
 CATCH_UP_MS = 200
-# A request that is under way longer than this was lost.
+# A request in flight for longer than this was lost.
 SETTLED_MS = 300
 
 
 class QuorumOperator:
-    """Of the members of `quorum`; `counts` tells what was done."""
+    """The operator of `quorum`; `counts` has what was done."""
 
     def __init__(self, checker: QuorumObserver, random: random.Random, counts: Counter[str]) -> None:
         self.quorum: SimQuorum = checker.quorum
@@ -44,12 +44,12 @@ class QuorumOperator:
         self._counts = counts
         self._asked: list[Future[Any]] = []
         self._asked_ms = 0
-        # Where it waits for all that was asked before it takes a disk.
+        # Set while it waits for all pending changes before it replaces a disk.
         self._wants_disk = False
 
     @property
     def waiting(self) -> int:
-        """How many changes were asked for and not answered."""
+        """The number of requested changes without a response."""
         self._asked = [answer for answer in self._asked if not answer.done()]
         return len(self._asked)
 
@@ -61,14 +61,15 @@ class QuorumOperator:
     # ---- voters -------------------------------------------------------------------------------------------
 
     def change_voters(self) -> None:
-        """Ask for one voter more or less, of whoever leads, whether he is ready or not."""
+        """Ask the leader, ready or not, to add or remove a voter."""
         leader = self.quorum.leader
         if leader is None or self.is_static or self._wants_disk:
             return
         voters = self.quorum.client(leader).voters
         lost, outside = self._lost(voters), [i for i in self.quorum.machines if i not in voters.voters]
         if lost:
-            # Whoever is gone goes first, and alone: a majority of those who are left has to be there.
+            # A voter without its disk is removed first, and alone: a majority of the remaining ones must be
+            # up.
             if not self.waiting:
                 self._remove(leader, voters, self._random.choice(lost))
         elif outside and (len(voters) < 2 or self._random.random() < 0.5):
@@ -77,7 +78,7 @@ class QuorumOperator:
             self._remove(leader, voters, self._random.choice(sorted(voters.voters)))
 
     def _lost(self, voters: VoterSet) -> list[int]:
-        """The voters whose disks are gone."""
+        """Return the voters that have lost their disks."""
         ids = self.quorum.setup.directory_ids
         return [
             node.voter_key.node_id
@@ -117,7 +118,7 @@ class QuorumOperator:
             self._counts[what] += 1
 
     def move_a_node(self) -> None:
-        """Let a node that is down listen elsewhere when it comes back."""
+        """Move a node that is down to another endpoint."""
         setup = self.quorum.setup
         down = [node_id for node_id in setup.endpoints if node_id not in self.quorum.alive]
         if down:
@@ -127,7 +128,7 @@ class QuorumOperator:
     # ---- disks --------------------------------------------------------------------------------------------
 
     def replace_disk(self) -> None:
-        """Let a disk be lost, and give its node a new one, once nobody changes the voters."""
+        """Lose a disk and give its node a new one, once no change of the voters is pending."""
         if self.is_static:
             return
         leader = self.quorum.leader
@@ -144,7 +145,7 @@ class QuorumOperator:
             self._lose_disk(self._random.choice(may_go), voters)
 
     def _knows_all(self, leader: int) -> bool:
-        """Whether the leader knows all that is committed, and its voters are."""
+        """Return whether the leader knows everything committed, and its voters are committed."""
         client: KafkaRaftClient = self.quorum.client(leader)
         mark = client.high_watermark
         return (
@@ -159,7 +160,7 @@ class QuorumOperator:
         if machine.is_alive:
             self._end(node_id)
         if self._random.random() < 0.6 and self._damage_snapshots(node_id):
-            # It could start without: the log has everything.
+            # It could start without the snapshots, because the log has everything.
             return
         self._checker.forget_disk(node_id)
         self.quorum.wipe(node_id, voters)
@@ -173,8 +174,11 @@ class QuorumOperator:
         machine.power_cut(self._random) if self._random.random() < 0.5 else machine.kill()
 
     def _damage_snapshots(self, node_id: int) -> bool:
-        """Lose the snapshots of a node that is down, or the end of the last one. Whether it starts with what
-        is left: where something is missing it must not, nor change anything."""
+        """Lose the snapshots of a node that is down, or the end of the last one; return whether it then
+        starts.
+
+        If data is missing it must neither start nor change its disk.
+        """
         storage = self.quorum.machines[node_id].storage
         if not storage.is_directory(LOG_DIRECTORY):
             return False
@@ -210,9 +214,10 @@ class QuorumOperator:
         return True
 
     def replace_static_disks(self) -> bool:
-        """Take the disks of a minority of static voters, and start them on empty ones; whether it did.
+        """Replace the disks of a minority of static voters by empty ones and start them; return whether it
+        did.
 
-        Only where all is well: the others have every record on their disks, and know the epoch's leader.
+        Only in a healthy quorum: the others have every record on disk, and know the epoch's leader.
         """
         voters = sorted(self.quorum.setup.voters.voters)
         spare = (len(voters) - 1) // 2

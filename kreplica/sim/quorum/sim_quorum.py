@@ -1,6 +1,6 @@
 """SimQuorum: a metadata quorum alone, voters and observers, under one virtual clock.
 
-Everything that happens is an event of `scheduler`; all chance comes from `seed`. Thread rule: one thread.
+Everything is an event of `scheduler`; all randomness comes from `seed`. Thread rule: one thread.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ CLIENT_ID = 2000
 
 
 class NoWitness:
-    """Is told, and keeps nothing."""
+    """Ignores all notifications."""
 
     def committed(self, node: QuorumNode, offset: int, epoch: int, value: str) -> None: ...
 
@@ -37,12 +37,13 @@ class NoWitness:
 
 
 def directory_id_of(node_id: int, disk: int = 0) -> Uuid:
-    """The id of a node's directory; another one for each new disk."""
+    """Return the id of a node's directory; each new disk has another one."""
     return Uuid(bytes([*range(1, 9), 0, 0, 0, disk, *node_id.to_bytes(4, "big")]))
 
 
 class SimQuorum(SimMachines):
-    """Nodes 1 to `voters` vote; `observers` more do not. None is started. `dynamic`: voters come and go."""
+    """Nodes 1 to `voters` vote, and `observers` more do not; none is started. `dynamic`: voters may
+    change."""
 
     def __init__(
         self,
@@ -57,7 +58,7 @@ class SimQuorum(SimMachines):
     ) -> None:
         super().__init__(seed=seed, shuffle=shuffle, conditions=conditions)
         self.witness: Witness = NoWitness()
-        # How many disks each node had before the one of now.
+        # The number of disks each node had before its current one.
         self._disks: Counter[int] = Counter()
         ids = range(1, voters + 1)
         self.setup = QuorumSetup(
@@ -73,22 +74,22 @@ class SimQuorum(SimMachines):
         self.client_endpoint: SimEndpoint = self.network.join(life)
 
     def add_member(self, node_id: int) -> None:
-        """A new machine with an empty disk."""
+        """Add a machine with an empty disk."""
         self.setup.directory_ids.setdefault(node_id, directory_id_of(node_id))
         self.add_machine(node_id, self._make, lambda: 0)
 
     @property
     def machines(self) -> dict[int, SimBroker]:
-        """All members, by id, running or not."""
+        """All members by id, running or not."""
         return self.brokers
 
     def _make(self, ports: BrokerPorts) -> QuorumNode:
         return QuorumNode(ports, self.setup, self.witness)
 
-    # ---- who there is -------------------------------------------------------------------------------------
+    # ---- members ------------------------------------------------------------------------------------------
 
     def node(self, node_id: int) -> QuorumNode:
-        """The program that runs there."""
+        """Return the program that runs there."""
         program = self.machines[node_id].program
         assert isinstance(program, QuorumNode)
         return program
@@ -98,16 +99,16 @@ class SimQuorum(SimMachines):
 
     @property
     def alive(self) -> list[int]:
-        """The ids of the nodes that run."""
+        """The ids of the running nodes."""
         return [node_id for node_id, machine in self.machines.items() if machine.is_alive]
 
     @property
     def leader(self) -> int | None:
-        """The node that leads the newest epoch that is led."""
+        """The leader of the newest epoch that has one."""
         return self.leader_among(self.alive)
 
     def leader_among(self, node_ids: Iterable[int]) -> int | None:
-        """The one of these nodes, which run, that leads the newest epoch."""
+        """Return the one of these running nodes that leads the newest epoch."""
         led = [
             (self.client(i).quorum.epoch, i)
             for i in node_ids
@@ -115,15 +116,15 @@ class SimQuorum(SimMachines):
         ]
         return max(led)[1] if led else None
 
-    # ---- what a script does -------------------------------------------------------------------------------
+    # ---- actions of a script ------------------------------------------------------------------------------
 
     def start(self, *node_ids: int) -> None:
-        """Start these, or all that do not run."""
+        """Start these nodes, or all that do not run."""
         for node_id in node_ids or [i for i, machine in self.machines.items() if not machine.is_alive]:
             self.machines[node_id].start()
 
     def kill(self, node_id: int, *, hint: bool = False) -> None:
-        """As kill -9. With `hint` the others notice that its connections closed."""
+        """End the node as kill -9 does. With `hint` the others notice that its connections closed."""
         self.machines[node_id].kill()
         if hint:
             for other in self.alive:
@@ -132,8 +133,10 @@ class SimQuorum(SimMachines):
                 self.scheduler.add("connection", "closed", lost, incarnation=life)
 
     def wipe(self, node_id: int, known: VoterSet | None = None) -> None:
-        """Give a node that is down an empty disk. `known`, where voters come and go: the disk has another id,
-        and these are the voters that the node is configured with from now on."""
+        """Give a node that is down an empty disk.
+
+        `known`, with dynamic voters: the disk gets another id, and the node is configured with these voters.
+        """
         self.machines[node_id].wipe()
         if known is not None:
             self.setup.known_voters[node_id] = known
@@ -141,13 +144,13 @@ class SimQuorum(SimMachines):
             self.setup.directory_ids[node_id] = directory_id_of(node_id, self._disks[node_id])
 
     def append(self, node_id: int, *values: str) -> int:
-        """Let a node that leads append the values in one batch; the offset of the last one."""
+        """Append the values in one batch on a leader; return the offset of the last one."""
         client = self.client(node_id)
         epoch = client.leader_and_epoch.epoch
         return client.schedule_append(epoch, [record_of(value) for value in values])
 
     def send(self, node_id: int, request: Any, *, timeout_ms: int = 1_000) -> Future[Any]:
-        """Send a client's request."""
+        """Send a request as a client."""
         return self.client_endpoint.send(node_id, request, timeout_ms=timeout_ms)
 
     def isolate(self, node_id: int) -> None:
@@ -157,11 +160,11 @@ class SimQuorum(SimMachines):
                 self.network.cut(node_id, other)
 
     def run_until(self, condition: Callable[[], object], limit_ms: int = 5_000) -> bool:
-        """Let events happen until the condition holds; False if it does not in time."""
+        """Run events until the condition holds; returns False if it does not in time."""
         return self.scheduler.run_until(lambda: bool(condition()), limit_ms)
 
     def elect(self) -> int:
-        """Wait for a leader whose epoch's first record is committed; its id."""
+        """Wait for a leader that has committed the first record of its epoch; return its id."""
         assert self.run_until(lambda: self.leader is not None and self.mark_is_known(self.leader))
         leader = self.leader
         assert leader is not None
