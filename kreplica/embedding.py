@@ -42,7 +42,7 @@ from kreplica.common.errors import (
 )
 from kreplica.common.future import Future
 from kreplica.common.leader_and_isr import NO_LEADER, LeaderAndIsr, LeaderRecoveryState
-from kreplica.common.locks import Lock
+from kreplica.common.locks import RLock
 from kreplica.common.ports import Transport
 from kreplica.common.types import TopicPartition, Uuid, check_topic_name
 from kreplica.replica.partition import Partition
@@ -326,7 +326,9 @@ class ReplicaNode:
     ) -> None:
         self.broker_id = broker_id
         self._view = view = _View()
-        self._lock = Lock()  # one state is applied at a time
+        # One state is applied at a time. Reentrant, because a role that ends resolves futures, and a callback
+        # of one may make the controller decide again.
+        self._lock = RLock()
         # The broker epoch: of the last state in which the broker was registered.
         self._epoch = -1
         self._controller = controller
@@ -446,10 +448,13 @@ class ReplicaNode:
 
     def close(self) -> None:
         """Hand over the leaderships if the node knows its controller, and close the logs."""
-        if self._endpoint.is_alive:
+        if not self._endpoint.is_alive:
+            return
+        try:
             if self._controller is not None:
                 self._controller.remove_broker(self.broker_id)
                 self._controller.unsubscribe(self.apply)
+        finally:
             self._broker.shutdown()
             self._leave()
 

@@ -92,6 +92,39 @@ def test_another_replica_leads_when_the_leader_closes(stage):
         stage.put(2, b"d")
 
 
+def test_a_callback_of_an_append_may_make_the_controller_decide(stage):
+    for follower in (2, 3):
+        stage.network.pause(stage.nodes[follower]._endpoint)
+    cut_off = stage.nodes[1].append("orders", [b"a"])
+    cut_off.add_done_callback(lambda _: stage.controller.elect("orders", 3))
+    stage.controller.elect("orders", 2)
+    with pytest.raises(errors.NotLeaderOrFollower):
+        cut_off.result(WAIT_S)
+    assert stage.controller.state.partitions["orders", 0].leader == 3
+    assert stage.nodes[3].partition("orders").is_leader
+    for follower in (2, 3):
+        stage.network.resume(stage.nodes[follower]._endpoint)
+    assert stage.put(3, b"b").base_offset == 0
+
+
+def test_a_node_closes_its_logs_even_if_the_controller_cannot_write(stage, monkeypatch):
+    def fail(*_):
+        raise errors.KafkaStorageError("no disk")
+
+    monkeypatch.setattr(stage.controller._storage, "write_file_atomically", fail)
+    with pytest.raises(errors.KafkaStorageError, match="no disk"):
+        stage.nodes[1].close()
+    monkeypatch.undo()
+    stage.nodes[1].close()  # closed already
+    stage.start(1)  # its directory is free
+
+
+def test_records_that_are_no_list_are_refused(stage):
+    for records in (b"a", (b"k", b"v"), None):
+        with pytest.raises(TypeError, match="must be a list"):
+            stage.nodes[1].append("orders", records)
+
+
 def test_without_a_majority_in_sync_nothing_is_appended(stage):
     for node_id in (2, 3):
         stage.nodes[node_id].close()

@@ -71,7 +71,7 @@ def cluster(tmp_path: Path) -> Path:
     root = tmp_path / "cluster"
     with kreplica.Cluster(brokers=2, directory=root) as running:
         running.create_topic("t", partitions=1, replication_factor=2)
-        running.append("t", 0, [b"value"]).result(30)
+        running.append("t", [b"value"], partition=0).result(30)
     (root / "notes").mkdir()
     (root / "node-1" / "junk.bin").write_bytes(b"rubble")
     (root / "node-1" / "empty-0").mkdir()

@@ -20,7 +20,7 @@ import sys
 from kreplica import Cluster
 with Cluster(brokers=3, directory=sys.argv[1] or None) as cluster:
     cluster.create_topic("orders", partitions=2)
-    cluster.append("orders", 0, [b"x"], acks="all").result(timeout=60)
+    cluster.append("orders", [b"x"], partition=0, acks="all").result(timeout=60)
     cluster.kill(1)
     cluster.start(1)
     assert [record.value for record in cluster.read("orders", 0)] == [b"x"]
