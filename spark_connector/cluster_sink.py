@@ -18,6 +18,7 @@ from kreplica._core.arrow import record_columns
 from kreplica._core.batch_builder import BatchBuilder
 from kreplica._core.records import batches
 from kreplica.common.errors import DuplicateSequenceNumber, InvalidFile
+from kreplica.common.ports import NANOSECONDS_PER_MS
 from kreplica.common.types import INT32_MAX, TopicPartition
 from spark_connector.cluster_client import ClusterClient
 from spark_connector.commit_log import Facts, Files, at_of
@@ -53,7 +54,7 @@ class IdempotentProducer:
         """
         first = self._next_sequence.get(at, 0)
         self._builder.base_sequence = first
-        batch = self._builder.build(record_columns(rows), now_ms=time.time_ns() // 1_000_000)
+        batch = self._builder.build(record_columns(rows), now_ms=time.time_ns() // NANOSECONDS_PER_MS)
         # The batch may be in the log already, but too far back for the leader to remember its offset.
         with suppress(DuplicateSequenceNumber):
             self._client.produce(at, batch)

@@ -37,12 +37,11 @@ from kreplica.common.errors import (
     UnsupportedVersion,
 )
 from kreplica.common.future import Future
-from kreplica.common.ports import Cancellable, Clock, Loop, Transport
+from kreplica.common.ports import NANOSECONDS_PER_MS, Cancellable, Clock, Loop, Transport
 from kreplica.common.types import Uuid
 from kreplica.common.wire import uuid_of
 from kreplica.metadata.records import Endpoint, SupportedFeature
 
-NANOSECONDS_PER_MS = 1_000_000
 NO_BROKER_EPOCH = -1
 # How soon the next heartbeat follows while something is waited for that the next answer may bring.
 STEP_INTERVAL_MS = 10

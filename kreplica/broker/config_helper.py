@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Collection, Iterator, Mapping
-from datetime import timedelta
 from typing import NamedTuple
 
 from kio.schema.describe_configs.v4.request import DescribeConfigsRequest, DescribeConfigsResource
@@ -28,6 +27,7 @@ from kreplica.broker.node_settings import settings_of
 from kreplica.common.config import BROKERS_NAMES, LogConfig, topics_settings
 from kreplica.common.errors import InvalidRequest, KreplicaError, UnknownTopicOrPartition
 from kreplica.common.future import Future, resolved
+from kreplica.common.wire import NO_THROTTLE
 from kreplica.controller.configuration_control import ALL_BROKERS, is_dynamic_for_brokers
 from kreplica.metadata.cluster_metadata import BROKER_RESOURCE, TOPIC_RESOURCE, ClusterMetadata
 
@@ -35,8 +35,6 @@ from kreplica.metadata.cluster_metadata import BROKER_RESOURCE, TOPIC_RESOURCE, 
 OF_TOPIC, OF_BROKER, OF_ALL_BROKERS, OF_NODE, DEFAULT = 1, 2, 3, 4, 5
 # ConfigDef.Type, as the answer has it.
 TYPES = {"boolean": 1, "string": 2, "int": 3, "short": 4, "long": 5, "double": 6, "list": 7}
-
-NO_THROTTLE = timedelta(0)
 
 
 class _Layer(NamedTuple):

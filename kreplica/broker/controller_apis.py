@@ -11,8 +11,6 @@ carried out or not. A request is never left without an answer. No state; any thr
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import timedelta
-from functools import partial
 from typing import Any
 
 from kio.schema.allocate_producer_ids.v0.request import AllocateProducerIdsRequest
@@ -51,12 +49,11 @@ from kio.schema.unregister_broker.v0.response import UnregisterBrokerResponse
 from kio.schema.update_features.v1.request import UpdateFeaturesRequest
 from kio.schema.update_features.v1.response import UpdateFeaturesResponse
 
-from kreplica.common.errors import KreplicaError, UnknownServerError, UnsupportedVersion
-from kreplica.common.future import Future, failed
+from kreplica.common.errors import KreplicaError, UnsupportedVersion, known_error
+from kreplica.common.future import Future, failed, then
+from kreplica.common.wire import NO_THROTTLE
 from kreplica.controller.controller_term import ControllerTerm
 from kreplica.controller.quorum_controller import QuorumController
-
-NO_THROTTLE = timedelta(0)
 
 Operation = Callable[[ControllerTerm, Any], Any]
 Refuse = Callable[[Any, KreplicaError], Any]
@@ -107,19 +104,7 @@ class ControllerApis:
             return failed(UnsupportedVersion(f"no handler for {type(request).__name__}"))
         name = type(request).__name__.removesuffix("Request")
         done = self._controller.append_write_event(name, lambda term: operation(term, request))
-        answer: Future[Any] = Future()
-        done.add_done_callback(partial(_answer, request, answer))
-        return answer
-
-
-def _answer(request: Any, answer: Future[Any], done: Future[Any]) -> None:
-    error = done.exception()
-    if error is None:
-        answer.set_result(done.result())
-        return
-    if not isinstance(error, KreplicaError):
-        error = UnknownServerError(repr(error))
-    answer.set_result(refusal(request, error))
+        return then(done, lambda answer: answer, lambda error: refusal(request, known_error(error)))
 
 
 def refusal(request: Any, error: KreplicaError) -> Any:

@@ -22,7 +22,7 @@ from kio.schema.errors import ErrorCode
 from kreplica.common.controller_requests import ControllerRequests
 from kreplica.common.errors import KreplicaError, NotController
 from kreplica.common.future import Future
-from kreplica.common.ports import Clock, Loop, Transport
+from kreplica.common.ports import Clock, Loop, Transport, monotonic_ms
 from kreplica.common.wire import error_of
 
 FORWARD_TIMEOUT_MS = 15_000
@@ -80,7 +80,7 @@ class ForwardingManager:
         return answer
 
     def _now_ms(self) -> int:
-        return self._clock.monotonic_ns() // 1_000_000
+        return monotonic_ms(self._clock)
 
 
 def _is_to_be_asked_again(answer: Future[bytes], reply: Future[EnvelopeResponse]) -> bool:

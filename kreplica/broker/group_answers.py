@@ -35,61 +35,32 @@ from kio.schema.offset_fetch.v8.response import (
 )
 from kio.schema.sync_group.v5.response import SyncGroupResponse
 
-from kreplica.common.errors import (
-    KreplicaError,
-    UnknownServerError,
-)
-from kreplica.common.future import Future
+from kreplica.common.errors import KreplicaError, known_error
+from kreplica.common.future import Future, then
 from kreplica.common.types import TopicPartition
+from kreplica.common.wire import NO_THROTTLE
 from kreplica.coordinator.classic_group import Joined, OffsetAndMetadata, Synced
 from kreplica.coordinator.group_coordinator import DescribedGroup as Described
 from kreplica.coordinator.group_coordinator import LeavingMember
 from kreplica.coordinator.group_offsets import CommitResults
 
-NO_THROTTLE = timedelta(0)
 NO_OFFSET = -1
 
 
 def answer_of(
     result: Future[Any], make: Callable[[Any], Any], refuse: Callable[[KreplicaError], Any]
 ) -> Future[Any]:
-    """The answer that is made of the result, or of its error; who cancels it cancels the result, too."""
-    answer: Future[Any] = Future()
+    """Return a future of the answer that is made of the result, or of its error.
 
-    def finish(done: Future[Any]) -> None:
-        if done.cancelled():
-            return
-        error = done.exception()
-        if error is None:
-            answer.set_result(make(done.result()))
-        else:
-            known = error if isinstance(error, KreplicaError) else UnknownServerError(repr(error))
-            answer.set_result(refuse(known))
+    Cancelling it cancels `result` too.
+    """
+    answer = then(result, make, lambda error: refuse(known_error(error)))
 
     def give_up(done: Future[Any]) -> None:
         if done.cancelled():
             result.cancel()
 
-    result.add_done_callback(finish)
-    if not answer.done():
-        answer.add_done_callback(give_up)
-    return answer
-
-
-def gather(parts: Sequence[Future[Any]], make: Callable[[list[Any]], Any]) -> Future[Any]:
-    """One answer of several parts, none of which fails. They come one after another, from one loop."""
-    answer: Future[Any] = Future()
-    left = [len(parts)]
-
-    def one_is_done(_: Future[Any]) -> None:
-        left[0] -= 1
-        if not left[0]:
-            answer.set_result(make([part.result() for part in parts]))
-
-    if not parts:
-        answer.set_result(make([]))
-    for part in parts:
-        part.add_done_callback(one_is_done)
+    answer.add_done_callback(give_up)
     return answer
 
 

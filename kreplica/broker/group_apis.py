@@ -10,7 +10,6 @@ publisher's methods are the quorum's loop's.
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import timedelta
 from functools import partial
 from typing import Any
 
@@ -56,7 +55,6 @@ from kreplica.broker.group_answers import (
     describe_answer,
     describe_refused,
     fetch_answer,
-    gather,
     heartbeat_answer,
     join_answer,
     join_refused,
@@ -79,8 +77,9 @@ from kreplica.common.errors import (
     KreplicaError,
     TransactionalIdAuthorizationFailed,
 )
-from kreplica.common.future import Future, resolved
+from kreplica.common.future import Future, all_of, resolved, then
 from kreplica.common.types import TopicPartition
+from kreplica.common.wire import NO_THROTTLE
 from kreplica.coordinator.classic_group import Protocol
 from kreplica.coordinator.group_config import GroupConfig
 from kreplica.coordinator.group_coordinator import GroupCoordinator, LeavingMember
@@ -91,7 +90,6 @@ from kreplica.metadata.image_format import OffsetAndEpoch
 from kreplica.metadata.metadata_delta import MetadataDelta
 from kreplica.replica.replica_manager import ReplicaManager
 
-NO_THROTTLE = timedelta(0)
 GROUP_KEY, TRANSACTION_KEY = 0, 1
 CLASSIC = "classic"
 JOIN_AGAIN_WITH_ID = 4
@@ -260,8 +258,8 @@ class GroupApis:
     def handle_offset_fetch(self, request: OffsetFetchRequest) -> Future[OffsetFetchResponse]:
         """OffsetFetch (9), of several groups at once."""
         groups = [self._fetch_offsets(asked) for asked in request.groups]
-        return gather(
-            groups,
+        return then(
+            all_of(groups),
             lambda answers: OffsetFetchResponse(throttle_time=NO_THROTTLE, groups=tuple(answers)),
         )
 
@@ -322,8 +320,8 @@ class GroupApis:
             )
             for group_id in request.groups
         ]
-        return gather(
-            groups,
+        return then(
+            all_of(groups),
             lambda answers: DescribeGroupsResponse(throttle_time=NO_THROTTLE, groups=tuple(answers)),
         )
 
@@ -337,8 +335,9 @@ class GroupApis:
             )
             for group_id in request.groups_names
         ]
-        return gather(
-            groups, lambda answers: DeleteGroupsResponse(throttle_time=NO_THROTTLE, results=tuple(answers))
+        return then(
+            all_of(groups),
+            lambda answers: DeleteGroupsResponse(throttle_time=NO_THROTTLE, results=tuple(answers)),
         )
 
 

@@ -48,7 +48,7 @@ from kreplica.broker.request_context import IN_PROCESS, RequestContext
 from kreplica.common.errors import InvalidRequest, InvalidTxnState, KreplicaError, UnknownTopicId
 from kreplica.common.future import Future, MadeFuture, resolved
 from kreplica.common.types import TopicPartition, Uuid
-from kreplica.common.wire import maker, topic_id_of, uuid_of
+from kreplica.common.wire import NO_THROTTLE, maker, topic_id_of, uuid_of
 from kreplica.replica.delayed_fetch import FetchParams, FetchPartitionData, FetchResult
 from kreplica.replica.fetch_session import (
     FINAL_EPOCH,
@@ -66,7 +66,6 @@ _response, _topic_response, _answer = maker(FetchResponse), maker(FetchableTopic
 _produce, _produced = maker(ProduceResponse), maker(TopicProduceResponse)
 _produced_partition = maker(PartitionProduceResponse)
 
-NO_THROTTLE = timedelta(0)
 # An enum's member is found by a call.
 NO_ERROR = ErrorCode.none
 MILLISECOND = timedelta(milliseconds=1)
@@ -260,22 +259,6 @@ class KafkaApis:
                 )
             topics.append(ListOffsetsTopicResponse(name=topic.name, partitions=tuple(answers)))
         return resolved(ListOffsetsResponse(throttle_time=NO_THROTTLE, topics=tuple(topics)))
-
-
-def then(result: Future[Any], make: Callable[[Any], Any]) -> Future[Any]:
-    """What `make` makes of the result; fails as the result does, or as `make`."""
-    answer: Future[Any] = Future()
-
-    def finish(done: Future[Any]) -> None:
-        try:
-            made = make(done.result())
-        except Exception as error:
-            answer.set_exception(error)
-        else:
-            answer.set_result(made)
-
-    result.add_done_callback(finish)
-    return answer
 
 
 def code_of(error: KreplicaError) -> ErrorCode:

@@ -8,7 +8,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from datetime import timedelta
 from typing import Any
 
 from kio.schema.describe_cluster.v2.request import DescribeClusterRequest
@@ -42,14 +41,13 @@ from kreplica.common.errors import (
 from kreplica.common.future import Future, failed, resolved
 from kreplica.common.leader_and_isr import NO_LEADER
 from kreplica.common.types import Uuid, check_topic_name
-from kreplica.common.wire import maker, topic_id_of, uuid_of
+from kreplica.common.wire import NO_THROTTLE, maker, topic_id_of, uuid_of
 from kreplica.metadata.cluster_metadata import ClusterMetadata
 from kreplica.metadata.registrations import BrokerRegistration, PartitionRegistration, TopicRegistration
 
 _partition = maker(MetadataResponsePartition)
 _described = maker(DescribeTopicPartitionsResponsePartition)
 
-NO_THROTTLE = timedelta(0)
 INTERNAL_TOPICS = frozenset({"__consumer_offsets", "__transaction_state"})
 # Where a broker told no listener: it is reached within its process.
 NOWHERE = ("", -1)

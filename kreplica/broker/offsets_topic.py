@@ -10,13 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import timedelta
-from functools import partial
 
 from kio.schema.create_topics.v7.request import CreatableTopic, CreatableTopicConfig, CreateTopicsRequest
 
 from kreplica.broker.kraft_metadata_cache import KRaftMetadataCache
 from kreplica.common.errors import FencedLeaderEpoch
-from kreplica.common.future import Future
+from kreplica.common.future import Future, then
 from kreplica.common.leader_and_isr import NO_LEADER
 from kreplica.common.ports import Loop, Transport
 from kreplica.common.types import AppendOrigin, TopicPartition
@@ -118,9 +117,7 @@ class OffsetsLogs:
             origin=AppendOrigin.COORDINATOR,
             leader_epoch=leader_epoch,
         )
-        future: Future[int] = Future()
-        appended.add_done_callback(partial(_pass_on, future))
-        return future
+        return then(appended, _base_offset)
 
     def read(self, partition: int, leader_epoch: int, offset: int | None, max_bytes: int) -> LogChunk:
         """What is at `offset`, None: at the log's start. Raises NotLeaderOrFollower, FencedLeaderEpoch,
@@ -135,11 +132,7 @@ class OffsetsLogs:
         return LogChunk(data.records, start if offset is None else data.log_start_offset, data.log_end_offset)
 
 
-def _pass_on(future: Future[int], done: Future[PartitionResponse]) -> None:
-    error = done.exception()
-    if error is None:
-        error = done.result().error
-    if error is None:
-        future.set_result(done.result().base_offset)
-    else:
-        future.set_exception(error)
+def _base_offset(response: PartitionResponse) -> int:
+    if response.error is not None:
+        raise response.error
+    return response.base_offset

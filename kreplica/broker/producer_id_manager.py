@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from datetime import timedelta
 from functools import partial
 
 from kio.schema.allocate_producer_ids.v0.request import AllocateProducerIdsRequest
@@ -21,16 +20,15 @@ from kio.schema.init_producer_id.v4.response import InitProducerIdResponse
 
 from kreplica.common.controller_requests import ControllerRequests
 from kreplica.common.errors import CoordinatorLoadInProgress, TransactionalIdAuthorizationFailed
-from kreplica.common.future import Future, resolved
+from kreplica.common.future import Future, resolved, then
 from kreplica.common.ports import Loop, Transport
-from kreplica.common.wire import error_of
+from kreplica.common.wire import NO_THROTTLE, error_of
 
 # How long an answer is waited for, and how soon another is asked for after a refusal.
 REQUEST_TIMEOUT_MS = 2_000
 RETRY_BACKOFF_MS = 20
 # Whoever waits so long is told to come again.
 PATIENCE_MS = 10_000
-NO_THROTTLE = timedelta(0)
 
 
 class ProducerIdManager:
@@ -70,9 +68,11 @@ class ProducerIdManager:
         """InitProducerId (22) of a producer without transactions; one with them is refused."""
         if request.transactional_id is not None:
             return resolved(_response(ErrorCode(TransactionalIdAuthorizationFailed.code)))
-        answer: Future[InitProducerIdResponse] = Future()
-        self.generate().add_done_callback(partial(_answer, answer))
-        return answer
+        return then(
+            self.generate(),
+            lambda producer_id: _response(ErrorCode.none, producer_id, 0),
+            lambda _: _response(ErrorCode(CoordinatorLoadInProgress.code)),
+        )
 
     # ---- in the loop --------------------------------------------------------------------------------------
 
@@ -112,13 +112,6 @@ class ProducerIdManager:
         if not future.done():
             self._waiting.remove(future)
             future.set_exception(CoordinatorLoadInProgress("no controller gives producer ids now"))
-
-
-def _answer(answer: Future[InitProducerIdResponse], given: Future[int]) -> None:
-    if given.exception() is None:
-        answer.set_result(_response(ErrorCode.none, given.result(), 0))
-    else:
-        answer.set_result(_response(ErrorCode(CoordinatorLoadInProgress.code)))
 
 
 def _response(error_code: ErrorCode, producer_id: int = -1, epoch: int = -1) -> InitProducerIdResponse:

@@ -41,17 +41,16 @@ from kio.schema.describe_producers.v0.response import (
 )
 from kio.schema.errors import ErrorCode
 
-from kreplica.broker.kafka_apis import LONGEST_WAIT_MS, then
+from kreplica.broker.kafka_apis import LONGEST_WAIT_MS
 from kreplica.common.errors import InvalidRequest, KafkaStorageError, KreplicaError
-from kreplica.common.future import Future, resolved
+from kreplica.common.future import Future, resolved, then
 from kreplica.common.types import TopicPartition
+from kreplica.common.wire import NO_THROTTLE
 from kreplica.log.log_moves import LogMove
 from kreplica.log.unified_log import UnifiedLog
 from kreplica.replica.delayed_delete_records import DeleteRecordsResult
 from kreplica.replica.replica_alter_log_dirs_manager import AlterResults
 from kreplica.replica.replica_manager import ReplicaManager
-
-NO_THROTTLE = timedelta(0)
 
 
 class ReplicaApis:
@@ -82,9 +81,7 @@ class ReplicaApis:
         done = self._replicas.delete_records(
             wanted, min(request.timeout // timedelta(milliseconds=1), LONGEST_WAIT_MS)
         )
-        answer: Future[DeleteRecordsResponse] = Future()
-        done.add_done_callback(partial(_deleted, answer, twice))
-        return answer
+        return then(done, partial(_deleted, twice))
 
     # ---- AlterReplicaLogDirs ------------------------------------------------------------------------------
 
@@ -232,16 +229,11 @@ def _altered(results: AlterResults) -> AlterReplicaLogDirsResponse:
 
 
 def _deleted(
-    answer: Future[DeleteRecordsResponse],
     refused: Mapping[TopicPartition, DeleteRecordsResult],
-    done: Future[dict[TopicPartition, DeleteRecordsResult]],
-) -> None:
-    error = done.exception()
-    if error is not None:
-        answer.set_exception(error)
-        return
+    done: Mapping[TopicPartition, DeleteRecordsResult],
+) -> DeleteRecordsResponse:
     topics: dict[str, list[DeleteRecordsPartitionResult]] = {}
-    for (topic, number), result in {**done.result(), **refused}.items():
+    for (topic, number), result in {**done, **refused}.items():
         topics.setdefault(topic, []).append(
             DeleteRecordsPartitionResult(
                 partition_index=number,
@@ -249,12 +241,9 @@ def _deleted(
                 error_code=ErrorCode.none if result.error is None else ErrorCode(result.error.code),
             )
         )
-    answer.set_result(
-        DeleteRecordsResponse(
-            throttle_time=NO_THROTTLE,
-            topics=tuple(
-                DeleteRecordsTopicResult(name=name, partitions=tuple(results))
-                for name, results in topics.items()
-            ),
-        )
+    return DeleteRecordsResponse(
+        throttle_time=NO_THROTTLE,
+        topics=tuple(
+            DeleteRecordsTopicResult(name=name, partitions=tuple(results)) for name, results in topics.items()
+        ),
     )

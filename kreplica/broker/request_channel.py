@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from concurrent.futures import CancelledError
-from datetime import timedelta
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -42,11 +41,11 @@ from kreplica.broker.forwarding_manager import ForwardingManager, envelope_refus
 from kreplica.broker.message_conversion import TopicIds, downgrade, read_type, upgrade
 from kreplica.broker.request_context import RequestContext
 from kreplica.common.errors import InvalidRequest, KreplicaError, NotController, UnsupportedVersion
-from kreplica.common.future import Future, failed, resolved
+from kreplica.common.future import Future, failed, resolved, then
 from kreplica.common.message_reader import MessageReader, read_message
 from kreplica.common.message_writer import NO_TAGS, MessageWriter, write_message
 from kreplica.common.types import Uuid
-from kreplica.common.wire import uuid_of
+from kreplica.common.wire import NO_THROTTLE, uuid_of
 
 Handle = Callable[[Any, RequestContext], Future[Any]]
 # The buffers of an answer's frame; None where there is none to give.
@@ -54,7 +53,6 @@ Answer = list[Any] | None
 # Takes an answer, or the error for which there can be none.
 Answered = Callable[[Answer, BaseException | None], object]
 
-NO_THROTTLE = timedelta(0)
 METADATA_TOPIC_ID = uuid_of(Uuid.METADATA_TOPIC)
 
 
@@ -201,9 +199,7 @@ class RequestChannel:
             client_host = unpacked(request.client_host_address)
         except ValueError:
             return failed(InvalidRequest("a client's host that is no address"))
-        answer: Future[EnvelopeResponse] = Future()
-        self.receive(frame, client_host).add_done_callback(partial(_close_envelope, answer))
-        return answer
+        return then(self.receive(frame, client_host), _envelope_answer, _envelope_refusal)
 
     def _answer(self, header: RequestHeader, remembered: Any, answered: Answered, done: Future[Any]) -> None:
         try:
@@ -241,16 +237,15 @@ class RequestChannel:
         return OldApiVersionsResponse(error_code=ErrorCode.unsupported_version, api_keys=(version,))
 
 
-def _close_envelope(answer: Future[EnvelopeResponse], done: Future[Answer]) -> None:
-    error = CancelledError() if done.cancelled() else done.exception()
-    if error is None:
-        # Without the frame's size, which whoever sends it on writes anew.
-        data = b"".join(done.result() or ())[4:]
-        answer.set_result(EnvelopeResponse(response_data=data, error_code=ErrorCode.none))
-    elif isinstance(error, KreplicaError):
-        answer.set_result(envelope_refused(error))
-    else:
-        answer.set_exception(error)
+def _envelope_answer(answer: Answer) -> EnvelopeResponse:
+    # Without the frame's size, which the forwarding node writes anew.
+    return EnvelopeResponse(response_data=b"".join(answer or ())[4:], error_code=ErrorCode.none)
+
+
+def _envelope_refusal(error: BaseException) -> EnvelopeResponse:
+    if isinstance(error, KreplicaError):
+        return envelope_refused(error)
+    raise error
 
 
 def _resolve(future: Future[Answer], answer: Answer, error: BaseException | None) -> None:

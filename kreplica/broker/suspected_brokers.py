@@ -8,9 +8,7 @@ fenced, or it was a false alarm. Any thread may call.
 
 from __future__ import annotations
 
-from kreplica.common.ports import Clock
-
-NANOSECONDS_PER_MS = 1_000_000
+from kreplica.common.ports import NANOSECONDS_PER_MS, Clock
 
 
 class SuspectedBrokers:

@@ -23,10 +23,9 @@ from kio.schema.write_txn_markers.v2.response import (
     WriteTxnMarkersResponse,
 )
 
-from kreplica.broker.kafka_apis import then
 from kreplica.broker.offsets_topic import CONSUMER_OFFSETS
 from kreplica.common.errors import InvalidRequest, InvalidTxnState
-from kreplica.common.future import Future, failed, resolved
+from kreplica.common.future import Future, all_of, failed, then
 from kreplica.common.ports import Clock
 from kreplica.common.types import AppendOrigin, TopicPartition
 from kreplica.record.control import EndTransactionMarker, build_end_transaction_marker
@@ -61,10 +60,8 @@ class TransactionMarkerApis:
             if marker.producer_id < 0 or marker.producer_epoch < 0:
                 text = f"a marker of producer id {marker.producer_id}, epoch {marker.producer_epoch}"
                 return failed(InvalidRequest(f"{text}: both must be 0 or more"))
-        gathered = _Gathered(request.markers)
-        for index, marker in enumerate(request.markers):
-            self._append(marker).add_done_callback(partial(gathered.take, index))
-        return gathered.future if request.markers else resolved(WriteTxnMarkersResponse(markers=()))
+        appended = all_of([self._append(marker) for marker in request.markers])
+        return then(appended, partial(_response, request.markers))
 
     def _append(self, marker: WritableTxnMarker) -> Future[Responses]:
         batch = build_end_transaction_marker(
@@ -94,24 +91,9 @@ class TransactionMarkerApis:
         return then(appended, lambda responses: {**responses, **refused}) if refused else appended
 
 
-class _Gathered:
-    """The results of a request's markers, and `future`, which is done when all are there."""
-
-    def __init__(self, markers: Sequence[WritableTxnMarker]) -> None:
-        self.future: Future[WriteTxnMarkersResponse] = Future()
-        self._markers = markers
-        self._results: dict[int, WritableTxnMarkerResult] = {}
-
-    def take(self, index: int, done: Future[Responses]) -> None:
-        error = done.exception()
-        if error is not None:
-            if not self.future.done():
-                self.future.set_exception(error)
-            return
-        self._results[index] = _result(self._markers[index].producer_id, done.result())
-        if len(self._results) == len(self._markers) and not self.future.done():
-            results = tuple(self._results[number] for number in range(len(self._markers)))
-            self.future.set_result(WriteTxnMarkersResponse(markers=results))
+def _response(markers: Sequence[WritableTxnMarker], appended: Sequence[Responses]) -> WriteTxnMarkersResponse:
+    results = [_result(marker.producer_id, each) for marker, each in zip(markers, appended, strict=True)]
+    return WriteTxnMarkersResponse(markers=tuple(results))
 
 
 def _result(producer_id: int, responses: Responses) -> WritableTxnMarkerResult:

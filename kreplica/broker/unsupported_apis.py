@@ -9,7 +9,6 @@ looks. No state; any thread may call.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from datetime import timedelta
 from typing import Any
 
 from kio.schema.add_offsets_to_txn.v3.request import AddOffsetsToTxnRequest
@@ -59,8 +58,8 @@ from kreplica.common.errors import (
     UnsupportedVersion,
 )
 from kreplica.common.future import Future, resolved
+from kreplica.common.wire import NO_THROTTLE
 
-NO_THROTTLE = timedelta(0)
 NEVER = tz_aware_from_i64(i64(0))
 
 

@@ -32,6 +32,7 @@ from kreplica.common.errors import (
     UnknownServerError,
     UnknownTopicOrPartition,
 )
+from kreplica.common.ports import NANOSECONDS_PER_MS
 from kreplica.common.types import TopicPartition
 from kreplica.common.wire import error_of
 
@@ -191,7 +192,7 @@ def find_hanging(
     `topic`, `partition` and `broker` (a leader) restrict the search. Returns the exit code: 1 if a partition
     could not be checked.
     """
-    now_ms = time.time_ns() // 1_000_000
+    now_ms = time.time_ns() // NANOSECONDS_PER_MS
     found: list[OpenTransaction] = []
     failures: list[tuple[TopicPartition, KreplicaError]] = []
     with Leaders(bootstrap) as leaders:
@@ -269,7 +270,7 @@ def abort(
         if error is not None:
             raise type(error)(f"{at}: producer {transaction.producer_id}: {error}")
     if as_json:
-        print_json({**transaction.fact(time.time_ns() // 1_000_000), "done": "aborted"})
+        print_json({**transaction.fact(time.time_ns() // NANOSECONDS_PER_MS), "done": "aborted"})
     else:
         console().print(
             f"aborted the transaction of producer {transaction.producer_id} that begins at offset"

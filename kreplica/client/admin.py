@@ -47,7 +47,7 @@ from kreplica.common.errors import (
     UnknownTopicOrPartition,
 )
 from kreplica.common.future import Future
-from kreplica.common.ports import Clock, Loop, Transport
+from kreplica.common.ports import Clock, Loop, Transport, monotonic_ms
 from kreplica.common.types import TopicPartition
 from kreplica.common.wire import error_of
 
@@ -279,7 +279,7 @@ class Admin:
         return asked.may_be_done and asked.done_already is not None and isinstance(error, asked.done_already)
 
     def _now_ms(self) -> int:
-        return self._clock.monotonic_ns() // 1_000_000
+        return monotonic_ms(self._clock)
 
 
 def _only(answers: Sequence[Any]) -> Any:

@@ -25,7 +25,7 @@ from kreplica.client.client_config import ClientConfig
 from kreplica.client.client_metadata import ClientMetadata, TopicInfo
 from kreplica.common.errors import KreplicaError, RequestTimedOut, UnknownServerError
 from kreplica.common.future import Future
-from kreplica.common.ports import Cancellable, Clock, Loop, Transport
+from kreplica.common.ports import Cancellable, Clock, Loop, Transport, monotonic_ms
 from kreplica.common.types import TopicPartition
 from kreplica.common.wire import error_of, maker, uuid_of
 
@@ -240,7 +240,7 @@ class Fetcher:
             self._ask(asked)
 
     def _now_ms(self) -> int:
-        return self._clock.monotonic_ns() // 1_000_000
+        return monotonic_ms(self._clock)
 
 
 def _fetched(response: FetchResponse) -> tuple[BaseException | None, Fetched | None]:

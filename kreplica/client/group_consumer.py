@@ -49,11 +49,11 @@ from kreplica.common.errors import (
     RebalanceInProgress,
     RequestTimedOut,
     UnknownMemberId,
-    UnknownServerError,
     UnknownTopicOrPartition,
+    known_error,
 )
-from kreplica.common.future import Future, resolved
-from kreplica.common.ports import Clock, Loop, Transport
+from kreplica.common.future import Future, pass_on, resolved, then
+from kreplica.common.ports import Clock, Loop, Transport, monotonic_ms
 from kreplica.common.types import TopicPartition
 from kreplica.common.wire import error_of
 from kreplica.log.transaction_index import AbortedFilter, AbortedTxn
@@ -165,7 +165,7 @@ class GroupConsumer:
         its partitions, and with RequestTimedOut.
         """
         future: Future[None] = Future()
-        self._loop.post(lambda: _follow(self._commit(), future))
+        self._loop.post(lambda: self._commit().add_done_callback(partial(pass_on, future)))
         return future
 
     def close(self) -> Future[None]:
@@ -294,7 +294,7 @@ class GroupConsumer:
         elif isinstance(error, REJOIN):
             self._loop.post_later(partial(self._rejoin, error), self._client.retry_backoff_ms)
         else:
-            self._fail(error if isinstance(error, KreplicaError) else UnknownServerError(repr(error)))
+            self._fail(known_error(error))
 
     def _joined(self, response: JoinGroupResponse) -> None:
         self.member_id, self.generation_id = response.member_id, response.generation_id
@@ -427,7 +427,7 @@ class GroupConsumer:
         elif isinstance(error, RequestTimedOut):
             self._loop.post_later(partial(self._fetch, at, term), self._client.retry_backoff_ms)
         elif error is not None:
-            self._fail(error if isinstance(error, KreplicaError) else UnknownServerError(repr(error)))
+            self._fail(known_error(error))
         else:
             self._positions[at] = next_offset
             if records:
@@ -485,18 +485,15 @@ class GroupConsumer:
         if not marked or self.generation_id == NO_GENERATION:
             return resolved(None)
         request = offset_commit_request(self._membership, marked)
-        term, committed = self.term, Future[None]()
+        term = self.term
         # Retry for a session: a commit that takes longer comes too late for this member.
         reply = self._session.ask(request, _commit_error, timeout_ms=self.config.session_timeout_ms)
 
-        def replied(done: Future[Any]) -> None:
-            error = done.exception()
-            if error is None and term == self.term:
+        def replied(_: Any) -> None:
+            if term == self.term:
                 self._committed.update(marked)
-            _resolve(committed, error)
 
-        reply.add_done_callback(replied)
-        return committed
+        return then(reply, replied)
 
     # ---- the end ------------------------------------------------------------------------------------------
 
@@ -514,7 +511,7 @@ class GroupConsumer:
             for poll in polls:
                 poll.set_result([])
             # Ignore the result: a coordinator that is not reached notices when the session expires.
-            left.add_done_callback(lambda _: _resolve(future, None))
+            left.add_done_callback(lambda _: future.set_result(None))
 
         committed.add_done_callback(lambda _: self._loop.post(leave))
 
@@ -525,7 +522,7 @@ class GroupConsumer:
         return self._session.ask(request, _error_code, timeout_ms=self._client.request_timeout_ms)
 
     def _now_ms(self) -> int:
-        return self._clock.monotonic_ns() // 1_000_000
+        return monotonic_ms(self._clock)
 
 
 def records_from(fetched: Fetched, offset: int) -> tuple[list[Record], int]:
@@ -552,14 +549,3 @@ def _commit_error(response: Any) -> KreplicaError | None:
             if error is not None and not isinstance(error, UnknownTopicOrPartition):
                 return error
     return None
-
-
-def _resolve(future: Future[None], error: BaseException | None) -> None:
-    if error is None:
-        future.set_result(None)
-    else:
-        future.set_exception(error)
-
-
-def _follow(source: Future[None], future: Future[None]) -> None:
-    source.add_done_callback(lambda done: _resolve(future, done.exception()))

@@ -25,7 +25,7 @@ from kreplica.common.errors import (
     RequestTimedOut,
 )
 from kreplica.common.future import Future
-from kreplica.common.ports import Clock, Loop, Transport
+from kreplica.common.ports import Clock, Loop, Transport, monotonic_ms
 from kreplica.common.wire import error_of
 
 # After ELSEWHERE errors the coordinator may have moved; after NOT_YET the same one needs more time.
@@ -167,4 +167,4 @@ class GroupSession:
             self._send(asked)
 
     def _now_ms(self) -> int:
-        return self._clock.monotonic_ns() // 1_000_000
+        return monotonic_ms(self._clock)

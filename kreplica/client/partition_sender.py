@@ -41,7 +41,7 @@ from kreplica.common.errors import (
 )
 from kreplica.common.future import Future
 from kreplica.common.leader_and_isr import NO_LEADER
-from kreplica.common.ports import Cancellable, Clock, Loop, Transport
+from kreplica.common.ports import Cancellable, Clock, Loop, Transport, monotonic_ms
 from kreplica.common.types import (
     NO_LEADER_EPOCH,
     NO_OFFSET,
@@ -429,4 +429,4 @@ class PartitionSender:
         self._send()
 
     def _now_ms(self) -> int:
-        return self._clock.monotonic_ns() // 1_000_000
+        return monotonic_ms(self._clock)

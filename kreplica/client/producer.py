@@ -20,8 +20,8 @@ from kreplica.client.client_config import ClientConfig
 from kreplica.client.client_metadata import ClientMetadata
 from kreplica.client.partition_sender import ALL, Batch, PartitionSender, RecordMetadata
 from kreplica.common.errors import BrokerNotAvailable, InvalidRequiredAcks
-from kreplica.common.future import Future, failed
-from kreplica.common.ports import Clock, Loop, Transport
+from kreplica.common.future import Future, failed, then
+from kreplica.common.ports import Clock, Loop, Transport, monotonic_ms
 from kreplica.common.types import TopicPartition
 from kreplica.common.wire import error_of
 
@@ -75,7 +75,7 @@ class Producer:
         if acks not in ACKS:
             raise InvalidRequiredAcks(f"acks={acks} is not supported: use 0, 1 or -1 (all)")
         patience_ms = self._config.delivery_timeout_ms if timeout_ms is None else timeout_ms
-        batch = Batch(list(records), acks, self._clock.monotonic_ns() // 1_000_000 + patience_ms, future)
+        batch = Batch(list(records), acks, monotonic_ms(self._clock) + patience_ms, future)
         self._loop.post(partial(self._add, at, batch))
         return batch.future
 
@@ -99,20 +99,15 @@ class Producer:
         nodes = self._nodes()
         if not nodes:
             return failed(BrokerNotAvailable("cannot get a producer id: no broker is running"))
-        future: Future[int] = Future()
         request = InitProducerIdRequest(transactional_id=None, transaction_timeout=timedelta(0))
         self._asked += 1
         node_id = nodes[self._asked % len(nodes)]
         reply = self._transport.send(node_id, request, timeout_ms=self._config.request_timeout_ms)
-        reply.add_done_callback(partial(_got_producer_id, future))
-        return future
+        return then(reply, _producer_id)
 
 
-def _got_producer_id(future: Future[int], reply: Future[InitProducerIdResponse]) -> None:
-    error = reply.exception()
-    if error is None:
-        error = error_of(reply.result().error_code)
-    if error is None:
-        future.set_result(reply.result().producer_id)
-    else:
-        future.set_exception(error)
+def _producer_id(response: InitProducerIdResponse) -> int:
+    error = error_of(response.error_code)
+    if error is not None:
+        raise error
+    return response.producer_id

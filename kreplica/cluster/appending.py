@@ -15,8 +15,7 @@ from kreplica._core.partitioner import partitions_of
 from kreplica._core.record import Record
 from kreplica.client.partition_sender import ALL, RecordMetadata
 from kreplica.common.errors import InvalidRequiredAcks
-from kreplica.common.future import Future, MadeFuture
-from kreplica.common.locks import RLock
+from kreplica.common.future import Future, MadeFuture, all_of, then
 from kreplica.metadata.registrations import TopicRegistration
 
 if TYPE_CHECKING:
@@ -122,24 +121,7 @@ def one_batch() -> Future[Any]:
     return MadeFuture(lambda metadata: AppendResult((metadata,)))
 
 
-def all_of(parts: Sequence[Future[RecordMetadata]]) -> Future[AppendResult]:
+def as_one(parts: Sequence[Future[RecordMetadata]]) -> Future[AppendResult]:
     """Return a future of all results, in order; it fails with the first part's error."""
     assert parts, "an append without records is refused"
-    whole: Future[AppendResult] = Future()
-    left = [len(parts)]
-    lock = RLock()
-
-    def one_is_done(_: Future[RecordMetadata]) -> None:
-        with lock:
-            left[0] -= 1
-            if left[0]:
-                return
-        error = next((e for part in parts if (e := part.exception()) is not None), None)
-        if error is not None:
-            whole.set_exception(error)
-        else:
-            whole.set_result(AppendResult(tuple(part.result() for part in parts)))
-
-    for part in parts:
-        part.add_done_callback(one_is_done)
-    return whole
+    return then(all_of(parts), lambda results: AppendResult(tuple(results)))

@@ -51,6 +51,7 @@ from kreplica.common.errors import (
     RequestTimedOut,
 )
 from kreplica.common.future import Future
+from kreplica.common.ports import NANOSECONDS_PER_MS
 from kreplica.common.types import TopicPartition, Uuid
 from kreplica.metadata.cluster_metadata import ClusterMetadata
 from kreplica.runtime.clock import SystemClock
@@ -402,7 +403,7 @@ class Cluster(ClusterAdministration):
 
     def _wait(self, condition: Callable[[], bool], timeout: float, what: str) -> None:
         """Return when the condition holds. Raises RequestTimedOut."""
-        deadline_ns = self._clock.monotonic_ns() + milliseconds(timeout) * 1_000_000
+        deadline_ns = self._clock.monotonic_ns() + milliseconds(timeout) * NANOSECONDS_PER_MS
         done: Future[None] = self._pending.track(Future())
 
         def look() -> None:

@@ -16,7 +16,7 @@ from kreplica._core.batch_builder import require_list
 from kreplica.client.client import Client
 from kreplica.client.consumer_config import ConsumerConfig
 from kreplica.client.fetcher import ISOLATION_LEVEL
-from kreplica.cluster.appending import Acks, AppendResult, KeyedRecords, acks_of, all_of, one_batch
+from kreplica.cluster.appending import Acks, AppendResult, KeyedRecords, acks_of, as_one, one_batch
 from kreplica.cluster.arguments import choice, milliseconds, offset_of, partition_of, topic_name
 from kreplica.cluster.consuming import CONSUMER, Consuming, consumer_config
 from kreplica.cluster.pending_futures import PendingFutures
@@ -98,7 +98,7 @@ class ClusterRecords:
         if len(chosen) == 1:
             [(number, only)] = chosen.items()
             return partial(_send_one, send, TopicPartition(topic, number), only)
-        return lambda: all_of([send(TopicPartition(topic, number), each) for number, each in chosen.items()])
+        return lambda: as_one([send(TopicPartition(topic, number), each) for number, each in chosen.items()])
 
     def reading(
         self,

@@ -34,7 +34,7 @@ from kreplica.common.errors import (
     StorageFull,
     StorageIOError,
 )
-from kreplica.common.future import Future
+from kreplica.common.future import Future, pass_on
 from kreplica.common.types import TopicPartition
 from kreplica.metadata.cluster_metadata import ClusterMetadata
 from kreplica.runtime.clock import SystemClock
@@ -68,14 +68,7 @@ class VirtualFuture(Future[T]):
     def __init__(self, source: Future[T], pass_time: Callable[[Callable[[], bool], int], bool]) -> None:
         super().__init__()
         self._pass_time = pass_time
-        source.add_done_callback(self._take)
-
-    def _take(self, source: Future[T]) -> None:
-        error = source.exception()
-        if error is not None:
-            self.set_exception(error)
-        else:
-            self.set_result(source.result())
+        source.add_done_callback(partial(pass_on, self))
 
     def _wait(self, timeout: float | None) -> None:
         limit = DELIVERY_TIMEOUT + 1 if timeout is None else timeout

@@ -861,6 +861,11 @@ def exception_for_os(error: OSError, what: str) -> KreplicaError:
     return type(made)(f"{what}: {os.strerror(number)}{named}")
 
 
+def known_error(error: BaseException) -> KreplicaError:
+    """Return the error itself if it is of this tree, else an UnknownServerError that names it."""
+    return error if isinstance(error, KreplicaError) else UnknownServerError(repr(error))
+
+
 def _by_code() -> dict[int, type[KreplicaError]]:
     table: dict[int, type[KreplicaError]] = {}
     for kind in list(globals().values()):

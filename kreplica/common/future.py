@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import CancelledError, InvalidStateError
 from typing import Any, Generic, TypeVar
 
@@ -249,6 +249,63 @@ def pass_on(answer: Future[Any], done: Future[Any]) -> None:
         answer.set_result(done.result())
     else:
         answer.set_exception(error)
+
+
+def then(
+    future: Future[Any],
+    make: Callable[[Any], T],
+    refuse: Callable[[BaseException], T] | None = None,
+) -> Future[T]:
+    """Return a future of `make(result)`; if `future` fails, of `refuse(error)`, or it fails with the error.
+
+    It fails too if `make` or `refuse` raises.
+    """
+    answer: Future[T] = Future()
+
+    def finish(done: Future[Any]) -> None:
+        try:
+            error = CancelledError() if done.cancelled() else done.exception()
+            if error is None:
+                made = make(done.result())
+            elif refuse is None:
+                answer.set_exception(error)
+                return
+            else:
+                made = refuse(error)
+        except Exception as failure:
+            answer.set_exception(failure)
+        else:
+            answer.set_result(made)
+
+    future.add_done_callback(finish)
+    return answer
+
+
+def all_of(parts: Sequence[Future[T]]) -> Future[list[T]]:
+    """Return a future of all results, in order. Once all parts are done, it fails with the first one's error.
+
+    The parts may be resolved in different threads.
+    """
+    if not parts:
+        return resolved([])
+    whole: Future[list[T]] = Future()
+    left = [len(parts)]
+    lock = Lock()
+
+    def one_is_done(_: Future[T]) -> None:
+        with lock:
+            left[0] -= 1
+            if left[0]:
+                return
+        error = next((e for part in parts if (e := part.exception()) is not None), None)
+        if error is None:
+            whole.set_result([part.result() for part in parts])
+        else:
+            whole.set_exception(error)
+
+    for part in parts:
+        part.add_done_callback(one_is_done)
+    return whole
 
 
 def resolved(result: T) -> Future[T]:

@@ -14,6 +14,8 @@ from kreplica._core.disk_thread import DiskJob, Lane
 from kreplica._core.region import Region
 from kreplica.common.future import Future
 
+NANOSECONDS_PER_MS = 1_000_000
+
 
 class Clock(Protocol):
     """A wall clock and a monotonic clock."""
@@ -25,6 +27,11 @@ class Clock(Protocol):
     def monotonic_ns(self) -> int:
         """Return nanoseconds since an arbitrary moment. Never goes back."""
         ...
+
+
+def monotonic_ms(clock: Clock) -> int:
+    """Return whole milliseconds of the monotonic clock."""
+    return clock.monotonic_ns() // NANOSECONDS_PER_MS
 
 
 class Random(Protocol):

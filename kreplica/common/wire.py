@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import uuid
 from collections.abc import Callable
+from datetime import timedelta
 from functools import lru_cache
 from typing import Any, ParamSpec, TypeVar
 
@@ -19,6 +20,9 @@ from kreplica.common.types import Uuid
 
 P = ParamSpec("P")
 E = TypeVar("E")
+
+# The field throttle_time of a response that does not slow its client down.
+NO_THROTTLE = timedelta(0)
 
 # Cached topic ids; with more topics in use, conversion is only slower.
 KEPT_IDS = 16_384

@@ -22,9 +22,9 @@ import enum
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from kreplica.common.ports import NANOSECONDS_PER_MS
 from kreplica.controller.controller_config import ControllerConfig
 
-NANOSECONDS_PER_MS = 1_000_000
 # How many times per session the controller checks, even if no session ends. A late check shows how long the
 # controller was stalled.
 CHECKS_A_SESSION = 8

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from datetime import timedelta
 from typing import Any, Protocol
 
 from kio.schema.broker_heartbeat.v1.request import BrokerHeartbeatRequest
@@ -37,7 +36,7 @@ from kreplica.common.errors import (
 )
 from kreplica.common.ports import Clock
 from kreplica.common.types import Uuid
-from kreplica.common.wire import topic_id_of
+from kreplica.common.wire import NO_THROTTLE, topic_id_of
 from kreplica.controller.broker_change import BrokerChange
 from kreplica.controller.broker_heartbeat_manager import BrokerControlState, BrokerHeartbeatManager
 from kreplica.controller.controller_context import ControllerContext
@@ -59,7 +58,6 @@ from kreplica.metadata.registrations import (
     BrokerRegistration,
 )
 
-NO_THROTTLE = timedelta(0)
 RESERVED_DIRECTORIES = frozenset({LOST_DIRECTORY, MIGRATING_DIRECTORY, UNASSIGNED_DIRECTORY})
 # How often to guess the offset of a registration again if records of the quorum itself took it.
 GUESSES = 8

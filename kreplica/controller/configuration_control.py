@@ -12,7 +12,6 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from datetime import timedelta
 from typing import Any
 
 from kio.schema.alter_configs.v2.request import AlterConfigsRequest
@@ -40,6 +39,7 @@ from kreplica.common.errors import (
     UnknownTopicOrPartition,
 )
 from kreplica.common.settings import checked, int64
+from kreplica.common.wire import NO_THROTTLE
 from kreplica.controller.controller_result import ControllerResult, Records
 from kreplica.controller.feature_control import ELIGIBLE_LEADER_REPLICAS
 from kreplica.controller.topic_settings import MIN_ISR, settings_by
@@ -51,7 +51,6 @@ SET, DELETE, APPEND, SUBTRACT = range(4)
 # The resource name that stands for all brokers.
 ALL_BROKERS = ""
 
-NO_THROTTLE = timedelta(0)
 LISTS = frozenset(
     LogConfig.property_name(field.name)
     for field in dataclasses.fields(LogConfig)

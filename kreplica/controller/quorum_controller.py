@@ -25,7 +25,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 from kreplica.common.errors import KreplicaError, NotController, UnexpectedBaseOffset, UnknownServerError
 from kreplica.common.future import Future
 from kreplica.common.metrics import Meter, MetricRegistry
-from kreplica.common.ports import Cancellable, Clock, Loop, Random
+from kreplica.common.ports import NANOSECONDS_PER_MS, Cancellable, Clock, Loop, Random
 from kreplica.controller.controller_config import ControllerConfig
 from kreplica.controller.controller_result import ControllerResult
 from kreplica.controller.controller_term import ControllerTerm, Quorum
@@ -37,7 +37,6 @@ from kreplica.metadata.metadata_delta import MetadataDelta
 from kreplica.metadata.records import NoOpRecord
 
 LOGGER = logging.getLogger(__name__)
-NANOSECONDS_PER_MS = 1_000_000
 # How many times an event is repeated because the quorum appended a record of its own.
 ATTEMPTS = 8
 # After how long a fence that could not be written is retried.

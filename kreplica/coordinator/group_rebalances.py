@@ -27,7 +27,7 @@ from kreplica.common.errors import (
     UnknownMemberId,
 )
 from kreplica.common.future import Future
-from kreplica.common.ports import Clock, Loop, Random
+from kreplica.common.ports import Clock, Loop, Random, monotonic_ms
 from kreplica.common.types import Uuid
 from kreplica.coordinator.classic_group import ClassicGroup, GroupState, Joined, Member, Protocol, Synced
 from kreplica.coordinator.group_config import GroupConfig
@@ -452,7 +452,7 @@ class GroupRebalances:
             _fail(member, error)
 
     def _now_ms(self) -> int:
-        return self._clock.monotonic_ns() // 1_000_000
+        return monotonic_ms(self._clock)
 
 
 def known_member(group: ClassicGroup, member_id: str, group_instance_id: str | None) -> Member:

@@ -15,7 +15,7 @@ from itertools import islice
 from typing import Protocol
 
 from kreplica.common.errors import KreplicaError
-from kreplica.common.ports import Clock, Loop
+from kreplica.common.ports import NANOSECONDS_PER_MS, Clock, Loop
 from kreplica.metadata.cluster_metadata import ClusterMetadata
 from kreplica.metadata.image_format import OffsetAndEpoch
 from kreplica.metadata.metadata_delta import MetadataDelta
@@ -26,7 +26,6 @@ LOGGER = logging.getLogger(__name__)
 
 # Some milliseconds of work, because elections are decided within tens of milliseconds.
 RECORDS_A_STEP = 200
-NANOSECONDS_PER_MS = 1_000_000
 
 
 class SnapshotWriter(Protocol):

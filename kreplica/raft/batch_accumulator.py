@@ -24,7 +24,7 @@ from kreplica.common.errors import (
     UnexpectedEpoch,
 )
 from kreplica.common.locks import Lock
-from kreplica.common.ports import Clock
+from kreplica.common.ports import NANOSECONDS_PER_MS, Clock
 from kreplica.metadata.control_records import ControlMessage
 from kreplica.metadata.records import MetadataRecord
 from kreplica.metadata.serde import ApiMessageAndVersion, encode
@@ -35,7 +35,6 @@ MAX_BUFFERED_BYTES = 5 * MAX_BATCH_SIZE_BYTES
 # The most bytes that a batch header, and a record without its value, can take.
 BATCH_OVERHEAD_BYTES = 61
 RECORD_OVERHEAD_BYTES = 32
-NANOSECONDS_PER_MILLISECOND = 1_000_000
 
 Record = ApiMessageAndVersion[MetadataRecord]
 
@@ -205,7 +204,7 @@ class BatchAccumulator:
                 return None
             if not in_flight:
                 return 0
-            waited_ms = (self._clock.monotonic_ns() - self._open.began_ns) // NANOSECONDS_PER_MILLISECOND
+            waited_ms = (self._clock.monotonic_ns() - self._open.began_ns) // NANOSECONDS_PER_MS
             return max(0, self._linger_ms - waited_ms)
 
     def drain(self) -> list[CompletedBatch]:

@@ -38,9 +38,9 @@ from kreplica.common.errors import (
     UnexpectedEpoch,
     UnsupportedVersion,
 )
-from kreplica.common.future import Future, failed, resolved
+from kreplica.common.future import Future, failed, pass_on, resolved
 from kreplica.common.metrics import MetricRegistry
-from kreplica.common.ports import Cancellable, Clock, Disk, Loop, Random, Transport
+from kreplica.common.ports import Cancellable, Clock, Disk, Loop, Random, Transport, monotonic_ms
 from kreplica.common.types import Uuid
 from kreplica.metadata.image_format import OffsetAndEpoch
 from kreplica.metadata.records import MetadataRecord
@@ -146,10 +146,10 @@ class KafkaRaftClient:
                 texts(lambda: self._context),
                 clock,
             ),
-            full_disk=FullDisk(node_id, log, config, lambda: clock.monotonic_ns() // 1_000_000),
+            full_disk=FullDisk(node_id, log, config, lambda: monotonic_ms(clock)),
             fetches=ThresholdPurgatory("a fetch", clock),
             appends=ThresholdPurgatory("an append", clock),
-            epochs=EpochBudget(config.quorum_election_timeout_ms, clock.monotonic_ns() // 1_000_000),
+            epochs=EpochBudget(config.quorum_election_timeout_ms, monotonic_ms(clock)),
             about_to_wait=loop.about_to_wait,
             post=self._post,
             disk=disk,
@@ -383,7 +383,7 @@ class KafkaRaftClient:
         if self._closed or not self._is_initialized:
             answer.set_exception(BrokerNotAvailable(f"node {self.node_id} has stopped or is still starting"))
             return
-        self._answer(request).add_done_callback(partial(_pass_on, answer))
+        self._answer(request).add_done_callback(partial(pass_on, answer))
 
     def _answer(self, request: Any) -> Future[Any]:
         kind = type(request)
@@ -587,11 +587,3 @@ class KafkaRaftClient:
 
 def _nothing() -> None:
     """Do nothing. Posted for the step that follows."""
-
-
-def _pass_on(answer: Future[Any], made: Future[Any]) -> None:
-    error = made.exception()
-    if error is None:
-        answer.set_result(made.result())
-    else:
-        answer.set_exception(error)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 from kreplica.common.metrics import MetricRegistry, SampledStat
-from kreplica.common.ports import Clock
+from kreplica.common.ports import NANOSECONDS_PER_MS, Clock, monotonic_ms
 
 TYPE = "raft-metrics"
 NAMES = (
@@ -58,7 +58,7 @@ class KafkaRaftMetrics:
         self._election_began_ms: int | None = None
 
     def _now_ms(self) -> int:
-        return self._clock.monotonic_ns() // 1_000_000
+        return monotonic_ms(self._clock)
 
     def _now(self, figure: Callable[[int], float]) -> float:
         return figure(self._now_ms())
@@ -66,7 +66,7 @@ class KafkaRaftMetrics:
     def note_busy(self, began_ns: int) -> None:
         """Record a task of the client, with the step after it, that began at `began_ns` and ends now."""
         ended_ns = self._clock.monotonic_ns()
-        self._busy.record((ended_ns - began_ns) / 1e6, ended_ns // 1_000_000)
+        self._busy.record((ended_ns - began_ns) / NANOSECONDS_PER_MS, ended_ns // NANOSECONDS_PER_MS)
 
     def note_fetched(self, records: int, now_ms: int) -> None:
         """Record that a follower has appended records of its leader."""

@@ -17,7 +17,7 @@ from kreplica.common.errors import (
     InconsistentClusterId,
     InconsistentVoterSet,
 )
-from kreplica.common.ports import Clock, Random
+from kreplica.common.ports import Clock, Random, monotonic_ms
 from kreplica.common.quorum_state import FILE_NAME, LAST_EPOCH, NO_NODE, RECOVER, QuorumStateData
 from kreplica.common.types import Uuid
 from kreplica.raft.batch_accumulator import BatchAccumulator
@@ -104,7 +104,7 @@ class QuorumState:
 
     def now_ms(self) -> int:
         """The clock of all deadlines."""
-        return self._clock.monotonic_ns() // 1_000_000
+        return monotonic_ms(self._clock)
 
     def random_election_timeout_ms(self) -> int:
         timeout_ms = self._config.quorum_election_timeout_ms

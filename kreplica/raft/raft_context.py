@@ -19,7 +19,7 @@ from kreplica.common.errors import (
     InvalidVoterKey,
     KreplicaError,
 )
-from kreplica.common.ports import Clock, Disk, Random
+from kreplica.common.ports import Clock, Disk, Random, monotonic_ms
 from kreplica.common.quorum_state import LAST_EPOCH
 from kreplica.metadata.image_format import OffsetAndEpoch
 from kreplica.raft.control_record_state_machine import KRaftControlRecordStateMachine
@@ -82,7 +82,7 @@ class RaftContext:
 
     def now_ms(self) -> int:
         """The clock of all deadlines."""
-        return self.clock.monotonic_ns() // 1_000_000
+        return monotonic_ms(self.clock)
 
     def flush(self, then: Callable[[], object]) -> None:
         """Flush the log and then call `then`: at once, or in a later task of the loop if there is a `disk`.

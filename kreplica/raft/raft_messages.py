@@ -27,7 +27,7 @@ from kio.schema.vote.v2 import response as vote_response
 
 from kreplica.common.errors import InvalidRequest
 from kreplica.common.types import Uuid
-from kreplica.common.wire import maker, topic_id_of, uuid_of
+from kreplica.common.wire import NO_THROTTLE, maker, topic_id_of, uuid_of
 from kreplica.metadata.control_records import VoterEndpoint
 from kreplica.metadata.image_format import OffsetAndEpoch
 from kreplica.raft.voter_set import ReplicaKey
@@ -37,7 +37,6 @@ METADATA_TOPIC_ID = uuid_of(Uuid.METADATA_TOPIC)
 METADATA_TOPIC_NUMBER = METADATA_TOPIC_ID.int
 METADATA_PARTITION = 0
 NO_NODE = -1
-NO_THROTTLE = timedelta(0)
 NO_ERROR = ErrorCode.none
 READ_UNCOMMITTED = 0
 

@@ -12,13 +12,12 @@ from typing import Any
 
 from kreplica.common.errors import StorageFull
 from kreplica.common.future import Future
-from kreplica.common.ports import Clock, Random, Transport
+from kreplica.common.ports import Clock, Random, Transport, monotonic_ms
 from kreplica.raft.epoch_state import NEVER_MS
 from kreplica.raft.raft_config import RaftConfig
 
 # Takes the peer's answer; None if there was none.
 TakeResponse = Callable[[Any], None]
-NANOSECONDS_PER_MS = 1_000_000
 
 
 class ConnectionState:
@@ -66,7 +65,7 @@ class RequestManager:
 
     def now_ms(self) -> int:
         """The clock of all back-offs."""
-        return self._clock.monotonic_ns() // NANOSECONDS_PER_MS
+        return monotonic_ms(self._clock)
 
     def maybe_send(self, node_id: int, build: Callable[[], Any], take: TakeResponse) -> int:
         """Send the request made by `build` if the connection is ready. Returns in how many ms to call again.

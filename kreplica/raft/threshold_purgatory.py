@@ -10,9 +10,8 @@ from __future__ import annotations
 from kreplica._core.purgatory import Purgatory
 from kreplica.common.errors import RequestTimedOut
 from kreplica.common.future import Future
-from kreplica.common.ports import Clock
+from kreplica.common.ports import Clock, monotonic_ms
 
-NANOSECONDS_PER_MILLISECOND = 1_000_000
 _KEY = 0
 
 
@@ -27,7 +26,7 @@ class ThresholdPurgatory:
         self._native = Purgatory(start_ms=self._now_ms())
 
     def _now_ms(self) -> int:
-        return self._clock.monotonic_ns() // NANOSECONDS_PER_MILLISECOND
+        return monotonic_ms(self._clock)
 
     def __len__(self) -> int:
         """Return how many futures wait."""

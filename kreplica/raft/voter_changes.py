@@ -11,7 +11,6 @@ client's loop.
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import timedelta
 from functools import partial
 from typing import Any
 
@@ -34,6 +33,7 @@ from kreplica.common.errors import (
 )
 from kreplica.common.future import Future, resolved
 from kreplica.common.types import Uuid
+from kreplica.common.wire import NO_THROTTLE
 from kreplica.metadata.control_records import VoterEndpoint
 from kreplica.raft.epoch_state import NEVER_MS
 from kreplica.raft.leader_state import LeaderState
@@ -41,7 +41,6 @@ from kreplica.raft.raft_context import RaftContext
 from kreplica.raft.raft_messages import key_of, or_no_node
 from kreplica.raft.voter_set import KRAFT_VERSIONS, ReplicaKey, VoterNode, VoterSet
 
-NO_THROTTLE = timedelta(0)
 Answer = Callable[[KreplicaError | None], Any]
 
 

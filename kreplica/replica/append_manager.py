@@ -23,7 +23,7 @@ from kreplica.common.errors import (
 )
 from kreplica.common.future import Future, failed, resolved
 from kreplica.common.metrics import MetricRegistry
-from kreplica.common.ports import Loop
+from kreplica.common.ports import Loop, monotonic_ms
 from kreplica.common.types import AppendOrigin, TopicPartition
 from kreplica.replica.delayed_requests import DelayedRequests
 from kreplica.replica.hosted_partitions import HostedPartitions
@@ -47,7 +47,6 @@ if TYPE_CHECKING:
 
 LOGGER = logging.getLogger(__name__)
 
-NANOSECONDS_PER_MS = 1_000_000
 PRODUCE_TIMEOUT_MS = 30_000
 # Appends of one step, for which heartbeats wait: a request may have thousands.
 APPENDS_A_STEP = 64
@@ -336,5 +335,5 @@ class AppendManager:
         others = [each for each in partition.remote_replicas if each.broker_id in partition.isr]
         if not others:
             return False
-        now_ms = partition.clock.monotonic_ns() // NANOSECONDS_PER_MS
+        now_ms = monotonic_ms(partition.clock)
         return not any(each.is_heard(now_ms, self._silence_ms) for each in others)

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 from kreplica.common.errors import KafkaStorageError, StorageFull
 from kreplica.common.future import Future
-from kreplica.common.ports import Clock, Loop
+from kreplica.common.ports import Clock, Loop, monotonic_ms
 from kreplica.common.types import TopicPartition
 from kreplica.replica.hosted_partitions import HostedPartitions
 from kreplica.replica.replica_config import ReplicaConfig
@@ -224,7 +224,7 @@ class FullDisks:
         reply.add_done_callback(lambda done: self._loop.post(partial(heard, done)))
 
     def _now_ms(self) -> int:
-        return self._clock.monotonic_ns() // 1_000_000
+        return monotonic_ms(self._clock)
 
 
 def _end_of(partition: Partition) -> int:

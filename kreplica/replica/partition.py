@@ -44,7 +44,7 @@ from kreplica.common.errors import (
 )
 from kreplica.common.leader_and_isr import NO_LEADER, LeaderAndIsr, LeaderRecoveryState
 from kreplica.common.locks import RLock
-from kreplica.common.ports import Clock
+from kreplica.common.ports import Clock, monotonic_ms
 from kreplica.common.types import NO_LEADER_EPOCH, AppendOrigin, TopicPartition
 from kreplica.log.fetch_data import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, MAX_TIMESTAMP, TimestampOffset
 from kreplica.log.queued_append import FollowerAppend, LeaderAppend
@@ -1318,7 +1318,7 @@ class Partition:
         return None if time_ms == NEVER_MS else self._date(time_ms)
 
     def _now_ms(self) -> int:
-        return self.clock.monotonic_ns() // 1_000_000
+        return monotonic_ms(self.clock)
 
     # ---- damage -------------------------------------------------------------------------------------------
 

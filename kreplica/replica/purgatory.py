@@ -14,7 +14,7 @@ from typing import Any
 
 from kreplica._core.purgatory import Purgatory, Watermark
 from kreplica.common.locks import Lock
-from kreplica.common.ports import Cancellable, Clock, Loop
+from kreplica.common.ports import Cancellable, Clock, Loop, monotonic_ms
 
 NEVER = 1 << 62
 # Longer waits are bounded by NEVER.
@@ -42,7 +42,7 @@ class DelayedOperationPurgatory:
 
     def now_ms(self) -> int:
         """The time that deadlines are told in."""
-        return self._clock.monotonic_ns() // 1_000_000
+        return monotonic_ms(self._clock)
 
     def watch(
         self, key: int, required_offset: int, timeout_ms: int, token: Any, mark: Watermark | None = None
@@ -52,7 +52,7 @@ class DelayedOperationPurgatory:
         `token` comes back from the call that completes the operation.
         """
         # As _deadline_ms, for times that can only be sane: a fetch waits, and lingers, for each record.
-        deadline_ms = self._clock.monotonic_ns() // 1_000_000 + timeout_ms
+        deadline_ms = monotonic_ms(self._clock) + timeout_ms
         if not 0 <= timeout_ms <= SANE_MS:
             deadline_ms = self._deadline_ms(timeout_ms)
         handle = self._native.watch(key, required_offset, deadline_ms, token, 0, mark)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from kreplica._core.log_append_info import LogAppendInfo
 from kreplica.common.errors import KreplicaError
-from kreplica.common.future import Future
+from kreplica.common.future import Future, then
 from kreplica.common.types import AppendOrigin, TopicPartition
 from kreplica.replica.delayed_requests import DelayedRequests
 from kreplica.replica.partition_state import LeaderHwChange
@@ -147,15 +147,12 @@ class QueuedProduce:
 
 
 def only_answer(topic_partition: TopicPartition, future: Future[Responses]) -> Future[PartitionResponse]:
-    """The answer of a request for one partition; the future fails with its error."""
-    answer: Future[PartitionResponse] = Future()
+    """Return the answer of a request for one partition; the future fails with its error."""
 
-    def finish(done: Future[Responses]) -> None:
-        response = done.result()[topic_partition]
-        if response.error is None:
-            answer.set_result(response)
-        else:
-            answer.set_exception(response.error)
+    def only(responses: Responses) -> PartitionResponse:
+        response = responses[topic_partition]
+        if response.error is not None:
+            raise response.error
+        return response
 
-    future.add_done_callback(finish)
-    return answer
+    return then(future, only)

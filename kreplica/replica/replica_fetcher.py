@@ -32,7 +32,7 @@ from kreplica.common.errors import (
 )
 from kreplica.common.future import Future
 from kreplica.common.locks import RLock
-from kreplica.common.ports import Cancellable, Clock, Loop
+from kreplica.common.ports import NANOSECONDS_PER_MS, Cancellable, Clock, Loop, monotonic_ms
 from kreplica.common.types import NO_OFFSET, TopicPartition
 from kreplica.log.fetch_data import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP
 from kreplica.replica.fetch_session_handler import FetchSessionHandler
@@ -234,7 +234,7 @@ class ReplicaFetcher:
             return
         self.metrics.request_rate.mark()
         now_ns = self._clock.monotonic_ns()
-        self.metrics.request_time.update((now_ns - started_ns) / 1e6)
+        self.metrics.request_time.update((now_ns - started_ns) / NANOSECONDS_PER_MS)
         if reply.exception() is None:
             try:
                 answered(reply.result())
@@ -244,7 +244,7 @@ class ReplicaFetcher:
         else:
             self._session.failed(is_unknown=False)
             self._back_off()
-        self.metrics.total_time.update((self._clock.monotonic_ns() - started_ns) / 1e6)
+        self.metrics.total_time.update((self._clock.monotonic_ns() - started_ns) / NANOSECONDS_PER_MS)
         self.do_work()
 
     def _begin_anew(self) -> None:
@@ -595,4 +595,4 @@ class ReplicaFetcher:
             self._on_storage_failure(topic_partition, error)
 
     def _now_ms(self) -> int:
-        return self._clock.monotonic_ns() // 1_000_000
+        return monotonic_ms(self._clock)

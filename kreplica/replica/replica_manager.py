@@ -30,7 +30,7 @@ from kreplica.common.future import Future
 from kreplica.common.leader_and_isr import NO_LEADER, LeaderAndIsr
 from kreplica.common.locks import Lock, RLock
 from kreplica.common.metrics import MetricRegistry
-from kreplica.common.ports import Cancellable, Clock, Loop, Random, Scheduler, Transport
+from kreplica.common.ports import Cancellable, Clock, Loop, Random, Scheduler, Transport, monotonic_ms
 from kreplica.common.types import TopicPartition
 from kreplica.log.fetch_data import TimestampOffset
 from kreplica.log.log_manager import LogManager
@@ -452,7 +452,7 @@ class ReplicaManager:
 
     def maybe_shrink_isr(self) -> None:
         """Look for replicas that have not kept up."""
-        now_ms = self._clock.monotonic_ns() // 1_000_000
+        now_ms = monotonic_ms(self._clock)
         for partition in self.partitions:
             if partition.is_leader:
                 self.act_on(partition, partition.maybe_shrink_isr(now_ms))
@@ -460,7 +460,7 @@ class ReplicaManager:
     def brokers_changed(self) -> None:
         """Look again at replicas that are out of sync: what kept them out may have been their broker, and a
         follower with nothing new to fetch does not ask by itself."""
-        now_ms = self._clock.monotonic_ns() // 1_000_000
+        now_ms = monotonic_ms(self._clock)
         for partition in self.partitions:
             if partition.is_leader and partition.is_under_replicated:
                 self.act_on(partition, partition.maybe_shrink_isr(now_ms))

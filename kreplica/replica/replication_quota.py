@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Iterable
 
 from kreplica.common.locks import Lock
-from kreplica.common.ports import Clock
+from kreplica.common.ports import Clock, monotonic_ms
 from kreplica.common.types import TopicPartition
 
 ALL_REPLICAS = "*"
@@ -94,4 +94,4 @@ class ReplicationQuotaManager:
         return number
 
     def _now_ms(self) -> int:
-        return self._clock.monotonic_ns() // 1_000_000
+        return monotonic_ms(self._clock)

@@ -29,7 +29,7 @@ from kreplica._core.timing_wheel import TimingWheel
 from kreplica.common.errors import NetworkException, NodeUnreachable
 from kreplica.common.future import Future, failed
 from kreplica.common.locks import Condition, RLock
-from kreplica.common.ports import Clock
+from kreplica.common.ports import Clock, monotonic_ms
 from kreplica.runtime.clock import SystemClock
 from kreplica.runtime.interrupts import HeldSignals
 from kreplica.runtime.local_endpoint import Handler, LocalEndpoint, LocalLoop, LocalTimer, Task
@@ -466,7 +466,7 @@ class LocalNetwork:
     # ---- timers -------------------------------------------------------------------------------------------
 
     def _now_ms(self) -> int:
-        return self._clock.monotonic_ns() // 1_000_000
+        return monotonic_ms(self._clock)
 
     def arm(self, timer: LocalTimer, delay_ms: int) -> LocalTimer:
         """Run the timer in its loop after `delay_ms`."""

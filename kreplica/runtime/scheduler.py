@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from kreplica._core.timing_wheel import TimingWheel
 from kreplica.common.locks import Condition
-from kreplica.common.ports import Clock
+from kreplica.common.ports import Clock, monotonic_ms
 from kreplica.runtime.clock import SystemClock
 
 # The longest single wait, to stay within the system's limits.
@@ -163,4 +163,4 @@ class ThreadScheduler:
         return min(max(deadline_ms - self._now_ms(), 0), LONGEST_WAIT_MS)
 
     def _now_ms(self) -> int:
-        return self._clock.monotonic_ns() // 1_000_000
+        return monotonic_ms(self._clock)

@@ -7,6 +7,8 @@ thread.
 
 from __future__ import annotations
 
+from kreplica.common.ports import NANOSECONDS_PER_MS
+
 # The date at which a simulation begins, in milliseconds: 2020-09-13, so that a forgotten zero is obvious.
 START_DATE_MS = 1_600_000_000_000
 
@@ -31,11 +33,11 @@ class VirtualClock:
 
     def __init__(self, time: VirtualTime | None = None, *, date_ms: int = START_DATE_MS) -> None:
         self.time = time or VirtualTime()
-        self._date_offset_ms = date_ms - self.time.now_ns // 1_000_000
+        self._date_offset_ms = date_ms - self.time.now_ns // NANOSECONDS_PER_MS
 
     def time_ms(self) -> int:
         """Return the date in milliseconds since 1970. `jump_date` can set it back."""
-        return self.time.now_ns // 1_000_000 + self._date_offset_ms
+        return self.time.now_ns // NANOSECONDS_PER_MS + self._date_offset_ms
 
     def monotonic_ns(self) -> int:
         """Return nanoseconds since the simulation's start. Never goes back."""

@@ -10,6 +10,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Container, Sequence
 
+from kreplica.common.ports import NANOSECONDS_PER_MS
 from kreplica.common.rare_collections import rare_collections
 from kreplica.common.types import TopicPartition
 from kreplica.sim.actions import Actions
@@ -22,7 +23,6 @@ from kreplica.sim.invariants.partition_view import PartitionView
 from kreplica.sim.invariants.violation import InvariantViolated
 from kreplica.sim.load import Load
 from kreplica.sim.observer import Observer
-from kreplica.sim.scheduler import NANOSECONDS_PER_MS
 from kreplica.sim.will import ControllersWill
 from kreplica.sim.workload import Workload, draw_workload
 

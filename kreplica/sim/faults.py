@@ -15,13 +15,13 @@ from random import Random
 from typing import Any
 
 from kreplica.common.errors import KreplicaError
+from kreplica.common.ports import NANOSECONDS_PER_MS
 from kreplica.sim.cluster import SimCluster
 from kreplica.sim.disk_faults import DiskFaults
 from kreplica.sim.late_answers import LateAnswers
 from kreplica.sim.leader_changes import CONDITIONS, LeaderChanges
 from kreplica.sim.network import LinkConditions
 from kreplica.sim.rot_faults import RotFaults
-from kreplica.sim.scheduler import NANOSECONDS_PER_MS
 from kreplica.sim.will import ControllersWill
 
 CALM = LinkConditions(delay_us=(100, 1_000))

@@ -14,11 +14,11 @@ from random import Random
 from typing import Any
 
 from kreplica.common.leader_and_isr import LeaderAndIsr
+from kreplica.common.ports import NANOSECONDS_PER_MS
 from kreplica.common.types import TopicPartition
 from kreplica.replica.remote_leader_endpoint import fetch_answers
 from kreplica.sim.cluster import SimCluster
 from kreplica.sim.network import Message, SimNetwork
-from kreplica.sim.scheduler import NANOSECONDS_PER_MS
 
 # How often, and for how long at most, a step checks its condition: shorter than a follower waits.
 LOOK_MS = 2

@@ -12,10 +12,10 @@ from collections.abc import Callable
 from functools import partial
 from random import Random
 
+from kreplica.common.ports import NANOSECONDS_PER_MS
 from kreplica.common.types import TopicPartition
 from kreplica.sim.cluster import SimCluster
 from kreplica.sim.network import LinkConditions
-from kreplica.sim.scheduler import NANOSECONDS_PER_MS
 from kreplica.sim.will import ControllersWill
 
 MOST_TURNS = 6

@@ -9,11 +9,11 @@ import random
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from kreplica.common.ports import Random
+from kreplica.common.ports import NANOSECONDS_PER_MS, Random
 from kreplica.sim.clock import VirtualTime
 from kreplica.sim.network import LinkConditions, Message, SimNetwork
 from kreplica.sim.node import DIRECTORY, MakeBroker, SimBroker
-from kreplica.sim.scheduler import NANOSECONDS_PER_MS, SimScheduler
+from kreplica.sim.scheduler import SimScheduler
 from kreplica.sim.storage import SimStorage
 
 T = TypeVar("T")

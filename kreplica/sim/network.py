@@ -22,8 +22,8 @@ from typing import Any
 
 from kreplica.common.errors import NetworkException
 from kreplica.common.future import Future
-from kreplica.common.ports import Random
-from kreplica.sim.scheduler import NANOSECONDS_PER_MS, Incarnation, SimEvent, SimScheduler
+from kreplica.common.ports import NANOSECONDS_PER_MS, Random
+from kreplica.sim.scheduler import Incarnation, SimEvent, SimScheduler
 
 Handler = Callable[[Any], Future[Any]]
 

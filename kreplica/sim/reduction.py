@@ -12,12 +12,12 @@ from collections import Counter
 from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, field
 
+from kreplica.common.ports import NANOSECONDS_PER_MS
 from kreplica.sim.broker_story import BrokerStory
 from kreplica.sim.driver import RandomDriver
 from kreplica.sim.invariants.violation import InvariantViolated
 from kreplica.sim.nodes.driver import ROUNDS, NodeDriver
 from kreplica.sim.nodes.node_story import NodeStory
-from kreplica.sim.scheduler import NANOSECONDS_PER_MS
 from kreplica.sim.story import Story
 
 # How long a repeated run continues after its last action, to let a violation show.

@@ -17,10 +17,9 @@ from collections import Counter, deque
 from collections.abc import Callable
 from hashlib import blake2b
 
-from kreplica.common.ports import Random
+from kreplica.common.ports import NANOSECONDS_PER_MS, Random
 from kreplica.sim.clock import VirtualTime
 
-NANOSECONDS_PER_MS = 1_000_000
 # The node of an event that concerns no node: a fault, a client.
 WORLD = -1
 # Timers and loop turns are internal; the event count includes only what comes from outside a node.

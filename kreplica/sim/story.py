@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from kreplica.common.future import Future
+from kreplica.common.ports import NANOSECONDS_PER_MS
 from kreplica.sim.machines import SimMachines
 from kreplica.sim.network import LinkConditions
 from kreplica.sim.scheduler import SimEvent
@@ -49,7 +50,7 @@ class Story:
 
     def tell(self, text: str) -> None:
         """Add a line."""
-        self.lines.append(f"{self._cluster.time.now_ns / 1e6:9.1f} ms  {text}")
+        self.lines.append(f"{self._cluster.time.now_ns / NANOSECONDS_PER_MS:9.1f} ms  {text}")
 
     # ---- internals ----------------------------------------------------------------------------------------
 

@@ -14,10 +14,10 @@ from typing import Any
 
 from kreplica.common.errors import KafkaStorageError, StorageFull
 from kreplica.common.leader_and_isr import NO_LEADER, LeaderAndIsr
+from kreplica.common.ports import NANOSECONDS_PER_MS
 from kreplica.common.types import TopicPartition
 from kreplica.sim.cluster import SimCluster
 from kreplica.sim.observer import Observer
-from kreplica.sim.scheduler import NANOSECONDS_PER_MS
 
 # A broker without news then gets one decision after the other, each at most this long after the previous one.
 HEARD_WITHIN_MS = 10

@@ -14,6 +14,7 @@ from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import replace
 
 from kreplica.client.fetcher import EARLIEST
+from kreplica.common.ports import NANOSECONDS_PER_MS
 from kreplica.common.rare_collections import rare_collections
 from kreplica.common.types import TopicPartition
 from kreplica.sim.actions import Actions
@@ -28,7 +29,6 @@ from kreplica.sim.nodes.node_faults import CALM, NodeFaults
 from kreplica.sim.nodes.node_load import PLAIN, NodeLoad, polled
 from kreplica.sim.nodes.node_observer import NodeObserver
 from kreplica.sim.nodes.node_workload import NodeWorkload, draw_node_workload
-from kreplica.sim.scheduler import NANOSECONDS_PER_MS
 
 ROUNDS = 2
 FIRST_TOPICS = 2

@@ -13,11 +13,11 @@ from functools import partial
 from random import Random
 
 from kreplica.common.errors import KreplicaError, StorageIOError
+from kreplica.common.ports import NANOSECONDS_PER_MS
 from kreplica.sim.network import LinkConditions
 from kreplica.sim.nodes.node_checker import NodeChecker
 from kreplica.sim.nodes.node_cluster import NodeCluster
 from kreplica.sim.nodes.node_rot import NodeRot
-from kreplica.sim.scheduler import NANOSECONDS_PER_MS
 
 CONDITIONS = LinkConditions(delay_us=(100, 3_000), loss=0.003, duplication=0.003)
 CALM = LinkConditions(delay_us=(100, 1_000))

@@ -11,11 +11,11 @@ from functools import partial
 from random import Random
 
 from kreplica.common.leader_and_isr import LeaderAndIsr
+from kreplica.common.ports import NANOSECONDS_PER_MS
 from kreplica.common.types import TopicPartition
 from kreplica.sim.nodes.node_checker import NodeChecker
 from kreplica.sim.nodes.node_cluster import NodeCluster
 from kreplica.sim.rot_faults import RotFaults
-from kreplica.sim.scheduler import NANOSECONDS_PER_MS
 
 # The time after the faults until an operator looks at what does not recover without help.
 OPERATOR_MS = 1_500

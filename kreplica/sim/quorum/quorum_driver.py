@@ -12,6 +12,7 @@ from collections import Counter
 from typing import Any
 
 from kreplica.common.errors import BufferExhausted, IllegalSnapshotId, NotLeader, UnexpectedEpoch
+from kreplica.common.ports import NANOSECONDS_PER_MS
 from kreplica.common.rare_collections import rare_collections
 from kreplica.metadata.image_format import OffsetAndEpoch
 from kreplica.raft.voter_set import ReplicaKey
@@ -22,7 +23,6 @@ from kreplica.sim.quorum.quorum_node import QuorumNode
 from kreplica.sim.quorum.quorum_observer import QuorumObserver
 from kreplica.sim.quorum.quorum_operator import QuorumOperator
 from kreplica.sim.quorum.sim_quorum import SimQuorum
-from kreplica.sim.scheduler import NANOSECONDS_PER_MS
 
 ROUNDS = 2
 # The time of several elections, and longer than any request waits.

@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from kreplica.common.future import Future, failed, resolved
+from kreplica.common.future import Future, all_of, failed, resolved, then
 
 
 def test_it_is_resolved_once() -> None:
@@ -128,3 +128,52 @@ def test_one_that_waits_is_small() -> None:
     future: Future[int] = Future()
     assert sys.getsizeof(future) <= 256
     assert not future.__dict__
+
+
+def test_a_result_is_made_into_another_one() -> None:
+    given: Future[int] = Future()
+    answer = then(given, str)
+    assert not answer.done()
+    given.set_result(7)
+    assert answer.result(0) == "7"
+
+
+def test_an_error_passes_through_or_is_made_into_a_result() -> None:
+    refused = failed(ValueError("why"))
+    with pytest.raises(ValueError, match="why"):
+        then(refused, str).result(0)
+    assert then(refused, str, repr).result(0) == "ValueError('why')"
+
+
+def test_an_error_of_the_making_fails_the_answer() -> None:
+    with pytest.raises(ZeroDivisionError):
+        then(resolved(0), lambda value: 1 // value).result(0)
+
+
+def test_a_cancelled_future_fails_what_is_made_of_it() -> None:
+    given: Future[int] = Future()
+    answer = then(given, str)
+    given.cancel()
+    with pytest.raises(concurrent.futures.CancelledError):
+        answer.result(0)
+
+
+def test_all_results_come_in_their_order() -> None:
+    parts: list[Future[int]] = [Future(), Future(), resolved(3)]
+    whole = all_of(parts)
+    parts[1].set_result(2)
+    assert not whole.done()
+    parts[0].set_result(1)
+    assert whole.result(0) == [1, 2, 3]
+    assert all_of([]).result(0) == []
+
+
+def test_the_first_parts_error_is_raised_once_all_are_done() -> None:
+    parts: list[Future[int]] = [Future(), Future(), Future()]
+    whole = all_of(parts)
+    parts[2].set_exception(ValueError("third"))
+    parts[1].set_exception(ValueError("second"))
+    assert not whole.done()
+    parts[0].set_result(1)
+    with pytest.raises(ValueError, match="second"):
+        whole.result(0)
