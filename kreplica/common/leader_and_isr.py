@@ -5,7 +5,6 @@ The controller sends it as LeaderAndIsr; a leader proposes a new one with AlterP
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 from dataclasses import dataclass
 
@@ -41,7 +40,3 @@ class LeaderAndIsr:
     elr: tuple[int, ...] = ()
     leader_recovery_state: LeaderRecoveryState = LeaderRecoveryState.RECOVERED
     is_new: bool = False
-
-    def with_isr(self, isr: tuple[int, ...], partition_epoch: int) -> LeaderAndIsr:
-        """Return a copy with another ISR, at a later partition epoch."""
-        return dataclasses.replace(self, isr=isr, partition_epoch=partition_epoch)

@@ -25,7 +25,7 @@ ELR_VERSION = 2
 
 
 class PartitionChangeBuilder:
-    """Has the fields of a PartitionRegistration. `version` changes with each change of them."""
+    """Has the fields of a PartitionRegistration."""
 
     __slots__ = (
         "adding_replicas",
@@ -40,7 +40,6 @@ class PartitionChangeBuilder:
         "removing_replicas",
         "replicas",
         "unclean_shutdown",
-        "version",
     )
 
     def __init__(self, base: PartitionRegistration) -> None:
@@ -54,7 +53,6 @@ class PartitionChangeBuilder:
         self.last_known_elr = base.last_known_elr
         self.leader = base.leader
         self.leader_recovery_state = base.leader_recovery_state
-        self.version = base.partition_epoch
         self.names_leader = False
         self.unclean_shutdown: frozenset[int] = frozenset()
 
@@ -68,11 +66,6 @@ class PartitionChangeBuilder:
         made.base = None
         return made
 
-    @property
-    def partition_epoch(self) -> int:
-        """The version to compare with before a change. It changes with each change in the batch."""
-        return self.version
-
     # ---- changes ------------------------------------------------------------------------------------------
 
     def set_leader(self, leader: int) -> None:
@@ -80,7 +73,6 @@ class PartitionChangeBuilder:
         if leader != self.leader:
             self.leader = leader
             self.names_leader = True
-        self.version += 1
 
     def set_isr(
         self, isr: tuple[int, ...], *, min_isr: int | None, unclean_shutdown: Collection[int] = ()
@@ -91,7 +83,6 @@ class PartitionChangeBuilder:
         replica in sync then stays in the ISR even if it is down. `unclean_shutdown`: brokers that may have
         lost data and are therefore not eligible.
         """
-        self.version += 1
         if unclean_shutdown:
             self.unclean_shutdown = self.unclean_shutdown.union(unclean_shutdown)
         base = self.base
@@ -151,7 +142,6 @@ class PartitionChangeBuilder:
         self.removing_replicas = removing
         self.elr = tuple(replica for replica in self.elr if replica in replicas)
         self.last_known_elr = tuple(replica for replica in self.last_known_elr if replica in replicas)
-        self.version += 1
 
     # ---- the record ---------------------------------------------------------------------------------------
 

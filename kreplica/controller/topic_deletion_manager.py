@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from kreplica.common.types import Uuid
 from kreplica.controller.controller_broker_request_batch import ControllerBrokerRequestBatch
 from kreplica.controller.controller_context import ControllerContext, TopicDeletion
 from kreplica.controller.partition_state_machine import PartitionStateMachine
@@ -35,9 +34,6 @@ class TopicDeletionManager:
         self._batch = batch
         self._partitions = partition_state_machine
         self._replicas = replica_state_machine
-
-    def is_topic_queued_up_for_deletion(self, topic_id: Uuid) -> bool:
-        return self._context.is_topic_queued_up_for_deletion(topic_id)
 
     def enqueue_topics_for_deletion(self, topics: Iterable[str]) -> None:
         """Delete the topics, which must exist."""

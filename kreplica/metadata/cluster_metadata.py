@@ -37,7 +37,6 @@ from kreplica.metadata.records import (
     QuotaEntity,
     RegisterControllerRecord,
     UserScramCredentialRecord,
-    ZkMigrationStateRecord,
 )
 from kreplica.metadata.registrations import BrokerRegistration, PartitionRegistration, TopicRegistration
 from kreplica.metadata.serde import ApiMessageAndVersion, in_lowest_version
@@ -127,12 +126,6 @@ class ClusterMetadata:
         """The first producer id that has not been allocated to a broker."""
         record = self.singles.get("producer_ids")
         return record.next_producer_id if isinstance(record, ProducerIdsRecord) else 0
-
-    @property
-    def zk_migration_state(self) -> int:
-        """The state of the migration from ZooKeeper; 0 if there never was one."""
-        record = self.singles.get("zk_migration_state")
-        return record.zk_migration_state if isinstance(record, ZkMigrationStateRecord) else 0
 
     @property
     def in_transaction(self) -> bool:

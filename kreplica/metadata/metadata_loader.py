@@ -152,12 +152,6 @@ class MetadataLoader:
         self._waiting.update(dict.fromkeys(publishers, from_offset))
         self._initialize_publishers()
 
-    def remove_publisher(self, publisher: MetadataPublisher) -> None:
-        """Stop notifying the publisher."""
-        self._waiting.pop(publisher, None)
-        if publisher in self._publishers:
-            self._publishers.remove(publisher)
-
     # ---- events of the quorum's client --------------------------------------------------------------------
 
     def handle_commit(self, reader: Batches) -> None:

@@ -53,11 +53,6 @@ class BrokerRegistration(NamedTuple):
     is_migrating_zk_broker: bool = False
     unknown_tagged_fields: tuple[TaggedField, ...] = ()
 
-    @property
-    def is_active(self) -> bool:
-        """Whether new replicas and leaders may be placed on it."""
-        return not self.fenced and not self.in_controlled_shutdown
-
     @classmethod
     def of(cls, record: RegisterBrokerRecord) -> BrokerRegistration:
         """Return the registration that a record describes."""
@@ -154,11 +149,6 @@ class PartitionRegistration(NamedTuple):
     def is_reassigning(self) -> bool:
         """Whether replicas are being added or removed (KIP-455)."""
         return bool(self.adding_replicas or self.removing_replicas)
-
-    @property
-    def preferred_leader(self) -> int:
-        """The replica that should lead: the first of the assignment."""
-        return self.replicas[0]
 
     def directory(self, broker_id: int) -> Uuid:
         """Return the directory of a replica; UNASSIGNED_DIRECTORY if the broker has no replica."""

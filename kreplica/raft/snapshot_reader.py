@@ -46,14 +46,6 @@ class RecordsSnapshotReader:
         return self._raw.snapshot_id
 
     @property
-    def last_contained_log_offset(self) -> int:
-        return self.snapshot_id.offset - 1
-
-    @property
-    def last_contained_log_epoch(self) -> int:
-        return self.snapshot_id.epoch
-
-    @property
     def size_bytes(self) -> int:
         return self._raw.size_bytes
 

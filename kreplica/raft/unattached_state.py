@@ -13,9 +13,5 @@ class UnattachedState(EpochState):
     NAME: ClassVar[str] = "unattached"
 
     @property
-    def has_voted(self) -> bool:
-        return self.voted_key is not None
-
-    @property
     def may_vote(self) -> bool:
         return True

@@ -109,9 +109,6 @@ class VoterSet:
         node = self.voters.get(key.node_id)
         return node is not None and node.is_voter(key)
 
-    def is_only_voter(self, key: ReplicaKey) -> bool:
-        return len(self.voters) == 1 and self.contains(key)
-
     def endpoint(self, node_id: int, listener: str) -> VoterEndpoint | None:
         """Return the voter's listener with this name; None if there is no such voter or listener."""
         node = self.voters.get(node_id)

@@ -1,14 +1,13 @@
 """DelayedRequests: what waits in this broker for a partition to move, and what each move completes.
 
 Produces with acks=all wait for the high watermark, deletions of records for the low watermark of all
-replicas, elections for the elected leader to be known; each kind has its purgatory. Fetches wait at their
-partitions (`delayed_fetch`). Whoever has moved a partition says so here, holding no lock: the futures are
-resolved in that thread. Nothing is called back from below.
+replicas; each kind has its purgatory. Fetches wait at their partitions (`delayed_fetch`). The thread that has
+moved a partition reports it here, holding no lock, and resolves the futures. Nothing is called back from
+below.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -20,7 +19,6 @@ from kreplica.common.metrics import MetricRegistry
 from kreplica.common.ports import Clock, Loop
 from kreplica.common.types import TopicPartition
 from kreplica.replica.delayed_delete_records import DelayedDeleteRecords
-from kreplica.replica.delayed_elect_leader import DelayedElectLeader
 from kreplica.replica.produce import (
     NOT_IN_TIME,
     DelayedProduce,
@@ -44,15 +42,11 @@ class DelayedRequests:
     def __init__(self, clock: Clock, loop: Loop, metrics: MetricRegistry) -> None:
         self.produce = DelayedOperationPurgatory("Produce", clock, loop, self._produces_expired)
         self.delete_records = DelayedOperationPurgatory("DeleteRecords", clock, loop, self._deletions_expired)
-        self.elect_leader = DelayedOperationPurgatory("ElectLeader", clock, loop, self._elections_expired)
-        for purgatory in (self.produce, self.delete_records, self.elect_leader):
+        for purgatory in (self.produce, self.delete_records):
             tags = {"delayedOperation": purgatory.name}
             gauge = partial(metrics.gauge, "DelayedOperationPurgatory", tags=tags)
             gauge("PurgatorySize", partial(getattr, purgatory, "watched"))
             gauge("NumDelayedOperations", partial(getattr, purgatory, "delayed"))
-        # A number for each leader that was ever waited for, of each partition.
-        self._elections: dict[tuple[TopicPartition, int], int] = {}
-        self._numbers = itertools.count()
         self.expired = metrics.meter("DelayedProduceMetrics", "ExpiresPerSec")
 
     # ---- produce ------------------------------------------------------------------------------------------
@@ -161,41 +155,12 @@ class DelayedRequests:
         for token in tokens:
             token.complete()
 
-    # ---- elections ----------------------------------------------------------------------------------------
-
-    def await_leaders(self, operation: DelayedElectLeader, timeout_ms: int) -> None:
-        """Let the operation wait until the leaders it expects are known here."""
-        awaited = [(tp, leader) for tp, leader in operation.expected.items() if not operation.is_known(tp)]
-        for election in awaited:
-            self._elections.setdefault(election, next(self._numbers))
-        parts: list[tuple[int, int, Watermark | None]] = [(self._elections[e], 1, None) for e in awaited]
-        if not parts or not self.elect_leader.watch_all(parts, timeout_ms, operation):
-            operation.complete()
-            return
-        if self.elect_leader.is_closed:
-            self._elections_expired(self.elect_leader.drain())
-        # No lock was held from the look to the wait, so a leader may have become known in between.
-        for topic_partition, leader in awaited:
-            if operation.is_known(topic_partition):
-                self.leader_known(topic_partition, leader)
-
-    def leader_known(self, topic_partition: TopicPartition, leader: int) -> None:
-        """This broker has heard that `leader` leads the partition: complete what waited for just that."""
-        key = self._elections.get((topic_partition, leader))
-        if key is not None:
-            for token in self.elect_leader.complete_to(key, 1):
-                token.complete()
-
-    def _elections_expired(self, tokens: list[DelayedElectLeader]) -> None:
-        for token in tokens:
-            token.complete()
-
     # ---- end ----------------------------------------------------------------------------------------------
 
     def shutdown(self) -> None:
         """Fail everything that still waits: this broker goes. What comes later does not wait."""
         self._stopped(self.produce.shutdown())
-        for token in self.delete_records.shutdown() + self.elect_leader.shutdown():
+        for token in self.delete_records.shutdown():
             token.complete()
 
     def _fail_produces(self) -> None:

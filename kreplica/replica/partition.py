@@ -28,7 +28,6 @@ from kreplica.common.errors import (
     LogClosed,
     NewLeaderElected,
     NotEnoughReplicas,
-    NotEnoughReplicasAfterAppend,
     NotLeaderOrFollower,
     OffsetNotAvailable,
     OffsetOutOfRange,
@@ -821,21 +820,6 @@ class Partition:
             self.isr_policy.is_caught_up(replica, log.log_end_offset, now_ms)
             and isr_policy.what_makes_ineligible(replica, self.brokers) is None
         )
-
-    def check_enough_replicas_reach_offset(self, required_offset: int) -> tuple[bool, KreplicaError | None]:
-        """Return whether the wait for `required_offset` is over, and with what error: NotLeaderOrFollower, or
-        NotEnoughReplicasAfterAppend if fewer replicas than min.insync.replicas have committed it."""
-        with self.leader_isr_update_lock:
-            log = self.leader_log_if_local
-            if log is None:
-                return False, NotLeaderOrFollower(f"{self.topic_partition}: another broker leads it now")
-            if log.high_watermark < required_offset:
-                return False, None
-            if self.has_enough_in_sync:
-                return True, None
-            return True, NotEnoughReplicasAfterAppend(
-                f"{self.topic_partition}: appended, but only {self.state.maximal_isr} are in sync"
-            )
 
     # ---- reads --------------------------------------------------------------------------------------------
     # A read holds no lock: it looks at one Term and at what the log has published. The log's end is taken

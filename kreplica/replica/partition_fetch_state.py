@@ -64,10 +64,6 @@ class PartitionFetchState(NamedTuple):
         )
 
     @property
-    def is_truncating(self) -> bool:
-        return self.state is ReplicaState.TRUNCATING
-
-    @property
     def is_in_sync(self) -> bool:
         """Whether it had all that was committed when it was answered last."""
         return self.lag is not None and self.lag <= 0

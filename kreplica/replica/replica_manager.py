@@ -43,7 +43,6 @@ from kreplica.replica.delayed_delete_records import (
     DeleteRecordsPartitionStatus,
     DeleteRecordsResult,
 )
-from kreplica.replica.delayed_elect_leader import DelayedElectLeader, ElectionResults
 from kreplica.replica.delayed_requests import DelayedRequests
 from kreplica.replica.fetch_manager import FetchManager
 from kreplica.replica.fetcher_metrics import FetcherMetrics
@@ -295,7 +294,6 @@ class ReplicaManager:
             self._lead(partition, state, log)
         else:
             self._follow(partition, state, log)
-        self._due.append(partial(self.delayed.leader_known, topic_partition, state.leader))
         self.repairs.role_changed(partition)
 
     def _lead(self, partition: Partition, state: LeaderAndIsr, log: UnifiedLog) -> None:
@@ -486,20 +484,6 @@ class ReplicaManager:
         self.delayed.await_deletion(operation, timeout_ms)
         for status in waiting.values():
             self.fetches.moved(status.partition)
-        return operation.future
-
-    def elect_leaders(
-        self,
-        elected: Mapping[TopicPartition, int | KreplicaError],
-        timeout_ms: int = PRODUCE_TIMEOUT_MS,
-    ) -> Future[ElectionResults]:
-        """Wait until this broker knows the leaders that the controller has `elected` (KIP-460); its errors
-        are handed on.
-        """
-        results = {tp: result for tp, result in elected.items() if isinstance(result, KreplicaError)}
-        expected = {tp: result for tp, result in elected.items() if isinstance(result, int)}
-        operation = DelayedElectLeader(results, expected, self._metadata_cache.leader)
-        self.delayed.await_leaders(operation, timeout_ms)
         return operation.future
 
     def last_offset_for_leader_epoch(

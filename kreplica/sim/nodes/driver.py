@@ -184,7 +184,7 @@ class NodeDriver:
             if node.broker is None:
                 continue
             delayed = node.broker.replica_manager.delayed
-            for purgatory in (delayed.produce, delayed.delete_records, delayed.elect_leader):
+            for purgatory in (delayed.produce, delayed.delete_records):
                 if purgatory.delayed:
                     yield f"{purgatory.delayed} operations wait at node {node.config.node_id}"
 

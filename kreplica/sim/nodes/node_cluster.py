@@ -7,11 +7,10 @@ error ends as its process would; `fatal` has the error. Thread rule: one thread.
 
 from __future__ import annotations
 
-import dataclasses
 import random
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from kreplica.broker.node import CONTROLLED_SHUTDOWN_MS, Node
 from kreplica.broker.node_config import NodeConfig
@@ -211,7 +210,3 @@ class NodeCluster(SimMachines):
     def run_until(self, condition: Callable[[], bool], limit_ms: int = 10_000) -> bool:
         """Run events until the condition holds; returns False if it does not within `limit_ms`."""
         return self.scheduler.run_until(condition, limit_ms)
-
-    def override(self, node_id: int, **parts: Any) -> None:
-        """Change parts of a node's NodeConfig, from its next start on."""
-        self.configs[node_id] = dataclasses.replace(self.configs[node_id], **parts)

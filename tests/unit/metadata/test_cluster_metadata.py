@@ -289,12 +289,11 @@ def test_a_broker_is_fenced_shut_down_and_registered_again() -> None:
     metadata = cluster(broker(log_dirs=(A,)))
     assert metadata.brokers[1].fenced
     metadata.replay(kinds.UnfenceBrokerRecord(id=1, epoch=10))
-    assert metadata.brokers[1].is_active
+    assert not metadata.brokers[1].fenced
     metadata.replay(
         kinds.BrokerRegistrationChangeRecord(broker_id=1, broker_epoch=10, in_controlled_shutdown=1)
     )
     assert metadata.brokers[1].in_controlled_shutdown
-    assert not metadata.brokers[1].is_active
     metadata.replay(
         kinds.BrokerRegistrationChangeRecord(broker_id=1, broker_epoch=10, fenced=1, log_dirs=(B,))
     )

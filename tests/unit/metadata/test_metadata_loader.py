@@ -333,7 +333,6 @@ def test_a_publisher_that_fails_does_not_stop_the_others(
     assert other.topics == {"t"}
     assert "Publisher failed" in caplog.text
     assert "a publisher's own mistake" in caplog.text
-    node.loader.remove_publisher(node.publisher)
     log.append(kinds.RemoveTopicRecord(topic_id=A))
     node.commit()
     assert other.topics == set()

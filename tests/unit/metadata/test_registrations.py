@@ -90,7 +90,6 @@ def test_what_replicas_are_told_of_a_partition() -> None:
     assert (told.adding_replicas, told.removing_replicas) == ((3,), (1,))
     assert told.leader_recovery_state is LeaderRecoveryState.RECOVERING
     assert partition.is_reassigning
-    assert partition.preferred_leader == 1
     assert partition.directory(9) == UNASSIGNED_DIRECTORY
 
 

@@ -65,8 +65,6 @@ def test_a_voter_is_a_node_and_its_directory() -> None:
     assert not voters.contains(ReplicaKey(1))
     assert not voters.contains(ReplicaKey(3, DIRECTORIES[0]))
     assert VoterSet.parse("1@h:1").contains(ReplicaKey(1, DIRECTORIES[1]))
-    assert VoterSet.parse("1@h:1").is_only_voter(ReplicaKey(1, DIRECTORIES[1]))
-    assert not voters.is_only_voter(ReplicaKey(1, DIRECTORIES[0]))
 
 
 def test_one_voter_comes_or_goes() -> None:

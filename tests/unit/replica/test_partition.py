@@ -9,6 +9,7 @@ from kreplica.common.leader_and_isr import NO_LEADER, LeaderRecoveryState
 from kreplica.common.types import NO_OFFSET
 from kreplica.log.damage import Damage
 from kreplica.replica.partition_state import INCREASED, SAME, CommittedPartitionState, PendingRecovery
+from kreplica.replica.produce import after_append, no_longer_leader
 from kreplica.replica.replica import FetchClock
 from tests.support.batches import build
 from tests.support.partitions import LAG_MS, Replicas
@@ -244,7 +245,6 @@ def test_a_single_replica_commits_at_once():
     assert replicas.append(b"a", required_acks=-1)[1] is INCREASED
     assert replicas.leader.append_values_to_leader([b"b", (b"k", b"c")], -1)[1] is INCREASED
     assert replicas.leader.watermark.value == 3
-    assert replicas.leader.check_enough_replicas_reach_offset(3) == (True, None)
 
 
 def test_the_mark_never_goes_back_where_a_follower_does(replicas):
@@ -305,16 +305,14 @@ def test_enough_replicas_after_the_append():
     replicas = Replicas(min_insync_replicas=2)
     replicas.lead(1)
     replicas.append(b"a", required_acks=-1)
-    assert replicas.leader.check_enough_replicas_reach_offset(1) == (False, None)
     replicas.catch_up(2, 3)
-    assert replicas.leader.check_enough_replicas_reach_offset(1) == (True, None)
+    assert replicas.high_watermark == 1
+    assert after_append(replicas.leader) is None
     replicas.decide(isr=(1,))
     replicas.tell(1)
-    done, error = replicas.leader.check_enough_replicas_reach_offset(1)
-    assert (done, type(error)) == (True, errors.NotEnoughReplicasAfterAppend)
+    assert isinstance(after_append(replicas.leader), errors.NotEnoughReplicasAfterAppend)
     replicas.lead(2)
-    done, error = replicas.node(1).partition.check_enough_replicas_reach_offset(1)
-    assert (done, type(error)) == (False, errors.NotLeaderOrFollower)
+    assert isinstance(no_longer_leader(replicas.node(1).partition), errors.NotLeaderOrFollower)
 
 
 def test_a_refused_append_leaves_no_trace(replicas):

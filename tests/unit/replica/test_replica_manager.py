@@ -1,4 +1,4 @@
-"""ReplicaManager over three simulated brokers: appends and their errors, deletions, elections, disks."""
+"""ReplicaManager over three simulated brokers: appends and their errors, deletions, disks."""
 
 from __future__ import annotations
 
@@ -374,7 +374,7 @@ def test_a_stopped_replica_is_deleted_where_that_is_asked() -> None:
     assert at.broker(2).log_manager.get_log(T0) is None
 
 
-# ---- deletion of records, elections ------------------------------------------------------------------------
+# ---- deletion of records ------------------------------------------------------------------------
 
 
 def test_records_are_deleted_when_every_replica_has_dropped_them() -> None:
@@ -404,20 +404,6 @@ def test_a_deletion_that_a_follower_does_not_follow_times_out() -> None:
     assert at.partition(1).low_watermark_waiters == 0
     with pytest.raises(OffsetOutOfRange):
         raise at.manager().delete_records({T0: 99}).result(0)[T0].error
-
-
-def test_an_election_is_answered_once_its_leader_is_known_here() -> None:
-    at = Replicas()
-    refused = UnknownTopicOrPartition("x")
-    future = at.manager(2).elect_leaders({T0: 3, TopicPartition("x", 0): refused})
-    assert not future.done()
-    at.elect(2)
-    assert not future.done()
-    at.elect(3)
-    assert future.result(0) == {T0: None, TopicPartition("x", 0): refused}
-    late = at.manager(2).elect_leaders({T0: 1}, timeout_ms=100)
-    at.pass_time(100)
-    assert isinstance(late.result(0)[T0], RequestTimedOut)
 
 
 # ---- disks -------------------------------------------------------------------------------------------------
@@ -492,6 +478,5 @@ def test_no_lock_is_held_when_a_change_of_roles_resolves_futures() -> None:
         thread.join()
 
     at.manager().append(T0, batch(b"a")).add_done_callback(look)
-    at.manager().elect_leaders({T0: 2}).add_done_callback(look)
     at.elect(2)
-    assert free == [True, True]
+    assert free == [True]
