@@ -131,10 +131,6 @@ class BrokerLifecycleManager:
         """The broker can serve: ask the controller to let it lead."""
         self._loop.post(self._set_ready)
 
-    def controller_changed(self) -> None:
-        """Another node leads the quorum: what is under way to the old one is not waited for."""
-        self._loop.post(self._communicate_now)
-
     def propagate_directory_failure(self, directory_id: Uuid) -> None:
         """A log directory of this broker has failed: tell the controller with each heartbeat from now on."""
         self._loop.post(lambda: self._directory_failed(directory_id))

@@ -144,11 +144,6 @@ class QuorumController:
         return self._term is not None
 
     @property
-    def fenced_count(self) -> int:
-        """How many brokers this controller has fenced since it started because their sessions ended."""
-        return self._expired.count
-
-    @property
     def leader_id(self) -> int | None:
         """The node of the active controller, or None if this node does not know it."""
         return self._leader_id

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kreplica._core.batch_builder import BatchBuilder
-from kreplica._core.records import RecordBatch
 from kreplica.common.errors import CorruptMessage
 
 if TYPE_CHECKING:
@@ -101,11 +100,3 @@ def build_end_transaction_marker(
     return builder.build(
         [(marker.key, marker.value)], base_offset=base_offset, leader_epoch=leader_epoch, now_ms=timestamp_ms
     )
-
-
-def end_transaction_marker_of(batch: RecordBatch) -> EndTransactionMarker | None:
-    """Return the marker in a batch; None if it is not a control batch or holds another control record."""
-    if batch.control_type not in (ControlRecordType.ABORT, ControlRecordType.COMMIT):
-        return None
-    record = next(iter(batch))
-    return parse_end_transaction_marker(record.key, record.value)

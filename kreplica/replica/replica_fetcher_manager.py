@@ -94,13 +94,6 @@ class ReplicaFetcherManager:
         topic, partition = topic_partition
         return (checksum(topic.encode()) + partition) % self._num_replica_fetchers
 
-    def fetcher_of(self, topic_partition: TopicPartition) -> ReplicaFetcher | None:
-        """The fetcher that replicates the partition now."""
-        for fetcher in self:
-            if fetcher.state_of(topic_partition) is not None:
-                return fetcher
-        return None
-
     def __iter__(self) -> Iterator[ReplicaFetcher]:
         return iter(list(self._fetchers.values()))
 

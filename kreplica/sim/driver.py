@@ -164,7 +164,7 @@ class RandomDriver:
         count = len(self.cluster.controller.waiting)
         for broker in self.cluster.brokers.values():
             delayed = broker.program.replica_manager.delayed
-            for purgatory in (delayed.produce, delayed.delete_records, delayed.elect_leader):
+            for purgatory in (delayed.produce, delayed.delete_records):
                 count += purgatory.delayed
         return count
 

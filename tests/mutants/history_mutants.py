@@ -213,7 +213,8 @@ def trust_the_same_leader(follow: Replacement) -> Replacement:
 
     def go_on(manager: Any, partition: Any, decided: Any) -> None:
         follow(manager, partition, decided)
-        fetcher = manager.fetcher_of(partition.topic_partition)
+        fetchers = (each for each in manager if each.state_of(partition.topic_partition) is not None)
+        fetcher = next(fetchers, None)
         if fetcher is not None and leaders.get(partition) == decided.leader:
             state = fetcher.state_of(partition.topic_partition)
             fetcher._states.put(state._replace(state=ReplicaState.FETCHING))

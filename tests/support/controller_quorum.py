@@ -202,8 +202,7 @@ class ClusterNode:
         """Nothing here acts on it."""
 
     def on_leader_change(self, _leader: LeaderAndEpoch) -> None:
-        if self.lifecycle is not None:
-            self.lifecycle.controller_changed()
+        """Nothing here acts on it."""
 
 
 class ControllerQuorum:

@@ -208,11 +208,11 @@ def test_a_lost_heartbeat_is_sent_again_to_whoever_leads_then(stage: Stage) -> N
     assert stage.transport.sent[0][0] == 101
 
 
-def test_a_new_leader_hears_of_it_at_once(stage: Stage) -> None:
+def test_what_the_former_leader_answers_counts_for_nothing(stage: Stage) -> None:
     stage.run()
     stage.pass_time(40)
     stage.leader = 101
-    stage.manager.controller_changed()
+    stage.manager.set_ready_to_unfence()
     stage.settle()
     assert [sent[0] for sent in stage.transport.sent] == [100, 101]
     # What the old one answers counts for nothing.
@@ -270,7 +270,7 @@ def test_one_that_may_leave_does_not_ask_to_lead_again(stage: Stage) -> None:
     stage.manager.begin_controlled_shutdown()
     stage.settle()
     stage.heartbeat(is_caught_up=True, is_fenced=True, should_shut_down=True)
-    stage.manager.controller_changed()
+    stage.manager.set_ready_to_unfence()
     stage.pass_time(10_000)
     assert not stage.transport.sent
 
@@ -317,6 +317,7 @@ def test_another_controller_is_given_no_more_time_than_any(stage: Stage) -> None
         stage.fail()
         stage.pass_time(CONFIG.broker_registration_retry_backoff_ms)
     assert stage.transport.timeouts_ms[-1] == 1_600
-    stage.manager.controller_changed()
+    stage.leader = 101
+    stage.manager.set_ready_to_unfence()
     stage.settle()
     assert stage.transport.timeouts_ms[-1] == CONFIG.broker_heartbeat_timeout_ms

@@ -11,7 +11,7 @@ from kio.schema.write_txn_markers.v2.request import (
 )
 
 from kreplica.common.errors import InvalidRequest
-from kreplica.record.control import end_transaction_marker_of
+from kreplica.record.control import parse_end_transaction_marker
 from tests.support.batches import build
 from tests.support.replicas import Replicas
 
@@ -79,8 +79,8 @@ def test_a_marker_ends_a_transaction_on_all_replicas(commit: bool, with_disks: b
         log = at.partition(broker).local_log
         assert (log.high_watermark, log.last_stable_offset, log.producers.has_transactions) == (2, 2, False)
         *_, last = log.batches(0)
-        written = end_transaction_marker_of(last)
-        assert written is not None
+        (record,) = last
+        written = parse_end_transaction_marker(record.key, record.value)
         assert (written.commit, written.coordinator_epoch) == (commit, 5)
     assert at.partition(1, 1).local_log.last_stable_offset == 4
 

@@ -7,11 +7,9 @@ from kreplica.record.control import (
     EndTransactionMarker,
     build_end_transaction_marker,
     control_key,
-    end_transaction_marker_of,
     parse_control_key,
     parse_end_transaction_marker,
 )
-from tests.support.batches import build
 
 
 @pytest.mark.parametrize("commit", [True, False])
@@ -27,8 +25,8 @@ def test_a_marker_is_a_control_batch_of_its_producer(commit):
     assert (batch.producer_id, batch.producer_epoch, batch.base_sequence) == (9, 2, -1)
     assert (batch.base_offset, batch.leader_epoch, batch.max_timestamp) == (33, 4, 70)
     assert batch.control_type == (ControlRecordType.COMMIT if commit else ControlRecordType.ABORT)
-    assert end_transaction_marker_of(batch) == marker
     (record,) = batch
+    assert parse_end_transaction_marker(record.key, record.value) == marker
     assert record.key == bytes([0, 0, 0, commit])
     assert record.value == bytes.fromhex("0000 0000000c")
 
@@ -47,12 +45,6 @@ def test_later_versions_may_have_more():
     assert parse_end_transaction_marker(b"\x00\x00\x00\x01", b"\x00\x01\x00\x00\x00\x05more") == (
         EndTransactionMarker(True, 5)
     )
-
-
-def test_other_batches_hold_no_marker():
-    assert end_transaction_marker_of(RecordBatch(build([b"v"]))) is None
-    leader_change = build([(control_key(ControlRecordType.LEADER_CHANGE), b"")], control=True)
-    assert end_transaction_marker_of(RecordBatch(leader_change)) is None
 
 
 @pytest.mark.parametrize(

@@ -30,8 +30,8 @@ def same(at: Replicas, number: int = 0) -> list[bytes | None]:
 
 
 def fetcher(at: Replicas, broker: int, number: int = 0):
-    found = at.manager(broker).fetchers.fetcher_of(TopicPartition("t", number))
-    assert found is not None
+    partition = TopicPartition("t", number)
+    (found,) = (each for each in at.manager(broker).fetchers if each.state_of(partition) is not None)
     return found
 
 
