@@ -1,8 +1,7 @@
-"""What a transcript needs of the cluster that it runs on: the simulated one, or one of real threads and
-files.
+"""The cluster that a transcript runs on: the simulated one, or one of real threads and files.
 
-`SimCluster` is the first; a script says nothing about which one it is. Times are milliseconds of the
-cluster's own clock, which need not be the wall's.
+A script does not depend on which one it is; `SimCluster` is the simulated one. Times are milliseconds of the
+cluster's own clock, which need not be the wall clock.
 """
 
 from __future__ import annotations
@@ -18,8 +17,7 @@ T = TypeVar("T")
 
 
 class HeldMessage(Protocol):
-    """A message that waits for the script to decide about it. `name`: "Fetch", for a request and its
-    answer."""
+    """A held message, which waits for the script. `name`: "Fetch" for both its request and its response."""
 
     @property
     def sender_id(self) -> int: ...
@@ -38,21 +36,20 @@ class HeldMessage(Protocol):
 
 
 class Backend(Protocol):
-    """A cluster that can be driven step by step. `is_real`: what is asked is done by real threads and
-    files."""
+    """A cluster that can be driven step by step. `is_real`: whether real threads and files do the work."""
 
     is_real: bool
     controller: ScriptedController
 
     @property
     def brokers(self) -> Mapping[int, object]:
-        """By id, running or not."""
+        """All brokers by id, running or not."""
         ...
 
     # ---- brokers
 
     def add_broker(self, broker_id: int) -> object:
-        """A new machine with an empty disk; it is not started."""
+        """Add a machine with an empty disk, without starting it."""
         ...
 
     def start(self, broker_id: int) -> None: ...
@@ -62,7 +59,7 @@ class Backend(Protocol):
     def kill(self, broker_id: int) -> None: ...
 
     def power_cut(self, broker_id: int, *, keeps_names: bool = False) -> None:
-        """With `keeps_names`, names of files reach the disk though their contents do not."""
+        """Cut the power. With `keeps_names`, file names reach the disk although their contents do not."""
         ...
 
     def pause(self, broker_id: int) -> None: ...
@@ -70,49 +67,50 @@ class Backend(Protocol):
     def resume(self, broker_id: int) -> None: ...
 
     def set_disk_fault(self, broker_id: int, fault: Callable[[str, str], None] | None) -> None:
-        """Ask `fault(operation, path)` before each change of the broker's disk; it raises what is refused."""
+        """Call `fault(operation, path)` before each change of the broker's disk; it raises to refuse the
+        change."""
         ...
 
     def disk(self, broker_id: int) -> tuple[Storage, str]:
-        """The broker's files, and the directory that its logs are in; it may be down."""
+        """Return the broker's files and the directory of its logs; it may be down."""
         ...
 
     def program(self, broker_id: int) -> Any:
-        """The Broker that runs there; None if it does not."""
+        """Return the Broker that runs there, None if none does."""
         ...
 
-    # ---- what happens
+    # ---- events
 
     def do(self, action: Callable[[], T]) -> T:
-        """Call a broker's method, as something outside of it would."""
+        """Call a broker's method from outside."""
         ...
 
     def send(self, broker_id: int, request: Any, *, timeout_ms: int) -> Future[Any]:
-        """Send a client's request."""
+        """Send a request as a client."""
         ...
 
     def settle(self) -> None:
-        """Return when nothing is left to do that needs no time."""
+        """Wait until nothing is left to do that needs no time."""
         ...
 
     def pass_time(self, duration_ms: int) -> None:
-        """Let time pass, with all that happens in it."""
+        """Let time pass, and run what happens in it."""
         ...
 
     def jump_date(self, broker_id: int, by_ms: int) -> None: ...
 
     def now_ms(self) -> int:
-        """The monotonic time."""
+        """Return the monotonic time."""
         ...
 
     # ---- messages
 
     def hold(self, which: Callable[[HeldMessage], bool]) -> Callable[[], None]:
-        """Hold such messages from now on; the answer is a function that ends this."""
+        """Hold matching messages from now on; returns a function that ends this."""
         ...
 
     def held(self) -> Sequence[HeldMessage]:
-        """The messages that are held, in the order they were sent."""
+        """Return the held messages, in the order they were sent."""
         ...
 
     def release(self, message: Any) -> None: ...
@@ -128,5 +126,5 @@ class Backend(Protocol):
     def disconnect(self, node_id: int) -> None: ...
 
     def close(self) -> None:
-        """End its threads and close its files."""
+        """End the cluster's threads and close its files."""
         ...

@@ -1,4 +1,4 @@
-"""Commands that do what clients do, and commands that look at what became of it."""
+"""Commands of clients, and commands that show the state of the cluster."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def delete_records(script: Transcript, arguments: Arguments) -> Iterator[str]:
         yield refused(error)
 
 
-# ---- looking ---------------------------------------------------------------------------------------------
+# ---- showing the state -----------------------------------------------------------------------------------
 
 
 @command("status [PARTITION]")
@@ -115,7 +115,7 @@ def _row(script: Transcript, broker_id: int, topic_partition: Any) -> Sequence[s
 
 
 def table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Rows under each other in columns of their own width."""
+    """Format the rows as a table with aligned columns."""
     count = max(len(row) for row in rows)
     widths = [max(len(row[at]) for row in rows if at < len(row)) for at in range(count)]
     for row in rows:
@@ -137,7 +137,8 @@ def records(script: Transcript, arguments: Arguments) -> Iterator[str]:
 
 
 def log_of(script: Transcript, broker_id: int, topic_partition: Any) -> Any:
-    """The partition's log on the broker, with a role or without; None where it does not run, or has none."""
+    """Return the partition's log on the broker, with or without a role; None if there is none, or it is
+    down."""
     program = script.cluster.program(broker_id)
     return None if program is None else program.log_manager.get_log(topic_partition)
 
@@ -165,8 +166,8 @@ def epochs(script: Transcript, arguments: Arguments) -> Iterator[str]:
     for broker_id in asked or _brokers(script, topic_partition):
         log = log_of(script, broker_id, topic_partition)
         known = () if log is None else log.epochs.entries
-        told = " ".join(f"e{entry.epoch}@{entry.start_offset}" for entry in known) or "none"
-        yield f"{broker_id}  {_absent(script, broker_id) if log is None else told}"
+        shown = " ".join(f"e{entry.epoch}@{entry.start_offset}" for entry in known) or "none"
+        yield f"{broker_id}  {_absent(script, broker_id) if log is None else shown}"
 
 
 @command("recovery [PARTITION] BROKER...")

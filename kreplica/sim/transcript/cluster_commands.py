@@ -1,4 +1,4 @@
-"""Commands about brokers, topics, who leads, and faults of machines."""
+"""Commands about brokers, topics, leaders, and faults of machines."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from kreplica.sim.transcript.runner import (
 )
 from kreplica.sim.transcript.script import ScriptError
 
-# Logs of scripts are small; what they do not say is Kafka's default.
+# Logs in scripts are small; other settings have Kafka's defaults.
 SCRIPT_LOG = {"segment.bytes": "65536", "segment.index.bytes": "4096"}
 DISK_FAULTS = {"full": StorageFull, "broken": StorageIOError}
 
@@ -74,7 +74,7 @@ def set_config(script: Transcript, broker_id: int, name: str, config: LogConfig)
 
 
 def hand_out(script: Transcript, broker_id: int, states: list[LeaderAndIsr]) -> Iterator[str]:
-    """Tell the broker its roles; prints what it refuses."""
+    """Send the broker its roles; prints what it refuses."""
     cluster = script.cluster
     program = cluster.program(broker_id)
     if program is None:

@@ -1,4 +1,4 @@
-"""Commands about bytes that rot on a disk, and about what the brokers know of that."""
+"""Commands about rotting bytes on a disk, and about the damage that brokers know of."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def scrub(script: Transcript, arguments: Arguments) -> Iterator[str]:
 
 
 def _scrub(manager: Any) -> None:
-    # One of its own: that of the broker is in the middle of a round, which takes a week.
+    # A new scrubber: the broker's own is in the middle of a round, which takes a week.
     own = manager.scrubber
     scrubber = Scrubber(manager.logs, own.clock, own.on_error, manager.settings)
     while scrubber.status.rounds == 0:

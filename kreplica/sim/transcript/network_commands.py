@@ -1,4 +1,4 @@
-"""Commands about messages, links, time, and the controller's answers."""
+"""Commands about messages, links, time, and the controller's responses."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ ANY = "any"
 
 
 def pattern_of(script: Transcript, arguments: Arguments) -> tuple[str, Callable[[HeldMessage], bool]]:
-    """What messages the words name: `[FROM->TO] [API] [request|response]`; a client's only with its arrow."""
+    """Return the messages that the words match: `[FROM->TO] [API] [request|response]`.
+
+    A client's messages match only if its arrow is given.
+    """
     words = " ".join(arguments.words)
     arrow = arguments.maybe_word(ARROW)
     ends = None if arrow is None else tuple(script.node_of(end) for end in arrow.split("->"))
@@ -41,7 +44,7 @@ def pattern_of(script: Transcript, arguments: Arguments) -> tuple[str, Callable[
 
 
 def _joins(script: Transcript, message: HeldMessage, ends: tuple[int, ...] | None) -> bool:
-    # Whoever reads a log in a script is not meant by what it says of followers.
+    # Commands about followers' messages do not mean a client that reads in the script.
     if ends is None:
         return script.NAMES["client"] not in (message.sender_id, message.receiver)
     return ends == (message.sender_id, message.receiver)
@@ -126,14 +129,15 @@ def _fetch_once(script: Transcript, follower: int) -> str:
     answer = first_held(script, lambda m: not m.is_request and m.name == "Fetch" and m.receiver == follower)
     if answer is None:
         return "the leader keeps its fetch until there is news"
-    told = describe(script, answer).partition(": ")[2]
+    text = describe(script, answer).partition(": ")[2]
     script.cluster.release(answer)
     script.cluster.settle()
-    return told or "nothing new"
+    return text or "nothing new"
 
 
 def describe(script: Transcript, message: HeldMessage) -> str:
-    """A message in a line: its way, its kind, and for fetches what they ask and bring."""
+    """Describe a message in a line: sender and receiver, type, and for fetches what they request or
+    return."""
     way = f"{script.name_of(message.sender_id)}->{script.name_of(message.receiver)}"
     api = re.sub(r"(?<=[a-z])(?=[A-Z])", "-", message.name).lower()
     kind = "request" if message.is_request else "response"
@@ -198,7 +202,7 @@ def _records(data: Any) -> str:
 
 
 def value_text(value: bytes | None) -> str:
-    """A record's value as a script writes it."""
+    """Return a record's value as a script writes it."""
     return "null" if value is None else value.decode("utf-8", "backslashreplace")
 
 

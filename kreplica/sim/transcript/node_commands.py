@@ -1,8 +1,8 @@
-"""Scripts of whole nodes: the quorum and its controller decide who leads, and nobody else does.
+"""Scripts of whole nodes, in which the quorum and its controller make all decisions.
 
-A script begins with `nodes` instead of `brokers`; what it has in common with scripts of brokers are the same
-commands. What the controller's log commits is told under the line that caused it. Timeouts are Kafka's
-defaults, so that a script's moments lie far from them. Thread rule: one thread.
+A script begins with `nodes` instead of `brokers`; shared commands are the same as in scripts of brokers. What
+the controller's log commits is printed under the line that caused it. Timeouts are Kafka's defaults, so a
+script's events are far from them. Thread rule: one thread.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from kreplica.sim.transcript.runner import (
 )
 from kreplica.sim.transcript.script import ScriptError
 
-# Kafka's defaults, but that a commit of metadata does not wait for others to share its flush.
+# Kafka's defaults, except that a metadata commit does not wait to share its flush with others.
 SETTINGS: Mapping[str, object] = {
     "controller.quorum.election.timeout.ms": 1_000,
     "controller.quorum.fetch.timeout.ms": 2_000,
@@ -54,7 +54,7 @@ SETTINGS: Mapping[str, object] = {
     "replica.high.watermark.checkpoint.interval.ms": 5_000,
     "metadata.log.max.record.bytes.between.snapshots": 20 << 20,
 }
-# Of scripts of brokers, what says nothing of a scripted controller.
+# The commands of brokers' scripts that do not need a scripted controller.
 _SHARED = (
     *("start", "kill", "power-cut", "pause", "resume", "disk", "flush", "checkpoint"),
     *("hold", "release", "deliver", "drop", "messages", "cut", "heal", "disconnect", "clock", "date"),
@@ -65,7 +65,7 @@ NODE_COMMANDS: dict[str, Command] = {name: COMMANDS[name] for name in _SHARED}
 
 
 class ScriptedNodes(NodeCluster):
-    """Nodes whose messages take no time and whose events come in the order in which they are said."""
+    """Nodes whose messages take no time and whose events run in the order they were added."""
 
     def __init__(self, brokers: int, controllers: int, settings: Mapping[str, object]) -> None:
         super().__init__(
@@ -78,12 +78,12 @@ class ScriptedNodes(NodeCluster):
         )
 
     def send(self, broker_id: int, request: Any, *, timeout_ms: int) -> Future[Any]:
-        """Send a client's request."""
+        """Send a request as a client."""
         return self.client.endpoint.send(broker_id, request, timeout_ms=timeout_ms)
 
 
 class NodesTranscript(Transcript):
-    """One run of a script of whole nodes. `check(cluster)` hooks what is to be looked at after each event."""
+    """A run of a script of whole nodes. `check(cluster)` installs checks that run after each event."""
 
     NAMES: Mapping[str, int] = {"client": FIRST_CLIENT_ID}
 
@@ -94,9 +94,9 @@ class NodesTranscript(Transcript):
         self._committed: CommittedNews | None = None
 
     def begin_nodes(self, brokers: int, controllers: int, settings: Mapping[str, object]) -> None:
-        """Make the cluster, and start it."""
+        """Create the cluster, and start it."""
         if self._nodes is not None:
-            raise ScriptError("the nodes are there already")
+            raise ScriptError("the nodes exist already; begin another script")
         nodes = self._nodes = ScriptedNodes(brokers, controllers, settings)
         self._cluster = nodes  # type: ignore[assignment]  # it has no scripted controller
         if self._check is not None:
@@ -111,7 +111,7 @@ class NodesTranscript(Transcript):
 
         nodes.scheduler.after_event = after
         nodes.boot()
-        # What the last answer of the start is about is published a moment after it.
+        # The topic of the last response of the start-up is published a moment later.
         nodes.scheduler.run_due()
         news.take()
 
@@ -121,7 +121,7 @@ class NodesTranscript(Transcript):
             raise ScriptError("a script begins with its nodes")
         return self._nodes
 
-    def _told_of_itself(self) -> Iterator[str]:
+    def _own_news(self) -> Iterator[str]:
         if self._committed is not None:
             yield from self._committed.take()
         if self._nodes is not None:
@@ -160,11 +160,11 @@ class NodesTranscript(Transcript):
     def leader_of(self, topic_partition: TopicPartition) -> int:
         leader = super().leader_of(topic_partition)
         if leader == NO_LEADER:
-            raise ScriptError(f"nobody leads {topic_partition}")
+            raise ScriptError(f"{topic_partition} has no leader")
         return leader
 
     def ask(self, future: Future[Any]) -> Iterator[str]:
-        """Let the answer come; prints what is refused."""
+        """Wait for the response, and print an error."""
         try:
             self.nodes.result(future)
         except KreplicaError as error:
@@ -172,7 +172,7 @@ class NodesTranscript(Transcript):
 
 
 def _no_brokers(_: Mapping[str, str]) -> Any:
-    raise ScriptError("this script is of nodes")
+    raise ScriptError("this is a script of nodes: use nodes, not brokers")
 
 
 def _nodes_of(script: Transcript) -> NodesTranscript:

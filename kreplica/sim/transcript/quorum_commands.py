@@ -1,8 +1,8 @@
-"""Scripts of a metadata quorum alone: voters and observers, what they append, and whom they elect.
+"""Scripts of a metadata quorum alone: voters and observers, their appends, and their elections.
 
-A script begins with `voters` instead of `brokers`. Who leads, what is committed and who cannot go on is told
-under the line that caused it; the quorum's invariants are checked after every event. Timeouts are Kafka's
-defaults. Thread rule: one thread.
+A script begins with `voters` instead of `brokers`. Elections, commits and fatal errors are printed under the
+line that caused them; the quorum's invariants are checked after every event. Timeouts are Kafka's defaults.
+Thread rule: one thread.
 """
 
 from __future__ import annotations
@@ -50,17 +50,17 @@ _SHARED = (
 )
 MODULES = (cluster_commands, network_commands)
 QUORUM_COMMANDS: dict[str, Command] = {name: COMMANDS[name] for name in _SHARED}
-# Kafka's defaults, but that an append does not wait for others to share its flush.
+# Kafka's defaults, except that an append does not wait to share its flush with others.
 CONFIG = RaftConfig(quorum_append_linger_ms=0)
-# No log is cleaned, or begun anew, before a script lets enough time pass.
+# Logs are cleaned or started anew only after a script lets enough time pass.
 LOG_CONFIG = MetadataLogConfig(log_segment_bytes=1_024, max_retention_bytes=1, max_retention_ms=-1)
 ANSWER_MS = 60_000
-# The end of a log that nobody has more of in the same epoch.
+# Beyond the end of every log.
 FAR = 1 << 40
 
 
 class QuorumNews(QuorumChecker):
-    """The checker, which also tells what it is told. With `checks` off it tells only."""
+    """The checker, which also prints notifications. Without `checks` it only prints them."""
 
     def __init__(self, quorum: SimQuorum, *, checks: bool) -> None:
         super().__init__(quorum)
@@ -96,7 +96,7 @@ class QuorumNews(QuorumChecker):
 
 
 class QuorumTranscript(Transcript):
-    """One run of a script of a quorum."""
+    """A run of a script of a quorum."""
 
     NAMES: Mapping[str, int] = {"client": CLIENT_ID}
 
@@ -107,9 +107,9 @@ class QuorumTranscript(Transcript):
         self._answers: list[tuple[str, Future[Any]]] = []
 
     def begin_quorum(self, voters: int, observers: int, *, dynamic: bool, checks: bool) -> None:
-        """Make the quorum, and start it."""
+        """Create the quorum, and start it."""
         if self._quorum is not None:
-            raise ScriptError("the voters are there already")
+            raise ScriptError("the voters exist already; begin another script")
         quorum = self._quorum = SimQuorum(
             voters, observers, shuffle=False, dynamic=dynamic, config=CONFIG, log_config=LOG_CONFIG
         )
@@ -134,11 +134,11 @@ class QuorumTranscript(Transcript):
             return super().node_of(text)
         leader = self.quorum.leader
         if leader is None:
-            raise ScriptError("nobody leads")
+            raise ScriptError("there is no leader")
         return leader
 
     def await_answer(self, what: str, answer: Future[Any]) -> None:
-        """Tell when the answer is there."""
+        """Print the response when it arrives."""
         self._answers.append((what, answer))
 
     def _cannot_go_on(self, node_id: int, error: BaseException) -> None:
@@ -149,7 +149,7 @@ class QuorumTranscript(Transcript):
         kill = partial(self.quorum.kill, node_id)
         self.quorum.scheduler.add("fault", f"node {node_id} dies", kill, incarnation=life)
 
-    def _told_of_itself(self) -> Iterator[str]:
+    def _own_news(self) -> Iterator[str]:
         if self._checker is not None:
             news, self._checker.news = self._checker.news, []
             yield from news
@@ -164,7 +164,7 @@ class QuorumTranscript(Transcript):
 
 
 def _no_brokers(_: Mapping[str, str]) -> Any:
-    raise ScriptError("this script is of a quorum")
+    raise ScriptError("this is a script of a quorum: use voters, not brokers")
 
 
 def _of(script: Transcript) -> QuorumTranscript:

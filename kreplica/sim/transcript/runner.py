@@ -1,9 +1,9 @@
-"""Transcript: runs a script's command lines on a cluster and tells what came of them.
+"""Transcript: runs a script's command lines on a cluster, and returns what they print.
 
-After each line the cluster settles, which takes a moment of its time. What happened of itself meanwhile is
-told under the line: produces that were answered, and what the controller has decided. Commands are functions
-that modules beside this one register; `COMMANDS` is the language of scripts of brokers, and those of whole
-nodes and of quorums have tables of their own. Thread rule: one thread.
+After each line the cluster settles, which takes a moment of its time. Events of that time are printed under
+the line: completed produce requests, and the controller's decisions. Commands are functions that the modules
+beside this one register. `COMMANDS` is the language of scripts of brokers; scripts of whole nodes and of
+quorums have their own tables. Thread rule: one thread.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from kreplica.sim.transcript.script import ScriptError
 
 _OPTION = re.compile(r"([a-z][a-z.]*)=(.*)", re.ASCII)
 
-# Makes the cluster of a script, given the brokers' settings by Kafka's names.
+# Creates the cluster of a script, given the brokers' settings by Kafka's names.
 MakeCluster = Callable[[Mapping[str, str]], Backend]
 
 
 class Arguments:
-    """The words of a command line after its first, options (name=value) apart. Raises ScriptError
-    throughout."""
+    """The words of a command line after the first; options (name=value) are separate. Methods raise
+    ScriptError."""
 
     def __init__(self, words: Sequence[str]) -> None:
         self.words: list[str] = []
@@ -44,13 +44,13 @@ class Arguments:
                 self.options[option[1]] = option[2]
 
     def word(self, what: str) -> str:
-        """The next word."""
+        """Return and remove the next word."""
         if not self.words:
             raise ScriptError(f"{what} is missing")
         return self.words.pop(0)
 
     def maybe_word(self, pattern: str) -> str | None:
-        """The next word if it is like the pattern."""
+        """Return and remove the next word if it matches the pattern, else None."""
         return self.words.pop(0) if self.words and re.fullmatch(pattern, self.words[0]) else None
 
     def number(self, what: str) -> int:
@@ -60,12 +60,12 @@ class Arguments:
         return self.options.pop(name, default)
 
     def brokers_option(self, name: str, default: Sequence[int]) -> list[int]:
-        """Broker ids with commas between them."""
+        """Return the broker ids, separated by commas."""
         text = self.options.pop(name, None)
         return list(default) if text is None else brokers_of(text)
 
     def end(self) -> None:
-        """Nothing may be left."""
+        """Check that no words and options are left."""
         left = self.words + [f"{name}={value}" for name, value in self.options.items()]
         if left:
             raise ScriptError(f"not understood: {' '.join(left)}")
@@ -87,7 +87,7 @@ Run = Callable[["Transcript", Arguments], Iterator[str]]
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """One word of the language: what may follow it, what it does, and the function that does it."""
+    """A command: its usage, its help, and its function."""
 
     usage: str
     help: str
@@ -98,11 +98,11 @@ COMMANDS: dict[str, Command] = {}
 
 
 def command(usage: str, table: dict[str, Command] = COMMANDS) -> Callable[[Run], Run]:
-    """Register a function as the command of the usage's first word; its docstring's first paragraph helps."""
+    """Register a function under the usage's first word; its docstring's first paragraph is the help text."""
 
     def register(run: Run) -> Run:
         name = usage.split()[0]
-        assert name not in table, f"{name} is there twice"
+        assert name not in table, f"command {name} is registered twice"
         help_text = " ".join((run.__doc__ or "").partition("\n\n")[0].split())
         table[name] = Command(usage, help_text, run)
         return run
@@ -111,16 +111,16 @@ def command(usage: str, table: dict[str, Command] = COMMANDS) -> Callable[[Run],
 
 
 class Transcript:
-    """One run of a script, on the cluster that `make_cluster` makes at its command `brokers`."""
+    """A run of a script; the command `brokers` creates the cluster with `make_cluster`."""
 
-    # What the nodes are called that have no number in a script.
+    # The names in scripts of nodes that have no broker id.
     NAMES: Mapping[str, int] = {"controller": CONTROLLER_ID, "client": CLIENT_ID}
 
     def __init__(self, make_cluster: MakeCluster, commands: Mapping[str, Command] = COMMANDS) -> None:
         self.make_cluster = make_cluster
         self.commands = commands
-        self.partition: TopicPartition | None = None  # what commands that name none speak of
-        self.holds: dict[str, Callable[[], None]] = {}  # by the words of the hold: what ends it
+        self.partition: TopicPartition | None = None  # the default partition of commands
+        self.holds: dict[str, Callable[[], None]] = {}  # by the words of the hold: the function that ends it
         self.disk_faults: dict[int, object] = {}
         self._cluster: Backend | None = None
         self._produces: list[tuple[str, Future[Any]]] = []
@@ -129,7 +129,7 @@ class Transcript:
     # ---- running ------------------------------------------------------------------------------------------
 
     def run(self, line: str) -> list[str]:
-        """Run one command line; the lines it prints. Raises ScriptError."""
+        """Run a command line; return the lines it prints. Raises ScriptError."""
         name, *words = line.split()
         if name not in self.commands:
             raise ScriptError(f"there is no command {name!r}")
@@ -139,9 +139,9 @@ class Transcript:
         return printed + list(self._news())
 
     def begin(self, settings: Mapping[str, str]) -> Backend:
-        """Make the cluster."""
+        """Create the cluster."""
         if self._cluster is not None:
-            raise ScriptError("the brokers are there already")
+            raise ScriptError("the brokers exist already; begin another script")
         self._cluster = self.make_cluster(settings)
         self._cluster.controller.on_change = self._decided.append
         return self._cluster
@@ -157,7 +157,7 @@ class Transcript:
         return self._cluster
 
     def _news(self) -> Iterator[str]:
-        yield from self._told_of_itself()
+        yield from self._own_news()
         waiting = []
         for label, future in self._produces:
             if not future.done():
@@ -172,8 +172,8 @@ class Transcript:
                 yield f"{label}: sent"
         self._produces = waiting
 
-    def _told_of_itself(self) -> Iterator[str]:
-        """What the controller has decided, and what was asked of it, since the last line."""
+    def _own_news(self) -> Iterator[str]:
+        """Yield the controller's decisions, and the requests it got, since the last line."""
         decided, self._decided[:] = list(self._decided), []
         for state in decided:
             isr, epoch = listed(state.isr), state.partition_epoch
@@ -183,28 +183,28 @@ class Transcript:
             broker_id, topic_partition = controller.handovers.pop(0)
             yield f"{broker_id}: another one should lead {topic_partition}"
 
-    # ---- what commands need -------------------------------------------------------------------------------
+    # ---- for commands -------------------------------------------------------------------------------------
 
     def node_of(self, text: str) -> int:
-        """The id of a node as a script names it."""
+        """Return the id of a node, given by its name in a script."""
         return self.NAMES[text] if text in self.NAMES else number_of(text, "a broker")
 
     def name_of(self, node_id: int) -> str:
-        """A node as a script names it."""
+        """Return a node's name in a script."""
         return next((name for name, named in self.NAMES.items() if named == node_id), str(node_id))
 
     def topic_name(self, topic_id: Uuid) -> str:
         return str(self.cluster.controller.topic_name(topic_id))
 
     def add_produce(self, label: str, answer: Future[Any]) -> None:
-        """Tell when the produce is answered."""
+        """Print the produce request's result when it completes."""
         self._produces.append((label, answer))
 
     def is_waiting(self, label: str) -> bool:
         return any(waiting == label and not future.done() for waiting, future in self._produces)
 
     def broker(self, word: str, *, runs: bool | None = None) -> int:
-        """The id of a broker, which must run, or must not."""
+        """Return the id of a broker, after checking that it runs, or does not."""
         broker_id = self.node_of(word)
         if broker_id not in self.cluster.brokers:
             raise ScriptError(f"there is no broker {broker_id}")
@@ -213,7 +213,7 @@ class Transcript:
         return broker_id
 
     def the_partition(self, arguments: Arguments) -> TopicPartition:
-        """The partition that the arguments name first, or the script's first one."""
+        """Return the partition that the first argument names, else the script's first one."""
         name = arguments.maybe_word(r"[a-z]\w*-\d+")
         if name is not None:
             topic, _, index = name.rpartition("-")
@@ -223,14 +223,14 @@ class Transcript:
         return self.partition
 
     def decided(self, topic_partition: TopicPartition) -> LeaderAndIsr:
-        """The controller's word about the partition."""
+        """Return the controller's state of the partition."""
         try:
             return self.cluster.controller.partitions[topic_partition]
         except KeyError:
             raise ScriptError(f"there is no partition {topic_partition}") from None
 
     def replica(self, broker_id: int, topic_partition: TopicPartition) -> Any:
-        """The Partition on that broker; None where it does not run or has none."""
+        """Return the broker's Partition, None if the broker is down or has none."""
         program = self.cluster.program(broker_id)
         return None if program is None else program.replica_manager.partitions.get(topic_partition)
 
@@ -239,15 +239,15 @@ class Transcript:
 
 
 def listed(brokers: Sequence[int]) -> str:
-    """Broker ids as a script writes them."""
+    """Return broker ids as a script writes them."""
     return ",".join(str(broker) for broker in sorted(brokers)) or "none"
 
 
 def error_name(error: BaseException) -> str:
-    """An error as a script tells it: the kind; the words are for people and may change."""
+    """Return an error as a script prints it: the class only, because messages may change."""
     return type(error).__name__
 
 
 def refused(error: KreplicaError) -> str:
-    """What a command prints whose action was refused."""
+    """Return what a command prints if its action was refused."""
     return f"refused: {error_name(error)}"

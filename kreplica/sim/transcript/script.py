@@ -1,15 +1,15 @@
-"""A transcript's text: blocks of command lines, and under a line `----` what they print.
+"""The text of a transcript: blocks of command lines, each followed by `----` and what the lines print.
 
-    # A comment, which stays where it is.
+    # A comment, which is kept.
     produce m1
     status
     ----
     m1: pending
     broker  role    ...
 
-A block ends at an empty line or at the end of the text; one that prints nothing has no `----`. To replay a
-text is to write it anew with what its commands print now: it holds if that is the same text. So a script is
-checked by comparing, and brought up to date by keeping the new one. No state; any thread.
+A block ends at an empty line or at the end of the text; a block that prints nothing has no `----`. A replay
+produces the text anew with the current output. The script passes if the text is the same. So checking a
+script is a comparison, and updating it means keeping the new text. No state; any thread.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from collections.abc import Callable, Sequence
 DIVIDER = "----"
 COMMENT = "#"
 
-# Runs one command line: the lines that it prints.
+# Runs a command line and returns the lines that it prints.
 RunCommand = Callable[[str], Sequence[str]]
 
 
 class ScriptError(ValueError):
-    """A script that cannot be run: an unknown command, a missing argument. Names the line's number."""
+    """The script cannot be run: an unknown command, a missing argument. The message has the line's number."""
 
 
 def first_command(text: str) -> str:
-    """The first word of the first command line, which says what the script is of; "" where there is none."""
+    """Return the first word of the first command line, which is the kind of script, else ""."""
     lines = (line.strip() for line in text.splitlines())
     return next((line.split()[0] for line in lines if line and not line.startswith(COMMENT)), "")
 
 
 def replay(text: str, run: RunCommand) -> str:
-    """The text with the output of its commands as `run` gives it. Raises ScriptError."""
+    """Return the text with the output that `run` returns for its commands. Raises ScriptError."""
     made: list[str] = []
     commands: list[tuple[int, str]] = []
     lines = text.splitlines()
@@ -43,7 +43,7 @@ def replay(text: str, run: RunCommand) -> str:
         line = lines[at].rstrip()
         at += 1
         if line == DIVIDER:
-            # What was printed when the script was written; it is made anew.
+            # Skip the previous output, which is produced anew.
             while at < len(lines) and lines[at].strip():
                 at += 1
         elif line:

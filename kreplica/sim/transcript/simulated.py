@@ -1,4 +1,4 @@
-"""Scripts on a simulated cluster, all invariants checked after every event. No state; one thread."""
+"""Replay scripts on a simulated cluster, with all invariants checked after every event. One thread."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kreplica.sim.cluster import SimCluster
 from kreplica.sim.invariants.checker import InvariantChecker
 from kreplica.sim.nodes.node_checker import NodeChecker
 
-# Each registers its commands.
+# Each module registers its commands.
 from kreplica.sim.transcript import client_commands, cluster_commands, damage_commands, network_commands
 from kreplica.sim.transcript.node_commands import NodesTranscript
 from kreplica.sim.transcript.quorum_commands import QuorumTranscript
@@ -21,14 +21,14 @@ MODULES = (client_commands, cluster_commands, damage_commands, network_commands)
 
 
 def simulated_cluster(settings: Mapping[str, str]) -> SimCluster:
-    """A cluster in which things happen in the order in which they are said."""
+    """Create a cluster whose events run in the order they were added."""
     cluster = SimCluster(broker_factory(ReplicaConfig.parse(settings)), shuffle=False)
     InvariantChecker(cluster)
     return cluster
 
 
 def transcript_of(text: str) -> Transcript:
-    """A run of the kind of script that the text is: of brokers, of whole nodes, or of a quorum."""
+    """Return a transcript for the kind of script: of brokers, of whole nodes, or of a quorum."""
     first = first_command(text)
     if first == "nodes":
         return NodesTranscript(NodeChecker)
@@ -36,7 +36,7 @@ def transcript_of(text: str) -> Transcript:
 
 
 def replay_simulated(text: str) -> str:
-    """The script with the output that it has on a simulated cluster; see script.replay."""
+    """Return the script with its output on a simulated cluster; see script.replay."""
     transcript = transcript_of(text)
     try:
         return replay(text, transcript.run)
