@@ -19,9 +19,6 @@ class LeaderAndEpoch(NamedTuple):
     leader_id: int | None
     epoch: int
 
-    def is_leader(self, node_id: int) -> bool:
-        return self.leader_id == node_id
-
 
 class RaftListener(Protocol):
     """Receives the committed log, in order."""

@@ -47,10 +47,6 @@ class VoterNode:
         own = self.voter_key
         return own.node_id == key.node_id and own.directory_id in (Uuid.ZERO, key.directory_id)
 
-    def endpoint(self, listener: str) -> VoterEndpoint | None:
-        """Return the address of the listener with this name."""
-        return next((each for each in self.endpoints if each.name == listener), None)
-
     def supports(self, kraft_version: int) -> bool:
         return self.min_supported_version <= kraft_version <= self.max_supported_version
 
@@ -108,11 +104,6 @@ class VoterSet:
         """
         node = self.voters.get(key.node_id)
         return node is not None and node.is_voter(key)
-
-    def endpoint(self, node_id: int, listener: str) -> VoterEndpoint | None:
-        """Return the voter's listener with this name; None if there is no such voter or listener."""
-        node = self.voters.get(node_id)
-        return None if node is None else node.endpoint(listener)
 
     def supports(self, kraft_version: int) -> bool:
         """Whether all voters support the level."""

@@ -138,8 +138,9 @@ def test_a_voter_that_moves_keeps_its_vote_and_everybody_learns_where_it_is():
     assert (current.leader_id, current.leader_epoch) == (leader, 1)
 
     def is_known_to(node_id):
-        found = quorum.client(node_id).voters.endpoint(moved, "CONTROLLER")
-        return found is not None and (found.host, found.port) == ("elsewhere", 9_093)
+        endpoints = quorum.client(node_id).voters.voters[moved].endpoints
+        known = [(each.name, each.host, each.port) for each in endpoints]
+        return known == [("CONTROLLER", "elsewhere", 9_093)]
 
     assert quorum.run_until(lambda: all(map(is_known_to, quorum.alive)))
     assert sorted(quorum.client(leader).voters.voters) == [1, 2, 3]

@@ -42,9 +42,8 @@ sets = st.lists(keys, min_size=1, max_size=6, unique_by=lambda key: key.node_id)
 def test_a_set_is_parsed_from_its_configuration() -> None:
     voters = VoterSet.parse("3@c:9093, 1@[::1]:9094,2@b.example:1")
     assert list(voters.voters) == [1, 2, 3]
-    assert voters.endpoint(1, "CONTROLLER") == VoterEndpoint(name="CONTROLLER", host="::1", port=9094)
-    assert voters.endpoint(1, "OTHER") is None
-    assert voters.endpoint(9, "CONTROLLER") is None
+    (endpoint,) = voters.voters[1].endpoints
+    assert endpoint == VoterEndpoint(name="CONTROLLER", host="::1", port=9094)
     assert voters.majority == 2
 
 
