@@ -1,4 +1,4 @@
-"""Record batches for tests: built, made by hand, damaged."""
+"""Build record batches for tests: valid, hand-made, damaged."""
 
 import struct
 
@@ -23,7 +23,7 @@ def with_crc(batch) -> bytes:
 
 
 def with_field(batch: bytes, position: int, code: str, value: int) -> bytes:
-    """The batch with one header field set, and a CRC that fits."""
+    """Return the batch with one header field changed, and a matching CRC."""
     changed = bytearray(batch)
     struct.pack_into(code, changed, position, value)
     struct.pack_into(">I", changed, 17, crc32c.checksum(memoryview(changed)[21:]))
@@ -31,7 +31,7 @@ def with_field(batch: bytes, position: int, code: str, value: int) -> bytes:
 
 
 def batch_of(section: bytes, count: int, last_delta: int | None = None, attributes: int = 0) -> bytes:
-    """A batch around a hand-made records section."""
+    """Return a batch with a hand-made records section."""
     head = struct.pack(
         ">qiibIhiqqqhii", 0, 49 + len(section), 0, 2, 0, attributes,
         count - 1 if last_delta is None else last_delta, 0, 0, -1, -1, -1, count,
@@ -40,6 +40,6 @@ def batch_of(section: bytes, count: int, last_delta: int | None = None, attribut
 
 
 def record_of(delta=0, key=b"\x01", value=b"\x01", headers=b"\x00", timestamp=b"\x00") -> bytes:
-    """A hand-made record; key and value with their own lengths in front."""
+    """Return a hand-made record; key and value include their lengths."""
     body = b"\x00" + timestamp + varint.encode_varint(delta) + key + value + headers
     return varint.encode_varint(len(body)) + body

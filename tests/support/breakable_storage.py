@@ -1,9 +1,9 @@
-"""Real files on a disk that can lose its power and refuse what it is asked.
+"""Real files on a disk that can lose power and refuse operations.
 
-What was flushed is copied beside the files at that moment, and comes back in a power cut: contents after a
-flush of the file, names after one of their directory. `before`, if set, is called as before(operation, path)
-before each change and flush, and raises what the disk refuses. Operations have the names of SimStorage's.
-Thread rule: as FileStorage, but for `cut_power`, which nobody may be beside.
+Flushed data is copied beside the files when it is flushed, and restored by a power cut: contents after a
+flush of the file, names after a flush of their directory. If `before` is set, it is called as
+before(operation, path) before each change and flush, and raises what the disk refuses. Operations have the
+names of SimStorage's. Thread rule: as FileStorage, except that nothing else may run during `cut_power`.
 """
 
 from __future__ import annotations
@@ -22,28 +22,28 @@ if TYPE_CHECKING:
 
 
 class BreakableStorage(FileStorage):
-    """Implements Storage for the files below `root`; `aside` is an empty directory beside it."""
+    """Implements Storage for the files in `root`; `aside` is an empty directory outside of it."""
 
     def __init__(self, root: Path, aside: Path) -> None:
         self.before: Callable[[str, str], None] | None = None
         self._root = root
         self._aside = aside
         self._boot = 1
-        # By inode, which stays a directory's own while it is held open: the names in it that are on disk.
+        # The flushed names of each directory, by inode, which stays its own while the directory is held open.
         self._directories: dict[int, dict[str, int]] = {}
         self._held: list[int] = []
         self.sync_directory(str(root))
 
-    # ---- what is flushed ----------------------------------------------------------------------------------
+    # ---- flushes ------------------------------------------------------------------------------------------
 
     def keep(self, path: str) -> None:
-        """The file's contents are on disk as they are now, if it has its name still."""
+        """Keep the file's current contents as flushed, if it still has its name."""
         if not os.path.exists(path):
             return
         number = os.stat(path).st_ino
         held = self._aside / f"{number}.held"
         if not held.exists():
-            # Its number is given to no other file while it has a name.
+            # While it has a name, no other file gets its inode.
             held.hardlink_to(path)
         shutil.copyfile(path, self._kept(number))
 
@@ -60,7 +60,7 @@ class BreakableStorage(FileStorage):
             self._held.append(os.open(path, os.O_RDONLY))
         self._directories[number] = {entry.name: entry.inode() for entry in os.scandir(path)}
 
-    # ---- what may be refused ------------------------------------------------------------------------------
+    # ---- operations that may be refused -------------------------------------------------------------------
 
     def open_region(self, path: str, capacity: int, *, writable: bool, create: bool = False) -> Region:
         if create and not self.exists(path):
@@ -104,13 +104,13 @@ class BreakableStorage(FileStorage):
         if self.before is not None:
             self.before(operation, path)
 
-    # ---- the power ----------------------------------------------------------------------------------------
+    # ---- power --------------------------------------------------------------------------------------------
 
     def boot_id(self) -> str:
         return f"00000000-0000-4000-8000-{self._boot:012x}"
 
     def cut_power(self, *, keeps_names: bool = False) -> None:
-        """Leave what was flushed, and with `keeps_names` every name as it is; nothing is open any more."""
+        """Restore what was flushed; with `keeps_names` every name stays. All files must be closed."""
         self._boot += 1
         left = self._aside / "left"
         left.mkdir()
@@ -124,7 +124,7 @@ class BreakableStorage(FileStorage):
             self.sync_directory(path)
 
     def _restore(self, now: Path, number: int, target: Path, keeps_names: bool) -> None:
-        """What is left of the directory with that inode, which is `now` where it has a name still."""
+        """Restore the directory with that inode; `now` is its present place, if it has a name."""
         names = self._directories.get(number, {})
         if keeps_names:
             names = {entry.name: entry.inode() for entry in os.scandir(now)}
@@ -141,7 +141,7 @@ class BreakableStorage(FileStorage):
         return self._aside / str(number)
 
     def close(self) -> None:
-        """Let go of everything that was kept aside."""
+        """Remove the kept copies."""
         for descriptor in self._held:
             os.close(descriptor)
         self._held.clear()
@@ -151,7 +151,7 @@ class BreakableStorage(FileStorage):
 
 
 class BreakableRegion(Region):
-    """A region that tells its storage of flushes."""
+    """A region that reports flushes to its storage."""
 
     storage: BreakableStorage
 
@@ -166,5 +166,5 @@ class BreakableRegion(Region):
         before = os.stat(self.path).st_ino
         super().truncate(length, tail)
         if os.stat(self.path).st_ino != before:
-            # It goes on in a new file, which is on disk before it gets the name.
+            # It continues in a new file, which is flushed before it gets the name.
             self.storage.keep(self.path)

@@ -1,4 +1,4 @@
-"""A slow model of the cleaner's core: batches as data, the map as a dict, the rules record by record."""
+"""A slow model of the log cleaner: batches as data, the map as a dict, the rules record by record."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LOG_APPEND_TIME, TRANSACTIONAL, CONTROL, DELETE_HORIZON = 8, 16, 32, 64
 
 @dataclass(frozen=True)
 class Item:
-    """One record; its offset is its batch's base offset and this delta."""
+    """A record; its offset is its batch's base offset plus this delta."""
 
     delta: int
     key: bytes | None
@@ -75,7 +75,7 @@ def encode(batch: Batch) -> bytes:
 
 
 def decode(batch: RecordBatch) -> Batch:
-    """What is in a batch that was checked through and through."""
+    """Return the contents of a verified batch."""
     batch.check()
     attributes = struct.unpack_from(">h", memoryview(batch), 21)[0]
     items = tuple(
@@ -88,7 +88,7 @@ def decode(batch: RecordBatch) -> Batch:
 
 
 def source_of(data: bytes, base_offset: int = 0) -> LogSegment:
-    """A segment to be cleaned, with these bytes."""
+    """Return a segment to clean, with these bytes."""
     made = segment(base_offset=base_offset)
     return LogSegment(region(data, max(len(data), 1)), made.offset_index, made.time_index, base_offset)
 
@@ -107,7 +107,7 @@ def timestamps(batch: Batch) -> list[int]:
 
 
 class Map:
-    """A pass over a log with a map of so many keys."""
+    """A pass over a log with a map of at most `capacity` keys."""
 
     def __init__(self, log: Iterable[Batch], first_offset: int, capacity: int) -> None:
         self.offsets: dict[bytes, int] = {}

@@ -1,4 +1,4 @@
-"""Three simulated brokers, a producer and a fetcher, which ask a scripted controller for metadata."""
+"""Three simulated brokers, a producer and a fetcher that get metadata from a scripted controller."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ CONFIG = ClientConfig(request_timeout_ms=200, delivery_timeout_ms=5_000)
 
 
 class Stage(Replicas):
-    """The brokers, and a producer that asks a word of the scripted controller."""
+    """The brokers, and a producer that gets metadata from the scripted controller."""
 
     def __init__(self, client=CONFIG, **options):
         super().__init__(**options)

@@ -1,4 +1,4 @@
-"""Records of one small cluster, for tests: so few ids and names that they meet often."""
+"""Random records of one small cluster: with few ids and names, they often refer to the same objects."""
 
 from hypothesis import strategies as st
 
@@ -192,10 +192,10 @@ RECORDS: dict[type[MetadataRecord], st.SearchStrategy] = {
     kinds.AbortTransactionRecord: st.builds(kinds.AbortTransactionRecord, reason=st.none() | NAMES),
 }
 
-# Topics and partitions come more often: most of what may go wrong is theirs.
+# Topics and partitions are drawn more often, because most errors concern them.
 _WEIGHTED = [*RECORDS, *[kinds.TopicRecord, kinds.PartitionRecord, kinds.PartitionChangeRecord] * 4]
 
 
 def cluster_records() -> st.SearchStrategy[ApiMessageAndVersion[MetadataRecord]]:
-    """Any record of the small cluster; many do not fit what came before."""
+    """Draw a record of the small cluster; many contradict earlier ones."""
     return st.sampled_from(_WEIGHTED).flatmap(RECORDS.__getitem__).map(in_lowest_version)

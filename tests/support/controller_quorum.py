@@ -1,8 +1,8 @@
 """Controllers and brokers over a real metadata quorum, on simulated machines.
 
-A controller is a voter with a QuorumController; a broker is an observer that registers and sends heartbeats,
-and has no logs. Both follow the metadata log, and tell what they know of it. Node ids: controllers from 101
-on, brokers from 1 on; `combined`: every node is both, from 1 on.
+A controller is a voter with a QuorumController. A broker is an observer without logs, which registers and
+sends heartbeats. Both follow the metadata log and expose what they have applied. Node ids: controllers from
+101 on, brokers from 1 on; with `combined`, every node is both, from 1 on.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from tests.support.one_controller import directory_of, topic_creation
 
 CLUSTER_ID = "simulated-cluster-----"
 CLIENT_ID = 2_000
-# What ARCHITECTURE recommends for the nodes of one process.
+# The settings that ARCHITECTURE recommends for nodes in one process.
 RAFT_CONFIG = RaftConfig(
     quorum_election_timeout_ms=100,
     quorum_fetch_timeout_ms=500,
@@ -66,7 +66,7 @@ BROKER_CONFIG = BrokerConfig(
 
 @dataclass(slots=True)
 class Setup:
-    """What all nodes have in common."""
+    """The configuration that all nodes share."""
 
     voters: VoterSet
     raft: RaftConfig = RAFT_CONFIG
@@ -76,12 +76,12 @@ class Setup:
 
 
 def metadata_directory_of(node_id: int) -> Uuid:
-    """The id of the directory with a node's metadata log."""
+    """Return the id of the directory with a node's metadata log."""
     return Uuid(b"metadata" + node_id.to_bytes(8, "big"))
 
 
 def setup_of(controllers: Sequence[int], **changes: Any) -> Setup:
-    """These controllers are the voters."""
+    """Return a setup with these controllers as voters."""
     return Setup(
         VoterSet(VoterNode(ReplicaKey(each, metadata_directory_of(each)), (), 0, 1) for each in controllers),
         **changes,
@@ -199,14 +199,14 @@ class ClusterNode:
     def on_metadata_update(
         self, _delta: MetadataDelta, _metadata: ClusterMetadata, _applied: OffsetAndEpoch
     ) -> None:
-        """Nothing here acts on it."""
+        """Do nothing with the update; tests read the loader."""
 
     def on_leader_change(self, _leader: LeaderAndEpoch) -> None:
         """Nothing here acts on it."""
 
 
 class ControllerQuorum:
-    """The machines of a cluster on one virtual clock. All are started, and brokers are unfenced."""
+    """The machines of a cluster on one virtual clock, all started, with unfenced brokers."""
 
     def __init__(
         self,
@@ -248,7 +248,7 @@ class ControllerQuorum:
         is_broker = ports.broker_id in self.broker_ids
         return ClusterNode(ports, self.setup, is_broker=is_broker, life=ports.broker_epoch)
 
-    # ---- who there is -------------------------------------------------------------------------------------
+    # ---- nodes --------------------------------------------------------------------------------------------
 
     def node(self, node_id: int) -> ClusterNode:
         program = self.machines[node_id].program
@@ -261,7 +261,7 @@ class ControllerQuorum:
 
     @property
     def active(self) -> int | None:
-        """The node of the active controller of the newest epoch."""
+        """The node that is the active controller of the newest epoch."""
         found = [
             (self.node(each).client.leader_and_epoch.epoch, each)
             for each in self.controller_ids
@@ -284,7 +284,7 @@ class ControllerQuorum:
         return lifecycle.state is BrokerState.RUNNING and not lifecycle.is_fenced
 
     def metadata(self, node_id: int | None = None) -> ClusterMetadata:
-        """What a node knows to be committed, by default the active controller's."""
+        """Return the committed metadata of a node, by default of the active controller."""
         chosen = node_id or self.active
         assert chosen is not None
         return self.node(chosen).loader.published
@@ -294,18 +294,18 @@ class ControllerQuorum:
         assert found is not None
         return found
 
-    # ---- what a script does -------------------------------------------------------------------------------
+    # ---- actions of a script ------------------------------------------------------------------------------
 
     def start(self, *node_ids: int) -> None:
         for node_id in node_ids:
             self.machines[node_id].start()
 
     def kill(self, node_id: int) -> None:
-        """As kill -9: the others see the connections close."""
+        """End the node as kill -9 does: the others see the connections close."""
         self.machines[node_id].kill()
 
     def lose_power(self, node_id: int) -> None:
-        """Nobody is told anything."""
+        """Cut the node's power: the others get no notification."""
         self.machines[node_id].power_cut()
 
     def send(self, request: Any, to: int | None = None, *, timeout_ms: int = 1_000) -> Future[Any]:
@@ -315,7 +315,7 @@ class ControllerQuorum:
         return self.endpoint.send(receiver, request, timeout_ms=timeout_ms)
 
     def ask(self, request: Any, to: int | None = None) -> Any:
-        """The answer to a client's request."""
+        """Return the response to a client's request."""
         future = self.send(request, to)
         assert self.run_until(future.done)
         return future.result(timeout=0)
@@ -328,17 +328,17 @@ class ControllerQuorum:
         self.scheduler.run_for(duration_ms)
 
     def run_until(self, condition: Callable[[], object], limit_ms: int = 5_000) -> bool:
-        """Let events happen until the condition holds; False if it does not in time."""
+        """Run events until the condition holds; returns False if it does not in time."""
         return self.scheduler.run_until(lambda: bool(condition()), limit_ms)
 
     def until(self, condition: Callable[[], object], limit_ms: int = 5_000) -> int:
-        """How many ms pass until the condition holds."""
+        """Return how many ms pass until the condition holds."""
         begun_ns = self.time.now_ns
         assert self.run_until(condition, limit_ms), f"not within {limit_ms} ms"
         return (self.time.now_ns - begun_ns) // NANOSECONDS_PER_MS
 
     def leader_known_to(self, broker_ids: Sequence[int], topic: str, leader: int) -> Callable[[], bool]:
-        """Whether all of these brokers know that `leader` leads the topic's first partition."""
+        """Return a condition: all of these brokers know that `leader` leads the topic's first partition."""
         return partial(self._is_known, broker_ids, topic, leader)
 
     def _is_known(self, broker_ids: Sequence[int], topic: str, leader: int) -> bool:

@@ -1,4 +1,4 @@
-"""A controller's state machines over a log that is a list: what they append, and a cluster to do it in."""
+"""A controller's state machines over a log that is a list, and a cluster for them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def directory_of(broker_id: int, number: int = 0) -> Uuid:
 
 
 class ControllerStage:
-    """State machines in one term. `log`: what was appended; `refuses`: appends fail."""
+    """State machines in one term. `log`: the appended records; with `refuses`, appends fail."""
 
     def __init__(
         self, brokers: Iterable[int] = (0, 1, 2), racks: Sequence[str] = (), directories: int = 1
@@ -53,7 +53,7 @@ class ControllerStage:
         self.batches.clear()
 
     def take_over(self, epoch: int = EPOCH) -> None:
-        """A new term: the context is made of what is in the log."""
+        """Begin a new term, with a context made from the log."""
         self.context = ControllerContext(self.replayed(), epoch, len(self.log) - 1)
         self.logger = StateChangeLogger(1)
         self.machines = StateMachines(self.context, self.append, self.logger, self.random)
@@ -63,13 +63,13 @@ class ControllerStage:
     def append(self, _epoch: int, records: Sequence[Record]) -> int:
         if self.refuses:
             raise BufferExhausted("the stage refuses")
-        # Through bytes, so that what is appended can be read.
+        # Through bytes, to check that appended records can be read.
         self.log += [decode(encode(message, version)) for message, version in records]
         self.batches.append(len(records))
         return len(self.log) - 1
 
     def replayed(self) -> ClusterMetadata:
-        """The cluster as whoever reads the log knows it."""
+        """Return the cluster as replayed from the log."""
         metadata = ClusterMetadata()
         for offset, (message, version) in enumerate(self.log):
             metadata.replay(message, version, offset)
@@ -78,7 +78,7 @@ class ControllerStage:
     # ---- brokers ------------------------------------------------------------------------------------------
 
     def register(self, broker_id: int, *, rack: str | None = None, directories: int = 1) -> int:
-        """A broker starts, fenced; its epoch."""
+        """Start a broker, fenced; return its epoch."""
         epoch = len(self.log)
         record = RegisterBrokerRecord(
             broker_id=broker_id,
@@ -122,7 +122,7 @@ class ControllerStage:
     # ---- topics -------------------------------------------------------------------------------------------
 
     def create(self, topic: str, *assignments: Sequence[int], **configs: str) -> list[PartitionContext]:
-        """A topic whose partitions have the brokers given; settings with '_' for '.'."""
+        """Create a topic with these assignments; in names of settings, '_' stands for '.'."""
         response = self.control.create_topics(topics_request(creatable(topic, assignments, **configs)))
         assert response.topics[0].error_code == 0, response.topics[0].error_message
         return self.context.partitions_of(topic)
@@ -136,7 +136,7 @@ class ControllerStage:
         return registration
 
     def set_isr(self, topic: str, *isr: int, number: int = 0) -> None:
-        """As if the leader had asked for it."""
+        """Change the ISR as if the leader had asked for it."""
         partition = self.partition(topic, number)
         with self.machines.batch.collected():
             change = self.machines.batch.change_of(partition)

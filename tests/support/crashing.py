@@ -1,7 +1,7 @@
-"""A log that is driven through a list of steps until its machine stops at a chosen change or flush.
+"""Run a list of steps on a log until its machine stops at a chosen change or flush.
 
-`Run` keeps beside the log what it was told: every value that was ever given an offset, what was
-acknowledged, and what was flushed. After the stop, `check` holds a recovered log against that.
+`Run` keeps every value that ever had an offset, what was acknowledged, and what was flushed. After the stop,
+`check` compares a recovered log with that.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ SEGMENT_BYTES = 16 << 10
 
 
 class Stopped(BaseException):
-    """The machine stops: no code of the program goes on."""
+    """The machine stops: no more code of the program runs."""
 
 
 class Run:
@@ -32,12 +32,12 @@ class Run:
         self.durability = durability
         self.random = random.Random(seed)
         self.left = stop_at
-        self.values: dict[int, bytes] = {}  # what each offset holds now
-        self.written: dict[int, set[bytes]] = {}  # all that it ever held
+        self.values: dict[int, bytes] = {}  # the current value of each offset
+        self.written: dict[int, set[bytes]] = {}  # all values that each offset ever had
         self.start = 0
-        self.end = 0  # of what was acknowledged
+        self.end = 0  # of the acknowledged records
         self.flushed = 0
-        # While a truncation runs, a crash may leave the log before it or after it.
+        # During a truncation, a crash may leave the log as before it or as after it.
         self.least_end = 0
         self.number = 0
         self.log: kreplica.Log | None = None
@@ -50,7 +50,7 @@ class Run:
             self.left -= 1
 
     def play(self, steps: Sequence[tuple[str, int]]) -> bool:
-        """Do the steps; whether the machine stopped on the way."""
+        """Run the steps; return whether the machine stopped on the way."""
         try:
             self.open()
             self.play_on(steps)
@@ -133,7 +133,7 @@ class Run:
     def truncate(self, back: int) -> None:
         assert self.log is not None
         target = min(self.end, max(self.start, self.end - back % 20))
-        # A batch goes as a whole.
+        # Batches are truncated as a whole.
         least = min((batch.base_offset for batch in self.log.batches(target)), default=target)
         self.least_end = self.flushed = min(self.flushed, least)
         self.log.truncate_to(target)
@@ -156,7 +156,8 @@ class Run:
         return b"%d:" % self.number + self.random.randbytes(size)
 
     def check(self, log: kreplica.Log, at_least: int) -> None:
-        """No damage, nothing missing below `at_least`, nothing twice, nothing that was never written."""
+        """Check for damage, records missing below `at_least`, duplicates, and values that were never
+        written."""
         assert log.damage is None, log.damage
         records = list(log.read())
         offsets = [record.offset for record in records]
@@ -182,6 +183,6 @@ def open_log(storage: SimStorage, *, durability: str = "page_cache", read_only: 
 
 
 def abandon(log: kreplica.Log) -> None:
-    """Let a log go as a process that dies does."""
+    """Abandon a log as a dying process does."""
     with suppress(Exception):
         log._log.abandon()

@@ -1,15 +1,15 @@
-"""Ways to damage a file's bytes, for tests that ask what a reader then says."""
+"""Damage a file's bytes, for tests of what a reader reports."""
 
 from collections.abc import Iterator
 
 
 def truncations(data: bytes) -> Iterator[bytes]:
-    """Every proper prefix, the empty one too."""
+    """Yield every proper prefix, including the empty one."""
     return (data[:size] for size in range(len(data)))
 
 
 def bit_flips(data: bytes) -> Iterator[bytes]:
-    """The bytes with one bit flipped, for every bit."""
+    """Yield the bytes with one bit flipped, for every bit."""
     for bit in range(len(data) * 8):
         flipped = bytearray(data)
         flipped[bit // 8] ^= 1 << bit % 8

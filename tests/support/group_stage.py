@@ -1,4 +1,4 @@
-"""One group coordinator under a virtual clock, over logs in memory, and members that ask it."""
+"""A group coordinator under a virtual clock, over logs in memory, and its members' requests."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class MemoryLog:
             future.set_result(base)
 
     def read(self, partition, leader_epoch, offset, max_bytes):
-        """A batch at a time, as a log with large ones gives them."""
+        """Return one batch at a time, as a log with large batches would."""
         assert partition == 0
         assert max_bytes > 0
         if leader_epoch != self.leader_epoch:
@@ -117,7 +117,7 @@ class GroupStage(VirtualMachine):
         return future
 
     def new_id(self, **options):
-        """The id that a member without one is told to come again with (KIP-394)."""
+        """Return the member id with which a member without one must join again (KIP-394)."""
         return self.begin_join(**options).exception(0).member_id
 
     def begin_sync(self, joined, assignments=None, *, instance=None, group="g"):
@@ -136,7 +136,7 @@ class GroupStage(VirtualMachine):
         return future
 
     def one_member(self, *, instance=None, **options):
-        """A stable group of one member: how it joined."""
+        """Create a stable group of one member; return the response to its join."""
         member_id = "" if instance else self.new_id(**options)
         joined = self.begin_join(member_id, instance=instance, **options).result(0)
         self.begin_sync(joined, {joined.member_id: b"work"}, instance=instance).result(0)
@@ -163,12 +163,12 @@ class GroupStage(VirtualMachine):
         return future
 
     def commit(self, offset, joined=None, **options):
-        """The error of a commit, None where it was taken."""
+        """Return the error of a commit, None if it succeeded."""
         future = self.begin_commit(offset, joined, **options)
         return future.exception(0) or future.result(0)[options.get("at", AT)]
 
     def committed(self, group="g"):
-        """Offset by partition."""
+        """Return the committed offset of each partition."""
         future = self.coordinator.fetch_offsets(group, None)
         self.settle()
         return {at: each.value.offset for at, each in future.result(0).items()}
@@ -184,7 +184,7 @@ class GroupStage(VirtualMachine):
         return future.exception(0)
 
     def fail_over(self):
-        """Another broker leads, and then this one again: what it knows, it knows from the log."""
+        """Let another broker lead, then this one again: it must load its state from the log."""
         self.coordinator.resign(0)
         self.settle()
         self.log.leader_epoch += 2

@@ -1,10 +1,10 @@
-"""An exception from outside at a chosen instruction, delivered where CPython itself would deliver it.
+"""Raise an exception from outside at a chosen instruction, where CPython itself would deliver it.
 
 A signal's handler and PyThreadState_SetAsyncExc raise between two instructions of Python code: at the start
-of a function, at a jump backwards, after a call. `interrupted` counts the instructions that a call executes
-and sets the exception when it comes to the n-th; CPython raises it at its next chance. So a sweep covers the
-places where a program can be interrupted, and no others. (A trace function that raises would also hit the
-end of a `with` block between its last call and that of `__exit__`, where CPython never raises.)
+of a function, at a jump backwards, after a call. `interrupted` counts the instructions of a call, and sets
+the exception at the n-th; CPython raises it at the next opportunity. So a sweep covers exactly the places
+where a program can be interrupted. (A trace function that raises would also hit the end of a `with` block
+between its last call and that of `__exit__`, where CPython never raises.)
 """
 
 import ctypes
@@ -23,12 +23,12 @@ _raise_signal = ctypes.PyDLL(None)["raise"]
 def interrupted(
     call: Callable[[], object], instruction: int, kind: type[BaseException], number: int | None = None
 ) -> bool:
-    """Call `call`, and let `kind` be raised in it behind its n-th instruction; False if it has not so many.
-    With `number`, that signal comes there; its handler raises.
+    """Run `call`, and raise `kind` after its n-th instruction; returns False if it has fewer instructions.
 
-    The exception itself does not leave this function; what else `call` raises does.
+    With `number`, that signal is sent there, and its handler raises. The exception itself does not leave this
+    function; other exceptions of `call` do.
     """
-    # Two calls from C, with no instruction in between: no more tracing, and the exception.
+    # Two calls in C without an instruction in between: end the tracing, and set the exception.
     if number is None:
         blow = map(_set_exception, (threading.get_ident(),), (kind,))
     else:

@@ -1,4 +1,4 @@
-"""Logs in a temporary directory, under a clock that a test sets."""
+"""Open logs in a temporary directory, under a clock that a test sets."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NOW_MS = 1_700_000_000_000
 
 
 class ManualClock:
-    """Stands still until a test moves it."""
+    """A clock that only advances when a test moves it."""
 
     def __init__(self, now_ms: int = NOW_MS) -> None:
         self.now_ms = now_ms
@@ -28,7 +28,7 @@ class ManualClock:
 
 
 class OtherBoot(FileStorage):
-    """The machine's files after the machine was started anew."""
+    """The machine's files after a restart of the machine."""
 
     def boot_id(self) -> str:
         return "11111111-2222-3333-4444-555555555555"
@@ -42,7 +42,7 @@ def open_log(
     options: OpenOptions | None = None,
     **settings: object,
 ) -> UnifiedLog:
-    """The log in the directory `path`, which is made if missing; `settings` as LogConfig's."""
+    """Open the log in the directory `path`, creating it if missing; `settings` as LogConfig's."""
     files = storage or FileStorage()
     files.make_directory(str(path))
     config = LogConfig(**settings)
@@ -54,7 +54,7 @@ def open_log(
 def values(
     log: UnifiedLog, start: int | None = None, isolation: str = "log_end"
 ) -> list[tuple[int, bytes | None]]:
-    """(offset, value) of the records from `start` on, control records left out."""
+    """Return (offset, value) of the records from `start` on, without control records."""
     first = log.log_start_offset if start is None else start
     return [
         (record.offset, record.value)

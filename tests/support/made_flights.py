@@ -1,4 +1,4 @@
-"""Flights that nobody flew, as the demo's table has them."""
+"""Generated flights in the form of the demo's table."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CSV = b"""year,month,day,dep_time,dep_delay,carrier,flight,tailnum,origin,dest,t
 
 
 def made_flights(count: int, seed: int = 0) -> pyarrow.Table:
-    """So many of them, on few routes; some never left, and some have no tail number."""
+    """Return `count` flights on few routes; some never left, and some have no tail number."""
     drawn = random.Random(seed)
     rows = [
         {

@@ -1,4 +1,4 @@
-"""What this process holds of the machine's memory."""
+"""Measure this process's memory."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ from pathlib import Path
 
 
 def resident_bytes() -> int:
-    """Bytes of memory that this process has in use now."""
+    """Return the bytes of physical memory that this process uses now."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()

@@ -1,7 +1,7 @@
-"""A Storage in memory for unit tests: what was written, and what of it a power cut would leave.
+"""A Storage in memory for unit tests, which knows what a power cut would leave.
 
-Each write that was not flushed is known as such, so a test can cut the power (`crash`) and look at the rest.
-It has no regions and no locks; the simulator's Storage has.
+It tracks each unflushed write, so a test can cut the power (`crash`) and look at the rest. It has neither
+regions nor locks; the simulator's Storage has.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from kreplica.common.errors import InvalidFile, KafkaStorageError
 class MemoryStorage:
     def __init__(self) -> None:
         self.files: dict[str, bytes] = {}
-        self.durable: dict[str, bytes] = {}  # names and contents that a power cut leaves
-        self.unflushed: set[str] = set()  # files whose contents are not flushed
-        self.calls: list[tuple[str, str]] = []  # (method, path) of everything that changed something
-        self.fail: type[KafkaStorageError] | None = None  # what the next change raises, if anything
+        self.durable: dict[str, bytes] = {}  # names and contents that survive a power cut
+        self.unflushed: set[str] = set()  # files with unflushed contents
+        self.calls: list[tuple[str, str]] = []  # (method, path) of every change
+        self.fail: type[KafkaStorageError] | None = None  # raised by the next change, if set
 
     def crash(self) -> None:
-        """Cut the power: files and names go back to what was flushed."""
+        """Cut the power: files and names return to their flushed state."""
         self.files = dict(self.durable)
         self.unflushed.clear()
 

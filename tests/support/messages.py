@@ -1,4 +1,4 @@
-"""Random messages of Kafka's protocol, and their bytes as kio writes them."""
+"""Random messages of Kafka's protocol, and their encoding by kio."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ PLAIN: dict[str, st.SearchStrategy[Any]] = {
 
 
 def messages(entity: type[Any]) -> st.SearchStrategy[Any]:
-    """Entities of that class of kio."""
+    """Draw entities of a class of kio."""
     return st.builds(entity, **{field.name: _values(field) for field in dataclasses.fields(entity)})
 
 
@@ -45,12 +45,12 @@ def _values(field: dataclasses.Field[Any]) -> st.SearchStrategy[Any]:
         each = st.lists(each, max_size=3).map(tuple)
     if not kind.is_nullable or kind.type_name == "uuid":
         return each
-    # kio cannot write a null array of an old version, nor a null where a tag has no other meaning.
+    # kio cannot encode a null array in an old version, or a null for a tagged field without another meaning.
     return each if "tag" in field.metadata else st.one_of(st.none(), each)
 
 
 def written(message: Any) -> bytes:
-    """The message's bytes."""
+    """Return the message's bytes."""
     with io.BytesIO() as buffer:
         entity_writer(type(message))(buffer, message)
         return buffer.getvalue()

@@ -1,4 +1,4 @@
-"""A metadata log in memory, for those who follow it: readers and snapshots as the quorum has them."""
+"""A metadata log in memory for its followers, with the quorum's kinds of readers and snapshots."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kreplica.raft.batch_reader import Batch, BatchReader
 
 
 class MetadataLog:
-    """Batches, one for each `append`; all are committed."""
+    """A list of batches, one for each `append`; all are committed."""
 
     def __init__(self) -> None:
         self.batches: list[Batch] = []
@@ -24,7 +24,7 @@ class MetadataLog:
         return self.batches[-1].last_offset + 1 if self.batches else 0
 
     def append(self, *records: MetadataRecord, epoch: int = 1) -> OffsetAndEpoch:
-        """Add a batch; one of control records where none are given."""
+        """Append a batch; without records, a batch of control records."""
         base = self.end_offset
         last = base + max(len(records), 1) - 1
         versioned = [in_lowest_version(record) for record in records]
@@ -32,7 +32,7 @@ class MetadataLog:
         return OffsetAndEpoch(last + 1, epoch)
 
     def reader(self, start: int = 0, stop: int | None = None) -> BatchReader:
-        """The batches that hold offsets from `start` to below `stop`."""
+        """Return a reader of the batches with offsets from `start` up to, but not including, `stop`."""
         stop = self.end_offset if stop is None else stop
         held = [each for each in self.batches if each.last_offset >= start and each.base_offset < stop]
         return BatchReader(start, held)
@@ -54,7 +54,7 @@ class Snapshot(BatchReader):
 def topic(
     topic_id: Uuid, name: str, partitions: int = 1, replicas: Sequence[int] = (1, 2)
 ) -> list[MetadataRecord]:
-    """The records that make a topic, all of whose replicas are in sync; the first leads."""
+    """Return the records of a new topic with all replicas in sync; the first one leads."""
     made: list[MetadataRecord] = [kinds.TopicRecord(name=name, topic_id=topic_id)]
     for number in range(partitions):
         made.append(

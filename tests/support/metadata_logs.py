@@ -1,4 +1,4 @@
-"""Metadata logs in a simulated storage, with records that tell their offset."""
+"""Metadata logs in a simulated storage; each record contains its offset."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DIRECTORY = "/data/__cluster_metadata-0"
 
 
 def machine() -> SimStorage:
-    """A storage with an empty /data."""
+    """Return a storage with an empty /data."""
     storage = SimStorage()
     storage.make_directory("/data")
     storage.sync_directory("/")
@@ -42,30 +42,30 @@ def record(number: int) -> ApiMessageAndVersion[MetadataRecord]:
 
 
 def batch(base_offset: int, count: int = 1, epoch: int = 1, now_ms: int = NOW_MS) -> bytes:
-    """A batch of records, each of which holds its offset."""
+    """Return a batch of records that contain their offsets."""
     values = [encode(*record(base_offset + n)) for n in range(count)]
     return build(values, base_offset=base_offset, leader_epoch=epoch, now_ms=now_ms)
 
 
 def append(log: KafkaMetadataLog, count: int = 1, epoch: int = 1, now_ms: int = NOW_MS) -> int:
-    """Append a batch as the leader of `epoch`; the log's end then."""
+    """Append a batch as the leader of `epoch`; return the log's new end."""
     log.append_as_leader(batch(log.end_offset, count, epoch, now_ms), epoch)
     return log.end_offset
 
 
 def commit(log: KafkaMetadataLog) -> None:
-    """Everything is on the disk, and committed."""
+    """Mark everything as flushed and committed."""
     log.flush()
     log.update_high_watermark(log.end_offset)
 
 
 def numbers(batches: Iterable[Batch]) -> list[int]:
-    """What the records in the batches hold."""
+    """Return the numbers in the batches' records."""
     return [each.message.epoch for found in batches for each in found.records]
 
 
 def content(log: KafkaMetadataLog) -> list[int]:
-    """What the records in the log hold, from its start on."""
+    """Return the numbers in the log's records, from its start on."""
     held: list[int] = []
     following = log.start_offset
     while following < log.end_offset:
@@ -78,7 +78,7 @@ def content(log: KafkaMetadataLog) -> list[int]:
 
 
 def snapshot(log: KafkaMetadataLog, offset: int, epoch: int = 1) -> OffsetAndEpoch:
-    """Freeze a snapshot of all below `offset`."""
+    """Create and freeze a snapshot of everything below `offset`."""
     snapshot_id = OffsetAndEpoch(offset, epoch)
     with log.create_new_snapshot(snapshot_id) as writer:
         writer.append([record(number) for number in range(offset)])

@@ -1,4 +1,4 @@
-"""Metadata records for tests: any, from what is declared, and a fixed one of each kind and version."""
+"""Metadata records for tests: random ones from the schema, and a fixed one of each kind and version."""
 
 from collections.abc import Iterator
 from dataclasses import MISSING, replace
@@ -37,7 +37,7 @@ _UNKNOWN = st.dictionaries(st.integers(20, 2**31), st.binary(max_size=9), max_si
 
 
 def messages(kind: type[Message], number: int, **fixed: st.SearchStrategy) -> st.SearchStrategy[Message]:
-    """Any message of the class that a version can hold, `fixed` instead of any value of those fields."""
+    """Draw a message of the class in this version; `fixed` replaces the strategies of some fields."""
     declared = [field for field in declared_fields(kind) if field.since <= number]
     fields = {field.name: _values(field.type, number) for field in declared}
     return st.builds(kind, unknown_tagged_fields=_UNKNOWN, **fields | fixed)
@@ -53,21 +53,21 @@ def _values(type: types.WireType, version: int) -> st.SearchStrategy:
 
 
 def records() -> st.SearchStrategy[ApiMessageAndVersion[MetadataRecord]]:
-    """Any record in any version."""
+    """Draw a record of any kind and version."""
     return st.sampled_from(VERSIONS).flatmap(
         lambda chosen: st.builds(ApiMessageAndVersion, messages(*chosen), st.just(chosen[1]))
     )
 
 
 def examples() -> Iterator[ApiMessageAndVersion[MetadataRecord]]:
-    """Each kind in each version, once with as little as it may have, once with all of it."""
+    """Yield each kind in each version twice: with a minimum of fields, and with all of them."""
     for kind, version in VERSIONS:
         for whole in (False, True):
             yield ApiMessageAndVersion(_example(kind, version, whole), version)
 
 
 def control_examples() -> Iterator[ControlMessage]:
-    """The same of the control records."""
+    """As `examples`, for control records."""
     for kind in CONTROL_MESSAGES.values():
         for version in range(kind.HIGHEST_VERSION + 1):
             for whole in (False, True):
@@ -81,7 +81,7 @@ def _example(kind: type[Message], version: int, whole: bool) -> Message:
 
 
 def _example_value(field: Field, type: types.WireType, version: int, whole: bool) -> object:
-    """A value that no other field has, or one that needs few bytes."""
+    """Return a value that no other field has, or one that needs few bytes."""
     number = sum(map(ord, field.name))
     if not whole and field.default is not MISSING:
         return MISSING

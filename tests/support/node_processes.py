@@ -1,4 +1,4 @@
-"""Nodes as processes of their own: `python -m kreplica serve`, with the signals a test wants to send them."""
+"""Nodes as separate processes (`python -m kreplica serve`), which a test can send signals to."""
 
 from __future__ import annotations
 
@@ -28,14 +28,13 @@ SHOWN_LOG_BYTES = 4_000
 
 
 class NodeProcesses:
-    """Nodes 1 to `nodes`, each a broker and a controller, in directories below `directory`.
+    """Nodes 1 to `nodes`, each a broker and a controller, in directories in `directory`.
 
-    They are started by `start_all`, or by entering the context, which ends all of them when it is left and
-    then shows the end of their logs where the test failed. `settings` are Kafka's properties with underscores
-    for dots; `of_nodes` are those of single ones, under their names. `voters`: so many of them are the first
-    voters of a quorum whose voters come and go (KIP-853); None: all are, and stay it. `cluster_ids`: of nodes
-    that are formatted for another cluster. `joining`: nodes that know no voters, but the others as bootstrap
-    servers, and join the quorum by themselves.
+    `start_all` starts them, and so does entering the context. Leaving it ends all of them and, if the test
+    failed, shows the end of their logs. `settings` are Kafka's properties with underscores for dots;
+    `of_nodes` are properties of single nodes, under their names. `voters`: the number of first voters of a
+    dynamic quorum (KIP-853); None: all nodes, statically. `cluster_ids`: for nodes that are formatted for
+    another cluster. `joining`: nodes that know only bootstrap servers, and join the quorum on their own.
     """
 
     def __init__(
@@ -83,16 +82,16 @@ class NodeProcesses:
 
     @property
     def bootstrap(self) -> str:
-        """bootstrap.servers of a client."""
+        """The value of a client's bootstrap.servers."""
         return ",".join(f"{host}:{port}" for host, port in self.addresses.values())
 
     @property
     def quorum(self) -> str:
-        """controller.quorum.voters."""
+        """The value of controller.quorum.voters."""
         return ",".join(f"{n}@{host}:{port}" for n, (host, port) in self.controllers.items())
 
     def _controllers_text(self, node_ids: list[int]) -> str:
-        """As --initial-controllers has it."""
+        """Return the value of --initial-controllers."""
         return ",".join(
             f"{n}@{host}:{port}:{self.directory_ids[n]}"
             for n, (host, port) in self.controllers.items()
@@ -105,14 +104,14 @@ class NodeProcesses:
         return [node_id for node_id, process in self._processes.items() if process.is_alive]
 
     def node_directory(self, node_id: int) -> Path:
-        """The node's log directory."""
+        """Return the node's log directory."""
         return self.directory / f"node-{node_id}"
 
     def log_file(self, node_id: int) -> Path:
-        """What the node wrote to standard error, in all its lives."""
+        """Return the file with the node's standard error, of all its lives."""
         return self.directory / f"node-{node_id}.log"
 
-    # ---- lives --------------------------------------------------------------------------------------------
+    # ---- life cycle ---------------------------------------------------------------------------------------
 
     def start_all(self) -> None:
         """Start the nodes that do not run, and wait until they may lead."""
@@ -123,7 +122,7 @@ class NodeProcesses:
             self.wait_until_ready(node_id)
 
     def start(self, node_id: int, *, wait: bool = True) -> None:
-        """Start the node on its directory as it is; with `wait` it may lead when this returns."""
+        """Start the node on its current directory; with `wait`, return when it may lead."""
         assert node_id not in self.live, f"node {node_id} runs"
         self._processes[node_id] = _NodeProcess(self._arguments(node_id), self.log_file(node_id))
         if wait:
@@ -134,48 +133,48 @@ class NodeProcesses:
         self._of_nodes[node_id] = {**self._of_nodes.get(node_id, {}), **settings}
 
     def wait_until_ready(self, node_id: int, timeout_s: float = WAIT_S) -> None:
-        """Return when the node has said that it may lead; AssertionError where it ended or took too long."""
+        """Wait for the node's report that it may lead. AssertionError if it ended or took too long."""
         if not self._processes[node_id].wait_until_ready(timeout_s):
             self.show_logs()
-            raise AssertionError(f"node {node_id} did not become ready")
+            raise AssertionError(f"node {node_id} was not ready within {timeout_s:.0f} s")
 
     def stop(self, node_id: int, timeout_s: float = WAIT_S) -> int:
-        """SIGTERM; its exit code."""
+        """Send SIGTERM; return the exit code."""
         process = self._processes[node_id]
         process.send(signal.SIGTERM)
         return process.wait(timeout_s)
 
     def wait_for_end(self, node_id: int, timeout_s: float = WAIT_S) -> int:
-        """Return when the node has ended by itself; its exit code."""
+        """Wait until the node ends on its own; return its exit code."""
         return self._processes[node_id].wait(timeout_s)
 
     def kill(self, *node_ids: int) -> None:
-        """SIGKILL, to all of them before the first is waited for."""
+        """Send SIGKILL to all of them before waiting for any."""
         for node_id in node_ids:
             self._processes[node_id].send(signal.SIGKILL)
         for node_id in node_ids:
             self._processes[node_id].wait(WAIT_S)
 
     def pause(self, node_id: int) -> None:
-        """SIGSTOP."""
+        """Send SIGSTOP."""
         self._processes[node_id].send(signal.SIGSTOP)
 
     def resume(self, node_id: int) -> None:
-        """SIGCONT."""
+        """Send SIGCONT."""
         self._processes[node_id].send(signal.SIGCONT)
 
     def pid(self, node_id: int) -> int:
-        """The id of the node's process."""
+        """Return the node's process id."""
         return self._processes[node_id].pid
 
     def close(self) -> None:
-        """End all of them, at once."""
+        """Kill all nodes."""
         self.kill(*self.live)
         for process in self._processes.values():
             process.close()
 
     def show_logs(self) -> None:
-        """Print the end of each node's log, for whoever reads why a test failed."""
+        """Print the end of each node's log, to show why a test failed."""
         for node_id in self.ids:
             path = self.log_file(node_id)
             text = path.read_bytes()[-SHOWN_LOG_BYTES:].decode(errors="replace") if path.exists() else ""
@@ -227,7 +226,7 @@ class _NodeProcess:
         return self._process.poll() is None
 
     def wait_until_ready(self, timeout_s: float) -> bool:
-        # Set at the end of its output, too: one that ended will not become ready.
+        # Also set at the end of the output: an ended process will not become ready.
         self._has_spoken.wait(timeout_s)
         return self._is_ready.is_set()
 
@@ -238,7 +237,7 @@ class _NodeProcess:
         return self._process.wait(timeout_s)
 
     def close(self) -> None:
-        """Return when all of its output is read; it has ended."""
+        """Wait until all output of the ended process is read."""
         self._reader.join()
 
     def _read(self) -> None:
@@ -252,7 +251,7 @@ class _NodeProcess:
 
 
 def _format(node_id: int, path: str, cluster_id: str, initial_controllers: str | None) -> Uuid:
-    """The id of the directory, which is the node's then."""
+    """Format the node's directory; return the directory's id."""
     config = NodeConfig(node_id=node_id, cluster_id=cluster_id, directories=(path,))
     if not is_formatted(config, FileStorage()):
         with contextlib.redirect_stdout(io.StringIO()):

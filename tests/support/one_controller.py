@@ -1,4 +1,4 @@
-"""One controller on a quorum of one that a test commands: it commits at once or when told, and may lose
+"""A controller on a quorum of one that a test controls: commits are immediate or on request, and it may lose
 the leadership.
 """
 
@@ -46,22 +46,22 @@ CONFIG = ControllerConfig(
 
 
 class LeaderAndEpoch(NamedTuple):
-    """As the quorum's client tells it."""
+    """The leader and epoch as the quorum's client reports them."""
 
     leader_id: int | None
     epoch: int
 
 
 class CommandedQuorum:
-    """A quorum of one. `holds`: what is appended waits for `commit`."""
+    """A quorum of one. With `holds`, appends wait for `commit`."""
 
     def __init__(self, stage: OneController) -> None:
         self._stage = stage
         self.epoch = 0
         self.leads = False
         self.holds = False
-        self.was_atomic = True  # whether the last batch was to be appended as a whole
-        self.metadata = ClusterMetadata()  # what is committed
+        self.was_atomic = True  # whether the last batch had to be appended as a whole
+        self.metadata = ClusterMetadata()  # the committed metadata
         self.batches: list[list[MetadataRecord]] = []
         self.committed = 0
         self._waiting: list[tuple[int, Sequence[ApiMessageAndVersion[MetadataRecord]]]] = []
@@ -83,7 +83,7 @@ class CommandedQuorum:
             raise NotLeader(f"epoch {epoch} is over")
         if expected_base_offset not in (None, self._next_offset):
             raise UnexpectedBaseOffset(where=self._next_offset)
-        # As they would come back from a disk.
+        # Decoded copies, as from a disk.
         copies = [decode(encode(*record)) for record in records]
         self.batches.append([record.message for record in copies])
         self.was_atomic = is_atomic
@@ -94,11 +94,11 @@ class CommandedQuorum:
         return self._next_offset - 1
 
     def append_control_record(self) -> None:
-        """The quorum writes a record of its own, as for a change of voters."""
+        """Append a control record of the quorum, as for a change of voters."""
         self._next_offset += 1
 
     def commit(self) -> None:
-        """Commit all that waits."""
+        """Commit everything that waits."""
         waiting, self._waiting = self._waiting, []
         for base_offset, records in waiting:
             for offset, (message, version) in enumerate(records, base_offset):
@@ -108,7 +108,7 @@ class CommandedQuorum:
             self._stage.controller.on_metadata_update(self.metadata.take_delta(), self.metadata, applied)
 
     def commit_first(self, count: int) -> None:
-        """Commit the first records of the only batch that waits; the rest is lost with the leadership."""
+        """Commit the first records of the only waiting batch; the rest is lost with the leadership."""
         ((base_offset, records),) = self._waiting
         self._waiting = [(base_offset, records[:count])]
         self.commit()
@@ -118,7 +118,7 @@ class CommandedQuorum:
             self.lose()
 
     def lose(self, leader_id: int | None = None) -> None:
-        """The leadership is lost, and with it all that was not committed."""
+        """Lose the leadership, and everything uncommitted."""
         self.leads = False
         self._next_offset = self.committed
         self._waiting.clear()
@@ -126,15 +126,15 @@ class CommandedQuorum:
         self._stage.controller.on_leader_change(LeaderAndEpoch(leader_id, self.epoch))
 
     def win(self) -> None:
-        """This node leads the quorum again, in a new epoch."""
+        """Make this node lead the quorum again, in a new epoch."""
         self.leads = True
         self.epoch += 1
-        self._next_offset = self.committed = self.committed + 1  # a leader begins with a record of its own
+        self._next_offset = self.committed = self.committed + 1  # a leader's first record
         self._stage.controller.on_leader_change(LeaderAndEpoch(NODE_ID, self.epoch))
 
 
 class OneController(VirtualMachine):
-    """The active controller, and what a test asks of it in the place of brokers and clients."""
+    """The active controller, and the requests of brokers and clients that a test sends."""
 
     def __init__(self, config: ControllerConfig = CONFIG) -> None:
         super().__init__()
@@ -153,7 +153,7 @@ class OneController(VirtualMachine):
             metrics=self.metrics,
         )
         self.apis = ControllerApis(self.controller)
-        self.epochs: dict[int, int] = {}  # of the brokers, as they were told
+        self.epochs: dict[int, int] = {}  # the brokers' epochs, from their registrations
         self.fenced: dict[int, bool] = {}
         self.quorum.win()
         self.settle()
@@ -163,13 +163,13 @@ class OneController(VirtualMachine):
         return self.quorum.metadata
 
     def ask(self, request: Any) -> Any:
-        """The answer to a request that needs no time."""
+        """Return the response to a request that completes at once."""
         future = self.apis.handle(request)
         self.settle()
         return future.result(timeout=0)
 
     def do(self, operation: Callable[[Any], Any]) -> Any:
-        """The result of an event of the active controller."""
+        """Run an operation as an event of the active controller; return its result."""
         future = self.controller.append_write_event("test", operation)
         self.settle()
         return future.result(timeout=0)
@@ -183,7 +183,7 @@ class OneController(VirtualMachine):
         return response
 
     def heartbeat(self, broker_id: int, **changes: Any) -> BrokerHeartbeatResponse:
-        """A heartbeat of a broker that has applied all that is committed."""
+        """Send a heartbeat of a broker that has applied everything committed."""
         response: BrokerHeartbeatResponse = self.ask(self.heartbeat_of(broker_id, **changes))
         self.fenced[broker_id] = response.is_fenced
         return response
@@ -198,14 +198,14 @@ class OneController(VirtualMachine):
         return BrokerHeartbeatRequest(broker_id=broker_id, **{**fields, **changes})  # type: ignore[arg-type]
 
     def start(self, *broker_ids: int) -> None:
-        """Register the brokers and let them be unfenced."""
+        """Register and unfence the brokers."""
         for broker_id in broker_ids:
             assert int(self.register(broker_id).error_code) == 0
             self.heartbeat(broker_id)
             assert not self.fenced[broker_id]
 
     def pass_with(self, broker_ids: Sequence[int], duration_ms: int) -> None:
-        """Let time pass while these brokers send their heartbeats, every 40 ms."""
+        """Let time pass while these brokers send a heartbeat every 40 ms."""
         while duration_ms > 0:
             step_ms = min(duration_ms, 40)
             self.pass_time(step_ms)
@@ -216,19 +216,19 @@ class OneController(VirtualMachine):
     # ---- topics -------------------------------------------------------------------------------------------
 
     def create_topic(self, name: str, *assignments: Sequence[int], **configs: str) -> None:
-        """A topic with a partition on each of the assignments."""
+        """Create a topic with a partition for each assignment."""
         (result,) = self.ask(topic_creation(name, *assignments, **configs)).topics
         assert int(result.error_code) == 0, result.error_message
 
     def partition(self, topic: str, number: int = 0) -> PartitionRegistration:
-        """A partition as it is committed."""
+        """Return a committed partition."""
         registration = self.committed.partition(TopicPartition(topic, number))
         assert registration is not None
         return registration
 
 
 def registration(broker_id: int, *, life: int = 1, **changes: Any) -> BrokerRegistrationRequest:
-    """How a broker registers; `life` makes its incarnation id."""
+    """Return a broker's registration request; `life` determines its incarnation id."""
     fields: dict[str, Any] = {
         "cluster_id": CLUSTER_ID,
         "incarnation_id": uuid.UUID(int=broker_id << 32 | life),
@@ -248,12 +248,12 @@ def registration(broker_id: int, *, life: int = 1, **changes: Any) -> BrokerRegi
 
 
 def directory_of(broker_id: int, number: int = 0) -> Uuid:
-    """The id of one of a broker's log directories."""
+    """Return the id of one of a broker's log directories."""
     return Uuid((broker_id << 8 | 0x10 + number).to_bytes(16, "big"))
 
 
 def topic_creation(name: str, *assignments: Sequence[int], **configs: str) -> CreateTopicsRequest:
-    """Wants a topic with a partition on each of the assignments; settings with underscores for dots."""
+    """Return a request for a topic with a partition for each assignment; underscores stand for dots."""
     return CreateTopicsRequest(
         topics=(
             CreatableTopic(

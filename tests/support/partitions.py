@@ -1,7 +1,6 @@
-"""Replicas of one partition, each a Partition over a real log in a simulated storage, driven by hand.
+"""Replicas of one partition, each a Partition over a real log in a simulated storage, driven by the test.
 
-There is no network and no controller: a test hands out roles, lets a follower fetch once, and answers
-proposals.
+Without a network and a controller: a test assigns roles, lets a follower fetch once, and answers proposals.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ FETCH_BYTES = 1 << 20
 
 
 class Brokers:
-    """What brokers know of each other: BrokerMetadata for all of them, at once."""
+    """BrokerMetadata shared by all brokers, updated immediately."""
 
     def __init__(self, broker_ids: Sequence[int]) -> None:
         self.epochs = {broker_id: 100 + broker_id for broker_id in broker_ids}
@@ -56,7 +55,7 @@ class Brokers:
 
 
 class Node:
-    """One broker: its storage, its log and its Partition."""
+    """A broker: its storage, its log and its Partition."""
 
     def __init__(
         self, broker_id: int, brokers: Brokers, clock: ManualClock, policy: IsrPolicy, config: LogConfig
@@ -90,7 +89,7 @@ class Node:
         )
 
     def restart(self, *, power_cut: bool = False, high_watermark: int = 0) -> None:
-        """Come back under a new broker epoch with what a kill leaves, or only with what was flushed."""
+        """Restart under a new broker epoch with what a kill leaves, or with only what was flushed."""
         if power_cut:
             self.storage = self.storage.after_power_cut()
         else:
@@ -103,8 +102,7 @@ class Node:
 
 
 class Replicas:
-    """A partition on brokers 1 to `count`; `node(n)` is broker n's. The first of `lead` must come before
-    use."""
+    """A partition on brokers 1 to `count`; `node(n)` is broker n's. Call `lead` before anything else."""
 
     def __init__(self, count: int = 3, *, policy: IsrPolicy | None = None, **settings: object) -> None:
         self.clock = ManualClock()
@@ -137,7 +135,7 @@ class Replicas:
     # ---- the controller ---------------------------------------------------------------------------------
 
     def decide(self, **changes: object) -> LeaderAndIsr:
-        """The controller's next word; `leader` begins a new leader epoch."""
+        """Return the controller's next state; `leader` begins a new leader epoch."""
         fields = {name: getattr(self.known, name) for name in LeaderAndIsr.__dataclass_fields__}
         fields["partition_epoch"] += 1
         if "leader" in changes:
@@ -146,14 +144,14 @@ class Replicas:
         return self.known
 
     def tell(self, broker_id: int) -> BecameLeader | bool:
-        """Let one broker hear what the controller has decided."""
+        """Apply the controller's current state on one broker."""
         node = self.nodes[broker_id]
         if self.known.leader == broker_id:
             return node.partition.make_leader(self.known, node.log)
         return node.partition.make_follower(self.known, node.log)
 
     def lead(self, broker_id: int, **changes: object) -> BecameLeader:
-        """Broker `broker_id` leads from now on, and everybody hears it."""
+        """Make the broker lead, and apply that on all brokers."""
         self.decide(leader=broker_id, **changes)
         answers = {each: self.tell(each) for each in self.ids}
         became = answers[broker_id]
@@ -161,12 +159,12 @@ class Replicas:
         return became
 
     def accept(self, proposed: IsrChangeProposed | None) -> PartitionEffects:
-        """The controller does what the leader asks for, and answers."""
+        """Let the controller accept the leader's proposal and respond."""
         assert proposed is not None
         return self.leader.handle_alter_partition_response(proposed.pending, self.commit(proposed))
 
     def commit(self, proposed: IsrChangeProposed) -> LeaderAndIsr:
-        """The controller does what the leader asks for; its answer."""
+        """Let the controller accept the leader's proposal; return its response."""
         wanted = proposed.leader_and_isr
         return self.decide(isr=wanted.isr, leader_recovery_state=wanted.leader_recovery_state)
 
@@ -178,7 +176,7 @@ class Replicas:
         )
 
     def read(self, follower: int, **changes: object) -> LogReadInfo:
-        """The leader's half of the follower's fetch, without a note of it."""
+        """Run the leader's part of the follower's fetch, without recording it."""
         node = self.nodes[follower]
         arguments = {
             "isolation": "log_end",
@@ -196,7 +194,7 @@ class Replicas:
         )
 
     def take(self, follower: int, read: LogReadInfo) -> None:
-        """The follower's half: cut, or append, then the high watermark."""
+        """Run the follower's part: truncate, or append, then set the high watermark."""
         node = self.nodes[follower]
         partition, epoch = node.partition, node.partition.leader_epoch
         if read.diverging_epoch is not None:
@@ -207,7 +205,7 @@ class Replicas:
         partition.update_follower_high_watermark(read.high_watermark, epoch)
 
     def fetch(self, *followers: int) -> PartitionEffects:
-        """Each fetches once; what that changed at the leader."""
+        """Let each follower fetch once; return the effects on the leader."""
         effects = PartitionEffects()
         for follower in followers:
             read = self.read(follower)
@@ -216,7 +214,7 @@ class Replicas:
         return effects
 
     def catch_up(self, *followers: int) -> PartitionEffects:
-        """Fetch until there is nothing more, so that the leader knows; what that changed there."""
+        """Fetch until nothing new is left and the leader knows that; return the effects on the leader."""
         effects = PartitionEffects()
         for follower in followers:
             for _ in range(50):
@@ -237,7 +235,7 @@ def _together(one: PartitionEffects, other: PartitionEffects) -> PartitionEffect
 
 
 def truncation_offset(log: UnifiedLog, leader_epoch: int, end_offset: int) -> int:
-    """Where a follower cuts whose leader says that `leader_epoch` ends at `end_offset` there."""
+    """Return where a follower truncates if its leader's `leader_epoch` ends at `end_offset`."""
     own_epoch, own_end = log.epochs.end_offset_for(leader_epoch, log.log_end_offset)
     if own_epoch == leader_epoch:
         return min(own_end, end_offset, log.log_end_offset)

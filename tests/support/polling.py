@@ -1,4 +1,4 @@
-"""Waiting for what another process does, which nothing here can be told of: to look again and again."""
+"""Wait for effects of another process by polling, because it cannot notify the test."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ LOOK_EVERY_S = 0.02
 
 
 def comes_to_be(condition: Callable[[], object], *, timeout_s: float) -> bool:
-    """Return when `condition()` holds, or False after so long."""
+    """Return True when `condition()` holds, or False after the timeout."""
     deadline = time.monotonic() + timeout_s
     while not condition():
         if time.monotonic() >= deadline:
             return False
-        # Whoever is waited for may want the processor.
+        # Leave the processor to the other process.
         time.sleep(LOOK_EVERY_S)
     return True
 
 
 def wait_until(condition: Callable[[], object], what: str, *, timeout_s: float = 60) -> None:
-    """Return when `condition()` holds; AssertionError naming `what` where that takes too long."""
-    assert comes_to_be(condition, timeout_s=timeout_s), f"waited {timeout_s} s in vain until {what}"
+    """Return when `condition()` holds. AssertionError naming `what` after the timeout."""
+    assert comes_to_be(condition, timeout_s=timeout_s), f"not true after {timeout_s} s: {what}"

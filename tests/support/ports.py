@@ -1,7 +1,7 @@
-"""Ports for nodes of tests: none that the kernel gives to who connects, and none of another test process.
+"""Ports for nodes of tests, outside the kernel's ephemeral range and not used by another test process.
 
-A port out of the kernel's own range may be the near end of somebody's connection by the time a node wants it,
-or wants it back after a kill. So each process of a test run goes round in a range of its own below that.
+An ephemeral port may be the local end of some connection by the time a node needs it, or needs it again after
+a kill. So each process of a test run uses its own range of lower ports in turn.
 """
 
 from __future__ import annotations
@@ -16,19 +16,20 @@ A_PROCESS = 200
 
 
 def free_addresses(count: int) -> list[tuple[str, int]]:
-    """Ports that nobody listens on, in a row."""
+    """Return consecutive free ports."""
     return _range_of_this_process().take(count)
 
 
 def free_ports(count: int) -> int:
-    """The first of so many ports in a row that nobody listens on."""
+    """Return the first of `count` consecutive free ports."""
     return free_addresses(count)[0][1]
 
 
 class _Range:
-    """The `number`th range, held by a socket in Linux's abstract namespace, which goes with the process.
+    """A numbered range of ports, locked by a socket in Linux's abstract namespace, which ends with the
+    process.
 
-    Raises OSError where another process has it.
+    Raises OSError if another process has locked it.
     """
 
     def __init__(self, number: int) -> None:
@@ -50,7 +51,7 @@ class _Range:
             self._next += count
             if all(_is_free(begin + n) for n in range(count)):
                 return [(HOST, begin + n) for n in range(count)]
-        raise OSError(f"no {count} free ports in a row from {self._first} on")
+        raise OSError(f"there are no {count} consecutive free ports from {self._first} on")
 
 
 def _is_free(port: int) -> bool:
@@ -68,4 +69,4 @@ def _range_of_this_process() -> _Range:
             return _Range(number)
         except OSError:
             continue  # another process has it
-    raise OSError("every range of ports for tests is taken")
+    raise OSError("every range of ports for tests is in use; end other test processes")

@@ -1,4 +1,4 @@
-"""Simulated brokers that take their roles from metadata records, as a scenario's stage."""
+"""Simulated brokers that take their roles from metadata records."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from kreplica.sim.node import DIRECTORY, BrokerPorts
 
 
 class PublishedBroker:
-    """A broker with its cache and its publisher."""
+    """A broker with its metadata cache and its publisher."""
 
     def __init__(self, ports: BrokerPorts, directories: list[str]) -> None:
         self.cache = KRaftMetadataCache()
@@ -48,7 +48,7 @@ class PublishedBroker:
             on_assignment=lambda *assignment: self.assignments.append(assignment),
             metrics=self.broker.metrics,
         )
-        self.assignments: list[tuple[Uuid, int, Uuid]] = []  # (topic, partition, directory) as told
+        self.assignments: list[tuple[Uuid, int, Uuid]] = []  # reported (topic, partition, directory)
 
     def startup(self) -> None:
         self.broker.startup()
@@ -62,7 +62,7 @@ class PublishedBroker:
 
 
 class Published:
-    """Brokers 1 to `brokers` under one cluster; `apply` is a commit that all of them hear of."""
+    """Brokers 1 to `brokers` of one cluster; `apply` commits records and publishes them on all brokers."""
 
     def __init__(self, *, brokers: int = 2, directories: int = 1) -> None:
         self.metadata = ClusterMetadata()
@@ -82,12 +82,12 @@ class Published:
         return OffsetAndEpoch(self.offset, 1)
 
     def apply(self, *records: MetadataRecord) -> None:
-        """Commit the records, and let the brokers that run act on them."""
+        """Commit the records, and let the running brokers act on them."""
         self.tell(*records)
         self.cluster.settle()
 
     def tell(self, *records: MetadataRecord) -> None:
-        """Commit the records; nobody has acted on them yet."""
+        """Commit the records, without waiting for brokers to act on them."""
         for record in records:
             self.metadata.replay(record)
         self.offset += len(records)
@@ -97,7 +97,7 @@ class Published:
                 broker.program.publisher.on_metadata_update(delta, metadata, self.applied)
 
     def start(self, broker_id: int) -> None:
-        """Start a broker, which hears of the whole cluster first."""
+        """Start a broker, which first gets the metadata of the whole cluster."""
         self.cluster.start(broker_id)
         everything = difference(ClusterMetadata(), self.metadata)
         publisher = self.on(broker_id).publisher
@@ -110,7 +110,7 @@ class Published:
         return program
 
     def names(self, broker_id: int, directory: str = DIRECTORY) -> list[str]:
-        """The partitions' directories on a broker's disk, those that were moved aside included."""
+        """Return the partition directories on a broker's disk, including those moved aside."""
         storage = self.cluster.brokers[broker_id].storage
         found = storage.list_directory(directory)
         return [name for name in found if storage.is_directory(f"{directory}/{name}")]

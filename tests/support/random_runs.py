@@ -1,6 +1,6 @@
-"""What random runs from seeds have in common, whatever they drive.
+"""The common part of tests with random runs from seeds.
 
-KREPLICA_SEEDS runs so many, KREPLICA_FIRST_SEED says from where on.
+KREPLICA_SEEDS sets the number of seeds, KREPLICA_FIRST_SEED the first one.
 """
 
 from __future__ import annotations
@@ -27,10 +27,11 @@ def hold_seeds(
     capsys: pytest.CaptureFixture[str],
     replay: str,
 ) -> None:
-    """Run `make(seed)` for `least_events` each, `seeds` of them unless KREPLICA_SEEDS says another number.
+    """Run `make(seed)` for at least `least_events` events each, for `seeds` seeds unless KREPLICA_SEEDS is
+    set.
 
-    So many `events(driver)` must have happened, and of `seeds` or more each of the `expected` counts is above
-    0. A failure tells its seed, and how the test in the file `replay` meets it again.
+    Checks that each run had that number of `events(driver)` and, with at least `seeds` seeds, that each of
+    the `expected` counts is above 0. A failure names its seed, and the command that replays it with `replay`.
     """
     count = int(os.environ.get("KREPLICA_SEEDS", seeds))
     first = int(os.environ.get("KREPLICA_FIRST_SEED", "1"))
@@ -52,7 +53,7 @@ def hold_seeds(
 
 
 def hash_elsewhere(program: str, seed: int, hash_seed: str) -> str:
-    """What the program prints for the seed in a process with other hashes."""
+    """Return what the program prints for the seed in a process with another hash seed."""
     ran = subprocess.run(
         [sys.executable, "-c", program, str(seed)],
         env={**os.environ, "PYTHONHASHSEED": hash_seed},

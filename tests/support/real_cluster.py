@@ -1,6 +1,6 @@
-"""The backend of a transcript with real threads and files, and a clock that ticks and may be set forward.
+"""The backend of a transcript with real threads and files, and a clock that may be set forward.
 
-It waits for what it needs to have happened, and never sleeps.
+It waits for events, and never sleeps.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from kreplica.sim.transcript.runner import Transcript
 from kreplica.sim.transcript.script import replay
 from tests.support.breakable_storage import BreakableStorage
 
-# Only a network that is broken makes anybody wait so long.
+# Only a broken network makes a wait this long.
 PATIENCE = 30
-# Time passes in steps below the 500 ms that a fetch waits, so that followers fetch as often as they would.
+# Below the 500 ms that a fetch waits, so that followers fetch as often as in real time.
 STEP_MS = 250
 
 
 class SharedTime:
-    """The machine's monotonic clock, and how far scripts have set it forward."""
+    """The machine's monotonic clock plus the time that scripts have skipped."""
 
     ahead_ns = 0
 
@@ -55,7 +55,7 @@ class ShiftedClock:
 
 
 class RealMessage:
-    """A message that a gate has kept."""
+    """A message that a gate holds."""
 
     def __init__(self, sender_id, receiver, body, is_request, deliver):
         self.sender_id = sender_id
@@ -171,7 +171,7 @@ class RealCluster:
     def program(self, broker_id):
         return self.brokers[broker_id].program
 
-    # ---- what happens
+    # ---- events -------------------------------------------------------------------------------------------
 
     def do(self, action):
         with self._network.draining():
@@ -253,7 +253,7 @@ class RealCluster:
 
 
 def replay_for_real(text: str, root: Path) -> str:
-    """The script with the output that it has on real threads and files."""
+    """Return the script with its output on real threads and files."""
     transcript = Transcript(partial(RealCluster, root))
     try:
         return replay(text, transcript.run)

@@ -1,4 +1,4 @@
-"""What the tests of regions share."""
+"""Helpers for tests of regions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PAGE = 4096
 
 
 def append(region: Region, data: bytes) -> int:
-    """Write `data` behind the valid bytes and publish it; its position."""
+    """Write `data` after the valid bytes and publish it; return its position."""
     position = region.length
     region.write(position, data)
     region.publish(position + len(data))
@@ -36,14 +36,14 @@ def _command(script: str, arguments: tuple[str | Path, ...]) -> list[str]:
 def run(
     script: str, *arguments: str | Path, prefix: tuple[str, ...] = ()
 ) -> subprocess.CompletedProcess[str]:
-    """Run the script in a process of its own, with a few names at hand and `arguments` in sys.argv."""
+    """Run the script in a process with some imports, and `arguments` in sys.argv; wait for its end."""
     return subprocess.run(
         [*prefix, *_command(script, arguments)], capture_output=True, text=True, timeout=60, check=False
     )
 
 
 def start(script: str, *arguments: str | Path) -> subprocess.Popen[str]:
-    """The same, beside the test; the script reads its standard input, the test its output."""
+    """Start the script in a process beside the test, connected to its standard input and output."""
     return subprocess.Popen(
         _command(script, arguments), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )

@@ -1,4 +1,4 @@
-"""Three simulated brokers with one topic, as a scenario's stage."""
+"""Three simulated brokers with one topic."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TOPIC = "t"
 
 
 def batch(*values: bytes) -> bytes:
-    """One producer's batch of these values."""
+    """Return a producer's batch of these values."""
     return bytes(BatchBuilder().build(list(values), now_ms=1_600_000_000_000))
 
 
@@ -48,7 +48,7 @@ class Replicas:
         self.settle()
 
     def tell(self, state: LeaderAndIsr, to: Sequence[int] | None = None) -> None:
-        """Hand a decision to the brokers that run."""
+        """Send a decision to the running brokers."""
         for broker_id in self.ids if to is None else to:
             if self.cluster.brokers[broker_id].is_alive:
                 self.broker(broker_id).become_leader_or_follower([state], self.controller.epoch)
@@ -69,13 +69,13 @@ class Replicas:
         return self.manager(broker_id).partitions.get_or_error(TopicPartition(TOPIC, number))
 
     def settle(self) -> None:
-        """Let happen what needs no time."""
+        """Run everything that needs no time."""
         self.cluster.settle()
 
     def pass_time(self, duration_ms: int) -> None:
         self.cluster.pass_time(duration_ms)
 
     def values(self, broker_id: int, number: int = 0) -> list[bytes | None]:
-        """All values in a broker's log."""
+        """Return all values in a broker's log."""
         log = self.partition(broker_id, number).local_log
         return [record.value for each in log.batches(log.log_start_offset) for record in each]

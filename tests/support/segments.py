@@ -16,7 +16,7 @@ MIB = 1 << 20
 
 
 def region(data: bytes = b"", capacity: int = MIB, *, writable: bool = True) -> Region:
-    """A region over a file in memory that holds `data`."""
+    """Return a region over a file in memory with `data`."""
     contents = MemoryFile(capacity)
     if data:
         contents.write(data)
@@ -32,7 +32,7 @@ def segment(
     index_bytes: int = 1 << 16,
     **settings: int,
 ) -> LogSegment:
-    """A segment over files in memory with these contents."""
+    """Return a segment over files in memory with these contents."""
     return LogSegment(
         region(log),
         OffsetIndex(region(index, index_bytes), base_offset, index_bytes),
@@ -43,20 +43,20 @@ def segment(
 
 
 def state(log_end_offset: int = 0) -> LogState:
-    """A log's standing that is published to nobody."""
+    """Return a log's state that is not published."""
     made = LogState(None, "")
     made.update(log_end_offset=log_end_offset)
     return made
 
 
 def contents(part: Region) -> bytes:
-    """The valid bytes of a region."""
+    """Return the valid bytes of a region."""
     return part.read(0, part.length)
 
 
 @dataclass
 class Batch:
-    """What a linear scan knows of a batch."""
+    """The result of a linear scan for one batch."""
 
     position: int
     size: int
@@ -68,7 +68,7 @@ class Batch:
 def filled(
     shapes: list[tuple[int, int, int]], base_offset: int, **settings
 ) -> tuple[LogSegment, list[Batch]]:
-    """A segment with a batch for each (records, value size, timestamp)."""
+    """Return a segment with a batch for each (records, value size, timestamp)."""
     made, known, where = segment(base_offset=base_offset, **settings), [], state(base_offset)
     for count, size, timestamp in shapes:
         info = made.append(build([(None, bytes(size), (), timestamp)] * count), where)

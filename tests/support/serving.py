@@ -1,4 +1,4 @@
-"""`kreplica` commands as processes, and what they print."""
+"""Run `kreplica` commands as processes, and read their output."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ WAIT_S = 60.0
 
 
 def environment() -> dict[str, str]:
-    """That of the test, with the package that the test itself uses, compiled once and not by each process."""
+    """Return the test's environment; all processes share the compiled package that the test uses."""
     inherited = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     return {**inherited, "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"}
 
 
 class Command:
-    """A running `python -m kreplica ...`; a context manager that kills it if it still runs.
+    """A running `python -m kreplica ...`; as a context manager it kills a process that still runs.
 
-    `program`: Python text to run instead, with the arguments as its own. It leads a process group.
+    `program`: Python code to run instead, with the same arguments. The process leads a process group.
     """
 
     def __init__(self, *arguments: object, program: str | None = None) -> None:
@@ -48,14 +48,14 @@ class Command:
         self.process.communicate()
 
     def line(self) -> str:
-        """The next line of its standard output; AssertionError with its log where there is none."""
+        """Return the next line of standard output. AssertionError with the log if there is none."""
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         assert line, self.process.communicate(timeout=WAIT_S)[1]
         return line.rstrip("\n")
 
     def lines_until(self, words: str) -> list[str]:
-        """Its lines up to the first with these words."""
+        """Return the lines up to the first one that contains `words`."""
         found = [self.line()]
         while words not in found[-1]:
             found.append(self.line())
@@ -65,12 +65,13 @@ class Command:
         self.process.send_signal(number)
 
     def children(self) -> list[int]:
-        """The ids of the processes that it has started, in their order (Linux)."""
+        """Return the ids of its child processes, in order (Linux)."""
         pid = self.process.pid
         return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
     def wait_for_children(self, count: int) -> list[int]:
-        """Their ids, once it has started so many; AssertionError where it ends before, or takes too long."""
+        """Wait for `count` child processes, return their ids. AssertionError if it ends before, or on
+        timeout."""
 
         def are_there() -> bool:
             assert self.process.poll() is None, self.process.communicate()
@@ -80,7 +81,7 @@ class Command:
         return self.children()
 
     def end(self, number: signal.Signals | None = None) -> tuple[int, str, str]:
-        """Its exit code and what it printed since, to both; after a signal, if one is given."""
+        """Wait for its end, after a signal if given; return the exit code, and the rest of both outputs."""
         if number is not None:
             self.send(number)
         out, err = self.process.communicate(timeout=WAIT_S)
@@ -88,7 +89,7 @@ class Command:
 
 
 def run_all(*commands: Sequence[object]) -> list[tuple[int, str, str]]:
-    """Run them side by side; their exit codes and outputs."""
+    """Run the commands in parallel; return their exit codes and outputs."""
     started = [Command(*each) for each in commands]
     try:
         return [each.end() for each in started]
@@ -98,5 +99,5 @@ def run_all(*commands: Sequence[object]) -> list[tuple[int, str, str]]:
 
 
 def contents(directory: Path) -> dict[str, bytes]:
-    """Every file below the directory."""
+    """Return the contents of every file in the directory and below."""
     return {str(path): path.read_bytes() for path in sorted(directory.rglob("*")) if path.is_file()}

@@ -1,4 +1,4 @@
-"""Plain sockets to a listener, for tests that write what no client would."""
+"""Plain sockets to a listener, for tests that send what no client would."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ TIMEOUT_S = 20.0
 
 @contextlib.contextmanager
 def connected(address: tuple[str, int]) -> Iterator[socket.socket]:
-    """A connection; it is closed at the end."""
+    """Open a connection, and close it at the end."""
     with socket.create_connection(address, TIMEOUT_S) as connection:
         yield connection
 
@@ -22,13 +22,14 @@ def framed(body: bytes) -> bytes:
 
 
 def read_frame(connection: socket.socket) -> bytes:
-    """One frame without its size; b"" if the connection was closed instead."""
+    """Read a frame without its size; returns b"" if the connection was closed instead."""
     size = read_exactly(connection, 4)
     return read_exactly(connection, int.from_bytes(size, "big")) if size else b""
 
 
 def read_exactly(connection: socket.socket, size: int) -> bytes:
-    """So many bytes; b"" if the connection was closed before the first. Raises EOFError if after it."""
+    """Read `size` bytes; returns b"" if the connection was closed before. Raises EOFError if closed
+    midway."""
     found = bytearray()
     while len(found) < size:
         try:
@@ -44,8 +45,7 @@ def read_exactly(connection: socket.socket, size: int) -> bytes:
 
 
 def until(ask: Callable[[], bool]) -> None:
-    """Ask again, which waits for an answer each time, until it is true. Raises AssertionError where it does
-    not become so in time."""
+    """Call `ask`, which waits for a response, until it returns True. AssertionError after the timeout."""
     deadline = time.monotonic() + TIMEOUT_S
     while not ask():
-        assert time.monotonic() < deadline, "it never came to be"
+        assert time.monotonic() < deadline, f"not true after {TIMEOUT_S:.0f} s"

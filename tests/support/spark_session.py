@@ -1,5 +1,7 @@
-"""One Spark session for all tests of a process; its Java runtime is looked for, and comes with a package
-where none is installed. Spark's workers are new processes, which find the packages by PYTHONPATH."""
+"""One Spark session for all tests of a process, with an installed Java runtime or the one of a package.
+
+Spark's workers are new processes, which find the packages through PYTHONPATH.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +17,14 @@ import spark_connector
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# The readers behind format("kreplica"), by name, with the options that choose each: what reads is tested
+# The readers of format("kreplica") by name, with the options that select each; reading is tested
 # with all of them.
 READERS = {"python": {"reader": "python"}, "jvm": {"reader": "jvm"}}
 
 
 @contextmanager
 def reading_by(session: SparkSession, reader: Mapping[str, str]) -> Iterator[SparkSession]:
-    """The session, in which all reads have these options."""
+    """Set these options for all reads of the session."""
     for name, value in reader.items():
         session.conf.set(f"spark.datasource.kreplica.{name}", value)
     try:
@@ -34,9 +36,9 @@ def reading_by(session: SparkSession, reader: Mapping[str, str]) -> Iterator[Spa
 
 @contextmanager
 def spark_session(scratch: Path, jars: Sequence[str] = ()) -> Iterator[SparkSession]:
-    """The session, with `jars` besides Spark's own; `scratch` is for its files."""
+    """Yield a session with `jars` besides Spark's own; `scratch` is for its files."""
     spark_connector.use_java()
-    # It says goodbye when the process ends, to streams that are closed by then.
+    # At the end of the process it says goodbye to streams that are closed by then.
     logging.getLogger("py4j").setLevel(logging.WARNING)
     os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     builder = (

@@ -1,8 +1,8 @@
-"""A process of Spark's that copies logs by streams, for a test to kill: `python -m tests.support.streaming`.
+"""A Spark process that copies logs by streams, for tests to kill: `python -m tests.support.streaming`.
 
 Standard input has a JSON object of streams by name, each with `source` and `sink`, the options of
-format("kreplica"). All run at once, each from its checkpoint below the directory that is the only argument,
-to the end of what there is now.
+format("kreplica"). All run at once, each from its checkpoint in the directory given as the only argument, to
+the current end of its source.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from tests.support.polling import wait_until
 from tests.support.serving import environment
 from tests.support.spark_session import spark_session
 
-# Spark may take a minute for one on a busy machine.
+# On a busy machine Spark may take a minute for a batch.
 BATCH_WITHIN_S = 600
 
 Streams = Mapping[str, Mapping[str, Mapping[str, str]]]
 
 
 class StreamingProcess:
-    """The process; on exit it is killed, with all that it has started, if it still runs."""
+    """The process; on exit it is killed, with all its child processes, if it still runs."""
 
     def __init__(self, directory: Path, streams: Streams) -> None:
         self._log = directory / "spark.log"
@@ -38,12 +38,12 @@ class StreamingProcess:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env=environment(),
-                # A group of its own, Spark's Java included.
+                # A process group that includes Spark's JVM.
                 start_new_session=True,
             )
         assert self._process.stdin is not None
-        with self._process.stdin as told:
-            told.write(json.dumps(streams).encode())
+        with self._process.stdin as stream:
+            stream.write(json.dumps(streams).encode())
 
     def __enter__(self) -> StreamingProcess:
         return self
@@ -56,18 +56,18 @@ class StreamingProcess:
         return self._process.poll() is None
 
     def kill(self) -> None:
-        """SIGKILL to all of its processes; those that Spark put elsewhere end with them."""
+        """Send SIGKILL to all its processes; those in other groups end with them."""
         if self.is_running:
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
 
     def log(self) -> str:
-        """The end of what it has printed."""
+        """Return the end of its output."""
         return self._log.read_text(errors="replace")[-6000:]
 
 
 def committed(directory: Path, name: str) -> int:
-    """How many batches of the stream are committed."""
+    """Return the number of the stream's committed batches."""
     return sum(1 for path in (directory / name / "commits").glob("[0-9]*"))
 
 
@@ -76,7 +76,7 @@ def _await_batch(query: Any, is_committed: Callable[[], bool]) -> None:
 
 
 def run(directory: Path, streams: Streams) -> None:
-    """Run all the streams to their ends."""
+    """Run all streams to their ends."""
     scratch = directory / f"scratch-{os.getpid()}"
     scratch.mkdir()
     with spark_session(scratch) as spark:

@@ -1,4 +1,4 @@
-"""Nodes of one process over real sockets, and a client of theirs."""
+"""Nodes of one process over real sockets, and a client for them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.support.ports import free_addresses
 
 WAIT_S = 60.0
 CLUSTER_ID = "abcdefghijklmnopqrstuv"
-# Wider than those of one process by default: a loaded machine is slow, not wrong.
+# Longer than the defaults in one process, because a loaded machine is slow, not wrong.
 SETTINGS = {
     "broker.session.timeout.ms": 1500,
     "controller.quorum.election.timeout.ms": 500,
@@ -38,7 +38,7 @@ SETTINGS = {
 
 
 class TcpCluster:
-    """Brokers 1 to `brokers`, formatted and started; `close` ends all that runs."""
+    """Brokers 1 to `brokers`, formatted and started; `close` ends everything."""
 
     def __init__(self, directory: Path, brokers: int) -> None:
         self.failures: list[BaseException] = []
@@ -67,7 +67,7 @@ class TcpCluster:
             ready.result(WAIT_S)
 
     def close(self) -> None:
-        """End all nodes that run."""
+        """End all running nodes."""
         for node in self.nodes.values():
             if node.is_alive:
                 node.close()
@@ -75,7 +75,7 @@ class TcpCluster:
 
     @property
     def live(self) -> list[int]:
-        """The nodes that run."""
+        """The running nodes."""
         return [node_id for node_id, node in self.nodes.items() if node.is_alive]
 
     @property
@@ -84,7 +84,7 @@ class TcpCluster:
 
 
 class Nodes(Protocol):
-    """What a client has to know of a cluster: where its nodes listen, and which of them run."""
+    """What a client needs of a cluster: the nodes' addresses, and which of them run."""
 
     addresses: dict[int, tuple[str, int]]
 
@@ -93,7 +93,7 @@ class Nodes(Protocol):
 
 
 class TcpClient:
-    """An admin, a producer and a fetcher over sockets of their own."""
+    """An admin, a producer and a fetcher with their own sockets."""
 
     def __init__(self, cluster: Nodes) -> None:
         self._thread = EventLoopThread("kreplica-client")
@@ -114,11 +114,11 @@ class TcpClient:
         self._thread.stop()
 
     def append(self, topic: str, partition: int, values: Sequence[bytes]) -> int:
-        """Append with acks=all; the offset of the first."""
+        """Append with acks=all; return the offset of the first value."""
         return self.producer.send(TopicPartition(topic, partition), list(values)).result(WAIT_S).base_offset
 
     def values(self, topic: str, partition: int, count: int) -> list[bytes | None]:
-        """The first records of the partition, as its leader serves them; waits until there are so many."""
+        """Return the first `count` values of the partition from its leader; waits until there are enough."""
         at, found = TopicPartition(topic, partition), list[bytes | None]()
         while len(found) < count:
             fetched = self.fetcher.fetch(at, len(found), max_wait_ms=500).result(WAIT_S)

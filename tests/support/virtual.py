@@ -1,4 +1,4 @@
-"""One machine under a virtual clock: its loop, and a transport whose answers a test gives."""
+"""One machine under a virtual clock: its loop, and a transport whose responses a test gives."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kreplica.sim.scheduler import Incarnation, SimScheduler
 
 
 class VirtualMachine:
-    """`loop`, `clock`, and `pass_time` to let what is due happen."""
+    """A `loop` and a `clock`; `pass_time` runs what is due."""
 
     def __init__(self) -> None:
         self.time = VirtualTime()
@@ -21,14 +21,14 @@ class VirtualMachine:
         self.loop = self.scheduler.loop(self._life, "loop")
 
     def settle(self) -> None:
-        """Let happen what needs no time."""
+        """Run everything that needs no time."""
         self.scheduler.run_due()
 
     def pass_time(self, duration_ms: int) -> None:
         self.scheduler.run_for(duration_ms)
 
     def stand_still(self, duration_ms: int) -> None:
-        """Let time pass in which the machine does nothing, as one that is suspended."""
+        """Let time pass in which the machine does nothing, as if suspended."""
         self.scheduler.pause(self._life)
         self.scheduler.run_for(duration_ms)
         self.scheduler.resume(self._life)

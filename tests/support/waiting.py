@@ -1,4 +1,4 @@
-"""What waiting produces need of a broker, and no more of it."""
+"""The minimum of a broker that waiting produce requests need."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from kreplica.runtime.clock import SystemClock
 
 
 class Led:
-    """As much of a partition as its waiting produces ask for: it leads, and enough replicas are in sync."""
+    """The minimum of a partition that waiting produce requests need: it leads, with enough replicas in
+    sync."""
 
     is_leader = has_enough_in_sync = True
     is_offline = False
@@ -24,12 +25,12 @@ class Led:
 
     @property
     def term(self) -> Led:
-        """What holds in its leader epoch; here it is always the same one."""
+        """The state of its leader epoch, which is always the same object here."""
         return self
 
 
 class NoLoop:
-    """A loop in which no deadline ever comes."""
+    """A loop in which no deadline ever expires."""
 
     def post(self, task: object) -> None: ...
 
@@ -39,5 +40,5 @@ class NoLoop:
 
 
 def delayed_requests() -> DelayedRequests:
-    """Requests that wait until they are completed or failed."""
+    """Return requests that wait until they are completed or failed."""
     return DelayedRequests(SystemClock(), NoLoop(), MetricRegistry())
