@@ -132,7 +132,7 @@ def test_ranges_outside_of_the_log(tmp_path: Path) -> None:
         for start in (0, 3):
             with pytest.raises(OffsetOutOfRange):
                 log.to_arrow(start)
-        with pytest.raises(ValueError, match="no column"):
+        with pytest.raises(ValueError, match="unknown column"):
             log.to_arrow(columns=["colour"])
     with pytest.raises(LogClosed):
         log.to_arrow()

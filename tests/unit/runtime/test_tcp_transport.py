@@ -361,7 +361,7 @@ def test_what_cannot_be_written_fails_by_itself(peer: Peer, transport: TcpTransp
     )
     reply = transport.send(PEER, broken, timeout_ms=LONG_MS)
     good = transport.send(PEER, ASKED, timeout_ms=LONG_MS)
-    with pytest.raises(InvalidRequest, match="UUID for a MetadataRequestTopic"):
+    with pytest.raises(InvalidRequest, match="UUID instead of a MetadataRequestTopic"):
         reply.result(WAIT_S)
     peer.next()[1].set_result(told(1))
     assert good.result(WAIT_S) == told(1)
