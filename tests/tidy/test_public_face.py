@@ -33,8 +33,27 @@ MEMBERS = {
         *("open_transactions", "abort_transaction"),
         *("flush", "roll", "truncate_to", "delete_records", "delete_old_segments", "compact"),
     },
+    "AppendResult": {"batches", "topic", "partition", "base_offset", "last_offset", "record_count"},
     "Record": {"key", "value", "headers", "offset", "timestamp", "timestamp_type"},
 }
+
+
+EMBEDDING = {
+    *("CONTROLLER_ID", "ClusterState", "Controller", "FrameTransport", "LeaderAndIsr", "LocalNetwork"),
+    *("Partition", "PartitionResponse", "ReplicaManager", "ReplicaNode", "TopicPartition", "Transport"),
+}
+EMBEDDING_MEMBERS = {
+    "Controller": {
+        *("add_broker", "remove_broker", "create_topic", "elect"),
+        *("state", "subscribe", "unsubscribe", "handle", "close"),
+    },
+    "FrameTransport": {"send", "serve", "receive", "connection_closed", "watch_connections", "close"},
+    "ReplicaNode": {"manager", "partition", "append", "read", "handle", "apply", "close"},
+}
+
+
+def members_of(kind: type) -> set[str]:
+    return {member for member in dir(kind) if not member.startswith("_")}
 
 
 def test_names_of_the_package() -> None:
@@ -51,7 +70,13 @@ def test_the_protocols_messages_are_imported_only_when_they_are_needed() -> None
 
 def test_names_of_its_classes() -> None:
     for name, members in MEMBERS.items():
-        assert {member for member in dir(getattr(kreplica, name)) if not member.startswith("_")} == members
+        assert members_of(getattr(kreplica, name)) == members
+
+
+def test_names_for_embedding() -> None:
+    assert set(kreplica.embedding.__all__) == EMBEDDING
+    for name, members in EMBEDDING_MEMBERS.items():
+        assert members_of(getattr(kreplica.embedding, name)) == members
 
 
 def test_every_error_is_reached_and_told_apart() -> None:
