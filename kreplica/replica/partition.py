@@ -432,11 +432,9 @@ class Partition:
         origin: AppendOrigin = AppendOrigin.CLIENT,
         required_acks: int = 0,
         *,
-        wait: bool = True,
         leader_epoch: int | None = None,
     ) -> tuple[LogAppendInfo, LeaderHwChange]:
-        """Append a producer's batch. `wait`: for the disk, if the topic's durability requires it; otherwise
-        the caller must call `make_durable` before it acknowledges anything.
+        """Append a producer's batch, and wait for the disk if the topic's durability requires it.
 
         Raises NotLeaderOrFollower; FencedLeaderEpoch if it leads in another epoch than `leader_epoch`;
         NotEnoughReplicas if `required_acks` is -1 and fewer replicas are in sync than min.insync.replicas;
@@ -448,12 +446,12 @@ class Partition:
             end = log.state.log_end_offset
             info = log.append_as_leader(records, self.term.leader_epoch, origin=origin, wait=False)
             change = self._appended(log, end)
-        if wait and log.durable:
+        if log.durable:
             change = self._wait_durable(log, info, change)
         return info, change
 
     def append_values_to_leader(
-        self, values: RecordList, required_acks: int = 0, *, wait: bool = True
+        self, values: RecordList, required_acks: int = 0
     ) -> tuple[LogAppendInfo, LeaderHwChange]:
         """Build one batch from Python values and append it; otherwise as `append_records_to_leader`."""
         with self.leader_isr_update_lock:
@@ -461,7 +459,7 @@ class Partition:
             end = log.state.log_end_offset
             info = log.append_records(values, self.term.leader_epoch, wait=False)
             change = self._appended(log, end)
-        if wait and log.durable:
+        if log.durable:
             change = self._wait_durable(log, info, change)
         return info, change
 
@@ -515,14 +513,6 @@ class Partition:
         log.queue.submit(
             LeaderAppend(log, records, term.leader_epoch, origin, made, declined, may_be_made, connection)
         )
-
-    def make_durable(self, info: LogAppendInfo) -> LeaderHwChange:
-        """Wait until an append that did not wait is as safe as the topic's durability requires.
-
-        Raises KafkaStorageError, and NotLeaderOrFollower if it was truncated meanwhile.
-        """
-        log = self.local_log
-        return self._wait_durable(log, info, SAME) if log.durable else SAME
 
     def require_leader(self, required_acks: int = 0) -> UnifiedLog:
         """Return the leader's log, ready for an append with `required_acks`.

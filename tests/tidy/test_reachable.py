@@ -42,7 +42,7 @@ FOR_TESTS = {
 KNOWN = {
     *("delete_log", "full_directories", "get_or_create_log", "is_idle"),
     *("has_late_transaction", "previous_epoch", "remove_stray_snapshots", "update_directory"),
-    *("delete_tree", "make_durable"),
+    "delete_tree",
 }
 
 

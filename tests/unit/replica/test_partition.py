@@ -8,6 +8,7 @@ from kreplica.common import errors
 from kreplica.common.leader_and_isr import NO_LEADER, LeaderRecoveryState
 from kreplica.common.types import NO_OFFSET
 from kreplica.log.damage import Damage
+from kreplica.log.unified_log import UnifiedLog
 from kreplica.replica.partition_state import INCREASED, SAME, CommittedPartitionState, PendingRecovery
 from kreplica.replica.produce import after_append, no_longer_leader
 from kreplica.replica.replica import FetchClock
@@ -355,14 +356,18 @@ def test_a_session_that_leaves_a_partition_out_keeps_nobody_in_sync(replicas):
 
 
 @pytest.mark.parametrize("durability", ["fsync", "fsync_quorum"])
-def test_only_what_the_leader_has_on_disk_is_committed(durability):
+def test_only_what_the_leader_has_on_disk_is_committed(durability, monkeypatch):
     replicas = Replicas(durability=durability)
     replicas.lead(1)
-    info, change = replicas.leader.append_records_to_leader(build([b"a"]), wait=False)
-    assert (replicas.node(1).log.flush_offset, change) == (0, SAME)
+    log = replicas.node(1).log
+    with monkeypatch.context() as held:
+        held.setattr(UnifiedLog, "wait_durable", lambda _log, _info: None)
+        info, change = replicas.append(b"a")
+    assert (log.flush_offset, change) == (0, SAME)
     replicas.catch_up(2, 3)
     assert replicas.high_watermark == 0
-    assert replicas.leader.make_durable(info) is INCREASED
+    log.wait_durable(info)
+    assert replicas.leader.maybe_increment_leader_hw() is INCREASED
     assert replicas.high_watermark == 1
     flushed = [replicas.node(i).log.flush_offset for i in (2, 3)]
     assert flushed == ([1, 1] if durability == "fsync_quorum" else [0, 0])
@@ -377,9 +382,8 @@ def test_an_append_that_waits_is_on_disk():
     assert Replicas(1).lead(1).is_new_leader
 
 
-def test_make_durable_is_nothing_where_the_page_cache_counts(replicas):
-    info, _ = replicas.append(b"a")
-    assert replicas.leader.make_durable(info) is SAME
+def test_an_append_waits_for_no_disk_where_the_page_cache_counts(replicas):
+    assert replicas.append(b"a")[1] is SAME
     assert replicas.node(1).log.flush_offset == 0
 
 
