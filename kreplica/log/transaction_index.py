@@ -9,8 +9,8 @@ An entry has 34 bytes, big-endian:
     26 last stable offset 8      when the marker was written
 
 The file is made with the first aborted transaction; most segments have none. It is written in place; a torn
-entry at the end, or anything else that contradicts the above, is an InvalidFile: the loader then rebuilds the
-index from the segment.
+entry at the end, or anything else that contradicts the above, is an InvalidFile: the loader then reads the
+log again from that segment on and rebuilds the index.
 
 Owned by one LogSegment. Changes happen under the log's lock; `collect` may be called by any thread meanwhile.
 """
@@ -35,6 +35,8 @@ VERSION = 0
 
 _ENTRY = struct.Struct(">hqqqq")
 ENTRY_SIZE = _ENTRY.size
+# No index: where it stands in for one, the log is read again from its segment on.
+TORN = b"\0"
 
 _LAST_OFFSET = itemgetter(2)
 
@@ -54,7 +56,7 @@ class AbortedTxn(NamedTuple):
 class TransactionIndex:
     """The index of the segment that begins at `base_offset`."""
 
-    __slots__ = ("_entries", "_storage", "_unflushed", "_unnamed", "base_offset", "path")
+    __slots__ = ("_entries", "_is_anew", "_storage", "_unflushed", "_unnamed", "base_offset", "path")
 
     def __init__(self, storage: Storage, path: str, base_offset: int) -> None:
         self._storage = storage
@@ -64,6 +66,7 @@ class TransactionIndex:
         self._entries: list[AbortedTxn] | None = None
         self._unflushed = False  # the contents, or (_unnamed) the very name, may be lost in a power cut
         self._unnamed = False
+        self._is_anew = False  # since `reset`: the file holds what was there before
 
     def entries(self) -> list[AbortedTxn]:
         """All entries, in the order of their last offsets; not to be changed. Raises InvalidFile."""
@@ -87,9 +90,10 @@ class TransactionIndex:
         """Add a transaction that ended behind all that are here."""
         entries = self.entries()
         assert not entries or entries[-1].last_offset < entry.last_offset, (entries[-1], entry)
-        self._storage.write_at(self.path, len(entries) * ENTRY_SIZE, _ENTRY.pack(VERSION, *entry))
-        self._unnamed = self._unnamed or not entries
-        self._unflushed = True
+        if not self._is_anew:
+            self._storage.write_at(self.path, len(entries) * ENTRY_SIZE, _ENTRY.pack(VERSION, *entry))
+            self._unnamed = self._unnamed or not entries
+            self._unflushed = True
         entries.append(entry)
 
     def collect(self, fetch_offset: int, upper_bound: int) -> tuple[list[AbortedTxn], bool]:
@@ -112,9 +116,9 @@ class TransactionIndex:
         entries = self.entries()
         kept = entries[: bisect_left(entries, offset, key=_LAST_OFFSET)]
         if len(kept) < len(entries):
-            self._storage.write_file_atomically(self.path, format_entries(kept))
+            if not self._is_anew:
+                self._write_whole(kept)
             self._entries = kept
-            self._unflushed = self._unnamed = False
 
     def take_back(self, offset: int) -> None:
         """Drop what was appended for a marker at or above `offset` that was not.
@@ -131,11 +135,10 @@ class TransactionIndex:
             self._entries = entries[:kept]
 
     def reset(self) -> None:
-        """Drop all entries, to be built anew, whatever the file holds; that outlives a power cut."""
-        if self._storage.exists(self.path):
-            self._storage.write_file_atomically(self.path, b"")
+        """Drop all entries, to be built anew, whatever the file holds. `flush` replaces the file: if a crash
+        comes first, a torn one still lets recovery begin at its segment."""
         self._entries = []
-        self._unflushed = self._unnamed = False
+        self._is_anew = True
 
     def replace(self, entries: list[AbortedTxn]) -> None:
         """Have these entries and no others; they outlive a power cut when this returns.
@@ -147,12 +150,16 @@ class TransactionIndex:
         except InvalidFile:
             is_same = False
         if not is_same:
-            self._storage.write_file_atomically(self.path, format_entries(entries))
+            self._write_whole(entries)
             self._entries = list(entries)
-            self._unflushed = self._unnamed = False
 
     def flush(self) -> None:
         """Make what was appended outlive a power cut."""
+        if self._is_anew:
+            entries = self.entries()
+            if entries or self._storage.exists(self.path):
+                self._write_whole(entries)
+            self._is_anew = False
         if self._unflushed:
             self._storage.sync_file(self.path)
             self._unflushed = False
@@ -178,7 +185,11 @@ class TransactionIndex:
         """Remove the file and forget what was in it. It is gone for good once the directory is flushed."""
         self._storage.remove(self.path)
         self._entries = []
-        self._unflushed = self._unnamed = False
+        self._unflushed = self._unnamed = self._is_anew = False
+
+    def _write_whole(self, entries: list[AbortedTxn]) -> None:
+        self._storage.write_file_atomically(self.path, format_entries(entries))
+        self._unflushed = self._unnamed = self._is_anew = False
 
     def _read(self) -> list[AbortedTxn]:
         if not self._storage.exists(self.path):

@@ -1,9 +1,10 @@
 """Doing what a plan says for one partition, in steps of which each leaves a log that is no worse.
 
 First everything there is goes to the disk, and the log's state says so: from then on whatever is bad counts
-as rot for whoever opens the log, and a crash in the middle of the repair costs nothing. Then the segments are
-rewritten one by one, what cannot be read is removed, and recovery makes indexes, epochs and producers' state
-anew. The caller holds the locks of the partition's writer.
+as rot for the program that opens the log, and a crash in the middle of the repair costs nothing. Then the
+first transaction index that may become wrong is torn, the segments are rewritten one by one, what cannot be
+read is removed, and recovery makes indexes, epochs and producers' state anew. The caller holds
+the locks of the partition's writer.
 """
 
 from __future__ import annotations
@@ -18,13 +19,14 @@ from kreplica.common.types import TopicPartition
 from kreplica.log import log_loader
 from kreplica.log.checkpoint import LEADER_EPOCH_CHECKPOINT, LeaderEpochCheckpointFile
 from kreplica.log.damage import DamageFile, Damages
-from kreplica.log.file_names import LOG_SUFFIX, STATE_FILE, parse_file_name
+from kreplica.log.file_names import LOG_SUFFIX, STATE_FILE, TXN_INDEX_SUFFIX, file_name, parse_file_name
 from kreplica.log.leader_epoch_file_cache import LeaderEpochFileCache
 from kreplica.log.log_loader import OpenOptions
 from kreplica.log.recovery_scan import Recovery
 from kreplica.log.repair.finding import BLOCKED, CUT, Finding
 from kreplica.log.repair.plan import PartitionPlan, make_plan
 from kreplica.log.repair.rewrite import add, rewrite
+from kreplica.log.transaction_index import TORN
 from kreplica.log.unified_log import UnifiedLog
 
 if TYPE_CHECKING:
@@ -57,6 +59,8 @@ def apply(
     _flush_all(storage, directory)
     if plan.standing is not None:
         _publish(storage, plan)
+    if plan.edits or plan.files:
+        _distrust_transactions(storage, directory, min([*plan.edits, *plan.files]))
     for base_offset, edits in sorted(plan.edits.items()):
         if edits:
             rewrite(storage, directory, base_offset, edits)
@@ -88,6 +92,14 @@ def _flush_all(storage: Storage, directory: str) -> None:
         if found is not None and found[1] == LOG_SUFFIX:
             storage.sync_file(f"{directory}/{name}")
     storage.sync_directory(directory)
+
+
+def _distrust_transactions(storage: Storage, directory: str, base_offset: int) -> None:
+    """Tear the transaction index of the segment: opening the log reads it from there on, also after a crash.
+
+    The indexes and producer snapshots that are there may lack the batches that are put back.
+    """
+    storage.write_file_atomically(f"{directory}/{file_name(base_offset, TXN_INDEX_SUFFIX)}", TORN)
 
 
 def _publish(storage: Storage, plan: PartitionPlan) -> None:

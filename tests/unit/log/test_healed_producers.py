@@ -9,8 +9,8 @@ one record, so the offsets count them.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import count
 from typing import NamedTuple
@@ -23,7 +23,9 @@ from kreplica.common.config import LogConfig
 from kreplica.common.errors import DamagedLog, StorageIOError
 from kreplica.common.types import AppendOrigin, TopicPartition
 from kreplica.log import log_loader
+from kreplica.log.checkpoint import LEADER_EPOCH_CHECKPOINT
 from kreplica.log.log_loader import OpenOptions
+from kreplica.log.repair import repair
 from kreplica.log.splice import splice, splice_stopped
 from kreplica.log.transaction_index import AbortedTxn
 from kreplica.log.unified_log import UnifiedLog
@@ -282,9 +284,10 @@ def test_an_open_transaction_that_began_in_a_healed_range_bounds_a_read_that_had
     assert log.read(0, 1000, isolation="txn_committed").records is None
 
 
-def heal_until(script: Script, offset: int, allowed: int) -> bool:
-    """Heal the range, but let the disk fail at its call after `allowed` ones; whether it was healed."""
-    calls, storage = count(), script.storage
+@contextmanager
+def failing_after(storage: SimStorage, allowed: int) -> Iterator[Iterator[int]]:
+    """Let the disk fail at each change after `allowed` ones; yields what counts them."""
+    calls = count()
 
     def counted(method: Callable[..., object], *args: object, **more: object) -> object:
         if next(calls) >= allowed:
@@ -295,12 +298,19 @@ def heal_until(script: Script, offset: int, allowed: int) -> bool:
     for name in names:
         setattr(storage, name, partial(counted, getattr(storage, name)))
     try:
-        script.do(f"+{offset}")
-    except StorageIOError:
-        return False
+        yield calls
     finally:
         for name in names:
             delattr(storage, name)
+
+
+def heal_until(script: Script, offset: int, allowed: int) -> bool:
+    """Heal the range, but let the disk fail after `allowed` changes; whether it was healed."""
+    with failing_after(script.storage, allowed):
+        try:
+            script.do(f"+{offset}")
+        except StorageIOError:
+            return False
     return True
 
 
@@ -364,6 +374,87 @@ def test_a_log_at_whose_range_recovery_stopped_is_rebuilt_from_there() -> None:
     splice_stopped(storage, stopped.stopped_at, batches_of(expected, 1, 2))
     assert opened_again(storage.after_kill()) == seen(expected)
     assert opened_again(storage) == seen(expected)
+
+
+def test_a_log_whose_recovery_began_early_and_stopped_at_a_range_is_rebuilt_from_there() -> None:
+    """A torn transaction index lets recovery begin at its segment, below the flush point."""
+    steps = "6 6a | 7 8 8a 7a | - 7"
+    expected = whole(steps)
+    script = Script(steps)
+    script.log.flush()
+    script.log.flush_state()
+    script.rot(3)
+    storage = script.storage.after_kill()
+    storage.write_at(f"{DIRECTORY}/{0:020}.txnindex", 34, b"torn")
+    stopped = opened(storage)
+    assert stopped.stopped_at is not None
+    splice_stopped(storage, stopped.stopped_at, batches_of(expected, 3, 4))
+    assert opened_again(storage.after_kill()) == seen(expected)
+    assert opened_again(storage) == seen(expected)
+
+
+def test_a_recovery_that_a_crash_ends_begins_again_at_a_torn_index() -> None:
+    steps = "6 6a | 7 8 8a 7a | - 7"
+    script = Script(steps)
+    script.log.flush()
+    script.log.flush_state()
+    storage = script.storage.after_kill()
+    storage.write_at(f"{DIRECTORY}/{0:020}.txnindex", 34, b"torn")
+    for allowed in count():
+        left = storage.after_kill()
+        with failing_after(left, allowed) as calls, suppress(StorageIOError):
+            opened(left)
+        assert opened_again(left.after_kill()) == seen(whole(steps)), allowed
+        if next(calls) <= allowed:
+            return
+
+
+# ---- repaired offline --------------------------------------------------------------------------------------
+
+STEPS_TO_REPAIR = "8 | 7 7 8 9 9a ?1 ! =1 - 7a - | 8a | 7 -"
+PEER = "/peer/orders-0"
+
+
+def to_repair() -> tuple[Script, UnifiedLog]:
+    """A closed log with one damaged range, and on its disk, in PEER, a whole one."""
+    expected = whole(STEPS_TO_REPAIR)
+    script = Script(STEPS_TO_REPAIR)
+    script.log.close()
+    script.storage.make_directory(PEER)
+    for segment in expected.local.segments:
+        data = segment.region.read(0, segment.size)
+        script.storage.write_file(f"{PEER}/{segment.base_offset:020}.log", data)
+    epochs = expected.local.storage.read_file(f"{DIRECTORY}/{LEADER_EPOCH_CHECKPOINT}")
+    script.storage.write_file(f"{PEER}/{LEADER_EPOCH_CHECKPOINT}", epochs)
+    return script, expected
+
+
+def repaired(storage: SimStorage) -> None:
+    list(repair(storage, ManualClock(), DIRECTORY, apply_changes=True, peer=PEER))
+
+
+def test_a_log_that_is_repaired_from_a_peer_knows_the_transactions_in_the_range() -> None:
+    script, expected = to_repair()
+    repaired(script.storage)
+    assert opened_again(script.storage) == seen(expected)
+
+
+def test_a_crash_in_a_repair_from_a_peer_leaves_no_state_that_lacks_the_range() -> None:
+    script, expected = to_repair()
+    for allowed in count():
+        storage = script.storage.after_kill()
+        with failing_after(storage, allowed) as calls, suppress(StorageIOError):
+            repaired(storage)
+        after = Script("", storage.after_kill(), expected)
+        after.allowed = script.allowed
+        after.require_nothing_uncommitted()
+        if not after.log.damages:
+            assert seen(after.log) == seen(expected), allowed
+        left = storage.after_kill()
+        repaired(left)
+        assert opened_again(left) == seen(expected), allowed
+        if next(calls) <= allowed:
+            return
 
 
 # ---- any script --------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from kreplica.log.transaction_index import (
     format_entries,
     parse_entries,
 )
+from kreplica.sim.storage import SimStorage
 from tests.support.damage import bit_flips, truncations
 from tests.support.memory_storage import MemoryStorage
 
@@ -222,3 +223,21 @@ def test_noise_is_refused_or_obeys_the_rules(data: bytes) -> None:
     except InvalidFile:
         return
     assert all(entry.last_offset >= 10 for entry in entries)
+
+
+def test_the_file_of_an_index_that_is_built_anew_changes_with_the_flush() -> None:
+    storage = SimStorage()
+    storage.make_directory("/data")
+    path = f"/data/{file_name(0)}"
+    storage.write_file(path, b"torn")
+    index = TransactionIndex(storage, path, 0)
+    index.reset()
+    index.append(AbortedTxn(7, 0, 1, 2))
+    index.append(AbortedTxn(7, 2, 3, 4))
+    index.truncate_to(3)
+    assert storage.read_file(path) == b"torn"
+    index.flush()
+    index.append(AbortedTxn(8, 4, 5, 6))
+    index.flush()
+    kept = TransactionIndex(storage, path, 0).entries()
+    assert kept == index.entries() == [AbortedTxn(7, 0, 1, 2), AbortedTxn(8, 4, 5, 6)]
