@@ -1,10 +1,10 @@
-"""The versions of Kafka's requests: which are advertised, which are read, and which one the handlers take.
+"""The versions of Kafka's requests: which are advertised, which are read, and which the handlers take.
 
-A handler takes one version of a message. Requests and answers of the others are turned into it and back
-(message_conversion). The low ends that are advertised and not read stand for clients which look for them:
-librdkafka before 2.11.1 does without compression where Produce 0 is missing (KAFKA-18659). Nobody sends them,
-for whoever knows them knows later ones; one that comes closes the connection, as there is no answer to it in
-kio. No state; any thread may call.
+A handler takes one version of a message. Requests of other versions are converted to it, and answers back
+(message_conversion). Some low versions are advertised but not read, for clients that look for them:
+librdkafka before 2.11.1 does not compress if Produce 0 is missing (KAFKA-18659). No client sends them, since
+those that know them know later ones. Such a request closes the connection, because kio cannot write its
+answer. No state; any thread may call.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ OFFSET_FETCH, FIND_COORDINATOR, JOIN_GROUP, LEAVE_GROUP = 9, 10, 11, 13
 OFFSET_FOR_LEADER_EPOCH = 23
 ENVELOPE = 58
 
-# What the active controller does for clients: other nodes pass it on.
+# Requests that the active controller handles for clients. Other nodes forward them.
 FORWARDED = frozenset({19, 20, 33, 37, 43, 44, 45, 46, 55, 57, 64, 80, 81})
 
 
 class Scope(Flag):
-    """Who connects to a listener, and so which APIs it answers (Kafka's ListenerType).
+    """The kind of a listener's clients, which decides the APIs that it answers (Kafka's ListenerType).
 
     CLIENTS: producers, consumers and admin tools. BROKERS: other brokers, which fetch as replicas.
-    CONTROLLERS: the quorum's voters, and brokers that ask the active controller.
+    CONTROLLERS: the quorum's voters, and brokers that send requests to the active controller.
     """
 
     CLIENTS = 1
@@ -40,13 +40,14 @@ class Scope(Flag):
 
 
 CLIENTS, CONTROLLERS = Scope.CLIENTS, Scope.CONTROLLERS
-# What clients ask of brokers, and may ask of controllers directly.
+# Requests that clients send to brokers and may send to controllers directly.
 ADMINS = CLIENTS | CONTROLLERS
 
 
 class ApiVersionRange(NamedTuple):
-    """One API: versions that are advertised, the first that is read, the one that its handler takes, and the
-    listeners that answer it."""
+    """One API: the advertised versions, the first version that is read, the one that its handler takes, and
+    the listeners that answer it.
+    """
 
     api_key: int
     min_version: int
@@ -71,7 +72,7 @@ def _range(
     return ApiVersionRange(api_key, low, high, first, high if handled is None else handled, scope)
 
 
-# What a node answers: to clients first, then what nodes alone ask each other, who are of one version.
+# The APIs of a node: those for clients first, then those between nodes, which have one version each.
 API_RANGES: Mapping[int, ApiVersionRange] = {
     each.api_key: each
     for each in (
@@ -145,11 +146,11 @@ API_RANGES: Mapping[int, ApiVersionRange] = {
 
 @lru_cache(None)
 def request_type(api_key: int, version: int) -> type[Any]:
-    """kio's class of that request; its module is imported with the first."""
+    """Return kio's class of the request. Its module is imported on first use."""
     return load_request_schema(api_key, version)
 
 
 @lru_cache(None)
 def response_type(api_key: int, version: int) -> type[Any]:
-    """kio's class of that response."""
+    """Return kio's class of the response."""
     return load_response_schema(api_key, version)

@@ -1,10 +1,10 @@
-"""AssignmentsManager: tells the controller in which of this broker's directories each replica lies (KIP-858).
+"""AssignmentsManager: reports to the controller in which directory of this broker each replica is (KIP-858).
 
-So the controller knows whose leaders have to move when a directory fails. What is to be told waits in a map,
-the latest word for each replica; one request is in flight, of a bounded size. A controller that is not there,
-or not the controller any more, is asked again after a while, and so is a replica that it refused for now;
-one of a topic that is gone is dropped. Thread rule: `on_assignment` may be called from any thread and posts;
-the rest belongs to the loop.
+So the controller knows which leaders to move when a directory fails. Assignments to report wait in a map,
+with the latest directory of each replica. One request of bounded size is in flight. If no controller is known
+or it has changed, the request is retried later, and so is a replica that the controller rejected for now.
+Replicas of deleted topics are dropped. Thread rule: any thread may call `on_assignment`, which posts; the
+rest belongs to the loop.
 """
 
 # mypy: disable-error-code="arg-type"
@@ -33,7 +33,7 @@ from kreplica.common.wire import error_of, topic_id_of, uuid_of
 
 LOGGER = logging.getLogger(__name__)
 
-# Kafka's bound: more would make an event of the controller long.
+# Kafka's limit. A larger request would be a long event in the controller.
 MAX_ASSIGNMENTS_PER_REQUEST = 2250
 RETRY_MS = 500
 REQUEST_TIMEOUT_MS = 5_000
@@ -43,7 +43,7 @@ Replica = tuple[Uuid, int]
 
 
 class AssignmentsManager:
-    """Of broker `broker_id`; `controller()`: the active controller's node id, None where it is not known."""
+    """Reports for broker `broker_id`. `controller()`: the active controller's node id, None if unknown."""
 
     def __init__(
         self,
@@ -64,34 +64,34 @@ class AssignmentsManager:
             request_timeout_ms=REQUEST_TIMEOUT_MS,
             retry_backoff_ms=RETRY_MS,
         )
-        # The loop's own:
+        # Owned by the loop:
         self._waiting: dict[Replica, Uuid] = {}
         self._sent: dict[Replica, Uuid] = {}
-        self._is_busy = False  # a request is in flight, or the next try has its time
+        self._is_busy = False  # a request is in flight or a retry is scheduled
         self._is_closed = False
 
     @property
     def waiting(self) -> int:
-        """How many replicas' directories the controller has not confirmed."""
+        """How many replicas have a directory that the controller has not confirmed."""
         return len(self._waiting)
 
     def on_assignment(self, topic_id: Uuid, partition: int, directory: Uuid) -> None:
-        """The replica lies in that directory."""
+        """Report that the replica is in that directory."""
         self._loop.post(lambda: self._add((topic_id, partition), directory))
 
     def close(self) -> None:
-        """Tell nothing any more."""
+        """Send no further reports."""
         self._is_closed = True
 
     def _add(self, replica: Replica, directory: Uuid) -> None:
         self._waiting[replica] = directory
         if not self._is_busy:
-            # What is added in the same moment goes along.
+            # Assignments that are added at the same time are sent in the same request.
             self._is_busy = True
             self._loop.post(partial(self._requests.ask, self._request, self._take))
 
     def _request(self) -> AssignReplicasToDirsRequest | None:
-        """The next to be told; None where nothing is."""
+        """Return the next request; None if there is nothing to report."""
         if self._is_closed or not self._waiting:
             self._is_busy = False
             return None
@@ -122,10 +122,14 @@ class AssignmentsManager:
         if error is None:
             error = error_of(reply.result().error_code)
         if error is not None:
-            LOGGER.info("broker %d: where replicas lie is told later: %s", self._broker_id, error)
+            LOGGER.info(
+                "broker %d: could not report the directories of replicas, retrying: %s",
+                self._broker_id,
+                error,
+            )
             return True
         refused = self._settle(self._sent, reply.result())
-        # At the end of the line: others go first.
+        # Put them at the end of the line, so that others go first.
         self._waiting.update(refused)
         if not refused:
             self._requests.ask(self._request, self._take)
@@ -134,7 +138,7 @@ class AssignmentsManager:
     def _settle(
         self, sent: dict[Replica, Uuid], response: AssignReplicasToDirsResponse
     ) -> dict[Replica, Uuid]:
-        """Forget what was taken, or can never be; the rest, which is taken out too."""
+        """Drop what was accepted or can never be. Returns the rest, which is removed too."""
         refused: dict[Replica, Uuid] = {}
         answers = {
             (topic_id_of(topic.topic_id), each.partition_index): each.error_code
@@ -144,7 +148,7 @@ class AssignmentsManager:
         }
         for replica, directory in sent.items():
             if self._waiting.get(replica) != directory:
-                continue  # it has moved meanwhile, which is still to be told
+                continue  # it has moved meanwhile; report that instead
             del self._waiting[replica]
             error = error_of(answers.get(replica, 0))
             if replica not in answers or (error is not None and not isinstance(error, GONE)):

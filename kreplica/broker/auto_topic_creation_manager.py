@@ -1,9 +1,9 @@
-"""AutoTopicCreationManager: has topics made that a client asked for and nobody made.
+"""AutoTopicCreationManager: creates topics that a client has asked for and that do not exist.
 
-It is Kafka's auto.create.topics.enable. Nobody waits for it: who asked is told that there is no such topic,
-and asks again. A topic gets num.partitions partitions and default.replication.factor replicas, those of the
-controller. How many are under way is bounded, since any client may name any topic. Thread rule: `create` from
-any thread posts; the rest runs in the loop, which owns the state.
+This is Kafka's auto.create.topics.enable. No request waits for it: the client gets an error for the missing
+topic and asks again. A topic gets num.partitions partitions and default.replication.factor replicas, as the
+controller is configured. The number of creations in progress is limited, since any client may name any topic.
+Thread rule: any thread may call `create`, which posts; the rest runs in the loop, which owns the state.
 """
 
 # mypy: disable-error-code="arg-type"
@@ -25,26 +25,26 @@ from kreplica.common.ports import Loop, Transport
 LOGGER = logging.getLogger(__name__)
 
 CREATE_TIMEOUT_MS = 30_000
-# So many topics may be on their way; of others nobody hears until there is room.
+# How many topics may be in creation at a time. Others are ignored until there is room.
 MOST_UNDER_WAY = 100
 BY_DEFAULT = -1
-# What is no failure: somebody else was sooner, or the controller is another one by now.
+# Results that are not failures: the topic was created by another request, or the controller has changed.
 EXPECTED = frozenset({ErrorCode.none, ErrorCode.topic_already_exists, ErrorCode.not_controller})
 
 
 class AutoTopicCreationManager:
-    """One broker's. `controller()`: the node id of the active controller, None where it is not known."""
+    """Creates topics for one broker. `controller()`: the active controller's node id, None if unknown."""
 
     def __init__(self, controller: Callable[[], int | None], *, transport: Transport, loop: Loop) -> None:
         self._controller = controller
         self._transport = transport
         self._loop = loop
         self._under_way: set[str] = set()
-        # What was told of a topic that could not be made, to tell it once.
-        self._told: dict[str, str] = {}
+        # The last message logged about each topic that could not be created, so that it is logged once.
+        self._logged: dict[str, str] = {}
 
     def create(self, names: Iterable[str]) -> None:
-        """Have these topics made; their names are lawful, and this broker knows none of them."""
+        """Create these topics. Their names must be valid, and unknown to this broker."""
         self._loop.post(partial(self._create, tuple(names)))
 
     def _create(self, names: tuple[str, ...]) -> None:
@@ -74,14 +74,14 @@ class AutoTopicCreationManager:
     def _created(self, names: list[str], reply: Future[CreateTopicsResponse]) -> None:
         self._under_way.difference_update(names)
         if reply.exception() is not None:
-            return  # whoever wants the topic asks again
+            return  # a client that needs the topic asks again
         for topic in reply.result().topics:
             if topic.error_code in EXPECTED:
-                self._told.pop(topic.name, None)
+                self._logged.pop(topic.name, None)
                 continue
             text = f"{topic.error_code.name}: {topic.error_message}"
-            if self._told.get(topic.name) != text:
-                if len(self._told) >= MOST_UNDER_WAY:
-                    self._told.clear()
-                self._told[topic.name] = text
-                LOGGER.warning("topic %r, which a client asked for, cannot be made: %s", topic.name, text)
+            if self._logged.get(topic.name) != text:
+                if len(self._logged) >= MOST_UNDER_WAY:
+                    self._logged.clear()
+                self._logged[topic.name] = text
+                LOGGER.warning("could not create topic %r, which a client asked for: %s", topic.name, text)

@@ -1,7 +1,7 @@
-"""Broker: one node's logs and replicas, wired together, from a set of ports.
+"""Broker: the logs and replicas of one node, wired together from a set of ports.
 
-It owns its LogManager and its ReplicaManager. What the controller decides comes by
-`become_leader_or_follower` and `stop_replicas`; requests of other nodes and of clients come by `handle`.
+It owns its LogManager and its ReplicaManager. Decisions of the controller arrive through
+`become_leader_or_follower` and `stop_replicas`, requests of nodes and clients through `handle`.
 """
 
 from __future__ import annotations
@@ -30,10 +30,9 @@ from kreplica.replica.replica_manager import ReplicaManager
 class Broker:
     """The broker `broker_id` of cluster `cluster_id`, with its logs in `directories`.
 
-    `broker_epoch()`: the epoch in which it is registered; `controller()`: the active controller's node id,
-    None where it is not known. `new_loop(name)`: a Loop for one of its objects. `config`: what a log gets
-    that has no configuration of its own, `configs` by topic. `locked`, `disk`: see LogManager. `handlers`: by
-    type of request.
+    `broker_epoch()`: the epoch of its registration. `controller()`: the active controller's node id, None if
+    unknown. `new_loop(name)`: makes a Loop for one of its objects. `config`: the configuration of logs
+    without their own; `configs`: by topic. `locked`, `disk`: see LogManager. `handlers`: by type of request.
     """
 
     def __init__(
@@ -106,20 +105,22 @@ class Broker:
         }
 
     def startup(self) -> None:
-        """Load the logs and begin the periodic work. Raises as LogManager.startup."""
+        """Load the logs and start the periodic work. Raises as LogManager.startup."""
         self.log_manager.startup()
         self.replica_manager.startup()
         self._disk_watch.start()
 
     def shutdown(self) -> None:
-        """Stop in order: no fetch, no request that waits, every log closed."""
+        """Stop fetches, fail waiting requests, and close all logs, in this order."""
         self._disk_watch.stop()
         self.replica_manager.shutdown()
         self.log_manager.shutdown(self._broker_epoch())
 
     def handle(self, request: Any) -> Future[Any]:
-        """The answer to a request, an entity of the package kio; the future fails with UnsupportedVersion for
-        one that has no handler."""
+        """Answer a request, an entity of the package kio.
+
+        The future fails with UnsupportedVersion if there is no handler for it.
+        """
         handler = self.handlers.get(type(request))
         if handler is None:
             return failed(UnsupportedVersion(f"no handler for {type(request).__name__}"))
@@ -128,10 +129,10 @@ class Broker:
     def become_leader_or_follower(
         self, states: Iterable[LeaderAndIsr], controller_epoch: int = 0
     ) -> dict[TopicPartition, KreplicaError | None]:
-        """Make the logs that are missing, and take the roles that the controller has decided on.
+        """Create the missing logs and take the roles that the controller has assigned.
 
-        For a caller that does not place logs itself, as the BrokerMetadataPublisher does. Returns each
-        partition's error, or None; a role whose log could not be made is not tried again. Raises
+        For callers that do not place logs themselves, unlike the BrokerMetadataPublisher. Returns each
+        partition's error or None. A role whose log could not be created is not retried. Raises
         StaleControllerEpoch as `ReplicaManager.become_leader_or_follower`.
         """
         states = list(states)
@@ -153,5 +154,5 @@ class Broker:
     def stop_replicas(
         self, stopped: Mapping[TopicPartition, bool]
     ) -> dict[TopicPartition, KreplicaError | None]:
-        """Be no replica of these partitions any more; True: delete the log too."""
+        """Stop being a replica of these partitions. True: also delete the log."""
         return self.replica_manager.stop_replicas(stopped)

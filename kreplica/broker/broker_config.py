@@ -1,4 +1,6 @@
-"""The settings of a broker as a member of its cluster, under Kafka's names with dots for underscores."""
+"""BrokerConfig: the settings of a broker as a member of its cluster, named as Kafka's with dots for
+underscores.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from kreplica.common.settings import BOOLEAN, TEXT, Settings, int32, optional, s
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerConfig(Settings):
-    """Times in ms; the defaults are Kafka's. Raises InvalidConfig."""
+    """Times are in ms. Defaults are Kafka's. Raises InvalidConfig."""
 
     broker_heartbeat_interval_ms: int = setting(
         2_000, int32(1), "How often a broker sends a heartbeat; below broker.session.timeout.ms."

@@ -1,15 +1,15 @@
-"""BrokerLifecycleManager: one life of a broker as the controller sees it.
+"""BrokerLifecycleManager: registers a broker at the controller and keeps its registration alive.
 
     NOT_RUNNING ─▶ STARTING ─▶ RECOVERY ─▶ RUNNING ─▶ PENDING_CONTROLLED_SHUTDOWN ─▶ SHUTTING_DOWN
                   registered   caught up   unfenced   leaders move away              may stop
 
-It registers the broker under a new incarnation id and gets its epoch; then it sends heartbeats, one at a
-time, to whom the quorum knows as its leader. The answers move it along. A controller that knows another epoch
-makes it register again. Whoever waits for a step gets a future. Nobody is told to stop: that a session has
-ended is the controller's to say, and a broker learns it from its next answer (`is_fenced`).
+It registers the broker under a new incarnation id and gets its epoch. Then it sends heartbeats, one at a
+time, to the leader of the quorum. The answers move it to the next state. If the controller knows another
+epoch, it registers again. Callers that wait for a state get a future. Only the controller decides that a
+session has ended; the broker learns it from its next answer (`is_fenced`).
 
-Thread rule: the methods may be called from any thread and post; the rest runs in the loop, which owns the
-state. `broker_epoch()`, `is_fenced` and `state` may be read anywhere, and may be a moment old.
+Thread rule: any thread may call the methods, which post; the rest runs in the loop, which owns the state. Any
+thread may read `broker_epoch()`, `is_fenced` and `state`, which may be slightly out of date.
 """
 
 # mypy: disable-error-code="arg-type"
@@ -43,16 +43,16 @@ from kreplica.common.wire import uuid_of
 from kreplica.metadata.records import Endpoint, SupportedFeature
 
 NO_BROKER_EPOCH = -1
-# How soon the next heartbeat follows while something is waited for that the next answer may bring.
+# When to send the next heartbeat while its answer may bring a state that is waited for.
 STEP_INTERVAL_MS = 10
-# How long an answer is waited for once some came too late, where broker.heartbeat.timeout.ms is not longer.
+# The longest timeout of an answer after some came too late, unless broker.heartbeat.timeout.ms is longer.
 LONGEST_PATIENCE_MS = 1_600
-# Refusals that no retry can mend: another cluster, a feature that is missing, directories that are taken.
+# Errors that a retry cannot fix: a different cluster, a missing feature, directories of another broker.
 FATAL = (InconsistentClusterId, UnsupportedVersion, InvalidRequest)
 
 
 class BrokerState(enum.Enum):
-    """Kafka's states of a broker, with its numbers."""
+    """Kafka's states of a broker, with their numbers."""
 
     NOT_RUNNING = 0
     STARTING = 1
@@ -63,12 +63,11 @@ class BrokerState(enum.Enum):
 
 
 class BrokerLifecycleManager:
-    """See the module.
+    """Registration, heartbeats and shutdown of one broker.
 
-    `controller()`: the node that leads the quorum, None where it is not known. `metadata_offset()`: the last
-    record of the metadata log that this broker has applied, -1 of none. `previous_broker_epoch`: the epoch in
-    which its log directories were closed in order, -1 if they were not (KIP-966). `directories`: the ids of
-    those that work.
+    `controller()`: the leader of the quorum, None if unknown. `metadata_offset()`: the last record of the
+    metadata log that this broker has applied, or -1. `previous_broker_epoch`: the epoch in which its log
+    directories were closed cleanly, -1 if they were not (KIP-966). `directories`: ids of the working ones.
     """
 
     def __init__(
@@ -90,7 +89,7 @@ class BrokerLifecycleManager:
     ) -> None:
         self.state = BrokerState.NOT_RUNNING
         self.is_fenced = True
-        # Resolved when it is registered for the first time, has caught up, is unfenced, may shut down.
+        # Resolved when the broker is first registered, has caught up, is unfenced, may shut down.
         self.registered: Future[int] = Future()
         self.caught_up: Future[None] = Future()
         self.unfenced: Future[None] = Future()
@@ -108,47 +107,50 @@ class BrokerLifecycleManager:
         self._transport = transport
         self._clock = clock
         self._loop = loop
-        # The loop's own:
+        # Owned by the loop:
         self._epoch = NO_BROKER_EPOCH
         self._is_registered = False
         self._is_ready = False
         self._offline: dict[Uuid, None] = {}
-        self._exchange = 0  # the number of the exchange whose answer counts; an older one is too late
+        self._exchange = 0  # the current exchange; answers to older ones are dropped
         self._is_in_flight = False
         self._patience_ms = config.broker_heartbeat_timeout_ms
         self._timer: Cancellable | None = None
         self._deadline: Cancellable | None = None
         self._is_closed = False
 
-    # ---- what others ask for ------------------------------------------------------------------------------
+    # ---- methods for any thread ---------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Register, and keep the registration alive. Fails `registered` with RequestTimedOut if nobody takes
-        it within `initial.broker.registration.timeout.ms`."""
+        """Register, and keep the registration alive.
+
+        `registered` fails with RequestTimedOut if that takes longer than
+        `initial.broker.registration.timeout.ms`.
+        """
         self._loop.post(self._start)
 
     def set_ready_to_unfence(self) -> None:
-        """The broker can serve: ask the controller to let it lead."""
+        """Ask the controller to unfence the broker, which can serve now."""
         self._loop.post(self._set_ready)
 
     def propagate_directory_failure(self, directory_id: Uuid) -> None:
-        """A log directory of this broker has failed: tell the controller with each heartbeat from now on."""
+        """Report a failed log directory to the controller, with each heartbeat from now on."""
         self._loop.post(lambda: self._directory_failed(directory_id))
 
     def begin_controlled_shutdown(self) -> Future[None]:
-        """Ask the controller to move the leaders away; the future is done when the broker may stop.
+        """Ask the controller to move the leaders away. The future is done when the broker may stop.
 
-        One that is not unfenced leads nothing, and may stop at once.
+        A broker that is fenced leads nothing and may stop at once.
         """
         self._loop.post(self._begin_shutdown)
         return self.may_shut_down
 
     def close(self) -> None:
-        """Send nothing any more; the controller will notice by itself."""
+        """Send nothing from now on. The controller notices when the session ends."""
         self._loop.post(self._close)
 
     def broker_epoch(self) -> int:
-        """The epoch in which the broker is registered; NO_BROKER_EPOCH before that."""
+        """Return the epoch of the registration; NO_BROKER_EPOCH before it."""
         return self._epoch
 
     # ---- in the loop: steps -------------------------------------------------------------------------------
@@ -165,7 +167,8 @@ class BrokerLifecycleManager:
             self._close()
             self.registered.set_exception(
                 RequestTimedOut(
-                    f"broker {self._broker_id}: no controller registered it within {timeout_ms} ms"
+                    f"broker {self._broker_id} could not register at a controller within {timeout_ms} ms:"
+                    " check the quorum"
                 )
             )
 
@@ -214,7 +217,7 @@ class BrokerLifecycleManager:
         self._timer = self._loop.post_later(self._communicate, delay_ms)
 
     def _communicate(self) -> None:
-        # One that may shut down is fenced: another heartbeat would ask to lead again.
+        # A broker that may shut down is fenced. Another heartbeat would ask to be unfenced.
         if self._is_closed or self._is_in_flight or self.state is BrokerState.SHUTTING_DOWN:
             return
         controller = self._controller()
@@ -244,8 +247,8 @@ class BrokerLifecycleManager:
         answered(reply.result(), sent_ns)
 
     def _adapt_patience(self, taken_ms: int) -> None:
-        # Over a slow network an answer takes a while, and one that waits for a commit longer still: with the
-        # same patience each time, all answers to a registration could come just too late.
+        # On a slow network answers take a while, and those that wait for a commit take longer. With a fixed
+        # timeout all answers to a registration could come just too late.
         shortest_ms = self._config.broker_heartbeat_timeout_ms
         self._patience_ms = max(min(2 * taken_ms, LONGEST_PATIENCE_MS), shortest_ms)
 
@@ -286,7 +289,9 @@ class BrokerLifecycleManager:
             error = BY_CODE.get(int(response.error_code), UnknownServerError)
             if not self.registered.done() and error in FATAL:
                 self._close()
-                self.registered.set_exception(error(f"broker {self._broker_id} was refused: {error.__doc__}"))
+                self.registered.set_exception(
+                    error(f"the controller rejected broker {self._broker_id}: {error.__doc__}")
+                )
                 return
             self._retry()
             return
@@ -313,7 +318,7 @@ class BrokerLifecycleManager:
     def _heartbeat_answered(self, response: BrokerHeartbeatResponse, sent_ns: int) -> None:
         if response.error_code is not ErrorCode.none:
             if int(response.error_code) == StaleBrokerEpoch.code:
-                # It was taken out, or knows another life of this broker.
+                # The broker was unregistered, or the controller knows another incarnation of it.
                 self._is_registered = False
                 self.is_fenced = True
             self._retry()
@@ -334,6 +339,6 @@ class BrokerLifecycleManager:
         is_waiting = self.state in (BrokerState.STARTING, BrokerState.PENDING_CONTROLLED_SHUTDOWN)
         if is_waiting or (self._is_ready and self.is_fenced):
             interval_ms = min(interval_ms, STEP_INTERVAL_MS)
-        # From the last one on, so that a slow answer does not make them rarer.
+        # Counted from the last heartbeat, so that slow answers do not make heartbeats rarer.
         passed_ms = (self._clock.monotonic_ns() - sent_ns) // NANOSECONDS_PER_MS
         self._communicate_after(max(interval_ms - passed_ms, 0))

@@ -1,19 +1,20 @@
-"""BrokerMetadataPublisher: makes of what the cluster has decided the roles, logs and settings of this broker.
+"""BrokerMetadataPublisher: applies changes of the cluster's metadata to the replicas, logs and settings of a
+broker.
 
-The loader tells it of each change in the quorum's loop; it posts, and works in a loop of its own: first the
-cache, then the settings of logs, then the replicas that are no longer its own, then the roles of those that
-are, a bounded number in a step. Many new logs are made in a second loop, since each waits for the disk some
-times; a few at once, so that nobody hears of a new topic here whose leader is not ready. The changes of one
-commit follow those of the one before. Only when all of it is done does `metadata_offset` say so, since the
-controller takes a topic's replica for deleted then.
+The loader passes each change to it in the quorum's loop. It posts, and works in a loop of its own, in this
+order: the metadata cache, the settings of logs, the replicas that the broker loses, and the roles of those
+that it has. Each step handles a limited number. Many new logs are created in a second loop, since each waits
+for the disk a few times. A few are created at once, so that clients see a new topic only when its leader is
+ready. Changes of one commit follow those of the one before. `metadata_offset` advances only when all of a
+commit is done, because the controller then takes deleted replicas for deleted.
 
-The first change is the whole cluster. The logs on disk are held against it: one whose topic (by its id; the
-name may be another topic's now) is gone, or that this broker is to have no longer, is a stray. It is moved
-aside, and removed if its id says that the topic is gone (KAFKA-15082 and KIP-966 rely on logs of a deleted
+The first change is the whole cluster, and the logs on disk are compared with it. A log is a stray if its
+topic is gone (by id; the name may belong to a new topic) or if this broker no longer has the replica. It is
+moved aside, and removed if its topic id no longer exists (KAFKA-15082 and KIP-966 rely on logs of a deleted
 topic never being taken for those of a new one).
 
-What a replica could not do is tried again with the next change, and every second. Thread rule: the methods of
-a publisher are the quorum's loop's; `metadata_offset` and `published` may be read anywhere.
+Operations on replicas that fail are retried with the next change and every second. Thread rule: the methods
+of a publisher belong to the quorum's loop; any thread may read `metadata_offset` and `published`.
 """
 
 from __future__ import annotations
@@ -55,18 +56,18 @@ from kreplica.metadata.registrations import (
 from kreplica.replica.replica_manager import ReplicaManager
 
 T = TypeVar("T")
-# What a step yields: what has to be done before the next one, None if that may come at once.
+# A step yields the future that the next step has to wait for, or None.
 Steps = Generator[Future[Any] | None, None, T]
 
 C = TypeVar("C", LogConfig, CleanerConfig)
 
 LOGGER = logging.getLogger(__name__)
 
-# Roles in one step, for which heartbeats wait: a new leader epoch is flushed in it.
+# How many roles are taken in one step. Heartbeats wait for the step, which flushes new leader epochs.
 ROLES_A_STEP = 16
-# Logs that are made side by side, or removed with one flush.
+# How many logs are created at a time, or removed with one flush.
 LOGS_A_STEP = 64
-# Logs for which heartbeats wait, rather than clients of a new topic.
+# Up to this many logs are created at once: rather let heartbeats wait than clients of a new topic.
 FEW_LOGS = 16
 RETRY_MS = 1000
 FIRST_LEADER_EPOCH = 0
@@ -76,10 +77,9 @@ NO_DIRECTORY = frozenset({UNASSIGNED_DIRECTORY, LOST_DIRECTORY, MIGRATING_DIRECT
 class BrokerMetadataPublisher:
     """Implements `kreplica.metadata.metadata_loader.MetadataPublisher` for broker `broker_id`.
 
-    `loop` runs the work, `disk_loop` what of it waits for the disk; the logs are loaded before the first
-    change comes.
-    `on_assignment(topic_id, partition, directory)` is told where a replica lies, if the cluster believes it
-    to be elsewhere (KIP-858).
+    `loop` runs the work, `disk_loop` the parts that wait for the disk. The logs must be loaded before the
+    first change. `on_assignment(topic_id, partition, directory)` is called with the directory of a replica if
+    the metadata names a different one (KIP-858).
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class BrokerMetadataPublisher:
         on_assignment: Callable[[Uuid, int, Uuid], None] = lambda *_: None,
         metrics: MetricRegistry | None = None,
     ) -> None:
-        # How far the broker has done what the cluster decided; None before the first change is done.
+        # The metadata that the broker has applied; None before the first change is done.
         self.published: OffsetAndEpoch | None = None
         self.first_published: Future[None] = Future()
         self.error_count = 0
@@ -101,37 +101,37 @@ class BrokerMetadataPublisher:
         self._cache = cache
         self._replicas = replica_manager
         self._logs = replica_manager.log_manager
-        # The default of topics where the cluster says nothing else.
+        # The default of topics, unless the metadata says otherwise.
         self._start_config = self._logs.configs.default
         self._start_cleaner = self._logs.cleaner.config
         self._loop = loop
         self._disk_loop = disk_loop
         self._on_assignment = on_assignment
-        # The loop's own:
+        # Owned by the loop:
         self._work: deque[Steps[None]] = deque()
         self._is_first = True
         self._is_closed = False
-        self._failed: dict[TopicPartition, Uuid] = {}  # whose roles have to be tried again
+        self._failed: dict[TopicPartition, Uuid] = {}  # partitions whose roles are to be retried
         self._is_retrying = False
         if metrics is not None:
             metrics.gauge("broker-metadata-metrics", "last-applied-record-offset", self.metadata_offset)
             metrics.gauge("broker-metadata-metrics", "metadata-apply-error-count", lambda: self.error_count)
 
     def metadata_offset(self) -> int:
-        """The last record of the metadata log that has been acted upon; -1 of none."""
+        """The offset of the last metadata record that has been applied; -1 if there was no change yet."""
         return -1 if self.published is None else self.published.offset - 1
 
     def on_metadata_update(
         self, delta: MetadataDelta, metadata: ClusterMetadata, applied: OffsetAndEpoch
     ) -> None:
-        """Act on what has changed, soon."""
+        """Queue the change. It is applied in the loop."""
         self._loop.post(lambda: self._begin(self._publish(delta, metadata, applied)))
 
     def on_leader_change(self, leader: Any) -> None:
-        """Who leads the quorum is no business of replicas."""
+        """Do nothing: replicas do not depend on the leader of the quorum."""
 
     def close(self) -> None:
-        """Do no more; what is under way in a step is finished."""
+        """Start no further steps. The current one is finished."""
         self._is_closed = True
 
     # ---- steps --------------------------------------------------------------------------------------------
@@ -150,10 +150,10 @@ class BrokerMetadataPublisher:
         except StopIteration:
             self._work.popleft()
         except Exception:
-            # Nobody could go on for it; the replicas that it left as they were are not told as published.
+            # There is no caller to fail. The replicas that were not changed are not reported as published.
             self._work.popleft()
             self.error_count += 1
-            LOGGER.exception("broker %d: a change of the metadata was not carried out", self._broker_id)
+            LOGGER.exception("broker %d: failed to apply a change of the metadata", self._broker_id)
         if awaited is not None:
             awaited.add_done_callback(lambda _: self._loop.post(self._step))
         elif self._work:
@@ -169,7 +169,7 @@ class BrokerMetadataPublisher:
             yield from self._move_strays_aside(metadata)
         yield from self._stop_replicas(delta)
         changes = [*self._again(metadata), *self._roles(delta.partitions)]
-        # What failed before may be among what has changed.
+        # The changed partitions may include some that failed before.
         yield from self._take_roles(list({each.topic_partition: each for each in changes}.values()), applied)
         if delta.brokers:
             self._replicas.brokers_changed()
@@ -190,7 +190,7 @@ class BrokerMetadataPublisher:
             default = _over(self._start_config, topics_settings(settings), whose)
         changed = {name for kind, name in delta.configs if kind == TOPIC_RESOURCE}
         if default != self._logs.configs.default:
-            # What a topic has of its own goes over the default.
+            # The topics' own settings override the default, so apply them to the new default.
             changed |= {name for kind, name in metadata.configs if kind == TOPIC_RESOURCE}
         elif not changed:
             return
@@ -200,7 +200,7 @@ class BrokerMetadataPublisher:
             configs[name] = _over(default, own, f"topic {name}") if own else None
         self._logs.configs.change(configs, default)
 
-    # ---- logs that are no longer this broker's ------------------------------------------------------------
+    # ---- logs that this broker no longer has --------------------------------------------------------------
 
     def _move_strays_aside(self, metadata: ClusterMetadata) -> Steps[None]:
         for log in self._logs.logs():
@@ -209,13 +209,13 @@ class BrokerMetadataPublisher:
                 try:
                     path = self._logs.move_stray_aside(topic_partition)
                 except KreplicaError as error:
-                    self._tell_failed(topic_partition, error)
+                    self._log_failed(topic_partition, error)
                     continue
                 LOGGER.warning("%s is a stray: moved to %s", topic_partition, path)
                 yield None
         removed = self._logs.remove_strays(lambda topic_id: metadata.topic_by_id(topic_id) is None)
         if removed:
-            LOGGER.info("strays of deleted topics are removed: %s", ", ".join(removed))
+            LOGGER.info("removed the stray logs of deleted topics: %s", ", ".join(removed))
         yield None
 
     def _is_stray(self, topic_partition: TopicPartition, metadata: ClusterMetadata) -> bool:
@@ -227,7 +227,7 @@ class BrokerMetadataPublisher:
         return partition is None or self._broker_id not in partition.replicas
 
     def _stop_replicas(self, delta: MetadataDelta) -> Steps[None]:
-        # Before any role is taken: a topic may have been made anew under the name of one that was deleted.
+        # This comes before all roles: a new topic may have the name of a deleted one.
         gone = [
             change.topic_partition
             for change in delta.partitions
@@ -241,7 +241,7 @@ class BrokerMetadataPublisher:
             results = self._replicas.stop_replicas(dict.fromkeys(some, True))
             for topic_partition, error in results.items():
                 if error is not None:
-                    self._tell_failed(topic_partition, error)
+                    self._log_failed(topic_partition, error)
             yield None
 
     # ---- roles --------------------------------------------------------------------------------------------
@@ -252,7 +252,7 @@ class BrokerMetadataPublisher:
                 yield change
 
     def _again(self, metadata: ClusterMetadata) -> list[PartitionChange]:
-        """What failed before, as it is to be now."""
+        """Return the current state of the partitions that failed before, and forget them."""
         failed, self._failed = self._failed, {}
         again = []
         for topic_partition, topic_id in failed.items():
@@ -272,7 +272,7 @@ class BrokerMetadataPublisher:
             self._loop.post_later(self._retry, RETRY_MS)
 
     def _take_some(self, changes: Sequence[PartitionChange], applied: OffsetAndEpoch) -> None:
-        # A directory may have failed since the step before: its logs are not to be made anew elsewhere.
+        # A directory may have failed since the last step. Its logs must not be created again elsewhere.
         changes = [each for each in changes if not self._is_failed(each, {})]
         states = {
             each.topic_partition: each.new.leader_and_isr(each.topic_partition, each.topic_id)
@@ -281,9 +281,9 @@ class BrokerMetadataPublisher:
         }
         for topic_partition, error in self._roles_taken(states, applied).items():
             if error is not None:
-                self._tell_failed(topic_partition, error)
+                self._log_failed(topic_partition, error)
                 self._failed[topic_partition] = states[topic_partition].topic_id
-        self._tell_directories(changes)
+        self._report_directories(changes)
 
     def _roles_taken(
         self, states: Mapping[TopicPartition, LeaderAndIsr], applied: OffsetAndEpoch
@@ -291,12 +291,12 @@ class BrokerMetadataPublisher:
         try:
             return self._replicas.become_leader_or_follower(states.values(), applied.epoch)
         except Exception as error:
-            LOGGER.exception("broker %d: %d roles could not be taken", self._broker_id, len(states))
+            LOGGER.exception("broker %d: failed to take %d roles", self._broker_id, len(states))
             failure = error if isinstance(error, KreplicaError) else UnknownServerError(str(error))
             return dict.fromkeys(states, failure)
 
     def _placed(self, changes: Iterable[PartitionChange]) -> Steps[list[PartitionChange]]:
-        """Those whose logs are here; the logs that are missing are made."""
+        """Create the missing logs. Returns the changes whose logs exist now."""
         online = {each: path for path, each in self._logs.directory_ids.items()}
         wanted: list[NewLog] = []
         placed = []
@@ -320,9 +320,9 @@ class BrokerMetadataPublisher:
         return [each for each in placed if not self._is_failed(each, made)]
 
     def _missing_log(self, change: PartitionChange, online: Mapping[Uuid, str]) -> NewLog | None:
-        """The log to be made for the partition; None if it is there.
+        """Return the log to create for the partition; None if it exists.
 
-        The log of another topic of the same name is moved aside first.
+        A log of another topic with the same name is moved aside first.
         """
         topic_partition, topic_id, _, partition = change
         assert partition is not None
@@ -330,15 +330,19 @@ class BrokerMetadataPublisher:
             if self._logs.topic_id(topic_partition) in (None, topic_id):
                 return None
             path = self._logs.move_stray_aside(topic_partition)
-            LOGGER.warning("%s was the log of another topic of its name: moved to %s", topic_partition, path)
-        # Before the first epoch there is none, so in every replica it begins at the first offset.
+            LOGGER.warning(
+                "%s was the log of another topic with the same name: moved to %s", topic_partition, path
+            )
+        # Nothing comes before the first leader epoch, so it starts at the first offset in every replica.
         first_epoch = FIRST_LEADER_EPOCH if partition.leader_epoch == FIRST_LEADER_EPOCH else None
         directory = online.get(partition.directory(self._broker_id))
         return NewLog(topic_partition, topic_id, directory, first_epoch)
 
     def _is_on_failed_disk(self, change: PartitionChange) -> bool:
-        """Whether the replica may lie on a disk that has failed (KIP-858). An empty log in another directory
-        would be taken for the one that is lost."""
+        """Whether the replica may be on a disk that has failed (KIP-858).
+
+        An empty log in another directory would then replace the lost one.
+        """
         partition = change.new
         assert partition is not None
         was_made = partition.directory(self._broker_id) not in NO_DIRECTORY or partition.partition_epoch > 0
@@ -365,11 +369,11 @@ class BrokerMetadataPublisher:
         if not isinstance(log, KreplicaError):
             if self._logs.get_log(topic_partition) is not None:
                 return False
-            log = KafkaStorageError("its log directory has failed meanwhile")
+            log = KafkaStorageError("the log directory failed while the log was created")
         self._failed_for_now(change, log)
         return True
 
-    def _tell_directories(self, changes: Iterable[PartitionChange]) -> None:
+    def _report_directories(self, changes: Iterable[PartitionChange]) -> None:
         directories = self._logs.directory_ids
         for topic_partition, topic_id, _, partition in changes:
             log = self._logs.get_log(topic_partition)
@@ -385,24 +389,25 @@ class BrokerMetadataPublisher:
             self._begin(self._take_failed())
 
     def _take_failed(self) -> Steps[None]:
-        # As the cluster is when its turn comes: what was published meanwhile counts.
+        # Use the metadata of now, including what was published meanwhile.
         if self.published is not None:
             yield from self._take_roles(self._again(self._cache.metadata), self.published)
 
     def _failed_for_now(self, change: PartitionChange, error: KreplicaError) -> None:
-        """Try again with the next change, and after RETRY_MS."""
-        self._tell_failed(change.topic_partition, error)
+        """Retry with the next change and after RETRY_MS."""
+        self._log_failed(change.topic_partition, error)
         self._failed[change.topic_partition] = change.topic_id
 
-    def _tell_failed(self, topic_partition: TopicPartition, error: KreplicaError) -> None:
+    def _log_failed(self, topic_partition: TopicPartition, error: KreplicaError) -> None:
         self.error_count += 1
         level = logging.WARNING if isinstance(error, KafkaStorageError) else logging.ERROR
         LOGGER.log(level, "broker %d: %s: %s", self._broker_id, topic_partition, error)
 
 
 def _over(config: C, settings: Mapping[str, str], whose: str) -> C:
-    """The configuration with these settings over it; those that are not known here, or no value of theirs,
-    are left out: another node may know them.
+    """Return the configuration with these settings.
+
+    Unknown settings and invalid values are left out and logged: another version may know them.
     """
     try:
         return config.replace(settings)

@@ -1,8 +1,8 @@
-"""ConfigHelper: tells clients the settings of topics and of this broker, and where each comes from.
+"""ConfigHelper: describes the settings of topics and of this broker, with the source of each value.
 
-A topic's setting is its own, or what all brokers are told, or the node's, or the default, in that order;
-what lies beneath the one that counts is told as its synonyms. Keeps nothing but the node's configuration,
-and holds no lock; any thread may call.
+A topic's setting is its own, the broker's, the cluster-wide one of brokers, the node's, or the default, in
+this order. The values that are overridden are its synonyms. It keeps only the node's configuration and holds
+no lock; any thread may call.
 """
 
 # mypy: disable-error-code="arg-type"
@@ -31,14 +31,14 @@ from kreplica.common.wire import NO_THROTTLE
 from kreplica.controller.configuration_control import ALL_BROKERS, is_dynamic_for_brokers
 from kreplica.metadata.cluster_metadata import BROKER_RESOURCE, TOPIC_RESOURCE, ClusterMetadata
 
-# Where a setting comes from (DescribeConfigsResponse.ConfigSource).
+# The source of a setting (DescribeConfigsResponse.ConfigSource).
 OF_TOPIC, OF_BROKER, OF_ALL_BROKERS, OF_NODE, DEFAULT = 1, 2, 3, 4, 5
-# ConfigDef.Type, as the answer has it.
+# ConfigDef.Type, as in the answer.
 TYPES = {"boolean": 1, "string": 2, "int": 3, "short": 4, "long": 5, "double": 6, "list": 7}
 
 
 class _Layer(NamedTuple):
-    """Settings of one source, as text by the name that the source has for them."""
+    """The settings of one source, as text by the source's own names."""
 
     source: int
     values: Mapping[str, str]
@@ -46,7 +46,7 @@ class _Layer(NamedTuple):
 
 
 class ConfigHelper:
-    """See the module. `metadata()`: what the node knows of the cluster."""
+    """Answers DescribeConfigs. `metadata()`: the node's view of the cluster."""
 
     def __init__(self, config: NodeConfig, metadata: Callable[[], ClusterMetadata]) -> None:
         self._node_id = config.node_id
@@ -67,7 +67,7 @@ class ConfigHelper:
         self._of_node_for_topics = config.log.overrides()
 
     def handle_describe_configs(self, request: DescribeConfigsRequest) -> Future[DescribeConfigsResponse]:
-        """DescribeConfigs (32)."""
+        """Handle DescribeConfigs (32)."""
         results = tuple(self._describe(each, request.include_synonyms) for each in request.resources)
         return resolved(DescribeConfigsResponse(throttle_time=NO_THROTTLE, results=results))
 
@@ -94,19 +94,22 @@ class ConfigHelper:
         if resource_type == TOPIC_RESOURCE:
             return self._of_topic(name, with_synonyms)
         if resource_type != BROKER_RESOURCE:
-            raise InvalidRequest(f"resources of type {resource_type} have no settings here")
+            raise InvalidRequest(f"resources of type {resource_type} have no settings")
         if name == ALL_BROKERS:
             given = _as_brokers(self._metadata().config(BROKER_RESOURCE, ALL_BROKERS))
             layers = (_Layer(OF_ALL_BROKERS, given),)
             return (self._result(each, "string", False, layers, with_synonyms) for each in sorted(given))
         if name != str(self._node_id):
-            raise InvalidRequest(f"this is broker {self._node_id}, not {name[:80]!r}")
+            raise InvalidRequest(
+                f"broker {name[:80]!r} is not this broker, {self._node_id}: ask each broker for its own"
+                " settings"
+            )
         return self._of_broker(with_synonyms)
 
     def _of_topic(self, topic: str, with_synonyms: bool) -> Iterator[DescribeConfigsResourceResult]:
         metadata = self._metadata()
         if topic not in metadata.topics:
-            raise UnknownTopicOrPartition(f"there is no topic {topic[:80]!r}")
+            raise UnknownTopicOrPartition(f"topic {topic[:80]!r} does not exist")
         of_broker = topics_settings(metadata.config(BROKER_RESOURCE, str(self._node_id)))
         of_all = topics_settings(metadata.config(BROKER_RESOURCE, ALL_BROKERS))
         layers = (
@@ -168,7 +171,7 @@ def _brokers_name(name: str) -> str:
 
 
 def _as_brokers(settings: Mapping[str, str]) -> dict[str, str]:
-    """Settings of brokers under the names that brokers have for them; some may be under topics' names."""
+    """Return brokers' settings under brokers' names. The input may have some under topics' names."""
     return {_brokers_name(name): value for name, value in settings.items()}
 
 

@@ -1,9 +1,9 @@
-"""ControllerApis: takes the requests that only the active controller answers to this node's QuorumController.
+"""ControllerApis: passes requests for the active controller to this node's QuorumController.
 
-Each becomes one event: done at once or not at all, answered when it is committed. On a node whose controller
-is not the active one every answer is NOT_CONTROLLER, with the node that is in its message where the answer
-has one; so is an answer that was still waiting when leadership was lost, and then the request may have been
-carried out or not. A request is never left without an answer. No state; any thread may call.
+Each request becomes one event, which is atomic and answered when it is committed. If this node's controller
+is not active, the answer is NOT_CONTROLLER; its message, if it has one, names the active node. Requests that
+wait when leadership is lost get the same answer, and may or may not have been done. Each request gets an
+answer. No state; any thread may call.
 """
 
 # mypy: disable-error-code="arg-type"
@@ -58,7 +58,7 @@ from kreplica.controller.quorum_controller import QuorumController
 Operation = Callable[[ControllerTerm, Any], Any]
 Refuse = Callable[[Any, KreplicaError], Any]
 
-# What the active controller does for each request.
+# How the active controller handles each request.
 OPERATIONS: dict[type[Any], Operation] = {
     CreateTopicsRequest: lambda term, request: term.machines.replication_control.create_topics(request),
     DeleteTopicsRequest: lambda term, request: term.machines.replication_control.delete_topics(request),
@@ -88,17 +88,17 @@ OPERATIONS: dict[type[Any], Operation] = {
 
 
 class ControllerApis:
-    """The handlers of one node's controller."""
+    """The request handlers of one node's controller."""
 
     def __init__(self, controller: QuorumController) -> None:
         self._controller = controller
 
     def takes(self, request: Any) -> bool:
-        """Whether the request is one for the active controller."""
+        """Whether the request is for the active controller."""
         return type(request) in OPERATIONS
 
     def handle(self, request: Any) -> Future[Any]:
-        """The answer to a request; the future fails with UnsupportedVersion for one that has no handler."""
+        """Answer a request. The future fails with UnsupportedVersion if there is no handler."""
         operation = OPERATIONS.get(type(request))
         if operation is None:
             return failed(UnsupportedVersion(f"no handler for {type(request).__name__}"))
@@ -108,7 +108,7 @@ class ControllerApis:
 
 
 def refusal(request: Any, error: KreplicaError) -> Any:
-    """The answer that says that nothing of the request was done, or nobody knows, and why."""
+    """Return the answer that rejects a request with `error`."""
     return REFUSALS[type(request)](request, error)
 
 

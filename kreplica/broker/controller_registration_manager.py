@@ -1,9 +1,10 @@
-"""ControllerRegistrationManager: tells the active controller where this controller listens (KIP-919).
+"""ControllerRegistrationManager: registers this controller and its listeners at the active controller
+(KIP-919).
 
-Every life of a controller registers: whenever the cluster's metadata has another one of this node, or none,
-and its version knows such registrations. A node that has lost the role registers without listeners, in place
-of what it was: there is no request to unregister. Thread rule: the methods of a publisher are the quorum's
-loop's; the rest runs in the manager's own, which owns the state.
+A controller registers after each start: when the metadata has no registration of this node or an older one,
+and the metadata version supports it. A node that has lost the role of a controller registers without
+listeners, since there is no request to unregister. Thread rule: the methods of a publisher belong to the
+quorum's loop; the rest runs in the manager's own loop, which owns the state.
 """
 
 # mypy: disable-error-code="arg-type"
@@ -31,7 +32,7 @@ from kreplica.metadata.records import Endpoint
 
 LOGGER = logging.getLogger(__name__)
 
-# 3.7-IV0, the first that has a record of it.
+# 3.7-IV0, the first metadata version with a record for it.
 FIRST_VERSION = 15
 REQUEST_TIMEOUT_MS = 2_000
 RETRY_MS = 200
@@ -40,8 +41,8 @@ RETRY_MS = 200
 class ControllerRegistrationManager:
     """Implements `kreplica.metadata.metadata_loader.MetadataPublisher` for the controller `node_id`.
 
-    `incarnation_id`: of this life. `endpoints`: None where the node does not have the role. `controller()`:
-    the active controller's node id, None where it is not known.
+    `incarnation_id`: of this start. `endpoints`: None if the node is not a controller. `controller()`: the
+    active controller's node id, None if unknown.
     """
 
     def __init__(
@@ -65,16 +66,16 @@ class ControllerRegistrationManager:
             request_timeout_ms=REQUEST_TIMEOUT_MS,
             retry_backoff_ms=RETRY_MS,
         )
-        # The quorum's loop's: whether a registration was missing when the metadata was last looked at.
+        # Owned by the quorum's loop: whether a registration was missing in the last metadata.
         self._was_missing = False
-        # The loop's own:
+        # Owned by this manager's loop:
         self._is_missing = False
         self._is_asking = False
 
     def on_metadata_update(
         self, delta: MetadataDelta, metadata: ClusterMetadata, applied: OffsetAndEpoch
     ) -> None:
-        """Register soon, where the cluster does not know this life of the controller."""
+        """Register soon if the metadata does not have this start of the controller."""
         del delta, applied
         known = metadata.controllers.get(self._node_id)
         if self._endpoints is None:
@@ -87,7 +88,7 @@ class ControllerRegistrationManager:
             self._loop.post(partial(self._look, is_missing))
 
     def on_leader_change(self, leader: Any) -> None:
-        """Whoever leads is asked at the next try."""
+        """Do nothing: the next try goes to the current leader."""
 
     def _look(self, is_missing: bool) -> None:
         self._is_missing = is_missing
@@ -124,8 +125,8 @@ class ControllerRegistrationManager:
         if error is None:
             error = error_of(reply.result().error_code, reply.result().error_message)
         if error is not None:
-            LOGGER.info("controller %d: registers later: %s", self._node_id, error)
+            LOGGER.info("controller %d: could not register, retrying: %s", self._node_id, error)
             return True
-        # It is committed; the metadata says so in a moment.
+        # The registration is committed. The metadata will have it in a moment.
         self._is_missing = self._is_asking = False
         return False

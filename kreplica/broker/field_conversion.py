@@ -1,8 +1,8 @@
-"""Turning an entity of one version into the same entity of another, field by field.
+"""Converts an entity of one version into the same entity of another, field by field.
 
-Fields are taken over by name. One that the other version does not have is left out, and one that is new gets
-the default of Kafka's schema, or what such a field holds where nothing is said. Owns no state but the plans,
-one for each pair of classes; any thread may call.
+Fields are copied by name. A field that the other version lacks is dropped. A new field gets the default of
+Kafka's schema, or the value that means "not given". The only state is the plan for each pair of classes; any
+thread may call.
 """
 
 # mypy: disable-error-code="arg-type"
@@ -22,7 +22,7 @@ Convert = Callable[[Any], Any]
 
 @lru_cache(None)
 def converter(source: type[Any], target: type[Any]) -> Convert:
-    """What makes a `target` of a `source`, two versions of one message or of one part of it."""
+    """Return a function that makes a `target` from a `source`: two versions of one message or part of it."""
     if source is target:
         return unchanged
     given = {field.name: field for field in dataclasses.fields(source)}
@@ -43,7 +43,7 @@ def converter(source: type[Any], target: type[Any]) -> Convert:
 
 
 def unchanged(value: Any) -> Any:
-    """The value itself."""
+    """Return the value."""
     return value
 
 
@@ -71,5 +71,5 @@ def _or_default(of: Convert, default: Any) -> Convert:
 
 
 def field_of(entity: type[Any], name: str) -> dataclasses.Field[Any]:
-    """The entity's field of that name."""
+    """Return the entity's field with that name."""
     return next(field for field in dataclasses.fields(entity) if field.name == name)

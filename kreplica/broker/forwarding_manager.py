@@ -1,10 +1,9 @@
-"""ForwardingManager: passes clients' requests on to the active controller, in Kafka's Envelope (KIP-590).
+"""ForwardingManager: forwards clients' requests to the active controller, in Kafka's Envelope (KIP-590).
 
-The frame goes as it came, in whatever version, and so does its answer. A node that is no controller any more
-says so of the envelope, and one that cannot be reached says nothing: both times it is sent again, to whoever
-is the controller then, until `FORWARD_TIMEOUT_MS` are over. So what a lost answer had done may be refused to
-the next try as done already, which is so in Kafka, too. Thread rule: any thread may call; everything else
-happens in the loop.
+The frame is passed on unchanged, in any version, and so is its answer. If a node answers that it is no longer
+the controller, or does not answer, the request is sent again to the current controller, until
+`FORWARD_TIMEOUT_MS` have passed. So a retry may be rejected because a try whose answer was lost has already
+done it. Kafka does the same. Thread rule: any thread may call; everything else happens in the loop.
 """
 
 # mypy: disable-error-code="arg-type"
@@ -30,7 +29,7 @@ RETRY_BACKOFF_MS = 50
 
 
 class ForwardingManager:
-    """See the module. `controller()`: the node id of the active controller, None where it is not known."""
+    """Forwards the requests of one node. `controller()`: the active controller's node id, None if unknown."""
 
     def __init__(
         self,
@@ -59,7 +58,9 @@ class ForwardingManager:
         return self._controller() == self._node_id
 
     def forward(self, frame: memoryview, client_host: str) -> Future[bytes]:
-        """The frame of the controller's answer. The future fails with NotController where none was found."""
+        """Return a future of the answer's frame. It fails with NotController if no controller answered in
+        time.
+        """
         request = EnvelopeRequest(
             request_data=bytes(frame), request_principal=None, client_host_address=_packed(client_host)
         )
@@ -97,12 +98,12 @@ def _is_to_be_asked_again(answer: Future[bytes], reply: Future[EnvelopeResponse]
 
 
 def unpacked(address: bytes) -> str:
-    """The host of an envelope's client as it is shown. Raises ValueError for what is no address."""
+    """Return the host in an envelope, as it is shown. Raises ValueError if it is not an address."""
     return f"/{ipaddress.ip_address(address)}"
 
 
 def envelope_refused(error: KreplicaError) -> EnvelopeResponse:
-    """The answer that says that the request in it was not looked at."""
+    """Make the answer to an envelope whose request was not handled."""
     return EnvelopeResponse(response_data=None, error_code=ErrorCode(error.code))
 
 

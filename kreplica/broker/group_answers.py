@@ -1,4 +1,4 @@
-"""What the handlers of groups answer, made of what the coordinator tells. No state; any thread may call."""
+"""Makes the answers of the group handlers from the coordinator's results. No state; any thread may call."""
 
 # mypy: disable-error-code="arg-type"
 
@@ -73,7 +73,7 @@ def code_of(error: KreplicaError) -> ErrorCode:
 
 
 def refused(response: type[Any], error: KreplicaError, **fields: Any) -> Any:
-    """The answer that nothing was done."""
+    """Make an answer that says that nothing was done."""
     return response(throttle_time=NO_THROTTLE, error_code=code_of(error), **fields)
 
 
@@ -102,7 +102,7 @@ def join_refused(request: JoinGroupRequest, error: KreplicaError) -> JoinGroupRe
         error_code=code_of(error),
         protocol_name=None,
         leader="",
-        # With MEMBER_ID_REQUIRED, the one to come again with.
+        # With MEMBER_ID_REQUIRED, this is the member id to join with next.
         member_id=getattr(error, "member_id", "") or request.member_id,
         members=(),
     )
@@ -172,7 +172,7 @@ def codes(
     asked: Iterable[TopicPartition], results: CommitResults
 ) -> Iterator[tuple[TopicPartition, ErrorCode]]:
     for at in asked:
-        # What was not passed on is no partition of the cluster.
+        # Partitions that were not passed on do not exist in the cluster.
         code = ErrorCode.unknown_topic_or_partition
         if at in results:
             error = results[at]

@@ -1,8 +1,8 @@
-"""GroupApis: the handlers of a broker for consumer groups, and what tells its coordinator what it leads.
+"""GroupApis: a broker's handlers for consumer groups, and the publisher that updates its coordinator.
 
-A handler gets an entity of the package kio and returns a future of the response; it keeps no state. A group
-that cannot be served now is told so by an error code in its own place. Thread rule: any thread; the
-publisher's methods are the quorum's loop's.
+A handler gets an entity of the package kio and returns a future of the response; it keeps no state. If a
+group cannot be served, the answer has an error code for it. Thread rule: any thread; the publisher's methods
+belong to the quorum's loop.
 """
 
 # mypy: disable-error-code="arg-type"
@@ -96,7 +96,7 @@ JOIN_AGAIN_WITH_ID = 4
 
 
 class GroupApis:
-    """The handlers of one broker. `handlers`: by type of request."""
+    """The group handlers of one broker. `handlers`: by type of request."""
 
     def __init__(self, coordinator: GroupCoordinator, topic: OffsetsTopic, cache: KRaftMetadataCache) -> None:
         self._coordinator = coordinator
@@ -119,7 +119,7 @@ class GroupApis:
     # ---- FindCoordinator ----------------------------------------------------------------------------------
 
     def handle_find_coordinator(self, request: FindCoordinatorRequest) -> Future[FindCoordinatorResponse]:
-        """FindCoordinator (10): the brokers that have these groups."""
+        """Handle FindCoordinator (10): return the brokers that coordinate these groups."""
         return resolved(
             FindCoordinatorResponse(
                 throttle_time=NO_THROTTLE,
@@ -130,10 +130,10 @@ class GroupApis:
     def _find(self, key: str, key_type: int) -> Coordinator:
         error: KreplicaError
         if key_type == TRANSACTION_KEY:
-            # The one answer after which no client looks any further.
+            # This is the only error that makes every client stop looking.
             error = TransactionalIdAuthorizationFailed()
         elif key_type != GROUP_KEY:
-            error = InvalidRequest("there are coordinators for groups (key type 0) only")
+            error = InvalidRequest("only groups (key type 0) have coordinators")
         elif not key:
             error = InvalidGroupId()
         else:
@@ -159,7 +159,7 @@ class GroupApis:
     def handle_join_group(
         self, request: JoinGroupRequest, context: RequestContext = IN_PROCESS
     ) -> Future[JoinGroupResponse]:
-        """JoinGroup (11). Before version 4 a client does not know how to come again with an id (KIP-394)."""
+        """Handle JoinGroup (11). Clients before version 4 cannot join again with a given id (KIP-394)."""
         joined = self._coordinator.join(
             JoinRequest(
                 request.group_id,
@@ -177,7 +177,7 @@ class GroupApis:
         return answer_of(joined, join_answer, partial(join_refused, request))
 
     def handle_sync_group(self, request: SyncGroupRequest) -> Future[SyncGroupResponse]:
-        """SyncGroup (14)."""
+        """Handle SyncGroup (14)."""
         synced = self._coordinator.sync(
             SyncRequest(
                 request.group_id,
@@ -198,7 +198,7 @@ class GroupApis:
         )
 
     def handle_heartbeat(self, request: HeartbeatRequest) -> Future[HeartbeatResponse]:
-        """Heartbeat (12)."""
+        """Handle Heartbeat (12)."""
         heard = self._coordinator.heartbeat(
             request.group_id, request.generation_id, request.member_id, request.group_instance_id
         )
@@ -207,7 +207,7 @@ class GroupApis:
         )
 
     def handle_leave_group(self, request: LeaveGroupRequest) -> Future[LeaveGroupResponse]:
-        """LeaveGroup (13)."""
+        """Handle LeaveGroup (13)."""
         leaving = [LeavingMember(each.member_id, each.group_instance_id) for each in request.members]
         return answer_of(
             self._coordinator.leave(request.group_id, leaving),
@@ -218,7 +218,7 @@ class GroupApis:
     # ---- offsets ------------------------------------------------------------------------------------------
 
     def handle_offset_commit(self, request: OffsetCommitRequest) -> Future[OffsetCommitResponse]:
-        """OffsetCommit (8)."""
+        """Handle OffsetCommit (8)."""
         offsets: dict[TopicPartition, CommittedOffset] = {}
         for topic in request.topics:
             for each in topic.partitions:
@@ -242,7 +242,7 @@ class GroupApis:
         )
 
     def handle_offset_delete(self, request: OffsetDeleteRequest) -> Future[OffsetDeleteResponse]:
-        """OffsetDelete (47, KIP-496)."""
+        """Handle OffsetDelete (47, KIP-496)."""
         asked = [
             TopicPartition(topic.name, each.partition_index)
             for topic in request.topics
@@ -256,7 +256,7 @@ class GroupApis:
         )
 
     def handle_offset_fetch(self, request: OffsetFetchRequest) -> Future[OffsetFetchResponse]:
-        """OffsetFetch (9), of several groups at once."""
+        """Handle OffsetFetch (9), for several groups at once."""
         groups = [self._fetch_offsets(asked) for asked in request.groups]
         return then(
             all_of(groups),
@@ -279,10 +279,10 @@ class GroupApis:
             ),
         )
 
-    # ---- what tools ask -----------------------------------------------------------------------------------
+    # ---- requests of tools --------------------------------------------------------------------------------
 
     def handle_list_groups(self, request: ListGroupsRequest) -> Future[ListGroupsResponse]:
-        """ListGroups (16): those that this broker has."""
+        """Handle ListGroups (16): list the groups that this broker coordinates."""
         types = {each.lower() for each in request.types_filter}
         is_wanted = not types or CLASSIC in types
 
@@ -311,7 +311,7 @@ class GroupApis:
         )
 
     def handle_describe_groups(self, request: DescribeGroupsRequest) -> Future[DescribeGroupsResponse]:
-        """DescribeGroups (15)."""
+        """Handle DescribeGroups (15)."""
         groups = [
             answer_of(
                 self._coordinator.describe_group(group_id),
@@ -326,7 +326,7 @@ class GroupApis:
         )
 
     def handle_delete_groups(self, request: DeleteGroupsRequest) -> Future[DeleteGroupsResponse]:
-        """DeleteGroups (42)."""
+        """Handle DeleteGroups (42)."""
         groups = [
             answer_of(
                 self._coordinator.delete_group(group_id),
@@ -342,8 +342,9 @@ class GroupApis:
 
 
 class GroupPublisher:
-    """Implements `kreplica.metadata.metadata_loader.MetadataPublisher`: what broker `broker_id` leads of
-    __consumer_offsets, and which topics are gone."""
+    """Notifies the coordinator when broker `broker_id` gains or loses partitions of __consumer_offsets, and
+    when topics are deleted. Implements `kreplica.metadata.metadata_loader.MetadataPublisher`.
+    """
 
     def __init__(self, broker_id: int, coordinator: GroupCoordinator) -> None:
         self._broker_id = broker_id
@@ -355,7 +356,7 @@ class GroupPublisher:
         metadata: ClusterMetadata,
         applied: OffsetAndEpoch,  # noqa: ARG002
     ) -> None:
-        """Tell the coordinator what it gains and loses."""
+        """Notify the coordinator of the partitions it gains and loses, and of deleted topics."""
         for change in delta.partitions:
             topic, number = change.topic_partition
             if topic != CONSUMER_OFFSETS:
@@ -369,7 +370,7 @@ class GroupPublisher:
             self._coordinator.delete_topics(gone)
 
     def on_leader_change(self, leader: Any) -> None:
-        """Who leads the quorum is no business of groups."""
+        """Do nothing: groups do not depend on the leader of the quorum."""
 
 
 def make_groups(
@@ -381,7 +382,7 @@ def make_groups(
     cache: KRaftMetadataCache,
     controller: Callable[[], int | None],
 ) -> tuple[GroupApis, GroupPublisher]:
-    """The consumer groups of one broker, which begin with the first metadata that the publisher gets."""
+    """Make the consumer groups of one broker. They start with the publisher's first metadata."""
     topic = OffsetsTopic(
         config,
         cache,

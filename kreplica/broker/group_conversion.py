@@ -1,7 +1,7 @@
-"""Turning old versions of the requests of consumer groups into those that are handled, and answers back.
+"""Converts old versions of group requests to the handled ones, and their answers back.
 
-FindCoordinator before 4 asks for one coordinator, OffsetFetch before 8 for one group, LeaveGroup before 3 is
-one member's; JoinGroup 0 has one timeout for two (KIP-62). No state; any thread may call.
+FindCoordinator before 4 is about one coordinator, OffsetFetch before 8 about one group, LeaveGroup before 3
+about one member. JoinGroup 0 has one timeout for two (KIP-62). No state; any thread may call.
 """
 
 # mypy: disable-error-code="arg-type"
@@ -34,21 +34,22 @@ from kreplica.common.errors import InvalidRequest
 from kreplica.common.message_schema import default_of, kind_of
 from kreplica.common.wire import maker
 
-# Before these versions a request names one of what it names several of later.
+# The first versions of requests that can name several groups or members instead of one.
 FIRST_OF_SEVERAL = {FIND_COORDINATOR: 4, OFFSET_FETCH: 8, LEAVE_GROUP: 3}
-# From here on OffsetFetch has a place for an error of the whole group, and may ask for all of its offsets.
+# The first version of OffsetFetch whose answer has an error for the whole group, and that can ask for all
+# offsets.
 OFFSET_FETCH_WITH_ERROR = 2
 
 
 def upgrade_of(api_key: int, version: int) -> Callable[[Any], tuple[Any, Any]] | None:
-    """What makes such a request the one that is handled, where taking over fields by name does not."""
+    """Return the function that upgrades such a request, or None if copying fields by name is enough."""
     if version < FIRST_OF_SEVERAL.get(api_key, 0):
         return _UPGRADES[api_key]
     return _join_group_0 if (api_key, version) == (JOIN_GROUP, 0) else None
 
 
 def downgrade_of(api_key: int, version: int) -> Callable[[Any, int, Any], Any] | None:
-    """What makes its answer one of that version; it is given what the upgrade remembered."""
+    """Return the function that downgrades its answer, or None. It gets what the upgrade remembered."""
     return _DOWNGRADES[api_key] if version < FIRST_OF_SEVERAL.get(api_key, 0) else None
 
 
@@ -143,12 +144,12 @@ def _refused_topic(asked: Any, topic_type: type[Any], error: ErrorCode) -> Any:
 
 def _one(answers: Any) -> Any:
     if len(answers) != 1:
-        raise InvalidRequest(f"{len(answers)} answers about one group")
+        raise InvalidRequest(f"expected one answer about a group, got {len(answers)}")
     return answers
 
 
 def _made(api_key: int, version: int, **values: Any) -> Any:
-    """The response of that version, of those values that it has a place for."""
+    """Return a response of that version with those of the values that it has fields for."""
     kind = response_type(api_key, version)
     make: Callable[..., Any] = maker(kind)
     return make(**{field.name: values[field.name] for field in dataclasses.fields(kind)})

@@ -1,10 +1,10 @@
-"""HandoverRequests: asks the controller to let another replica in sync lead a partition.
+"""HandoverRequests: asks the controller to let another in-sync replica lead a partition.
 
-A leader whose disk lost what a follower has, or has no room, cannot mend everything by itself, and Kafka has
-no message for that: so it is ElectLeaders with a type of kreplica's own, which Kafka's clients never send. It
-is asked again as long as that is wanted, for the controller may be another one by then, or nobody else in
-sync; all partitions in one request. Thread rule: `ask` from any thread posts; the rest runs in the loop,
-which owns the state.
+A leader whose disk is full, or has lost records that a follower has, cannot recover alone. Kafka has no
+message for that, so this is ElectLeaders with a type of kreplica's own, which Kafka's clients never send. One
+request names all partitions. It is repeated as long as a handover is wanted, since the controller may change
+and no other replica may be in sync yet. Thread rule: any thread may call `ask`, which posts; the rest runs in
+the loop, which owns the state.
 """
 
 # mypy: disable-error-code="arg-type"
@@ -27,7 +27,7 @@ RETRY_MS = 200
 
 
 class HandoverRequests:
-    """One broker's. `controller()`: the active controller's node id, None where it is not known."""
+    """Handover requests of one broker. `controller()`: the active controller's node id, None if unknown."""
 
     def __init__(self, *, controller: Callable[[], int | None], transport: Transport, loop: Loop) -> None:
         self._loop = loop
@@ -38,25 +38,27 @@ class HandoverRequests:
             request_timeout_ms=REQUEST_TIMEOUT_MS,
             retry_backoff_ms=RETRY_MS,
         )
-        # The loop's own: what another replica should lead, and whether it still should.
+        # Owned by the loop: the partitions to hand over, and whether each handover is still wanted.
         self._wanted: dict[Partition, Callable[[], bool]] = {}
         self._is_asking = False
         self._is_closed = False
 
     def ask(self, partition: Partition, is_wanted: Callable[[], bool] | None = None) -> None:
-        """Another replica should lead this partition, which is led here: as long as `is_wanted()`, which is
-        asked in the loop, or as long as it is led here."""
+        """Ask that another replica lead this partition.
+
+        The request is repeated while `is_wanted()`, which is called in the loop, or while this broker leads.
+        """
         self._loop.post(partial(self._ask, partition, is_wanted or partial(_is_led, partition)))
 
     def close(self) -> None:
-        """Ask nothing any more."""
+        """Send no further requests."""
         self._is_closed = True
 
     def _ask(self, partition: Partition, is_wanted: Callable[[], bool]) -> None:
         self._wanted[partition] = is_wanted
         if not self._is_asking:
             self._is_asking = True
-            # Whatever the answer says: what counts is who leads then.
+            # The answer does not matter: the metadata shows who leads.
             self._requests.ask(self._request, lambda _: True)
 
     def _request(self) -> ElectLeadersRequest | None:

@@ -1,7 +1,7 @@
-"""KafkaApis: takes each request of Kafka's protocol to who can answer it, and makes the answer's message.
+"""KafkaApis: the handlers of the requests that producers, consumers and followers send.
 
-A handler gets a decoded request, an entity of the package kio, and returns a future of the response. It
-keeps no state and holds no lock. Records are handed through as they are.
+A handler gets a decoded request, an entity of the package kio, and returns a future of the response. It keeps
+no state and holds no lock. Records are passed on unchanged.
 """
 
 # mypy: disable-error-code="arg-type"
@@ -66,21 +66,21 @@ _response, _topic_response, _answer = maker(FetchResponse), maker(FetchableTopic
 _produce, _produced = maker(ProduceResponse), maker(TopicProduceResponse)
 _produced_partition = maker(PartitionProduceResponse)
 
-# An enum's member is found by a call.
+# Kept in a constant, since looking up a member of an enum is a call.
 NO_ERROR = ErrorCode.none
 MILLISECOND = timedelta(milliseconds=1)
-# A request waits no longer, whatever it asks for: what it holds is held so long at most.
+# The longest wait of a request, whatever it asks for. It limits how long its memory is held.
 LONGEST_WAIT_MS = 300_000
-# The low byte of a batch's attributes, and the bit in it of a transaction's batch.
+# The low byte of a batch's attributes, and its bit for batches of a transaction.
 ATTRIBUTES_AT, TRANSACTIONAL = 22, 0x10
 NO_DIVERGENCE = EpochEndOffset()
-# Null is in the schema, but librdkafka and kafka-python take no answer that has it.
+# The schema allows null, but librdkafka and kafka-python reject an answer with it.
 NO_RECORDS = b""
 ISOLATION = {0: "high_watermark", 1: "txn_committed"}
 
 
 class KafkaApis:
-    """The handlers of one broker. `handlers`: by type of request."""
+    """The data handlers of one broker. `handlers`: by type of request."""
 
     def __init__(self, replica_manager: ReplicaManager, metadata_cache: MetadataCache) -> None:
         self._replicas = replica_manager
@@ -97,10 +97,10 @@ class KafkaApis:
     def handle_produce(
         self, request: ProduceRequest, context: RequestContext = IN_PROCESS
     ) -> Future[ProduceResponse | None]:
-        """Produce (0): append each partition's batch. With acks=0 there is no answer: None.
+        """Handle Produce (0): append each partition's batch. With acks=0 the answer is None.
 
-        Where that would have been an error the future fails with it, so that the connection is closed: no
-        other sign makes the client ask who leads.
+        If an append with acks=0 fails, the future fails with the error, so that the connection is closed. No
+        other sign makes the client look for the leader.
         """
         entries: dict[TopicPartition, Any] = {}
         refused: dict[TopicPartition, PartitionResponse] = {}
@@ -108,10 +108,10 @@ class KafkaApis:
             for data in topic.partition_data:
                 topic_partition = TopicPartition(topic.name, data.index)
                 if topic_partition in entries or data.records is None:
-                    text = f"{topic_partition}: twice in a request, or without records"
+                    text = f"{topic_partition} is named twice or has no records"
                     refused[topic_partition] = response_to(InvalidRequest(text))
                 elif _is_in_transaction(data.records):
-                    text = f"{topic_partition}: a batch of a transaction, and there are none here"
+                    text = f"{topic_partition}: a batch of a transaction, but transactions are not supported"
                     refused[topic_partition] = response_to(InvalidTxnState(text))
                 else:
                     entries[topic_partition] = data.records
@@ -128,7 +128,7 @@ class KafkaApis:
     # ---- Fetch --------------------------------------------------------------------------------------------
 
     def handle_fetch(self, request: FetchRequest) -> Future[FetchResponse]:
-        """Fetch (1): whole batches of the partitions that a follower or a consumer asks for."""
+        """Handle Fetch (1): return whole batches of the partitions that a follower or consumer asks for."""
         fetches = self._replicas.fetches
         replica = request.replica_state
         is_from_follower = replica.replica_id >= 0
@@ -146,7 +146,7 @@ class KafkaApis:
                 )
             isolation = "log_end" if is_from_follower else ISOLATION.get(request.isolation_level)
             if isolation is None:
-                raise InvalidRequest(f"isolation level {request.isolation_level}")
+                raise InvalidRequest(f"unknown isolation level {request.isolation_level}")
         except KreplicaError as error:
             return resolved(_fetch_refused(error))
         self._ask(session, request)
@@ -159,7 +159,7 @@ class KafkaApis:
             min(request.max_bytes, self._replicas.config.fetch_max_bytes),
             isolation,
             is_full,
-            # A consumer that names its rack may be answered by a follower (KIP-392).
+            # A follower may answer a consumer that names its rack (KIP-392).
             only_leader=is_from_follower or not request.rack_id,
             is_for_repair=is_from_follower and request.session_epoch == FINAL_EPOCH,
             client_rack=request.rack_id,
@@ -207,7 +207,9 @@ class KafkaApis:
     def handle_offset_for_leader_epoch(
         self, request: OffsetForLeaderEpochRequest
     ) -> Future[OffsetForLeaderEpochResponse]:
-        """OffsetForLeaderEpoch (23): where leader epochs end, for a follower that looks for where to cut."""
+        """Handle OffsetForLeaderEpoch (23): return where leader epochs end, so that a follower can
+        truncate.
+        """
         topics = []
         for topic in request.topics:
             answers = []
@@ -230,7 +232,9 @@ class KafkaApis:
         return resolved(OffsetForLeaderEpochResponse(throttle_time=NO_THROTTLE, topics=tuple(topics)))
 
     def handle_list_offsets(self, request: ListOffsetsRequest) -> Future[ListOffsetsResponse]:
-        """ListOffsets (2): the first offset at or after a time, the log's start (-2) or end (-1)."""
+        """Handle ListOffsets (2): return the first offset at or after a time, the log start (-2) or the end
+        (-1).
+        """
         isolation = "log_end" if request.replica_id >= 0 else ISOLATION.get(request.isolation_level)
         topics = []
         for topic in request.topics:
@@ -239,7 +243,7 @@ class KafkaApis:
                 error, timestamp, offset, epoch = ErrorCode.none, -1, -1, -1
                 try:
                     if isolation is None:
-                        raise InvalidRequest(f"isolation level {request.isolation_level}")
+                        raise InvalidRequest(f"unknown isolation level {request.isolation_level}")
                     timestamp, offset, epoch = self._replicas.fetch_offset_for_timestamp(
                         TopicPartition(topic.name, asked.partition_index),
                         asked.timestamp,
@@ -262,7 +266,7 @@ class KafkaApis:
 
 
 def code_of(error: KreplicaError) -> ErrorCode:
-    """The error's code on the wire."""
+    """Return the error's code on the wire."""
     return ErrorCode(error.code)
 
 
@@ -271,8 +275,7 @@ def _is_in_transaction(records: Any) -> bool:
 
     No coordinator would end the transaction, and readers of committed records would stop before it for ever.
     Kafka answers InvalidTxnState to a batch of a transaction that its coordinator does not know (KIP-890).
-    Clients do not retry it: Java's producer and librdkafka take it as an error by which the transaction has
-    to be aborted.
+    Clients do not retry it: Java's producer and librdkafka abort the transaction on this error.
     """
     data = memoryview(records)
     return len(data) > ATTRIBUTES_AT and bool(data[ATTRIBUTES_AT] & TRANSACTIONAL)
@@ -347,7 +350,7 @@ def _fetch_answer(cached: CachedPartition, data: FetchPartitionData) -> FetchAns
     if data.error is not None:
         error = data.error
         if not cached.topic_partition.topic:
-            error = UnknownTopicId(f"no topic {cached.topic_id}")
+            error = UnknownTopicId(f"unknown topic id {cached.topic_id}")
         return FetchAnswer(
             partition_index=number,
             error_code=code_of(error),

@@ -1,8 +1,7 @@
-"""Kafka's properties that no part of a node has: read by the node's process, ignored, or refused.
+"""Kafka's properties that no part of a node uses: read by the node's process, ignored, or refused.
 
-What is ignored tunes something that is done otherwise here, so a node without it does all that was asked. It
-is held to Kafka's range all the same. What is refused would promise something that is not there. No state;
-any thread.
+An ignored property tunes something that works differently here, so nothing is lost. It must still be in
+Kafka's range. A refused property would promise something that does not exist here. No state; any thread.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from collections.abc import Mapping
 from kreplica.common.errors import InvalidConfig
 from kreplica.common.settings import BOOLEAN, TEXT, Kind, checked, int16, int32, int64, number
 
-# The properties that runtime.kafka_config reads: who a node is, where it listens and who the quorum is.
+# The properties that runtime.kafka_config reads: the identity of a node, its listeners and its quorum.
 OF_PROCESS: Mapping[str, str] = {
     "node.id": "Id of the node, 0 or more, unique in the cluster.",
     "process.roles": "broker, controller, or both. Default: derived from the voters and the listeners.",
@@ -39,7 +38,7 @@ SHARE_GROUPS = "There are no share groups."
 GROUPS = "Groups follow the classic protocol."
 QUOTAS = "Only replication has quotas."
 
-# Kafka's properties that change nothing here: their type and range, and why.
+# Kafka's properties that have no effect here: their type and range, and the reason.
 IGNORED: Mapping[str, tuple[Kind, str]] = {
     "num.network.threads": (int32(1), THREADS),
     "num.io.threads": (int32(1), THREADS),
@@ -97,7 +96,7 @@ NO_SECURITY = "connections are neither encrypted nor authenticated here; leave i
 NO_TIERS = "there is no tiered storage; leave it out"
 NO_ZOOKEEPER = "there is no ZooKeeper; name the quorum by controller.quorum.voters"
 
-# Kafka's properties that no node can do without lying: by name, or by prefix where one ends with a dot.
+# Kafka's properties that a node cannot fulfil: by name, or by prefix if the key ends with a dot.
 REFUSED: Mapping[str, str] = {
     "ssl.": NO_SECURITY,
     "sasl.": NO_SECURITY,
@@ -131,7 +130,7 @@ REFUSED: Mapping[str, str] = {
 
 
 def refusal(name: str) -> str | None:
-    """Why a property of Kafka's is refused, None for one that is not."""
+    """Return why a property of Kafka's is refused, None if it is not."""
     for refused, reason in REFUSED.items():
         if name == refused or (refused.endswith(".") and name.startswith(refused)):
             return reason
@@ -139,14 +138,14 @@ def refusal(name: str) -> str | None:
 
 
 def check_ignored(name: str, value: object) -> None:
-    """Raises InvalidConfig for a property that is ignored and out of its range in Kafka."""
+    """Raise InvalidConfig if an ignored property is out of its range in Kafka."""
     checked(name, value, IGNORED[name][0])
 
 
 def check_known(name: str) -> None:
-    """Raises InvalidConfig, with the reason, for a property that no part of a node can be given."""
+    """Raise InvalidConfig, with the reason, if a property cannot be given to a node."""
     reason = refusal(name)
     if reason is not None:
         raise InvalidConfig(f"{name} is not supported: {reason}")
     if name in OF_PROCESS:
-        raise InvalidConfig(f"{name} is what the cluster itself gives to its nodes; leave it out")
+        raise InvalidConfig(f"{name} is set by the cluster for each node; leave it out")

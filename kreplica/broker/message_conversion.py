@@ -1,7 +1,7 @@
-"""Turning a message of one version into the same message of another.
+"""Converts a message of one version into the same message of another version.
 
-Fields are taken over by name (field_conversion). Fetch, DeleteTopics, Metadata and some requests of groups
-(group_conversion) have changed more than that. No state; any thread may call.
+Most fields are copied by name (field_conversion). Fetch, DeleteTopics, Metadata and some group requests
+(group_conversion) need more than that. No state; any thread may call.
 """
 
 # mypy: disable-error-code="arg-type"
@@ -29,23 +29,23 @@ from kreplica.common.message_schema import default_of, is_same_layout, kind_of
 from kreplica.common.types import Uuid
 from kreplica.common.wire import maker, topic_id_of, uuid_of
 
-# From here on Fetch names topics by id, from there its replica's state is a structure (KIP-903).
+# The first versions of Fetch with topic ids, and with the replica's state as a structure (KIP-903).
 FETCH_BY_ID, FETCH_REPLICA_STATE = 13, 15
-# From here on its answer has a place for an error of the whole request.
+# The first version of Fetch whose answer has an error for the whole request.
 FETCH_WITH_ERROR = 7
 DELETE_TOPICS_BY_ID = 6
 NO_SESSION, NO_SESSION_EPOCH = 0, -1
 
 
 class TopicIds(Protocol):
-    """What tells the ids of topics; the metadata cache is one."""
+    """Looks up topic ids; the metadata cache implements it."""
 
     def topic_id(self, topic: str) -> Uuid | None: ...
 
 
 @dataclasses.dataclass(slots=True)
 class FetchedNames:
-    """The topics that a Fetch named: those that there are, by id, and the partitions of the others."""
+    """The topics that a Fetch named: known ones by id, and the partitions of unknown ones."""
 
     known: dict[uuid.UUID, str] = dataclasses.field(default_factory=dict)
     unknown: list[tuple[str, tuple[int, ...]]] = dataclasses.field(default_factory=list)
@@ -53,14 +53,16 @@ class FetchedNames:
 
 @lru_cache(None)
 def read_type(api_key: int, version: int, handled: int) -> type[Any]:
-    """The class to read such a request as: the handler's own where both versions have the same bytes."""
+    """Return the class for reading such a request: the handler's class if both versions have the same
+    layout.
+    """
     kind, handled_kind = request_type(api_key, version), request_type(api_key, handled)
     is_same = upgrade_of(api_key, version) is None and is_same_layout(kind, handled_kind)
     return handled_kind if is_same else kind
 
 
 def upgrade(request: Any, handled: int, topics: TopicIds) -> tuple[Any, Any]:
-    """The request in the version that its handler takes, and what `downgrade` needs to remember."""
+    """Return the request in the version that its handler takes, and what `downgrade` needs to remember."""
     api_key, version = request.__api_key__, request.__version__
     if version == handled:
         return request, None
@@ -74,14 +76,16 @@ def upgrade(request: Any, handled: int, topics: TopicIds) -> tuple[Any, Any]:
         return to_handled(request)
     upgraded = converter(type(request), request_type(api_key, handled))(request)
     if api_key == METADATA and version == 0 and not upgraded.topics:
-        # Before there was null, no topics stood for all of them.
+        # In version 0 an empty list means all topics. Null came later.
         upgraded = dataclasses.replace(upgraded, topics=None)
     return upgraded, None
 
 
 def downgrade(response: Any, version: int, remembered: Any) -> Any:
-    """The response in the version that was asked, or as it is where both have the same bytes. Raises
-    InvalidRequest where it cannot say what happened."""
+    """Return the response in the requested version, or unchanged if both have the same layout.
+
+    Raises InvalidRequest if that version cannot express the answer.
+    """
     api_key = response.__api_key__
     if response.__version__ == version:
         return response
@@ -120,7 +124,8 @@ def _upgrade_fetch(request: Any, topics: TopicIds) -> tuple[FetchRequest, Fetche
     changes["topics"] = tuple(changes["topics"])
     changes["forgotten_topics_data"] = ()
     if upgraded.session_id == NO_SESSION:
-        # A session is kept by ids, and an answer in names cannot tell of one that went: it is declined.
+        # Sessions use topic ids, and an answer by name cannot report a deleted topic, so no session is
+        # opened.
         changes["session_epoch"] = NO_SESSION_EPOCH
     if names.unknown:
         changes["max_wait"] = timedelta(0)
@@ -129,7 +134,7 @@ def _upgrade_fetch(request: Any, topics: TopicIds) -> tuple[FetchRequest, Fetche
 
 def _downgrade_fetch(response: FetchResponse, version: int, target: type[Any], names: Any) -> Any:
     if version < FETCH_WITH_ERROR and response.error_code is not ErrorCode.none:
-        raise InvalidRequest(f"Fetch {version} has no place for {response.error_code}")
+        raise InvalidRequest(f"Fetch {version} cannot express the error {response.error_code}")
     if names is None:
         return converter(FetchResponse, target)(response)
     make_topic, partition_type = _named_topic(target)
@@ -146,7 +151,7 @@ def _downgrade_fetch(response: FetchResponse, version: int, target: type[Any], n
 
 @lru_cache(None)
 def _named_topic(target: type[Any]) -> tuple[Callable[..., Any], type[Any]]:
-    """What makes a topic of such a Fetch response, and the class of its partitions."""
+    """Return the constructor of a topic in such a Fetch response, and the class of its partitions."""
     topic_type = kind_of(field_of(target, "responses")).entity
     assert topic_type is not None
     partition_type = kind_of(field_of(topic_type, "partitions")).entity
@@ -157,7 +162,7 @@ def _named_topic(target: type[Any]) -> tuple[Callable[..., Any], type[Any]]:
 def _name_of(topic_id: uuid.UUID | None, names: FetchedNames) -> str:
     name = None if topic_id is None else names.known.get(topic_id)
     if name is None:
-        raise InvalidRequest(f"an answer about topic {topic_id_of(topic_id)}, which was not asked for")
+        raise InvalidRequest(f"the answer contains topic {topic_id_of(topic_id)}, which was not requested")
     return name
 
 

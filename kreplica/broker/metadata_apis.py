@@ -1,6 +1,6 @@
-"""MetadataApis: tells clients what the cluster is like, as this broker knows it.
+"""MetadataApis: describes the cluster to clients, as this broker knows it.
 
-`metadata()` gives a ClusterMetadata that nobody changes; nothing else is kept here, and no lock is held.
+`metadata()` returns an immutable ClusterMetadata. Nothing else is kept here, and no lock is held.
 """
 
 # mypy: disable-error-code="arg-type"
@@ -49,17 +49,17 @@ _partition = maker(MetadataResponsePartition)
 _described = maker(DescribeTopicPartitionsResponsePartition)
 
 INTERNAL_TOPICS = frozenset({"__consumer_offsets", "__transaction_state"})
-# Where a broker told no listener: it is reached within its process.
+# For brokers without a listener, which are reached within their process.
 NOWHERE = ("", -1)
 BROKERS = 1
 MOST_PARTITIONS_DESCRIBED = 2_000
 
 
 class MetadataApis:
-    """The handler of one broker. `controller()`: the node id of the active controller, None if unknown.
+    """The metadata handlers of one broker. `controller()`: the active controller's node id, None if unknown.
 
-    `suspected()`: the brokers that may have died a moment ago; nobody is told that one of them leads.
-    `create(names)`: has topics made that a client asked for, where it lets that be done.
+    `suspected()`: brokers that may have failed a moment ago; they are not named as leaders. `create(names)`:
+    creates topics that a client asked for, if the client allows it.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class MetadataApis:
         }
 
     def is_leader_in_doubt(self, request: MetadataRequest) -> bool:
-        """Whether a partition of the topics that are named has a leader that may be dead."""
+        """Whether a partition of the named topics has a leader that may have failed."""
         suspected = self._suspected()
         if not suspected:
             return False
@@ -101,7 +101,7 @@ class MetadataApis:
         )
 
     def handle_metadata(self, request: MetadataRequest) -> Future[MetadataResponse]:
-        """Metadata (3): the brokers that are there, and the topics that are asked for: all for None."""
+        """Handle Metadata (3): return the live brokers and the requested topics, or all topics for None."""
         metadata = self._metadata()
         alive = {broker_id for broker_id, broker in metadata.brokers.items() if not broker.fenced}
         if self._create is not None and request.allow_auto_topic_creation:
@@ -119,13 +119,13 @@ class MetadataApis:
         )
 
     def handle_describe_cluster(self, request: DescribeClusterRequest) -> Future[DescribeClusterResponse]:
-        """DescribeCluster (60): the brokers that are there, with those that are not if that is asked for."""
+        """Handle DescribeCluster (60): return the live brokers, and the fenced ones if requested."""
         metadata = self._metadata()
         alive = {broker_id for broker_id, broker in metadata.brokers.items() if not broker.fenced}
         shown = metadata.brokers.keys() if request.include_fenced_brokers else alive
         error = None
         if request.endpoint_type != BROKERS:
-            error = UnsupportedEndpointType("this listener is one of brokers, who know no others")
+            error = UnsupportedEndpointType("this listener answers for brokers only (endpoint type 1)")
         return resolved(
             DescribeClusterResponse(
                 throttle_time=NO_THROTTLE,
@@ -141,22 +141,27 @@ class MetadataApis:
         )
 
     def _controller_for_clients(self, alive: set[int]) -> int:
-        """A broker to send requests for the controller to: each passes them on, and one that is itself the
-        controller answers soonest. Controllers that are no brokers are not for clients."""
+        """Return a broker for the client's requests to the controller.
+
+        Each broker forwards them, and a broker that is the controller answers soonest. Clients cannot use
+        controllers that are not brokers.
+        """
         controller = self._controller()
         return controller if controller in alive else min(alive, default=-1)
 
     def handle_describe_topic_partitions(
         self, request: DescribeTopicPartitionsRequest
     ) -> Future[DescribeTopicPartitionsResponse]:
-        """DescribeTopicPartitions (75, KIP-966): topics in the order of their names, from the cursor on."""
+        """Handle DescribeTopicPartitions (75, KIP-966): return topics ordered by name, from the cursor on."""
         metadata = self._metadata()
         alive = {broker_id for broker_id, broker in metadata.brokers.items() if not broker.fenced}
         left = min(request.response_partition_limit, MOST_PARTITIONS_DESCRIBED)
         cursor = request.cursor
         start = ("", 0) if cursor is None else (cursor.topic_name, cursor.partition_index)
         if left <= 0 or start[1] < 0:
-            return failed(InvalidRequest("a limit or a cursor below what there is"))
+            return failed(
+                InvalidRequest("the partition limit must be above 0 and the cursor's partition at least 0")
+            )
         names = {topic.name for topic in request.topics} or metadata.topics.keys()
         topics: list[DescribeTopicPartitionsResponseTopic] = []
         following = None
@@ -251,8 +256,7 @@ def _topics(
 
 
 def _missing(metadata: ClusterMetadata, request: MetadataRequest) -> Iterator[str]:
-    """Topics that are named, are not there, and may be: those of the brokers themselves have makers of their
-    own."""
+    """Yield the named topics that do not exist and may be created. Internal topics are created elsewhere."""
     for asked in request.topics or ():
         name = asked.name
         if name is None or name in INTERNAL_TOPICS or name in metadata.topics:
@@ -283,7 +287,7 @@ def _partitions(
     partitions: Iterable[tuple[int, PartitionRegistration]], alive: set[int]
 ) -> Iterator[MetadataResponsePartition]:
     for number, partition in sorted(partitions):
-        # A leader that died a moment ago is still named in the record.
+        # The metadata may still name a leader that failed a moment ago.
         leader = partition.leader if partition.leader in alive else NO_LEADER
         yield _partition(
             error_code=ErrorCode.none if leader != NO_LEADER else ErrorCode(LeaderNotAvailable.code),

@@ -1,15 +1,15 @@
-"""Node: a broker, a controller, or both, on one machine: the wiring of everything.
+"""Node: a broker, a controller, or both, on one machine: it wires everything together.
 
     KafkaRaftClient ──commits──▶ MetadataLoader ──deltas──▶ QuorumController
                                        │
                                        └──────▶ BrokerMetadataPublisher ──roles──▶ Broker
 
-`startup` opens the node's directories and comes back when its logs are loaded; the node then takes part by
-itself, and `ready` is resolved when its broker may lead. Requests of other nodes and of clients come by
-`handle`. A node that cannot go on tells `on_fatal` and answers nothing more; whoever made it lets it go.
+`startup` opens the node's directories and returns when its logs are loaded. The node then works on its own,
+and `ready` is resolved when its broker may lead. Requests of nodes and clients arrive through `handle`. A
+node that fails calls `on_fatal` and answers nothing after that; its owner closes or abandons it.
 
-Ownership: the node owns its logs and its image, and the locks of its directories. Thread rule: `startup`,
-`close` and `abandon` by one thread, everything else by any.
+Ownership: the node owns its logs and its image, and the locks of its directories. Thread rule: one thread
+calls `startup`, `close` and `abandon`; any thread may call the rest.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ from kreplica.raft.voter_set import VoterSet
 
 LOGGER = logging.getLogger(__name__)
 
-# Beside the metadata log, since Kafka takes no notice of it there.
+# It is beside the metadata log, where Kafka ignores it.
 IMAGE = "kreplica.image"
 QUORUM_REQUESTS = frozenset(
     {
@@ -97,17 +97,17 @@ QUORUM_REQUESTS = frozenset(
         UpdateRaftVoterRequest,
     }
 )
-# What producers, consumers and followers ask all the time.
+# The requests that producers, consumers and followers send all the time.
 DATA_REQUESTS = frozenset({ProduceRequest, FetchRequest})
-# How long a node that is to stop waits until its leaderships, and then the quorum's, are others'.
+# How long a stopping node waits to hand over its leaderships, and then that of the quorum.
 CONTROLLED_SHUTDOWN_MS = 5_000
-# Where no controller is known for so long there is nobody to hand over to: others of the quorum have gone.
+# If no controller is known for this long, it cannot hand over: the other nodes of the quorum are gone.
 NO_CONTROLLER_MS = 1_000
 LOOK_EVERY_MS = 50
 
 
 class Node:
-    """See the module. `on_fatal(error)` is called once, in the quorum's loop, when the node cannot go on."""
+    """One node. `on_fatal(error)` is called once, in the quorum's loop, when the node fails."""
 
     def __init__(
         self,
@@ -117,7 +117,8 @@ class Node:
     ) -> None:
         self.config = config
         self.metrics = MetricRegistry()
-        # Resolved when the broker may lead; at once where the node has none. It fails where that cannot come.
+        # Resolved when the broker may lead, or at once if the node is not a broker. Fails if that cannot
+        # happen.
         self.ready: Future[None] = Future()
         self.failure: BaseException | None = None
         self.controller: QuorumController | None = None
@@ -137,24 +138,26 @@ class Node:
         self._group_publisher: GroupPublisher | None = None
         self._controller_apis: ControllerApis | None = None
         self._metadata_apis: MetadataApis | None = None
-        # Until it would be fenced: by a controller that is elected first, if it was the controller itself.
+        # A suspected broker is fenced in this time, even if it was the controller and a new one is elected
+        # first.
         patience_ms = config.controller.broker_session_hint_ms + 4 * config.raft.quorum_election_timeout_ms
         self._suspected = SuspectedBrokers(ports.clock, patience_ms)
         self._handlers: dict[type[Any], Callable[[Any], Future[Any]]] = {}
-        self._knows_cluster = False  # all of the metadata was published once in this life
+        self._knows_cluster = False  # the whole metadata has been published since the start
         self._shutdown: Future[None] | None = None
-        # Whether requests are taken: from the moment that the quorum's member is there, until the end.
+        # Whether requests are accepted: from the start of the quorum's member until the end.
         self.is_open = False
 
     # ---- start --------------------------------------------------------------------------------------------
 
     def startup(self) -> None:
-        """Open everything and take part.
+        """Open everything and join the cluster.
 
-        Raises, before anything is changed on the disk: LogDirLocked where another node has a directory,
-        InvalidFile (not formatted, another node's, or a checkpoint that is cut short), InconsistentClusterId,
-        UnsupportedVersion (of the file quorum-state), InconsistentVoterSet, SnapshotMissing, InvalidSnapshot;
-        and DamagedLog, KafkaStorageError. Whatever it raises, nothing is held then.
+        Raises the following before it changes anything on disk: LogDirLocked if another node uses a
+        directory, InvalidFile (not formatted, another node's, or a checkpoint that is cut short),
+        InconsistentClusterId, UnsupportedVersion (of the file quorum-state), InconsistentVoterSet,
+        SnapshotMissing, InvalidSnapshot. It may also raise DamagedLog and KafkaStorageError. After any error,
+        everything is released.
         """
         try:
             directory_id = self._open_directories()
@@ -168,7 +171,8 @@ class Node:
             self.raft.initialize()
             if not self.raft.voters.voters and not self.config.bootstrap_ids:
                 raise InvalidConfig(
-                    "a node has to know its quorum, and neither its settings nor its log names it"
+                    "the node does not know its quorum: set controller.quorum.voters or"
+                    " controller.quorum.bootstrap.servers"
                 )
             self.is_open = True
             if self.broker is not None:
@@ -246,7 +250,7 @@ class Node:
         if known is None:
             # Before that version controllers did not register.
             return metadata.features.get(METADATA_VERSION, 0) < FIRST_VERSION
-        # A node that has lost the role has registered without listeners.
+        # A node that is no longer a controller has registered without listeners.
         return bool(known.end_points) or not self.config.controller_endpoints
 
     def _snapshot_generator(self, loop: Loop) -> SnapshotGenerator:
@@ -403,8 +407,8 @@ class Node:
         if error is not None:
             self._fail(error)
             return
-        # What this broker was in its last life is no role to take: it may have lost what it led with. With
-        # its registration the controller has taken that from it (KIP-966).
+        # The roles of this broker's last run do not count: it may have lost records since. The controller has
+        # taken them away with the registration (KIP-966).
         publisher, groups, epoch = self.publisher, self._group_publisher, registered.result()
         assert publisher is not None
         assert groups is not None
@@ -414,8 +418,8 @@ class Node:
         )
 
     def _look_whether_ready(self) -> None:
-        # A client that asks a broker which has not heard that it is unfenced finds no broker, and librdkafka
-        # asks again only minutes later.
+        # Wait until this broker knows that it is unfenced. A client that asks before finds no broker, and
+        # librdkafka retries only minutes later.
         lifecycle, own = self.lifecycle, self._cache.metadata.brokers.get(self.config.node_id)
         if lifecycle is None or not lifecycle.unfenced.done() or own is None or own.fenced:
             return
@@ -423,37 +427,37 @@ class Node:
             self._resolve_ready(None)
 
     def _is_taken_for_controller(self) -> bool:
-        """Whether the cluster still knows this node by a role that it has lost, and would let it vote."""
+        """Whether the metadata still has this node as a controller, a role that it has lost."""
         known = self._cache.metadata.controllers.get(self.config.node_id)
         return "controller" not in self.config.roles and known is not None and bool(known.end_points)
 
     def _resolve_ready(self, error: BaseException | None) -> None:
-        # Whoever is first: a broker may be unfenced while its node fails.
+        # The first call wins: a broker may be unfenced while its node fails.
         with suppress(InvalidStateError):
             if error is None:
                 self.ready.set_result(None)
             else:
                 self.ready.set_exception(error)
 
-    # ---- what others ask ----------------------------------------------------------------------------------
+    # ---- queries and requests -----------------------------------------------------------------------------
 
     @property
     def raft(self) -> KafkaRaftClient:
-        """The node's member of the quorum; there from `startup` on."""
+        """The node's member of the quorum. It exists after `startup`."""
         assert self._raft is not None
         return self._raft
 
     @property
     def loader(self) -> MetadataLoader:
-        """What the node knows of the cluster; there from `startup` on."""
+        """The node's view of the cluster's metadata. It exists after `startup`."""
         assert self._loader is not None
         return self._loader
 
     def handle(self, request: Any, context: RequestContext = IN_PROCESS) -> Future[Any]:
-        """The answer to a request, an entity of the package kio, of that client.
+        """Answer a request, an entity of the package kio, from the client in `context`.
 
-        The future fails with UnsupportedVersion for one that this node has no handler for, and with
-        BrokerNotAvailable when it cannot go on.
+        The future fails with UnsupportedVersion if this node has no handler for it, and with
+        BrokerNotAvailable if the node has failed or is still starting.
         """
         kind = type(request)
         if self.failure is not None or self._raft is None or not self.is_open:
@@ -461,14 +465,14 @@ class Node:
         if kind in QUORUM_REQUESTS or (kind is FetchRequest and is_of_metadata_log(request)):
             return self._raft.handle_inbound(request)
         if kind in DATA_REQUESTS and self._knows_cluster and self.broker is not None:
-            # Of what is asked for each record nothing else has a part.
+            # Fast path for Produce and Fetch, which no other part of the node handles.
             if kind is ProduceRequest:
                 return self.broker.handle_produce(request, context)
             return self.broker.handlers[kind](request)
         if self._controller_apis is not None and self._controller_apis.takes(request):
             return self._controller_apis.handle(request)
         if self.broker is not None and not self._has_published():
-            return failed(BrokerNotAvailable(f"node {self.config.node_id} still loads its logs"))
+            return failed(BrokerNotAvailable(f"node {self.config.node_id} is still loading its logs"))
         if kind is JoinGroupRequest and self._groups is not None:
             return self._groups.handle_join_group(request, context)
         handler = self._handlers.get(kind)
@@ -477,33 +481,35 @@ class Node:
         if kind in REFUSALS:
             return resolved(refusal(request, NotController()))
         if self.broker is None:
-            return failed(BrokerNotAvailable(f"node {self.config.node_id} is no broker"))
+            return failed(BrokerNotAvailable(f"node {self.config.node_id} is not a broker"))
         return self.broker.handle(request)
 
     def _has_published(self) -> bool:
-        # Before it has published the metadata once, it would call every topic unknown, and clients give up.
+        # Before its first metadata this broker would call every topic unknown, and clients would give up.
         if not self._knows_cluster:
             self._knows_cluster = self.publisher is not None and self.publisher.first_published.done()
         return self._knows_cluster
 
     def is_leader_in_doubt(self, request: MetadataRequest) -> bool:
-        """Whether a leader of what is asked for may be dead, and another one be named soon."""
+        """Whether a leader in the request may have failed, and another one may be elected soon."""
         return self._metadata_apis is not None and self._metadata_apis.is_leader_in_doubt(request)
 
     def _broker_epoch(self) -> int:
         return -1 if self.lifecycle is None else self.lifecycle.broker_epoch()
 
     def voters(self) -> tuple[int, frozenset[int]] | None:
-        """Who votes by the newest set that this node knows, behind its offset; None where it does not run."""
+        """Return the offset and the ids of the newest voters that this node knows; None if it does not
+        run.
+        """
         raft = self._raft
         return None if raft is None or not self.is_open else (raft.voters_offset, raft.voters.voter_ids)
 
     def voter_address(self, node_id: int) -> tuple[str, int] | None:
-        """Where the voter listens, as the metadata log or the quorum says; None where neither does."""
+        """Return the voter's address from the metadata log or the quorum; None if it is unknown."""
         return None if self._raft is None else self._raft.address_of(node_id)
 
     def active_controller(self) -> int | None:
-        """The node id of the active controller, None where this node knows of none."""
+        """Return the node id of the active controller; None if this node does not know it."""
         return None if self._raft is None else self._raft.leader_and_epoch.leader_id
 
     def _connection_lost(self, node_id: int) -> None:
@@ -516,7 +522,7 @@ class Node:
     def _fail(self, error: BaseException) -> None:
         if self.failure is None:
             self.failure = error
-            # What is foreseen, such as directories of another cluster, says itself what to do.
+            # The message of an expected error, such as directories of another cluster, says what to do.
             unforeseen = None if isinstance(error, KreplicaError) else error
             LOGGER.error("node %d cannot go on: %s", self.config.node_id, error, exc_info=unforeseen)
             self._resolve_ready(error)
@@ -526,10 +532,10 @@ class Node:
     # ---- stop ---------------------------------------------------------------------------------------------
 
     def shutdown(self, timeout_ms: int = CONTROLLED_SHUTDOWN_MS) -> Future[None]:
-        """Leave in order: hand over what is led, then the quorum's leadership.
+        """Stop in order: hand over the partitions that this broker leads, then the quorum's leadership.
 
-        The first is waited for `timeout_ms` at most, the second for NO_CONTROLLER_MS, which is more than an
-        election takes; then the future is done, and the node is to be closed.
+        The first step waits for at most `timeout_ms`, the second for NO_CONTROLLER_MS, which is more than an
+        election takes. Then the future is done, and the owner closes the node.
         """
         if self._shutdown is None:
             self._shutdown = Future()
@@ -537,8 +543,10 @@ class Node:
         return self._shutdown
 
     def close(self) -> None:
-        """Close all files in order. None of the node's tasks may run any more. Raises KafkaStorageError; all
-        is let go then, too."""
+        """Close all files in order. No task of the node may run any longer.
+
+        Raises KafkaStorageError, but releases everything even then.
+        """
         try:
             if self.broker is not None:
                 self.broker.shutdown()
@@ -546,8 +554,10 @@ class Node:
             self._let_go(in_order=True)
 
     def abandon(self) -> None:
-        """Let go of all files as they are, as the end of the process would; nothing is written. None of the
-        node's tasks may run any more."""
+        """Release all files as they are, like the death of the process: nothing is written.
+
+        No task of the node may run any longer.
+        """
         if self.broker is not None:
             self.broker.log_manager.abandon()
         self._let_go(in_order=False)
@@ -555,11 +565,11 @@ class Node:
     def _let_go(self, *, in_order: bool) -> None:
         if not self.ready.done():
             node_id = self.config.node_id
-            self._resolve_ready(BrokerNotAvailable(f"node {node_id} was ended before it was ready"))
+            self._resolve_ready(BrokerNotAvailable(f"node {node_id} was stopped before it was ready"))
         self.is_open = False
         raft, log, image, locks = self._raft, self._log, self._image, self._locks
         self._raft, self._log, self._image, self._locks = None, None, None, []
-        # The last first; each of them, whatever becomes of the others.
+        # In reverse order. Each is released even if releasing another one fails.
         with ExitStack() as stack:
             for lock in locks:
                 stack.callback(lock.release)
@@ -571,7 +581,7 @@ class Node:
 
 
 class Stop:
-    """One node's way to its end: each step once the one before is done, or took too long."""
+    """The shutdown of one node. Each step starts when the one before is done or has timed out."""
 
     def __init__(self, node: Node, timeout_ms: int, loop: Any, done: Future[None]) -> None:
         self._node = node
@@ -581,7 +591,7 @@ class Stop:
         self._has_left = False
 
     def begin(self) -> None:
-        """Let the controller move the leaders away."""
+        """Ask the controller to move the leaders away."""
         lifecycle = self._node.lifecycle
         if lifecycle is None or not self._node.ready.done():
             self._loop.post(self._leave_quorum)
@@ -591,7 +601,7 @@ class Stop:
         self._watch_controller(leave, NO_CONTROLLER_MS)
 
     def _once(self, future: Future[Any], step: Callable[[], None], timeout_ms: int) -> Callable[[], None]:
-        """What takes the step, unless it is taken."""
+        """Return a function that takes the step unless it was taken already."""
         began = [False]
 
         def run() -> None:

@@ -1,7 +1,7 @@
-"""What a node looks at before it opens anything: that its small files can be read and are its own.
+"""Checks a node's small files before anything is opened: they must be readable and belong to the node.
 
-A node that is refused by one of them is to find its disk as it was, once that is mended. No state; one
-thread.
+A node that is refused because of one of them finds its disk unchanged after the file is repaired. No state;
+one thread.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from kreplica.raft.quorum_state import require_own
 
 
 def check_files(config: NodeConfig, storage: Storage) -> None:
-    """Read the checkpoints of every log directory, and the quorum's state; its snapshots are checked where
-    the metadata log is opened, as the first thing of all.
+    """Read the checkpoints of every log directory and the quorum's state.
 
-    Raises InvalidFile, UnsupportedVersion, InconsistentClusterId, InconsistentVoterSet, KafkaStorageError;
-    nothing is changed then.
+    Snapshots are checked when the metadata log is opened, before anything else. Raises InvalidFile,
+    UnsupportedVersion, InconsistentClusterId, InconsistentVoterSet, KafkaStorageError; nothing is changed
+    then.
     """
     for path in config.directories:
         LogDirectory(storage, path).read_checkpoints()
     directory = f"{config.metadata_directory}/{METADATA_LOG}"
     if config.voters is None and not config.bootstrap_ids and not storage.is_directory(directory):
-        raise InvalidFile(f"{directory} is gone, and with it who the voters are: format the node anew")
+        raise InvalidFile(f"{directory}, which names the voters, does not exist: format the node again")
     store = FileBasedStateStore(storage, directory)
     stored = store.read()
     if stored is not None:

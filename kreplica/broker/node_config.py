@@ -1,4 +1,4 @@
-"""What a node is, and the machine it is on."""
+"""NodeConfig and NodePorts: what a node is, and the machine it runs on."""
 
 from __future__ import annotations
 
@@ -25,14 +25,13 @@ BOTH: frozenset[Role] = frozenset({"broker", "controller"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeConfig:
-    """A node of cluster `cluster_id` with its directories, which were formatted (node_format).
+    """A node of cluster `cluster_id` with its directories, which must be formatted (node_format).
 
-    `voters`: those of controller.quorum.voters, None where the metadata log names them (KIP-853).
-    `bootstrap_ids`: the ids by which the transport reaches controller.quorum.bootstrap.servers, below 0.
-    `metadata_directory`: where the metadata log is, by default the first of `directories`. `endpoints`: where
-    its broker is reached, by clients at the first of them and by other nodes at the last.
-    `controller_endpoints`: where the quorum reaches it; none where nodes find each other by their ids. Raises
-    InvalidConfig for a node that could be nothing.
+    `voters`: from controller.quorum.voters, None if the metadata log names them (KIP-853). `bootstrap_ids`:
+    the ids, below 0, under which the transport reaches controller.quorum.bootstrap.servers.
+    `metadata_directory`: has the metadata log, by default the first of `directories`. `endpoints`: the
+    broker's addresses; clients use the first, other nodes the last. `controller_endpoints`: addresses for the
+    quorum; empty if nodes find each other by id. Raises InvalidConfig for an impossible node.
     """
 
     node_id: int
@@ -59,7 +58,7 @@ class NodeConfig:
         if self.node_id < 0:
             raise InvalidConfig(f"node.id={self.node_id} is below the minimum of 0")
         if not self.roles or not self.roles <= BOTH:
-            raise InvalidConfig(f"process.roles is {sorted(self.roles)}: broker, controller, or both")
+            raise InvalidConfig(f"process.roles={sorted(self.roles)} must be broker, controller, or both")
         if not self.directories:
             raise InvalidConfig("a node needs a log directory (log.dirs)")
         interval_ms, session_ms = (
@@ -77,16 +76,16 @@ class NodeConfig:
 
     @property
     def all_directories(self) -> tuple[str, ...]:
-        """Every directory that the node locks, each once."""
+        """Every directory that the node locks, without duplicates."""
         return tuple(dict.fromkeys((self.metadata_directory, *self.directories)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodePorts:
-    """The machine, as one life of a node has it.
+    """The machine, for one run of a node.
 
-    `loop(name)` makes a Loop; `image(path)` says where the metadata image is that belongs at `path`.
-    `disk(directory)`: what makes the appends of a log directory, None where whoever asks for them does.
+    `loop(name)` makes a Loop. `image(path)` returns the directory of the metadata image for `path`.
+    `disk(directory)`: makes the appends of a log directory; without it the caller of an append does.
     """
 
     storage: Storage

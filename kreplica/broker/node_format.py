@@ -1,7 +1,7 @@
-"""Formatting: makes empty directories those of a node of a cluster, as Kafka's `kafka-storage format` does.
+"""Formats empty directories for a node of a cluster, as Kafka's `kafka-storage format` does.
 
-Each directory gets its meta.properties; the metadata directory also the snapshot that names the quorum's
-first voters, where the metadata log is to name them (KIP-853). No state; one thread.
+Each directory gets its meta.properties. The metadata directory also gets a snapshot with the quorum's first
+voters, if the metadata log is to name them (KIP-853). No state; one thread.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from kreplica.raft.snapshot_writer import RecordsSnapshotWriter
 from kreplica.raft.voter_set import ReplicaKey, VoterNode, VoterSet
 
 METADATA_LOG = "__cluster_metadata-0"
-# That of a quorum whose voters come and go by records (KIP-853).
+# The level of a quorum whose voters are named by records (KIP-853).
 KRAFT_VERSION = 1
-# Of the metadata log's directory until it is whole.
+# Suffix of the metadata log's directory until it is complete.
 MAKING_SUFFIX = ".formatting"
 
 
 def directory_ids(config: NodeConfig, storage: Storage, random: Random) -> dict[str, Uuid]:
-    """The ids of the node's directories: as they are in their meta.properties, new ones where there is none.
+    """Return the ids of the node's directories: those in their meta.properties, or new ones.
 
     Nothing is written. Raises InconsistentClusterId, InvalidFile for another node's, KafkaStorageError.
     """
@@ -43,7 +43,7 @@ def directory_ids(config: NodeConfig, storage: Storage, random: Random) -> dict[
 
 
 def read_properties(config: NodeConfig, storage: Storage, path: str) -> MetaProperties | None:
-    """What the directory says of itself, None if it is nobody's yet. Raises as `directory_ids`."""
+    """Return the properties of a directory; None if it is unused. Raises as `directory_ids`."""
     if not storage.is_directory(path):
         return None
     found = MetaPropertiesFile(storage, path).read()
@@ -51,35 +51,36 @@ def read_properties(config: NodeConfig, storage: Storage, path: str) -> MetaProp
         _require_unused(storage, path)
         return None
     if found.cluster_id != config.cluster_id:
-        raise InconsistentClusterId(f"{path}: of cluster {found.cluster_id}, not {config.cluster_id}")
+        raise InconsistentClusterId(
+            f"{path} belongs to cluster {found.cluster_id}, not to {config.cluster_id}"
+        )
     if found.node_id != config.node_id:
-        raise InvalidFile(f"{path}: of node {found.node_id}, not {config.node_id}")
+        raise InvalidFile(f"{path} belongs to node {found.node_id}, not to {config.node_id}")
     return found
 
 
 def _require_unused(storage: Storage, path: str) -> None:
-    """Raise InvalidFile where a node has run in the directory: nothing else than the meta.properties that is
-    gone tells whose the logs are."""
+    """Raise InvalidFile if a node has used the directory. Without meta.properties the owner is unknown."""
     for name in storage.list_directory(path):
         if name == METADATA_LOG:
-            # A format that was interrupted leaves the first snapshot there, and nothing else.
+            # An interrupted format leaves only the first snapshot there.
             files = storage.list_directory(f"{path}/{name}")
             is_used = any(file != snapshot_name(BOOTSTRAP_SNAPSHOT_ID) for file in files)
         else:
             is_used = parse_directory_name(name) is not None and storage.is_directory(f"{path}/{name}")
         if is_used:
-            raise InvalidFile(f"{path}: its meta.properties is gone, though {name} is there: put it back")
+            raise InvalidFile(f"{path} contains {name} but no meta.properties: restore that file")
 
 
 def is_formatted(config: NodeConfig, storage: Storage) -> bool:
-    """Whether the metadata directory is this node's. Raises as `directory_ids`."""
+    """Whether the metadata directory belongs to this node. Raises as `directory_ids`."""
     return read_properties(config, storage, config.metadata_directory) is not None
 
 
 def format_nodes(
     configs: Mapping[int, NodeConfig], *, storage: Storage, clock: Clock, random: Random, workers: Workers
 ) -> None:
-    """Format those nodes of a cluster that are not; its controllers are the quorum's first voters.
+    """Format the nodes of a cluster that are not formatted. Its controllers are the quorum's first voters.
 
     Raises as `directory_ids` before anything is written, and KafkaStorageError.
     """
@@ -91,7 +92,7 @@ def format_nodes(
     )
     new = [node_id for node_id, config in configs.items() if not is_formatted(config, storage)]
     if new:
-        # Each waits for the disk several times: side by side that costs one's time.
+        # Each node waits for the disk several times. In parallel they take as long as one.
         workers.run(
             [
                 partial(
@@ -115,11 +116,11 @@ def format_node(
     clock: Clock,
     initial_voters: VoterSet | None = None,
 ) -> None:
-    """Write what makes the directories the node's; what is there already stays.
+    """Write the files that make the directories this node's. Existing files are kept.
 
     `ids`: by directory. `initial_voters`: the same for every node of the quorum, each with the id of its
-    metadata directory. The meta.properties of the metadata directory comes last: what is formatted is so as a
-    whole. Raises KafkaStorageError, and as `directory_ids`.
+    metadata directory. The meta.properties of the metadata directory is written last, so that formatting is
+    atomic. Raises KafkaStorageError, and as `directory_ids`.
     """
     for path in config.all_directories:
         read_properties(config, storage, path)
@@ -135,7 +136,7 @@ def format_node(
 
 def _write_bootstrap_snapshot(directory: str, storage: Storage, clock: Clock, voters: VoterSet) -> None:
     if storage.is_directory(directory):
-        return  # a quorum has begun, or another format was interrupted behind this step
+        return  # a quorum has started, or a format was interrupted after this step
     making = f"{directory}{MAKING_SUFFIX}"
     storage.remove_tree(making)
     storage.make_directory(making)

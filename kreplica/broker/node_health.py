@@ -1,4 +1,4 @@
-"""Whether a node may be sent clients, and if not, why."""
+"""Reports whether a node can serve clients, and the reasons if it cannot."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from collections.abc import Iterator
 from kreplica.broker.broker_lifecycle_manager import BrokerLifecycleManager, BrokerState
 from kreplica.broker.node import Node
 
-# Records of the metadata log that a broker may not have acted upon yet: it is always some behind.
+# How many records of the metadata log a healthy broker may not have applied yet. It is always a bit behind.
 MOST_RECORDS_BEHIND = 1_000
 
 
 def what_keeps_from_serving(node: Node) -> list[str]:
-    """Why the node cannot serve clients at this moment; an empty list where it can. For any thread."""
+    """Return why the node cannot serve clients now; an empty list if it can. Any thread may call."""
     if node.failure is not None:
-        return [f"the node cannot go on: {node.failure}"]
+        return [f"the node has failed: {node.failure}"]
     if not node.is_open:
-        return ["the node does not run yet, or no longer"]
+        return ["the node is starting or has stopped"]
     reasons = [] if node.active_controller() is not None else ["no controller is known"]
     if node.broker is not None:
         reasons += _of_broker(node)
@@ -28,7 +28,7 @@ def _of_broker(node: Node) -> Iterator[str]:
     if lifecycle is None or lifecycle.broker_epoch() < 0:
         yield "the broker is not registered"
     if publisher is None or not publisher.first_published.done():
-        yield "the broker still loads its logs"
+        yield "the broker is still loading its logs"
         return
     if lifecycle is not None:
         yield from _of_lifecycle(lifecycle)

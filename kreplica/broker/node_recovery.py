@@ -1,9 +1,8 @@
-"""The way back for a voter whose stored election can lead to no further one.
+"""Recovers a voter whose stored election allows no further one.
 
-An epoch is an int32. A node that has stored one beyond its range cannot read it again, and one that has
-stored the last epoch of all can take part in no election. Neither epoch was ever led: the metadata log says
-which were. So a new epoch behind all of those is written, without a vote and without a leader. No state; one
-thread.
+An epoch is an int32. A node that has stored a higher one cannot read it, and one that has stored the highest
+one cannot take part in any election. No leader ever had such an epoch; the metadata log shows which epochs
+had leaders. So a new epoch above all of those is written, without a vote and a leader. No state; one thread.
 """
 
 from __future__ import annotations
@@ -20,13 +19,13 @@ from kreplica.common.quorum_state import LAST_EPOCH, QuorumStateData
 from kreplica.raft.file_based_state_store import FileBasedStateStore
 from kreplica.raft.kafka_metadata_log import KafkaMetadataLog
 
-# A voter may have voted in epochs after that of its last record, and is to vote in none of them again. So
-# many elections without a single record in the log are out of the question: they would take a day at least.
+# A voter may have voted in epochs after that of its last record, and must not vote in them again. More
+# elections than this without a single record would take at least a day.
 EPOCHS_LEFT_OUT = 1 << 20
 
 
 class RecoveredElection(NamedTuple):
-    """`former_epoch`: what was stored, None where it could not be read. `epoch`: what is stored now."""
+    """`former_epoch`: the stored epoch before, None if it was unreadable. `epoch`: the stored epoch now."""
 
     former_epoch: int | None
     epoch: int
@@ -37,11 +36,11 @@ class RecoveredElection(NamedTuple):
 
 
 def recover_election(config: NodeConfig, *, storage: Storage, clock: Clock) -> RecoveredElection:
-    """Let the node's quorum-state hold an epoch from which elections can go on; one that does stays as it is.
+    """Write an epoch that allows elections into the node's quorum-state, unless it already has one.
 
-    To be done on every voter while none of them runs: one that was left out would bring its epoch back.
-    Raises LogDirLocked where the node runs, InvalidFile where the directory is not the node's or its log has
-    no room left in its own epochs, and as KafkaMetadataLog.open.
+    Do this on every voter while none of them runs: a voter that is left out would bring its epoch back.
+    Raises LogDirLocked if the node runs, InvalidFile if the directory is not the node's or its log's epochs
+    are too high, and as KafkaMetadataLog.open.
     """
     with ExitStack() as stack:
         for path in config.all_directories:
@@ -50,12 +49,15 @@ def recover_election(config: NodeConfig, *, storage: Storage, clock: Clock) -> R
             stack.callback(storage.lock_directory(path).release)
         directory = f"{config.metadata_directory}/{METADATA_LOG}"
         if not storage.is_directory(directory):
-            raise InvalidFile(f"{directory} is not there, so there is nothing to recover")
+            raise InvalidFile(f"{directory} does not exist, so there is nothing to recover")
         log = KafkaMetadataLog.open(directory, storage=storage, clock=clock, config=config.metadata_log)
         stack.callback(log.close)
         epoch = log.last_fetched_epoch + EPOCHS_LEFT_OUT
         if epoch >= LAST_EPOCH - EPOCHS_LEFT_OUT:
-            raise InvalidFile(f"{directory}: its last record is of epoch {log.last_fetched_epoch} already")
+            raise InvalidFile(
+                f"{directory}: cannot recover, since its last record already has epoch"
+                f" {log.last_fetched_epoch}"
+            )
         store = FileBasedStateStore(storage, directory)
         stored = _readable(store)
         if stored is not None and stored.leader_epoch <= epoch:

@@ -1,7 +1,7 @@
-"""A node's settings as Kafka's users write them: property names with dots, values as text or numbers.
+"""Reads and shows a node's settings under Kafka's names, with values as text or numbers.
 
-A name that no part of the node has is refused, with the nearest one that there is; a property of Kafka's that
-changes nothing here is logged and ignored. No state; any thread.
+An unknown name is refused, with the nearest known one. A property of Kafka's that has no effect here is
+logged and ignored. No state; any thread.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from kreplica.common.settings import as_text, checked, int32, int64
 
 LOGGER = logging.getLogger(__name__)
 
-# The parts of a NodeConfig in which a name is looked for, in this order; `log` is that of topics' defaults.
+# The parts of a NodeConfig that are searched for a name, in this order. `log`: the defaults of topics.
 PARTS = (
     "raft",
     "controller",
@@ -34,7 +34,7 @@ PARTS = (
     "log",
 )
 
-# Times that Kafka has in coarser units, too, with the milliseconds of each. The finest that is given counts.
+# Times that Kafka also has in larger units, with the milliseconds of each. The smallest unit given counts.
 MINUTE_MS, HOUR_MS = 60_000, 3_600_000
 COARSER = {
     "log.retention.ms": {"log.retention.minutes": MINUTE_MS, "log.retention.hours": HOUR_MS},
@@ -46,17 +46,17 @@ LOG_RETENTION_MS = int64(-1)
 
 
 def with_settings(config: NodeConfig, settings: Mapping[str, object]) -> NodeConfig:
-    """The configuration with these properties changed.
+    """Return the configuration with these properties changed.
 
-    Raises InvalidConfig for a name that is not known or refused, and for a value out of its range.
+    Raises InvalidConfig if a name is unknown or refused, or a value out of its range.
     """
     if not isinstance(settings, Mapping):
-        raise InvalidConfig(f"settings are names with values, not {settings!r}")
+        raise InvalidConfig(f"settings must be a mapping of names to values, not {settings!r}")
     changes: dict[str, dict[str, object]] = {}
     ignored = []
     for given, value in _in_milliseconds(settings).items():
         if not isinstance(given, str):
-            raise InvalidConfig(f"a setting's name is text, not {given!r}")
+            raise InvalidConfig(f"the name of a setting must be text, not {given!r}")
         dotted = given.replace("_", ".")
         if dotted in IGNORED:
             check_ignored(dotted, value)
@@ -78,7 +78,7 @@ def with_settings(config: NodeConfig, settings: Mapping[str, object]) -> NodeCon
 
 
 def _check_of_brokers(name: str, value: object) -> None:
-    # KafkaConfig.validateValues: a topic's retention.ms may be 0, the default of all topics may not.
+    # As in KafkaConfig.validateValues: a topic's retention.ms may be 0, but not the default of all topics.
     if name == "log.retention.ms" and checked(name, value, LOG_RETENTION_MS) == 0:
         raise InvalidConfig(
             "log.retention.ms=0 would delete every record; give 1 or more, or -1 for no limit"
@@ -86,7 +86,7 @@ def _check_of_brokers(name: str, value: object) -> None:
 
 
 def _in_milliseconds(settings: Mapping[str, object]) -> dict[str, object]:
-    """The settings with times that are given in hours or minutes under the names that have milliseconds."""
+    """Return the settings with times in hours or minutes converted to the names in milliseconds."""
     dotted = {str(name).replace("_", "."): name for name in settings}
     found = dict(settings)
     for name, coarser in COARSER.items():
@@ -101,7 +101,7 @@ def _in_milliseconds(settings: Mapping[str, object]) -> dict[str, object]:
 
 
 class Setting(NamedTuple):
-    """A setting as a node has it: its value as text, which reads back, and ConfigDef's name of its type."""
+    """A setting of a node: its value as text that can be read back, and ConfigDef's name of its type."""
 
     name: str
     text: str
@@ -109,7 +109,7 @@ class Setting(NamedTuple):
 
 
 def settings_of(config: NodeConfig) -> list[Setting]:
-    """All settings of a node, each under its first name; the defaults of topics have topics' names."""
+    """Return all settings of a node, each under its first name. Defaults of topics have topics' names."""
     own: dict[str, tuple[Any, str]] = {
         "node.id": (config.node_id, "int"),
         "process.roles": (tuple(sorted(config.roles)), "list"),
@@ -131,6 +131,6 @@ def settings_of(config: NodeConfig) -> list[Setting]:
 
 
 def known_names(config: NodeConfig) -> list[str]:
-    """Every property that `with_settings` takes."""
+    """Return every property that `with_settings` accepts."""
     names = {name for part in PARTS for name in getattr(config, part).property_names()}
     return sorted(names.union(BROKERS_NAMES, IGNORED, *COARSER.values()))

@@ -1,7 +1,7 @@
-"""OffsetsTopic: __consumer_offsets: who leads what of it, its logs on this broker, and how it comes to be.
+"""OffsetsTopic: the topic __consumer_offsets: its coordinators, its logs on this broker, and its creation.
 
-The topic is made when a group is looked for first: nobody waits for it, whoever asked comes again. Thread
-rule: any thread may look; `create` runs in the loop that it was given, which owns whether one is under way.
+The topic is created when a group is first looked for. No request waits for that; clients retry. Thread rule:
+any thread may read; creation runs in the loop, which owns its state.
 """
 
 # mypy: disable-error-code="arg-type"
@@ -27,12 +27,14 @@ from kreplica.replica.replica_manager import ReplicaManager
 
 CONSUMER_OFFSETS = "__consumer_offsets"
 CREATE_TIMEOUT_MS = 30_000
-# So long a member waits for its record to be on all replicas in sync.
+# How long a group's record may take to reach all in-sync replicas.
 APPEND_TIMEOUT_MS = 5_000
 
 
 class OffsetsTopic:
-    """See the module. `controller()`: the node id of the active controller, None where it is not known."""
+    """Finds coordinators and creates the topic. `controller()`: the active controller's node id, None if
+    unknown.
+    """
 
     def __init__(
         self,
@@ -51,12 +53,12 @@ class OffsetsTopic:
         self._is_creating = False
 
     def partition_count(self) -> int | None:
-        """How many partitions it has; None while it is not there."""
+        """Return the number of partitions; None if the topic does not exist yet."""
         topic = self._cache.metadata.topics.get(CONSUMER_OFFSETS)
         return None if topic is None else len(topic.partitions)
 
     def coordinator(self, group_id: str) -> int | None:
-        """The broker that has the group, None where there is none now."""
+        """Return the broker that coordinates the group; None if there is no live one now."""
         count = self.partition_count()
         if count is None:
             self.create()
@@ -69,7 +71,7 @@ class OffsetsTopic:
         return None if broker is None or broker.fenced else partition.leader
 
     def create(self) -> None:
-        """Have the topic made, if nobody is at it."""
+        """Create the topic, unless that is in progress."""
         self._loop.post(self._create)
 
     def _create(self) -> None:
@@ -95,7 +97,7 @@ class OffsetsTopic:
             topics=(topic,), timeout=timedelta(milliseconds=CREATE_TIMEOUT_MS), validate_only=False
         )
         reply = self._transport.send(controller, request, timeout_ms=CREATE_TIMEOUT_MS)
-        # Whatever came of it: who looks for a group and finds no topic asks again.
+        # The result does not matter: a client that finds no coordinator retries.
         reply.add_done_callback(lambda _: self._loop.post(self._created))
 
     def _created(self) -> None:
@@ -109,7 +111,7 @@ class OffsetsLogs:
         self._replicas = replicas
 
     def append(self, partition: int, leader_epoch: int, batch: bytes) -> Future[int]:
-        """Append with acks=all; the future gets the base offset once all in-sync replicas have it."""
+        """Append with acks=all. The future gets the base offset once all in-sync replicas have the batch."""
         appended = self._replicas.append(
             TopicPartition(CONSUMER_OFFSETS, partition),
             batch,
@@ -120,13 +122,15 @@ class OffsetsLogs:
         return then(appended, _base_offset)
 
     def read(self, partition: int, leader_epoch: int, offset: int | None, max_bytes: int) -> LogChunk:
-        """What is at `offset`, None: at the log's start. Raises NotLeaderOrFollower, FencedLeaderEpoch,
-        UnknownTopicOrPartition, KafkaStorageError, DamagedLog."""
+        """Read from `offset`, or from the log start if it is None.
+
+        Raises NotLeaderOrFollower, FencedLeaderEpoch, UnknownTopicOrPartition, KafkaStorageError, DamagedLog.
+        """
         at = TopicPartition(CONSUMER_OFFSETS, partition)
         found = self._replicas.partitions.get_or_error(at)
         log = found.require_leader()
         if found.leader_epoch != leader_epoch:
-            raise FencedLeaderEpoch(f"{at}: led in epoch {found.leader_epoch}, not {leader_epoch}")
+            raise FencedLeaderEpoch(f"{at}: the leader epoch is {found.leader_epoch}, not {leader_epoch}")
         start = log.log_start_offset if offset is None else offset
         data = log.read(start, max_bytes, isolation="log_end")
         return LogChunk(data.records, start if offset is None else data.log_start_offset, data.log_end_offset)

@@ -1,7 +1,7 @@
-"""ProducerIdManager: gives producers ids that nobody else has, out of blocks that the controller hands out.
+"""ProducerIdManager: gives unique ids to producers, from blocks that the controller allocates.
 
-One block is asked for at a time; producers that come meanwhile wait for it (KIP-730). Thread rule: `generate`
-from any thread; the rest runs in the loop, which owns the state.
+It requests one block at a time; producers that ask meanwhile wait for it (KIP-730). Thread rule: any thread
+may call `generate`, which posts; the rest runs in the loop, which owns the state.
 """
 
 # mypy: disable-error-code="arg-type"
@@ -24,15 +24,17 @@ from kreplica.common.future import Future, resolved, then
 from kreplica.common.ports import Loop, Transport
 from kreplica.common.wire import NO_THROTTLE, error_of
 
-# How long an answer is waited for, and how soon another is asked for after a refusal.
+# Timeout of a request for a block, and the pause before it is retried.
 REQUEST_TIMEOUT_MS = 2_000
 RETRY_BACKOFF_MS = 20
-# Whoever waits so long is told to come again.
+# How long a producer waits for an id before it gets an error, after which it retries.
 PATIENCE_MS = 10_000
 
 
 class ProducerIdManager:
-    """One broker's. `broker_epoch()`: that of its registration; `controller()`: whom to ask, if known."""
+    """Producer ids of one broker. `broker_epoch()`: of its registration; `controller()`: node id, if
+    known.
+    """
 
     def __init__(
         self,
@@ -53,19 +55,21 @@ class ProducerIdManager:
             request_timeout_ms=REQUEST_TIMEOUT_MS,
             retry_backoff_ms=RETRY_BACKOFF_MS,
         )
-        # The loop's own:
+        # Owned by the loop:
         self._next = self._end = 0
         self._waiting: deque[Future[int]] = deque()
         self._is_asking = False
 
     def generate(self) -> Future[int]:
-        """An id; the future fails with CoordinatorLoadInProgress where no controller gives any."""
+        """Return a future of a new id. It fails with CoordinatorLoadInProgress if no controller allocates
+        ids.
+        """
         future: Future[int] = Future()
         self._loop.post(partial(self._give, future))
         return future
 
     def handle_init_producer_id(self, request: InitProducerIdRequest) -> Future[InitProducerIdResponse]:
-        """InitProducerId (22) of a producer without transactions; one with them is refused."""
+        """Handle InitProducerId (22) for producers without transactions. Others get an error."""
         if request.transactional_id is not None:
             return resolved(_response(ErrorCode(TransactionalIdAuthorizationFailed.code)))
         return then(
@@ -111,7 +115,7 @@ class ProducerIdManager:
     def _expire(self, future: Future[int]) -> None:
         if not future.done():
             self._waiting.remove(future)
-            future.set_exception(CoordinatorLoadInProgress("no controller gives producer ids now"))
+            future.set_exception(CoordinatorLoadInProgress("no controller allocated producer ids in time"))
 
 
 def _response(error_code: ErrorCode, producer_id: int = -1, epoch: int = -1) -> InitProducerIdResponse:

@@ -1,4 +1,4 @@
-"""ReplicaApis: what tools ask and want of a broker's replicas: where they are, who writes them, what may go.
+"""ReplicaApis: the requests of tools about a broker's replicas: delete records, move and describe logs.
 
 A handler gets a decoded request, an entity of the package kio, and returns a future of the response. It keeps
 no state; any thread may call.
@@ -54,7 +54,7 @@ from kreplica.replica.replica_manager import ReplicaManager
 
 
 class ReplicaApis:
-    """The handlers of one broker. `handlers`: by type of request."""
+    """The replica handlers of one broker. `handlers`: by type of request."""
 
     def __init__(self, replicas: ReplicaManager) -> None:
         self._replicas = replicas
@@ -68,14 +68,14 @@ class ReplicaApis:
     # ---- DeleteRecords ------------------------------------------------------------------------------------
 
     def handle_delete_records(self, request: DeleteRecordsRequest) -> Future[DeleteRecordsResponse]:
-        """DeleteRecords (21, KIP-107): done when all live replicas have dropped them."""
+        """Handle DeleteRecords (21, KIP-107). It is done when all live replicas have deleted the records."""
         offsets: dict[TopicPartition, int] = {}
         twice: dict[TopicPartition, DeleteRecordsResult] = {}
         for topic in request.topics:
             for each in topic.partitions:
                 at = TopicPartition(topic.name, each.partition_index)
                 if at in offsets:
-                    twice[at] = DeleteRecordsResult(error=InvalidRequest(f"{at}: twice in a request"))
+                    twice[at] = DeleteRecordsResult(error=InvalidRequest(f"the request names {at} twice"))
                 offsets[at] = each.offset
         wanted = {at: offset for at, offset in offsets.items() if at not in twice}
         done = self._replicas.delete_records(
@@ -88,7 +88,7 @@ class ReplicaApis:
     def handle_alter_replica_log_dirs(
         self, request: AlterReplicaLogDirsRequest
     ) -> Future[AlterReplicaLogDirsResponse]:
-        """AlterReplicaLogDirs (34, KIP-113): done when the moves have begun."""
+        """Handle AlterReplicaLogDirs (34, KIP-113). It is done when the moves have started."""
         wanted = {
             TopicPartition(topic.name, number): directory.path
             for directory in request.dirs
@@ -100,7 +100,9 @@ class ReplicaApis:
     # ---- DescribeLogDirs ----------------------------------------------------------------------------------
 
     def handle_describe_log_dirs(self, request: DescribeLogDirsRequest) -> Future[DescribeLogDirsResponse]:
-        """DescribeLogDirs (35, KIP-113): which directory has which logs of those asked for, all for null."""
+        """Handle DescribeLogDirs (35, KIP-113): list the requested logs of each directory, or all for
+        null.
+        """
         logs = self._replicas.log_manager
         found: dict[str, list[UnifiedLog]] = {path: [] for path in logs.directory_ids}
         for log in self._logs_of(request):
@@ -168,7 +170,7 @@ class ReplicaApis:
     def handle_describe_producers(
         self, request: DescribeProducersRequest
     ) -> Future[DescribeProducersResponse]:
-        """DescribeProducers (61, KIP-664): who writes with a producer id, by partitions' leaders."""
+        """Handle DescribeProducers (61, KIP-664): list the producers of partitions that this broker leads."""
         return resolved(
             DescribeProducersResponse(
                 throttle_time=NO_THROTTLE,

@@ -1,13 +1,13 @@
-"""RequestChannel: between the bytes of a connection and a node's handlers.
+"""RequestChannel: converts between the bytes of a connection and a node's handlers.
 
-A frame becomes a request of kio, in the version that its handler takes; the handler's answer goes back in
-the version that was asked, as buffers that refer to the records of a log. ApiVersions is answered here, since
-it is about the versions themselves. Whatever cannot be answered in Kafka's protocol fails the future, and the
-connection is to be closed: a request that cannot be read, an API or a version that is not there, a handler
-that fails. What the active controller does goes there in an envelope, and comes out of one there.
+A frame becomes a request of kio, in the version that its handler takes. The handler's answer goes back in the
+requested version, as buffers that refer to the records of a log. ApiVersions is answered here, since it is
+about the versions themselves. A failure that Kafka's protocol cannot express fails the future, and the
+connection is to be closed: an unreadable request, an unknown API or version, or a handler that fails.
+Requests for the active controller are sent to it in an envelope, and the controller's node opens it here.
 
-Keeps no state and holds no lock; any thread may call. A frame's memory is held by whoever holds the records
-of its request.
+Keeps no state and holds no lock; any thread may call. The memory of a frame lives as long as the records of
+its request.
 """
 
 # mypy: disable-error-code="arg-type"
@@ -48,16 +48,16 @@ from kreplica.common.types import Uuid
 from kreplica.common.wire import NO_THROTTLE, uuid_of
 
 Handle = Callable[[Any, RequestContext], Future[Any]]
-# The buffers of an answer's frame; None where there is none to give.
+# The buffers of an answer's frame; None if the request gets no answer.
 Answer = list[Any] | None
-# Takes an answer, or the error for which there can be none.
+# Takes an answer, or the error that makes an answer impossible.
 Answered = Callable[[Answer, BaseException | None], object]
 
 METADATA_TOPIC_ID = uuid_of(Uuid.METADATA_TOPIC)
 
 
 def _is_fetch_of_node(request: Any) -> bool:
-    """Whether a replica fetches, or anyone the metadata log, which clients never do."""
+    """Whether a replica fetches, or the fetch is of the metadata log, which clients never do."""
     if request.replica_state.replica_id >= 0:
         return True
     return any(topic.topic_id == METADATA_TOPIC_ID for topic in request.topics)
@@ -75,7 +75,7 @@ OF_NODES: Mapping[int, Callable[[Any], bool]] = {
 
 
 class RequestHeader(NamedTuple):
-    """What stands before a request, in versions 1 and 2 alike."""
+    """The header of a request, the same in versions 1 and 2."""
 
     api_key: int
     api_version: int
@@ -84,11 +84,12 @@ class RequestHeader(NamedTuple):
 
 
 class RequestChannel:
-    """See the module. `handle` answers requests of the versions that `ranges` names; `topics` knows ids.
+    """One listener's channel. `handle` answers requests of the versions in `ranges`; `topics` knows topic
+    ids.
 
-    Without `forwarding` every request is handled here. What is not in the `scope` of the listener closes the
-    connection, as in Kafka, and is not among its ApiVersions: other APIs, and on a listener for clients alone
-    what a replica asks.
+    Without `forwarding` every request is handled here. APIs outside of the listener's `scope` close the
+    connection, as in Kafka, and are not in its ApiVersions. On a listener for clients only, requests of
+    replicas close the connection too.
     """
 
     def __init__(
@@ -102,12 +103,12 @@ class RequestChannel:
         self._handle = handle
         self._topics = topics
         self._ranges = {key: each for key, each in ranges.items() if each.scope & scope}
-        # The requests that only nodes may send in their own name.
+        # The requests that only nodes may send as replicas.
         self._is_of_node = OF_NODES if scope == Scope.CLIENTS else {}
         self._forwarding = forwarding
 
     def receive(self, frame: memoryview, client_host: str) -> Future[Answer]:
-        """The same as `serve` as a future; it fails with the error."""
+        """Do the same as `serve` and return a future, which fails with the error."""
         answer: Future[Answer] = Future()
         self.serve(frame, client_host, partial(_resolve, answer))
         return answer
@@ -115,17 +116,17 @@ class RequestChannel:
     def serve(
         self, frame: memoryview, client_host: str, answered: Answered, connection: object = None
     ) -> Future[Any] | None:
-        """Let `answered` have the answer to one frame, which is given without its size.
+        """Call `answered` with the answer to one frame, which is passed without its size.
 
-        `client_host`: the client's address, after a slash; `connection`: see RequestContext. The error is
-        InvalidRequest, UnsupportedVersion,
-        or the handler's; never raises. No future is made for it, which counts with small requests. Returns
-        what is under way, to be cancelled when the client is gone; None where nothing is.
+        `client_host`: the client's address after a slash. `connection`: see RequestContext. The error is
+        InvalidRequest, UnsupportedVersion, or the handler's; this method never raises. It makes no future,
+        which saves time for small requests. Returns the work in progress, to be cancelled when the client is
+        gone, or None.
         """
         try:
             return self._serve(MessageReader(frame), frame, client_host, answered, connection)
         except Exception as error:
-            # A handler's own failure is its client's too: whoever holds the connection tells of it.
+            # A handler's failure also ends the client's request. The owner of the connection logs it.
             answered(None, error)
             return None
 
@@ -140,16 +141,17 @@ class RequestChannel:
         api_key, version, correlation_id = reader.int16(), reader.int16(), reader.int32()
         known = self._ranges.get(api_key)
         if known is None:
-            raise UnsupportedVersion(f"this listener answers no API of key {api_key}")
+            raise UnsupportedVersion(f"this listener does not answer API key {api_key}")
         if not known.reads(version):
             if api_key == API_VERSIONS:
-                # Any client understands version 0, and finds there which to use instead (KIP-511).
+                # Any client understands version 0, which lists the supported versions (KIP-511).
                 answered(_frame(api_key, correlation_id, self._refused_versions(known)), None)
                 return None
-            raise UnsupportedVersion(f"version {version} of API {api_key}")
+            raise UnsupportedVersion(f"API key {api_key} is not supported in version {version}")
         kind = read_type(api_key, version, known.handled)
         header = RequestHeader(api_key, version, correlation_id, _client_id(reader, kind))
-        # Bytes behind it are passed over, as by Kafka: librdkafka 2.16 leaves three after a Metadata for all.
+        # Bytes after the request are ignored, as by Kafka: librdkafka 2.16 leaves three after a Metadata for
+        # all.
         request = read_message(kind, reader)
         if api_key == API_VERSIONS:
             answered(self._write(header, self._versions(), None), None)
@@ -180,7 +182,8 @@ class RequestChannel:
         is_of_node = self._is_of_node.get(header.api_key)
         if is_of_node is not None and is_of_node(request):
             raise InvalidRequest(
-                f"{type(request).__name__} of a replica, on a listener that is for clients alone"
+                f"{type(request).__name__} of a replica came to a listener for clients: use the listener for"
+                " brokers"
             )
         context = RequestContext(header.api_version, header.client_id or "", client_host, connection)
         made = self._handle(request, context)
@@ -188,13 +191,15 @@ class RequestChannel:
         return made
 
     def open_envelope(self, request: EnvelopeRequest) -> Future[EnvelopeResponse]:
-        """The answer to a request that another node passed on. The future fails with InvalidRequest for an
-        envelope that no node would send, or as a handler does."""
+        """Handle a request that another node forwarded in an envelope.
+
+        The future fails with InvalidRequest if no node would send such an envelope, or as a handler does.
+        """
         if self._forwarding is None or not self._forwarding.is_here:
             return resolved(envelope_refused(NotController()))
         frame = memoryview(request.request_data)
         if len(frame) < 2 or int.from_bytes(frame[:2], "big") not in FORWARDED:
-            return failed(InvalidRequest("an envelope around what no node forwards"))
+            return failed(InvalidRequest("the envelope contains a request that is never forwarded"))
         try:
             client_host = unpacked(request.client_host_address)
         except ValueError:
@@ -206,7 +211,7 @@ class RequestChannel:
             response = done.result()
             buffers = None if response is None else self._write(header, response, remembered)
         except BaseException as error:
-            # Also what the answer's fields cannot hold: there is no other answer to give then.
+            # This includes values that the answer's fields cannot hold. No other answer is possible then.
             answered(None, error)
         else:
             answered(buffers, None)
@@ -215,7 +220,7 @@ class RequestChannel:
         is_asked = response.__version__ == header.api_version
         asked = response if is_asked else downgrade(response, header.api_version, remembered)
         if asked.__api_key__ != header.api_key:
-            raise InvalidRequest(f"{type(response).__name__} answers no request of API {header.api_key}")
+            raise InvalidRequest(f"{type(response).__name__} is not an answer to API key {header.api_key}")
         return _frame(header.api_key, header.correlation_id, asked)
 
     # ---- ApiVersions --------------------------------------------------------------------------------------
@@ -256,7 +261,7 @@ def _resolve(future: Future[Answer], answer: Answer, error: BaseException | None
 
 
 def _pass_back(answered: Answered, handle: Callable[[], object], done: Future[bytes]) -> None:
-    """Give the client what the controller answered; if there is none, what this node says to that."""
+    """Send the controller's answer to the client, or this node's own answer if no controller answered."""
     error = CancelledError() if done.cancelled() else done.exception()
     if error is None:
         data = done.result()
@@ -273,7 +278,7 @@ def _pass_back(answered: Answered, handle: Callable[[], object], done: Future[by
 
 
 def _client_id(reader: MessageReader, kind: type[Any]) -> str | None:
-    # Also in version 2 it has the length of a version 1.
+    # In version 2 too, its length has the format of version 1.
     size = reader.int16()
     client_id = None if size == -1 else reader.text(size)
     if kind.__flexible__:
@@ -284,7 +289,7 @@ def _client_id(reader: MessageReader, kind: type[Any]) -> str | None:
 def _frame(api_key: int, correlation_id: int, response: Any) -> list[Any]:
     into = MessageWriter()
     into.int32(correlation_id)
-    # A client that asks for ApiVersions does not know yet which header it will get (KIP-511).
+    # A client that asks for ApiVersions does not know the header's version yet (KIP-511).
     if response.__flexible__ and api_key != API_VERSIONS:
         into.raw(NO_TAGS)
     write_message(response, into)

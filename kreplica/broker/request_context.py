@@ -1,4 +1,4 @@
-"""RequestContext: who asked, and in which version of the request. No state; any thread may look."""
+"""RequestContext: the client of a request and the request's version. No state; any thread may read."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ NEWEST_VERSION = (1 << 15) - 1
 
 
 class RequestContext(NamedTuple):
-    """`client_host`: its address after a slash, as Kafka shows it; "" for who asks from this process.
+    """`client_host`: the client's address after a slash, as Kafka shows it; "" for callers in this process.
 
-    `connection`: any object that stands for the connection, whose requests stay in their order; None where
-    it is not known.
+    `connection`: any object that stands for the connection, whose requests keep their order; None if unknown.
     """
 
     api_version: int

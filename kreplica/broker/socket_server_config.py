@@ -1,4 +1,4 @@
-"""The bounds of a node's listeners, under Kafka's names with dots for underscores."""
+"""SocketServerConfig: the limits of a node's listeners, named as Kafka's with dots for underscores."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kreplica.common.settings import Settings, int32, int64, setting
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SocketServerConfig(Settings):
-    """Times in ms, sizes in bytes. Kafka has no bound by default for most of them.
+    """Times are in ms, sizes in bytes. Most of these have no limit by default in Kafka.
 
     `queued_max_request_bytes`: see MemoryPool. Raises InvalidConfig.
     """
@@ -47,7 +47,7 @@ class SocketServerConfig(Settings):
     )
 
     def check_together(self) -> None:
-        """Raises InvalidConfig where one request may take more memory than all together."""
+        """Raise InvalidConfig if one request may take more memory than all together."""
         if self.queued_max_request_bytes < self.socket_request_max_bytes:
             raise InvalidConfig(
                 f"queued.max.request.bytes={self.queued_max_request_bytes} is below"

@@ -1,9 +1,9 @@
-"""SuspectedBrokers: those that closed a connection a moment ago, and may be dead.
+"""SuspectedBrokers: brokers that closed a connection a moment ago and may have failed.
 
-The metadata names a dead broker as leader until the controller has fenced it. A client that is told so tries
-it again, and asks anew only when that has failed for a while: librdkafka looks at its leaders once a second.
-"No leader now" makes it ask again at once. A broker that lives is suspected for a moment only: by then it is
-fenced, or it was a false alarm. Any thread may call.
+The metadata names a failed broker as leader until the controller has fenced it. A client that gets that name
+keeps trying it, and looks for the leader again only after a while: librdkafka checks once a second. The
+answer "no leader now" makes it ask again at once. The suspicion ends soon: by then the broker is fenced, or
+it was a false alarm. Any thread may call.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from kreplica.common.ports import NANOSECONDS_PER_MS, Clock
 
 
 class SuspectedBrokers:
-    """See the module. `patience_ms`: how long one is suspected, in which the controller would fence it."""
+    """`patience_ms`: how long a broker is suspected; the controller would fence it in this time."""
 
     def __init__(self, clock: Clock, patience_ms: int) -> None:
         self._clock = clock
@@ -20,11 +20,11 @@ class SuspectedBrokers:
         self._until_ns: dict[int, int] = {}
 
     def connection_lost(self, broker_id: int) -> None:
-        """The broker closed a connection."""
+        """Suspect a broker that closed a connection."""
         self._until_ns[broker_id] = self._clock.monotonic_ns() + self._patience_ns
 
     def current(self) -> set[int]:
-        """Those that are suspected now."""
+        """Return the brokers that are suspected now."""
         if not self._until_ns:
             return set()
         now_ns = self._clock.monotonic_ns()

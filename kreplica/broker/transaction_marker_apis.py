@@ -1,9 +1,9 @@
-"""TransactionMarkerApis: end transactions in the partitions that this broker leads (KIP-98, KIP-664).
+"""TransactionMarkerApis: ends transactions in the partitions that this broker leads (KIP-98, KIP-664).
 
 WriteTxnMarkers comes from a transaction coordinator, or from an operator who aborts a transaction that no
 coordinator will end (`kafka-transactions abort`, `kreplica transactions abort`). A handler gets a decoded
-request, an entity of the package kio, and returns a future of the response. It keeps no state; any thread
-may call.
+request, an entity of the package kio, and returns a future of the response. It keeps no state; any thread may
+call.
 """
 
 # mypy: disable-error-code="arg-type"
@@ -39,7 +39,7 @@ Responses = Mapping[TopicPartition, PartitionResponse]
 
 
 class TransactionMarkerApis:
-    """The handler of one broker. `handlers`: by type of request."""
+    """The marker handler of one broker. `handlers`: by type of request."""
 
     def __init__(self, replicas: ReplicaManager, clock: Clock) -> None:
         self._replicas = replicas
@@ -49,12 +49,12 @@ class TransactionMarkerApis:
         }
 
     def handle_write_txn_markers(self, request: WriteTxnMarkersRequest) -> Future[WriteTxnMarkersResponse]:
-        """WriteTxnMarkers (27): append a marker to each partition named, and answer when all in-sync replicas
-        have them.
+        """Handle WriteTxnMarkers (27): append a marker to each partition, and answer when all replicas in
+        sync have it.
 
-        The future fails with InvalidRequest for a producer id or an epoch that no producer can have. Errors
-        of a partition: InvalidProducerEpoch where the producer has written in a later epoch,
-        TransactionCoordinatorFenced where a later coordinator has written a marker, and those of any append.
+        The future fails with InvalidRequest for a producer id or epoch that no producer can have. Errors of a
+        partition: InvalidProducerEpoch if the producer has written in a later epoch,
+        TransactionCoordinatorFenced if a later coordinator has written a marker, and those of any append.
         """
         for marker in request.markers:
             if marker.producer_id < 0 or marker.producer_epoch < 0:
@@ -76,8 +76,8 @@ class TransactionMarkerApis:
             for number in topic.partition_indexes:
                 at = TopicPartition(topic.name, number)
                 if marker.transaction_result and topic.name == CONSUMER_OFFSETS:
-                    # The groups' coordinator takes a transaction's offsets in only when it loads the log.
-                    text = f"{at}: offsets of a transaction can be aborted here, and not committed"
+                    # The group coordinator reads a transaction's offsets only when it loads the log.
+                    text = f"{at}: offsets of a transaction can only be aborted here, not committed"
                     refused[at] = response_to(InvalidTxnState(text))
                 else:
                     entries[at] = batch

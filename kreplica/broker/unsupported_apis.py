@@ -1,7 +1,6 @@
-"""What a broker answers about what it has not: transactions, access rules, SASL, groups of KIP-848.
+"""Answers requests for features that a broker lacks: transactions, ACLs, SASL, groups of KIP-848.
 
-A client that looks for them is told so by an error of Kafka's that it gives up on, in each place where it
-looks. No state; any thread may call.
+The answers contain an error of Kafka's after which clients stop asking. No state; any thread may call.
 """
 
 # mypy: disable-error-code="arg-type"
@@ -75,7 +74,7 @@ _NO_TRANSACTIONS = _code(TransactionalIdAuthorizationFailed)
 _NO_RULES = {"error_code": _code(SecurityDisabled), "error_message": _text(SecurityDisabled)}
 _NO_SUCH_GROUPS = {
     "error_code": _code(UnsupportedVersion),
-    "error_message": "groups are of the classic protocol here",
+    "error_message": "only the classic group protocol is supported",
 }
 
 # ---- transactions ------------------------------------------------------------------------------------------
@@ -145,7 +144,7 @@ def _describe_transactions(request: DescribeTransactionsRequest) -> DescribeTran
 
 
 def _list_transactions(_: ListTransactionsRequest) -> ListTransactionsResponse:
-    # There are none, which is no error.
+    # An empty list is not an error.
     return ListTransactionsResponse(
         throttle_time=NO_THROTTLE, error_code=ErrorCode.none, transaction_states=()
     )

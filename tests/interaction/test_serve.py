@@ -74,7 +74,11 @@ def test_a_broker_without_its_quorum_lives_and_is_not_ready(tmp_path: Path) -> N
     with Command("serve", *arguments, "--quorum", quorum, "--metrics-listen", f":{port + 1}") as node:
         wait_until(lambda: listens(port + 1), "it answers")
         wait_until(lambda: answer_of(port + 1, "/livez")[0] == 200, "its loop turns")
-        wanted = ["no controller is known", "the broker is not registered", "the broker still loads its logs"]
+        wanted = [
+            "no controller is known",
+            "the broker is not registered",
+            "the broker is still loading its logs",
+        ]
         wait_until(
             lambda: answer_of(port + 1, "/ready") == (503, {"status": "failing", "reasons": wanted}),
             "it says why it is not ready",

@@ -22,7 +22,6 @@ LEFT: dict[str, int] = {
     "bindings": 8,
     "docs": 4,
     "kreplica/_core": 107,
-    "kreplica/broker": 92,
     "kreplica/client": 1,
     "kreplica/cluster": 2,
     "kreplica/coordinator": 1,

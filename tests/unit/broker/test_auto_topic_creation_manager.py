@@ -86,5 +86,5 @@ def test_what_cannot_be_made_is_told_once(stage, caplog):
         stage.manager.create(["a"])
         stage.answer(error)
     assert caplog.messages == [
-        "topic 'a', which a client asked for, cannot be made: invalid_replication_factor: m"
+        "could not create topic 'a', which a client asked for: invalid_replication_factor: m"
     ]

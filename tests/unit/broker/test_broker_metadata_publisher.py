@@ -363,7 +363,7 @@ def test_no_role_is_taken_where_the_directory_failed_behind_the_new_log(
     with monkeypatch.context() as patch:
         patch.setattr(logs, "get_or_create_logs", made_then_failed)
         stage.apply(*topic(B, "u", partitions=FEW_LOGS + 1))
-    assert "its log directory has failed meanwhile" in caplog.text
+    assert "the log directory failed while the log was created" in caplog.text
     assert len(made_in) == 1
     assert logs.get_log(TopicPartition("u", 0)) is None
 
@@ -398,7 +398,7 @@ def test_the_log_of_another_topic_of_the_name_is_moved_aside(
     stage.apply(*topic(B, "u"))
     assert logs.topic_id(made) == B
     assert stage.on(1).broker.replica_manager.partitions.get_or_error(made).is_leader
-    assert "u-0 was the log of another topic of its name: moved to" in caplog.text
+    assert "u-0 was the log of another topic with the same name: moved to" in caplog.text
     assert any(name.startswith("u-0.") and name.endswith("-stray") for name in stage.names(1))
 
 

@@ -211,5 +211,5 @@ def test_what_the_answer_cannot_say_is_not_left_out() -> None:
     assert downgrade(refused, 7, names).error_code == ErrorCode.invalid_request
     with pytest.raises(InvalidRequest):
         downgrade(refused, 6, names)
-    with pytest.raises(InvalidRequest, match="not asked for"):
+    with pytest.raises(InvalidRequest, match="not requested"):
         downgrade(answer(topic_id=uuid.UUID(int=8)), 6, names)

@@ -58,7 +58,7 @@ def test_the_bounds_of_listeners_are_settings_of_every_node():
 
 
 def test_what_a_cluster_gives_to_its_nodes_itself_is_refused():
-    with pytest.raises(InvalidConfig, match=r"node\.id is what the cluster itself gives"):
+    with pytest.raises(InvalidConfig, match=r"node\.id is set by the cluster"):
         with_settings(NODE, {"node.id": 7})
 
 

@@ -415,7 +415,7 @@ def test_a_metadata_log_that_is_gone_is_not_begun_anew(tmp_path):
         pass
     shutil.rmtree(tmp_path / METADATA)
     before = files_of(tmp_path)
-    with pytest.raises(errors.InvalidFile, match="is gone"):
+    with pytest.raises(errors.InvalidFile, match="which names the voters, does not exist"):
         Cluster(1, tmp_path)
     assert files_of(tmp_path) == before
 
@@ -428,7 +428,7 @@ def test_a_directory_with_data_is_not_formatted_anew(tmp_path):
         kept = lost.read_bytes()
         lost.unlink()
         before = files_of(tmp_path)
-        with pytest.raises(errors.InvalidFile, match=f"{node}: its meta.properties is gone"):
+        with pytest.raises(errors.InvalidFile, match=f"{node} contains .* but no meta.properties"):
             Cluster(2, tmp_path)
         assert files_of(tmp_path) == before
         lost.write_bytes(kept)
