@@ -203,7 +203,7 @@ class RequestChannel:
         try:
             client_host = unpacked(request.client_host_address)
         except ValueError:
-            return failed(InvalidRequest("a client's host that is no address"))
+            return failed(InvalidRequest("the envelope's client host is not an address"))
         return then(self.receive(frame, client_host), _envelope_answer, _envelope_refusal)
 
     def _answer(self, header: RequestHeader, remembered: Any, answered: Answered, done: Future[Any]) -> None:
@@ -243,7 +243,7 @@ class RequestChannel:
 
 
 def _envelope_answer(answer: Answer) -> EnvelopeResponse:
-    # Without the frame's size, which the forwarding node writes anew.
+    # Without the frame's size, which the forwarding node writes again.
     return EnvelopeResponse(response_data=b"".join(answer or ())[4:], error_code=ErrorCode.none)
 
 

@@ -1,10 +1,10 @@
-"""AlterPartitionManager: asks the controller to change the in-sync replicas of partitions led here.
+"""AlterPartitionManager: asks the controller to change the ISRs of partitions that this broker leads.
 
-The changes of one broker go out together: all that wait when a request is sent make one AlterPartition, and
-one request is in flight (KIP-497; it replaces ZooKeeper's isr-change-propagation every 2,500 ms). A request
-that is lost is sent again, so an answer may be to the second of two alike: the controller tells them apart
-by the partition epoch. Thread rule: `submit` may come from any thread, `_lock` guards what waits;
-everything else runs in the loop.
+The changes of one broker go out together. All changes that wait when a request is sent make one
+AlterPartition, and one request is in flight (KIP-497; it replaces ZooKeeper's isr-change-propagation every
+2,500 ms). A lost request is sent again, so an answer may be to the second of two equal requests; the
+controller distinguishes them by the partition epoch. Thread rule: any thread may call `submit`, `_lock`
+guards what waits; everything else runs in the loop.
 """
 
 # mypy: disable-error-code="arg-type"
@@ -52,9 +52,9 @@ class _Item:
 
 
 class AlterPartitionManager:
-    """Sends what `submit` is given to the controller whose node id `controller()` tells (None: unknown now).
+    """Sends changes to the controller. `controller()`: its node id, None if unknown now.
 
-    `broker_epoch()`: this broker's own epoch, as it is registered.
+    `broker_epoch()`: the epoch in which this broker is registered.
     """
 
     def __init__(
@@ -78,28 +78,30 @@ class AlterPartitionManager:
         self._lock = Lock()
         # Guarded by _lock:
         self._pending: dict[TopicPartition, _Item] = {}
-        # The loop's own:
+        # Owned by the loop:
         self._in_flight = False
         self._closed = False
 
     def submit(self, wanted: LeaderAndIsr, broker_epochs: Sequence[int]) -> Future[LeaderAndIsr]:
-        """Ask for `wanted`, whose `partition_epoch` is the one it is to follow on; the future gets what holds
-        then.
+        """Ask for `wanted`, a change of the version `wanted.partition_epoch`. The future gets the new state.
 
-        `broker_epochs`: of the replicas in `wanted.isr`, as their fetches told them, so that the controller
-        keeps out one that was restarted meanwhile (KIP-903). The future fails with the controller's error for
-        the partition; with OperationNotAttempted where a change of the partition is under way already.
+        `broker_epochs`: of the replicas in `wanted.isr`, as named in their fetches, so that the controller
+        can keep out a replica that has restarted since (KIP-903). The future fails with the controller's
+        error for the partition, or with OperationNotAttempted if another change of the partition is in
+        flight.
         """
         item = _Item(wanted, broker_epochs, Future())
         with self._lock:
             if wanted.topic_partition in self._pending or self._closed:
-                return failed(OperationNotAttempted(f"{wanted.topic_partition}: a change is under way"))
+                return failed(
+                    OperationNotAttempted(f"{wanted.topic_partition}: another change of the ISR is in flight")
+                )
             self._pending[wanted.topic_partition] = item
         self._loop.post(self._send)
         return item.future
 
     def shutdown(self) -> None:
-        """Send nothing any more; what waits stays unanswered."""
+        """Send no further requests. Changes that wait stay unanswered."""
         self._closed = True
 
     @property
@@ -154,7 +156,7 @@ class AlterPartitionManager:
         if error is None:
             error = error_of(reply.result().error_code)
         if isinstance(error, (NetworkException, NotController, StaleBrokerEpoch)):
-            # Another controller answers, or this broker's registration is not known there yet.
+            # The controller has changed, or it does not know this broker's registration yet.
             self._again_later()
             return
         self._in_flight = False
@@ -172,7 +174,9 @@ class AlterPartitionManager:
         wanted = item.wanted
         answer = answers.get((wanted.topic_id.raw, wanted.topic_partition.partition))
         if error is None and answer is None:
-            error = UnknownServerError(f"{wanted.topic_partition}: not in the controller's answer")
+            error = UnknownServerError(
+                f"{wanted.topic_partition}: the controller's answer does not contain it"
+            )
         if error is None and answer is not None:
             error = error_of(answer.error_code)
         if error is not None or answer is None:

@@ -1,8 +1,8 @@
 """AppendManager: appends of producers to the partitions that this broker leads.
 
-An append is a local one, then a wait: with acks=all its future is done when the high watermark covers it.
-The wait is registered before anybody is told of the append, so that no advance of the mark slips in
-between. Thread rule: any thread.
+An append is a local append and then a wait. With acks=all its future is done when the high watermark covers
+it. The wait is registered before other parts learn of the append, so that no advance of the high watermark is
+missed. Thread rule: any thread.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 LOGGER = logging.getLogger(__name__)
 
 PRODUCE_TIMEOUT_MS = 30_000
-# Appends of one step, for which heartbeats wait: a request may have thousands.
+# How many appends one step makes. Heartbeats wait for the step, and a request may have thousands of appends.
 APPENDS_A_STEP = 64
 # Topics that only the broker's own coordinators write to.
 INTERNAL_TOPICS = frozenset({"__consumer_offsets", "__transaction_state", "__share_group_state"})
@@ -59,11 +59,11 @@ Append = Callable[["Partition"], tuple["LogAppendInfo", LeaderHwChange]]
 class AppendManager:
     """The appends of broker `broker_id`.
 
-    `on_appended(partition, change)`: records were appended, and the high watermark may have moved.
-    `on_error` (topic partition, error): an append failed, perhaps because of the disk. Both are called with
-    no lock held. `disk_loop`: where the logs have queues, by which a disk thread appends, the node's loop;
-    None where whoever appends makes the append. `silence_ms`: a leader whose followers have not fetched for
-    longer is in doubt of its role.
+    `on_appended(partition, change)`: records were appended, and the high watermark may have moved. `on_error`
+    (topic partition, error): an append failed, perhaps because of the disk. Both are called with no lock
+    held. `disk_loop`: the node's loop if logs have queues whose appends a disk thread makes; None if the
+    caller makes its own append. `silence_ms`: a leader is in doubt of its role if no follower has fetched for
+    this long.
     """
 
     def __init__(
@@ -80,8 +80,8 @@ class AppendManager:
     ) -> None:
         self._disk_loop = disk_loop
         self._silence_ms = silence_ms
-        # Requests of many partitions of which some are not submitted; requests behind them wait for their
-        # turn, so that appends to a partition stay in their order. The loop's own.
+        # Requests with partitions that are not submitted yet. Later requests wait for them, so that the
+        # appends to each partition keep their order. Owned by the loop.
         self._begun: deque[QueuedProduce] = deque()
         self._is_stopped = False
         self._broker_id = broker_id
@@ -103,12 +103,12 @@ class AppendManager:
         origin: AppendOrigin = AppendOrigin.CLIENT,
         leader_epoch: int | None = None,
     ) -> Future[PartitionResponse]:
-        """Append a producer's batch to one partition; the future is done when `required_acks` is met.
+        """Append a producer's batch to one partition. The future is done when `required_acks` is met.
 
         It fails with UnknownTopicOrPartition, KafkaStorageError, NotLeaderOrFollower, NotEnoughReplicas,
-        InvalidRequiredAcks, MessageTooLarge, FencedLeaderEpoch where this broker leads in another epoch than
-        `leader_epoch`, or whatever else is wrong with the batch, and nothing is appended; with
-        NotEnoughReplicasAfterAppend, RequestTimedOut or NotLeaderOrFollower after the append, which may
+        InvalidRequiredAcks, MessageTooLarge, FencedLeaderEpoch if this broker leads in another epoch than
+        `leader_epoch`, or another error of the batch. Nothing is appended then. It fails with
+        NotEnoughReplicasAfterAppend, RequestTimedOut or NotLeaderOrFollower after the append; the batch may
         still be committed then.
         """
         if self._disk_loop is not None:
@@ -142,7 +142,7 @@ class AppendManager:
         required_acks: int = ACKS_ALL,
         timeout_ms: int = PRODUCE_TIMEOUT_MS,
     ) -> Future[PartitionResponse]:
-        """Build one batch from Python values and append it; else as `append`."""
+        """Build one batch from Python values and append it. Otherwise like `append`."""
         return self._append_one(
             topic_partition,
             lambda partition: partition.append_values_to_leader(values, required_acks),
@@ -163,7 +163,7 @@ class AppendManager:
             partition = self.partition_to_write(
                 topic_partition, required_acks, origin is not AppendOrigin.CLIENT
             )
-            # Taken before the append, so that it is never that of a later term.
+            # Taken before the append, so that it cannot belong to a later term.
             mark = partition.watermark
             info, change = append(partition)
         except KreplicaError as error:
@@ -188,12 +188,12 @@ class AppendManager:
         future: Future[Any] | None = None,
         connection: object = None,
     ) -> Future[Any]:
-        """Append one batch to each partition; the future gets each one's answer, errors included, as a dict.
+        """Append one batch to each partition. The future gets a dict of each one's answer, including errors.
 
         With acks=all it is done when every partition is, or after `timeout_ms`; with acks=1 or 0 at once. A
-        request whose partitions all failed does not wait. `future`: the one to resolve, a new one for None.
-        `connection`: where the request came from, whose appends to a partition stay in their order; None for
-        one that stays in order with all others.
+        request whose partitions all failed does not wait. `future`: the future to resolve; None makes a new
+        one. `connection`: the origin of the request; appends of one connection to a partition keep their
+        order. A request with None keeps its order with all others.
         """
         if self._disk_loop is not None:
             queued = QueuedProduce(
@@ -247,8 +247,8 @@ class AppendManager:
                 try:
                     queued.submit(room)
                 except Exception as error:
-                    # Nobody foresaw that; whoever waits for the request is told, and those behind it go on.
-                    LOGGER.exception("a produce request was not carried out")
+                    # An unexpected error: fail the request and go on with those behind it.
+                    LOGGER.exception("a produce request failed unexpectedly")
                     queued.remaining = 0
                     queued.future.set_exception(error)
                 room -= max(1, before - queued.remaining)
@@ -259,7 +259,7 @@ class AppendManager:
                 loop.post(partial(self._go_on, loop))
 
     def shutdown(self) -> None:
-        """Refuse every append from now on, those included whose turn has not come: the broker goes."""
+        """Reject all further appends and those whose turn has not come: the broker stops."""
         self._is_stopped = True
         while self._begun:
             queued = self._begun.popleft()
@@ -273,7 +273,7 @@ class AppendManager:
         internal_topics_allowed: bool,
         origin: AppendOrigin,
     ) -> tuple[Partition, ProducePartitionStatus, LeaderHwChange]:
-        """Append to the partition's leader here. Raises as `append` fails; nothing is appended then."""
+        """Append to the local leader of the partition. Raises as `append` fails; nothing is appended then."""
         partition = self.partition_to_write(topic_partition, required_acks, internal_topics_allowed)
         log = partition.leader_log_if_local
         if log is not None:
@@ -287,35 +287,37 @@ class AppendManager:
     def partition_to_write(
         self, topic_partition: TopicPartition, required_acks: int, internal_topics_allowed: bool
     ) -> Partition:
-        """The partition of an append that may be tried. Raises as `append` fails."""
+        """Return the partition if an append may be tried. Raises as `append` fails."""
         if self._is_stopped:
             raise NotLeaderOrFollower(f"{topic_partition}: broker {self._broker_id} is shutting down")
         if topic_partition.topic in INTERNAL_TOPICS and not internal_topics_allowed:
-            raise InvalidTopic(f"{topic_partition.topic} is written by the brokers themselves")
+            raise InvalidTopic(f"{topic_partition.topic} can only be written by the brokers")
         partition = self._partitions.get_or_error(topic_partition)
         if required_acks not in VALID_ACKS:
             if not partition.is_leader:
-                raise NotLeaderOrFollower(f"{topic_partition}: broker {self._broker_id} does not lead it")
-            raise InvalidRequiredAcks(f"acks {required_acks}: 0, 1 or -1 (all)")
+                raise NotLeaderOrFollower(f"{topic_partition}: broker {self._broker_id} is not its leader")
+            raise InvalidRequiredAcks(f"acks={required_acks} must be 0, 1 or -1 (all)")
         return partition
 
     def appended(self, partition: Partition, info: LogAppendInfo, change: LeaderHwChange) -> None:
-        """An append by a log's queue was made."""
+        """Act on an append that a log's queue has made."""
         self._count(info)
         self._on_appended(partition, change)
 
     def _count(self, info: LogAppendInfo) -> None:
-        # As `mark` does it, without two calls for each append.
+        # The same as `mark`, without two calls for each append.
         self._bytes_in.count += info.size
         self._messages_in.count += info.record_count
 
     def refused(self, topic_partition: TopicPartition, error: KreplicaError) -> KreplicaError:
-        """What to answer to an append that failed so."""
+        """Return the error to answer to an append that failed with `error`."""
         self._failed.mark()
         self._on_error(topic_partition, error)
         if isinstance(error, LogClosed):
-            # The replica was stopped after the look at its role.
-            return NotLeaderOrFollower(f"{topic_partition}: stopped on broker {self._broker_id}")
+            # The replica was stopped after its role was checked.
+            return NotLeaderOrFollower(
+                f"{topic_partition}: the replica on broker {self._broker_id} was stopped"
+            )
         if isinstance(error, OutOfOrderSequenceNumber) and self._is_unheard(topic_partition):
             return NotLeaderOrFollower(
                 f"{topic_partition}: no follower fetches from broker {self._broker_id}"
@@ -323,11 +325,11 @@ class AppendManager:
         return error
 
     def _is_unheard(self, topic_partition: TopicPartition) -> bool:
-        """Whether no other member of the ISR has fetched of late, and the time before that.
+        """Whether no other member of the ISR has kept fetching up to now.
 
-        A leader that stood still may have been replaced without having heard of it, and lack what the
-        producer has sent to the next one: an error that ends the producer is not for it to give. When it goes
-        on, the first fetch that it reads may be from before the standstill.
+        A leader that was stalled may have been replaced without knowing it, and may lack what the producer
+        has sent to its successor. Such a leader must not answer an error that ends the producer. The first
+        fetch that it reads after the stall may be older than the stall.
         """
         partition = self._partitions.get(topic_partition)
         if partition is None:

@@ -1,16 +1,16 @@
-"""DamageRepair: fills the damaged ranges of this broker's logs from the other replicas. Kafka has nothing
-like it.
+"""DamageRepair: fills the damaged ranges of this broker's logs from other replicas. Kafka has no such
+feature.
 
-A follower tells its leader of the range by a fetch outside of any session at the first offset that it lacks,
-which takes it out of the ISR, and goes on replicating. It takes the range from the leader, or from another
-replica where the leader lacks it, too; a leader takes it from its followers, those in sync first. A range is
-taken only from a replica of the same leader epoch whose batches join on to this log's (see lost_range). Once
-the log is whole, the same kind of fetch at its end says so, and the usual rules let it back in. What no
-replica can fill stays damaged, is never served, and is tried again after a back-off. A log at which
-recovery stopped is cut there once its leader, as such, has said that it cannot give the range: as long as
-nobody answers, this may be the last replica that has what lies behind.
+A follower reports a range to its leader by a fetch outside of any session at the first offset that it lacks.
+That takes it out of the ISR; it goes on replicating. It copies the range from the leader, or from another
+replica if the leader lacks it too. A leader copies it from its followers, first from those in sync. A range
+is accepted only from a replica of the same leader epoch whose batches join this log's batches (see
+lost_range). When the log is whole, the same kind of fetch at its end reports that, and the usual rules let it
+back into the ISR. A range that no replica can fill stays damaged, is never served, and is retried after a
+back-off. A log at which recovery stopped is truncated there only after its leader has said that it cannot
+give the range. Until then, this may be the last replica that has the records after the range.
 
-Thread rule: `found`, `role_changed` and `refused_to_lead` may come from any thread, under locks; all else
+Thread rule: any thread may call `found`, `role_changed` and `refused_to_lead`, under locks; everything else
 runs in the loop. One request is in flight for each partition.
 """
 
@@ -39,15 +39,16 @@ if TYPE_CHECKING:
     from kreplica.log.damage import Damage
     from kreplica.replica.partition import Partition
 
-# Puts a range into the log at which recovery stopped: (partition, damage, data); None: cuts the log there.
+# Puts a range into a log at which recovery stopped: (partition, damage, data). Data of None truncates the
+# log.
 MendStopped = Callable[["Partition", "Damage", bytes | None], None]
 
 
 class _Repair:
-    """The work on one partition. `number` tells answers to an earlier try apart.
+    """The repair of one partition. `number` distinguishes answers to earlier tries.
 
-    `told_leader`: the leader that was last told of a range, NO_LEADER for none; `is_heard`: whether it has
-    heard since that the log is whole. `leader_answered`: whether the leader has said what it has of
+    `notified_leader`: the leader to which a range was last reported, or NO_LEADER. `is_heard`: whether it has
+    since been notified that the log is whole. `leader_answered`: whether the leader has answered a fetch of
     the range.
     """
 
@@ -57,40 +58,40 @@ class _Repair:
         "is_heard",
         "is_scheduled",
         "leader_answered",
+        "notified_leader",
         "number",
         "partition",
         "passed_over",
         "peers",
         "reached",
         "taken",
-        "told_leader",
     )
 
     def __init__(self, partition: Partition) -> None:
         self.partition = partition
         self.number = 0
         self.damage: Damage | None = None
-        # Path, first offset and checksum of what was last put where recovery had stopped. If recovery stops
+        # Path, first offset and checksum of the last range put where recovery had stopped. If recovery stops
         # there again, the same bytes will not help.
         self.filled: tuple[str, int, int] | None = None
         self.peers: list[int] = []
         self.taken: RangeFromPeers | None = None
-        # How far the range had come when its peers were last asked from the first one on.
+        # The next offset of the range when its peers were last tried from the first one on.
         self.reached = 0
         self.leader_answered = False
-        # Ranges that nobody could fill in this round.
+        # Ranges that no replica could fill in this round.
         self.passed_over: set[Damage] = set()
         self.is_scheduled = False
-        self.told_leader = NO_LEADER
+        self.notified_leader = NO_LEADER
         self.is_heard = False
 
 
 class DamageRepair:
-    """The repairs of the broker that has these `peers`, of which one should lead in its place where it cannot
-    put into its log what an in-sync follower has, was to lead with a log at whose rot recovery stopped, or
-    has rot above the high watermark, which no follower can get past.
+    """The repairs of one broker, whose other replicas are `peers`.
 
-    `on_moved(partition)`: records can be read again.
+    It asks that another replica lead a partition in three cases: the broker cannot write into its log what an
+    in-sync follower has, it was to lead with a log at which recovery stopped, or it has rot above the high
+    watermark, which no follower can get past. `on_moved(partition)`: records can be read again.
     """
 
     def __init__(
@@ -112,35 +113,36 @@ class DamageRepair:
         self._on_moved = on_moved
         self._on_failure = on_failure
         self._repairs: dict[TopicPartition, _Repair] = {}
-        # The partition whose log is being opened again: taking its role once more is no news.
+        # The partition whose log is being opened again. Taking its role again is not a change then.
         self._mending: Partition | None = None
         self._closed = False
         self._repaired = metrics.meter("ReplicaManager", "DamageRepairsPerSec")
         self._failed = metrics.meter("ReplicaManager", "FailedDamageRepairsPerSec")
 
     def found(self, partition: Partition, _: Damage) -> None:
-        """A range was found damaged."""
+        """Start to repair a range that was found damaged."""
         self._loop.post(partial(self._take_note, partition))
 
     def role_changed(self, partition: Partition) -> None:
-        """The partition has another role, leader, epoch or ISR: what is under way starts over."""
+        """Restart the repair: the partition has a new role, leader, epoch or ISR."""
         if partition is self._mending:
             return
         if partition.is_damaged or partition.topic_partition in self._repairs:
             self._loop.post(partial(self._begin, partition))
 
     def refused_to_lead(self, partition: Partition) -> None:
-        """Nothing can be written where recovery stopped at rot: another replica should lead."""
+        """Ask that another replica lead: nothing can be written where recovery stopped at rot."""
         self._loop.post(partial(self._want_handover, partition))
 
     def shutdown(self) -> None:
-        """Do nothing any more."""
+        """Stop all repairs."""
         self._closed = True
         self._repairs.clear()
 
     def _take_note(self, partition: Partition) -> None:
         known = self._repairs.get(partition.topic_partition)
-        # What is under way comes to the new range, too, and a log that was opened again tells of old ones.
+        # A repair in progress will get to the new range. A log that was opened again reports old ranges
+        # again.
         if known is None or known.partition is not partition or known.damage is None:
             self._begin(partition)
 
@@ -156,21 +158,21 @@ class DamageRepair:
         self._next_range(known)
 
     def _next_range(self, repair: _Repair) -> None:
-        """Begin with the next damaged range, or end where there is none."""
+        """Start with the next damaged range, or finish if all are repaired."""
         partition, log = repair.partition, repair.partition.log
         repair.number += 1
         repair.leader_answered = False
         if self._closed or log is None or log.is_offline:
             self._repairs.pop(partition.topic_partition, None)
             if log is not None and isinstance(log.failure, KreplicaError):
-                # The disk failed when the range was to be noted.
+                # The disk failed while the range was recorded.
                 self._on_failure(partition.topic_partition, log.failure)
             return
         lost = log.lost_ranges
         if not lost:
             self._say_whole(repair)
             return
-        # The last one first: one that changes its segment's size moves those behind it.
+        # Start with the last range: a repair that changes the size of its segment moves the ranges after it.
         left = [damage for damage in lost if damage not in repair.passed_over]
         if log.stopped_at is not None:
             left = [damage for damage in left if damage == log.stopped_at]
@@ -182,7 +184,7 @@ class DamageRepair:
         try:
             taken = repair.taken = RangeFromPeers(wanted_by(log, damage))
             if taken.is_whole:
-                # All of it is deleted, and recovery stopped there nevertheless.
+                # All of its records are deleted, but recovery stopped there nevertheless.
                 self._put(repair, self._broker_id, taken.data)
                 return
         except PeerDisagrees:
@@ -222,7 +224,7 @@ class DamageRepair:
             self._next_range(repair)
             return
         if not repair.peers and taken.next_offset > repair.reached:
-            # Each may lack another piece of the range: those that were asked first may go on now.
+            # Each peer may lack another piece of the range, so try the first ones again from here.
             repair.reached = taken.next_offset
             repair.peers = self._in_order(repair.partition)
         if not repair.peers:
@@ -236,7 +238,8 @@ class DamageRepair:
         self._failed.mark()
         partition, log = repair.partition, repair.partition.local_log
         if log.stopped_at == damage and repair.leader_answered and self._broker_id not in partition.isr:
-            # The leader has all that is committed, and nobody counts on this replica: it begins again there.
+            # The leader has all committed records, and this replica is not in the ISR: it can start again
+            # from here.
             try:
                 self._mend(partition, damage, None)
             except KreplicaError as error:
@@ -244,7 +247,8 @@ class DamageRepair:
             self._again_later(repair)
             return
         if partition.is_leader and damage.stop_offset > log.high_watermark and len(partition.isr) > 1:
-            # Not all of it is committed, and nobody will ever have it: who is in sync can lead without it.
+            # Not all of the range is committed, and no replica will ever have it. An in-sync replica can lead
+            # without.
             self._want_handover(partition)
         repair.passed_over.add(damage)
         self._next_range(repair)
@@ -254,15 +258,15 @@ class DamageRepair:
     def _fetch(self, repair: _Repair, peer: int, offset: int) -> None:
         partition = repair.partition
         log = partition.local_log
-        # The leader takes whoever fetches so below its own end out of the ISR, and back in at its end.
-        tells = peer == partition.leader and (repair.damage is None or offset <= repair.damage.first_offset)
+        # By such a fetch below its end the leader takes the fetcher out of the ISR, and at its end back in.
+        reports = peer == partition.leader and (repair.damage is None or offset <= repair.damage.first_offset)
         epoch = log.epochs.epoch_for_offset(offset - 1)
         if log.stopped_at is not None and offset > log.stopped_at.first_offset:
-            # Of the range itself, and of what lies behind, the epochs are not known yet.
+            # The epochs of the range itself and of the records after it are not known yet.
             epoch = None
-        if tells and repair.damage is not None:
-            repair.told_leader, repair.is_heard = peer, False
-        reply = self._peers.fetch(partition, peer, offset, last_epoch=epoch, tells=tells)
+        if reports and repair.damage is not None:
+            repair.notified_leader, repair.is_heard = peer, False
+        reply = self._peers.fetch(partition, peer, offset, last_epoch=epoch, as_replica=reports)
         assert reply is not None
         answered = partial(self._answered, repair, repair.number, peer, offset)
         reply.add_done_callback(lambda done: self._loop.post(partial(answered, done)))
@@ -282,7 +286,7 @@ class DamageRepair:
         try:
             self._take(repair, peer, answer)
         except KreplicaError:
-            # This peer cannot give it: another one may.
+            # This peer cannot give the range. Another one may.
             self._ask_next_peer(repair)
 
     def _take(self, repair: _Repair, peer: int, answer: FetchAnswer | None) -> None:
@@ -290,7 +294,7 @@ class DamageRepair:
         assert damage is not None
         assert taken is not None
         if answer is None or answer.diverging_epoch.end_offset >= 0:
-            raise PeerDisagrees(f"broker {peer} has no such range")
+            raise PeerDisagrees(f"broker {peer} does not have the range")
         if answer.error_code:
             if taken.skip_before() or (damage.next_offset is not None and taken.skip_to_last()):
                 self._fetch(repair, peer, taken.fetch_offset)
@@ -307,7 +311,7 @@ class DamageRepair:
         elif taken.is_whole or (damage.next_offset is None and taken.data):
             self._put(repair, peer, taken.data)
         else:
-            raise PeerDisagrees(f"broker {peer} has the range up to offset {taken.fetch_offset} only")
+            raise PeerDisagrees(f"broker {peer} has the range only up to offset {taken.fetch_offset}")
 
     def _put(self, repair: _Repair, peer: int, data: bytes) -> None:
         partition, damage = repair.partition, repair.damage
@@ -315,13 +319,13 @@ class DamageRepair:
         assert damage is not None
         lost_bytes = damage.end_position - damage.position
         if log.config.compact and damage.next_offset is not None and len(data) > lost_bytes:
-            # It has records that the cleaner took out here, and the tombstones behind them may be gone, too:
-            # deleted keys would come back. Another peer, or this one when it was cleaned, has less.
+            # The peer has records that the cleaner has removed here. Their tombstones may be gone too, so
+            # deleted keys would come back. Another peer, or this one after its next cleaning, has less.
             repair.taken = RangeFromPeers(wanted_by(log, damage))
-            raise PeerDisagrees(f"broker {peer} has more in the range than was here")
+            raise PeerDisagrees(f"broker {peer} has more data in the range than this log had")
         filling = damage.path, damage.first_offset, checksum(data)
         if log.stopped_at is not None and repair.filled == filling:
-            raise PeerDisagrees(f"recovery stopped again at {damage} with what broker {peer} has")
+            raise PeerDisagrees(f"recovery stopped again at {damage} with the data of broker {peer}")
         try:
             if log.stopped_at is None:
                 splice(log, damage, data)
@@ -351,17 +355,17 @@ class DamageRepair:
         if not self._closed:
             self._peers.want_handover(partition)
 
-    # ---- whole again --------------------------------------------------------------------------------------
+    # ---- the log is whole ---------------------------------------------------------------------------------
 
     def _say_whole(self, repair: _Repair) -> None:
-        """Tell the leader, until it has heard, and this broker is in the ISR.
+        """Report to the leader that the log is whole, until it has answered and this broker is in the ISR.
 
-        What it was told of the range may come to it late, or twice, and take this broker out of the ISR again
-        (which is news of another ISR): so that is remembered for as long as it leads.
+        The report of the range may reach the leader late or twice, and take this broker out of the ISR again,
+        which is a change of the ISR here. So the report is remembered for as long as that leader leads.
         """
         partition = repair.partition
         repair.damage = repair.taken = None
-        if partition.is_leader or partition.leader != repair.told_leader:
+        if partition.is_leader or partition.leader != repair.notified_leader:
             del self._repairs[partition.topic_partition]
         elif not repair.is_heard or self._broker_id not in partition.isr:
             self._fetch(repair, partition.leader, partition.log_end_offset)

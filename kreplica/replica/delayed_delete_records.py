@@ -1,4 +1,4 @@
-"""Deleting the records below an offset, which waits until every live replica has dropped them (KIP-107)."""
+"""DelayedDeleteRecords: a DeleteRecords request that waits until every live replica has deleted (KIP-107)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class DeleteRecordsResult(NamedTuple):
-    """A partition's low watermark: the lowest log start of its live replicas; or why nothing was deleted."""
+    """A partition's low watermark, the lowest log start of its live replicas, or the error."""
 
     low_watermark: int = NO_OFFSET
     error: KreplicaError | None = None
@@ -23,13 +23,13 @@ class DeleteRecordsResult(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DeleteRecordsPartitionStatus:
-    """One partition's part: done when its low watermark is at `required_offset`."""
+    """One partition's part of a request. It is done when its low watermark reaches `required_offset`."""
 
     partition: Partition
     required_offset: int
 
     def result(self) -> DeleteRecordsResult:
-        """What is to be answered now."""
+        """Return the answer for the partition as of now."""
         try:
             low_watermark = self.partition.low_watermark_if_leader()
         except NotLeaderOrFollower as error:
@@ -41,7 +41,7 @@ class DeleteRecordsPartitionStatus:
 
 
 class DelayedDeleteRecords:
-    """A deletion in several partitions; `results` are those that need no wait."""
+    """A deletion in several partitions. `results`: of the partitions that need no wait."""
 
     __slots__ = ("_results", "future", "waiting")
 
@@ -55,7 +55,7 @@ class DelayedDeleteRecords:
         self.future: Future[dict[TopicPartition, DeleteRecordsResult]] = Future()
 
     def complete(self) -> None:
-        """Answer, with what each partition has come to."""
+        """Resolve the future with the current result of each partition."""
         for topic_partition, status in self.waiting.items():
             with status.partition.leader_isr_update_lock:
                 status.partition.low_watermark_waiters -= 1

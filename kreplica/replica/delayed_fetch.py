@@ -1,14 +1,13 @@
-"""Fetches: the looks at a session's partitions, and the wait of one that found too little.
+"""DelayedFetch: reads a session's partitions for a fetch, and waits if there is too little to answer.
 
-A fetch is answered when any of its partitions has something to tell, so it does not wait for marks in a
-purgatory: the partitions it names keep its session among their `fetch_waiters`, and whoever moves one tries
-the fetch that is parked there (`DelayedFetch.try_complete`). The fetch purgatory only holds the deadline.
+A fetch is answered when any of its partitions has news, so it does not wait for offsets in a purgatory. The
+partitions have its session among their `fetch_waiters`. The caller that moves a partition tries the fetch
+that is parked at the session (`DelayedFetch.try_complete`). The fetch purgatory only holds the deadline.
 
-A fetch is complete when this broker does not lead a partition (case A), has it no longer (B), does not know
-it (C), its directory is offline (D), the fetcher's leader epoch is not the current one (E); when the fetch
-offset lies in an older segment than the log's end (F), min.bytes are there (G), or the fetcher's log
-diverges (H). A follower that has not been told the high watermark is told it with the next records, or
-after a short while.
+A fetch is complete in these cases: this broker does not lead a partition (A), no longer has it (B), does not
+know it (C), its directory is offline (D), or the fetcher's leader epoch is not the current one (E); the fetch
+offset is in an older segment than the log's end (F), min.bytes are available (G), or the fetcher's log
+diverges (H). A follower gets a new high watermark with the next records, or after a short while.
 """
 
 from __future__ import annotations
@@ -23,19 +22,19 @@ from kreplica.common.types import NO_OFFSET
 from kreplica.log.transaction_index import AbortedTxn
 from kreplica.replica.fetch_session import CachedPartition, FetchSession
 
-# The replica id of a fetcher that is no replica.
+# The replica id of a fetcher that is not a replica.
 CONSUMER = -1
 NO_REPLICA = -1
 
 
 class FetchParams(NamedTuple):
-    """What a fetch asks of all its partitions: times in ms, sizes in bytes.
+    """The parameters of a fetch, for all its partitions. Times are in ms, sizes in bytes.
 
     `replica_id`: the follower's broker id, or CONSUMER; `replica_epoch`: its broker epoch. `isolation`:
     "log_end" (a follower's), "high_watermark" or "txn_committed". `wants_all`: the answer names every
-    partition, not only those with news. `only_leader`: a follower is not to answer. `is_for_repair`: a
-    replica asks outside of any session, as one that lacks a range does (see damage_repair). `client_rack`:
-    where a consumer is, "" if it does not tell.
+    partition, not only those with news. `only_leader`: only the leader may answer. `is_for_repair`: a replica
+    that lacks a range fetches outside of any session (see damage_repair). `client_rack`: the consumer's rack,
+    "" if unknown.
     """
 
     replica_id: int
@@ -55,12 +54,11 @@ class FetchParams(NamedTuple):
 
 
 class FetchPartitionData(NamedTuple):
-    """One partition's answer. `records`: whole batches as a pinned slice of the log, None where there is
-    nothing.
+    """One partition's answer. `records`: whole batches as a pinned slice of the log, or None.
 
-    `diverging_epoch`: the largest (epoch, end offset) up to which the fetcher's log may agree; it has to
-    cut what comes after it. `preferred_read_replica`: the broker that a consumer had better ask (KIP-392), -1
-    for this one.
+    `diverging_epoch`: the largest (epoch, end offset) up to which the fetcher's log may agree; the fetcher
+    must truncate what comes after. `preferred_read_replica`: the broker that a consumer should fetch from
+    (KIP-392), -1 for this one.
     """
 
     error: KreplicaError | None = None
@@ -70,29 +68,30 @@ class FetchPartitionData(NamedTuple):
     records: Slice | None = None
     aborted: Sequence[AbortedTxn] | None = None
     diverging_epoch: tuple[int, int] | None = None
-    # Whether the batch at the fetch offset lies in a segment that is closed already.
+    # Whether the batch at the fetch offset is in a closed segment.
     is_from_older_segment: bool = False
     is_throttled: bool = False
-    # Where the fetcher's view of the log ends.
+    # Where the log ends for this fetcher.
     bound: int = NO_OFFSET
     preferred_read_replica: int = NO_REPLICA
 
     @property
     def size(self) -> int:
-        """Bytes of records."""
+        """Size of the records in bytes."""
         return 0 if self.records is None else self.records.size
 
 
 FetchResult = list[tuple[CachedPartition, FetchPartitionData]]
-# Reads one partition: at most so many bytes, and more than that only if True.
+# Reads one partition: at most the given bytes, or more for a first batch if the last argument is True.
 Read = Callable[[CachedPartition, FetchParams, int, bool], FetchPartitionData]
-# Counts what an answer carries, once.
+# Counts the content of an answer, once.
 Count = Callable[[FetchParams, FetchResult], None]
 
 
 class DelayedFetch:
-    """One fetch: `read` looks at a partition, `count` is told what is answered. Any thread may try it; one
-    of them completes it.
+    """One fetch. `read` reads a partition; `count` gets what is answered.
+
+    Any thread may try it; one of them completes it.
     """
 
     __slots__ = (
@@ -119,54 +118,53 @@ class DelayedFetch:
         self.session = session
         self.params = params
         self.future: Future[Any] = Future() if future is None else future
-        # The purgatory's, where its deadline waits; 0: there is none. The second is for news that may not
-        # wait.
+        # Handles in the purgatory: of the deadline, and of the end of lingering; 0 if not registered.
         self.handle = 0
         self.linger_handle = 0
         self._read = read
         self._count = count
-        # What was looked at and had something, but not enough, and whether it was a mark without records.
+        # Partitions that were read and had something, but not enough, and whether that was a new offset only.
         self._too_little: list[CachedPartition] = []
         self._has_marks = False
-        # What the quota held back: for the next fetch, when some time has passed.
+        # Partitions that the quota held back. They stay ready for the next fetch.
         self._held_back: list[CachedPartition] = []
 
     @property
     def may_linger(self) -> bool:
-        """Whether it is a follower's that has new marks to tell, which are not to wait long."""
+        """Whether this is a follower's fetch with new offsets to report, which should not wait long."""
         return self._has_marks and self.params.is_from_follower
 
     def start(self) -> bool:
-        """Look at what is ready; True if that answers the fetch, which otherwise is parked at its session
-        now.
-        """
+        """Read the ready partitions. Returns True if that answers the fetch, else the fetch is parked now."""
         return self._look() or self._park()
 
     def try_complete(self) -> bool:
-        """Something moved: look at it; True if the fetch is answered now."""
+        """Read again after something moved. Returns True if the fetch is answered now."""
         return self._unpark() and (self._look() or self._park())
 
     def expire(self) -> bool:
-        """Its time is up: answer with what there is. False if it is answered already."""
+        """Answer now, since the time is up. Returns False if it is already answered."""
         if not self._unpark():
             return False
         self._deliver(self._look_at_all())
         return True
 
     def withdraw(self) -> bool:
-        """Nobody waits for the answer any more: what was looked at stays ready for the next fetch. False if
-        it is answered already."""
+        """Cancel the fetch: its client is gone. Partitions that were read stay ready for the next fetch.
+
+        Returns False if it is already answered.
+        """
         if not self._unpark():
             return False
         self.session.put_back([*self._too_little, *self._held_back])
         return True
 
     def abandon(self) -> None:
-        """Its session has ended, so nobody will try it again: answer with nothing."""
+        """Answer with nothing: the session has ended, so no caller will try the fetch again."""
         self.future.set_result([])
 
     def _unpark(self) -> bool:
-        # Whoever takes it from the session may work on it, and nobody else.
+        # The thread that takes the fetch from its session may work on it alone.
         session = self.session
         with session.lock:
             if session.parked is not self:
@@ -175,7 +173,7 @@ class DelayedFetch:
             return True
 
     def _park(self) -> bool:
-        """Wait; True if something became ready meanwhile and has answered the fetch."""
+        """Wait. Returns True if something became ready meanwhile and has answered the fetch."""
         session = self.session
         while True:
             with session.lock:
@@ -184,7 +182,8 @@ class DelayedFetch:
                     session.parked = self
                     return False
             if not is_alone:
-                # Its fetcher gave one of the two up while this one was looked at, and only one can wait.
+                # The fetcher has given up one of two fetches while this one was being read. Only one can
+                # wait.
                 self._deliver(self._look_at_all())
                 return True
             if self._look():
@@ -195,11 +194,11 @@ class DelayedFetch:
         result, again = self._read_ready()
         if not self._is_enough(result) and params.max_wait_ms > 0 and session.partitions:
             if not result and not again:
-                # Nothing is new, as of each fetch of a follower that has everything.
+                # Nothing is new, as in every fetch of a follower that has caught up.
                 self._has_marks = False
                 return False
             news = [pair for pair in result if has_news(*pair)] if params.wants_all else result
-            # What there was no room for is not ready meanwhile: nothing would be new about it.
+            # Partitions for which there was no room are not marked ready meanwhile: nothing in them is new.
             self._too_little = list(dict.fromkeys([*(cached for cached, _ in news), *again]))
             self._has_marks = any(data.records is None for _, data in news)
             return False
@@ -218,8 +217,10 @@ class DelayedFetch:
         return result
 
     def _read_ready(self) -> tuple[FetchResult, list[CachedPartition]]:
-        """Read the partitions that are ready, until the answer is full; and what is to stay ready for the
-        next fetch: the others, and those with an error, which may be gone by then.
+        """Read the ready partitions until the answer is full.
+
+        Also returns the partitions that stay ready for the next fetch: those that did not fit, and those with
+        an error, which may be resolved by then.
         """
         params = self.params
         ready = self.session.take_ready()
@@ -230,7 +231,7 @@ class DelayedFetch:
         again: list[CachedPartition] = []
         left = params.max_bytes
         for index, cached in enumerate(ready):
-            # However little a fetcher asks for, it gets the first batch that there is.
+            # The first batch is always returned, even if it is larger than the fetcher's limit.
             is_first = left == params.max_bytes
             if left <= 0 and not is_first and not params.wants_all:
                 again += ready[index:]
@@ -240,7 +241,7 @@ class DelayedFetch:
             if data.is_throttled:
                 self._held_back.append(cached)
             elif data.error is not None or (
-                # There was no room for its next batch; a first one would have come whole.
+                # There was no room for its next batch. A first batch would have been returned whole.
                 data.records is None and not is_first and cached.fetch_offset < data.bound
             ):
                 again.append(cached)
@@ -261,16 +262,16 @@ class DelayedFetch:
                 return True
             if data.records is not None:
                 size += data.records.size
-        # More than max.bytes cannot come, whatever the least is.
+        # More than max.bytes cannot come, even if min.bytes is larger.
         return size >= min(params.min_bytes, params.max_bytes)
 
     def _deliver(self, result: FetchResult) -> None:
         for cached, data in result:
-            # After an error the next answer tells the marks again, whatever they are.
-            # A follower takes nothing else from an answer that tells it where to cut.
-            is_told = data.error is None and data.diverging_epoch is None
-            cached.high_watermark_sent = data.high_watermark if is_told else NO_OFFSET
-            cached.log_start_sent = data.log_start_offset if is_told else NO_OFFSET
+            # After an error the next answer has the offsets again, even if they are unchanged. A follower
+            # that is to truncate ignores the rest of the answer.
+            is_sent = data.error is None and data.diverging_epoch is None
+            cached.high_watermark_sent = data.high_watermark if is_sent else NO_OFFSET
+            cached.log_start_sent = data.log_start_offset if is_sent else NO_OFFSET
         if self._held_back:
             self.session.put_back(self._held_back)
         self._count(self.params, result)
@@ -278,7 +279,7 @@ class DelayedFetch:
 
 
 def has_news(cached: CachedPartition, data: FetchPartitionData) -> bool:
-    """Whether an incremental answer has to name the partition (KIP-227)."""
+    """Whether an incremental answer must name the partition (KIP-227)."""
     return (
         data.records is not None
         or data.error is not None

@@ -1,4 +1,4 @@
-"""DelayedRequests: what waits in this broker for a partition to move, and what each move completes.
+"""DelayedRequests: the requests that wait for a partition to move, and what completes them.
 
 Produces with acks=all wait for the high watermark, deletions of records for the low watermark of all
 replicas; each kind has its purgatory. Fetches wait at their partitions (`delayed_fetch`). The thread that has
@@ -37,7 +37,7 @@ STOPPED = "the broker stopped before the append was committed"
 
 
 class DelayedRequests:
-    """The purgatories of one broker, whose operations wait under the `key` of their partition."""
+    """The purgatories of one broker. Operations wait under the `key` of their partition."""
 
     def __init__(self, clock: Clock, loop: Loop, metrics: MetricRegistry) -> None:
         self.produce = DelayedOperationPurgatory("Produce", clock, loop, self._produces_expired)
@@ -59,9 +59,9 @@ class DelayedRequests:
         response: PartitionResponse,
         timeout_ms: int,
     ) -> Future[PartitionResponse]:
-        """The future of one partition's append with acks=all, which the high watermark will complete.
+        """Return the future of one partition's append with acks=all, which the high watermark completes.
 
-        `mark`: the partition's from before the append, so that no later term's can be taken for it.
+        `mark`: the partition's watermark from before the append, so that it cannot belong to a later term.
         """
         future = Future(response)
         if not self.produce.watch(partition.key, required_offset, timeout_ms, future, mark):
@@ -78,7 +78,7 @@ class DelayedRequests:
         timeout_ms: int,
         future: Future[dict[TopicPartition, PartitionResponse]] | None = None,
     ) -> Future[dict[TopicPartition, PartitionResponse]]:
-        """The same for an append to several partitions; `future`: one that was given out already."""
+        """Do the same for an append to several partitions. `future`: the future to resolve, if it exists."""
         operation = DelayedProduce(responses, waiting, future)
         parts: list[tuple[int, int, Watermark | None]] = [
             (status.partition.key, status.required_offset, status.mark) for status in waiting.values()
@@ -90,7 +90,7 @@ class DelayedRequests:
         return operation.future
 
     def high_watermark_moved(self, partition: Partition) -> None:
-        """Complete the produces that the high watermark of now covers."""
+        """Complete the produces that the current high watermark covers."""
         for token in self.produce.complete_to(partition.key, partition.term.watermark.value):
             if type(token) is not Future:
                 token.complete()
@@ -98,9 +98,9 @@ class DelayedRequests:
                 _finish(token, after_append(partition))
 
     def leadership_lost(self, partition: Partition) -> Callable[[], None]:
-        """Take out what only this broker's leadership, which has ended, could have completed.
+        """Remove the operations that only this broker's leadership, which has ended, could complete.
 
-        They fail when the function that is returned is called, which needs that no lock is held.
+        They fail when the returned function is called. Call it without holding a lock.
         """
         produces = self.produce.fail(partition.key)
         deletions = self.delete_records.fail(partition.key)
@@ -126,9 +126,9 @@ class DelayedRequests:
     # ---- deletion of records ------------------------------------------------------------------------------
 
     def await_deletion(self, operation: DelayedDeleteRecords, timeout_ms: int) -> None:
-        """Let the operation wait until each partition's low watermark has come as far as it asks."""
+        """Let the operation wait until each partition's low watermark reaches its offset."""
         waiting = operation.waiting.values()
-        # From now on the partitions tell when their low watermark moves.
+        # From now on the partitions report moves of their low watermark.
         for status in waiting:
             with status.partition.leader_isr_update_lock:
                 status.partition.low_watermark_waiters += 1
@@ -140,12 +140,12 @@ class DelayedRequests:
             return
         if self.delete_records.is_closed:
             self._deletions_expired(self.delete_records.drain())
-        # No lock was held from the look to the wait, so a mark may have moved in between: look once more.
+        # No lock was held between the check and the wait, so a low watermark may have moved: check again.
         for status in waiting:
             self.low_watermark_moved(status.partition)
 
     def low_watermark_moved(self, partition: Partition) -> None:
-        """Complete the deletions that all replicas of the partition have carried out by now."""
+        """Complete the deletions that all replicas of the partition have made by now."""
         if partition.is_leader:
             low_watermark = partition.low_watermark_if_leader()
             for token in self.delete_records.complete_to(partition.key, low_watermark):
@@ -158,7 +158,7 @@ class DelayedRequests:
     # ---- end ----------------------------------------------------------------------------------------------
 
     def shutdown(self) -> None:
-        """Fail everything that still waits: this broker goes. What comes later does not wait."""
+        """Fail everything that waits: the broker stops. Later operations do not wait."""
         self._stopped(self.produce.shutdown())
         for token in self.delete_records.shutdown():
             token.complete()

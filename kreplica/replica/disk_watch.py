@@ -1,9 +1,9 @@
-"""DiskWatch: notices that a disk stands still, while the loop that asks goes on.
+"""DiskWatch: detects a disk that hangs while the loop goes on.
 
-Each log directory has a disk thread of its own. Where one has been at the same work for longer than
-`log.dir.stall.timeout.ms`, its directory is offline from then on, as after an error: the next heartbeat
-tells the controller, which moves the leaders away. Whoever waits for an append there is answered, though it
-may still be made. Thread rule: the loop.
+Each log directory has a disk thread of its own. If one has been busy with the same operation for longer than
+`log.dir.stall.timeout.ms`, its directory goes offline, as after an error. The next heartbeat notifies the
+controller, which moves the leaders away. Appends that wait there are answered, although they may still be
+made. Thread rule: the loop.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ from kreplica.log.log_manager import LogManager
 
 LOGGER = logging.getLogger(__name__)
 
-# How often it is looked in the time that a disk is given.
+# How many checks are made in the time that a disk has.
 LOOKS = 10
 
 
 class DiskWatch:
-    """Watches the disks of the directories of `log_manager`. `on_failure(path, error)`: one of them is
-    offline."""
+    """Watches the disks of the directories of `log_manager`. `on_failure(path, error)`: a directory is
+    offline.
+    """
 
     def __init__(
         self, log_manager: LogManager, loop: Loop, on_failure: Callable[[str, BaseException], None]
@@ -36,12 +37,12 @@ class DiskWatch:
         self._timer: Cancellable | None = None
 
     def start(self) -> None:
-        """Begin to look; nothing happens where nobody but the loop itself waits for the disks."""
+        """Start the checks, unless the loop itself makes the appends and there are no disk threads."""
         if self._log_manager.disk is not None:
             self._timer = self._loop.post_later(self._look, max(1, self._limit_ms // LOOKS))
 
     def stop(self) -> None:
-        """Look no more."""
+        """Stop the checks."""
         if self._timer is not None:
             self._timer.cancel()
 
@@ -55,7 +56,7 @@ class DiskWatch:
         self.start()
 
     def _give_up(self, path: str, waiting_ms: float) -> None:
-        error = StorageIOError(f"{path}: its disk has been at one append for {waiting_ms:.0f} ms")
+        error = StorageIOError(f"{path}: the disk has hung in one append for {waiting_ms:.0f} ms")
         LOGGER.error("%s", error)
         logs = [log for log in self._log_manager.logs() if os.path.dirname(log.local.directory) == path]
         self._on_failure(path, error)

@@ -1,7 +1,7 @@
 """FetchManager: fetches of followers and consumers, from their sessions to their answers.
 
-A fetch reads each of its partitions under no lock, notes what a follower's fetch tells of the follower, and
-waits in its session where there is too little to answer. Thread rule: any thread.
+A fetch reads each of its partitions under no lock, records what a follower's fetch says about the follower,
+and waits in its session if there is too little to answer. Thread rule: any thread.
 """
 
 from __future__ import annotations
@@ -33,9 +33,11 @@ ZERO_ID = Uuid.ZERO.raw
 
 
 class FetchManager:
-    """`act`: what is to be done about the effects of a follower's fetch. `quota`: of what followers fetch.
-    `topic_name`: of a topic's id, None where that is not known. `selector`: sends consumers to replicas near
-    them. `sessions`: those of this broker."""
+    """`act`: acts on the effects of a follower's fetch. `quota`: limits the fetches of followers.
+
+    `topic_name`: returns the name of a topic id, None if unknown. `selector`: redirects consumers to replicas
+    near them. `sessions`: the sessions of this broker.
+    """
 
     def __init__(
         self,
@@ -62,7 +64,7 @@ class FetchManager:
         self._topic_name = topic_name
         self._selector = selector
         self._purgatory = DelayedOperationPurgatory("Fetch", clock, loop, self._expired)
-        # The time of sessions, in ms.
+        # The clock of sessions, in ms.
         self.now_ms = self._purgatory.now_ms
         self._numbers = itertools.count(1)
         self._linger_ms = config.replica_fetch_high_watermark_linger_ms
@@ -79,18 +81,18 @@ class FetchManager:
         gauge("DelayedOperationPurgatory", "PurgatorySize", self._watched, tags)
 
     def _watched(self) -> int:
-        """Partitions that fetches wait at, each counted as often as it is waited at."""
+        """Return how many partitions fetches wait at, each counted once per fetch."""
         sessions = [each.session for partition in self._partitions for each in list(partition.fetch_waiters)]
         return sum(session is not None and session.parked is not None for session in sessions)
 
     def fetch_messages(
         self, session: FetchSession, params: FetchParams, future: Future[Any] | None = None
     ) -> Future[Any]:
-        """Answer when min.bytes are there, when a partition has something else to tell, or after max.wait.
+        """Answer when min.bytes are available, when a partition has other news, or after max.wait.
 
-        What the session's fetcher asks for must have been given to `session.ask` before. A fetch of the
-        same session that still waits, since its fetcher has given it up, is answered first. The future gets a
-        FetchResult; `future`: the one to resolve, a new one for None.
+        Pass the requested partitions to `session.ask` first. An older fetch of the same session that still
+        waits is answered first: its fetcher has given it up. The future gets a FetchResult. `future`: the
+        future to resolve; None makes a new one.
         """
         parked: DelayedFetch | None = session.parked
         if parked is not None:
@@ -104,7 +106,7 @@ class FetchManager:
                 fetch.handle = self._purgatory.watch(next(self._numbers), 1, params.max_wait_ms, fetch)
             if self._purgatory.is_closed:
                 fetch.expire()
-            # At once where it is done by now.
+            # Called at once if the fetch is already answered.
             fetch.future.add_done_callback(partial(self._end_of, fetch))
         if session.id == NO_SESSION:
             fetch.future.add_done_callback(lambda _: session.end())
@@ -112,14 +114,14 @@ class FetchManager:
 
     def _end_of(self, fetch: DelayedFetch, future: Future[Any]) -> None:
         if future.cancelled():
-            # Its connection is gone; whoever else takes it from its session ends the wait.
+            # Its connection is closed. Any other caller that takes it from its session ends the wait.
             fetch.withdraw()
         self._end_wait(fetch)
 
-    # ---- what moved ---------------------------------------------------------------------------------------
+    # ---- notifications ------------------------------------------------------------------------------------
 
     def log_end_moved(self, partition: Partition) -> None:
-        """Records were appended: followers may be waiting for them."""
+        """Try the fetches of followers that wait for records: some were appended."""
         for cached in list(partition.fetch_waiters):
             session = cached.session
             if session is not None and session.is_privileged:
@@ -130,7 +132,7 @@ class FetchManager:
                     self._complete(fetch, fetch.try_complete)
 
     def high_watermark_moved(self, partition: Partition) -> None:
-        """Records were committed: consumers may be waiting for them, and followers are to hear of it soon."""
+        """Try the fetches of consumers that wait for committed records, and notify followers soon."""
         for cached in list(partition.fetch_waiters):
             session = cached.session
             if session is None or not session.is_privileged:
@@ -141,12 +143,12 @@ class FetchManager:
                 self._linger(fetch)
 
     def moved(self, partition: Partition) -> None:
-        """The log start or the role has changed: whoever waits at the partition may be answered."""
+        """Try all fetches that wait at the partition: its log start or its role has changed."""
         for cached in list(partition.fetch_waiters):
             self._try(cached)
 
     def name_again(self, partition: Partition) -> None:
-        """Let the next fetch of each follower count as if it named the partition."""
+        """Treat the next fetch of each follower as if it named the partition."""
         for cached in list(partition.fetch_waiters):
             if cached.session is not None and cached.session.is_privileged:
                 cached.session.name_again(cached)
@@ -161,7 +163,7 @@ class FetchManager:
             self._linger(fetch)
 
     def _linger(self, fetch: DelayedFetch) -> None:
-        """Answer soon, though it is not enough: more may come until then, and is told with it."""
+        """Answer soon even if there is too little: more news may come until then and share the answer."""
         fetch.linger_handle = self._purgatory.watch(next(self._numbers), 1, self._linger_ms, fetch)
 
     def _end_wait(self, fetch: DelayedFetch) -> None:
@@ -174,7 +176,7 @@ class FetchManager:
             self._complete(fetch, fetch.expire)
 
     def shutdown(self) -> None:
-        """Answer what waits with what there is, and forget all sessions."""
+        """Answer the waiting fetches with what there is, and forget all sessions."""
         for fetch in self._purgatory.shutdown():
             fetch.expire()
         self.sessions.clear()
@@ -186,7 +188,7 @@ class FetchManager:
     ) -> FetchPartitionData:
         try:
             if not cached.topic_partition.topic:
-                # This broker had not heard of the topic when the session was asked for it (KIP-516).
+                # This broker did not know the topic when the session was created (KIP-516).
                 name = self._topic_name(cached.topic_id) or ""
                 cached.topic_partition = TopicPartition(name, cached.topic_partition.partition)
             partition = self._partitions.get(cached.topic_partition)
@@ -207,14 +209,14 @@ class FetchManager:
         at_least_one: bool,
     ) -> FetchPartitionData:
         known = partition.leader_and_isr
-        # By their bytes: the comparison of ids is a call.
+        # Compare the bytes: comparing ids is a call.
         if known is not None and known.topic_id.raw != cached.topic_id.raw != ZERO_ID:
             raise InconsistentTopicId(
-                f"{cached.topic_partition}: its id is {known.topic_id}, not {cached.topic_id}"
+                f"{cached.topic_partition}: its topic id is {known.topic_id}, not {cached.topic_id}"
             )
         replica_id = params.replica_id
         if params.is_for_repair:
-            # Also where the range cannot be read here, either.
+            # Even if the range cannot be read here either.
             self._note_lost_range(partition, cached, params)
         is_from_follower = replica_id >= 0
         throttled = is_from_follower and self._quota.is_active and self._is_throttled(partition, replica_id)
@@ -250,7 +252,7 @@ class FetchManager:
             records,
             read.aborted if params.isolation == "txn_committed" else None,
             read.diverging_epoch,
-            # Asked for only where records by themselves are not enough.
+            # Needed only if having some records is not enough.
             records is not None
             and params.min_bytes > 1
             and partition.local_log.local.segments.active.base_offset > cached.fetch_offset,
@@ -266,14 +268,15 @@ class FetchManager:
     def _note_follower(
         self, partition: Partition, cached: CachedPartition, params: FetchParams, read: LogReadInfo
     ) -> LogReadInfo:
-        """Once for each time that the follower names the partition; the read, with the marks as they are now.
+        """Record a follower's fetch, once for each time that it names the partition.
 
-        The high watermark moves by that very often, and whoever moves it tells all sessions but this one.
+        Returns the read with the current offsets. The fetch often moves the high watermark; the caller that
+        moves it notifies all sessions but this one.
         """
         cached.is_unanswered = False
         session = cached.session
         if session is None:
-            # It has ended meanwhile, and its fetcher has gone on to another.
+            # The session has ended meanwhile, and its fetcher uses another one.
             return read
         effects = partition.update_follower_fetch_state(
             params.replica_id, read, cached.log_start_offset, self.now_ms(), params.replica_epoch
@@ -281,15 +284,16 @@ class FetchManager:
         clock = None if session.id == NO_SESSION else session.clock
         replica = partition.replica(params.replica_id)
         if replica is not None and clock is None:
-            # Nothing else remembers what it was told: without a session it would be told the same for ever.
+            # Without a session only the replica remembers what was sent. Otherwise it would be sent again for
+            # ever.
             cached.high_watermark_sent = replica.last_sent_high_watermark
             cached.log_start_sent = cached.log_start_offset
         former = None
         if replica is not None and replica.fetch_clock is not clock:
             former = partition.attach_fetch_clock(params.replica_id, clock)
         if former is not None:
-            # Either that session is given up, or this fetch comes late, and the next one there has to count
-            # although it does not name the partition.
+            # Either the former session was given up, or this fetch is late. In that case the next fetch there
+            # must count even if it does not name the partition.
             for other in list(partition.fetch_waiters):
                 if other.session is not None and other.session.clock is former:
                     other.session.name_again(other)
@@ -299,13 +303,13 @@ class FetchManager:
         try:
             self._act(partition, effects)
         finally:
-            # First this, then the look, so that nobody's news falls in between.
+            # Cleared before the offsets are read again below, so that no change is missed.
             cached.is_being_noted = False
         log = partition.local_log
         if read.high_watermark == log.high_watermark:
             return read
         if read.records is not None or read.diverging_epoch is not None:
-            # It goes with an answer that does not wait; the next one tells the mark.
+            # This answer is sent without waiting. The next one has the new high watermark.
             cached.notify()
             return read
         return read._replace(high_watermark=log.high_watermark, last_stable_offset=log.last_stable_offset)
@@ -319,8 +323,8 @@ class FetchManager:
             self._act(partition, effects)
 
     def _is_throttled(self, partition: Partition, replica_id: int) -> bool:
-        """Whether the quota holds back what a follower fetches: one that is listed and out of sync
-        (KIP-73).
+        """Whether the quota holds back a follower's fetch: the partition is throttled, the follower out of
+        sync (KIP-73).
         """
         quota = self._quota
         if not quota.is_throttled(partition.topic_partition) or replica_id in partition.isr:
@@ -328,7 +332,7 @@ class FetchManager:
         return quota.is_quota_exceeded()
 
     def _count(self, params: FetchParams, result: FetchResult) -> None:
-        """Count what is answered, once: a fetch that waits is looked at again and again."""
+        """Count the content of an answer, once: a waiting fetch is read several times."""
         size = 0
         for _, data in result:
             if data.records is not None:

@@ -1,9 +1,9 @@
-"""Fetch sessions on the leader's side (KIP-227): what a fetcher asked for last, so that it need not say it
-again.
+"""Fetch sessions on the leader's side (KIP-227): what a fetcher asked for before, so that it need not repeat
+it.
 
-A session holds the partitions a fetcher wants, and which of them are *ready*: named by a request since they
-were last answered, or moved since. An incremental fetch looks at those alone, so one over a thousand idle
-partitions costs what the busy ones cost. A partition tells its sessions that it moved through
+A session holds the partitions that a fetcher wants, and which of them are *ready*: named by a request since
+they were last answered, or moved since. An incremental fetch reads only the ready ones, so a session with a
+thousand idle partitions costs as much as its busy ones. A partition notifies its sessions through
 `CachedPartition.notify`.
 
 Thread rule: a session's `lock` guards its partitions and its ready set; a cache's `_lock` guards the table of
@@ -25,7 +25,7 @@ from kreplica.replica.replica import FetchClock
 if TYPE_CHECKING:
     from kreplica.replica.partition import Partition
 
-# Session id 0: no session. Epoch 0 asks for a new one, -1 ends one.
+# Session id 0: no session. Epoch 0 asks for a new session, -1 ends one.
 NO_SESSION = 0
 INITIAL_EPOCH = 0
 FINAL_EPOCH = -1
@@ -36,11 +36,11 @@ ZERO_ID = Uuid.ZERO.raw
 
 
 class CachedPartition:
-    """One partition of a session, as its fetcher last asked for it, and what it was last told of it.
+    """One partition of a session: what its fetcher last asked for and what was last sent.
 
-    `partition` is where the session listens: None where this broker has not the partition, or had not when
-    it was looked up last. `is_unanswered`: named by a request since the last answer that had it.
-    `is_being_noted`: what its fetch has moved is being acted on; the marks are looked at again after that.
+    `partition`: the partition that the session listens to; None if this broker did not have it when it was
+    last looked up. `is_unanswered`: named by a request since its last answer. `is_being_noted`: the effects
+    of its fetch are being acted on; the offsets are read again after that.
     """
 
     __slots__ = (
@@ -86,13 +86,13 @@ class CachedPartition:
 
     @property
     def key(self) -> SessionKey:
-        """What the partition goes by in its session: by its topic's id, where the fetcher tells that."""
+        """The partition's key in its session: by topic id if the fetcher sends one."""
         if self.topic_id.raw == ZERO_ID:
             return self.topic_partition
         return self.topic_id, self.topic_partition.partition
 
     def update(self, newer: CachedPartition) -> None:
-        """The fetcher asks for the partition anew."""
+        """Take over a newer request for the partition."""
         self.topic_partition = newer.topic_partition
         self.topic_id = newer.topic_id
         self.fetch_offset = newer.fetch_offset
@@ -104,14 +104,16 @@ class CachedPartition:
         self.is_unanswered = True
 
     def begin_epoch(self, leader_epoch: int) -> None:
-        """The fetcher takes this for the leader epoch from now on. What it was told before is sent again: the
-        answer may have come while its role changed, when the fetcher did not have the partition."""
+        """Set the leader epoch that the fetcher uses from now on, and send the offsets again.
+
+        An earlier answer may have come while the fetcher's role changed, when it did not have the partition.
+        """
         self.current_leader_epoch = leader_epoch
         self.high_watermark_sent = NO_OFFSET
         self.log_start_sent = NO_OFFSET
 
     def listen(self, partition: Partition | None) -> None:
-        """Hear of the moves of `partition` from now on, and of no other's."""
+        """Listen to moves of `partition`, and of no other."""
         if partition is self.partition:
             return
         if self.partition is not None:
@@ -123,7 +125,7 @@ class CachedPartition:
                 partition.fetch_waiters.pop(self, None)
 
     def notify(self) -> Any:
-        """The partition moved; returns the fetch that waits for that, which its caller is to try."""
+        """Mark the partition as ready. Returns the fetch that waits for it, which the caller must try."""
         session = self.session
         if session is None:
             return None
@@ -136,10 +138,10 @@ class CachedPartition:
 
 
 class FetchSession:
-    """A fetcher's partitions, in the order in which they are to be looked at.
+    """A fetcher's partitions, in the order in which they are read.
 
-    `is_privileged`: a follower's, which is not evicted for a consumer's. Without an id it lives for one
-    fetch.
+    `is_privileged`: a follower's session, which is not evicted for a consumer's. A session without an id
+    lasts for one fetch.
     """
 
     __slots__ = (
@@ -165,19 +167,19 @@ class FetchSession:
         # Guarded by lock:
         self.epoch = INITIAL_EPOCH + 1
         self.partitions: dict[SessionKey, CachedPartition] = {}
-        # As an ordered set: what was looked at and has more to give goes to the end.
+        # An ordered set. Partitions that were read and have more go to the end.
         self.ready: dict[CachedPartition, None] = {}
         self.to_name_again: dict[CachedPartition, None] = {}
-        # The DelayedFetch that waits, or None. That class knows this one.
+        # The DelayedFetch that waits, or None. Typed as Any, since that class imports this one.
         self.parked: Any = None
 
     @property
     def is_lasting(self) -> bool:
-        """Whether it outlives its first fetch."""
+        """Whether the session outlives its first fetch."""
         return self.id != NO_SESSION
 
     def ask(self, wanted: Iterable[CachedPartition], forgotten: Iterable[SessionKey] = ()) -> None:
-        """Take in what a request names."""
+        """Take over the partitions that a request names or forgets."""
         left = []
         with self.lock:
             for again in self.to_name_again:
@@ -211,8 +213,10 @@ class FetchSession:
         last_fetched_epoch: int,
         log_start_offset: int,
     ) -> bool:
-        """Take in a request that names but one partition, and forgets none; False where the session has not
-        that partition, or has more to take in. A follower's fetch after each record is one."""
+        """Take over a request that names only one partition and forgets none, as after each new record.
+
+        Returns False if the session does not have the partition or there is more to take over.
+        """
         with self.lock:
             known = self.partitions.get(key)
             if known is None or self.to_name_again:
@@ -228,27 +232,27 @@ class FetchSession:
             return True
 
     def name_again(self, cached: CachedPartition) -> None:
-        """Let the next fetch count as if it named the partition, at the offset that was told last."""
+        """Treat the next fetch as if it named the partition, at its last offset."""
         with self.lock:
             if cached.session is self:
                 self.to_name_again[cached] = None
 
     def take_ready(self) -> list[CachedPartition]:
-        """What is to be looked at, in its order; none of it is ready afterwards."""
+        """Return the ready partitions in their order, and clear the set."""
         with self.lock:
             ready = list(self.ready)
             self.ready.clear()
             return ready
 
     def put_back(self, partitions: Iterable[CachedPartition]) -> None:
-        """These are ready still, in this order, before what became ready meanwhile: none is to starve."""
+        """Make the partitions ready again, before those that became ready meanwhile, so that none starves."""
         with self.lock:
             mine = [cached for cached in partitions if cached.session is self]
             if mine:
                 self.ready = dict.fromkeys([*mine, *self.ready])
 
     def end(self) -> None:
-        """Hear of nothing any more; a fetch that waits is answered."""
+        """Stop listening to partitions, and answer a fetch that waits."""
         with self.lock:
             partitions = list(self.partitions.values())
             self.partitions.clear()
@@ -263,7 +267,8 @@ class FetchSession:
     def _leave(self, cached: CachedPartition) -> None:
         if cached.partition is not None and self.is_lasting:
             cached.partition.detach_fetch_clock(self.clock)
-        # In this order: `listen` in another thread looks whether it still has a session once it listens.
+        # In this order, since `listen` in another thread checks after it has registered whether it has a
+        # session.
         cached.session = None
         cached.listen(None)
 
@@ -274,8 +279,8 @@ class FetchSession:
 class FetchSessionCache:
     """The sessions of one broker, at most `slots` of them.
 
-    When they are all taken, a new one takes the place of one that was not used for `eviction_ms`, or of a
-    consumer's if it is a follower's, or of a smaller one; else the fetcher has to do without (KIP-227).
+    If all slots are taken, a new session replaces one that was unused for `eviction_ms`, or a consumer's if
+    the new one is a follower's, or a smaller one. Otherwise the fetcher gets no session (KIP-227).
     """
 
     def __init__(self, slots: int, eviction_ms: int, random: Random) -> None:
@@ -295,11 +300,11 @@ class FetchSessionCache:
 
     @property
     def partition_count(self) -> int:
-        """Partitions in all sessions: Kafka's NumIncrementalFetchPartitionsCached."""
+        """Number of partitions in all sessions: Kafka's NumIncrementalFetchPartitionsCached."""
         return sum(len(session) for session in self)
 
     def create(self, size: int, *, is_privileged: bool, now_ms: int) -> FetchSession:
-        """A session for `size` partitions; one without an id where there is no room."""
+        """Make a session for `size` partitions. It has no id if there is no room."""
         with self._lock:
             evicted = None
             if len(self._sessions) >= self._slots:
@@ -315,11 +320,11 @@ class FetchSessionCache:
         return session
 
     def use(self, session_id: int, epoch: int, now_ms: int) -> FetchSession:
-        """The session, for its next fetch. Raises FetchSessionIdNotFound, InvalidFetchSessionEpoch."""
+        """Return the session for its next fetch. Raises FetchSessionIdNotFound, InvalidFetchSessionEpoch."""
         with self._lock:
             session = self._sessions.get(session_id)
             if session is None:
-                raise FetchSessionIdNotFound(f"no fetch session {session_id}")
+                raise FetchSessionIdNotFound(f"unknown fetch session {session_id}")
             if epoch != session.epoch:
                 text = f"fetch session {session_id} is at epoch {session.epoch}, not {epoch}"
                 raise InvalidFetchSessionEpoch(text)
@@ -328,14 +333,14 @@ class FetchSessionCache:
             return session
 
     def remove(self, session_id: int) -> None:
-        """End the session, if there is one of this id."""
+        """End the session with this id, if it exists."""
         with self._lock:
             session = self._sessions.pop(session_id, None)
         if session is not None:
             session.end()
 
     def clear(self) -> None:
-        """End all: the broker goes."""
+        """End all sessions: the broker stops."""
         for session in self:
             self.remove(session.id)
 
@@ -370,7 +375,7 @@ def with_session(
     size: int,
     now_ms: int,
 ) -> FetchSession:
-    """The session that a request is to be served in: the one it names, a new one, or none (id 0)."""
+    """Return the session for a request: the one it names, a new one, or one without an id."""
     if epoch in (INITIAL_EPOCH, FINAL_EPOCH):
         if session_id != NO_SESSION:
             cache.remove(session_id)

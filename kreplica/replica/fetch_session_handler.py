@@ -1,6 +1,6 @@
 """FetchSessionHandler: a follower's side of its fetch session with one leader (KIP-227).
 
-It remembers what the leader was told last, so that a fetch names only what has changed since. Owned by one
+It remembers what was last sent to the leader, so that a fetch names only what has changed since. Owned by one
 fetcher, which calls it in its loop.
 """
 
@@ -15,7 +15,7 @@ from kreplica.replica.partition_fetch_state import FetchData
 
 
 class SessionFetch(NamedTuple):
-    """One fetch: what it names, what the leader is to forget, and under which session."""
+    """One fetch: its session, the partitions it names, and those that the leader should forget."""
 
     session_id: int
     session_epoch: int
@@ -24,7 +24,7 @@ class SessionFetch(NamedTuple):
 
 
 class FetchSessionHandler:
-    """`sent`: for each partition of the session what the leader was told last."""
+    """`sent`: what was last sent to the leader for each partition of the session."""
 
     def __init__(self) -> None:
         self.sent: dict[TopicPartition, FetchData] = {}
@@ -34,14 +34,16 @@ class FetchSessionHandler:
 
     @property
     def is_new(self) -> bool:
-        """Whether the next fetch has to name every partition."""
+        """Whether the next fetch must name every partition."""
         return self._epoch == INITIAL_EPOCH
 
     def build(
         self, changed: Mapping[TopicPartition, FetchData], gone: Sequence[TopicPartition]
     ) -> SessionFetch:
-        """The next fetch: `changed` has what is to be told (all partitions, if `is_new`), `gone` what is no
-        longer to be fetched.
+        """Build the next fetch.
+
+        `changed`: the partitions to send (all partitions if `is_new`). `gone`: those that are no longer
+        fetched.
         """
         if self.is_new:
             self._to_say_again.clear()
@@ -49,7 +51,7 @@ class FetchSessionHandler:
             return SessionFetch(self._session_id, INITIAL_EPOCH, changed, [])
         again = self._to_say_again
         if len(changed) == 1 and not again and not gone:
-            # As of each fetch after a record: one partition goes on.
+            # The usual case after a new record: one partition advances.
             ((topic_partition, data),) = changed.items()
             known = self.sent.get(topic_partition)
             if known is not None and known.topic_id is data.topic_id and known != data:
@@ -58,7 +60,8 @@ class FetchSessionHandler:
         to_send = {tp: data for tp, data in changed.items() if tp in again or self.sent.get(tp) != data}
         again.difference_update(to_send)
         to_forget = [(tp, self.sent.pop(tp).topic_id) for tp in gone if tp in self.sent]
-        # A topic of the same name under another id is another one, and the leader knows its own by their ids.
+        # A topic with the same name but another id is a different topic, and the leader identifies topics by
+        # id.
         for tp, data in to_send.items():
             known = self.sent.get(tp)
             if known is not None and known.topic_id != data.topic_id:
@@ -67,12 +70,14 @@ class FetchSessionHandler:
         return SessionFetch(self._session_id, self._epoch, to_send, to_forget)
 
     def say_again(self, topic_partition: TopicPartition) -> None:
-        """Name the partition the next time although nothing about it has changed: what the leader answered
-        could not be used, and it would not answer the same once more."""
+        """Name the partition in the next fetch even if it has not changed.
+
+        The leader's answer could not be used, and the leader would not send it again otherwise.
+        """
         self._to_say_again.add(topic_partition)
 
     def answered(self, session_id: int) -> None:
-        """The leader answered in this session; NO_SESSION: it has none for us."""
+        """Take over the session of the leader's answer. NO_SESSION: the leader has given us none."""
         if session_id == NO_SESSION:
             self._session_id, self._epoch = NO_SESSION, INITIAL_EPOCH
         elif session_id != self._session_id:
@@ -81,9 +86,9 @@ class FetchSessionHandler:
             self._epoch = 1 if self._epoch == INT32_MAX else self._epoch + 1
 
     def failed(self, *, is_unknown: bool) -> None:
-        """The fetch was lost or refused, so nobody knows what the leader has noted: begin anew.
+        """Start a new session: the fetch was lost or rejected, so the leader's state is unknown.
 
-        `is_unknown`: the leader does not know the session; else it is told to end it.
+        `is_unknown`: the leader does not know the session. Otherwise the next request ends it.
         """
         if is_unknown:
             self._session_id = NO_SESSION

@@ -1,4 +1,4 @@
-"""What a replica fetcher measures, under Kafka's names and with Kafka's tags."""
+"""FetcherMetrics: the metrics of a replica fetcher, with Kafka's names and tags."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ LAGS = "FetcherLagMetrics"
 
 
 class FetcherMetrics:
-    """The metrics of the fetcher `fetcher_id` from broker `leader_id`, which listens at `address`; `close`
-    takes those of its rates away. Rates in bytes and requests, times in ms."""
+    """The metrics of the fetcher `fetcher_id` from broker `leader_id`, which listens at `address`.
+
+    Rates are in bytes and requests, times in ms. `close` removes them.
+    """
 
     def __init__(
         self, metrics: MetricRegistry, fetcher_id: int, leader_id: int, address: tuple[str, int] | None
@@ -28,15 +30,15 @@ class FetcherMetrics:
         self.request_time = metrics.duration(STATS, "requestTime", tags)
 
     def watch_lag(self, topic_partition: TopicPartition, lag: Callable[[], int]) -> None:
-        """Show `lag()`, in messages, from now on."""
+        """Add a gauge for `lag()`, in messages."""
         self._metrics.gauge(LAGS, "ConsumerLag", lag, self._tags_of(topic_partition))
 
     def forget_lag(self, topic_partition: TopicPartition) -> None:
-        """Show it no longer."""
+        """Remove the gauge of the partition's lag."""
         self._metrics.remove(LAGS, "ConsumerLag", self._tags_of(topic_partition))
 
     def close(self) -> None:
-        """The fetcher fetches no more."""
+        """Remove the fetcher's rates: it has stopped."""
         for name in ("BytesPerSec", "RequestsPerSec", "totalTime", "requestTime"):
             self._metrics.remove(STATS, name, self._tags)
 

@@ -1,19 +1,19 @@
-"""FullDisks: what a broker does about a log directory that has no room, where nothing has failed.
+"""FullDisks: how a broker handles a log directory that is full.
 
-What there is no room for is tried again, so nobody would hear of it but by writers that wait: it is logged. A
-follower would hold up all who wait for its ISR until its lag takes it out. So it tells its leader at once, as
-one that lacks a range does (see damage_repair): by a fetch outside of any session below its log end. Once an
-append went through, the same kind of fetch at its end says so. Either may come late or twice, so it looks
-again for as long as that leader leads, in later leader epochs, too: a leader that goes on keeps what it
-knows.
+A full disk is not a failure. Operations that find no room are retried, so the problem is logged. A follower
+without room would delay all producers that wait for its ISR until its lag takes it out. So it notifies its
+leader at once, as one that lacks a range does (see damage_repair): by a fetch outside of any session below
+its log end. After a successful append, the same kind of fetch at its end reports that. Either may arrive late
+or twice, so the follower keeps checking while that leader leads, in later leader epochs too, since the leader
+keeps its knowledge.
 
-A leader asks for another one in sync to lead, if nothing went through for a while after it was refused; so
-does a broker that has no room to begin to lead. As a follower it tells whoever leads then that it has no
-room, until the disk has more left than then, or some time has passed without a refusal: where nobody can
-write nobody would find out that he can. So, and since it asks later each time, a partition is not handed on
-and on among those who have none.
+A leader asks that another in-sync replica lead if nothing could be appended for a while after a refusal. So
+does a broker without room to begin to lead. As a follower it then reports to the new leader that it has no
+room. It does so until its disk has more free space than at the refusal, or some time has passed without a
+refusal: without writes it would never find out that there is room again. For this reason, and because the
+wait doubles each time, a partition is not handed around among brokers that are all full.
 
-Thread rule: `refused` may come from any thread; all else runs in the loop.
+Thread rule: any thread may call `refused`; everything else runs in the loop.
 """
 
 from __future__ import annotations
@@ -38,20 +38,21 @@ if TYPE_CHECKING:
     from kreplica.replica.partition import Partition
 
 LOGGER = logging.getLogger(__name__)
-# Between two words about one directory, whose logs are all refused again and again.
-TELL_INTERVAL_MS = 30_000
-# A follower may have room, though nothing came to show it, whose disk has so much more left than when it was
-# refused; or that was not refused for a while, which doubles with each refusal in a row, and is at most that.
+# Least time between two log lines about one directory, whose logs are all refused repeatedly.
+LOG_INTERVAL_MS = 30_000
+# When a follower assumes that it has room again, without an append: if its disk has this much more free space
+# than at the refusal, or after a time without a refusal, which doubles with each refusal in a row up to this
+# maximum.
 ROOM_BYTES, HOPE_MS = 16 << 20, 30_000
 
 
 class _Refusal:
-    """There was no room at `refused_ms`. `end`: of the log then; `free_bytes`: what the disk had left, at the
-    least; `hope_ms`: how long after that there may be room again; `has_room`: what `leader` has heard in
-    `leader_epoch`.
+    """A write was refused at `refused_ms`, because the disk was full.
 
-    `led_since_ms`: when the leader, or who was to lead, was refused first, None for a follower;
-    `patience_ms`: how long after that it asks for another one.
+    `end`: the log end then. `free_bytes`: the least free space seen. `hope_ms`: after how long without a
+    refusal there may be room again. `has_room`: what was last reported to `leader` in `leader_epoch`.
+    `led_since_ms`: when a leader, or a broker that should lead, was first refused; None for a follower.
+    `patience_ms`: how long after that it asks for another leader.
     """
 
     __slots__ = (
@@ -77,9 +78,9 @@ class _Refusal:
 
 
 class FullDisks:
-    """See the module. A broker looks again each `replica.fetch.backoff.ms`, as those do that fetch.
+    """The full disks of one broker. It checks every `replica.fetch.backoff.ms`, as fetchers do.
 
-    `peers`: the other replicas, which are told. `untaken`: the roles for which there was no room.
+    `peers`: the other replicas, which are notified. `untaken`: the roles that found no room.
     """
 
     def __init__(
@@ -102,15 +103,15 @@ class FullDisks:
         self._refusals: dict[Partition, _Refusal] = {}
 
     def refused(self, directory: str, topic_partition: TopicPartition, error: StorageFull) -> None:
-        """There was no room in the log directory for what was to be written for the partition."""
+        """Handle a write for the partition that found no room in the log directory."""
         now_ms = self._now_ms()
         logged_ms = self._logged_ms.get(directory)
-        if logged_ms is None or now_ms - logged_ms >= TELL_INTERVAL_MS:
+        if logged_ms is None or now_ms - logged_ms >= LOG_INTERVAL_MS:
             self._logged_ms[directory] = now_ms
             LOGGER.warning("%s is full, and writers wait: %s: %s", directory, topic_partition, error)
         partition = self._partitions.get(topic_partition)
         if partition is not None:
-            # Its end as it is now: by the time that the loop comes to it, there may have been room again.
+            # Take the log end now. When the loop handles this, there may be room again.
             end, free = _end_of(partition), _free_bytes(partition)
             self._loop.post(partial(self._refused, partition, end, free, now_ms))
 
@@ -120,7 +121,8 @@ class FullDisks:
         refusal = known or _Refusal(partition.leader, partition.leader_epoch, backoff_ms)
         self._refusals[partition] = refusal
         if known is not None and end <= refusal.end:
-            # One more in a row. A disk thread's may be told when there is room again: so the least counts.
+            # One more refusal in a row. A disk thread's refusal may arrive when there is room again: keep the
+            # least.
             refusal.hope_ms = min(2 * refusal.hope_ms, HOPE_MS)
             refusal.free_bytes = min(refusal.free_bytes, free_bytes)
         else:
@@ -139,7 +141,7 @@ class FullDisks:
         return partition.is_leader or self._untaken.is_to_lead(partition.topic_partition, self._broker_id)
 
     def _look(self, partition: Partition) -> None:
-        """Say what is to be said, and look again later, as long as there is anything to say."""
+        """Report what the leader does not know yet, and check again later unless everything is reported."""
         refusal = self._refusals[partition]
         is_gone = self._partitions.get(partition.topic_partition) is not partition
         if self._is_to_lead(partition):
@@ -155,7 +157,7 @@ class FullDisks:
         self._loop.post_later(partial(self._look, partition), self._config.replica_fetch_backoff_ms)
 
     def _look_as_leader(self, partition: Partition, refusal: _Refusal) -> bool:
-        """Ask for another leader, if nothing has been appended since; whether to look again."""
+        """Ask for another leader if nothing has been appended since. Returns True to check again."""
 
         def is_wanted() -> bool:
             is_known = self._refusals.get(partition) is refusal
@@ -170,7 +172,7 @@ class FullDisks:
         return True
 
     def _look_as_follower(self, partition: Partition, refusal: _Refusal) -> bool:
-        """Tell the leader what it has not heard; whether to look again."""
+        """Report to the leader what it does not know yet. Returns True to check again."""
         log = partition.log
         if log is None:
             return False
@@ -180,15 +182,15 @@ class FullDisks:
             refusal.patience_ms = min(2 * refusal.patience_ms, HOPE_MS)
         if partition.leader_epoch != refusal.leader_epoch:
             if refusal.has_room and partition.leader != refusal.leader:
-                # Its new leader knows nothing of that.
+                # The new leader knows nothing of the full disk.
                 return False
             refusal.leader, refusal.leader_epoch = partition.leader, partition.leader_epoch
             refusal.end, refusal.has_room = min(refusal.end, end), None
         if end <= refusal.end and not self._may_have_room(partition, refusal):
             if refusal.has_room is not False and end > 0:
-                self._tell(partition, log, refusal, end - 1, has_room=False)
+                self._report(partition, log, refusal, end - 1, has_room=False)
         elif not partition.is_damaged and (not refusal.has_room or self._broker_id not in partition.isr):
-            self._tell(partition, log, refusal, end, has_room=True)
+            self._report(partition, log, refusal, end, has_room=True)
         return True
 
     def _may_have_room(self, partition: Partition, refusal: _Refusal) -> bool:
@@ -196,10 +198,10 @@ class FullDisks:
             return True
         return _free_bytes(partition) >= refusal.free_bytes + ROOM_BYTES
 
-    def _tell(
+    def _report(
         self, partition: Partition, log: UnifiedLog, refusal: _Refusal, offset: int, *, has_room: bool
     ) -> None:
-        """Fetch outside of any session, for what that says."""
+        """Report with a fetch outside of any session whether there is room."""
         reply = self._peers.fetch(
             partition,
             partition.leader,
@@ -237,5 +239,5 @@ def _free_bytes(partition: Partition) -> int:
     try:
         return 0 if log is None else log.local.storage.free_bytes(log.local.directory)
     except KafkaStorageError:
-        # The directory is gone, or its disk fails: others find that out.
+        # The directory is gone or its disk fails. Other operations detect that.
         return 0

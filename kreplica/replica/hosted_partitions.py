@@ -1,6 +1,6 @@
-"""HostedPartitions: which partitions this broker has, and what a request for one it has not is told.
+"""HostedPartitions: the partitions on this broker, and the errors for those it does not have.
 
-Thread rule: `_lock` guards changes; a look-up is one read of a dict and takes no lock.
+Thread rule: `_lock` guards changes. A look-up reads a dict once and takes no lock.
 """
 
 from __future__ import annotations
@@ -18,22 +18,24 @@ if TYPE_CHECKING:
 
 
 class HostedPartitions:
-    """A partition is online, offline (its log directory failed), or not here.
+    """A partition is online, offline (its log directory failed), or not on this broker.
 
-    `in_metadata(topic_partition)`: whether the cluster has such a partition, here or elsewhere.
+    `in_metadata(topic_partition)`: whether the partition exists in the cluster.
     """
 
     def __init__(self, in_metadata: Callable[[TopicPartition], bool]) -> None:
         self._in_metadata = in_metadata
         self._lock = Lock()
-        # Guarded by _lock, replaced as a whole never: None stands for an offline partition.
+        # Guarded by _lock. Never replaced as a whole. None stands for an offline partition.
         self._partitions: dict[TopicPartition, Partition | None] = {}
-        # get(topic_partition): the partition if it is online here, else None.
+        # get(topic_partition): return the partition if it is online here, else None.
         self.get: Callable[[TopicPartition], Partition | None] = self._partitions.get
 
     def get_or_error(self, topic_partition: TopicPartition) -> Partition:
-        """The partition. Raises KafkaStorageError where it is offline, NotLeaderOrFollower where other
-        brokers have it (it may have been moved a moment ago), UnknownTopicOrPartition where nobody has.
+        """Return the partition.
+
+        Raises KafkaStorageError if it is offline, NotLeaderOrFollower if other brokers have it (it may just
+        have been moved), UnknownTopicOrPartition if it does not exist.
         """
         partition = self._partitions.get(topic_partition)
         if partition is not None:
@@ -41,25 +43,27 @@ class HostedPartitions:
         if topic_partition in self._partitions:
             raise KafkaStorageError(f"{topic_partition}: its log directory is offline")
         if self._in_metadata(topic_partition):
-            raise NotLeaderOrFollower(f"{topic_partition}: not on this broker")
-        raise UnknownTopicOrPartition(f"{topic_partition}: there is no such partition")
+            raise NotLeaderOrFollower(f"{topic_partition}: this broker has no replica of it")
+        raise UnknownTopicOrPartition(f"{topic_partition}: the partition does not exist")
 
     def get_or_create(self, topic_partition: TopicPartition, create: Callable[[], Partition]) -> Partition:
-        """The partition, made by `create` if it is not here. Raises KafkaStorageError where it is offline."""
+        """Return the partition, made by `create` if it is not here. Raises KafkaStorageError if it is
+        offline.
+        """
         with self._lock:
             if topic_partition not in self._partitions:
                 self._partitions[topic_partition] = create()
             return self.get_or_error(topic_partition)
 
     def take_offline(self, topic_partition: TopicPartition) -> Partition | None:
-        """Its directory failed; returns the partition that was online."""
+        """Mark the partition as offline after a disk failure. Returns the partition if it was online."""
         with self._lock:
             partition = self._partitions.get(topic_partition)
             self._partitions[topic_partition] = None
             return partition
 
     def remove(self, topic_partition: TopicPartition) -> Partition | None:
-        """This broker has it no longer; returns the partition that was online."""
+        """Remove the partition from this broker. Returns it if it was online."""
         with self._lock:
             return self._partitions.pop(topic_partition, None)
 
@@ -67,7 +71,7 @@ class HostedPartitions:
         return topic_partition in self._partitions and self._partitions[topic_partition] is None
 
     def __iter__(self) -> Iterator[Partition]:
-        """The partitions that are online."""
+        """Iterate over the online partitions."""
         return iter([partition for partition in list(self._partitions.values()) if partition is not None])
 
     def __len__(self) -> int:
@@ -79,7 +83,7 @@ class HostedPartitions:
 
 
 def add_gauges(metrics: MetricRegistry, partitions: HostedPartitions) -> None:
-    """How many partitions lead, and how many lack something."""
+    """Add the gauges that count partitions by role and by what they lack."""
 
     def gauge(name: str, holds: Callable[[Partition], bool]) -> None:
         metrics.gauge("ReplicaManager", name, lambda: sum(map(holds, partitions)))

@@ -1,6 +1,6 @@
-"""Why replicas left the ISR and came back: each change with its reason, and where everybody stood then.
+"""IsrHistory: why replicas left and rejoined the ISR, with the offsets at that time.
 
-A history belongs to one Partition, which adds to it under its lock; `list` gives a copy that stays as it is.
+A history belongs to one Partition, which adds to it under its lock. `list` returns an independent copy.
 """
 
 from __future__ import annotations
@@ -10,30 +10,29 @@ from collections import deque
 from collections.abc import Iterator
 from typing import NamedTuple
 
-# A partition that flaps for hours remembers its last changes.
+# How many changes are kept, for a partition that flaps for hours.
 MAX_CHANGES = 256
 
 
 class IsrChangeReason(enum.StrEnum):
-    """What put a replica out of the ISR, or into it."""
+    """Why a replica left the ISR or joined it."""
 
-    SLOW = "slow"  # it fetches, and has not caught up within the lag
+    SLOW = "slow"  # it fetches but has not caught up within the lag
     STUCK = "stuck"  # it has not fetched within the lag
-    NEW = "new"  # it is a replica that was assigned, or began anew, and has never caught up
+    NEW = "new"  # it was newly assigned or started empty, and has never caught up
     FENCED = "fenced"  # its broker is fenced
-    SHUTTING_DOWN = "shutting down"  # its broker is going, in order
-    DIVERGED = "diverged"  # it holds records that the leader does not have, and has to cut them
-    DAMAGED = "damaged"  # it lacks a range of its log that rotted
-    CAUGHT_UP = "caught up"  # it has all that is committed: it may lead
+    SHUTTING_DOWN = "shutting down"  # its broker is in a controlled shutdown
+    DIVERGED = "diverged"  # it has records that the leader does not have, and must truncate them
+    DAMAGED = "damaged"  # a range of its log has rotted
+    CAUGHT_UP = "caught up"  # it has all committed records, so it may lead
     CONTROLLER = "controller"  # the controller changed it without being asked
 
 
 class IsrChange(NamedTuple):
-    """One replica's leaving (`kind` "shrink") or joining ("expand").
+    """One replica that left (`kind` "shrink") or joined ("expand").
 
-    `log_end_offset`: the follower's, -1 if it had not fetched; the leader's offsets beside it. Times are
-    in ms since 1970 by the leader's clock, None for never. `isr`, `partition_epoch`: of the state in which
-    the change holds.
+    `log_end_offset`: the follower's, -1 if it had not fetched; the other offsets are the leader's. Times are
+    in ms since 1970 by the leader's clock, None for never. `isr`, `partition_epoch`: after the change.
     """
 
     time_ms: int
@@ -51,11 +50,11 @@ class IsrChange(NamedTuple):
 
 
 class OutOfIsr(NamedTuple):
-    """Why a replica is not in the ISR at this moment.
+    """Why a replica is not in the ISR now.
 
-    `reason`: what put it out; `keeps_out`: the rule that it does not meet now, in words. `since_ms`: when it
-    left, None if it was out when this leader's term began. Offsets and times as in IsrChange, but of now;
-    `change` is the one that put it out, if this leader saw it.
+    `reason`: why it left. `keeps_out`: the rule that it does not meet now, in words. `since_ms`: when it
+    left, None if it was out when this leader's term began. Offsets and times as in IsrChange, but of now.
+    `change`: the change by which it left, if this leader made it.
     """
 
     broker_id: int
@@ -73,35 +72,35 @@ class OutOfIsr(NamedTuple):
 class IsrHistory:
     """The last changes of one partition's ISR, oldest first."""
 
-    __slots__ = ("_changes", "_untold")
+    __slots__ = ("_changes", "_unlogged")
 
     def __init__(self) -> None:
         self._changes: deque[IsrChange] = deque(maxlen=MAX_CHANGES)
-        self._untold: deque[IsrChange] = deque(maxlen=MAX_CHANGES)
+        self._unlogged: deque[IsrChange] = deque(maxlen=MAX_CHANGES)
 
     def add(self, change: IsrChange) -> None:
         self._changes.append(change)
-        self._untold.append(change)
+        self._unlogged.append(change)
 
-    def take_untold(self) -> list[IsrChange]:
-        """The changes since the last call, for the log."""
+    def take_unlogged(self) -> list[IsrChange]:
+        """Return the changes since the last call, to be logged."""
         taken = []
-        while self._untold:
+        while self._unlogged:
             try:
-                taken.append(self._untold.popleft())
+                taken.append(self._unlogged.popleft())
             except IndexError:
                 break  # another thread took the last one
         return taken
 
     def __iter__(self) -> Iterator[IsrChange]:
-        # list() copies the deque under the GIL; an iterator over it would break when a change comes.
+        # list() copies the deque under the GIL. Iterating over the deque would fail if a change is added.
         return iter(list(self._changes))
 
     def __len__(self) -> int:
         return len(self._changes)
 
     def last_of(self, broker_id: int) -> IsrChange | None:
-        """The broker's last change."""
+        """Return the broker's last change, or None."""
         for change in reversed(list(self._changes)):
             if change.broker_id == broker_id:
                 return change

@@ -1,6 +1,6 @@
-"""MetadataCache: what a broker knows of the cluster, as far as its replicas need it.
+"""MetadataCache: the port through which replicas see the cluster's metadata.
 
-The metadata layer keeps it; here is the port to it. A look takes no lock and may be a moment old.
+The metadata layer implements it. Reading takes no lock and may be slightly out of date.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from kreplica.common.types import TopicPartition, Uuid
 
 
 class MetadataCache(Protocol):
-    """Topics, partitions and brokers."""
+    """The topics, partitions and brokers that replicas ask for."""
 
     def contains(self, topic_partition: TopicPartition) -> bool:
-        """Whether the cluster has such a partition."""
+        """Whether the partition exists in the cluster."""
         ...
 
     def leader(self, topic_partition: TopicPartition) -> int | None:
-        """The partition's leader; None where there is none, or no such partition."""
+        """Return the partition's leader; None if it has no leader or does not exist."""
         ...
 
     def topic_name(self, topic_id: Uuid) -> str | None: ...
@@ -26,19 +26,19 @@ class MetadataCache(Protocol):
     def topic_id(self, topic: str) -> Uuid | None: ...
 
     def is_broker_fenced(self, broker_id: int) -> bool:
-        """Whether the controller keeps the broker from leading; False of an unknown one."""
+        """Whether the broker is fenced; False for an unknown broker."""
         ...
 
     def is_broker_shutting_down(self, broker_id: int) -> bool: ...
 
     def rack(self, broker_id: int) -> str | None:
-        """The rack of a broker that is there; None where it has none, or is fenced or unknown."""
+        """Return the broker's rack; None if it has no rack, is fenced, or is unknown."""
         ...
 
     def address(self, broker_id: int) -> tuple[str, int] | None:
-        """Where the broker listens for other brokers; None for one that is unknown or has no listener."""
+        """Return where the broker listens for other brokers; None if it is unknown or has no listener."""
         ...
 
     def get_alive_broker_epoch(self, broker_id: int) -> int | None:
-        """The epoch in which the broker is registered; None for one that is fenced or unknown."""
+        """Return the epoch of the broker's registration; None if it is fenced or unknown."""
         ...

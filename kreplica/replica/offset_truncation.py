@@ -1,4 +1,6 @@
-"""Where a follower cuts its log, from what its leader says of a leader epoch (KIP-101, KIP-279, KIP-320)."""
+"""Computes where a follower truncates, from the leader's end of a leader epoch (KIP-101, KIP-279,
+KIP-320).
+"""
 
 from __future__ import annotations
 
@@ -8,9 +10,7 @@ from kreplica.log.unified_log import UnifiedLog
 
 
 class OffsetTruncationState(NamedTuple):
-    """Cut from `offset` on; `completed`: the logs are known to agree below it, else the leader is to be
-    asked again.
-    """
+    """Truncate to `offset`. `completed`: the logs agree below it; if not, ask the leader again."""
 
     offset: int
     completed: bool
@@ -19,12 +19,12 @@ class OffsetTruncationState(NamedTuple):
 def offset_truncation_state(
     log: UnifiedLog, leader_epoch: int, leader_end_offset: int
 ) -> OffsetTruncationState:
-    """What follows from the leader's answer: its greatest epoch not above the follower's, and where that
-    ends.
+    """Compute the truncation from the leader's answer: its greatest epoch up to the follower's, and its end.
 
-    -1, -1: the leader knows nothing so old, so only what is committed is certain. The same epoch here: the
-    logs agree up to the lesser of its two ends. Another one here, below it: the follower has records of an
-    epoch that the leader never had, and after they are cut the epoch that is last then is asked for.
+    The answer -1, -1 means that the leader has no epoch that old, so only committed records are kept. If the
+    follower has the same epoch, the logs agree up to the lower of the two ends. If the follower has only
+    lower epochs up to it, the follower has records of an epoch that the leader never had. After those are
+    truncated, the leader is asked about the epoch that is last then.
     """
     end = log.log_end_offset
     if leader_end_offset < 0:
@@ -33,7 +33,7 @@ def offset_truncation_state(
         return OffsetTruncationState(min(leader_end_offset, end), True)
     epoch, end_offset = log.epochs.end_offset_for(leader_epoch, end)
     if end_offset < 0:
-        # All epochs here are below the leader's.
+        # All epochs of this log are below the leader's.
         return OffsetTruncationState(min(leader_end_offset, end), True)
     if epoch != leader_epoch:
         return OffsetTruncationState(min(end_offset, end), False)

@@ -897,7 +897,7 @@ class Partition:
     def fetch_offset_for_timestamp(
         self, timestamp: int, isolation: str = "high_watermark", current_leader_epoch: int | None = None
     ) -> TimestampOffset:
-        """Return the first visible record at or after `timestamp`; offset -1 if there is none.
+        """Return the first visible record at or after `timestamp`; offset -1 if no record matches.
 
         `isolation` decides what is visible. LATEST_TIMESTAMP: the end of what is visible. Raises
         OffsetNotAvailable while a new leader does not know yet how much is committed (KIP-207), and as
@@ -940,7 +940,7 @@ class Partition:
         return term
 
     def _refuse_follower(self, replica_id: int, current_leader_epoch: int | None) -> NoReturn:
-        where = f"{self.topic_partition}: broker {replica_id} is none of the replicas {self.replicas}"
+        where = f"{self.topic_partition}: broker {replica_id} is not one of the replicas {self.replicas}"
         # A follower of the same leader epoch was assigned in a version that has not arrived here yet: it may
         # try again.
         if current_leader_epoch is not None and self.is_leader:

@@ -1,11 +1,11 @@
-"""PartitionEvents: what happens to a broker's partitions, as lines of the log.
+"""PartitionEvents: logs what happens to a broker's partitions.
 
-Changes of the ISR, leadership taken and given up are logged at level INFO as they happen. A broker's end may
-change thousands of partitions at once: of each kind the first lines of a minute are logged, and the others
-counted in the minute's report. The report also warns, for as long as it is so, how many partitions are
-under-replicated or have no leader.
+Changes of the ISR and of leadership are logged at level INFO as they happen. The failure of a broker may
+change thousands of partitions at once. So only the first lines of each kind are logged per minute, and the
+others are counted in the minute's report. The report also warns how many partitions are under-replicated or
+have no leader.
 
-Thread rule: any thread may call. Counts are changed under the GIL; two threads may log a line more.
+Thread rule: any thread may call. Counts change under the GIL; two threads may log one line too many.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from kreplica.replica.partition import Partition
 LOGGER = logging.getLogger(__name__)
 
 REPORT_EVERY_MS = 60_000
-# Of one kind, between two reports.
+# How many lines of one kind are logged between two reports.
 MOST_LINES = 20
-# Partitions that a warning names.
+# How many partitions a warning names.
 MOST_NAMES = 3
 
 
 class PartitionEvents:
-    """The log of broker `broker_id`, which hosts `partitions`."""
+    """Logs for broker `broker_id`, which hosts `partitions`."""
 
     def __init__(self, broker_id: int, partitions: Iterable[Partition]) -> None:
         self._broker_id = broker_id
@@ -35,8 +35,8 @@ class PartitionEvents:
         self._counts: Counter[str] = Counter()
 
     def leadership_taken(self, partition: Partition) -> None:
-        """The broker leads the partition in a new epoch."""
-        self._tell(
+        """Log that the broker leads the partition in a new epoch."""
+        self._log(
             "leadership taken",
             "%s: broker %d leads in epoch %d, from offset %d on; in sync are %s, high watermark %d",
             partition.topic_partition,
@@ -48,17 +48,17 @@ class PartitionEvents:
         )
 
     def leadership_lost(self, partition: Partition, end_offset: int, why: str) -> None:
-        """The broker does not lead the partition any more; its log ended at `end_offset` then."""
-        self._tell(
+        """Log that the broker no longer leads the partition. `end_offset`: its log end then."""
+        self._log(
             "leadership lost",
-            "%s: broker %d leads no longer since epoch %d: %s; its log ends at %d",
+            "%s: broker %d is no longer the leader since epoch %d: %s; its log ends at %d",
             *(partition.topic_partition, self._broker_id, partition.leader_epoch, why, end_offset),
         )
 
     def isr_changed(self, partition: Partition) -> None:
         """Log the changes in the partition's history that are not logged yet."""
-        for change in partition.isr_history.take_untold():
-            self._tell(
+        for change in partition.isr_history.take_unlogged():
+            self._log(
                 f"ISR {change.kind}",
                 "%s: broker %d %s the ISR (%s) at offset %d; the leader's log ends at %d, high watermark %d;"
                 " in sync are %s, leader epoch %d, partition epoch %d",
@@ -74,13 +74,13 @@ class PartitionEvents:
                 change.partition_epoch,
             )
 
-    def _tell(self, kind: str, text: str, *values: object) -> None:
+    def _log(self, kind: str, text: str, *values: object) -> None:
         self._counts[kind] += 1
         if self._counts[kind] <= MOST_LINES:
             LOGGER.info(text, *values)
 
     def report(self) -> None:
-        """Sum up what was not logged since the last report, and warn of what is wrong now."""
+        """Log how many lines were omitted since the last report, and warn of current problems."""
         counts, self._counts = self._counts, Counter()
         more = ", ".join(
             f"{count - MOST_LINES} x {kind}" for kind, count in counts.items() if count > MOST_LINES

@@ -1,4 +1,4 @@
-"""How far a follower's fetcher is with one partition."""
+"""The progress of a follower's fetcher in one partition."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ from kreplica.common.types import TopicPartition, Uuid
 
 
 class ReplicaState(enum.Enum):
-    """What the fetcher does next: find out where the logs part, or fetch."""
+    """What the fetcher does next: find where the logs diverge, or fetch."""
 
     TRUNCATING = "truncating"
     FETCHING = "fetching"
 
 
 class InitialFetchState(NamedTuple):
-    """Where a partition's replication begins: `fetch_offset` is its log's end where it knows leader epochs,
-    else its high watermark.
+    """Where a partition's replication starts.
+
+    `fetch_offset`: the log end if the log knows leader epochs, else the high watermark.
     """
 
     topic_id: Uuid
@@ -27,11 +28,11 @@ class InitialFetchState(NamedTuple):
 
 
 class PartitionFetchState(NamedTuple):
-    """Immutable: an answer is dropped if the state is another one by then.
+    """The state of one partition. It is immutable, and an answer is dropped if the state has changed since.
 
-    `lag`: messages behind the leader's high watermark, None before the first answer. `last_fetched_epoch`:
-    of the record before `fetch_offset`, -1 where the log knows none. `delayed_until_ms`: not to be fetched
-    before, after an error; 0 for now.
+    `lag`: messages behind the leader's high watermark, None before the first answer. `last_fetched_epoch`: of
+    the record before `fetch_offset`, -1 if the log does not know it. `delayed_until_ms`: when it may be
+    fetched again after an error; 0 for now.
     """
 
     topic_partition: TopicPartition
@@ -44,13 +45,13 @@ class PartitionFetchState(NamedTuple):
     delayed_until_ms: int = 0
 
     def asks(self, log_start_offset: int) -> FetchData:
-        """What a fetch says of the partition, whose log begins at `log_start_offset`."""
+        """Return what a fetch sends for the partition, whose log starts at `log_start_offset`."""
         return FetchData(
             self.topic_id, self.fetch_offset, log_start_offset, self.leader_epoch, self.last_fetched_epoch
         )
 
     def gone_on(self, fetch_offset: int, lag: int, last_fetched_epoch: int) -> PartitionFetchState:
-        """The state after an append. Not by _replace, which costs twice as much: each record comes here."""
+        """Return the state after an append. Faster than _replace, since this runs for each record."""
         topic_partition, topic_id, _, leader_epoch, state, _, _, delayed_until_ms = self
         return PartitionFetchState(
             topic_partition,
@@ -65,12 +66,12 @@ class PartitionFetchState(NamedTuple):
 
     @property
     def is_in_sync(self) -> bool:
-        """Whether it had all that was committed when it was answered last."""
+        """Whether it had all committed records at the last answer."""
         return self.lag is not None and self.lag <= 0
 
 
 class FetchData(NamedTuple):
-    """What a fetch says of one partition."""
+    """What a fetch sends for one partition."""
 
     topic_id: Uuid
     fetch_offset: int

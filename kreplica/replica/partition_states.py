@@ -1,8 +1,8 @@
-"""PartitionStates: the partitions of one fetcher, and what keeps each of them from being fetched now.
+"""PartitionStates: the partitions of one fetcher, and what prevents each from being fetched now.
 
-A fetcher's step costs what has changed, not what there is: so beside the states stand, as ordered sets, those
-that the leader is to be told anew or to forget at the next fetch, and those that are left out of it. Thread
-rule: the fetcher's lock guards all of it.
+The cost of a fetcher's step depends on the changes, not on the number of partitions. So beside the states
+there are ordered sets of partitions: those to be sent to the leader or forgotten in the next fetch, and those
+that are left out. Thread rule: the fetcher's lock guards all of it.
 """
 
 from __future__ import annotations
@@ -14,13 +14,12 @@ from kreplica.replica.partition_fetch_state import PartitionFetchState, ReplicaS
 from kreplica.replica.replication_quota import ReplicationQuotaManager
 
 States = dict[TopicPartition, PartitionFetchState]
-# A set that keeps its order.
+# An ordered set.
 Kept = dict[TopicPartition, None]
 
 
 class PartitionStates:
-    """See the module. `by_partition` goes from the state that was put longest ago to the last one, so that no
-    partition starves behind others.
+    """`by_partition` is ordered by the time of the last `put`, oldest first, so that no partition starves.
 
     `changed`, `gone`: what the leader does not know yet. `truncating`, `out_of_range`, `delayed`,
     `held_back`: why a partition is not fetched.
@@ -51,13 +50,13 @@ class PartitionStates:
         return len(self.by_partition)
 
     def add(self, state: PartitionFetchState) -> None:
-        """Begin with the partition, from this state; it is none of these now."""
+        """Add the partition with this state."""
         topic_partition = state.topic_partition
         self._by_id[state.topic_id.raw, topic_partition.partition] = topic_partition
         self.put(state)
 
     def put(self, state: PartitionFetchState) -> None:
-        """The partition's state from now on."""
+        """Set the partition's state."""
         topic_partition = state.topic_partition
         self.by_partition.pop(topic_partition, None)
         self.by_partition[topic_partition] = state
@@ -73,7 +72,7 @@ class PartitionStates:
                 kept.pop(topic_partition, None)
 
     def forget(self, topic_partition: TopicPartition) -> PartitionFetchState | None:
-        """End with the partition; its state, None where it was none of these."""
+        """Remove the partition. Returns its state, or None if it was unknown."""
         state = self.by_partition.pop(topic_partition, None)
         for kept in (self.changed, self.truncating, self.out_of_range, self.delayed, self.held_back):
             kept.pop(topic_partition, None)
@@ -82,22 +81,22 @@ class PartitionStates:
         return state
 
     def with_id(self, topic_id: bytes, number: int) -> TopicPartition | None:
-        """The partition of the topic with that id; None where it is none of these."""
+        """Return the partition of the topic with that id, or None if it is unknown."""
         return self._by_id.get((topic_id, number))
 
     def end_delays(self, now_ms: int) -> None:
-        """Let those go on whose delay is over."""
+        """Resume the partitions whose delay has passed."""
         for topic_partition in list(self.delayed):
             state = self.by_partition[topic_partition]
             if state.delayed_until_ms <= now_ms:
                 self.put(state._replace(delayed_until_ms=0))
 
     def first_delay_ends_ms(self) -> int:
-        """When the next delay is over; there is one."""
+        """Return when the next delay ends. There must be one."""
         return min(self.by_partition[topic_partition].delayed_until_ms for topic_partition in self.delayed)
 
     def hold_back(self, quota: ReplicationQuotaManager) -> None:
-        """Note which throttled partitions, not in sync, have to wait now (KIP-73)."""
+        """Record which throttled partitions that are out of sync must wait now (KIP-73)."""
         for topic_partition in list(self.held_back):
             if not _must_wait(self.by_partition[topic_partition], quota):
                 del self.held_back[topic_partition]
@@ -108,7 +107,7 @@ class PartitionStates:
                     self.held_back[state.topic_partition] = None
 
     def left_out(self) -> set[TopicPartition]:
-        """Those that cannot be fetched now."""
+        """Return the partitions that cannot be fetched now."""
         out: set[TopicPartition] = set()
         for kept in (self.truncating, self.out_of_range, self.delayed, self.held_back):
             if kept:
@@ -116,13 +115,15 @@ class PartitionStates:
         return out
 
     def to_name(self, out: set[TopicPartition], *, every: bool) -> Iterable[PartitionFetchState]:
-        """The states that the next fetch names, but for those of `out`: of `every` partition, or of what has
-        changed since the last one."""
+        """Return the states that the next fetch names, without those in `out`.
+
+        `every`: all partitions, not only those that have changed since the last fetch.
+        """
         names: Iterable[TopicPartition] = self.by_partition if every else self.changed
         return [self.by_partition[each] for each in names if each not in out]
 
-    def told(self) -> None:
-        """The leader is told of all that has changed and is gone."""
+    def mark_sent(self) -> None:
+        """Note that the leader gets all changes with the fetch that is sent now."""
         self.changed.clear()
         self.gone.clear()
 

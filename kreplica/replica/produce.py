@@ -1,7 +1,7 @@
-"""What an append to several partitions answers, and the wait of one with acks=all.
+"""The answers to appends to several partitions, and the wait of an append with acks=all.
 
-A single partition's append waits as its bare future; only one to several partitions needs a DelayedProduce,
-which remembers what each still lacks. Either is a token in the produce purgatory.
+An append to one partition waits as its bare future. Only an append to several partitions needs a
+DelayedProduce, which tracks what each still lacks. Both are tokens in the produce purgatory.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from kreplica._core.log_append_info import LogAppendInfo
     from kreplica.replica.partition import Partition
 
-# How many acknowledgements a producer may ask for.
+# The acknowledgements that a producer may ask for.
 ACKS_NONE, ACKS_LEADER, ACKS_ALL = 0, 1, -1
 VALID_ACKS = (ACKS_ALL, ACKS_NONE, ACKS_LEADER)
 
@@ -36,10 +36,10 @@ NOT_IN_TIME = (
 
 
 class PartitionResponse(NamedTuple):
-    """What became of one partition's append; offsets -1 and `error` set where nothing was appended.
+    """The result of one partition's append. If nothing was appended, offsets are -1 and `error` is set.
 
-    `log_append_time`: ms since 1970 where the broker's time replaced the producer's, else -1. With acks=all
-    an error may also come after the append: the records are in the leader's log, but not known to be safe.
+    `log_append_time`: ms since 1970 if the broker's time replaced the producer's, else -1. With acks=all an
+    error may come after the append: the records are in the leader's log but may not be committed.
     """
 
     base_offset: int = NO_OFFSET
@@ -52,23 +52,23 @@ class PartitionResponse(NamedTuple):
 
 
 def response_of(info: LogAppendInfo) -> PartitionResponse:
-    """The answer to an append that went well."""
+    """Return the answer to a successful append."""
     return PartitionResponse(
         info.base_offset, info.last_offset, info.log_append_time, info.log_start_offset, info.leader_epoch
     )
 
 
 def response_to(error: KreplicaError) -> PartitionResponse:
-    """The answer to an append that was refused."""
+    """Return the answer to a rejected append."""
     return PartitionResponse(error=error, record_errors=error.record_errors)
 
 
 @dataclass(slots=True)
 class ProducePartitionStatus:
-    """One partition's part: it is done when the high watermark is at `required_offset`.
+    """One partition's part. It is done when the high watermark reaches `required_offset`.
 
-    `mark` is that of the term of leadership in which the records were appended: once it is closed short of
-    the required offset they may never be committed.
+    `mark`: the watermark of the leader's term in which the records were appended. If it is closed below the
+    required offset, the records may never be committed.
     """
 
     partition: Partition
@@ -78,7 +78,9 @@ class ProducePartitionStatus:
     acks_pending: bool = True
 
     def settle(self, given_up: KreplicaError | None = None) -> None:
-        """Look whether it is done, and with what error; `given_up`: the error where it is not."""
+        """Check whether the part is done, and with what error. `given_up`: the error to use if it is not
+        done.
+        """
         if not self.acks_pending:
             return
         error: KreplicaError | None = None
@@ -98,8 +100,8 @@ class ProducePartitionStatus:
 class DelayedProduce:
     """An append to several partitions that waits until all in-sync replicas have all of it.
 
-    Each partition is done when this broker no longer hosts it (case A) or no longer leads it (case B), when
-    its high watermark covers it but too few replicas are in sync (case C.1), or enough are (case C.2).
+    A partition is done when this broker no longer hosts it (case A) or no longer leads it (case B), or when
+    its high watermark covers the append with too few replicas in sync (case C.1) or enough (case C.2).
     """
 
     __slots__ = ("_responses", "_waiting", "future")
@@ -115,7 +117,7 @@ class DelayedProduce:
         self.future = Future[dict[TopicPartition, PartitionResponse]]() if future is None else future
 
     def complete(self, given_up: KreplicaError | None = None) -> None:
-        """Answer, with what each partition has come to; `given_up`: the error of those that wait still."""
+        """Resolve the future with each partition's result. `given_up`: the error of those that still wait."""
         for topic_partition, status in self._waiting.items():
             status.settle(given_up)
             self._responses[topic_partition] = status.response
@@ -123,20 +125,24 @@ class DelayedProduce:
 
 
 def after_append(partition: Partition) -> KreplicaError | None:
-    """Whether records that the high watermark has come to cover are as safe as min.insync.replicas asks."""
+    """Return an error if fewer replicas than min.insync.replicas are in sync when the records are
+    committed.
+    """
     return None if partition.has_enough_in_sync else not_enough_replicas_after_append(partition)
 
 
 def not_enough_replicas_after_append(partition: Partition) -> NotEnoughReplicasAfterAppend:
-    """What to answer where records are in the leader's log, and too few replicas are in sync."""
+    """Return the error for records in the leader's log when too few replicas are in sync."""
     return NotEnoughReplicasAfterAppend(
         f"{partition.topic_partition}: appended, but fewer replicas are in sync than min.insync.replicas"
     )
 
 
 def no_longer_leader(partition: Partition) -> KreplicaError:
-    """Why what this broker's leadership would have committed is not known to be: case A or B."""
+    """Return the error for an append that this broker can no longer commit: case A or B."""
     topic_partition = partition.topic_partition
     if partition.is_offline:
-        return KafkaStorageError(f"{topic_partition}: its disk failed before the append was committed")
-    return NotLeaderOrFollower(f"{topic_partition}: led elsewhere before the append was committed")
+        return KafkaStorageError(f"{topic_partition}: the disk failed before the append was committed")
+    return NotLeaderOrFollower(
+        f"{topic_partition}: another broker became the leader before the append was committed"
+    )

@@ -1,9 +1,9 @@
-"""DelayedOperationPurgatory: operations of one kind that wait for an offset, or for their deadline.
+"""DelayedOperationPurgatory: operations of one kind that wait for an offset or for their deadline.
 
-Around the native purgatory (`_core.purgatory`), which holds what waits and knows all that an offset
-completes, this adds the alarm: one timer, for the next deadline, in the owner's loop. It calls nothing when
-an operation is done: whoever moves a mark asks `complete_to` what that has completed. Only expiry, which
-nobody moves, is told to `on_expired`. Thread rule: any thread; the native part works under the GIL, `_lock`
+The native purgatory (`_core.purgatory`) holds the operations and finds those that an offset completes. This
+class adds the alarm: one timer for the next deadline, in the owner's loop. It calls nothing when an operation
+is done: the caller that moves an offset gets the completed operations from `complete_to`. Only expired
+operations are passed to `on_expired`. Thread rule: any thread; the native part works under the GIL, `_lock`
 guards the alarm.
 """
 
@@ -17,7 +17,7 @@ from kreplica.common.locks import Lock
 from kreplica.common.ports import Cancellable, Clock, Loop, monotonic_ms
 
 NEVER = 1 << 62
-# Longer waits are bounded by NEVER.
+# Longer waits are limited by NEVER.
 SANE_MS = 1 << 40
 
 
@@ -31,27 +31,28 @@ class DelayedOperationPurgatory:
         self._on_expired = on_expired
         self._native = Purgatory(start_ms=self.now_ms())
         self._lock = Lock()
-        # Guarded by _lock: when the alarm goes off, and the alarm.
+        # Guarded by _lock: the time of the alarm, and the alarm.
         self._armed_ms = NEVER
         self._alarm: Cancellable | None = None
         self._closed = False
-        # As they are called for every batch, without a step in between.
+        # Bound directly to the native methods, since they are called for every batch.
         self.complete_to = self._native.complete_to
         self.fail = self._native.fail
         self.cancel = self._native.cancel
 
     def now_ms(self) -> int:
-        """The time that deadlines are told in."""
+        """Return the clock of deadlines."""
         return monotonic_ms(self._clock)
 
     def watch(
         self, key: int, required_offset: int, timeout_ms: int, token: Any, mark: Watermark | None = None
     ) -> int:
-        """Wait until `key` is at `required_offset`: a handle for `cancel`; 0 where `mark` is, or is closed.
+        """Wait until `key` reaches `required_offset`. Returns a handle for `cancel`.
 
-        `token` comes back from the call that completes the operation.
+        Returns 0, without waiting, if `mark` has reached it or is closed. `token` is returned by the call
+        that completes the operation.
         """
-        # As _deadline_ms, for times that can only be sane: a fetch waits, and lingers, for each record.
+        # Like _deadline_ms for usual timeouts, without the call: a fetch waits, and lingers, for each record.
         deadline_ms = monotonic_ms(self._clock) + timeout_ms
         if not 0 <= timeout_ms <= SANE_MS:
             deadline_ms = self._deadline_ms(timeout_ms)
@@ -62,11 +63,13 @@ class DelayedOperationPurgatory:
 
     @property
     def is_closed(self) -> bool:
-        """Whether it was shut down. What waits nevertheless, since it came meanwhile, is for `drain`."""
+        """Whether it was shut down. Remove operations that were added at the same time with `drain`."""
         return self._closed
 
     def watch_all(self, parts: list[tuple[int, int, Watermark | None]], timeout_ms: int, token: Any) -> bool:
-        """One operation for several (key, required offset, mark); False where nothing is to be waited for."""
+        """Wait for several (key, required offset, mark) as one operation. Returns False if all are
+        reached.
+        """
         deadline_ms = self._deadline_ms(timeout_ms)
         if not self._native.watch_all(parts, deadline_ms, token):
             return False
@@ -76,16 +79,16 @@ class DelayedOperationPurgatory:
 
     @property
     def delayed(self) -> int:
-        """Operations that wait: Kafka's NumDelayedOperations."""
+        """How many operations wait: Kafka's NumDelayedOperations."""
         return self._native.delayed
 
     @property
     def watched(self) -> int:
-        """Partitions they wait for, each counted as often as it is waited for: Kafka's PurgatorySize."""
+        """How many partitions are waited for, each counted once per operation: Kafka's PurgatorySize."""
         return self._native.watched
 
     def shutdown(self) -> list[Any]:
-        """No alarm goes off any more; what still waited."""
+        """Cancel the alarm. Returns the operations that still waited."""
         with self._lock:
             self._closed = True
             if self._alarm is not None:
@@ -93,11 +96,11 @@ class DelayedOperationPurgatory:
         return self.drain()
 
     def drain(self) -> list[Any]:
-        """Whatever waits, which does so no longer."""
+        """Remove and return all operations that wait."""
         return self._native.drain()
 
     def _deadline_ms(self, timeout_ms: int) -> int:
-        # Callers may mean "for ever" by a number that no clock will ever tell.
+        # Callers may pass a huge timeout to mean "for ever".
         return min(self.now_ms() + max(timeout_ms, 0), NEVER)
 
     # ---- the alarm ----------------------------------------------------------------------------------------

@@ -1,8 +1,8 @@
-"""QueuedProduce: appends of one request to logs whose appends a disk thread makes.
+"""QueuedProduce: the appends of one request to logs whose appends a disk thread makes.
 
-Each partition's append is submitted to its log's queue, and when all are made the request waits for the
-watermarks as any other. A watermark that has come to cover an append before that is none the less found by
-the wait: marks only go forward. Thread rule: the node's loop.
+Each partition's append is submitted to its log's queue. When all are made, the request waits for the
+watermarks like any other. A watermark may cover an append before that; the wait finds it nevertheless, since
+watermarks only advance. Thread rule: the node's loop.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Responses = dict[TopicPartition, PartitionResponse]
 
 
 class AppendPolicy(Protocol):
-    """What AppendManager does for every append, made by a disk thread or not."""
+    """What AppendManager does for every append, whether a disk thread makes it or not."""
 
     def partition_to_write(
         self, topic_partition: TopicPartition, required_acks: int, internal_topics_allowed: bool
@@ -51,8 +51,8 @@ class AppendPolicy(Protocol):
 class QueuedProduce:
     """One request: a batch for each partition of `entries`.
 
-    `future`: of its partitions' answers, errors included; given, or a new one. `leader_epoch`: the one in
-    which this broker is to lead, None for any. `connection`: where the request came from; see AppendQueue.
+    `future`: gets the partitions' answers, including errors; None makes a new one. `leader_epoch`: the epoch
+    in which this broker must lead, None for any. `connection`: the origin of the request; see AppendQueue.
     """
 
     def __init__(
@@ -79,22 +79,22 @@ class QueuedProduce:
         self._leader_epoch = leader_epoch
         self._connection = connection
         self._entries = iter(entries.items())
-        # How many partitions were not submitted yet.
+        # How many partitions have not been submitted yet.
         self.remaining = len(entries)
         self._responses: Responses = {}
         self._waiting: dict[TopicPartition, ProducePartitionStatus] = {}
-        # Appends that were submitted and not made, and one more as long as some may follow.
+        # Appends that were submitted but not made, plus one while more may be submitted.
         self._left = 1
 
     def submit(self, count: int) -> None:
-        """Submit the next `count` partitions' appends, or what remains of them."""
+        """Submit the appends of the next `count` partitions, or of those that remain."""
         for topic_partition, records in islice(self._entries, count):
             self.remaining -= 1
             try:
                 partition = self._policy.partition_to_write(
                     topic_partition, self._required_acks, self._internal_topics_allowed
                 )
-                # Taken before the append, so that it is never that of a later term.
+                # Taken before the append, so that it cannot belong to a later term.
                 made = partial(self._made, partition, partition.watermark)
                 self._left += 1
                 try:
@@ -129,7 +129,7 @@ class QueuedProduce:
             status = ProducePartitionStatus(partition, mark, result.last_offset + 1, response)
             self._policy.appended(partition, result, change)
             if self._required_acks == ACKS_ALL and partition.is_under_min_isr:
-                # The ISR has shrunk since the disk thread was given the append, which would not be made now.
+                # The ISR has shrunk since the disk thread got the append. It would be rejected now.
                 status.settle(not_enough_replicas_after_append(partition))
                 self._responses[topic_partition] = status.response
             else:

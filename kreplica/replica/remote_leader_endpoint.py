@@ -1,6 +1,6 @@
-"""RemoteLeaderEndPoint: what a fetcher asks of its leader, as messages, and the leader's answers taken apart.
+"""RemoteLeaderEndPoint: makes a fetcher's requests to its leader, and reads the answers.
 
-Messages are entities of the package kio, made once for each request. Nothing here waits or keeps state.
+Messages are entities of the package kio, made once per request. Nothing here waits or keeps state.
 """
 
 # mypy: disable-error-code="arg-type"
@@ -40,7 +40,7 @@ from kreplica.replica.replica_config import ReplicaConfig
 
 _fetch_request, _fetch_topic, _fetch_partition = maker(FetchRequest), maker(FetchTopic), maker(FetchPartition)
 
-# A follower reads all that its leader has.
+# A follower reads everything that its leader has.
 READ_UNCOMMITTED = 0
 
 
@@ -52,7 +52,7 @@ class LeaderOffset(NamedTuple):
 
 
 class RemoteLeaderEndPoint:
-    """The leader on broker `leader_id`, as broker `broker_id` speaks to it."""
+    """The leader on broker `leader_id`, to which broker `broker_id` sends requests."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class RemoteLeaderEndPoint:
         self._max_wait = timedelta(milliseconds=config.replica_fetch_wait_max_ms)
 
     def fetch(self, fetch: SessionFetch) -> Future[FetchResponse]:
-        """Send a fetch; answers by `fetch_answers`."""
+        """Send a fetch. Read the answer with `fetch_answers`."""
         config = self._config
         asked: dict[Uuid, list[FetchPartition]] = {}
         for topic_partition, data in fetch.to_send.items():
@@ -120,7 +120,7 @@ class RemoteLeaderEndPoint:
     def fetch_epoch_end_offsets(
         self, states: Iterable[PartitionFetchState], epochs: Mapping[TopicPartition, int]
     ) -> Future[OffsetForLeaderEpochResponse]:
-        """Ask where these epochs end in the leader's log; answers by `epoch_answers`."""
+        """Ask where these epochs end in the leader's log. Read the answer with `epoch_answers`."""
         topics: dict[str, list[OffsetForLeaderPartition]] = {}
         for state in states:
             topic, partition = state.topic_partition
@@ -142,7 +142,7 @@ class RemoteLeaderEndPoint:
         )
 
     def list_offset(self, state: PartitionFetchState, timestamp: int) -> Future[ListOffsetsResponse]:
-        """Ask for the partition's log end (-1) or log start (-2); the answer by `leader_offset`."""
+        """Ask for the partition's log end (-1) or log start (-2). Read the answer with `leader_offset`."""
         topic, partition = state.topic_partition
         asked = ListOffsetsPartition(
             partition_index=partition, current_leader_epoch=state.leader_epoch, timestamp=timestamp
@@ -162,7 +162,7 @@ class RemoteLeaderEndPoint:
 
 
 def fetch_answers(response: FetchResponse) -> Iterator[tuple[Uuid, int, FetchAnswer]]:
-    """(topic id, partition, answer) for each partition of a response."""
+    """Yield (topic id, partition, answer) for each partition of a response."""
     for topic in response.responses:
         topic_id = topic_id_of(topic.topic_id)
         for answer in topic.partitions:
@@ -170,7 +170,7 @@ def fetch_answers(response: FetchResponse) -> Iterator[tuple[Uuid, int, FetchAns
 
 
 def epoch_answers(response: OffsetForLeaderEpochResponse) -> dict[TopicPartition, EpochAnswer]:
-    """Each partition's answer."""
+    """Return the answer of each partition."""
     return {
         TopicPartition(topic.topic, answer.partition): answer
         for topic in response.topics
@@ -179,6 +179,6 @@ def epoch_answers(response: OffsetForLeaderEpochResponse) -> dict[TopicPartition
 
 
 def leader_offset(response: ListOffsetsResponse) -> LeaderOffset:
-    """The answer for the one partition that was asked for."""
+    """Return the answer for the only partition of the request."""
     answer = response.topics[0].partitions[0]
     return LeaderOffset(answer.error_code, answer.offset)

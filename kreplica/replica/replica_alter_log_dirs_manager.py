@@ -1,10 +1,10 @@
-"""ReplicaAlterLogDirsManager: replicas of this broker on their way to another log directory (KIP-113).
+"""ReplicaAlterLogDirsManager: moves replicas of this broker to other log directories (KIP-113).
 
     alter ──▶ LogMoves: a copy, which catches up step by step ──▶ swap, while the partition's role is held
 
-A step copies `STEP_BYTES` of one log, then it is the next one's turn. What ends a replica's role here ends
-its move, and so does a disk that fails. Moves do not outlive the process, but for one whose names were
-changing. Thread rule: any thread may call; the steps run in the loop, which owns the moves.
+A step copies `STEP_BYTES` of one log; then it is the next log's turn. A move ends if the replica loses its
+role here or a disk fails. Moves do not survive a restart, except one whose directories were being renamed.
+Thread rule: any thread may call; the steps run in the loop, which owns the moves.
 """
 
 from __future__ import annotations
@@ -35,9 +35,11 @@ AlterResults = dict[TopicPartition, KreplicaError | None]
 
 
 class ReplicaAlterLogDirsManager:
-    """`role_lock`: while it is held no replica's role changes. `act(partition, effects)`: what is to be done
-    about a leader's marks. `moved(partition)`: those who wait at it are to look again. `take_offline`: of
-    partitions whose logs are gone with a disk. The last three are called with no lock held."""
+    """`role_lock`: no replica's role changes while it is held. `act(partition, effects)`: acts on the effects
+    of a leader's partition. `moved(partition)`: requests that wait at the partition are tried again.
+    `take_offline`: called with partitions whose logs are lost with a disk. The last three are called with no
+    lock held.
+    """
 
     def __init__(
         self,
@@ -50,7 +52,8 @@ class ReplicaAlterLogDirsManager:
         moved: Callable[[Partition], None],
         take_offline: Callable[[list[TopicPartition]], None],
     ) -> None:
-        # Told (topic id, partition, directory) of each replica that has come to another directory (KIP-858).
+        # Called with (topic id, partition, directory) after a replica has moved to another directory
+        # (KIP-858).
         self.on_assignment: Callable[[Uuid, int, Uuid], None] = lambda *_: None
         self._partitions = partitions
         self._logs = log_manager
@@ -63,9 +66,10 @@ class ReplicaAlterLogDirsManager:
         self._is_at_work = False
 
     def alter(self, wanted: Mapping[TopicPartition, str]) -> Future[AlterResults]:
-        """Begin to move each replica to the log directory of that path: the error of each, or None.
+        """Start to move each replica to the log directory at that path. The future gets each one's error or
+        None.
 
-        Errors: LogDirNotFound, ReplicaNotAvailable where there is no such replica here, KafkaStorageError.
+        Errors: LogDirNotFound, ReplicaNotAvailable if this broker has no such replica, KafkaStorageError.
         """
         future: Future[AlterResults] = Future()
         self._loop.post(partial(self._begin, dict(wanted), future))
@@ -87,9 +91,9 @@ class ReplicaAlterLogDirsManager:
     def _begin_one(self, at: TopicPartition, path: str) -> None:
         log = self._log_of(at)
         if path not in self._logs.directory_ids and path not in self._logs.offline_directories:
-            raise LogDirNotFound(f"{path[:200]} is no log directory of this broker")
+            raise LogDirNotFound(f"{path[:200]} is not a log directory of this broker")
         if log is None:
-            raise ReplicaNotAvailable(f"{at}: no replica of it here")
+            raise ReplicaNotAvailable(f"{at}: this broker has no replica of it")
         move = self._logs.moves.begin(log, path, self._logs.topic_id(at))
         if move is not None and move not in self._waiting:
             self._waiting.append(move)
@@ -104,7 +108,7 @@ class ReplicaAlterLogDirsManager:
             is_over = self._go_on(move)
         except KreplicaError as error:
             is_over = True
-            LOGGER.warning("%s stays where it is: %s", move.log.topic_partition, error)
+            LOGGER.warning("could not move %s to another log directory: %s", move.log.topic_partition, error)
             self._logs.moves.cancel(move)
         if not is_over:
             self._waiting.append(move)
@@ -114,7 +118,7 @@ class ReplicaAlterLogDirsManager:
             self._is_at_work = False
 
     def _go_on(self, move: LogMove) -> bool:
-        """Do one step; whether the move is over."""
+        """Do one step. Returns True if the move is over."""
         at = move.log.topic_partition
         if self._logs.moves.moves.get(at) is not move:
             return True
@@ -125,7 +129,7 @@ class ReplicaAlterLogDirsManager:
         return move.copy(STEP_BYTES) and self._swap(at, move)
 
     def _swap(self, at: TopicPartition, move: LogMove) -> bool:
-        """Let the copy be the partition's log, in the role that it has; whether that is done."""
+        """Make the copy the partition's log, with the partition's role. Returns True if that is done."""
         effects = NOTHING
         with self._role_lock:
             partition = self._partitions.get(at)
@@ -141,7 +145,7 @@ class ReplicaAlterLogDirsManager:
                 elif log is not None:
                     partition.make_follower(known, log)
         if log is None:
-            # Its disk failed at the last moment.
+            # The disk failed at the last moment.
             self._take_offline([at])
             return True
         self._act(partition, effects)

@@ -1,4 +1,4 @@
-"""The settings of replication on one broker, under Kafka's names with dots for underscores."""
+"""ReplicaConfig: the settings of replication on one broker, named as Kafka's with dots for underscores."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from kreplica.common.types import INT64_MAX
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaConfig(Settings):
-    """Times in ms, sizes in bytes; the defaults are Kafka's. Raises InvalidConfig.
+    """Times are in ms, sizes in bytes. Defaults are Kafka's. Raises InvalidConfig.
 
-    Kafka has no range for most of them; a value that makes no sense hangs it. Here each has one.
+    Kafka has no range for most of them, and hangs with a senseless value. Here each has a range.
     """
 
     replica_lag_time_max_ms: int = setting(
@@ -82,8 +82,10 @@ class ReplicaConfig(Settings):
     )
 
     def check_together(self) -> None:
-        """Raises InvalidConfig where leaders hold a fetch for longer than followers may lag or wait, as
-        Kafka's KafkaConfig does."""
+        """Raise InvalidConfig if a leader would hold a fetch for longer than followers may lag or wait.
+
+        Kafka's KafkaConfig makes the same checks.
+        """
         wait_ms = self.replica_fetch_wait_max_ms
         if wait_ms > self.replica_lag_time_max_ms:
             raise InvalidConfig(

@@ -1,12 +1,12 @@
-"""ReplicaFetcher: replicates the partitions that one broker leads, as far as they fall to one fetcher id.
+"""ReplicaFetcher: replicates partitions that one broker leads: those that belong to one fetcher id.
 
-`do_work` is a step that never blocks: it finds out where logs part (`maybe_truncate`), then fetches
-(`maybe_fetch`). One request is in flight; its answer is posted to the loop, taken in there, and followed by
-the next step. A step costs what has changed since the last one, not what there is: an idle partition is
-neither looked at nor named.
+`do_work` is a step that never blocks. It finds where logs diverge (`maybe_truncate`) and then fetches
+(`maybe_fetch`). One request is in flight. Its answer is posted to the loop, applied there, and followed by
+the next step. The cost of a step depends on what has changed since the last one: idle partitions are neither
+looked at nor named.
 
-Thread rule: `do_work` and answers run in the loop, partitions come and go from any thread; `_lock` guards
-the states, and is held while an answer is applied to a partition, so that nothing is applied after
+Thread rule: `do_work` and answers run in the loop; any thread may add and remove partitions. `_lock` guards
+the states. It is held while an answer is applied to a partition, so that nothing is applied after
 `remove_partitions`.
 """
 
@@ -61,20 +61,20 @@ if TYPE_CHECKING:
     from kreplica.common.types import Uuid
     from kreplica.replica.partition import Partition
 
-    # How the append of what came went: nothing was new, or the error for which nothing was appended.
+    # The result of an append: None if nothing was new, or the error that prevented it.
     Appended = LogAppendInfo | KreplicaError | None
 
-# Of one answer, what is taken in one step, for which heartbeats wait: there may be thousands.
+# How many partitions of an answer one step applies. Heartbeats wait for the step, and there may be thousands.
 ANSWERS_A_STEP = 64
 FETCHING, TRUNCATING = ReplicaState.FETCHING, ReplicaState.TRUNCATING
 
 
 class ReplicaFetcher:
-    """Fetches from `leader`. `name`: of its loop.
+    """Fetches from `leader`. `name`: the name of its loop.
 
     `on_moved(partition)`: the partition's log or high watermark has moved.
-    `on_storage_failure(topic_partition, error)`: its log has failed, or its disk is full. Neither is called
-    with a lock held.
+    `on_storage_failure(topic_partition, error)`: its log has failed, or its disk is full. Both are called
+    with no lock held.
     """
 
     def __init__(
@@ -106,16 +106,16 @@ class ReplicaFetcher:
         self._states = PartitionStates()
         self._fruitless = FruitlessFetches(leader.leader_id, config.replica_lag_time_max_ms, self._now_ms)
         self.failed: dict[TopicPartition, KreplicaError] = {}
-        # What is to be told once no lock is held.
+        # Notifications to send once no lock is held.
         self._moved: list[Partition] = []
         self._broken: list[tuple[TopicPartition, KreplicaError]] = []
-        # The loop's own:
+        # Owned by the loop:
         self._session = FetchSessionHandler()
         self._in_flight = False
-        # Of the last answer, appends that the disk thread has not made yet.
+        # Appends of the last answer that the disk thread has not made yet.
         self._appending = 0
-        self._is_taking = False  # some of the answer is being taken apart
-        self._has_rest = False  # of the answer, which is taken apart in later steps
+        self._is_taking = False  # a part of the answer is being applied
+        self._has_rest = False  # whether later steps apply the rest of the answer
         self._waits_until_ms = 0
         self._alarm: Cancellable | None = None
         self._closed = False
@@ -123,7 +123,9 @@ class ReplicaFetcher:
     # ---- partitions ---------------------------------------------------------------------------------------
 
     def add_partitions(self, initial: Mapping[TopicPartition, InitialFetchState]) -> None:
-        """Replicate these, too; one that is replicated in the same leader epoch goes on as it is."""
+        """Replicate these partitions too. One that is replicated in the same leader epoch is left as it
+        is.
+        """
         with self._lock:
             for topic_partition, wanted in initial.items():
                 known = self.state_of(topic_partition)
@@ -148,7 +150,9 @@ class ReplicaFetcher:
         self._states.add(state)
 
     def remove_partitions(self, topic_partitions: Iterable[TopicPartition]) -> States:
-        """Replicate these no longer; their states. No answer is applied to them afterwards."""
+        """Stop replicating these partitions, and return their states. No answer is applied to them
+        afterwards.
+        """
         with self._lock:
             removed = {}
             for topic_partition in topic_partitions:
@@ -173,16 +177,16 @@ class ReplicaFetcher:
         return self._states.by_partition.get(topic_partition)
 
     def lag_of(self, topic_partition: TopicPartition) -> int:
-        """Messages that the partition is behind its leader's high watermark; -1 where that is not known."""
+        """Return how many messages the partition is behind its leader's high watermark; -1 if unknown."""
         state = self.state_of(topic_partition)
         return -1 if state is None or state.lag is None else state.lag
 
     def max_lag(self) -> int:
-        """The largest lag of its partitions."""
+        """Return the largest lag of its partitions."""
         return max((state.lag or 0 for state in list(self._states.by_partition.values())), default=0)
 
     def shutdown(self) -> None:
-        """Do nothing any more."""
+        """Stop, and drop all partitions."""
         self._closed = True
         with self._lock:
             self.remove_partitions(list(self._states.by_partition))
@@ -193,7 +197,7 @@ class ReplicaFetcher:
     # ---- the step -----------------------------------------------------------------------------------------
 
     def do_work(self) -> None:
-        """Send the request that is due, if none is in flight and the last answer is appended."""
+        """Send the request that is due, if none is in flight and the last answer is applied."""
         if self._in_flight or self._has_rest or self._appending or self._closed:
             return
         now_ms = self._now_ms()
@@ -217,12 +221,12 @@ class ReplicaFetcher:
         self._alarm = self._loop.post_later(self.do_work, max(delay_ms, 1))
 
     def _back_off(self) -> None:
-        # The leader did not answer: nothing can be done for any partition.
+        # The leader did not answer, so no partition can make progress.
         self._waits_until_ms = self._now_ms() + self._config.replica_fetch_backoff_ms
         self._work_after(self._config.replica_fetch_backoff_ms)
 
     def _send(self, reply: Future[Any], answered: Callable[[Any], None]) -> bool:
-        """Let `answered(response)` come in the loop, then the next step."""
+        """Call `answered(response)` in the loop when the reply comes, and then take the next step."""
         self._in_flight = True
         started_ns = self._clock.monotonic_ns()
         reply.add_done_callback(lambda done: self._loop.post(partial(self._take, done, answered, started_ns)))
@@ -248,14 +252,16 @@ class ReplicaFetcher:
         self.do_work()
 
     def _begin_anew(self) -> None:
-        # Nobody foresaw that. It is told, and the fetcher's other partitions go on after a while.
+        # An unexpected error: it is raised, and the fetcher's partitions continue after a back-off.
         self._session.failed(is_unknown=False)
         self._back_off()
 
-    # ---- truncate -----------------------------------------------------------------------------------------
+    # ---- truncation ---------------------------------------------------------------------------------------
 
     def _maybe_truncate(self) -> bool:
-        """Cut what can be cut, and ask the leader about the rest; whether a request was sent."""
+        """Truncate what can be truncated, and ask the leader about the rest. Returns True if a request was
+        sent.
+        """
         asked: list[PartitionFetchState] = []
         epochs: dict[TopicPartition, int] = {}
         for topic_partition in list(self._states.truncating):
@@ -265,7 +271,7 @@ class ReplicaFetcher:
                 continue
             epoch = partition.local_log.latest_epoch
             if epoch is None:
-                # A log that knows no epochs: only what is committed is certain.
+                # The log has no epochs, so only committed records are certain.
                 at_mark = OffsetTruncationState(partition.local_log.high_watermark, True)
                 self._apply(state, partial(self._truncate, state, at_mark))
             else:
@@ -292,7 +298,7 @@ class ReplicaFetcher:
                 else:
                     end = (answer.leader_epoch, answer.end_offset)
                     self._apply(state, partial(self._truncate_to_epoch, state, end, NO_OFFSET))
-        self._tell()
+        self._notify()
 
     def _truncate_to_epoch(
         self,
@@ -302,8 +308,8 @@ class ReplicaFetcher:
         partition: Partition,
     ) -> bool:
         if 0 <= leader_end[1] <= leader_start:
-            # The leader has deleted the records up to there and knows their epochs no more. Those here may be
-            # others, which were never committed.
+            # The leader has deleted the records up to there and forgotten their epochs. The local records may
+            # differ from them; they were never committed then.
             partition.truncate_fully_and_start_at(leader_start)
             return self._go_on_from_end(state, partition, is_completed=True)
         return self._truncate(state, offset_truncation_state(partition.local_log, *leader_end), partition)
@@ -319,7 +325,7 @@ class ReplicaFetcher:
     ) -> bool:
         log = partition.local_log
         epoch = log.latest_epoch
-        # A fetch tells the leader the last epoch, so it finds by itself whether more is to be cut.
+        # A fetch contains the last epoch, so the leader's answer shows whether more must be truncated.
         done = is_completed or (self._config.truncation_on_fetch and epoch is not None)
         self._states.put(
             state._replace(
@@ -333,8 +339,9 @@ class ReplicaFetcher:
     # ---- out of range -------------------------------------------------------------------------------------
 
     def _maybe_find_range(self) -> bool:
-        """Ask where the leader's log begins and ends, for one partition that is beside it; whether it was
-        sent.
+        """Ask for the leader's log end, for one partition whose fetch offset is out of range.
+
+        Returns True if a request was sent.
         """
         for topic_partition in list(self._states.out_of_range):
             state = self._states.by_partition[topic_partition]
@@ -351,11 +358,11 @@ class ReplicaFetcher:
                 return
             ends_before = answer.offset < partition.local_log.log_end_offset
             if ends_before:
-                # The leader came from an unclean election, and lacks what this log has.
+                # The leader won an unclean election and lacks records of this log.
                 self._states.out_of_range.pop(state.topic_partition)
                 self._apply(state, partial(self._truncate, state, OffsetTruncationState(answer.offset, True)))
         if ends_before:
-            self._tell()
+            self._notify()
         elif not self._closed:
             reply = self.leader.list_offset(state, EARLIEST_TIMESTAMP)
             self._send(reply, partial(self._start_answered, state))
@@ -367,7 +374,7 @@ class ReplicaFetcher:
                 return
             self._states.out_of_range.pop(state.topic_partition)
             self._apply(state, partial(self._begin_at, state, answer.offset))
-        self._tell()
+        self._notify()
 
     def _still_out_of_range(self, state: PartitionFetchState, error_code: int) -> Partition | None:
         if self.state_of(state.topic_partition) is not state:
@@ -380,11 +387,11 @@ class ReplicaFetcher:
     def _begin_at(self, state: PartitionFetchState, leader_start: int, partition: Partition) -> bool:
         failures = self._fruitless.failed(state, "its offset or leader epoch is not the leader's")
         if leader_start >= partition.log_end_offset:
-            # The leader has deleted all that is here, and knows its epochs no more: it could not tell whether
-            # what comes next joins on to it.
+            # The leader has deleted everything that is in this log, and forgotten its epochs. It could not
+            # detect whether the records that follow join this log.
             partition.truncate_fully_and_start_at(leader_start)
         elif failures >= IN_A_ROW:
-            # The leader has that offset, too, so it is the leader epoch that it has never heard of.
+            # The leader has that offset too, so what it does not know is the leader epoch.
             partition.cut_unknown_epoch()
         state = self._delay(state) if failures > 1 else state
         return self._go_on_from_end(state, partition, is_completed=True)
@@ -392,19 +399,21 @@ class ReplicaFetcher:
     # ---- fetch --------------------------------------------------------------------------------------------
 
     def _maybe_fetch(self) -> bool:
-        """Fetch what is not being truncated, delayed or held back; False where there is nothing."""
+        """Fetch the partitions that are not truncating, delayed or held back. Returns False if there are
+        none.
+        """
         states = self._states
         states.hold_back(self._quota)
         out = states.left_out()
         if len(out) >= len(states):
             return False
-        told = {}
+        to_send = {}
         for state in states.to_name(out, every=self._session.is_new):
             partition = self._partitions.get(state.topic_partition)
             if partition is not None and partition.log is not None:
-                told[state.topic_partition] = state.asks(partition.log.log_start_offset)
-        fetch = self._session.build(told, [*states.gone, *out])
-        states.told()
+                to_send[state.topic_partition] = state.asks(partition.log.log_start_offset)
+        fetch = self._session.build(to_send, [*states.gone, *out])
+        states.mark_sent()
         return self._send(self.leader.fetch(fetch), self._fetched)
 
     def _fetched(self, response: FetchResponse) -> None:
@@ -418,7 +427,7 @@ class ReplicaFetcher:
         self._take_answers(fetch_answers(response))
 
     def _take_answers(self, answers: Iterator[tuple[Uuid, int, FetchAnswer]]) -> None:
-        """Take what came for some partitions, and what came for the others in further steps."""
+        """Apply the answers for some partitions, and those for the others in later steps."""
         taken = 0
         self._is_taking = True
         try:
@@ -430,7 +439,7 @@ class ReplicaFetcher:
                         self._take_answer(topic_partition, answer)
         finally:
             self._is_taking = False
-        self._tell()
+        self._notify()
         if taken == ANSWERS_A_STEP:
             self._has_rest = True
             self._loop.post(partial(self._take_rest, answers))
@@ -447,22 +456,22 @@ class ReplicaFetcher:
         self.do_work()
 
     def _take_answer(self, topic_partition: TopicPartition, answer: FetchAnswer) -> None:
-        states, told = self._states, self._session.sent.get(topic_partition)
+        states, sent = self._states, self._session.sent.get(topic_partition)
         state = states.by_partition[topic_partition]
-        if told is None or topic_partition in states.delayed or state.state is TRUNCATING:
-            # It is not in the session any more, or will leave it with the next fetch.
+        if sent is None or topic_partition in states.delayed or state.state is TRUNCATING:
+            # The partition is no longer in the session, or leaves it with the next fetch.
             return
-        if told.fetch_offset != state.fetch_offset or told.leader_epoch != state.leader_epoch:
-            # The answer is to a fetch of before something changed here. The leader takes what it told as
-            # known, and would not tell the high watermark or the log start again in this session.
+        if sent.fetch_offset != state.fetch_offset or sent.leader_epoch != state.leader_epoch:
+            # The answer is to a fetch from before a change here. The leader assumes that we know what it
+            # sent, and would not send the high watermark or the log start again in this session.
             self._session.failed(is_unknown=False)
             return
         if answer.error_code:
             self._refused(state, answer.error_code)
         elif answer.diverging_epoch.end_offset >= 0:
-            # Only the log start counts besides; the high watermark must not (KAFKA-14704).
-            if self._fruitless.failed(state, f"the logs part: {answer.diverging_epoch}") > IN_A_ROW:
-                # The leader finds its own rot when it is asked again.
+            # Besides it only the log start counts. The high watermark must not be used (KAFKA-14704).
+            if self._fruitless.failed(state, f"the logs diverge: {answer.diverging_epoch}") > IN_A_ROW:
+                # Wait: the leader finds its own rot when it is asked again.
                 state = self._delay(state)
             diverging = (answer.diverging_epoch.epoch, answer.diverging_epoch.end_offset)
             self._apply(state, partial(self._truncate_to_epoch, state, diverging, answer.log_start_offset))
@@ -472,10 +481,10 @@ class ReplicaFetcher:
     def _process_partition_data(
         self, state: PartitionFetchState, answer: FetchAnswer, partition: Partition
     ) -> bool:
-        """Append what came, and take over the leader's marks behind it; whether anything moved by now."""
+        """Append the records, then take over the leader's offsets. Returns True if anything has moved yet."""
         log, epoch = partition.local_log, state.leader_epoch
         if log.state.log_end_offset != state.fetch_offset:
-            # Something else has cut or filled the log: fetch again, from where it ends now.
+            # Something else has truncated or extended the log: fetch again from its current end.
             latest = log.latest_epoch
             epoch = -1 if latest is None else latest
             self._states.put(state._replace(fetch_offset=log.log_end_offset, last_fetched_epoch=epoch))
@@ -500,19 +509,21 @@ class ReplicaFetcher:
         return False
 
     def _appended(self, state: PartitionFetchState, answer: FetchAnswer, result: Appended) -> None:
-        """The disk thread is done with what came for one partition."""
+        """Continue after the disk thread has appended the records for one partition."""
         self._appending -= 1
         with self._lock:
             if self.state_of(state.topic_partition) is state:
                 self._apply(state, partial(self._take_marks, state, answer, result))
         if not self._is_taking:
-            self._tell()
+            self._notify()
             self.do_work()
 
     def _take_marks(
         self, state: PartitionFetchState, answer: FetchAnswer, appended: Appended, partition: Partition
     ) -> bool:
-        """Take over the leader's high watermark and log start, behind what was appended."""
+        """Take over the leader's high watermark and log start after an append. Returns True if anything
+        moved.
+        """
         if isinstance(appended, KreplicaError):
             raise appended
         if appended is None and answer.records:
@@ -534,21 +545,20 @@ class ReplicaFetcher:
     # ---- errors -------------------------------------------------------------------------------------------
 
     def _refused(self, state: PartitionFetchState, error_code: int) -> None:
-        """The leader's error for the partition."""
+        """Handle the leader's error for the partition."""
         kind = BY_CODE.get(int(error_code), UnknownServerError)
         if kind is OffsetOutOfRange:
             self._states.out_of_range[state.topic_partition] = None
             self._states.gone[state.topic_partition] = None
         elif kind is FencedLeaderEpoch:
-            # There is a later leader epoch, of which this broker will hear: until then there is nothing to
-            # do.
+            # There is a later leader epoch, which this broker will learn. Nothing can be done before that.
             self._give_up(state.topic_partition, kind(f"leader epoch {state.leader_epoch} is over"))
         else:
             self._fruitless.failed(state, kind.__name__, may_pass=kind is not CorruptMessage)
             self._delay(state)
 
     def _apply(self, state: PartitionFetchState, step: Callable[[Partition], bool]) -> None:
-        """Do a step on the partition, and note what it failed with."""
+        """Run a step on the partition, and handle its errors."""
         topic_partition = state.topic_partition
         partition = self._partitions.get(topic_partition)
         if partition is None:
@@ -557,18 +567,18 @@ class ReplicaFetcher:
             if step(partition):
                 self._moved.append(partition)
         except (FencedLeaderEpoch, NotLeaderOrFollower) as error:
-            # Its role has changed, and whoever changed it takes it from this fetcher.
+            # The partition's role has changed. The caller that changed it removes it from this fetcher.
             self._give_up(topic_partition, error)
         except KafkaStorageError as error:
             log = partition.log
             self._broken.append((topic_partition, error))
             if isinstance(error, StorageFull) and log is not None and not log.is_offline:
-                # The disk may have room again by then.
+                # The disk may have room again later.
                 self._delay(state)
             else:
                 self._give_up(topic_partition, error)
         except KreplicaError as error:
-            # What came was damaged on its way, or the leader changed meanwhile: ask again.
+            # The data was damaged in transit, or the leader has changed meanwhile: fetch again.
             self._fruitless.failed(state, f"{type(error).__name__}: {error}")
             self._delay(state)
 
@@ -584,8 +594,8 @@ class ReplicaFetcher:
         self._states.put(delayed)
         return delayed
 
-    def _tell(self) -> None:
-        """Say what has moved and what failed; no lock is held."""
+    def _notify(self) -> None:
+        """Notify of moves and failures, with no lock held."""
         with self._lock:
             moved, self._moved = self._moved, []
             broken, self._broken = self._broken, []

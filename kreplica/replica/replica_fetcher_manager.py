@@ -1,8 +1,8 @@
-"""ReplicaFetcherManager: gives each partition that this broker follows to a fetcher, one for each (leader,
-fetcher id).
+"""ReplicaFetcherManager: assigns the partitions that this broker follows to fetchers.
 
-A leader's partitions are spread over num.replica.fetchers fetchers by their names, so a broker holds at most
-(brokers - 1) x fetchers connections. Thread rule: `_lock` guards the table of fetchers.
+There is one fetcher for each leader and fetcher id. A leader's partitions are distributed among
+num.replica.fetchers fetchers by their names, so a broker has at most (brokers - 1) x fetchers connections.
+Thread rule: `_lock` guards the table of fetchers.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from kreplica.replica.partition import Partition
 from kreplica.replica.partition_fetch_state import InitialFetchState, PartitionFetchState
 from kreplica.replica.replica_fetcher import ReplicaFetcher
 
-# Makes the fetcher of a (leader's broker id, fetcher id).
+# Makes the fetcher for a leader's broker id and a fetcher id.
 NewFetcher = Callable[[int, int], ReplicaFetcher]
 
 
@@ -39,19 +39,19 @@ class ReplicaFetcherManager:
         )
 
     def follow(self, partition: Partition, state: LeaderAndIsr) -> None:
-        """Replicate the partition from the leader that `state` names, from nobody where it names none."""
+        """Replicate the partition from the leader in `state`, or stop if there is no leader."""
         topic_partition = partition.topic_partition
         self.remove_fetcher_for_partitions([topic_partition])
         if state.leader == NO_LEADER:
             return
         log = partition.local_log
-        # Without epochs nothing tells where the logs part, so only what is committed is kept.
+        # Without epochs the point of divergence is unknown, so only committed records are kept.
         offset = log.high_watermark if log.latest_epoch is None else log.log_end_offset
         initial = InitialFetchState(state.topic_id, state.leader, state.leader_epoch, offset)
         self.add_fetcher_for_partitions({topic_partition: initial})
 
     def add_fetcher_for_partitions(self, initial: Mapping[TopicPartition, InitialFetchState]) -> None:
-        """Give each partition to the fetcher it falls to."""
+        """Add each partition to its fetcher."""
         shares: dict[tuple[int, int], dict[TopicPartition, InitialFetchState]] = {}
         for topic_partition, wanted in initial.items():
             key = (wanted.leader, self.fetcher_id(topic_partition))
@@ -66,7 +66,7 @@ class ReplicaFetcherManager:
     def remove_fetcher_for_partitions(
         self, topic_partitions: Iterable[TopicPartition]
     ) -> dict[TopicPartition, PartitionFetchState]:
-        """Replicate these no longer; what was in flight for them is dropped."""
+        """Stop replicating these partitions and drop answers in flight. Returns their states."""
         wanted = list(topic_partitions)
         removed: dict[TopicPartition, PartitionFetchState] = {}
         for fetcher in self:
@@ -74,7 +74,7 @@ class ReplicaFetcherManager:
         return removed
 
     def shutdown_idle_fetchers(self) -> None:
-        """End the fetchers that have no partition left."""
+        """Stop the fetchers without partitions."""
         with self._lock:
             idle = [key for key, fetcher in self._fetchers.items() if not len(fetcher)]
             ended = [self._fetchers.pop(key) for key in idle]
@@ -82,7 +82,7 @@ class ReplicaFetcherManager:
             fetcher.shutdown()
 
     def shutdown(self) -> None:
-        """End all."""
+        """Stop all fetchers."""
         with self._lock:
             ended = list(self._fetchers.values())
             self._fetchers.clear()
@@ -90,7 +90,7 @@ class ReplicaFetcherManager:
             fetcher.shutdown()
 
     def fetcher_id(self, topic_partition: TopicPartition) -> int:
-        """Which of a leader's fetchers the partition falls to."""
+        """Return the id of the partition's fetcher."""
         topic, partition = topic_partition
         return (checksum(topic.encode()) + partition) % self._num_replica_fetchers
 

@@ -1,12 +1,11 @@
 """ReplicaManager: the replicas on one broker, as leaders and followers.
 
-It gives partitions their roles, takes appends and fetches to them, and acts on what they tell has moved:
-waiting requests are completed, ISR changes sent, fetchers started and stopped. A partition never calls
-back; what it answers is acted upon here, with no lock held. Time, files, threads and messages come by
-ports.
+It sets the roles of partitions, passes appends and fetches to them, and acts on the effects they return: it
+completes waiting requests, sends ISR changes, starts and stops fetchers. A partition never calls back; its
+effects are acted on here, with no lock held. Time, files, threads and messages come through ports.
 
-Thread rule: any thread may append and fetch. `_role_lock` makes changes of roles follow one another, so
-that a partition and its fetcher agree; it is outside every partition's lock.
+Thread rule: any thread may append and fetch. `_role_lock` serializes changes of roles, so that a partition
+and its fetcher agree. It is taken before any partition's lock.
 """
 
 from __future__ import annotations
@@ -77,8 +76,8 @@ if TYPE_CHECKING:
 class ReplicaManager:
     """The replicas of broker `broker_id`, whose epoch is `broker_epoch()`.
 
-    `controller()`: the node id of the active controller, None where it is not known now. `new_loop(name)`: a
-    Loop for an object of this broker.
+    `controller()`: the active controller's node id, None if unknown now. `new_loop(name)`: makes a Loop for
+    an object of this broker.
     """
 
     def __init__(
@@ -126,10 +125,10 @@ class ReplicaManager:
             on_appended=self._appended,
             on_error=self._check_storage,
             disk_loop=None if log_manager.disk is None else loop,
-            # One that waits for records asks again after half of that.
+            # Twice the longest wait of a follower's fetch.
             silence_ms=2 * config.replica_fetch_wait_max_ms,
         )
-        # Without a step in between.
+        # Bound directly, to save a call.
         self.append_records = self.appends.append_records
         self.append = self.appends.append
         self.append_values = self.appends.append_values
@@ -169,7 +168,8 @@ class ReplicaManager:
         self._key_lock = Lock()
         self._keys = 0  # guarded by _key_lock
         self._role_lock = RLock()
-        # Guarded by _role_lock: the controller heard of last, and what a change of roles leaves to be done.
+        # Guarded by _role_lock: the newest controller epoch, and actions that changes of roles leave to be
+        # done.
         self._controller_epoch = 0
         self._due: deque[Callable[[], object]] = deque()
         self.alter_log_dirs = ReplicaAlterLogDirsManager(
@@ -185,10 +185,10 @@ class ReplicaManager:
         log_manager.configs.on_change = self.quotas.set_throttled
         self.quotas.set_throttled(log_manager.configs.by_topic)
 
-    # ---- life ---------------------------------------------------------------------------------------------
+    # ---- start and stop -----------------------------------------------------------------------------------
 
     def startup(self) -> None:
-        """Begin the periodic work. The logs must be loaded."""
+        """Start the periodic work. The logs must be loaded."""
         lag_ms = self.config.replica_lag_time_max_ms
         checkpoint_ms = self.config.replica_high_watermark_checkpoint_interval_ms
         schedule = self._scheduler.schedule
@@ -202,8 +202,9 @@ class ReplicaManager:
         ]
 
     def shutdown(self) -> None:
-        """Stop fetching and the periodic work, fail what waits, note the high watermarks. The logs stay
-        open.
+        """Stop fetching and the periodic work, fail waiting requests, and write the high watermarks.
+
+        The logs stay open.
         """
         for timer in self._timers:
             timer.cancel()
@@ -219,7 +220,7 @@ class ReplicaManager:
         self.checkpoint_high_watermarks()
 
     def checkpoint_high_watermarks(self) -> None:
-        """Write every log's high watermark, those of partitions without a role included (KAFKA-1647)."""
+        """Write every log's high watermark, including partitions without a role (KAFKA-1647)."""
         self.log_manager.checkpoint_high_watermarks()
 
     # ---- roles --------------------------------------------------------------------------------------------
@@ -227,16 +228,16 @@ class ReplicaManager:
     def become_leader_or_follower(
         self, states: Iterable[LeaderAndIsr], controller_epoch: int = 0
     ) -> dict[TopicPartition, KreplicaError | None]:
-        """Take the roles that the controller has decided on; each partition's error, or None.
+        """Take the roles that the controller has assigned. Returns each partition's error, or None.
 
-        The log of each partition must have been made (`LogManager.get_or_create_logs`): the error is
-        KafkaStorageError where there is none. A state that is older than what the partition knows changes
-        nothing. Raises StaleControllerEpoch where a later controller has been heard of.
+        The log of each partition must exist (`LogManager.get_or_create_logs`); otherwise the error is
+        KafkaStorageError. A state older than the partition's state changes nothing. Raises
+        StaleControllerEpoch if a later controller is known.
         """
         results: dict[TopicPartition, KreplicaError | None] = {}
         with self._role_lock:
             if controller_epoch < self._controller_epoch:
-                text = f"controller epoch {controller_epoch} after {self._controller_epoch}"
+                text = f"controller epoch {controller_epoch} is over; now it is {self._controller_epoch}"
                 raise StaleControllerEpoch(text)
             self._controller_epoch = controller_epoch
             for state in states:
@@ -265,7 +266,7 @@ class ReplicaManager:
         self._do_what_is_due()
 
     def _do_what_is_due(self) -> None:
-        """Act on what changes of roles have left to be done, with no lock held: futures are resolved here."""
+        """Run the actions that changes of roles left, with no lock held: futures are resolved here."""
         while self._due:
             try:
                 act = self._due.popleft()
@@ -278,14 +279,14 @@ class ReplicaManager:
         if self.broker_id not in state.replicas:
             known = self.partitions.get(topic_partition)
             if known is not None and known.partition_epoch <= state.partition_epoch:
-                # It is to be told to stop, too, but need not go on until then.
+                # The metadata will also stop the replica, but it need not go on until then.
                 self.fetchers.remove_fetcher_for_partitions([topic_partition])
                 self._stop(topic_partition)
             return
         known = self.partitions.get(topic_partition)
         log = None if known is None else known.log
         if log is None:
-            # It is never made here: an empty log would be taken for one whose directory has just failed.
+            # The log is never created here: an empty log could replace one whose directory has just failed.
             log = self.log_manager.log_of(topic_partition, state.topic_id)
         partition = self.partitions.get_or_create(
             topic_partition, partial(self._new_partition, topic_partition)
@@ -297,18 +298,20 @@ class ReplicaManager:
         self.repairs.role_changed(partition)
 
     def _lead(self, partition: Partition, state: LeaderAndIsr, log: UnifiedLog) -> None:
-        # A leader runs no fetcher; and none may append between the end of following and the epoch's start.
+        # A leader has no fetcher, and no fetcher may append between the end of following and the epoch's
+        # start.
         if not partition.is_leader and state.partition_epoch >= partition.partition_epoch:
             self.fetchers.remove_fetcher_for_partitions([partition.topic_partition])
         try:
             became = partition.make_leader(state, log)
         except DamagedLog:
-            # Until it can lead it follows nobody, and takes what it lacks from those who follow it.
+            # Until it can lead it has no leader to follow. It copies what it lacks from its followers.
             partition.make_follower(state, log)
             self.repairs.role_changed(partition)
             self.repairs.refused_to_lead(partition)
             raise
-        # A replica that the controller took out of the ISR may have been the one that all waited for.
+        # If the controller removed a replica from the ISR, the high watermark may have waited for that
+        # replica.
         self._due.append(partial(self.act_on, partition, became.effects))
         self.events.isr_changed(partition)
         if became.is_new_leader or became.is_new_epoch:
@@ -327,8 +330,8 @@ class ReplicaManager:
             self._fetch_from_leader(partition, state)
 
     def _fetch_from_leader(self, partition: Partition, state: LeaderAndIsr) -> None:
-        # Where recovery stopped at rot, what lies behind it must not be fetched, or cut, as if it were not
-        # there.
+        # If recovery stopped at rot, the records after the rot must not be fetched or truncated as if they
+        # were missing.
         if partition.local_log.stopped_at is None:
             self.fetchers.follow(partition, state)
 
@@ -350,16 +353,18 @@ class ReplicaManager:
     def stop_replicas(
         self, stopped: Mapping[TopicPartition, bool]
     ) -> dict[TopicPartition, KreplicaError | None]:
-        """Be no replica of these partitions any more; True: delete the log too. Each one's error, or None."""
+        """Stop being a replica of these partitions. True: also delete the log. Returns each one's error, or
+        None.
+        """
         results: dict[TopicPartition, KreplicaError | None] = {}
         with self._role_lock:
             self.fetchers.remove_fetcher_for_partitions(list(stopped))
             for topic_partition in stopped:
                 self.untaken.discard(topic_partition)
                 results[topic_partition] = self._stop(topic_partition)
-            # On a disk that failed there is none to be deleted.
+            # Logs on a failed disk cannot be deleted.
             self.log_manager.delete_logs([each for each, delete in stopped.items() if delete])
-            # Under the lock: no partition may be given to a fetcher that is being ended.
+            # Under the lock, so that no partition is added to a fetcher that is being stopped.
             self.fetchers.shutdown_idle_fetchers()
         self._do_what_is_due()
         return results
@@ -376,7 +381,7 @@ class ReplicaManager:
         log = partition.leader_log_if_local
         partition.close(is_offline=is_offline)
         if log is not None:
-            why = "its log directory is offline" if is_offline else "the broker is no replica any more"
+            why = "its log directory is offline" if is_offline else "the broker is no longer a replica"
             self.events.leadership_lost(partition, log.log_end_offset, why)
         self._due.append(self.delayed.leadership_lost(partition))
         self._due.append(partial(self.fetches.moved, partition))
@@ -409,15 +414,15 @@ class ReplicaManager:
             self.fetches.log_end_moved(partition)
 
     def _high_watermark_moved(self, partition: Partition) -> None:
-        # Producers first: they wait for nothing else, and followers hear of it with the next records.
+        # Producers first: they wait for nothing else. Followers get the high watermark with the next records.
         self.delayed.high_watermark_moved(partition)
         if partition.fetch_waiters:
             self.fetches.high_watermark_moved(partition)
 
-    # ---- what partitions tell -----------------------------------------------------------------------------
+    # ---- effects of partitions ----------------------------------------------------------------------------
 
     def act_on(self, partition: Partition, effects: PartitionEffects) -> None:
-        """Do what a step of the partition has made due; the caller holds no lock."""
+        """Act on the effects of a partition's step. The caller holds no lock."""
         if effects.isr_change is not None:
             self._propose(partition, effects.isr_change)
         if effects.high_watermark_change is INCREASED:
@@ -440,7 +445,8 @@ class ReplicaManager:
             assert isinstance(error, KreplicaError)
             self._failed_isr_updates.mark()
             effects = partition.handle_alter_partition_response(proposed.pending, error)
-            # What was refused for one replica may be asked for another, or again, at their next fetches.
+            # A change that was rejected for one replica may be proposed for another, or again, at their next
+            # fetches.
             self.fetches.name_again(partition)
         self.events.isr_changed(partition)
         after = partition.isr
@@ -449,15 +455,17 @@ class ReplicaManager:
         self.act_on(partition, effects)
 
     def maybe_shrink_isr(self) -> None:
-        """Look for replicas that have not kept up."""
+        """Remove replicas that have not kept up from the ISRs."""
         now_ms = monotonic_ms(self._clock)
         for partition in self.partitions:
             if partition.is_leader:
                 self.act_on(partition, partition.maybe_shrink_isr(now_ms))
 
     def brokers_changed(self) -> None:
-        """Look again at replicas that are out of sync: what kept them out may have been their broker, and a
-        follower with nothing new to fetch does not ask by itself."""
+        """Check replicas that are out of sync again: their broker may have been the reason.
+
+        A follower without new records to fetch would not trigger the check.
+        """
         now_ms = monotonic_ms(self._clock)
         for partition in self.partitions:
             if partition.is_leader and partition.is_under_replicated:
@@ -468,7 +476,7 @@ class ReplicaManager:
     def delete_records(
         self, offsets: Mapping[TopicPartition, int], timeout_ms: int = PRODUCE_TIMEOUT_MS
     ) -> Future[dict[TopicPartition, DeleteRecordsResult]]:
-        """Drop the records below these offsets (-1: below the high watermark) on all replicas (KIP-107)."""
+        """Delete the records below these offsets (-1: the high watermark) on all replicas (KIP-107)."""
         results: dict[TopicPartition, DeleteRecordsResult] = {}
         waiting: dict[TopicPartition, DeleteRecordsPartitionStatus] = {}
         for topic_partition, wanted in offsets.items():
@@ -489,7 +497,7 @@ class ReplicaManager:
     def last_offset_for_leader_epoch(
         self, topic_partition: TopicPartition, leader_epoch: int, current_leader_epoch: int | None = None
     ) -> EpochEndOffset:
-        """Where a leader epoch ends here; raises as `Partition.last_offset_for_leader_epoch`."""
+        """Return the end of a leader epoch. Raises as `Partition.last_offset_for_leader_epoch`."""
         partition = self.partitions.get_or_error(topic_partition)
         return partition.last_offset_for_leader_epoch(current_leader_epoch, leader_epoch)
 
@@ -500,15 +508,17 @@ class ReplicaManager:
         isolation: str = "high_watermark",
         current_leader_epoch: int | None = None,
     ) -> TimestampOffset:
-        """The first record at or after `timestamp`; see `Partition.fetch_offset_for_timestamp`."""
+        """Return the first record at or after `timestamp`; see `Partition.fetch_offset_for_timestamp`."""
         partition = self.partitions.get_or_error(topic_partition)
         return partition.fetch_offset_for_timestamp(timestamp, isolation, current_leader_epoch)
 
     # ---- disks --------------------------------------------------------------------------------------------
 
     def _check_storage(self, topic_partition: TopicPartition, error: KreplicaError) -> None:
-        """Where a log has failed, or the disk refused what it was asked for a log, the whole directory is
-        offline; a full disk or a damaged range is no failure.
+        """Handle an error that may come from a disk.
+
+        If a log has failed, or the disk refused an operation, the whole directory goes offline. A full disk
+        or a damaged range is not a failure.
         """
         log = self.log_manager.get_log(topic_partition)
         if isinstance(error, KafkaStorageError) and log is not None:
@@ -520,7 +530,7 @@ class ReplicaManager:
                 self.full_disks.refused(directory, topic_partition, error)
 
     def handle_log_directory_failure(self, path: str, error: BaseException) -> None:
-        """The directory's disk failed: its partitions are offline until the broker starts anew."""
+        """Take the partitions of a failed directory offline until the broker restarts."""
         self._take_offline(self.log_manager.fail(path, error))
 
     def _take_offline(self, gone: list[TopicPartition]) -> None:
@@ -534,13 +544,12 @@ class ReplicaManager:
         self._do_what_is_due()
 
     def _mend_stopped(self, partition: Partition, damage: Damage, data: bytes | None) -> None:
-        """Fill the range at which recovery stopped, or cut the log there, and go on with the log that is then
-        opened."""
+        """Fill the range at which recovery stopped, or truncate the log there, and open the log again."""
         topic_partition = partition.topic_partition
         with self._role_lock:
             known = partition.leader_and_isr
             if known is None or partition.log is None or partition.log.stopped_at != damage:
-                raise LogCleaningAborted(f"{topic_partition}: its role changed while it was healed")
+                raise LogCleaningAborted(f"{topic_partition}: its role changed during the repair")
             storage = partition.log.local.storage
             if data is None:
                 mend = partial(cut_stopped, storage, damage)
@@ -550,11 +559,11 @@ class ReplicaManager:
             try:
                 self.log_manager.reopen_log(topic_partition, mend)
             except KreplicaError as error:
-                # The log was opened again all the same, so the role must be taken with it.
+                # The log was opened again nevertheless, so the partition must take its role with it.
                 failure = error
             log = self.log_manager.get_log(topic_partition)
             if log is None:
-                # It could not be opened again, so its directory is offline.
+                # The log could not be opened again, so its directory is offline.
                 self._loop.post(partial(self._take_offline, [topic_partition]))
             else:
                 self._resume(partition, known, log, failure)
@@ -573,6 +582,6 @@ class ReplicaManager:
         try:
             self._lead(partition, known, log)
         except KreplicaError:
-            # A log that is still damaged cannot lead. The failure of the repair says why.
+            # A log that is still damaged cannot lead. The failure of the repair has the reason.
             if failure is None:
                 raise

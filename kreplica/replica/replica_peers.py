@@ -1,11 +1,12 @@
-"""ReplicaPeers: what a broker asks of the other replicas of a partition beside what its fetchers do.
+"""ReplicaPeers: requests to the other replicas of a partition, apart from those of fetchers.
 
-A fetch outside of any session says by its offset how the asker's log stands, as Kafka's followers never do:
-below the end that the leader knew it to have that it lacks something, at its end that it is whole. The same
-fetch in a consumer's name takes records from any replica (KIP-392) and says nothing. And a leader that cannot
-go on wants another replica in sync to lead. DamageRepair and FullDisks ask so.
+A fetch outside of any session reports the state of the sender's log by its offset, which Kafka's followers
+never do. Below the end that the leader knew, it reports that the log lacks something; at the log's end, that
+it is whole. The same fetch in a consumer's name reads records from any replica (KIP-392) and reports nothing.
+A leader that cannot go on asks here that another in-sync replica lead. DamageRepair and FullDisks use this
+class.
 
-No state but who is asked; any thread.
+It has no state but the owner's callback; any thread.
 """
 
 # mypy: disable-error-code="arg-type"
@@ -33,10 +34,10 @@ if TYPE_CHECKING:
 
     from kreplica.replica.partition import Partition
 
-# A consumer that names its rack may be answered by a follower (KIP-392).
+# A follower may answer a consumer that names its rack (KIP-392).
 RACK = "damage-repair"
 
-# What a leader answers that cannot give a range; a broker that does not lead answers otherwise.
+# Error codes of a leader that cannot give a range. A broker that is not the leader answers others.
 OF_A_LEADER = frozenset({0, OffsetOutOfRange.code, CorruptMessage.code, KafkaStorageError.code})
 
 IsWanted = Callable[[], bool]
@@ -44,10 +45,10 @@ WantsHandover = Callable[["Partition", IsWanted | None], None]
 
 
 class ReplicaPeers:
-    """Those of broker `broker_id`, whose epoch is `broker_epoch()`.
+    """The peers of broker `broker_id`, whose epoch is `broker_epoch()`.
 
-    `on_wants_handover(partition, is_wanted)`: another replica should lead, as long as `is_wanted()`, or as
-    long as the partition is led here. Until its owner sets it nobody hears of the wish.
+    `on_wants_handover(partition, is_wanted)`: another replica should lead, as long as `is_wanted()` or as
+    long as this broker leads. Requests are dropped until its owner sets it.
     """
 
     def __init__(
@@ -60,7 +61,7 @@ class ReplicaPeers:
         self._transport = transport
 
     def want_handover(self, partition: Partition, is_wanted: IsWanted | None = None) -> None:
-        """Another replica should lead the partition."""
+        """Ask that another replica lead the partition."""
         if self.on_wants_handover is not None:
             self.on_wants_handover(partition, is_wanted)
 
@@ -72,14 +73,14 @@ class ReplicaPeers:
         *,
         last_epoch: int | None,
         leader_epoch: int | None = None,
-        tells: bool = True,
+        as_replica: bool = True,
         max_bytes: int | None = None,
     ) -> Future[FetchResponse] | None:
-        """The answer of broker `peer` to a fetch at `offset`; None where nobody is known to lead.
+        """Fetch at `offset` from broker `peer`. Returns None if the partition's leader is unknown.
 
-        `last_epoch`: that of the batch before `offset`, None where it is not known. `leader_epoch`: the
-        partition's by default. `tells`: as the replica that this is; else as a consumer. `max_bytes`: what a
-        fetcher asks for by default.
+        `last_epoch`: of the batch before `offset`, None if unknown. `leader_epoch`: the partition's by
+        default. `as_replica`: fetch as this replica, which reports its state; if False, as a consumer.
+        `max_bytes`: as for a fetcher by default.
         """
         known, log = partition.leader_and_isr, partition.local_log
         if known is None:
@@ -95,7 +96,7 @@ class ReplicaPeers:
         )
         replica = (
             ReplicaState(replica_id=self.broker_id, replica_epoch=self._broker_epoch())
-            if tells
+            if as_replica
             else ReplicaState(replica_id=CONSUMER, replica_epoch=-1)
         )
         request = FetchRequest(
@@ -108,7 +109,7 @@ class ReplicaPeers:
             session_epoch=FINAL_EPOCH,
             topics=(FetchTopic(topic_id=uuid.UUID(bytes=known.topic_id.raw), partitions=(asked,)),),
             forgotten_topics_data=(),
-            rack_id="" if tells else RACK,
+            rack_id="" if as_replica else RACK,
         )
         reply: Future[FetchResponse] = self._transport.send(
             peer, request, timeout_ms=config.replica_socket_timeout_ms
@@ -117,15 +118,15 @@ class ReplicaPeers:
 
 
 def answer_of(response: FetchResponse) -> FetchAnswer | None:
-    """The answer for the one partition that was asked for; None where the whole request was refused."""
+    """Return the answer for the only partition of the request; None if the whole request was rejected."""
     if response.error_code:
         return None
     return next((answer for _, _, answer in fetch_answers(response)), None)
 
 
 def is_believed_whole(answer: FetchAnswer, offset: int) -> bool:
-    """Whether the leader believes, after this answer to a fetch at the log's end, that the log is whole.
+    """Whether the leader takes the log for whole after this answer to a fetch at the log's end.
 
-    A leader that knows nothing of this follower yet believes it only from the high watermark on.
+    A leader that knows nothing of this follower yet does so only from the high watermark on.
     """
     return not answer.error_code and offset >= answer.high_watermark

@@ -1,7 +1,7 @@
-"""RackAwareReplicaSelector: which replica a consumer had better read from (KIP-392).
+"""RackAwareReplicaSelector: chooses the replica that a consumer should read from (KIP-392).
 
-The leader tells a consumer that names its rack to fetch from a replica there, if it does not lie in that rack
-itself. Only a replica in sync that has what the consumer asks for next is told. No state; any thread may ask.
+If a consumer names its rack and the leader is in another rack, the leader redirects it to a replica there.
+The replica must be in sync and have the consumer's next record. No state; any thread may call.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ KAFKAS_PACKAGE = "org.apache.kafka.common.replica."
 
 
 class RackAwareReplicaSelector:
-    """See the module. `broker_id`: of the leader that is asked."""
+    """Chooses replicas for consumers of the leader `broker_id`."""
 
     def __init__(self, broker_id: int, metadata: MetadataCache) -> None:
         self._broker_id = broker_id
         self._metadata = metadata
 
     def select(self, partition: Partition, client_rack: str, fetch_offset: int) -> int | None:
-        """The broker to go to from this leader; None where there is none better."""
+        """Return the broker to read from instead of this leader, or None."""
         if self._metadata.rack(self._broker_id) == client_rack:
             return None
         near = [
@@ -40,10 +40,12 @@ class RackAwareReplicaSelector:
 def selector_of(
     config: ReplicaConfig, broker_id: int, metadata: MetadataCache
 ) -> RackAwareReplicaSelector | None:
-    """What replica.selector.class says; None: everybody reads from leaders. Raises InvalidConfig."""
+    """Return the selector in replica.selector.class, or None to read from leaders. Raises InvalidConfig."""
     name = config.replica_selector_class
     if name is None:
         return None
     if name.removeprefix(KAFKAS_PACKAGE) != RACK_AWARE:
-        raise InvalidConfig(f"replica.selector.class: there is {RACK_AWARE}, and no {name[:80]!r}")
+        raise InvalidConfig(
+            f"replica.selector.class={name[:80]!r} is not supported: use {RACK_AWARE}, or leave it out"
+        )
     return RackAwareReplicaSelector(broker_id, metadata)

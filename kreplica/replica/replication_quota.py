@@ -1,9 +1,8 @@
-"""ReplicationQuotaManager: how fast throttled replicas may be replicated (KIP-73), for leading or for
-following.
+"""ReplicationQuotaManager: limits how fast throttled replicas are replicated (KIP-73), as leader or follower.
 
-Only replicas that are listed as throttled are counted and held back, and only while they are out of sync,
-so that a rebuild does not crowd out what clients wait for. The rate is taken over 11 windows of 1 s, the
-one under way included. Thread rule: any thread; `_lock` guards the windows.
+Only replicas that are listed as throttled are counted and held back, and only while they are out of sync, so
+that a rebuild does not displace the traffic of clients. The rate is measured over 11 windows of 1 s,
+including the current one. Thread rule: any thread; `_lock` guards the windows.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ UNLIMITED = (1 << 62) - 1
 
 
 class ReplicationQuotaManager:
-    """`bytes_per_second`: the quota. `windows` of `window_ms` each: over how long the rate is taken."""
+    """`bytes_per_second`: the quota. The rate is measured over `windows` of `window_ms` each."""
 
     def __init__(
         self, clock: Clock, bytes_per_second: int = UNLIMITED, *, windows: int = 11, window_ms: int = 1_000
@@ -29,11 +28,11 @@ class ReplicationQuotaManager:
         self._clock = clock
         self._most_windows = windows
         self._window_ms = window_ms
-        # The partitions that are throttled on this broker, by topic; None: all of the topic's.
+        # The throttled partitions on this broker, by topic. None: all of the topic's partitions.
         self._throttled: dict[str, frozenset[int] | None] = {}
-        self.is_active = False  # whether anything is listed at all
+        self.is_active = False  # whether any partition is throttled
         self._lock = Lock()
-        # Guarded by _lock: (number of the window, bytes in it), the oldest first, and their sum.
+        # Guarded by _lock: (number of the window, bytes in it), oldest first, and the sum of the bytes.
         self._windows: deque[list[int]] = deque()
         self._total = 0
 
@@ -52,7 +51,7 @@ class ReplicationQuotaManager:
         self.is_active = bool(self._throttled)
 
     def is_throttled(self, topic_partition: TopicPartition) -> bool:
-        """Whether the partition is listed."""
+        """Whether the partition is throttled."""
         if not self._throttled or topic_partition.topic not in self._throttled:
             return False
         listed = self._throttled[topic_partition.topic]
@@ -68,20 +67,21 @@ class ReplicationQuotaManager:
             self._total += size
 
     def is_quota_exceeded(self) -> bool:
-        """Whether throttled replicas have had more than the quota of late."""
+        """Whether throttled replicas have recently exceeded the quota."""
         return self.bytes_per_second < UNLIMITED and self.rate() > self.bytes_per_second
 
     def holds_back(self, topic_partition: TopicPartition, *, is_in_sync: bool) -> bool:
-        """Whether the partition has to wait now: only one out of sync ever does (KIP-73)."""
+        """Whether the partition must wait now. Only partitions out of sync ever wait (KIP-73)."""
         return self.is_throttled(topic_partition) and not is_in_sync and self.is_quota_exceeded()
 
     def rate(self) -> float:
-        """Bytes a second, over the windows."""
+        """Return the rate over the windows, in bytes per second."""
         with self._lock:
             number = self._roll()
             if not self._windows:
                 return 0.0
-            # The window under way counts for what has passed of it, the others whole; at least one.
+            # The current window counts for the part that has passed, the others count whole. At least one
+            # counts.
             into_ms = self._now_ms() - number * self._window_ms
             whole = min(number - self._windows[0][0], self._most_windows - 1)
             elapsed_ms = max(whole * self._window_ms + into_ms, (self._most_windows - 1) * self._window_ms)

@@ -1,7 +1,7 @@
-"""ReplicationQuotas: a broker's two quotas of replication, for leading and for following, and their settings.
+"""ReplicationQuotas: a broker's replication quotas, as leader and as follower, and their settings.
 
-The rates are the broker's, in bytes a second; which replicas they hold is said topic by topic (KIP-73).
-Thread rule: any thread; a change counts from the next fetch on.
+The rates are per broker, in bytes per second. Topic settings list the throttled replicas (KIP-73). Thread
+rule: any thread; a change takes effect with the next fetch.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from kreplica.common.ports import Clock
 from kreplica.replica.replica_config import ReplicaConfig
 from kreplica.replica.replication_quota import ReplicationQuotaManager
 
-# A broker's settings, in bytes a second.
+# A broker's settings, in bytes per second.
 LEADER_RATE = "leader.replication.throttled.rate"
 FOLLOWER_RATE = "follower.replication.throttled.rate"
 
 
 class ReplicationQuotas:
-    """Those of broker `broker_id`; `config` has the rates of its start, and over which windows they hold."""
+    """The quotas of broker `broker_id`. `config`: the rates at start, and the windows of measurement."""
 
     def __init__(self, broker_id: int, config: ReplicaConfig, clock: Clock) -> None:
         self._broker_id = broker_id
@@ -28,18 +28,19 @@ class ReplicationQuotas:
         self.follower = _quota(config, clock, config.follower_replication_throttled_rate)
 
     def set_rates(self, settings: Mapping[str, str]) -> None:
-        """Take over the rates from a broker's settings under their names; those of the start where they are
-        not told."""
+        """Take over the rates from a broker's dynamic settings. Those that are missing return to the rates at
+        start.
+        """
         config = self._config
         for name, quota, default in (
             (LEADER_RATE, self.leader, config.leader_replication_throttled_rate),
             (FOLLOWER_RATE, self.follower, config.follower_replication_throttled_rate),
         ):
-            told = settings.get(name, "")
-            quota.bytes_per_second = int(told) if told.isdecimal() else default
+            value = settings.get(name, "")
+            quota.bytes_per_second = int(value) if value.isdecimal() else default
 
     def set_throttled(self, configs: Mapping[str, LogConfig | None]) -> None:
-        """Take over which replicas of these topics are throttled; None: none of them."""
+        """Take over which replicas of these topics are throttled. None: no replica."""
         for topic, config in configs.items():
             leading = () if config is None else config.leader_replication_throttled_replicas
             following = () if config is None else config.follower_replication_throttled_replicas

@@ -26,7 +26,6 @@ LEFT: dict[str, int] = {
     "kreplica/cluster": 2,
     "kreplica/coordinator": 1,
     "kreplica/log": 155,
-    "kreplica/replica": 156,
     "kreplica/runtime": 1,
     "kreplica/sim": 296,
     "spark_connector": 85,

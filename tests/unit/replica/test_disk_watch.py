@@ -46,7 +46,7 @@ def test_a_directory_whose_disk_stands_still_is_offline(at: Replicas) -> None:
     future = at.broker(1).replica_manager.append(at.partitions[0], batch(b"x"))
     at.cluster.scheduler.run_for(LIMIT_MS)
     (error,) = manager.offline_directories.values()
-    assert "its disk has been at one append for" in str(error)
+    assert "the disk has hung in one append for" in str(error)
     assert told == ids
     assert isinstance(future.exception(0), StorageIOError)
     # What it was at is done after all: nobody is told twice, and nothing else happens.

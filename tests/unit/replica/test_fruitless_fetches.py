@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from kreplica.common.types import TopicPartition, Uuid
-from kreplica.replica.fruitless_fetches import IN_A_ROW, TELL_EVERY_MS, FruitlessFetches
+from kreplica.replica.fruitless_fetches import IN_A_ROW, LOG_EVERY_MS, FruitlessFetches
 from kreplica.replica.partition_fetch_state import PartitionFetchState, ReplicaState
 
 T0 = TopicPartition("t", 0)
@@ -41,7 +41,7 @@ def test_what_fails_again_and_again_is_told_once_a_minute(caplog: pytest.LogCapt
         said
         == "t-0: replication from broker 7 makes no progress at offset 20 (3 attempts in 400 ms): because"
     )
-    stage.now_ms += TELL_EVERY_MS - 1
+    stage.now_ms += LOG_EVERY_MS - 1
     stage.failed(20)
     assert len(caplog.messages) == 1
     stage.now_ms += 1

@@ -31,7 +31,7 @@ def test_leadership_is_logged_when_it_is_taken_and_when_it_is_lost(caplog) -> No
         "t-0: broker 2 leads in epoch 1, from offset 2 on; in sync are [1, 2, 3], high watermark 2",
     ]
     assert said(caplog, "no longer") == [
-        "t-0: broker 1 leads no longer since epoch 1: broker 2 leads; its log ends at 2"
+        "t-0: broker 1 is no longer the leader since epoch 1: broker 2 leads; its log ends at 2"
     ]
 
 

@@ -29,7 +29,7 @@ def named(states: PartitionStates, *, every: bool = False) -> list[TopicPartitio
 def test_a_fetch_names_what_has_changed_since_the_last_one_or_all() -> None:
     states = made(state_of(A), state_of(B))
     assert named(states) == [A, B]
-    states.told()
+    states.mark_sent()
     assert (named(states), named(states, every=True)) == ([], [A, B])
     states.put(state_of(A, fetch_offset=3))
     assert named(states) == [A]

@@ -45,7 +45,7 @@ def test_a_fetch_below_its_end_tells_the_leader_that_a_replica_lacks_something()
 def test_a_consumers_fetch_tells_nothing_and_is_answered_by_a_follower_too() -> None:
     at = filled()
     for peer in (1, 3):
-        answer = answered(at, peer, RECORDS - 1, tells=False)
+        answer = answered(at, peer, RECORDS - 1, as_replica=False)
         assert (answer.error_code, bool(answer.records)) == (0, True)
     assert not at.partition(1).isr_history
     assert set(at.partition(1).isr) == {1, 2, 3}
@@ -53,8 +53,8 @@ def test_a_consumers_fetch_tells_nothing_and_is_answered_by_a_follower_too() -> 
 
 def test_a_fetch_gives_no_more_than_was_asked_for() -> None:
     at = filled()
-    whole = answered(at, 1, 0, tells=False)
-    least = answered(at, 1, 0, tells=False, max_bytes=1)
+    whole = answered(at, 1, 0, as_replica=False)
+    least = answered(at, 1, 0, as_replica=False, max_bytes=1)
     assert len(whole.records) == RECORDS * len(least.records) > 0
 
 
