@@ -27,7 +27,7 @@ def test_watch_and_complete(row, kafka):
 
 
 def worn(purgatory, token, random):
-    """Let half a million operations come and go in any order, and leave some, so that free slots are
+    """Add and complete half a million operations in any order, and leave some, so that free slots are
     scattered."""
     keys = random.permutation(500_000)
     benchmarks.watch_offsets(purgatory, keys, np.ones_like(keys), DEADLINE_MS, token)

@@ -33,7 +33,7 @@ Facts = dict[str, Any]
 
 
 class Target(Protocol):
-    """Where rows are appended."""
+    """The port through which a CommitLog appends rows."""
 
     def begin(self, files: Files, previous: Facts | None) -> Facts:
         """Return the target's part of an intent; `previous`: that of the previous batch, if it exists."""

@@ -158,7 +158,7 @@ class Watch:
         self.offsets.append(Offsets(seconds, ends, marks))
 
     def _are_open(self) -> bool:
-        """Whether the logs are open, which they are once each node has made its own."""
+        """Return whether the logs are open, which takes until each node has created its own."""
         try:
             for node, directories in self._directories.items():
                 logs = self._logs.setdefault(node, [])

@@ -101,10 +101,10 @@ def lead(script: Transcript, arguments: Arguments) -> Iterator[str]:
     before = script.decided(topic_partition)
     unclean = arguments.option("unclean", "no") == "yes"
     isr = arguments.brokers_option("isr", [leader] if unclean else before.isr)
-    told = arguments.brokers_option("to", before.replicas)
+    receivers = arguments.brokers_option("to", before.replicas)
     arguments.end()
     state = script.cluster.controller.elect(topic_partition, leader, isr, unclean=unclean)
-    for broker_id in told:
+    for broker_id in receivers:
         yield from hand_out(script, broker_id, [state])
     yield f"{topic_partition}: leader {leader} in epoch {state.leader_epoch}, ISR {listed(isr)}"
 
