@@ -264,14 +264,11 @@ def then(
 
     def finish(done: Future[Any]) -> None:
         try:
-            error = CancelledError() if done.cancelled() else done.exception()
-            if error is None:
+            if refuse is None:
                 made = make(done.result())
-            elif refuse is None:
-                answer.set_exception(error)
-                return
             else:
-                made = refuse(error)
+                error = CancelledError() if done.cancelled() else done.exception()
+                made = make(done.result()) if error is None else refuse(error)
         except Exception as failure:
             answer.set_exception(failure)
         else:
