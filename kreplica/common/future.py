@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import CancelledError, InvalidStateError
 from typing import Any, Generic, TypeVar
 
-from kreplica.common.locks import Condition, Lock
+from kreplica.common.locks import Condition, Lock, process_lock
 
 T = TypeVar("T")
 
@@ -32,7 +32,7 @@ FINISHED = "FINISHED"
 
 LOGGER = logging.getLogger(__name__)
 
-_LOCK = Lock()
+_LOCK = process_lock()
 
 # How long a resolver gives way, at most, to a thread that waits for the future.
 HAND_OVER_SECONDS = 0.001

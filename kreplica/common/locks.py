@@ -7,12 +7,16 @@ list of lock users. Each lock is declared beside the fields it guards, with a co
 - `Lock`: short sections that call nothing that takes a lock again. The default.
 - `RLock`: for holders that call methods of their own object that take the lock too, such as the log's.
 - `Condition`: a wait for another thread's progress, with a timeout, such as a group commit.
+- `process_lock()`: for what the whole process shares, such as a field of a module. A forked child keeps using
+  it, so the lock is free there.
 
 Lock order, outermost first: a manager's lock, a partition's, a log's, a file's.
 """
 
 import threading
+from collections.abc import Callable
 from operator import attrgetter
+from os import register_at_fork
 from threading import Lock, RLock
 
 
@@ -42,4 +46,17 @@ class Condition(threading.Condition):
             raise
 
 
-__all__ = ["Condition", "Lock", "RLock"]
+def process_lock(reset: Callable[[], None] | None = None) -> Lock:
+    """Return a Lock that is free in a forked child, whichever thread of the parent held it.
+
+    That thread does not exist in the child and would never release it. `reset` runs in the child and mends
+    the fields that the lock guards, if their holder may have left them half-changed.
+    """
+    lock = Lock()
+    register_at_fork(after_in_child=lock._at_fork_reinit)  # type: ignore[attr-defined]
+    if reset is not None:
+        register_at_fork(after_in_child=reset)
+    return lock
+
+
+__all__ = ["Condition", "Lock", "RLock", "process_lock"]

@@ -11,15 +11,24 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from kreplica.common.locks import Lock
+from kreplica.common.locks import process_lock
 
 # New objects between two collections of the youngest generation; a run of 2,000 events creates three times
 # that.
 OBJECTS = 100_000
 
-_LOCK = Lock()
 # Guarded by _LOCK: for each active context, the thresholds without it.
 _FORMER: list[tuple[int, int, int]] = []
+
+
+def _end_all() -> None:
+    """In a forked child: restore the thresholds, because most contexts belong to threads of the parent."""
+    if _FORMER:
+        gc.set_threshold(*_FORMER[0])
+        _FORMER.clear()
+
+
+_LOCK = process_lock(_end_all)
 
 
 @contextmanager
@@ -32,6 +41,7 @@ def rare_collections() -> Iterator[None]:
         yield
     finally:
         with _LOCK:
-            former = _FORMER.pop()
-            if not _FORMER:
+            # A fork within the context has ended it in the child.
+            former = _FORMER.pop() if _FORMER else None
+            if former and not _FORMER:
                 gc.set_threshold(*former)

@@ -24,7 +24,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple
 
 from kreplica.common.errors import InvalidFile
-from kreplica.common.locks import Lock
+from kreplica.common.locks import process_lock
 
 if TYPE_CHECKING:
     from kreplica._core.records import RecordBatch
@@ -41,7 +41,7 @@ TORN = b"\0"
 _LAST_OFFSET = itemgetter(2)
 
 # Guards the first reading of any index, which happens once and is short. One for all keeps an index small.
-_loading = Lock()
+_loading = process_lock()
 
 
 class AbortedTxn(NamedTuple):

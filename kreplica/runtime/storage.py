@@ -22,7 +22,7 @@ from pathlib import Path
 
 from kreplica._core.region import Region
 from kreplica.common.errors import InvalidFile, LogDirLocked, exception_for_os
-from kreplica.common.locks import Lock
+from kreplica.common.locks import process_lock
 
 LOCK_FILE = ".lock"
 TEMPORARY_SUFFIX = ".tmp"
@@ -291,7 +291,7 @@ class _SpareDescriptor:
     """
 
     def __init__(self) -> None:
-        self._lock = Lock()  # guards _descriptor
+        self._lock = process_lock()  # guards _descriptor
         self._descriptor: int | None = None
 
     def open(self, path: str, flags: int) -> int:

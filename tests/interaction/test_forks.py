@@ -1,13 +1,26 @@
-"""A forked child is refused the log or the cluster of its parent at once, and leaves it alone."""
+"""A forked child is refused the log or the cluster of its parent at once, leaves it alone, and opens its own.
 
-import faulthandler
+The parent bounds the wait for a child. A child must not call faulthandler.dump_traceback_later, which waits
+forever for the timer thread that the parent may have started.
+"""
+
+import contextlib
 import gc
+import importlib
+import itertools
+import multiprocessing
 import os
+import pkgutil
+import select
+import signal
+import sys
 import threading
+import traceback
 
 import pytest
 
 import kreplica
+from kreplica._core.region import descriptor_budget
 from kreplica.common.errors import UseAfterFork
 
 PATIENCE_SECONDS = 20
@@ -53,8 +66,33 @@ def _in_child(thing, uses):
     return ""
 
 
-def _fork_beside(append, in_child):
-    """Fork children while threads append, and let each say what `in_child` finds; the number of appends."""
+def _fork(in_child):
+    """Fork a child that runs `in_child`; return what that returned.
+
+    A child that takes longer than PATIENCE_SECONDS is aborted, and pytest's faulthandler prints where it was.
+    """
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            os.write(write, in_child().encode() or b"\n")
+            status = 0
+        except BaseException:
+            os.write(write, traceback.format_exc().encode())
+        finally:
+            os._exit(status)
+    os.close(write)
+    with open(read, "rb") as answer:
+        if not select.select([answer], [], [], PATIENCE_SECONDS)[0]:
+            os.kill(child, signal.SIGABRT)
+        said = answer.read().decode().strip()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0, said
+    return said
+
+
+def _beside(append, check, times):
+    """Call `check` repeatedly while threads append; the number of appends."""
     stop = threading.Event()
     counts = [0] * 4
 
@@ -70,23 +108,23 @@ def _fork_beside(append, in_child):
     for thread in threads:
         thread.start()
     try:
-        for _ in range(12):
-            read, write = os.pipe()
-            child = os.fork()
-            if child == 0:
-                faulthandler.dump_traceback_later(PATIENCE_SECONDS, exit=True)
-                os.write(write, in_child().encode())
-                os._exit(0)
-            os.close(write)
-            with open(read, "rb") as answer:
-                assert answer.read() == b""
-            assert os.waitpid(child, 0)[1] == 0
+        for _ in range(times):
+            check()
     finally:
         stop.set()
         for thread in threads:
             thread.join(PATIENCE_SECONDS)
         gc.unfreeze()
     return sum(counts)
+
+
+def _fork_beside(append, in_child):
+    """Fork children while threads append; the number of appends. `in_child` returns "" where all is well."""
+
+    def check():
+        assert _fork(in_child) == ""
+
+    return _beside(append, check, 12)
 
 
 @pytest.mark.parametrize("durability", ["page_cache", "fsync"])
@@ -99,6 +137,58 @@ def test_a_child_is_refused_a_log_while_threads_of_the_parent_append(tmp_path, d
     with kreplica.Log.open(path) as log:
         assert log.recovery.clean
         assert len(list(log.read())) == 1 + count
+
+
+def _use_own_log(path):
+    """Open a log in a child, append, read and close it."""
+    with kreplica.Log.open(path, segment_bytes=4_000, durability="fsync") as log:
+        for _ in range(30):
+            log.append([b"x" * 200])
+        assert len(list(log.read())) == 30
+
+
+@pytest.mark.parametrize("how", ["fork", "multiprocessing"])
+def test_a_child_drops_the_log_of_its_parent_and_opens_one_of_its_own(tmp_path, how):
+    # Each use of a file opens it again, so a fork often comes in the middle of that.
+    before = descriptor_budget(0)
+    held = {"log": kreplica.Log.open(tmp_path / "t-0", segment_bytes=4_000)}
+    held["log"].append([b"first"])
+    children = itertools.count()
+
+    def append_and_read():
+        held["log"].append([b"x" * 200])
+        for _ in zip(held["log"].read(), range(20), strict=False):
+            pass
+
+    def go_on_alone(child):
+        with pytest.raises(UseAfterFork):
+            held["log"].append([b"child"])
+        held.clear()
+        gc.collect()
+        _use_own_log(tmp_path / f"own-{child}")
+        return ""
+
+    def in_process():
+        process = multiprocessing.get_context("fork").Process(target=go_on_alone, args=(next(children),))
+        process.start()
+        process.join(PATIENCE_SECONDS)
+        if process.is_alive():
+            os.kill(process.pid, signal.SIGABRT)
+            process.join()
+        return process.exitcode
+
+    def check():
+        if how == "multiprocessing":
+            assert in_process() == 0
+        else:
+            number = next(children)
+            assert _fork(lambda: go_on_alone(number)) == ""
+
+    try:
+        _beside(append_and_read, check, 5)
+        held["log"].close()
+    finally:
+        descriptor_budget(before)
 
 
 CLUSTER_USES = {
@@ -138,3 +228,46 @@ def test_a_child_is_refused_a_cluster_while_threads_of_the_parent_append():
             lambda: _in_child(cluster, CLUSTER_USES),
         )
         cluster.append("orders", [b"last"], partition=0).result()
+
+
+# ---- locks of the whole process ----------------------------------------------------------------------
+
+
+def _locks_of_modules():
+    """Every lock in a field of a kreplica module, or in a field of an object there, by its name."""
+    for found in pkgutil.walk_packages(kreplica.__path__, "kreplica."):
+        if not found.name.endswith("__main__"):
+            importlib.import_module(found.name)
+    locks = {}
+    for module in [name for name in sys.modules if name.startswith("kreplica.")]:
+        for name, value in vars(sys.modules[module]).items():
+            is_own = type(value).__module__.startswith("kreplica.") and hasattr(value, "__dict__")
+            for of, field in {"": value, **(vars(value) if is_own else {})}.items():
+                if isinstance(field, (type(threading.Lock()), type(threading.RLock()))):
+                    locks[id(field)] = (f"{module}.{name}.{of}".rstrip("."), field)
+    return dict(locks.values())
+
+
+def test_the_locks_of_the_whole_process_are_free_in_a_child_although_a_thread_held_them():
+    locks = _locks_of_modules()
+    assert len(locks) >= 4
+    are_held, may_end = threading.Event(), threading.Event()
+
+    def hold_all():
+        with contextlib.ExitStack() as held:
+            for lock in locks.values():
+                held.enter_context(lock)
+            are_held.set()
+            may_end.wait()
+
+    def taken():
+        return " ".join(name for name, lock in locks.items() if not lock.acquire(blocking=False))
+
+    thread = threading.Thread(target=hold_all)
+    thread.start()
+    try:
+        assert are_held.wait(PATIENCE_SECONDS)
+        assert _fork(taken) == ""
+    finally:
+        may_end.set()
+        thread.join()
