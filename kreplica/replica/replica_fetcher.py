@@ -488,6 +488,8 @@ class ReplicaFetcher:
             latest = log.latest_epoch
             epoch = -1 if latest is None else latest
             self._states.put(state._replace(fetch_offset=log.log_end_offset, last_fetched_epoch=epoch))
+            # The leader would not send the high watermark of this answer again in the same session.
+            self._session.failed(is_unknown=False)
             return False
         records: Any = answer.records
         if records is None or not len(records):

@@ -106,3 +106,8 @@ def test_a_repair_that_a_full_disk_refuses_waits_before_it_tries_again():
 def test_a_transaction_that_began_in_a_healed_range_is_known():
     """The producers' state had been read from the log while the range was damaged."""
     RandomDriver(912847, with_disks=True).run(EVENTS)
+
+
+def test_a_follower_whose_log_an_earlier_append_has_filled_gets_the_high_watermark_again():
+    """The disk thread appended what was fetched before the role changed, and the answer was dropped."""
+    RandomDriver(913204, with_disks=True).run(EVENTS)
