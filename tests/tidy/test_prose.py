@@ -18,27 +18,23 @@ IDIOMS = re.compile(
 TEXTS = {".py", ".pyx", ".pxd", ".pyi", ".h", ".c", ".java", ".md"}
 FOLDERS = {"kreplica", "bindings", "spark_connector", "bench", "docs", "tests"}
 LEFT: dict[str, int] = {
-    "bench": 98,
-    "bindings": 8,
     "docs": 4,
-    "kreplica/_core": 107,
+    "kreplica/_core": 19,
     "kreplica/client": 1,
     "kreplica/cluster": 2,
     "kreplica/coordinator": 1,
-    "kreplica/log": 155,
-    "kreplica/runtime": 1,
-    "kreplica/sim": 296,
-    "spark_connector": 85,
+    "kreplica/log": 152,
+    "kreplica/sim": 35,
     "tests/clients": 4,
     "tests/conformance": 24,
     "tests/core": 19,
     "tests/crash": 33,
     "tests/interaction": 20,
     "tests/simulation": 11,
-    "tests/spark": 32,
-    "tests/support": 45,
-    "tests/tidy": 13,
-    "tests/unit": 465,
+    "tests/spark": 18,
+    "tests/support": 8,
+    "tests/tidy": 4,
+    "tests/unit": 453,
 }
 
 
