@@ -1,26 +1,26 @@
-"""AppendQueue: the appends of one log that the disk thread makes, in the order in which they were asked for.
+"""AppendQueue: runs the appends of one log on the disk thread, in the order of submission.
 
-    submit ──▶ waiting ──job──▶ disk thread ──▶ finished ──▶ noted ──▶ its owner is told
-                  ▲                 │ declined: it holds the log's lane, and
-                  └─────────────────┘ those behind it come back, too
+    submit ──▶ waiting ──job──▶ disk thread ──▶ finished ──▶ noted ──▶ owner notified
+                  ▲                 │ declined: the log's lane is blocked, and
+                  └─────────────────┘ the appends behind it return as well
 
-A batch whose records take long to decompress and check is checked aside, by a thread that holds up neither
-the loop nor the disk. It is set aside meanwhile, with what must not overtake it: later appends of the same
-connection, of the same producer id, and those that come from no connection. All others pass. What depends on
-the log's end, offsets and sequence numbers, is decided when its turn comes again.
+A batch that is slow to decompress and check is checked on another thread, so that it delays neither the loop
+nor the disk. Meanwhile the queue sets it aside, together with the appends that must not overtake it: later
+ones of the same connection or producer id, and those without a connection. All others pass. Offsets and
+sequence numbers, which depend on the log end, are decided when its turn comes again.
 
-An append that needs a decision (a roll, a transaction, a new leader epoch) is made by its owner in the
-loop, once nothing of the log is under way, and before any that came after it. So appends of one connection
-or producer never overtake each other.
+Some appends need a decision: a roll, a transaction, a new leader epoch. The owner makes such an append in the
+loop, once no append of the log is in flight, and before any later one. So appends of one connection or
+producer never overtake each other.
 
-Any other change of the log's end or its segments is made under `UnifiedLog.lock`, which here is a SettledLock
-(_core/log_lock.pxd): no append is under way then, and what they leave to be noted (producers' states) is
-noted. The high watermark alone moves meanwhile, under `offsets_lock`, and reaches the state file with the
-next append or by a job of its own, since that page may have to be waited for, too.
+Any other change to the log end or the segments is made under `UnifiedLog.lock`, which with a queue is a
+SettledLock (_core/log_lock.pxd). While it is held, no append is in flight, and the producer states of all
+finished appends are noted. Only the high watermark moves meanwhile, under `offsets_lock`. It reaches the
+state file with the next append or with a job of its own, since writing that page may block, too.
 
-Ownership: the log owns its queue; what waits in it is bounded by what connections may have under way.
-Thread rule: `submit`, and what it calls back, in the node's loop; `settle` under the log's lock in any
-thread. `offsets_lock` guards the tables.
+Ownership: the log owns its queue. The requests that connections may have in flight bound its length.
+Thread rule: `submit` and its callbacks run in the node's loop; `settle` runs in any thread that holds the
+log's lock. `offsets_lock` guards the tables.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 
 class QueuedLog(Protocol):
-    """What the queue uses of its UnifiedLog, which imports this module."""
+    """The part of UnifiedLog that the queue uses. UnifiedLog imports this module."""
 
     @property
     def offsets_lock(self) -> LogLock: ...
@@ -52,9 +52,10 @@ class QueuedLog(Protocol):
 
 
 class QueuedAppend(Protocol):
-    """An append on its way.
+    """An append that can be submitted to the queue.
 
-    `connection`: where it came from; None keeps it in order with all others. `producer_id`: -1 for none.
+    `connection`: the connection that sent it. With None it stays in order with all other appends.
+    `producer_id`: -1 without a producer id.
     """
 
     @property
@@ -64,34 +65,38 @@ class QueuedAppend(Protocol):
     def producer_id(self) -> int: ...
 
     def make_job(self, queue: AppendQueue) -> DiskJob | None:
-        """What the disk thread is to do; None where it takes a decision. Under the log's lock."""
+        """Return the job for the disk thread; None if the append needs a decision. Call with offsets_lock."""
         ...
 
     @property
     def check(self) -> Callable[[], None] | None:
-        """What has to run aside before a job can be made; None where nothing has to."""
+        """The check to run on another thread before a job can be made, or None."""
         ...
 
     def note(self) -> None:
-        """The job is done, or part of it: keep what the log has to know of it. Under the log's lock."""
+        """Record the effects of a job that is done, wholly or in part. Call with offsets_lock."""
         ...
 
     def finish(self) -> None:
-        """Tell the owner of an append that was made."""
+        """Notify the owner that the append was made."""
         ...
 
     def give_up(self, error: KreplicaError) -> None:
-        """Tell the owner of an append for which nobody waits any more; it may still be made."""
+        """Notify the owner that the queue has given up on the append, though it may still be made."""
         ...
 
     def make_carefully(self) -> None:
-        """Make it, or what is left of it, now, and tell the owner; whatever fails is the owner's, too."""
+        """Leave the append, or the rest of it, to the owner, which handles every error."""
         ...
 
 
 class _Entry:
-    """An append in the queue. `is_declined`: the core has left it to its owner. `is_given_up`: he was
-    told. `is_in_check`: its check runs aside."""
+    """An append in the queue.
+
+    `is_declined`: the core has left the append to its owner.
+    `is_given_up`: the owner was notified that the queue has given up.
+    `is_in_check`: its check runs on another thread.
+    """
 
     __slots__ = ("append", "is_declined", "is_given_up", "is_in_check", "is_noted", "job")
 
@@ -105,7 +110,7 @@ class _Entry:
 
 
 class AppendQueue:
-    """See the module."""
+    """The queue of one log's appends, which `disk` makes."""
 
     __slots__ = (
         "_connections_set_aside",
@@ -127,32 +132,32 @@ class AppendQueue:
         self._log = log
         self._disk = disk
         self._lane = Lane()
-        # Guarded by the log's offsets_lock, as is what follows:
+        # The log's offsets_lock guards these and all that follow:
         self._in_flight: deque[_Entry] = deque()
-        # Came back undone, in their order; before those that wait.
+        # Returned undone, in order; they precede `_waiting`.
         self._returned: list[_Entry] = []
         self._waiting: deque[_Entry] = deque()
-        # In check, or to follow one that is; in their order, and before those that wait. With the
-        # connections and producer ids that they are of.
+        # In check, or to follow one that is, in order; they precede `_waiting`. With their connections and
+        # producer ids.
         self._set_aside: list[_Entry] = []
         self._connections_set_aside: set[object] = set()
         self._producers_set_aside: set[int] = set()
         self._is_going_on = False
         self._is_publishing = False
-        # Where the log will end when all that is under way is done; None where that cannot be told. And the
-        # states of producers as they will be then.
+        # The log end, and the producer states, once all appends in flight are done. The end is None if it
+        # cannot be known in advance.
         self.end: int | None = None
         self.producers: dict[int, ProducerAppendInfo] = {}
 
     def submit(self, append: QueuedAppend) -> None:
-        """Make the append after those before it, and tell its owner in the loop."""
+        """Queue the append; its owner is notified in the loop."""
         self._waiting.append(_Entry(append))
         if not self._is_going_on:
             self._go_on()
 
     @property
     def is_idle(self) -> bool:
-        """Whether no append is under way, or waits."""
+        """Whether no append is in flight or waiting."""
         return not (self._in_flight or self._waiting or self._returned or self._set_aside)
 
     @property
@@ -161,17 +166,17 @@ class AppendQueue:
         return bool(self._in_flight) or self._is_publishing
 
     def wait(self) -> None:
-        """Return when what is under way now is done; more may be by then."""
+        """Wait for the jobs that are in flight now; others may have begun by the time it returns."""
         self._disk.settle(self._lane)
 
     def settle(self) -> None:
-        """Wait until nothing of the log is under way. Under the log's lock."""
+        """Wait until no job of the log is in flight. Call with the log's lock held."""
         if self.is_under_way:
             self._disk.settle(self._lane)
             self._note_finished()
 
     def give_up(self, error: KreplicaError) -> None:
-        """The log is offline, and what is under way may never end: tell all who wait."""
+        """Notify all owners that the log is offline. Appends in flight may never finish."""
         self._take_back()
         left = [*self._in_flight, *self._returned, *self._waiting]
         self._returned.clear()
@@ -182,7 +187,7 @@ class AppendQueue:
                 entry.append.give_up(error)
 
     def publish_soon(self) -> None:
-        """A mark was moved that the state file does not have yet."""
+        """Write an advanced high watermark to the state file soon, if no append will do so."""
         if not self._is_publishing and not self._in_flight and self._log.state.is_unpublished:
             self._is_publishing = True
             self._disk.submit(PublishJob(self._log.state), self._published, self._lane, lazily=True)
@@ -192,10 +197,10 @@ class AppendQueue:
     def _go_on(self) -> None:
         if self._returned:
             if self._in_flight:
-                # Those behind it are not all back.
+                # Not all appends behind it have returned.
                 return
             self._disk.free(self._lane)
-            # Those set aside may have to follow one that came back.
+            # An append that was set aside may have to follow one that returned.
             self._take_back()
             self._waiting.extendleft(reversed(self._returned))
             self._returned.clear()
@@ -207,7 +212,7 @@ class AppendQueue:
             self._is_going_on = False
 
     def _take_next(self) -> bool:
-        """Begin the next append, or set it aside; False where it has to wait for those under way."""
+        """Start the next append or set it aside; return False if it must wait for those in flight."""
         entry = self._waiting[0]
         if entry.is_in_check or (self._set_aside and self._must_follow(entry.append)):
             self._put_aside()
@@ -236,7 +241,7 @@ class AppendQueue:
         return True
 
     def _must_follow(self, append: QueuedAppend) -> bool:
-        """Whether one that is set aside has to be made before it."""
+        """Return whether an append that was set aside must be made before this one."""
         connections = self._connections_set_aside
         return (
             append.connection is None
@@ -252,7 +257,7 @@ class AppendQueue:
         self._producers_set_aside.add(entry.append.producer_id)
 
     def _take_back(self) -> None:
-        """Let those set aside wait for their turn, before all that came later."""
+        """Move the appends that were set aside back to the front of the waiting ones."""
         self._waiting.extendleft(reversed(self._set_aside))
         self._set_aside.clear()
         self._connections_set_aside.clear()

@@ -1,6 +1,7 @@
 """One log directory of a node: its lock, its meta.properties, its checkpoints, and the partitions in it.
 
-A directory fails as a whole: after an I/O error it is offline, its logs with it, and the node's others go on.
+A directory fails as a whole: an I/O error takes it offline with all its logs. The node's other directories
+stay online.
 """
 
 from __future__ import annotations
@@ -29,16 +30,18 @@ from kreplica.log.file_names import (
 from kreplica.log.meta_properties import MetaProperties, MetaPropertiesFile
 from kreplica.log.unified_log import UnifiedLog
 
-# Of a file or directory, on the file systems there are.
+# The limit for a file or directory name, in bytes, on common file systems.
 MAX_NAME_LENGTH = 255
 
 
 class LogDirectory:
-    """A directory that this node has locked for itself.
+    """A log directory that this node has locked.
 
-    `lent`: whether who uses it has locked it already, and will let it go. Thread rule: the LogManager's lock
-    guards changes, `_checkpoint_lock` the checkpoints and what was last read or written of them; a log that
-    is cut takes that one under its own lock, and none is taken in it.
+    `lent`: whether the caller has locked the directory already, and will release it.
+
+    Thread rule: the LogManager's lock guards changes. `_checkpoint_lock` guards the checkpoints and the
+    copies of what was last read or written. A truncation takes `_checkpoint_lock` under the log's lock; no
+    other lock is taken while it is held.
     """
 
     __slots__ = (
@@ -64,11 +67,11 @@ class LogDirectory:
         self._storage = storage
         self.path = path
         self.failure: BaseException | None = None
-        # What a full disk has refused last, if that was not written since.
+        # The error of the last checkpoint if the disk was full; None once one was written.
         self.refused: StorageFull | None = None
         self.id: Uuid | None = None
         self.logs: dict[TopicPartition, UnifiedLog] = {}
-        # The broker epoch in which it was closed in order, -1 if unknown; None if it was not.
+        # The broker epoch of the last clean shutdown, -1 if unknown; None after an unclean one.
         self.previous_broker_epoch: int | None = None
         self._is_lent = lent
         self._meta = MetaPropertiesFile(storage, path)
@@ -87,21 +90,21 @@ class LogDirectory:
 
     @property
     def is_formatted(self) -> bool:
-        """Whether it is some node's log directory: it has a meta.properties."""
+        """Whether the directory has a meta.properties, so it is a node's log directory."""
         return self._meta.exists()
 
     @property
     def is_taken(self) -> bool:
-        """Whether a node that runs has locked it; its own node does not ask."""
+        """Whether another, running node has locked the directory."""
         return self._storage.is_locked(self.path)
 
     @property
     def was_closed_in_order(self) -> bool:
-        """Whether its node's last stop left the marker of a clean shutdown."""
+        """Whether the directory has the marker of a clean shutdown."""
         return CleanShutdownFile(self._storage, self.path).exists()
 
     def open(self, cluster_id: str, node_id: int) -> None:
-        """Lock the directory and see that it belongs to this node; nothing in it is changed.
+        """Lock the directory and check that it belongs to this node, without changing anything in it.
 
         Raises LogDirLocked, InconsistentClusterId, InvalidFile (another node's), KafkaStorageError.
         """
@@ -112,16 +115,20 @@ class LogDirectory:
         if found is None:
             return
         if found.cluster_id != cluster_id:
-            raise InconsistentClusterId(f"{self.path}: of cluster {found.cluster_id}, not {cluster_id}")
+            raise InconsistentClusterId(
+                f"{self.path} belongs to cluster {found.cluster_id}, not {cluster_id}; use another directory"
+            )
         if found.node_id != node_id:
-            raise InvalidFile(f"{self.path}: of node {found.node_id}, not {node_id}")
+            raise InvalidFile(
+                f"{self.path} belongs to node {found.node_id}, not {node_id}; use another directory"
+            )
         self.id = found.directory_id
 
     def begin(self, cluster_id: str, node_id: int, random: Random) -> None:
-        """Make the opened directory the node's for this run: a new one is given its meta.properties, and the
-        marker of a clean shutdown goes.
+        """Prepare the opened directory for this run: create its meta.properties if it is new, and remove the
+        marker of a clean shutdown.
 
-        It goes before anything is loaded: a crash in the middle of the load is an unclean one.
+        The marker is removed before loading, so that a crash during the load counts as unclean.
         """
         if not self._meta.exists():
             self.id = Uuid.generate(random)
@@ -129,14 +136,17 @@ class LogDirectory:
         self.previous_broker_epoch = self.no_longer_clean()
 
     def no_longer_clean(self) -> int | None:
-        """Remove the marker of a clean shutdown, before anything is written; the broker epoch in it, or None
-        if there was none.
+        """Remove the marker of a clean shutdown; return its broker epoch, or None without a marker.
+
+        Call this before writing anything to the directory.
         """
         return CleanShutdownFile(self._storage, self.path).take()
 
     def unless_full(self, write: Callable[[], None]) -> None:
-        """Write a checkpoint. A full disk keeps the one there is, until the next time: it is only older than
-        it might be."""
+        """Write a checkpoint; if the disk is full, keep the old one and record the error.
+
+        The old checkpoint remains valid. The next period tries again.
+        """
         try:
             write()
         except StorageFull as error:
@@ -145,35 +155,37 @@ class LogDirectory:
             self.refused = None
 
     def path_of(self, partition: TopicPartition) -> str:
-        """The directory of the partition's log in this one."""
+        """Return the path of the partition's log in this directory."""
         return f"{self.path}/{partition.topic}-{partition.partition}"
 
     def aside_path_of(self, partition: TopicPartition, suffix: str, random: Random) -> str:
-        """A name for the partition's directory once it is moved aside, which no other has had.
+        """Return a unique path to rename the partition's directory to when it is set aside.
 
-        Of a long topic's name the end is left out, so that the whole has at most 255 characters.
+        A long topic name is shortened, so that the name has at most 255 characters.
         """
         end = f"-{partition.partition}.{random.randbytes(16).hex()}{suffix}"
         return f"{self.path}/{partition.topic[: MAX_NAME_LENGTH - len(end)]}{end}"
 
     def strays(self) -> list[str]:
-        """The paths of the partitions' directories that were moved aside as strays."""
+        """Return the paths of the partition directories that were set aside as strays."""
         names = self._storage.list_directory(self.path)
         paths = [f"{self.path}/{name}" for name in names if name.endswith(STRAY_DIRECTORY_SUFFIX)]
         return [path for path in paths if self._storage.is_directory(path)]
 
     def futures(self) -> list[str]:
-        """The paths of the copies of logs that were to be moved here."""
+        """Return the paths of unfinished copies of logs that were being moved here."""
         names = self._storage.list_directory(self.path)
         return [f"{self.path}/{name}" for name in names if name.endswith(FUTURE_DIRECTORY_SUFFIX)]
 
     def partitions(self) -> tuple[list[str], list[str]]:
-        """(names of the partitions' directories, names of those whose deletion had begun); the metadata log's
-        is one of the former."""
+        """Return (names of the partition directories, names of those being deleted).
+
+        The first list includes the metadata log's directory.
+        """
         names = self._storage.list_directory(self.path)
         if any(self._is_partition(name) for name in names):
-            # Who made it may have been ended before that was on the disk, and what is flushed in it from now
-            # on must not go with its name.
+            # The process may have been killed before the new name was on disk. A power cut must not lose the
+            # name, with everything that is flushed below it from now on.
             self._storage.sync_directory(self.path)
         deleted = [name for name in names if name.endswith(DELETED_DIRECTORY_SUFFIX)]
         return [n for n in names if n not in deleted and self._is_partition(n)], deleted
@@ -182,21 +194,21 @@ class LogDirectory:
         if parse_directory_name(name) is None or not self._storage.is_directory(f"{self.path}/{name}"):
             return False
         inside = self._storage.list_directory(f"{self.path}/{name}")
-        # A directory that merely looks like one is left alone; an empty one was just being created.
+        # Ignore a directory that only has a matching name. An empty one was just being created.
         return not inside or any(
             parse_file_name(n) or n in (STATE_FILE, "partition.metadata") for n in inside
         )
 
     def read_checkpoints(self) -> tuple[Mapping[TopicPartition, int], ...]:
-        """(recovery points, log start offsets, high watermarks) as they were last written."""
+        """Read the checkpoints; return (recovery points, log start offsets, high watermarks)."""
         with self._checkpoint_lock:
             self._written_starts, self._written_marks = self._log_starts.read(), self._marks.read()
             return self._recovery_points.read(), self._written_starts, self._written_marks
 
-    # Logs come and go while a checkpoint is made: each takes a copy of the table first.
+    # Logs are added and removed while a checkpoint is written, so each writer first copies the table.
 
     def write_checkpoints(self) -> None:
-        """Write all three."""
+        """Write the recovery points, log start offsets and high watermarks."""
         self.write_recovery_points()
         self.write_log_starts()
         self.write_high_watermarks()
@@ -214,11 +226,12 @@ class LogDirectory:
             self._write_high_watermarks()
 
     def lower_checkpoints(self, log: UnifiedLog) -> None:
-        """Write those checkpoints anew that tell more of the log than there is of it.
+        """Rewrite the high watermark and log start checkpoints if they are above the log's present values.
 
-        A cut takes back what was committed, or deleted, where an unclean election made it void. Read after a
-        crash, an older checkpoint would say the same of what has been appended there since. Kafka leaves it
-        so until the next period. A full disk has room for none: then the file goes. Raises KafkaStorageError.
+        After an unclean election, a truncation may remove offsets that were committed or deleted. If the
+        process crashed then, an older checkpoint would apply to whatever has been appended there since. Kafka
+        accepts that until the next period. If the disk is full, the checkpoint file is removed instead.
+        Raises KafkaStorageError.
         """
         partition = log.topic_partition
         with self._checkpoint_lock:
@@ -254,8 +267,10 @@ class LogDirectory:
         self._written_marks = marks
 
     def close(self, failed: Iterable[TopicPartition], broker_epoch: int) -> None:
-        """Write the checkpoints and, unless a log failed to close, the marker of a clean shutdown in that
-        broker epoch (-1: unknown)."""
+        """Write the checkpoints, and the marker of a clean shutdown unless a log in it failed to close.
+
+        `broker_epoch` goes into the marker; -1 if unknown.
+        """
         if not self.is_offline:
             try:
                 self.write_recovery_points()

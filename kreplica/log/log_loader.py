@@ -1,10 +1,12 @@
-"""Opening a log: which of its bytes are to be believed, and what is rebuilt.
+"""Open a log: decide which of its bytes to trust, and rebuild what is derived from them.
 
-After a clean close nothing is looked at but the state file, and whether the active segment's indexes end
-where the log does: after a power cut the state file may be of the last close, they of what was lost since.
-Otherwise everything from the flush point on is read: headers, checksums, offsets, epochs; indexes and
-producers' state are made anew on the way.
-What is read through, and what becomes of a bad batch there, is RecoveryScan's: see recovery_scan.
+After a clean close, the loader reads only the state file and checks that the active segment's indexes end
+where the log does. That check catches a power cut that kept the state file of the last close but lost what
+the indexes describe.
+
+Otherwise the loader reads everything from the flush point on: headers, checksums, offsets and epochs. It
+rebuilds indexes and producer state on the way. RecoveryScan (recovery_scan.py) does the reading and decides
+what happens to a bad batch.
 """
 
 from __future__ import annotations
@@ -40,17 +42,21 @@ from kreplica.log.unified_log import UnifiedLog
 
 @dataclass(frozen=True, slots=True)
 class OpenOptions:
-    """How a log is opened.
+    """Options for opening a log.
 
-    `recovery_point`: offsets below are known to be flushed (a directory's recovery-point-offset-checkpoint).
-    `high_watermark`: from its checkpoint; None where this log is its only replica, and the mark follows the
-    log end. `scan_from`: read the segments through from there on, though they were flushed.
-    `producer_id_expiration_ms`: a producer that has written nothing for so long is not taken over.
+    `recovery_point`: offsets below it are flushed (from the directory's recovery-point-offset-checkpoint).
+    `high_watermark`: from its checkpoint. None if this log is the only replica: the high watermark then
+    follows the log end.
+    `scan_from`: scan the segments from this offset on, even if they were flushed.
+    `producer_id_expiration_ms`: a producer that has been idle for longer is not restored.
 
-    Of a log that kreplica has not written yet: `known_start`, what a checkpoint says of its start where no
-    other program writes it; `is_settled`: it was closed in order, as far as its directory tells.
-    For readers: `standing`, what the log's writer has published; `end_bound`, beside a live Kafka, the offset
-    up to which (exclusive) its log may be read.
+    For a log that kreplica has not written yet:
+    `known_start`: the log start according to a checkpoint, if no other program writes that checkpoint.
+    `is_settled`: the directory was marked as cleanly shut down.
+
+    For readers:
+    `standing`: the state that the log's writer has published.
+    `end_bound`: beside a live Kafka broker, the offset (exclusive) up to which its log may be read.
     """
 
     read_only: bool = False
@@ -73,29 +79,29 @@ def load(
     clock: Clock,
     options: OpenOptions,
 ) -> UnifiedLog:
-    """Open the log in `directory`, recover it where that is needed, or begin a new one there.
+    """Open the log in `directory`: recover it if needed, or create a new one if there is none.
 
-    Raises InvalidFile for what cannot be told apart or does not belong, KafkaStorageError when the disk
-    refuses. Damage raises nothing: the log is opened read-only up to it.
+    Raises InvalidFile if a file is ambiguous or belongs to another log, KafkaStorageError if the disk fails.
+    Damage raises nothing: the log is opened read-only up to the damaged range.
     """
     return _LogLoader(directory, topic_partition, config, storage, clock, options).load()
 
 
 def let_open_again(log: UnifiedLog, clock: Clock) -> None:
-    """Let the log mend itself by recovery where an exception from outside breaks a step off."""
+    """Let the log recover by opening itself again after an outside exception interrupts one of its steps."""
     log.opened_again = partial(_opened_again, clock=clock)
 
 
 def _opened_again(log: UnifiedLog, *, clock: Clock) -> UnifiedLog:
-    """The log over its files as they are now, as after a crash of the process.
+    """Open the log's files again in their present state, as after a crash of the process.
 
-    Who reads the segments that were open before goes on in them. Raises as `load`.
+    Readers of the segments that were open before may continue to use them. Raises like `load`.
     """
     local, state = log.local, log.state
     before = {*local.segments, log.active}
     for segment in before:
         for region in segment.regions():
-            region.trim()  # nothing is done ahead of the writer any more
+            region.trim()  # the writer no longer allocates ahead
     options = OpenOptions(high_watermark=None if state.follows else 0)
     opened = load(local.directory, log.topic_partition, log.config, local.storage, clock, options)
     if any(region.pins for segment in before for region in segment.regions()):
@@ -105,7 +111,7 @@ def _opened_again(log: UnifiedLog, *, clock: Clock) -> UnifiedLog:
 
 
 class _LogLoader:
-    """One opening of one log."""
+    """Opens one log, once."""
 
     def __init__(
         self,
@@ -158,7 +164,7 @@ class _LogLoader:
         )
         self.standing = standing
         self.same_boot = same_boot
-        # Another program wrote what is here; a log that could not be made leaves empty files.
+        # Another program wrote these files. Empty files do not count: a failed creation leaves them behind.
         self.adopted = standing is None and any(segment.size for segment in segments)
         self.scan = RecoveryScan(
             self.local,
@@ -191,15 +197,18 @@ class _LogLoader:
         try:
             return damage_search.remembered(self.local, self.epochs)
         except InvalidFile as error:
-            # What it said is found again by whoever comes to it.
+            # The next read or scrub of the damaged range finds it again.
             self.recovery.unreadable.append(str(error))
             return NO_DAMAGE
 
     def _first_offset(self, first: LogSegment) -> int:
-        """Where the segments begin or, in a writer's log whose first ones are missing, where those began."""
+        """Return the offset at which the log begins.
+
+        If the first segments of a writer's log are missing, this is where the missing ones began.
+        """
         base, standing = first.base_offset, self.standing
         if self.options.read_only:
-            return base  # a reader compares the two where it comes to the start
+            return base  # a reader compares the two when it reads the log start
         earliest, known = self.epochs.earliest_entry, self.scan.known.at(base - 1)
         if known is not None:
             start = max(known.first_offset, -1 if standing is None else standing.log_start_offset)
@@ -232,8 +241,8 @@ class _LogLoader:
         is_ours = not self.options.read_only and self.standing is not None and not self.scan.known
         earliest = self.epochs.earliest_entry
         if is_ours and earliest is not None and earliest.start_offset > start:
-            # A power cut has brought back what was deleted. Who follows this log could not be told where it
-            # differs there.
+            # A power cut has brought back deleted segments. Without epochs for them, a follower of this log
+            # could not find out where its own log diverges.
             safe = min(safe, start)
         first = max(0, self.local.segments.index_for(safe))
         first = leftovers.first_torn(self.local, first, self.with_transactions, self.recovery.unreadable)
@@ -247,12 +256,12 @@ class _LogLoader:
         self.next_offset, self.epoch = self.scan.run(first, flushed)
 
     def _believe(self, standing: LogStanding, start: int) -> None:
-        """Take over where the log's writer says it stands; nothing is read."""
+        """Trust the state that the log's writer published, without reading any segment."""
         self.recovery.clean = standing.clean
         self.next_offset = standing.log_end_offset
         self.epoch = standing.leader_epoch
         if standing.segments not in (0, len(self.local.segments)):
-            # A file is gone that was there when the log was closed.
+            # A segment file has disappeared since the log was closed.
             self._look_for_gaps(self.local.segments, start)
         if self.options.read_only:
             self.local.limit_to(standing)
@@ -260,7 +269,7 @@ class _LogLoader:
             self._load_producers(start, self.next_offset)
 
     def _look_for_gaps(self, segments: LogSegments, start: int) -> None:
-        # Below the log start nothing is missing: of what was deleted a power cut may bring back any segment.
+        # Ignore gaps below the log start: a power cut may bring back any of the deleted segments.
         if self.standing is not None and not self.standing.has_gaps:
             for damage in damage_search.gaps(segments):
                 if damage.stop_offset > start and self.scan.known.at(damage.first_offset) is None:
@@ -288,7 +297,7 @@ class _LogLoader:
         )
 
     def _load_producers(self, start: int, stop: int) -> None:
-        """Producers as of offset `stop`: from a snapshot, and from the batches between it and there."""
+        """Restore the producers' state at offset `stop`, from a snapshot and the batches that follow it."""
         if self.options.read_only:
             producer_batches.load_for_reader(self.producers, stop)
         else:
@@ -303,17 +312,17 @@ class _LogLoader:
         self._load_producers(start, start)
 
     def _begin_again(self, start: int) -> None:
-        """All is lost that came after the log's start; offsets go on from there all the same.
+        """Replace all segments by an empty one at `start`: everything after the log start was lost.
 
-        In a segment that begins there: in one that begins below, the offsets between would seem to be missing
-        once there is a flush point above them.
+        The new segment begins exactly at `start`. If it began below, the offsets in between would look
+        missing once the flush point has passed them.
         """
         if self.options.read_only:
             self.next_offset = start
             return
         for path in self.local.remove(reversed(list(self.local.segments))):
             self.storage.remove(path)
-        # Nothing is known of the epochs either, as after a full truncation.
+        # The epochs are lost, too, as after a full truncation.
         self.epochs.clear()
         self.epoch = -1
         self._begin(start)
@@ -326,7 +335,8 @@ class _LogLoader:
         if not self.options.read_only and self.scan.damage is None:
             self.epochs.truncate_from_end(end)
             self.epochs.truncate_from_start(start)
-            # On disk before a batch is: an epoch that is gone would look valid again above it (KAFKA-16541).
+            # Flush before the first append: after a crash, a truncated epoch would look valid again
+            # (KAFKA-16541).
             self.epochs.flush()
             local.flush_transaction_indexes()
         state = self._open_state()
@@ -339,12 +349,12 @@ class _LogLoader:
             and self.standing is not None
             and (self.recovery.clean or self.same_boot)
         ):
-            # What was published last is newer than the checkpoint, which is written every few seconds.
+            # The published mark is newer than the checkpoint, which is written every few seconds.
             high_watermark = max(high_watermark, self.standing.high_watermark)
         mark = end if high_watermark is None else max(start, min(high_watermark, end))
         if start < mark < end and not self.same_boot and not self.recovery.clean:
-            # A power cut may bring back batches that were cut off, in the place of those that were committed:
-            # none is read as committed because a part of its offsets is. (A log may begin inside of a batch.)
+            # A power cut may bring back truncated batches in place of committed ones. So a batch that only
+            # partly lies below the mark does not count as committed. (A log may begin inside a batch.)
             mark = max(start, local.segments.batch_start(mark))
         active = local.segments.active
         state.update(
@@ -364,7 +374,7 @@ class _LogLoader:
         if self.standing is not None and not (self.same_boot or self.recovery.clean):
             log.cut_what_came_back(self.epochs_on_disk)
         if self.standing is None and self.scan.damage is None:
-            # From now on recovery knows the log as its own, in which segments follow each other.
+            # From now on recovery treats the log as kreplica's own, whose segments have no gaps between them.
             log.flush()
             local.flush_names()
             log.flush_state()
@@ -409,23 +419,27 @@ class _LogLoader:
         return log
 
     def _known_start(self, first: int) -> int:
-        """Where a log without a state is known to start; it may have lost the segments up to `first`."""
+        """Return the known start of a log without a state file, which may have lost segments below
+        `first`."""
         options, earliest = self.options, self.epochs.earliest_entry
         if options.known_start is not None:
             return options.known_start
-        # Whatever moves a log's start moves its first epoch's along, but on the disk a little later.
+        # A moved log start also moves the start of the first epoch, but that reaches the disk a little later.
         return earliest.start_offset if options.is_settled and earliest is not None else first
 
     def _flushed(self) -> int:
-        """The flush point: the log's own if it has one, since a truncation lowers that before it cuts; the
-        directory's checkpoint may be older than the last truncation."""
+        """Return the offset below which all was flushed.
+
+        The log's own flush point comes first, since a truncation lowers it before it removes anything. The
+        directory's checkpoint may be older than the last truncation.
+        """
         if self.recovery.clean:
             return self.next_offset
         return self.standing.flush_offset if self.standing else self.options.recovery_point
 
     def _open_state(self) -> LogState:
         if self.options.read_only or self.scan.damage is not None:
-            # A damaged log's state stays as it is: the next recovery must find the same flush point and
+            # Leave a damaged log's state file alone: the next recovery must find the same flush point and
             # length.
             return self._with_gaps(LogState(None, ""))
         region = self.storage.open_region(
@@ -433,7 +447,7 @@ class _LogLoader:
         )
         self.local.name_changes += 1
         state = LogState(region, self.storage.boot_id(), self.storage.process_id())
-        # Whoever opens the log may have cut its tail, so readers look anew.
+        # Opening may have truncated the tail, so readers must check again.
         state.count_cut(self.standing.cuts + 1 if self.standing is not None else 0)
         return self._with_gaps(state)
 

@@ -1,10 +1,11 @@
-"""LogManager: all logs of a node, over its log directories.
+"""LogManager: manages all logs of a node, in all its log directories.
 
-It loads them in parallel, makes, cuts and deletes them, and runs from the Scheduler what keeps them well:
-retention, flushing, checkpoints, cleaning, scrubbing, and letting go of what nobody uses. A directory whose
-disk fails goes offline alone. Thread rule: `_lock` guards the tables of logs and directories; a log guards
-itself; the periodic work is done by the scheduler's thread, one step at a time, and holds `_lock` only to
-look at the tables.
+It loads the logs in parallel and creates, truncates and deletes them. The Scheduler runs its periodic work:
+retention, flushing, checkpoints, cleaning, scrubbing, and releasing the resources of idle logs. If the disk
+of a directory fails, only that directory goes offline.
+
+Thread rule: `_lock` guards the tables of logs and directories; each log guards its own state. The scheduler's
+thread does the periodic work, one step at a time, and takes `_lock` only to read the tables.
 """
 
 from __future__ import annotations
@@ -51,18 +52,20 @@ from kreplica.log.unified_log import OnDamage, UnifiedLog
 
 Progress = Callable[[int, int], None]
 
-# How long a job rests after an error if it sets its own pace.
+# Delay after an error before the next step of a job that sets its own pace.
 REST_MS = 15_000
 
 
 class LogManager:
-    """The logs of node `node_id` in `directories`.
+    """Manages the logs of node `node_id` in `directories`.
 
-    `config`: what a log gets that has no configuration of its own; `configs` gives that by topic. `settings`
-    and `cleaner`: of the periodic work. `on_damage(log, damage)`: called, with no lock held, when a range of
-    a log is found to have rotted while it runs. A directory that cannot be opened is offline; `startup`
-    raises only if all are. `locked`: directories that the caller has locked. `disk(path)`: what makes the
-    appends of a directory, None where whoever asks for them does.
+    `config`: the default configuration of a log; `configs` overrides it by topic.
+    `settings`, `cleaner`: settings of the periodic work.
+    `on_damage(log, damage)`: called without any lock when a running log finds a damaged range.
+    `locked`: directories that the caller has locked already.
+    `disk(path)`: returns the Disk that makes a directory's appends. None: the calling thread makes them.
+
+    A directory that cannot be opened goes offline. `startup` raises only if all of them do.
     """
 
     def __init__(
@@ -85,7 +88,7 @@ class LogManager:
         disk: Callable[[str], Disk] | None = None,
     ) -> None:
         self.disk = disk
-        # Told the id of each directory that goes offline, with the lock held: it should only post.
+        # Called with the id of each directory that goes offline. `_lock` is held, so it should only post.
         self.on_directory_failed: Callable[[Uuid], object] = lambda _: None
         self._storage = storage
         self._clock = clock
@@ -95,7 +98,8 @@ class LogManager:
         self._cluster_id = cluster_id
         self._node_id = node_id
         self.settings = settings or LogManagerConfig()
-        # Told the partitions of a directory that failed, in any thread and under locks: to be posted.
+        # Called with the partitions of a directory that failed, in any thread and under locks, so it should
+        # only post.
         self.on_failure: Callable[[list[TopicPartition]], object] = lambda _: None
         self._on_damage = on_damage
         self.cleaner = LogCleaner(
@@ -138,10 +142,10 @@ class LogManager:
     # ---- start and stop -----------------------------------------------------------------------------------
 
     def _make_jobs(self, scheduler: Scheduler, clock: Clock) -> list[PeriodicJob]:
-        """Make the periodic jobs, not started.
+        """Create the periodic jobs without starting them.
 
         Names and intervals are Kafka's, except for scrubbing and idling, which Kafka does not have. The
-        ReplicaManager moves the high watermarks, and writes them.
+        ReplicaManager advances the high watermarks and schedules their checkpoint.
         """
         settings = self.settings
 
@@ -191,10 +195,11 @@ class LogManager:
     def startup(self, on_progress: Progress | None = None) -> None:
         """Open the directories, load every log in them, and start the periodic work.
 
-        `on_progress(done, all)` is called after each log. Raises LogDirLocked if a directory, or a partition
-        in it, has another writer; InconsistentClusterId, InvalidFile if a directory is not this node's (then
-        nothing was changed in any); KafkaStorageError if no directory could be opened. Whatever it raises, it
-        holds nothing then.
+        Calls `on_progress(done, total)` after each log. Raises:
+        LogDirLocked if a directory, or a partition in it, has another writer;
+        InconsistentClusterId or InvalidFile if a directory belongs to another node; no directory was changed;
+        KafkaStorageError if no directory could be opened.
+        After any exception, all locks and logs are released.
         """
         try:
             self._open_directories()
@@ -204,7 +209,7 @@ class LogManager:
             raise
         delays_ms = {
             "log-flusher": self.settings.log_flush_scheduler_interval_ms,
-            # As Kafka's, producers are not looked at sooner nor later than their interval says.
+            # As in Kafka, the first expiration of producers comes after exactly one interval.
             "producer-expiration": self.settings.producer_id_expiration_check_interval_ms,
         }
         for job in self._jobs:
@@ -212,11 +217,11 @@ class LogManager:
 
     @property
     def jobs(self) -> dict[str, JobRecord]:
-        """What each periodic job has done, by its name."""
+        """The record of each periodic job's work, by job name."""
         return {job.name: job.record for job in self._jobs}
 
     def _open_directories(self) -> None:
-        # All are looked at before anything is written into one.
+        # Check all directories before writing to any.
         for directory in self._directories:
             self._guarded(directory, partial(directory.open, self._cluster_id, self._node_id))
         for directory in self._online():
@@ -229,7 +234,7 @@ class LogManager:
             self._guarded(directory, partial(self._collect, directory, tasks))
         self._loaded = 0
         self._workers.run([partial(self._load_one, task, len(tasks), on_progress) for task in tasks])
-        # Once all are there: a checkpoint that is written leaves out what is not.
+        # Wait until all logs are loaded: a checkpoint contains only the logs that are.
         for log in self.logs():
             self._lower_checkpoints_of(log)
         self._directories.require_online()
@@ -248,7 +253,7 @@ class LogManager:
         for name in deleted:
             self._storage.remove_tree(f"{directory.path}/{name}")
         points, starts, marks = directory.read_checkpoints()
-        # The metadata log is the quorum's, not the broker's.
+        # The quorum owns the metadata log; the broker leaves it alone.
         for name in (each for each in names if each != CLUSTER_METADATA_DIRECTORY):
             partition = parse_directory_name(name)
             assert partition is not None
@@ -273,9 +278,10 @@ class LogManager:
         if directory.is_offline:
             return
         path = directory.path_of(partition)
-        # Who opens a log by itself locks its own directory, then looks for our lock: one sees the other.
+        # A program that opens a single log locks the log's directory and then checks for our lock. We do the
+        # reverse, so at least one of the two notices the other.
         if self._storage.is_locked(path):
-            raise LogDirLocked(f"{path}: another writer has the log")
+            raise LogDirLocked(f"{path}: another writer has the log open; close it first")
         config = self.configs.of(partition.topic)
         options = replace(options, producer_id_expiration_ms=self.settings.producer_id_expiration_ms)
         log = log_loader.load(path, partition, config, self._storage, self._clock, options)
@@ -298,8 +304,8 @@ class LogManager:
                 log.fail(directory.failure)
 
     def shutdown(self, broker_epoch: int = UNKNOWN_BROKER_EPOCH) -> None:
-        """Stop the periodic work, close every log and leave the directories marked as closed in order, in
-        that broker epoch."""
+        """Stop the periodic work, close every log, and mark the directories as cleanly shut down in
+        `broker_epoch`."""
         for job in self._jobs:
             job.stop()
         self.moves.close()
@@ -318,14 +324,14 @@ class LogManager:
                 directory.close(failed, broker_epoch)
 
     def abandon(self) -> None:
-        """Let every log and directory go as they are, as the end of the process would: nothing is written."""
+        """Release every log and directory without writing anything, as if the process had been killed."""
         for job in self._jobs:
             job.stop()
         self.cleaner.close()
         self._let_go()
 
     def _guarded(self, directory: LogDirectory, step: Callable[[], object]) -> None:
-        # An I/O error takes the directory offline; anything else is no fault of the disk and is raised.
+        # An I/O error takes the directory offline. Any other error is not the disk's fault and is raised.
         try:
             step()
         except (LogDirLocked, DamagedLog):
@@ -334,11 +340,11 @@ class LogManager:
             self.fail(directory.path, error)
 
     def _write(self, directory: LogDirectory, write: Callable[[], None]) -> None:
-        """Write one of the directory's checkpoints, if there is room for it."""
+        """Write one of the directory's checkpoints; keep the old one if the disk is full."""
         self._guarded(directory, partial(directory.unless_full, write))
 
     def fail(self, path: str, error: BaseException) -> list[TopicPartition]:
-        """Take the directory offline, all its logs with it; returns their partitions."""
+        """Take the directory and all its logs offline; return their partitions."""
         with self._lock:
             directory = self._directories.get(path)
             if directory.is_offline:
@@ -358,7 +364,7 @@ class LogManager:
     # ---- logs ---------------------------------------------------------------------------------------------
 
     def logs(self) -> list[UnifiedLog]:
-        """Every log that is online."""
+        """Return every online log."""
         with self._lock:
             return self._directories.logs()
 
@@ -367,25 +373,25 @@ class LogManager:
             return self._directories.log(partition)
 
     def log_of(self, partition: TopicPartition, topic_id: Uuid) -> UnifiedLog:
-        """The log of that topic's partition, which was made before.
+        """Return the existing log of a partition, checked against its topic id.
 
-        Raises KafkaStorageError if no log directory that is online holds it, InconsistentTopicId if the log
-        there belongs to another topic of the same name.
+        Raises KafkaStorageError if no online log directory holds the log, InconsistentTopicId if the log
+        belongs to another topic of the same name.
         """
         with self._lock:
             log = self._directories.log(partition)
             if log is None:
-                raise KafkaStorageError(f"{partition}: no log directory that is online holds its log")
+                raise KafkaStorageError(f"{partition}: no online log directory holds its log")
             check_topic_id(log, topic_id)
             return log
 
     def get_or_create_log(
         self, partition: TopicPartition, *, topic_id: Uuid | None = None, directory: str | None = None
     ) -> UnifiedLog:
-        """The partition's log; a new one goes into `directory`, or into the one with the fewest logs.
+        """Return the partition's log; create it if needed, in `directory` or in the one with the fewest logs.
 
-        Raises InconsistentTopicId if the log there belongs to another topic of the same name, InvalidTopic,
-        LogDirNotFound, KafkaStorageError.
+        Raises InconsistentTopicId if the existing log belongs to another topic of the same name,
+        InvalidTopic, LogDirNotFound, KafkaStorageError.
         """
         made = self.get_or_create_logs([NewLog(partition, topic_id, directory)])[partition]
         if isinstance(made, KreplicaError):
@@ -393,21 +399,24 @@ class LogManager:
         return made
 
     def get_or_create_logs(self, wanted: Iterable[NewLog]) -> Logs:
-        """Each partition's log, or what `get_or_create_log` would raise for it.
+        """Return for each partition its log, or the error that `get_or_create_log` would raise.
 
-        New ones are made side by side, since each waits for the disk some times, and share the flush of the
-        directory that they are in.
+        New logs are created in parallel, since each waits for the disk several times. Those of one directory
+        share its flush.
         """
         return self._new_logs.get_or_create(wanted)
 
     def _add_new(self, directory: LogDirectory, log: UnifiedLog) -> None:
         self._add(directory, log)
-        # A log of the same name, which was deleted, may still stand in the checkpoints.
+        # The checkpoints may still list a deleted log of the same name.
         self._lower_checkpoints_of(log)
 
     def reopen_log(self, partition: TopicPartition, mend: Callable[[], None]) -> UnifiedLog:
-        """Open a log again at which recovery stopped, once `mend` has put its files in order. Raises what it
-        raises, and KafkaStorageError; the log is opened again all the same where it can be."""
+        """Call `mend` to repair the files of a damaged log, then open the log again.
+
+        The log is opened again even if `mend` raises, where possible. Raises what `mend` raises, and
+        KafkaStorageError.
+        """
         with self._lock:
             if self.get_log(partition) is None:
                 raise KafkaStorageError(f"{partition}: its log directory is offline")
@@ -438,47 +447,54 @@ class LogManager:
 
     @property
     def directory_ids(self) -> dict[str, Uuid]:
-        """The ids of the directories that are online, by path; known after `startup`."""
+        """The ids of the online directories, by path; known after `startup`."""
         return self._directories.ids
 
     @property
     def previous_broker_epoch(self) -> int:
-        """The broker epoch in which the directories were closed in order; -1 if it is not known (KIP-966)."""
+        """The broker epoch of the last clean shutdown of the directories; -1 if unknown (KIP-966)."""
         return self._directories.previous_broker_epoch
 
     @property
     def offline_directories(self) -> dict[str, BaseException]:
-        """The directories that failed, and what they failed with."""
+        """The failed directories, with their errors."""
         return self._directories.failures
 
     @property
     def full_directories(self) -> dict[str, StorageFull]:
-        """The directories whose disk had no room for a checkpoint when one was written last."""
+        """The directories whose last checkpoint could not be written because the disk was full."""
         return self._directories.full
 
     def delete_log(self, partition: TopicPartition) -> None:
-        """As `delete_logs`, for one; raises UnknownTopicOrPartition, KafkaStorageError."""
+        """Delete one log, like `delete_logs`. Raises UnknownTopicOrPartition, KafkaStorageError."""
         if not self.delete_logs([partition]):
             raise UnknownTopicOrPartition(f"{partition}: no log of it here")
 
     def delete_logs(self, partitions: Iterable[TopicPartition]) -> list[TopicPartition]:
-        """Delete the logs that there are of these partitions; returns whose. Their directories are renamed at
-        once, with one flush of the parent, and removed after file.delete.delay.ms."""
+        """Delete the existing logs of these partitions; return the partitions that had one.
+
+        The logs' directories are renamed at once, with one flush of the parent, and removed after
+        file.delete.delay.ms.
+        """
         moved = self._move_aside(partitions, DELETED_DIRECTORY_SUFFIX)
         for directory, log, path in moved:
             self._removal.remove_tree_later(directory, path, log.config.file_delete_delay_ms)
         return [log.topic_partition for _, log, _ in moved]
 
     def move_stray_aside(self, partition: TopicPartition) -> str:
-        """Take the log of no topic of the cluster out of the way: its directory gets a name that no log has,
-        and keeps all that is in it. Returns its path; raises as `delete_log`."""
+        """Set aside a stray log, which belongs to no topic of the cluster; return its new path.
+
+        Its directory is renamed and keeps its files. Raises like `delete_log`.
+        """
         for _, _, path in self._move_aside([partition], STRAY_DIRECTORY_SUFFIX):
             return path
         raise UnknownTopicOrPartition(f"{partition}: no log of it here")
 
     def remove_strays(self, is_gone: Callable[[Uuid], bool]) -> list[str]:
-        """Remove what was moved aside, now or in an earlier run, and whose topic's id says that it is gone;
-        after file.delete.delay.ms. Returns the paths; one that tells no id is kept."""
+        """Remove the stray logs whose topic `is_gone`, after file.delete.delay.ms; return their paths.
+
+        This includes strays of earlier runs. A stray without a known topic id is kept.
+        """
         removed = []
         for directory in self._online():
             for path in self._removal.strays(directory, is_gone):
@@ -487,7 +503,8 @@ class LogManager:
         return removed
 
     def topic_id(self, partition: TopicPartition) -> Uuid | None:
-        """The id of the topic that the partition's log belongs to; None if it tells none or is not there."""
+        """Return the id of the topic that the partition's log belongs to; None if unknown or without a
+        log."""
         log = self.get_log(partition)
         if log is not None and log.topic_id is None:
             log.topic_id = self._removal.topic_id_in(log.local.directory)
@@ -516,9 +533,11 @@ class LogManager:
     # ---- cutting ------------------------------------------------------------------------------------------
 
     def truncate_to(self, offsets: Mapping[TopicPartition, int]) -> list[TopicPartition]:
-        """Cut each log to end at its offset, and write the recovery points; the partitions that were cut.
-        Their cleaning is stopped meanwhile. Raises UnknownTopicOrPartition, KafkaStorageError, and as
-        UnifiedLog.truncate_to."""
+        """Truncate each log to its offset, and write the recovery points; return the truncated partitions.
+
+        Cleaning of these logs is paused meanwhile. Raises UnknownTopicOrPartition, KafkaStorageError, and
+        like UnifiedLog.truncate_to.
+        """
         cut = []
         for partition, offset in offsets.items():
             if self._cut(partition, partial(UnifiedLog.truncate_to, offset=offset)):
@@ -527,8 +546,7 @@ class LogManager:
         return cut
 
     def truncate_fully_and_start_at(self, partition: TopicPartition, offset: int) -> None:
-        """Let the log begin again at `offset`, empty, and write the recovery points; raises as
-        `truncate_to`."""
+        """Empty the log, restart it at `offset`, and write the recovery points. Raises like `truncate_to`."""
         self._cut(partition, lambda log: log.truncate_fully_and_start_at(offset))
         self._checkpoint_after([partition])
 
@@ -546,7 +564,7 @@ class LogManager:
             self.cleaner.manager.resume_cleaning(partition)
 
     def _checkpoint_after(self, cut: Sequence[TopicPartition]) -> None:
-        # A recovery point above the new end would make a loss of what comes there next.
+        # With a recovery point above the new end, recovery would report the next appends there as lost.
         for directory in self._online():
             if any(partition in directory.logs for partition in cut):
                 self._write(directory, directory.write_recovery_points)
@@ -580,13 +598,13 @@ class LogManager:
             self.upkeep(log, UnifiedLog.delete_old_segments)
 
     def upkeep(self, log: UnifiedLog, step: Callable[[UnifiedLog], object]) -> None:
-        """Do `step` with a log that can be written; a disk that fails takes the log's directory offline."""
+        """Run `step` on a writable log; if the disk fails, take the log's directory offline."""
         if not log.is_writable:
             return
         try:
             step(log)
         except LogClosed:
-            # It may be deleted between the look at it and the step.
+            # The log may have been deleted since the list of logs was made.
             if not log.closed:
                 raise
         except DamagedLog:

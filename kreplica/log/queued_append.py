@@ -1,8 +1,8 @@
 """The appends that an AppendQueue carries: a leader's batch, and what a follower fetched.
 
-Both are the core's one call, made by the disk thread. What has to be decided for a batch before, its checks
-where it is compressed and its producer's sequence numbers, is decided in the loop when it is submitted, for
-the log's end as the appends before it will leave it; the core declines where it does not come so.
+Each is one call of the core, made by the disk thread. The loop decides the rest at submission: it checks a
+compressed batch and the producer's sequence numbers, against the log end that the appends in flight will
+leave. If the log then ends elsewhere, the core declines the append.
 """
 
 from __future__ import annotations
@@ -30,17 +30,18 @@ if TYPE_CHECKING:
 LOGGER = logging.getLogger(__name__)
 
 
-# Where a batch's header has the producer id: see docs/FORMATS.md.
+# The position of the producer id in a batch header; see docs/FORMATS.md.
 PRODUCER_ID_BYTES = 8
 PRODUCER_ID = slice(43, 43 + PRODUCER_ID_BYTES)
 
 
 class LeaderAppend:
-    """A producer's batch for a log that is led in `leader_epoch`.
+    """Appends a producer's batch to a log that this node leads in `leader_epoch`.
 
-    `may_be_made()`: whether the log's owner would still make it, asked when its turn comes. `appended(info)`
-    is called once it is in the log, or with the error for which nobody waits for that any more; `declined()`
-    where the caller has to append it, or to refuse it. `connection`: see QueuedAppend.
+    `may_be_made()`: called when its turn comes; returns whether the log's owner still accepts the append.
+    `appended(info)`: called once the batch is in the log, or with the error if the queue has given up.
+    `declined()`: called if the caller has to append or refuse the batch.
+    `connection`: see QueuedAppend.
     """
 
     __slots__ = (
@@ -78,34 +79,36 @@ class LeaderAppend:
         self._declined = declined
         self._job: AppendJob | None = None
         self._producer: ProducerAppendInfo | None = None
-        # Set where the records are to be checked aside; then what came of it.
+        # The check to run on another thread, if one is needed; then its result.
         self.check: Callable[[], None] | None = None
         self._checked: list[ValidBatch] | KreplicaError | None = None
         self.connection = connection
 
     @property
     def producer_id(self) -> int:
-        """The first batch's, as its header says before it is checked; -1 where it is too short to have
-        one."""
+        """The producer id in the first batch's unchecked header; -1 if the batch is too short to have one."""
         field = memoryview(self._records).cast("B")[PRODUCER_ID]
         return int.from_bytes(field, "big", signed=True) if len(field) == PRODUCER_ID_BYTES else -1
 
     def _check(self) -> None:
-        # Any thread: it reads the records and the validator, which nobody changes.
+        # Runs in any thread: the records and the validator are immutable.
         log = self._log
         try:
             self._checked = log.validator.validate_anew(self._records, log.time_ms(), self._origin)
         except KreplicaError as error:
-            # Neither where it was raised nor what it came of: their frames hold what they worked with.
+            # Drop the traceback and the context: their frames keep the records alive.
             self._checked = error.with_traceback(None)
             error.__context__ = None
         except Exception as error:
-            LOGGER.exception("%s: a batch could not be checked", log.topic_partition)
+            LOGGER.exception("%s: checking a batch failed; the producer gets an error", log.topic_partition)
             self._checked = UnknownServerError(repr(error))
         self.check = None
 
     def _valid(self) -> list[ValidBatch] | None:
-        """The batches; None where they have to be checked aside first. Raises as LogValidator.validate."""
+        """Return the checked batches, or None if the check must first run on another thread.
+
+        Raises like LogValidator.validate.
+        """
         assert not isinstance(self._checked, KreplicaError)
         if self._checked is None:
             log = self._log
@@ -122,7 +125,7 @@ class LeaderAppend:
             self.check = self._check
             return None
         if self._checked[0].append_time >= 0:
-            # Others have been appended since the check.
+            # Other batches were appended since the check, so the append time is stale.
             now_ms = self._log.time_ms()
             self._checked = [each._replace(append_time=now_ms) for each in self._checked]
         return self._checked
@@ -132,8 +135,8 @@ class LeaderAppend:
         if not self._may_be_made() or not self._log.may_append(self._leader_epoch):
             return None
         if isinstance(self._checked, KreplicaError):
-            # It is told in its turn, by the careful path, as what is raised below. Raised here, it would
-            # refer to this append and its records until the collector runs.
+            # The careful path reports this error in its turn, like the errors raised below. Raised here, it
+            # would refer to this append and its records until the garbage collector runs.
             return None
         try:
             self._job = self._made(queue)
@@ -170,13 +173,13 @@ class LeaderAppend:
         return job
 
     def _takes_in(self, queue: AppendQueue, offset: int, batch: RecordBatch) -> bool:
-        """Whether the batch follows on what is known of its producer, and on what is under way of it."""
+        """Return whether the batch continues its producer's sequence, including the appends in flight."""
         if batch.is_control or batch.is_transactional:
             return False
         known = queue.producers.get(batch.producer_id) or self._log.producers.last_entry(batch.producer_id)
         producer = ProducerAppendInfo(known or ProducerStateEntry(batch.producer_id), self._origin)
         if producer_batches.take_in(producer, batch, offset) is not None:
-            # It was appended before.
+            # A duplicate of an earlier append.
             return False
         self._producer = queue.producers[batch.producer_id] = producer
         return True
@@ -189,7 +192,7 @@ class LeaderAppend:
 
     def finish(self) -> None:
         assert self._job is not None
-        # The job holds the records, and whoever is told may hold this.
+        # Release the job first: it holds the records, and the owner may keep this object.
         job, self._job = self._job, None
         self._appended(job.info())
 
@@ -208,15 +211,16 @@ class LeaderAppend:
 
 
 class FollowerAppend:
-    """What was fetched from the leader of `leader_epoch`.
+    """Appends records that a follower fetched from the leader of `leader_epoch`.
 
-    `appended(info)` is called once all of it is in the log, `declined(rest, info)` where the caller has to
-    append what is left by itself; `info` is then that of what was appended, or None. `with_care`: all is
-    left to it.
+    `appended(info)`: called once all records are in the log.
+    `declined(rest, info)`: called if the caller has to append `rest`. `info` describes the part that was
+    appended, or is None.
+    `with_care`: decline everything, so that the caller appends it all.
     """
 
     check = None  # the leader has checked it
-    connection = None  # in order with all others
+    connection = None  # stays in order with all other appends
     producer_id = -1
 
     __slots__ = ("_appended", "_declined", "_info", "_job", "_leader_epoch", "_log", "_rest", "_with_care")
@@ -243,7 +247,7 @@ class FollowerAppend:
     def make_job(self, queue: AppendQueue) -> RunJob | None:
         log = self._log
         queue.end = None
-        # A log that has seen a later leader epoch takes nothing from the one before.
+        # Refuse records of an older leader epoch than the log's latest.
         if self._with_care or log.leader_epoch > self._leader_epoch or not log.may_append(log.leader_epoch):
             return None
         has_transactions = log.producers.has_transactions

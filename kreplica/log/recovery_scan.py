@@ -1,13 +1,17 @@
-"""RecoveryScan: reading the segments of a log through that was not closed in order, and judging what is bad.
+"""RecoveryScan: scan the segments of a log after an unclean shutdown, and decide what to do with bad batches.
 
-Headers, checksums, offsets and epochs are looked at from the flush point on; indexes, leader epochs and
-producers' state are made anew on the way. A bad batch is one of two things. A *tail* is what a power cut left
-of appends that were never flushed: it is cut, and its bytes are kept beside the log. *Rot* is a batch that
-once was whole and safe: it lies below the flush point, or the machine has not been restarted since it was
-written, so that the page cache cannot have lost it. Rot is never cut: the scan ends there and names the
-range. (Kafka cuts either, with everything behind it.)
+The scan checks headers, checksums, offsets and epochs from the flush point on. On the way it rebuilds
+indexes, leader epochs and producer state. A bad batch is one of two things:
 
-Owned by the opening of one log (log_loader); one thread.
+- A *tail*: what a power cut left of unflushed appends. The scan truncates it and keeps its bytes beside the
+  log.
+- *Rot*: a batch that was whole and safe before. It lies below the flush point, or the machine has not
+  restarted since it was written, so the page cache cannot have lost it. The scan never truncates rot. It
+  stops there and reports the range.
+
+(Kafka truncates both, with everything that follows.)
+
+Ownership: the loader of one log (log_loader.py). Thread rule: one thread.
 """
 
 from __future__ import annotations
@@ -32,16 +36,16 @@ from kreplica.log.local_log import LocalLog
 from kreplica.log.log_tail import CutTail, LogTail, only_zeros
 from kreplica.log.producer_state_manager import ProducerStateManager
 
-# How a scan stops: behind a batch to look at, or in front of one of another epoch.
+# Where the native scan stops: after a batch to inspect, or before a batch of another epoch.
 BEHIND, IN_FRONT = 1, 2
 _START_OFFSET = attrgetter("start_offset")
-# A whole batch that fails so at the beginning of a file was written to another one.
+# An intact batch that fails with one of these at the start of a file was written to another file.
 FOREIGN = ("OFFSET_REGRESSION", "OFFSET_OVERFLOW")
 
 
 @dataclass(slots=True)
 class Recovery:
-    """What opening a log had to do."""
+    """What was done to open a log."""
 
     clean: bool = False
     scanned_bytes: int = 0
@@ -51,15 +55,15 @@ class Recovery:
 
 
 class RecoveryScan:
-    """Of `local`, whose segments are open; a reader's is changed in nothing.
+    """Scans the open segments of `local`. A read-only log is not changed.
 
-    `standing`: where the log's writer said that it stands, None where it said nothing; `same_boot`: in this
-    life of the machine. `known`: the ranges that are known to have rotted; those that closed segments turn
-    out to have are added. `damage`: the range at which the scan had to stop.
-
-    `epochs`: as they were on the disk. An epoch is written there before its first batch, and removed before
-    a batch of another one can take its place. So a batch of another epoch has rotted, or it was cut off and
-    a power cut has brought it back.
+    `standing`: the state that the log's writer published, or None.
+    `same_boot`: whether it was published since the machine last started.
+    `known`: the ranges known to be damaged. The scan adds what it finds in closed segments.
+    `damage`: the range at which the scan had to stop, or None.
+    `epochs`: the leader epochs as stored on disk. An epoch is stored before its first batch, and removed
+    before a batch of another epoch can replace it. So a batch with an unexpected epoch has rotted, or it was
+    truncated and a power cut has brought it back.
     """
 
     def __init__(
@@ -79,22 +83,26 @@ class RecoveryScan:
         self._local = local
         self._recovery = recovery
         self._epochs = epochs
-        # As they were on the disk; `epochs` changes with what is read.
+        # The epochs as stored on disk; the scan changes `epochs`.
         self._epochs_due = epochs.entries
         self._producers = producers
         self._standing = standing
         self._same_boot = same_boot
         self._without_index = without_index
         self._tail = LogTail(local, recovery.cut)
-        # How far the scan has come: the offset after the last good batch, and its leader epoch.
+        # The position of the scan: the offset after the last good batch, and that batch's leader epoch.
         self._next_offset = 0
         self._epoch = -1
-        # A batch that reaches this offset is looked at first.
+        # The native scan stops before a batch that reaches this offset.
         self._stop_offset = INT64_MAX
 
     def run(self, first: int, flushed: int) -> tuple[int, int]:
-        """Read all from the segment with that index on; the offset after the last good batch, and its leader
-        epoch. `flushed`: all below was on the disk once. Raises InvalidFile for another log's segment."""
+        """Scan from the segment with index `first` on; return the offset after the last good batch, and its
+        leader epoch.
+
+        `flushed`: everything below this offset has been on disk. Raises InvalidFile if a segment belongs to
+        another log.
+        """
         segments = list(self._local.segments)
         # The log may start inside a batch, so the scan begins at the segment's own offset.
         self._next_offset = segments[first].base_offset
@@ -114,7 +122,7 @@ class RecoveryScan:
         return True
 
     def _scan(self, segments: list[LogSegment], index: int, flushed: int) -> bool:
-        """Read one segment through; False when the log ends in it."""
+        """Scan one segment; return False if the log ends in it."""
         segment = segments[index]
         position, limit, reason = 0, segment.size, ""
         if self._local.read_only:
@@ -149,7 +157,7 @@ class RecoveryScan:
         return self._met_bad_batch(segments, index, position, reason or NAMES[status], flushed)
 
     def _misfit(self, segment: LogSegment, position: int, expected: int, header: tuple[int, ...]) -> str:
-        """What is wrong with the whole batch at `position`, where offset `expected` is due; "" if nothing."""
+        """Return what is wrong with the intact batch at `position`, where offset `expected` is due, or ""."""
         standing, last_offset = self._standing, header[1]
         if (
             standing is not None
@@ -157,14 +165,14 @@ class RecoveryScan:
             and expected < standing.flush_offset <= last_offset
             and segment.base_offset < standing.flush_offset
         ):
-            # The log ended there once, so that no batch lies across it.
+            # The log once ended at the flush point, so no batch can span it.
             return "OFFSET_OVERFLOW"
         return "" if self._is_of_due_epoch(segment, position, header) else "EPOCH_MISMATCH"
 
     def _is_of_due_epoch(self, segment: LogSegment, position: int, header: tuple[int, ...]) -> bool:
         base_offset, _, leader_epoch, *_ = header
         if not self._epochs_due:
-            # Nothing is known of any epoch but what the log's writer has published of its latest one.
+            # The only known epoch is the latest one that the log's writer published.
             standing = self._standing
             return (
                 standing is None
@@ -173,7 +181,7 @@ class RecoveryScan:
             )
         index = bisect_right(self._epochs_due, base_offset, key=_START_OFFSET) - 1
         if index < 0:
-            # Below the log start: a deletion that a power cut has undone.
+            # Below the log start: a power cut has undone a deletion.
             return leader_epoch <= self._epochs_due[0].epoch
         return leader_epoch == self._epochs_due[index].epoch
 
@@ -186,7 +194,7 @@ class RecoveryScan:
                 self._epochs.learn(leader_epoch, base_offset)
 
     def _next_stop(self, offset: int) -> int:
-        """The next offset above this one at which an epoch should begin, or where a flush ended."""
+        """Return the next offset above this one at which an epoch should begin or a flush ended."""
         index = bisect_right(self._epochs_due, offset, key=_START_OFFSET)
         stop = self._epochs_due[index].start_offset if index < len(self._epochs_due) else INT64_MAX
         flushed = -1 if self._standing is None else self._standing.flush_offset
@@ -211,7 +219,7 @@ class RecoveryScan:
         segment = segments[index]
         following = segments[index + 1].base_offset if index + 1 < len(segments) else None
         if following == self._next_offset and only_zeros(segment, position):
-            # Allocated ahead of the writer and, when it rolled, not trimmed in time: the log goes on.
+            # Space that was allocated ahead of the writer and not trimmed after the roll: the log continues.
             self._tail.cut(segment, position)
             return True
         if self._was_safe(segment, position, flushed):
@@ -228,9 +236,9 @@ class RecoveryScan:
         return False
 
     def _follows_on(self, segments: list[LogSegment], index: int, flushed: int) -> bool:
-        """Whether the segment begins where the one before it ends; False when the log ends between them.
+        """Return whether the log continues in this segment; False if it ends before it, at a gap.
 
-        A log may have gaps there that another program has compacted; kreplica's cleaner leaves none.
+        A log that another program compacted may have gaps between segments. kreplica's cleaner leaves none.
         """
         before, segment = segments[index - 1], segments[index]
         gap = segment.base_offset - self._next_offset
@@ -248,16 +256,17 @@ class RecoveryScan:
         return False
 
     def _blamed(self, segments: list[LogSegment], index: int, position: int, bad: int) -> tuple[int, int]:
-        """Which of two batches lies, where the second, at `position`, begins at `bad`, below its end.
+        """Return the segment index and position of the batch whose offset is wrong.
 
-        Offsets lie outside the CRC. Where the second would follow the batch before the first one, it is the
-        first whose offset jumped.
+        The batch at `position` begins at offset `bad`, below the end of the batch before it. Either may be
+        wrong, since the CRC does not cover offsets. If `bad` would fit after the batch before that, the
+        earlier of the two is the wrong one.
         """
         at = index if position else index - 1
         end = position or (segments[at].size if at >= 0 else 0)
         if end == 0:
             return index, position
-        # Where the batch before this one starts, and the end of the one before that.
+        # The start of the preceding batch, and the end of the one before that.
         start, offset = 0, segments[at].base_offset
         for batch in batches(segments[at].region.slice(0, end)):
             if start + batch.size == end:
@@ -273,7 +282,7 @@ class RecoveryScan:
         return at, start
 
     def _was_safe(self, segment: LogSegment, position: int, flushed: int) -> bool:
-        """Whether the bytes at `position` were once whole, so that they can only have rotted."""
+        """Return whether the bytes at `position` are known to have been intact, so they must have rotted."""
         path = segment.region.path
         if any(known.path == path and known.position == position for known in self.known):
             return True
@@ -282,7 +291,8 @@ class RecoveryScan:
         return self._is_published(segment, position)
 
     def _is_published(self, segment: LogSegment, position: int) -> bool:
-        """Whether the log's writer has published the bytes at `position` in this life of the machine."""
+        """Return whether the log's writer published the bytes at `position` since the machine last
+        started."""
         standing = self._standing
         if not self._same_boot or standing is None:
             return False
@@ -291,7 +301,7 @@ class RecoveryScan:
         return segment.base_offset < standing.active_base_offset
 
     def _check_nothing_missing(self, segment: LogSegment, flushed: int) -> None:
-        # Every byte that is there is good; but are they all there?
+        # All bytes that are there are good. Check that none is missing at the end.
         standing = self._standing
         short = (
             standing is not None
@@ -334,19 +344,22 @@ class RecoveryScan:
         return Damage(self._next_offset, following, path, position, segment.size, reason)
 
     def _index_rest(self, segment: LogSegment, offset: int, position: int) -> None:
-        """What follows the damage in its segment is to be found without a walk through the damage."""
+        """Index the batches behind the damage, so that a read need not walk through the damage."""
         if not self._local.read_only:
             self._indexed(segment, position, offset)
 
     def check_indexes(self, segment: LogSegment, following: int) -> None:
-        """A closed segment below the flush point is believed; its indexes are only looked at."""
+        """Check the indexes of a closed segment below the flush point, and rebuild them if implausible.
+
+        The segment's records are trusted and not read, unless its indexes have to be rebuilt.
+        """
         if self._local.read_only:
             check_indexes(segment)
             return
         self._tail.trim(segment, following)
         times = segment.time_index
         plausible = segment.offset_index.is_plausible(segment.size) and times.is_plausible(following)
-        # An entry of zeros may be true, or be the space that was allocated for one.
+        # A single entry of zeros may be a real entry or unused space.
         is_padding = len(times) == 1 and times[0] == (0, segment.base_offset)
         if plausible and not is_padding and segment.base_offset not in self._without_index:
             return
@@ -356,21 +369,22 @@ class RecoveryScan:
         while position < segment.size:
             status, position, offset = self._indexed(segment, position, offset)
             if status < 0:
-                # Nothing about the log's end is in doubt: it goes on, with a range that cannot be read.
+                # The log's end is not in doubt, so the log continues; only this range cannot be read.
                 end = resync(segment, position, offset) or (following, segment.size)
                 self.known = self.known.with_added(
                     Damage(offset, end[0], path, position, end[1], NAMES[status])
                 )
                 offset, position = end
         segment.seal()
-        # No later flush comes to a segment below the flush point. A close in order would vouch for indexes
-        # that a power cut then takes, or leaves as zeros.
+        # Flush now, since no later flush covers a segment below the flush point. Otherwise a clean close
+        # would vouch for indexes that a power cut may then lose or fill with zeros.
         for region in segment.regions()[1:]:
             region.flush()
         self._local.name_changes += 1
 
     def _indexed(self, segment: LogSegment, position: int, offset: int) -> tuple[int, int, int]:
-        # Feed the indexes from `position` on; the status at the end or at a bad batch, and where that is.
+        # Rebuild the indexes from `position` on. Returns the status at the end or at the first bad batch,
+        # with its position and offset.
         status, epoch = 1, -1
         while status > 0:
             status, position, offset, header = scan(

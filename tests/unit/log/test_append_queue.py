@@ -161,7 +161,7 @@ def test_what_ends_a_check_unexpectedly_is_logged_with_where_it_was(
     monkeypatch.setattr(LogValidator, "validate_anew", validate)
     append.check()
     (line,) = caplog.records
-    assert "t-0: a batch could not be checked" in line.getMessage()
+    assert "t-0: checking a batch failed" in line.getMessage()
     assert line.exc_info[0] is ZeroDivisionError
     assert append.make_job(at.log.queue) is None
 

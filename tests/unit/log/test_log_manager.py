@@ -209,7 +209,7 @@ def test_a_log_opened_by_itself_takes_the_mark_of_a_clean_shutdown_away(tmp_path
 def test_a_directory_that_becomes_a_nodes_while_a_log_in_it_is_written_is_refused(tmp_path: Path) -> None:
     with kreplica.Log.open(tmp_path / "orders-0") as log:
         log.append([b"by itself"])
-        with pytest.raises(LogDirLocked, match="orders-0: another writer has the log"):
+        with pytest.raises(LogDirLocked, match="orders-0: another writer has the log open"):
             started(tmp_path)
     started(tmp_path).shutdown()
 
