@@ -1,8 +1,9 @@
-"""Looking for rot in a log that runs, and telling the log of what was found.
+"""Search a running log for rot, and check the ranges that are known to be damaged.
 
-A `SegmentExamination` goes through one segment in steps and names each damaged range as recovery would. Its
-batches do not change any more, so it needs no lock; whoever holds one is its only user. `report` looks once
-more under the log's lock, since a truncation may have come in between, before the log takes the range over.
+A `SegmentExamination` checks one segment in steps and reports each damaged range as recovery would. The
+segment's batches no longer change, so the examination takes no lock. One thread uses it at a time. Before the
+log records a range, it checks it again under its lock (`still_there`), since a truncation may have come
+first.
 """
 
 from __future__ import annotations
@@ -24,20 +25,22 @@ from kreplica.log.log_tail import only_zeros
 if TYPE_CHECKING:
     pass
 
-# Between one segment's last offset and the next one's base offset, where a lost segment may be the reason.
+# The largest gap between two segments that counts as loss. A follower may have skipped a larger one.
 LARGEST_GAP = 1 << 30
-# What is read at a time where somebody waits for the end of a search.
+# The bytes to read in one step of a search that a caller waits for.
 SEARCH_BYTES = 8 << 20
 MISSING = "the file is cut short"
 
 
 class SegmentExamination:
-    """One segment on its way through the check, from byte `position`, where offset `next_offset` is due.
+    """Checks one segment in steps, from byte `position` on, where offset `next_offset` is due.
 
-    `following`: the base offset of the next segment, `size`: how far this one goes. `known`: ranges that are
-    passed over. Unless the log `may_have_gaps`, the last batch ends where the next segment begins. What the
-    batches cannot tell by themselves is compared with what the log knows: offsets lie below the next
-    segment's, and leader epochs are those of the log's cache. (Neither is covered by a batch's CRC.)
+    `following`: the base offset of the next segment. `size`: the number of bytes to check.
+    `known`: damaged ranges to skip.
+    `may_have_gaps`: whether the last batch may end before the next segment begins.
+
+    A batch's CRC covers neither its offset nor its leader epoch. So offsets are compared with the next
+    segment's base offset, and leader epochs with the log's cache.
     """
 
     __slots__ = (
@@ -78,12 +81,13 @@ class SegmentExamination:
         self._known = {damage.position: damage for damage in known if damage.path == segment.region.path}
         self._aside = aside
         self._may_have_gaps = may_have_gaps
-        # The batch before, and the least offset it could have: of two that contradict each other one lies.
+        # The position of the previous batch, and its least possible offset. If the next batch contradicts it,
+        # one of the two has a wrong offset.
         self._last = (-1, -1)
-        # The bad batch whose end is being looked for: its position, the first lost offset, what is wrong.
+        # The bad batch whose end is being searched: its position, the first lost offset, the reason.
         self._bad: tuple[int, int, str] | None = None
         self._searched_to = 0
-        # Where the epoch that is due is to be looked up; a batch that begins higher than expected sets it.
+        # The offset at which to look up the due epoch, set by a batch that begins higher than expected.
         self._due_epoch_at = -1
 
     @property
@@ -97,13 +101,13 @@ class SegmentExamination:
 
     @property
     def is_behind_bad(self) -> bool:
-        """Whether the end of a bad range is being looked for."""
+        """Whether the end of a bad range is being searched."""
         return self._bad is not None
 
     def step(self, max_bytes: int) -> Damage | None:
-        """Read on, about `max_bytes`; the damage whose end was found in them, or None.
+        """Check about `max_bytes` more; return the damage whose end was found, or None.
 
-        The rest of the bytes is left when one is found. Raises KafkaStorageError.
+        The step ends early when it finds one. Raises KafkaStorageError.
         """
         if self._bad is None and not self._checked(max_bytes):
             return self._missing_at_end()
@@ -116,13 +120,13 @@ class SegmentExamination:
         return missing_behind(self.segment, self.next_offset, self._following)
 
     def first_bad(self, max_bytes: int) -> tuple[int, int, str] | None:
-        """The first bad batch within about `max_bytes`: its position, the offset that was due, the reason."""
+        """Return the first bad batch within about `max_bytes`: its position, the due offset, the reason."""
         if self._bad is None:
             self._checked(max_bytes)
         return self._bad
 
     def _checked(self, max_bytes: int) -> bool:
-        # Go on to the next bad batch; whether there is one.
+        # Advance to the next bad batch; return whether there is one.
         limit = min(self.position + max_bytes, self._size)
         while self.position < limit:
             known = self._known.get(self.position)
@@ -161,12 +165,12 @@ class SegmentExamination:
     def _found_bad(self, reason: str) -> None:
         position, offset = self.position, self.next_offset
         if reason == "OFFSET_REGRESSION":
-            # Where this batch would follow the one before the last, it is the last one whose offset jumped.
+            # If this batch would fit before the previous one, it is the previous one whose offset is wrong.
             last, least = self._last
             if last >= 0 and least <= self._offset_at(position) < offset and self._offset_at(last) != least:
                 position, offset = last, least
         if offset == self._following and only_zeros(self.segment, position):
-            # Allocated ahead of the writer and never trimmed: the segment ended before.
+            # Space allocated ahead of the writer and never trimmed: the segment ended here.
             self.position = self._size
             return
         self._bad = (position, offset, reason)
@@ -179,7 +183,7 @@ class SegmentExamination:
         stop = min(self._searched_to + max_bytes, self._size)
         found = resync(self.segment, self._searched_to, offset, stop=stop, aside=self._aside)
         if found is not None and found[0] >= self._following:
-            # A whole batch of another place, or of another time.
+            # An intact batch of another file, or left from an earlier use of the space.
             self._searched_to, found = found[1], None
         elif found is None:
             self._searched_to = stop - 1 if stop < self._size else stop
@@ -190,7 +194,7 @@ class SegmentExamination:
         damage = Damage(offset, after[0], self.segment.region.path, position, after[1], reason)
         self._bad = None
         self._go_on_behind(damage)
-        # Bytes between two batches that follow one another have cost no offset.
+        # If no offset is missing between the two batches, the bad bytes have lost nothing.
         return damage if damage.stop_offset > offset else None
 
     def _go_on_behind(self, damage: Damage) -> None:
@@ -199,8 +203,7 @@ class SegmentExamination:
 
 
 def still_there(damage: Damage, segment: LogSegment, following: int, epochs: LeaderEpochFileCache) -> bool:
-    """Whether a range that was known once is damaged still; a look at its first batch, or at what is missing
-    behind it."""
+    """Return whether a range found earlier is still damaged, judging by its first batch or the gap itself."""
     if damage.end_position > segment.size:
         return False
     if damage.position == damage.end_position:
@@ -219,21 +222,24 @@ def still_there(damage: Damage, segment: LogSegment, following: int, epochs: Lea
 
 
 def missing_behind(segment: LogSegment, end: int, following: int) -> Damage | None:
-    """What is gone where a segment ends at offset `end` and the next one begins at `following`, in a log
-    whose segments follow one another. None if nothing is, or where a follower may have skipped so much."""
+    """Return the range lost between a segment that ends at offset `end` and the next, at `following`.
+
+    For logs without legitimate gaps. None if nothing is missing, or if the gap is so large that a follower
+    may have skipped it.
+    """
     if not 0 < following - end <= LARGEST_GAP:
         return None
     return Damage(end, following, segment.region.path, segment.size, segment.size, MISSING)
 
 
 def gaps(segments: LogSegments) -> list[Damage]:
-    """What is gone between the segments, by a look at the last batch of each."""
+    """Return the ranges missing between the segments, judging by the last batch of each."""
     found = []
     for segment, following in pairwise(segments):
         try:
             end = segment.next_offset()
         except CorruptMessage:
-            # Rot at its end is found by whoever reads it, and whether something is missing, then.
+            # A read of the segment finds the rot at its end, and then any gap behind it.
             continue
         end = segment.base_offset if end is None else end
         damage = missing_behind(segment, end, following.base_offset)
@@ -243,7 +249,7 @@ def gaps(segments: LogSegments) -> list[Damage]:
 
 
 def remembered(local: LocalLog, epochs: LeaderEpochFileCache) -> Damages:
-    """The ranges that the log's damage file names and that are damaged still. Raises InvalidFile."""
+    """Return the ranges in the log's damage file that are still damaged. Raises InvalidFile."""
     segments = local.segments
 
     def is_there(damage: Damage) -> bool:

@@ -1,14 +1,16 @@
-"""Where each leader epoch of a partition begins: what truncation is decided by (KIP-101, KIP-279).
+"""LeaderEpochFileCache: the start offset of each leader epoch of a log.
 
-The entries are kept in memory, oldest first, epochs and start offsets both strictly growing, and in the file
-`leader-epoch-checkpoint`. An epoch that comes is on disk before `assign` returns, hence before its records.
-Truncation changes memory at once and marks the cache `dirty`: the file then holds entries past the log's end
-or below its start, which loading cuts off again. That is safe only until records are appended over the
-truncated offsets, since then an entry of the old history would look valid (KAFKA-16541, KAFKA-10706); so
-every `assign` writes what is pending, even if it has nothing to add itself.
+Followers use it to decide where to truncate (KIP-101, KIP-279). The entries are kept in memory, oldest first,
+and in the file `leader-epoch-checkpoint`. Epochs and start offsets both strictly increase. A new epoch is on
+disk before `assign` returns, and so before its records.
 
-Owned by one UnifiedLog. Changes happen under the log's lock; readers need none, for the entries are an
-immutable tuple that is replaced as a whole.
+Truncation changes memory at once and marks the cache `dirty`. The file may then hold entries past the log end
+or below the log start, which loading drops again. That is safe only until records are appended over the
+truncated offsets: then an entry of the old history would look valid (KAFKA-16541, KAFKA-10706). So every
+`assign` writes pending changes, even if it adds no entry.
+
+Ownership: one UnifiedLog. Thread rule: changes happen under the log's lock. Readers take no lock, because the
+entries are an immutable tuple that is replaced as a whole.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from kreplica.common.errors import InvalidFile, KafkaStorageError
 from kreplica.common.types import NO_LEADER_EPOCH, NO_OFFSET
 from kreplica.log.checkpoint import EpochEntry, LeaderEpochCheckpointFile
 
-# What `end_offset_for` answers where this log knows nothing of the epoch.
+# The answer of `end_offset_for` if the epoch is unknown.
 UNDEFINED = EpochEntry(NO_LEADER_EPOCH, NO_OFFSET)
 
 _EPOCH = itemgetter(0)
@@ -40,23 +42,23 @@ class LeaderEpochFileCache:
 
     @classmethod
     def load(cls, checkpoint: LeaderEpochCheckpointFile) -> LeaderEpochFileCache:
-        """The cache with what the file holds. Raises InvalidFile; the log can then rebuild the epochs."""
+        """Read the cache from its file. Raises InvalidFile; the log can then rebuild the epochs."""
         return cls(checkpoint, checkpoint.read())
 
     # ---- changes -------------------------------------------------------------------------------------
 
     def assign(self, epoch: int, start_offset: int) -> bool:
-        """Say that records from `start_offset` on are of `epoch`; returns whether that was news.
+        """Record that `epoch` begins at `start_offset`; return whether that changed the entries.
 
-        Entries that contradict it, with an epoch or a start offset not below the new one's, are dropped.
+        Entries whose epoch or start offset is not below the new one's contradict it and are dropped.
         """
         latest = self.entries[-1] if self.entries else UNDEFINED
         if epoch == latest.epoch and start_offset >= latest.start_offset and not self.dirty:
-            return False  # as nearly always: this is asked for every batch
+            return False  # the usual case: this runs for every batch
         return self.assign_all([EpochEntry(epoch, start_offset)])
 
     def assign_all(self, entries: Iterable[EpochEntry]) -> bool:
-        """`assign` each of the entries, and write the file once; for a recovery that scanned a log."""
+        """Assign each of the entries, and write the file once. Recovery uses it after scanning a log."""
         changed = self.entries
         for entry in entries:
             changed = _with(changed, entry)
@@ -68,40 +70,44 @@ class LeaderEpochFileCache:
         return news
 
     def learn(self, epoch: int, start_offset: int) -> None:
-        """`assign` in memory alone, for a recovery, which calls `flush` at its end.
+        """Assign in memory only. Recovery uses it, and calls `flush` when it is done.
 
-        The file says what it said until then: one that is interrupted would leave it without the epochs that
-        were not read yet.
+        The file stays unchanged until then: otherwise an interrupted recovery would lose the epochs that it
+        had not read yet.
         """
         changed = _with(self.entries, EpochEntry(epoch, start_offset))
         if changed is not self.entries:
             self._replace(changed)
 
     def truncate_from_end(self, end_offset: int) -> None:
-        """Drop what starts at or after `end_offset`, the log's new end. Call `flush` afterwards, sometime."""
+        """Drop the epochs that start at or after `end_offset`, the new log end. Call `flush` some time
+        later."""
         kept = bisect_left(self.entries, end_offset, key=_START_OFFSET)
         if kept < len(self.entries):
             self._replace(self.entries[:kept])
 
     def truncate_from_start(self, start_offset: int) -> None:
-        """Drop what ends at or before `start_offset`, the log's new start; its epoch begins there."""
+        """Drop the epochs that end at or before `start_offset`, the new log start.
+
+        The epoch of `start_offset` then begins there.
+        """
         if self.entries and self.entries[0].start_offset < start_offset:
             first = bisect_right(self.entries, start_offset, key=_START_OFFSET) - 1
             moved = EpochEntry(self.entries[first].epoch, start_offset)
             self._replace((moved, *self.entries[first + 1 :]))
 
     def clear(self) -> None:
-        """Forget everything, on disk too."""
+        """Remove all entries, in memory and on disk."""
         self._replace(())
         self.flush()
 
     def restore(self, entries: tuple[EpochEntry, ...]) -> None:
-        """Know these entries again, after a change that could not be completed.
+        """Restore these entries after a change that could not be completed.
 
-        The file is written only if it lacks one of their epochs: the change may or may not have replaced it.
-        What else differs (older entries below the log start, or ones past its end) is harmless, and waits for
-        the next `flush`, so that a full disk is no obstacle. Raises KafkaStorageError; the file may know
-        fewer epochs than the log has then.
+        The file is written only if it lacks one of their epochs, since the change may have replaced it. Other
+        differences (entries below the log start or past its end) are harmless and wait for the next `flush`.
+        So restoring normally succeeds on a full disk. Raises KafkaStorageError; the file may then have fewer
+        epochs than the log.
         """
         if entries is not self.entries:
             self._replace(entries)
@@ -114,13 +120,13 @@ class LeaderEpochFileCache:
             self.flush()
 
     def flush(self) -> None:
-        """Write the file if memory is ahead of it. May take milliseconds."""
+        """Write the file if memory differs from it. This may take milliseconds."""
         if self.dirty:
             self._checkpoint.write(self.entries)
             self.dirty = False
 
     def update_directory(self, directory: str) -> None:
-        """The partition's directory was renamed."""
+        """Follow a rename of the partition's directory."""
         self._checkpoint.directory = directory
 
     def _replace(self, entries: tuple[EpochEntry, ...]) -> None:
@@ -142,31 +148,31 @@ class LeaderEpochFileCache:
         return self.entries[-1].epoch if self.entries else None
 
     def entry_for(self, epoch: int) -> EpochEntry | None:
-        """The entry of exactly this epoch."""
+        """Return the entry of exactly this epoch, or None."""
         at = bisect_left(self.entries, epoch, key=_EPOCH)
         found = self.entries[at : at + 1]
         return found[0] if found and found[0].epoch == epoch else None
 
     def previous_epoch(self, epoch: int) -> int | None:
-        """The greatest epoch below `epoch` that wrote something here."""
+        """Return the greatest known epoch below `epoch`, or None."""
         at = bisect_left(self.entries, epoch, key=_EPOCH)
         return self.entries[at - 1].epoch if at > 0 else None
 
     def next_epoch(self, epoch: int) -> int | None:
-        """The least epoch above `epoch` that wrote something here."""
+        """Return the least known epoch above `epoch`, or None."""
         at = bisect_right(self.entries, epoch, key=_EPOCH)
         return self.entries[at].epoch if at < len(self.entries) else None
 
     def epoch_for_offset(self, offset: int) -> int | None:
-        """The epoch that `offset` belongs to; None below the first entry. Knows nothing of the log's end."""
+        """Return the epoch of `offset`, or None below the first entry. The log end is not considered."""
         at = bisect_right(self.entries, offset, key=_START_OFFSET)
         return self.entries[at - 1].epoch if at > 0 else None
 
     def end_offset_for(self, epoch: int, log_end_offset: int) -> tuple[int, int]:
-        """The greatest epoch here that is not above `epoch`, and the offset where it ends.
+        """Return the greatest known epoch that is not above `epoch`, and the offset where it ends.
 
-        The latest epoch ends at `log_end_offset`. For an epoch above the latest: (-1, -1), nothing is known.
-        For one below all that is here: the same epoch, and the offset where the first one here begins.
+        The latest epoch ends at `log_end_offset`. For an epoch above the latest, the result is (-1, -1). For
+        an epoch below all known ones, it is the same epoch and the start offset of the first known one.
         """
         entries = self.entries
         above = bisect_right(entries, epoch, key=_EPOCH)
@@ -179,7 +185,7 @@ class LeaderEpochFileCache:
 
 
 def _with(entries: tuple[EpochEntry, ...], new: EpochEntry) -> tuple[EpochEntry, ...]:
-    """The entries with the new one behind them, less what contradicts it; `entries` itself if no news."""
+    """Return the entries with `new` added and those that contradict it dropped; `entries` if unchanged."""
     assert new.epoch >= 0, new
     assert new.start_offset >= 0, new
     if entries and new.epoch == entries[-1].epoch and new.start_offset >= entries[-1].start_offset:

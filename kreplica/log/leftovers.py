@@ -1,6 +1,6 @@
-"""What a crash left in a log's directory: of a deletion, a cleaning, or a file that was being written.
+"""Clean up what a crash left in a log's directory: files of unfinished deletions, cleanings and writes.
 
-Only the log's writer tidies, before it opens a segment.
+Only the log's writer does so, before it opens a segment.
 """
 
 from __future__ import annotations
@@ -27,8 +27,10 @@ from kreplica.log.log_tail import LogTail, only_zeros
 
 
 def tidied(local: LocalLog, names: list[str]) -> list[str]:
-    """Finish or drop what was left half done; `names`: what lies in the directory. Returns what lies there
-    then."""
+    """Finish or undo the interrupted changes among `names`, the files in the directory.
+
+    Returns the files that are there afterwards.
+    """
     gone = [n for n in names if n.endswith((DELETED_SUFFIX, TEMPORARY_SUFFIX)) and n != STATE_FILE]
     for name in gone:
         local.storage.remove(f"{local.directory}/{name}")
@@ -39,7 +41,7 @@ def tidied(local: LocalLog, names: list[str]) -> list[str]:
 
 
 def remove_orphans(local: LocalLog, names: list[str], bases: set[int]) -> None:
-    """Remove the indexes of segments that are not there; `bases`: the base offsets of those that are."""
+    """Remove indexes without a segment. `bases`: the base offsets of the existing segments."""
     for name in names:
         found = parse_file_name(name)
         if (
@@ -51,12 +53,14 @@ def remove_orphans(local: LocalLog, names: list[str], bases: set[int]) -> None:
 
 
 def drop_strays(local: LocalLog, tail: LogTail, standing: LogStanding | None, *, is_current: bool) -> None:
-    """Take segments out of the log that were begun below its end, and never became part of it.
+    """Remove stray segments: files that begin below the log end and never became part of the log.
 
-    A roll that failed, or another program, leaves such files. Where the log ends is told by the records
-    before them; to believe the files would cost those. `standing`: where the log's writer said that it
-    stands; `is_current`: no power cut has come in between. Then a stray that has bytes is known, too, and
-    they are kept aside.
+    A failed roll, or another program, leaves such files. The records before them decide where the log ends;
+    trusting the files would lose those records.
+
+    `standing`: the state that the log's writer published.
+    `is_current`: no power cut has come in between. Then even a stray with bytes can be recognized; its bytes
+    are kept aside.
     """
     segments = list(local.segments)
     last_base = -1 if standing is None else standing.active_base_offset
@@ -73,7 +77,7 @@ def drop_strays(local: LocalLog, tail: LogTail, standing: LogStanding | None, *,
 
 
 def _covers(segments: list[LogSegment], base: int, following: int | None) -> bool:
-    """Whether the records of these segments go on above `base`, and up to `following` if that is given."""
+    """Return whether the records of these segments extend above `base`, and up to `following` if given."""
     filled = next((segment for segment in reversed(segments) if segment.size), None)
     try:
         end = None if filled is None else filled.next_offset()
@@ -83,9 +87,10 @@ def _covers(segments: list[LogSegment], base: int, following: int | None) -> boo
 
 
 def first_torn(local: LocalLog, first: int, bases: Container[int], unreadable: list[str]) -> int:
-    """The segment to scan from: `first`, or one before it whose transaction index has to be made anew.
+    """Return the index of the segment to scan from: `first`, or an earlier one with a bad transaction index.
 
-    `bases`: the base offsets of segments that have one. Why it has to be goes to `unreadable`.
+    The scan rebuilds that index. `bases`: the base offsets of segments with a transaction index. The reason
+    is added to `unreadable`.
     """
     for index, segment in enumerate(list(local.segments)[:first]):
         if segment.base_offset in bases and not local.read_only:

@@ -1,8 +1,7 @@
-"""The segments of one partition on disk: opening, rolling, cutting and removing them.
+"""LocalLog: opens, rolls, truncates and removes the segments of one partition on disk.
 
-LocalLog knows files and offsets and nothing of leaders, producers or high watermarks: that is UnifiedLog.
-Thread rule: changes under the log's lock, which the caller holds; `segments` may be read by anybody at any
-time.
+LocalLog deals with files and offsets. Leaders, producers and the high watermark belong to UnifiedLog.
+Thread rule: the caller holds the log's lock for changes; any thread may read `segments` at any time.
 """
 
 from __future__ import annotations
@@ -36,16 +35,16 @@ from kreplica.log.log_segments import LogSegments
 from kreplica.log.swap_files import Listing
 from kreplica.log.transaction_index import TransactionIndex
 
-# How often a reader looks at a directory whose writer changes it meanwhile.
+# How many times a reader lists a directory that its writer keeps changing.
 LOOKS = 5
 # A segment's positions are 32 bits wide in Kafka's index, so no file may reach 2 GiB.
 MAX_SEGMENT_BYTES = (1 << 31) - 1
 
 
 class LocalLog:
-    """The files of one partition's log.
+    """The files of one partition's log, in `directory`.
 
-    `directory`: its path. `read_only`: files are opened for reading and nothing is created or removed.
+    `read_only`: open files for reading only, and create or remove none.
     """
 
     __slots__ = (
@@ -67,19 +66,19 @@ class LocalLog:
         self.storage = storage
         self.read_only = read_only
         self.segments = LogSegments(())
-        # How often files were created, renamed or removed, and how many of these changes are on disk.
+        # The number of files created, renamed or removed, and how many of these changes are on disk.
         self.name_changes = self._flushed_changes = 0
-        # The segment whose indexes the last flush left out.
+        # The segment whose indexes the last flush skipped.
         self._indexes_left_out: LogSegment | None = None
 
     def path(self, base_offset: int, suffix: str) -> str:
         return f"{self.directory}/{file_name(base_offset, suffix)}"
 
     def base_offsets(self, names: Listing) -> list[int]:
-        """Those of the segments among `names`, sorted.
+        """Return the base offsets of the segments in `names`, sorted.
 
-        For a reader a segment whose replacement is complete, but not in place yet, is the new one; a writer
-        has put it in place before it asks.
+        A reader uses a complete replacement that is not in place yet instead of the segments that it
+        replaces. A writer has put it in place before.
         """
         bases = set(names.bases)
         if self.read_only:
@@ -91,13 +90,13 @@ class LocalLog:
     def open_segment(
         self, base_offset: int, *, create: bool = False, names: Listing | None = None
     ) -> LogSegment:
-        """The segment with this base offset over its three files, not yet part of the collection.
+        """Open the three files of the segment with this base offset, without adding it to `segments`.
 
-        `names`: what lies in the directory, which a reader has to tell. It gets an empty index in memory for
-        one that is missing; a writer, an empty file.
+        `names`: the files in the directory; required for a reader. If an index is missing, a reader gets an
+        empty one in memory, and a writer an empty file.
         """
         config = self.config
-        # A file may be larger than segment.bytes: it was written under another configuration, or holds one
+        # A file may be larger than segment.bytes, if it was written with another configuration or holds one
         # large batch.
         log_path = self._path_in(names, base_offset, LOG_SUFFIX) or self.path(base_offset, LOG_SUFFIX)
         least = 0 if create else self.storage.size(log_path)
@@ -117,24 +116,25 @@ class LocalLog:
         )
         self.configure(segment)
         if self.read_only:
-            # Mapped (or open, beyond that budget) and read now, they stay when the writer removes the files
-            # or replaces them. Without its index a search takes longer.
+            # Map the files now (or open them, beyond the budget of maps): then they stay readable when the
+            # writer removes or replaces them. Without its index a search takes longer.
             segment.region.slice(0, 0)
             self._read_transaction_index(segment, self._path_in(names, base_offset, TXN_INDEX_SUFFIX))
         return segment
 
     def room_for(self, size: int) -> int:
-        """How large the file of a segment that has `size` bytes may grow."""
+        """Return the size to which the file of a segment of `size` bytes may grow."""
         room = max(self.config.segment_bytes, size) + self.config.max_message_bytes + 4096
         return min(room, MAX_SEGMENT_BYTES)
 
     def _path_in(self, names: Listing | None, base_offset: int, suffix: str) -> str | None:
-        # Where a reader finds the file of a segment; None where there is none.
+        # The path at which a reader finds a segment's file, or None if it does not exist.
         name = file_name(base_offset, suffix)
         if names is None or not self.read_only:
             return self.path(base_offset, suffix)
         if base_offset in names.complete:
-            # The old segment's files go before the new one's get their names, and of either the log last.
+            # The old segment's files are removed before the new ones are renamed; the .log comes last in
+            # both.
             if name + SWAP_SUFFIX in names.all:
                 return self.path(base_offset, suffix) + SWAP_SUFFIX
             if base_offset in names.bases:
@@ -148,24 +148,25 @@ class LocalLog:
         if path is None:
             index.mark_empty()
             return
-        # Raised again when somebody asks for committed records alone.
+        # A read_committed fetch raises it again.
         with suppress(InvalidFile):
             index.entries()
 
     def configure(self, segment: LogSegment) -> None:
-        """Give the segment the limits that the configuration of now sets."""
+        """Apply the limits of the current configuration to the segment."""
         config = self.config
         segment.max_bytes = config.segment_bytes
         segment.max_age_ms = self._max_age_ms() - self._jitter_ms(segment.base_offset)
         segment.index_interval_bytes = config.index_interval_bytes
 
     def _max_age_ms(self) -> int:
-        # Only closed segments are cleaned, so a compacted log closes them in time (KIP-354).
+        # The cleaner skips the active segment, so a compacted log rolls within max.compaction.lag.ms
+        # (KIP-354).
         config = self.config
         return min(config.segment_ms, config.max_compaction_lag_ms) if config.compact else config.segment_ms
 
     def _jitter_ms(self, base_offset: int) -> int:
-        # Spreads the rolls of logs that began together; the same for the same segment always.
+        # Spreads the rolls of logs that began together. It is always the same for the same segment.
         most = min(self.config.segment_jitter_ms, self._max_age_ms())
         return checksum(self.path(base_offset, LOG_SUFFIX).encode()) % (most + 1)
 
@@ -180,7 +181,7 @@ class LocalLog:
         )
 
     def end_of_swap(self, base_offset: int) -> int:
-        """The offset after the last batch of a segment whose files still carry the suffix .swap."""
+        """Return the offset after the last batch of a segment whose files still have the suffix .swap."""
         path = self.path(base_offset, LOG_SUFFIX) + SWAP_SUFFIX
         region = self.storage.open_region(path, self.storage.size(path), writable=False)
         try:
@@ -196,7 +197,7 @@ class LocalLog:
             region.close()
 
     def transaction_index(self, segment: LogSegment) -> TransactionIndex:
-        """The index of the aborted transactions that ended in the segment; most logs never ask."""
+        """Return the index of the aborted transactions that ended in the segment; open it on first use."""
         index: TransactionIndex | None = segment.transaction_index
         if index is None:
             base = segment.base_offset
@@ -205,28 +206,28 @@ class LocalLog:
         return index
 
     def roll(self, base_offset: int) -> LogSegment:
-        """Close the active segment for writing and begin a new one at `base_offset`: all of that or nothing.
+        """Seal the active segment and begin a new one at `base_offset`, atomically.
 
-        Raises KafkaStorageError; where it is StorageFull or OutOfDescriptors, the log goes on in the segment
-        that it had.
+        Raises KafkaStorageError. After StorageFull or OutOfDescriptors, the log continues in its old segment.
         """
         if self.segments and self._indexes_left_out is self.segments.active:
-            # Where the segment is flushed, its indexes are before there is a next one: recovery, which begins
-            # with the segment of the flush point, believes those before it.
+            # Flush the indexes of a flushed segment before the next one begins: recovery starts at the
+            # segment of the flush point and trusts those before it.
             for region in self.segments.active.regions()[1:]:
                 region.flush()
         if self.segments:
-            # Before there is a new file. A segment that was sealed takes appends like any other.
+            # Seal before creating a file. If that fails, the sealed segment still takes appends.
             self.segments.active.seal()
         segment = self._begin_segment(base_offset)
         self.segments = self.segments.with_added(segment)
         return segment
 
     def _begin_segment(self, base_offset: int) -> LogSegment:
-        """Create the files of a segment. No file is left where one of them could not be made: appends go on
-        in the segment before, and an empty one would seem to say that the log ends here.
+        """Create the files of a segment, or none if one of them fails.
 
-        Raises StorageFull, OutOfDescriptors; StorageIOError, also where a file could not be removed.
+        After a failure, appends continue in the previous segment. An empty segment left behind would look
+        like the end of the log. Raises StorageFull, OutOfDescriptors, and StorageIOError, also if a file
+        could not be removed.
         """
         try:
             return self.open_segment(base_offset, create=True)
@@ -237,9 +238,9 @@ class LocalLog:
             raise
 
     def begin_anew(self, base_offset: int) -> list[str]:
-        """Put one empty segment at `base_offset` in the place of all; the names of the files that went.
+        """Replace all segments by an empty one at `base_offset`; return the new paths of the removed files.
 
-        Raises KafkaStorageError; where it is StorageFull or OutOfDescriptors, the segments are as before.
+        Raises KafkaStorageError. After StorageFull or OutOfDescriptors, the segments are unchanged.
         """
         moved: list[str] = []
         try:
@@ -255,9 +256,9 @@ class LocalLog:
         return moved
 
     def remove(self, segments: Iterable[LogSegment]) -> list[str]:
-        """Take segments out of the log: their files are renamed to .deleted, and those names are returned.
+        """Remove segments from the log by renaming their files to .deleted; return the new paths.
 
-        Readers that hold the segment keep its mapping; removing the renamed files for good is for later
+        Readers that hold a segment keep its mapping. The caller deletes the renamed files later
         (file.delete.delay.ms).
         """
         gone = list(segments)
@@ -265,7 +266,7 @@ class LocalLog:
         return list(self._renamed(gone))
 
     def _renamed(self, segments: Iterable[LogSegment]) -> Iterator[str]:
-        """Rename the segments' files to .deleted, one by one; the new names."""
+        """Rename the segments' files to .deleted, one by one, and yield the new paths."""
         for segment in segments:
             for suffix in SEGMENT_SUFFIXES:
                 path = self.path(segment.base_offset, suffix)
@@ -275,16 +276,16 @@ class LocalLog:
                     yield path + DELETED_SUFFIX
 
     def flush(self, from_offset: int, *, whole: bool = False, along: Region | None = None) -> None:
-        """Put on disk what the segments hold from `from_offset` on, and the directory if names changed in
-        it; with the active segment the region `along`, if possible by the same flush.
+        """Flush the segments from `from_offset` on, and the directory if names in it changed.
 
-        The active segment's offset and time index are left out unless `whole`: after a crash the segment is
-        scanned and they are made anew. They follow when the next one begins.
+        `along`: a region to flush together with the active segment, with one call if possible.
+        `whole`: also flush the active segment's offset and time index. Otherwise they are flushed when the
+        next segment begins; after a crash, recovery scans the segment and rebuilds them.
         """
         segments = self.segments
         active = segments.active
-        # Where a segment begins with that offset, the one before it was closed since the last flush: its last
-        # time entry and the lengths of its files are not on disk yet.
+        # If a segment begins at `from_offset`, the previous one was closed since the last flush: its last
+        # time entry and its file lengths are not on disk yet.
         for index in range(max(0, segments.index_for(from_offset - 1)), len(segments)):
             segment = segments[index]
             if whole or segment is not active:
@@ -297,7 +298,7 @@ class LocalLog:
         self.flush_names()
 
     def flush_transaction_indexes(self) -> None:
-        """Put on disk what recovery found missing in them: where a segment is flushed nobody looks again."""
+        """Flush the transaction indexes that recovery completed; no later flush covers flushed segments."""
         for segment in self.segments:
             if segment.transaction_index is not None:
                 segment.transaction_index.flush()
@@ -308,20 +309,20 @@ class LocalLog:
         return self.name_changes != self._flushed_changes
 
     def flush_names(self) -> None:
-        """Put the directory on disk if names changed in it."""
+        """Flush the directory if names in it changed."""
         changes = self.name_changes
         if changes != self._flushed_changes:
             self.storage.sync_directory(self.directory)
-            # Not more than there were before: a segment may have begun meanwhile.
+            # Count only the changes before the flush: a segment may have begun meanwhile.
             self._flushed_changes = changes
 
     def last_epoch(self) -> int:
-        """The leader epoch of the last batch, or -1 where there is none."""
+        """Return the leader epoch of the last batch, or -1 if the log is empty."""
         for segment in reversed(list(self.segments)):
             try:
                 end = segment.next_offset()
             except CorruptMessage:
-                # It rotted where nobody reads any more.
+                # This segment's end has rotted; try the one before.
                 continue
             last = None if end is None else segment.read(end - 1, 1)
             if last is not None:
@@ -339,17 +340,19 @@ class LocalLog:
     def limit_to(
         self, standing: LogStanding, *, anew: bool = False, check: Callable[[], None] | None = None
     ) -> None:
-        """Let a reader's segments end where the log's writer says; what it has begun since is opened.
+        """Update a reader's segments to the state that the log's writer has published.
 
-        The files are allocated ahead of the writer, so their sizes say nothing. `anew`: the writer has cut
-        the log or replaced files, so that a file may be another one under the same name: none is kept.
-        `check` raises where it does so meanwhile. Raises KafkaStorageError where the writer has removed or
-        trimmed a file since; then there is a later standing, or will be.
+        New segments are opened, and the last one ends where the writer says. (Files are allocated ahead of
+        the writer, so their sizes mean nothing.)
+        `anew`: open all files again, since the writer has truncated the log or replaced files.
+        `check` raises if the writer does so meanwhile.
+        Raises KafkaStorageError if the writer has removed or trimmed a file since; retry with the next state
+        that it publishes.
         """
         kept = [s for s in self.segments if s.base_offset <= standing.active_base_offset and not anew]
         if not kept or kept[-1].base_offset < standing.active_base_offset:
             opened = self._opened_since({s.base_offset for s in kept}, standing.active_base_offset)
-            # What was the active one, and what has come since, is closed now, but for the last.
+            # All but the last of the former active segment and the new ones are closed now.
             changed = kept[-1:] + opened
             kept = sorted(kept + opened, key=lambda segment: segment.base_offset)
             kept = kept[max(0, LogSegments(tuple(kept)).index_for(standing.log_start_offset)) :]
@@ -358,7 +361,9 @@ class LocalLog:
                     segment.limit_to(self.storage.size(segment.region.path))
         active = kept[-1] if kept else None
         if active is None or active.base_offset < standing.active_base_offset:
-            raise KafkaStorageError(f"{self.directory}: the writer's active segment is gone")
+            raise KafkaStorageError(
+                f"{self.directory}: the writer's active segment {standing.active_base_offset} is gone; retry"
+            )
         active.limit_to(standing.valid_length)
         active.offset_index.forget_padding()
         active.time_index.forget_padding()
@@ -380,7 +385,7 @@ class LocalLog:
                 self.require_unchanged(names, up_to)
                 return opened
             except KafkaStorageError:
-                # Retention, a cut or a cleaner took a file between the look and the opening: look again.
+                # Retention, truncation or the cleaner removed a file after it was listed: list again.
                 if attempt == LOOKS - 1:
                     raise
         return []
@@ -391,19 +396,21 @@ class LocalLog:
         A file that was renamed while the directory was listed may be missing under both of its names.
         """
         if Listing(self.storage.list_directory(self.directory)).logs(up_to) != names.logs(up_to):
-            raise KafkaStorageError(f"{self.directory}: files were renamed while they were opened")
+            raise KafkaStorageError(f"{self.directory}: files were renamed while they were opened; retry")
 
 
 @contextmanager
 def _undoing(error: BaseException) -> Iterator[None]:
-    """Take back what was done before `error`. Raises StorageIOError where the disk refuses that, too: the
-    files are not what they were then."""
+    """Run the block that undoes the work done before `error`.
+
+    Raises StorageIOError if the disk fails there, too: the files are then in between.
+    """
     try:
         yield
     except KafkaStorageError as left:
-        raise StorageIOError(f"{error}; what had been done could not be taken back: {left}") from error
+        raise StorageIOError(f"{error}; undoing the partial change failed, too: {left}") from error
 
 
 def _empty_region(path: str) -> Region:
-    # Stands in for an index that a reader misses: it has no entry, so a search walks the segment.
+    # Replaces a reader's missing index. It has no entries, so a search walks the segment.
     return MemoryFile(0).open(path, 0, writable=False)

@@ -1,17 +1,18 @@
-"""Logs on their way from one directory of a node to another (KIP-113).
+"""LogMoves: move logs from one directory of a node to another (KIP-113).
 
-    begin ──▶ copy, step by step, while the log is written ──▶ finish: the rest, then the change of names
+    begin ──▶ copy, step by step, while the log is written ──▶ finish: copy the rest, then rename
 
-The copy is a log of its own, in the directory <topic>-<partition>.<id>-future. It gets the log's batches, so
-it makes its indexes, epochs and producers' states itself; where the log was cut meanwhile it begins anew. No
-cleaning changes the log until then, since a tombstone that it drops could be missing in the copy alone.
+The copy is a separate log in the directory <topic>-<partition>.<id>-future. It is filled with the log's
+batches, so it builds its own indexes, epochs and producer states. If the log is truncated meanwhile, the copy
+starts again. Cleaning of the log is paused during the move, since a tombstone that it drops could be missing
+in the copy alone.
 
-The change, while nobody appends: the copy is made whole, flushed, closed, and marked as whole; the log's
-directory gets the suffix -delete; the copy's gets the partition's name. A copy that a start finds without the
-mark is removed; one with it takes the place of the log.
+`finish` runs while appends are blocked. It completes, flushes and closes the copy, and marks it as whole.
+Then the log's directory gets the suffix -delete, and the copy's directory gets the partition's name. At the
+next start, a copy without the mark is removed; a copy with the mark replaces the log.
 
-Ownership: the moves are LogManager's. Thread rule: one thread at a time for one move; the LogManager's lock
-guards the table, and the change of names.
+Ownership: the LogManager owns the moves. Thread rule: one thread at a time for one move. The LogManager's
+lock guards the table and the renaming.
 """
 
 from __future__ import annotations
@@ -37,16 +38,16 @@ from kreplica.log.log_loader import OpenOptions
 from kreplica.log.log_removal import LogRemoval
 from kreplica.log.unified_log import UnifiedLog
 
-# In the directory of a copy that is whole; Kafka passes over it.
+# The mark in the directory of a whole copy. Kafka ignores this file.
 WHOLE = "kreplica.whole"
-# So much is copied between two flushes, so that the last one, for which appends wait, is short.
+# The bytes to copy between two flushes, so that the last one, which blocks appends, is short.
 BYTES_BETWEEN_FLUSHES = 16 << 20
 
 OpenLog = Callable[[LogDirectory, TopicPartition, OpenOptions], None]
 
 
 class LogMove:
-    """A log that is moved, and its copy."""
+    """One move: a log, its copy, and the directory of the copy."""
 
     def __init__(self, log: UnifiedLog, target: LogDirectory, future: UnifiedLog) -> None:
         self.log = log
@@ -57,16 +58,16 @@ class LogMove:
 
     @property
     def lag(self) -> int:
-        """How many offsets the copy lacks."""
+        """The number of offsets by which the copy is behind."""
         return max(self.log.log_end_offset - self.future.log_end_offset, 0)
 
     @property
     def is_stale(self) -> bool:
-        """Whether the log was cut since the copy began, so that it has to begin anew."""
+        """Whether the log was truncated since the copy began, so that the copy must start again."""
         return self._cuts != self.log.state.cuts
 
     def copy(self, max_bytes: int) -> bool:
-        """Copy so much, a batch at least; True where there is nothing left to copy now.
+        """Copy about `max_bytes`, at least one batch; return True once the copy has caught up.
 
         Raises DamagedLog, KafkaStorageError.
         """
@@ -89,17 +90,17 @@ class LogMove:
         try:
             data = log.read(log.log_start_offset, 1, isolation="log_end")
         except OffsetOutOfRange:
-            # Its start has just moved on.
+            # The log start has just advanced; read it again.
             data = log.read(log.log_start_offset, 1, isolation="log_end")
         start = log.log_start_offset
         if data.records is not None and len(data.records):
-            # Records may have been deleted from the middle of a batch on.
+            # The log start may lie inside a batch.
             start = next(iter(batches(data.records))).base_offset
         self.future.truncate_fully_and_start_at(start)
 
 
 class LogMoves:
-    """See the module; the callables are the LogManager's."""
+    """The moves of one node's logs. The LogManager provides the callables and the lock."""
 
     def __init__(
         self,
@@ -125,9 +126,9 @@ class LogMoves:
         self.moves: dict[TopicPartition, LogMove] = {}
 
     def begin(self, log: UnifiedLog, path: str, topic_id: Uuid | None) -> LogMove | None:
-        """Begin to move the log into the directory at `path`, instead of any other; None if it is there.
+        """Start moving the log to the directory at `path`; return None if it is already there.
 
-        Raises LogDirNotFound, KafkaStorageError.
+        A move of this log to another directory is cancelled. Raises LogDirNotFound, KafkaStorageError.
         """
         partition = log.topic_partition
         with self._lock:
@@ -138,7 +139,9 @@ class LogMoves:
             if known is not None:
                 self.cancel(known)
             if target.is_offline:
-                raise KafkaStorageError(f"{path} is offline") from target.failure
+                raise KafkaStorageError(
+                    f"{path} is offline, so {partition} cannot move there"
+                ) from target.failure
             if partition in target.logs:
                 return None
             aside = target.aside_path_of(partition, FUTURE_DIRECTORY_SUFFIX, self._removal.random)
@@ -151,7 +154,7 @@ class LogMoves:
             return move
 
     def cancel(self, move: LogMove) -> None:
-        """Let the log stay where it is, and remove the copy."""
+        """Cancel the move and remove the copy; the log stays where it is."""
         partition = move.log.topic_partition
         with self._lock:
             if self.moves.get(partition) is not move:
@@ -163,19 +166,20 @@ class LogMoves:
             self._guarded(move.target, partial(self._storage.remove_tree, path))
 
     def close(self) -> None:
-        """Give up all moves: the logs stay where they are."""
+        """Cancel all moves; the logs stay where they are."""
         for move in list(self.moves.values()):
             self.cancel(move)
 
     def abandon(self) -> None:
-        """Let go of all copies as they are; under the lock."""
+        """Release all copies without writing anything. Call with the lock held."""
         for move in self.moves.values():
             move.future.abandon()
         self.moves.clear()
 
     def finish(self, move: LogMove) -> bool:
-        """Copy the rest and let the copy be the log; its caller sees to it that nobody appends. False where
-        the copy has to begin anew first. Raises DamagedLog, KafkaStorageError.
+        """Copy the rest and replace the log by the copy; return False if the copy must first start again.
+
+        The caller blocks appends meanwhile. Raises DamagedLog, KafkaStorageError.
         """
         log = move.log
         with self._lock, log.lock:
@@ -195,7 +199,7 @@ class LogMoves:
         future.maybe_increment_log_start_offset(min(log.log_start_offset, future.high_watermark))
         future.close()
         path = future.local.directory
-        # An epoch that nothing was appended in is known to the log alone.
+        # Copy the log's epochs: the copy lacks those without any batch.
         LeaderEpochCheckpointFile(storage, path).write(log.epochs.entries)
         storage.write_file_atomically(f"{path}/{WHOLE}", str(log.topic_partition).encode())
         return OpenOptions(
@@ -226,7 +230,7 @@ class LogMoves:
     # ---- at a start ---------------------------------------------------------------------------------------
 
     def recover(self) -> None:
-        """Before the logs are loaded: finish the changes of names that had begun, and remove other copies."""
+        """Finish the moves whose copy is whole, and remove other copies. Call this before loading logs."""
         for directory in self._directories.online():
             self._guarded(directory, partial(self._recover, directory))
 
@@ -244,7 +248,7 @@ class LogMoves:
         mark = f"{path}/{WHOLE}"
         if not self._storage.exists(mark):
             return None
-        # The directory's own name leaves out the end of a topic's that is long.
+        # The mark holds the partition, since the directory's name may have a shortened topic name.
         return parse_directory_name(self._storage.read_file(mark).decode(errors="replace"))
 
     def _give_way(self, directory: LogDirectory, partition: TopicPartition) -> None:

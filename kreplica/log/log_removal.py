@@ -1,8 +1,7 @@
-"""Taking the directories of partitions out of the way, to be removed for good later.
+"""LogRemoval: rename the directories of deleted or stray partitions, and remove them later.
 
-A directory is renamed at once, so that nobody takes it for the log of its partition any more. Those that go
-together are renamed first, then their parent is flushed once. Thread rule: the LogManager's, which is told
-what fails by `guarded`.
+A directory is renamed at once, so that it no longer counts as the log of its partition. Several directories
+share one flush of their parent. Thread rule: as for the LogManager. Its `guarded` handles I/O errors.
 """
 
 from __future__ import annotations
@@ -17,12 +16,12 @@ from kreplica.log.log_directory import LogDirectory
 from kreplica.log.partition_metadata_file import PartitionMetadataFile
 from kreplica.log.unified_log import UnifiedLog
 
-# Does a step; an I/O error in it takes the directory offline.
+# Runs a step; an I/O error in it takes the directory offline.
 Guarded = Callable[[LogDirectory, Callable[[], object]], None]
 
 
 class LogRemoval:
-    """Renames and removes what lies in the log directories of one node."""
+    """Renames and removes files and directories in the log directories of one node."""
 
     def __init__(self, storage: Storage, scheduler: Scheduler, random: Random, guarded: Guarded) -> None:
         self.storage = storage
@@ -33,7 +32,7 @@ class LogRemoval:
     def move_aside(
         self, directory: LogDirectory, logs: Sequence[UnifiedLog], suffix: str
     ) -> dict[TopicPartition, str]:
-        """Rename the directories of these logs: to names with that suffix that no others had. Their paths."""
+        """Rename the directories of these logs to unique names with that suffix; return their new paths."""
         targets = {
             log.topic_partition: directory.aside_path_of(log.topic_partition, suffix, self.random)
             for log in logs
@@ -48,23 +47,23 @@ class LogRemoval:
         return targets
 
     def remove_tree_later(self, directory: LogDirectory, path: str, delay_ms: int) -> None:
-        """Remove a directory and all that is in it, after `delay_ms`."""
+        """Remove a directory with its contents after `delay_ms`."""
         remove = partial(self.guarded, directory, partial(self.storage.remove_tree, path))
         self._scheduler.schedule("delete-log", remove, delay_ms)
 
     def remove_later(self, directory: LogDirectory, path: str, delay_ms: int) -> None:
-        """Remove a file, after `delay_ms`."""
+        """Remove a file after `delay_ms`."""
         remove = partial(self.guarded, directory, partial(self.storage.remove, path))
         self._scheduler.schedule("delete-file", remove, delay_ms)
 
     def strays(self, directory: LogDirectory, is_gone: Callable[[Uuid], bool]) -> list[str]:
-        """The directories that were moved aside as strays and tell a topic's id that `is_gone`."""
+        """Return the paths of the strays in `directory` whose topic `is_gone`."""
         strays: list[str] = []
         self.guarded(directory, lambda: strays.extend(directory.strays()))
-        return [path for path in strays if (told := self.topic_id_in(path)) is not None and is_gone(told)]
+        return [path for path in strays if (found := self.topic_id_in(path)) is not None and is_gone(found)]
 
     def topic_id_in(self, path: str) -> Uuid | None:
-        """The id of the topic that a partition's directory tells to belong to."""
+        """Return the topic id in the partition.metadata of a directory, or None if missing or unreadable."""
         try:
             return PartitionMetadataFile(self.storage, path).read()
         except InvalidFile:

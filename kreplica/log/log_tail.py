@@ -1,7 +1,7 @@
-"""Cutting the end off a log that is opened: bytes that were never flushed, and never will be read again.
+"""LogTail: truncate the unflushed tail of a log while it is opened.
 
-What is cut is kept in a file beside the log. A reader's log changes nothing on disk; its segments only end
-earlier. Used by one opening at a time.
+The truncated bytes are kept in a file beside the log. A read-only log changes nothing on disk; its segments
+only end earlier. Thread rule: the thread that opens the log.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ COMPARE_BYTES = 1 << 20
 
 @dataclass(slots=True)
 class CutTail:
-    """Bytes that recovery took off the end of a segment.
+    """Bytes that recovery truncated from the end of a segment.
 
-    They are kept in the file `kept_in`, from byte `position` of the segment `path` on.
+    The file `kept_in` keeps the `size` bytes from byte `position` of the segment `path` on.
     """
 
     path: str
@@ -32,7 +32,7 @@ class CutTail:
 
 
 def only_zeros(segment: LogSegment, position: int) -> bool:
-    """Whether nothing but zeros lies in the segment's file from `position` on."""
+    """Return whether the segment holds only zeros from `position` on."""
     for start in range(position, segment.size, COMPARE_BYTES):
         if segment.region.read(start, min(COMPARE_BYTES, segment.size - start)).strip(b"\0"):
             return False
@@ -40,7 +40,7 @@ def only_zeros(segment: LogSegment, position: int) -> bool:
 
 
 class LogTail:
-    """Cuts the segments of `local`; what was kept aside is added to `kept`."""
+    """Truncates segments of `local`, and adds what it keeps aside to `kept`."""
 
     __slots__ = ("_kept", "_local")
 
@@ -49,7 +49,7 @@ class LogTail:
         self._kept = kept
 
     def keep_aside(self, segment: LogSegment, position: int, reason: str) -> None:
-        """Copy what lies in the segment from `position` on to a file of its own."""
+        """Copy the segment's bytes from `position` on to a separate file."""
         size = segment.size - position
         if self._local.read_only or size == 0:
             return
@@ -58,14 +58,14 @@ class LogTail:
         self._kept.append(CutTail(segment.region.path, position, size, kept_in, reason))
 
     def cut(self, segment: LogSegment, position: int) -> None:
-        """Let the segment end at `position`."""
+        """Truncate the segment to `position`."""
         if self._local.read_only:
             segment.limit_to(position)
         else:
             segment.region.truncate(position)
 
     def drop_from(self, segments: list[LogSegment], index: int, reason: str) -> None:
-        """Take the segments from `index` on out of the log, the last one first, and keep them aside."""
+        """Remove the segments from `index` on from the log, last one first, and keep their bytes aside."""
         for later in reversed(segments[index:]):
             self.keep_aside(later, 0, reason)
             self._drop(later)
@@ -79,9 +79,10 @@ class LogTail:
                 local.storage.remove(path)
 
     def trim(self, segment: LogSegment, following: int) -> None:
-        """Take off what lies in a closed segment behind its last offset: its end did not reach the disk.
+        """Truncate a closed segment behind its last offset, if its final length did not reach the disk.
 
-        Zeros that were allocated, or batches that were cut before the next segment was begun.
+        The bytes there are allocated zeros, or batches that were truncated before the next segment began.
+        `following`: the base offset of the next segment.
         """
         try:
             last = segment.position_of(following - 1)
@@ -92,7 +93,7 @@ class LogTail:
             if not only_zeros(segment, end):
                 behind = resync(segment, end - 1, 0)
                 if last[3] != following - 1 or (behind is not None and behind[0] < following):
-                    # Offsets lie outside the CRC: this one lies, or the one behind it.
+                    # The CRC does not cover offsets: this batch's offset is wrong, or the next one's.
                     return
                 self.keep_aside(segment, end, "behind the segment's last offset")
             self.cut(segment, end)

@@ -1,8 +1,8 @@
-"""A walk through a log from batch to batch, past what rotted.
+"""LogWalk: read a log from batch to batch, skipping damaged ranges.
 
-It goes by positions, so that no index and no batch that lies about its offset can lead it astray, and notes
-what is lost on its way. Nothing is written. Memory stays flat: one chunk is looked at at a time, pinned where
-it is mapped. Thread rule: one thread.
+The walk goes by file positions, so neither a bad index nor a batch with a wrong offset can mislead it. It
+records what is lost on the way, and writes nothing. Memory use is constant: it reads one chunk at a time,
+pinned where it is mapped. Thread rule: one thread.
 """
 
 from __future__ import annotations
@@ -23,22 +23,25 @@ from kreplica.record import RecordBatch, batches
 
 CHUNK_BYTES = 4 << 20
 LOG_OVERHEAD_BYTES = 12
-# The end of a log whose recovery stopped at a damage, until its last batch was seen.
+# The assumed end of a log whose recovery stopped at damage, until the walk has found its last batch.
 UNKNOWN_END = (1 << 62) - 1
 
 
 class LogWalk:
-    """A walk through a reader's log, from `seek` on.
+    """Walks a reader's log, beginning at the offset given to `seek`.
 
-    `next_offset`: the least offset that the next batch may have. `end_offset`: where the log ends, exclusive,
-    or UNKNOWN_END. `lost`: what was met on the way. `quarantined`: ranges that `kreplica repair` took out of
-    the log, by offset; an empty batch stands for each, which `peek` notes as lost. `own`: the log was opened
-    read-only for this walk alone, which lets its segments end where their files do.
+    `next_offset`: the least offset that the next batch may have.
+    `end_offset`: the log end, exclusive, or UNKNOWN_END.
+    `lost`: the lost ranges met so far.
+    `quarantined`: ranges that `kreplica repair` took out of the log, by offset. An empty batch replaces each
+    of them; `peek` records it as lost.
+    `own`: the log was opened read-only for this walk alone, so the walk may shorten its segments to the sizes
+    of their files.
     """
 
     def __init__(self, log: UnifiedLog, *, own: bool = False) -> None:
         self.log = log
-        # The end first, so that the segments hold all below it.
+        # Take the end first, so that the segments contain everything below it.
         self.end_offset = log.log_end_offset if log.stopped_at is None else UNKNOWN_END
         self.segments = log.local.segments
         self.next_offset = log.log_start_offset
@@ -47,7 +50,7 @@ class LogWalk:
         self.position = 0
         self._promised = 0
         self._cut_short: set[int] = set()
-        # Beside a live Kafka, whose log goes on behind what may be read.
+        # Whether a live Kafka broker writes the log, which then extends past the readable end.
         self._bounded = False
         self.quarantined: list[Damage] = []
         if own:
@@ -67,19 +70,19 @@ class LogWalk:
         ]
 
     def _find_cut_short(self) -> None:
-        # The segments whose files end before what their writer published: bytes that are not there must not
-        # be touched.
+        # Shorten the segments whose files end before the published length: touching the missing bytes of a
+        # mapping would crash.
         storage = self.log.local.storage
         for segment in self.segments:
             path = segment.region.path
-            # One that retention has removed meanwhile is mapped still, and whole.
+            # A segment that retention has removed meanwhile is still mapped, and whole.
             if storage.exists(path) and (size := storage.size(path)) < segment.size:
                 segment.limit_to(size)
                 self._cut_short.add(segment.base_offset)
 
     def _look_behind_end(self) -> None:
-        # In a directory of Kafka's that nobody writes, a reader takes a bad batch of the last segment for the
-        # log's torn end. Up to the recovery point it is rot.
+        # In a Kafka directory without a running broker, a reader takes a bad batch in the last segment for
+        # the torn end of the log. Below the recovery point, however, it is rot.
         storage, directory = self.log.local.storage, self.log.local.directory
         parent = LogDirectory(storage, os.path.dirname(directory))
         if self.log.stopped_at is not None or storage.exists(f"{directory}/{STATE_FILE}"):
@@ -95,7 +98,7 @@ class LogWalk:
             self._promised = parent.read_checkpoints()[0].get(self.log.topic_partition, 0)
 
     def last_end(self) -> int:
-        """Where a log ends whose recovery stopped at a damage: nobody has published it."""
+        """Return the end of a log whose recovery stopped at damage, so that its end was never published."""
         damage = self.log.stopped_at
         assert damage is not None
         if damage.next_offset is None:
@@ -106,11 +109,11 @@ class LogWalk:
             for batch in batches(last.region.slice(start, last.size - start)):
                 end = max(end, batch.next_offset)
         except CorruptMessage:
-            pass  # what was allocated ahead, or more damage: the walk tells
+            pass  # space allocated ahead, or more damage; the walk finds out
         return end
 
     def seek(self, offset: int) -> None:
-        """Stand at the batch that holds `offset`, or the first one above it."""
+        """Move to the batch that contains `offset`, or to the first one above it."""
         self.log.note_missing_start(self.segments)
         self._index = max(0, self.segments.index_for(offset))
         self.position = 0
@@ -127,7 +130,8 @@ class LogWalk:
         return self.segments[self._index]
 
     def chunk(self) -> Slice | None:
-        """What comes next, at least one whole batch if there is one; None at the end of the log."""
+        """Return the next bytes, with at least one whole batch if there is one; None at the end of the
+        log."""
         if self.next_offset >= self.end_offset:
             return None
         while self._index < len(self.segments) and self.position >= self.segment.size:
@@ -159,7 +163,7 @@ class LogWalk:
             self.next_offset = following
 
     def _note_missing(self) -> None:
-        # A file's end, or a whole file, is missing in front of this segment, as the log knows.
+        # The log knows that the end of a file, or a whole file, is missing before this segment.
         damage = self.log.damages.at(self.next_offset)
         if damage is not None and damage.stop_offset == self.segment.base_offset:
             self.lost.append(damage)
@@ -167,7 +171,7 @@ class LogWalk:
 
     @property
     def following(self) -> int:
-        """The base offset behind this segment, as far as it is known; else INT64_MAX."""
+        """The offset at which this segment ends, or INT64_MAX if unknown."""
         if self._index + 1 < len(self.segments):
             return self.segments[self._index + 1].base_offset
         return INT64_MAX if self._bounded or self.end_offset == UNKNOWN_END else self.end_offset
@@ -177,7 +181,7 @@ class LogWalk:
         self.next_offset = next_offset
 
     def peek(self) -> RecordBatch | None:
-        """The next batch that is whole; what is not before it is noted as lost. None at the end."""
+        """Return the next intact batch, and record damage before it as lost; None at the end."""
         while (chunk := self.chunk()) is not None:
             try:
                 batch = RecordBatch(chunk)
@@ -211,7 +215,7 @@ class LogWalk:
         return ""
 
     def _overlaps(self, batch: RecordBatch) -> bool:
-        # Offsets lie outside the CRC. One that jumped ahead is told by what follows it.
+        # The CRC does not cover offsets. An offset that is too high overlaps the batch that follows.
         if batch.last_offset >= self.end_offset:
             return not self._bounded
         following = self.position + batch.size
@@ -221,7 +225,7 @@ class LogWalk:
         return self.following < batch.next_offset
 
     def _at_padding(self) -> bool:
-        """Whether only zeros follow, which were allocated ahead of the writer, and nothing is missing."""
+        """Return whether only zeros follow, allocated ahead of the writer, and no offset is missing."""
         segment, last = self.segment, self._index + 1 == len(self.segments)
         if not last and self.segments[self._index + 1].base_offset != self.next_offset:
             return False
@@ -233,14 +237,14 @@ class LogWalk:
         return True
 
     def skip_bad(self, reason: str) -> None:
-        """Go on behind the bad batch at the position: it is lost, or the padding behind the last one."""
+        """Skip the bad batch at the current position: it is lost, or padding behind the last batch."""
         if self._at_padding():
             self.position = self.segment.size
         else:
             self.skip_lost(reason)
 
     def skip_lost(self, reason: str) -> None:
-        """Note what stands at the position as lost, and go on behind it."""
+        """Record the range at the current position as lost, and skip it."""
         segment, first = self.segment, self.next_offset
         found = resync(segment, self.position, first)
         position = self.position
@@ -256,17 +260,17 @@ class LogWalk:
                 next_offset = self.end_offset
             self.next_offset = first if next_offset is None else next_offset
         if next_offset is None and self.log.stopped_at is None and first >= self._promised:
-            return  # a torn end, which was never promised to anyone
+            return  # a torn end, which was never acknowledged
         self.lost.append(Damage(first, next_offset, segment.region.path, position, self.position, reason))
 
     def note_cut_end(self) -> None:
-        """Behind the last batch: note what the log knows to be missing from its end."""
+        """Record what the log knows to be missing from its end. Call this behind the last batch."""
         damage = self.log.stopped_at
         if damage is not None and damage.next_offset is None and not self.lost_at(damage.first_offset):
             self.lost.append(damage)
 
     def lost_at(self, offset: int) -> Damage | None:
-        """The range noted last, if `offset` lies in it."""
+        """Return the lost range recorded last if it contains `offset`, else None."""
         last = self.lost[-1] if self.lost else None
         if last is None or offset < last.first_offset:
             return None

@@ -1,9 +1,10 @@
-"""A range of a log that is lost, and whether another replica's batches may fill it.
+"""Decide whether another replica's batches may fill a lost range of a log.
 
-They may where both replicas agree: the batches around the range are byte-equal in both (in a compacted log,
-of the same leader epoch), leader epochs fit, and the other one's batches go from the range's first offset to
-its last with CRCs that fit. No files are
-touched here; an object belongs to one thread.
+They may if both replicas agree. The batches around the range must be byte-equal in both (in a compacted log,
+of the same leader epoch). The peer's batches must cover the range from its first offset to its last, with
+valid CRCs and matching leader epochs.
+
+This module accesses no files. Thread rule: an object belongs to one thread.
 """
 
 from __future__ import annotations
@@ -27,16 +28,17 @@ if TYPE_CHECKING:
 
 
 class PeerDisagrees(InvalidFile):
-    """A range cannot be taken from the other replica."""
+    """The lost range cannot be taken from this peer, because the two replicas disagree."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """The offsets [`first_offset`, `next_offset`) of a log, and what it knows around them.
+    """The lost offsets [`first_offset`, `next_offset`) of a log, and what the log knows around them.
 
-    `before`, `after`: the bytes of the batches next to them. `epochs`: its leader epochs, None where they
-    cannot be read. `may_have_gaps`: the log was compacted. `log_start`: what lies below is deleted, and no
-    peer need have it.
+    `before`, `after`: the bytes of the adjacent batches.
+    `epochs`: the log's leader epochs, or None if they cannot be read.
+    `may_have_gaps`: whether the log was compacted.
+    `log_start`: offsets below are deleted, and a peer need not have them.
     """
 
     first_offset: int
@@ -46,29 +48,36 @@ class Wanted:
     epochs: Sequence[EpochEntry] | None
     may_have_gaps: bool
     log_start: int = -1
-    # What recovery holds each batch against.
+    # The epochs that recovery compares each batch with.
     recovery_epochs: Sequence[EpochEntry] = ()
 
     def check(self, batch: RecordBatch, offset: int, least_epoch: int) -> None:
-        """Whether the peer's batch may stand at `offset`, behind one of leader epoch `least_epoch`. Raises
-        PeerDisagrees."""
+        """Raise PeerDisagrees unless the peer's batch may follow at `offset`, after leader epoch
+        `least_epoch`."""
         base = batch.base_offset
         most = RecordBatch(self.after).leader_epoch if self.after else None
         if not batch.crc_valid:
             raise PeerDisagrees(f"the peer's batch at offset {base} rotted, too")
-        # A log may begin inside of a batch.
+        # A log may begin inside a batch.
         is_first = offset == self.first_offset == self.log_start and batch.next_offset > offset
         if (base < offset and not is_first) or (base > offset and not self.may_have_gaps):
-            raise PeerDisagrees(f"the peer has a batch at offset {base} where one at {offset} is missing")
+            raise PeerDisagrees(f"the peer has a batch at offset {base}, but the range needs one at {offset}")
         if batch.next_offset > self.next_offset:
-            raise PeerDisagrees(f"the peer's batch at offset {base} reaches beyond the range")
+            raise PeerDisagrees(
+                f"the peer's batch at offset {base} reaches beyond the range, which ends"
+                f" at {self.next_offset}"
+            )
         if batch.leader_epoch < least_epoch or (most is not None and batch.leader_epoch > most):
-            raise PeerDisagrees(f"the peer's batch at offset {base} has leader epoch {batch.leader_epoch}")
+            raise PeerDisagrees(
+                f"the peer's batch at offset {base} has leader epoch {batch.leader_epoch}, outside"
+                f" {least_epoch} to {'any' if most is None else most}"
+            )
 
     def is_another(self, batch: RecordBatch, known: bytes | None) -> bool:
-        """Whether the peer's batch is not what this log has in its place.
+        """Return whether the peer's batch contradicts `known`, this log's batch at the same place.
 
-        Cleaners go their own ways: where they may have been, there may be none, or less, in its place.
+        In a compacted log the cleaners of the two replicas work independently. Only the leader epochs of
+        batches with the same offset are compared there.
         """
         if known is None or not batch.crc_valid:
             return False
@@ -79,22 +88,23 @@ class Wanted:
 
     @property
     def least_epoch(self) -> int:
-        """No batch of the range has an earlier leader epoch."""
+        """The least leader epoch that a batch of the range may have."""
         return RecordBatch(self.before).leader_epoch if self.before else -1
 
 
 def epoch_at(epochs: Sequence[EpochEntry], offset: int) -> int | None:
-    """The leader epoch of an offset; None below those that are known."""
+    """Return the leader epoch of an offset, or None below the first entry."""
     at = bisect_right([entry.start_offset for entry in epochs], offset) - 1
     return epochs[at].epoch if at >= 0 else None
 
 
 class RangeFromPeers:
-    """What peers send for a lost range, fetch by fetch; one may go on where another has no more.
+    """Collects the batches of a lost range from peers, fetch by fetch. One peer may continue after another.
 
-    `fetch_offset`: where the next fetch begins. `next_offset`: all below came. The batches beside what a peer
-    sends are compared where the peer can send them: it may have less behind the range than this log, or rot
-    of its own beside it.
+    `fetch_offset`: where the next fetch begins. `next_offset`: everything below has been received.
+
+    The batches next to the range are compared only if the peer can send them. The peer's log may end sooner
+    than this one, or have rot there.
     """
 
     __slots__ = (
@@ -122,18 +132,20 @@ class RangeFromPeers:
         self._fill_deleted()
 
     def begin_with_peer(self) -> None:
-        """Another peer is asked from now on."""
+        """Continue with another peer."""
         self._compared = self._before is None
         self._at_last = False
 
     def skip_before(self) -> bool:
-        """The peer cannot send the batch before the range: go on behind it; False if that was done."""
+        """Skip the batch before the range, which the peer cannot send; return False if already skipped."""
         skips, self._compared = not self._compared, True
         return skips
 
     def skip_to_last(self) -> bool:
-        """The peer's log may begin inside of the range's last batch, which it sends as a whole; False if that
-        was tried."""
+        """Fetch at the last offset of the range; return False if that was tried before.
+
+        The peer's log may begin inside the range's last batch, which it sends as a whole.
+        """
         if self._at_last or self.fetch_offset >= self._wanted.next_offset - 1:
             return False
         self._at_last = True
@@ -153,10 +165,12 @@ class RangeFromPeers:
             self._fill(self._wanted.next_offset, 0 if after is None else RecordBatch(after).leader_epoch)
 
     def _fill(self, end: int, epoch: int) -> None:
-        # Recovery holds each batch against the log's leader epochs, so there is one for each of them. Where
-        # they are not known: of the leader epoch before the range or, if nothing is there, of `epoch`.
+        # Recovery compares each batch with the log's leader epochs, so write one empty batch for each epoch.
+        # Without known epochs, use that of the batch before the range, or else `epoch`.
         if end - self.next_offset > INT32_MAX:
-            raise PeerDisagrees(f"no batch covers offsets {self.next_offset} to {end - 1}")
+            raise PeerDisagrees(
+                f"the deleted offsets {self.next_offset} to {end - 1} do not fit into one empty batch"
+            )
         epochs = self._wanted.recovery_epochs
         starts = [entry.start_offset for entry in epochs]
         while self.next_offset < end:
@@ -170,7 +184,7 @@ class RangeFromPeers:
 
     @property
     def is_whole(self) -> bool:
-        """Whether every offset of the range came."""
+        """Whether every offset of the range has been received."""
         return self.next_offset >= self._wanted.next_offset
 
     @property
@@ -178,7 +192,7 @@ class RangeFromPeers:
         return b"".join(self._pieces)
 
     def take(self, records: Buffer) -> bool:
-        """Take over an answer to a fetch at `fetch_offset`; whether there is more to fetch.
+        """Take the records of a fetch at `fetch_offset`; return whether there is more to fetch.
 
         Raises PeerDisagrees with the reason.
         """
@@ -187,7 +201,7 @@ class RangeFromPeers:
                 if not self._take(batch):
                     return False
         except CorruptMessage as error:
-            raise PeerDisagrees(f"what the peer sent is no batch: {error}") from error
+            raise PeerDisagrees(f"the peer sent a malformed batch: {error}") from error
         return not (self.is_whole and self._wanted.after is None)
 
     def _take(self, batch: RecordBatch) -> bool:
@@ -213,7 +227,8 @@ class RangeFromPeers:
         known = None if wanted.epochs is None else epoch_at(wanted.epochs, base)
         if known is not None and known != batch.leader_epoch:
             raise PeerDisagrees(
-                f"the peer's batch at offset {base} has leader epoch {batch.leader_epoch}, here it is {known}"
+                f"the peer's batch at offset {base} has leader epoch {batch.leader_epoch},"
+                f" this log has {known}"
             )
         self._pieces.append(data)
         self._before, self._at_last = data, False
@@ -225,7 +240,10 @@ class RangeFromPeers:
 
 
 def wanted_by(log: UnifiedLog, damage: Damage) -> Wanted:
-    """What the log wants for its damaged range; one behind which nothing follows is never whole."""
+    """Return what a damaged range of the log needs from a peer.
+
+    A range that nothing follows is never whole.
+    """
     epochs = None if log.stopped_at is damage else log.epochs.entries
     return Wanted(
         damage.first_offset,
@@ -243,7 +261,7 @@ def _epochs_on_disk(log: UnifiedLog) -> Sequence[EpochEntry]:
     try:
         return LeaderEpochCheckpointFile(log.local.storage, log.local.directory).read()
     except InvalidFile:
-        return ()  # it rotted: recovery has nothing to hold batches against
+        return ()  # the file has rotted, so recovery has no epochs to compare batches with
 
 
 def _before(log: UnifiedLog, damage: Damage) -> bytes | None:
@@ -262,7 +280,7 @@ def _before(log: UnifiedLog, damage: Damage) -> bytes | None:
         data = segment.region.read(found[0], found[1])
         return data if RecordBatch(data).crc_valid else None
     except CorruptMessage:
-        # It rotted, too: whoever comes to it finds that.
+        # This batch has rotted, too; a read finds that.
         return None
 
 
@@ -270,7 +288,7 @@ def _after(log: UnifiedLog, damage: Damage) -> bytes | None:
     if damage.next_offset is None or log.damages.at(damage.next_offset) is not None:
         return None
     segments = log.local.segments
-    index = max(0, segments.index_for(damage.first_offset))  # of a missing start, the first one
+    index = max(0, segments.index_for(damage.first_offset))  # the first segment if the start is missing
     segment, position = segments[index], damage.end_position
     if position >= segment.size:
         if index + 1 == len(segments):
@@ -280,5 +298,5 @@ def _after(log: UnifiedLog, damage: Damage) -> bytes | None:
         for batch in batches(segment.region.slice(position, segment.size - position), partial=True):
             return bytes(memoryview(batch)) if batch.crc_valid else None
     except CorruptMessage:
-        pass  # as before the range
+        pass  # rotted, too; a read finds that
     return None

@@ -1,16 +1,16 @@
-"""What is missing of a log between its segments, and before the first: readers find it where they come to it.
+"""Detect lost segments: gaps between a log's segments, and segments missing before the first.
 
-A log's segments follow one another: kreplica's cleaner leaves no gap between them. Kafka's does, so in a log
-that Kafka wrote a gap is damage only if nothing tells of compaction: neither the reader's cleanup.policy, nor
-the directory's cleaner-offset-checkpoint, nor a batch that lacks offsets inside of a segment.
+kreplica's cleaner leaves no gaps between segments, but Kafka's does. So in a log that Kafka wrote, a gap is
+damage only without any sign of compaction. Signs are the reader's cleanup.policy, the directory's
+cleaner-offset-checkpoint, and a batch that lacks offsets inside a segment.
 
-First segments that are gone show by where the log is known to start: the state file, Kafka's
-log-start-offset-checkpoint unless its node runs or, in a directory that was closed in order, the first entry
-of leader-epoch-checkpoint. A reader compares at the start of its way, a writer when it opens the log.
-Retention and DeleteRecords have moved the start on the disk before a segment goes, so a crash in the middle
-of them is no loss. Spark's JVM reader goes by the same rules.
+First segments are missing if the log is known to start below the first one. Sources for the start are:
+the state file; Kafka's log-start-offset-checkpoint, unless its node is running; and the first entry of
+leader-epoch-checkpoint, if the directory was cleanly shut down. A reader compares when it begins to read, a
+writer when it opens the log. Retention and DeleteRecords move the start on disk before they remove a segment,
+so a crash in between looks like no loss. Spark's JVM reader follows the same rules.
 
-No cost where nothing is missing: a reader asks once a segment, with the offset it has come to.
+A reader checks once per segment, with the offset that it has reached.
 """
 
 from __future__ import annotations
@@ -31,17 +31,19 @@ MISSING_START = "the segments before it are missing"
 
 
 def missing_start(start: int, first: LogSegment) -> Damage:
-    """The range of a log that begins at `start` and whose first segments, up to `first`, are gone."""
+    """Return the missing range of a log that begins at `start` and has lost its segments below `first`."""
     return Damage(start, first.base_offset, first.region.path, 0, 0, MISSING_START)
 
 
 def lacks_start(standing: LogStanding, first_base: int, earliest: EpochEntry | None, *, boot_id: str) -> bool:
-    """Whether the segments below offset `first_base` were lost, and not deleted.
+    """Return whether the segments below offset `first_base` were lost rather than deleted.
 
-    A log's start is on disk before retention removes a segment, and the end of a log that is to begin anew
-    lower before its first segment goes. Another program that deletes segments changes no state file, but
-    moves the first leader epoch (`earliest`) to where the log begins then. `boot_id`: of this life of the
-    machine; a power cut may have taken segments that were never flushed.
+    Retention writes the new log start to disk before it removes a segment. A log that restarts at a lower
+    offset writes its new end first, too. Another program that deletes segments does not update the state
+    file, but moves the first leader epoch (`earliest`) to the new log start.
+
+    `boot_id`: the machine's current boot id. After a power cut, unflushed segments may be missing
+    legitimately.
     """
     start = standing.log_start_offset
     is_safe = standing.clean or standing.boot_id == boot_id or standing.flush_offset > start
@@ -50,15 +52,16 @@ def lacks_start(standing: LogStanding, first_base: int, earliest: EpochEntry | N
 
 
 def gap_behind(segment: LogSegment, following: int) -> Damage | None:
+    """Return the gap between a segment and the next one, which begins at `following`; None without a gap."""
     try:
         end = segment.next_offset()
     except CorruptMessage:
-        return None  # rot at its end is found by who reads it
+        return None  # a read of the segment finds the rot at its end
     return damage_search.missing_behind(segment, segment.base_offset if end is None else end, following)
 
 
 def lacks_offsets(segment: LogSegment) -> bool:
-    """Whether offsets are missing in a batch or between two; producers leave none out."""
+    """Return whether offsets are missing in a batch or between two: a sign of compaction."""
     expected = None
     try:
         for batch in batches(segment.region.slice(0, segment.size)):
@@ -68,5 +71,5 @@ def lacks_offsets(segment: LogSegment) -> bool:
                 return True
             expected = batch.next_offset
     except CorruptMessage:
-        pass  # rot, which tells nothing of compaction
+        pass  # rot is no sign of compaction
     return False

@@ -1,8 +1,8 @@
-"""NewLogs: the logs of partitions that a LogManager has none of yet.
+"""NewLogs: creates the logs of partitions that a LogManager does not have yet.
 
-New ones are made side by side, since each waits for the disk some times, and share the flush of the directory
-that they are in. The LogManager's lock is not held meanwhile, so that whoever asks for another log need not
-wait. Thread rule: any thread; one makes logs at a time.
+New logs are created in parallel, since each waits for the disk several times. Those of one directory share
+its flush. The LogManager's lock is free meanwhile, so other calls need not wait.
+Thread rule: any thread; one thread creates logs at a time.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from kreplica.log.log_directories import LogDirectories
 from kreplica.log.log_directory import LogDirectory
 from kreplica.log.unified_log import UnifiedLog
 
-# Each partition's log, or why it has none.
+# For each partition its log, or the error that prevented one.
 Logs = dict[TopicPartition, UnifiedLog | KreplicaError]
 
 
 class NewLogs:
-    """See the module; the callables are the LogManager's, and so is `lock`, which guards `directories`."""
+    """Creates missing logs in `directories`, which `lock` guards. The LogManager provides the callables."""
 
     def __init__(
         self,
@@ -54,17 +54,17 @@ class NewLogs:
         self._guarded = guarded
         self._fail = fail
         self._add = add
-        # Held by who makes logs; taken before the lock.
+        # Held while logs are created; taken before the lock.
         self._making = Lock()
 
     def get_or_create(self, wanted: Iterable[NewLog]) -> Logs:
-        """Each partition's log, one made now if need be, or what LogManager.get_or_create_log would raise."""
-        # One that is wanted twice is made once: two workers, or two directories, would lose it.
+        """Return each partition's log, created if needed, or the error of LogManager.get_or_create_log."""
+        # Create a log that is wanted twice only once: two workers, or two directories, would conflict.
         wanted = list({each.partition: each for each in wanted}.values())
         logs, missing = self._found(wanted)
         if missing:
             with self._making:
-                # Some may have been made while this thread waited.
+                # Another thread may have created some while this one waited.
                 more, missing = self._found(missing)
                 logs.update(more)
                 if missing:
@@ -72,7 +72,7 @@ class NewLogs:
         return {each.partition: logs[each.partition] for each in wanted}
 
     def _found(self, wanted: Iterable[NewLog]) -> tuple[Logs, list[NewLog]]:
-        """What is there, or may not be made; and what is missing."""
+        """Return the existing logs and the errors of invalid requests, and the logs to create."""
         found: Logs = {}
         missing: list[NewLog] = []
         with self._lock:
@@ -92,7 +92,7 @@ class NewLogs:
         partition = wanted.partition
         check_topic(partition.topic)
         if str(partition) == CLUSTER_METADATA_DIRECTORY:
-            raise InvalidTopic(f"{partition}: the metadata log belongs to the quorum")
+            raise InvalidTopic(f"{partition}: the quorum owns the metadata log; use another topic name")
         log = self._directories.log(partition)
         if log is not None and wanted.topic_id is not None:
             log_creation.check_topic_id(log, wanted.topic_id)
@@ -114,7 +114,7 @@ class NewLogs:
             logs[each.partition] = self._added(directory, made[each.partition])
 
     def _placed(self, missing: Iterable[NewLog], logs: Logs) -> list[tuple[NewLog, LogDirectory]]:
-        """Each log with the directory that it is made in; `logs` gets why there is none."""
+        """Choose a directory for each log; add an error to `logs` where none is available."""
         placed: list[tuple[NewLog, LogDirectory]] = []
         more = Counter[str]()
         with self._lock:
@@ -139,7 +139,7 @@ class NewLogs:
                 self._add(directory, log)
                 config = self._config_of(log.topic_partition.topic)
                 if config != log.config:
-                    log.configure(config)  # it was changed while the log was made
+                    log.configure(config)  # the configuration changed while the log was created
             if directory.is_offline:
                 return KafkaStorageError(f"{directory.path} is offline: {directory.failure}")
         return log

@@ -1,8 +1,10 @@
-"""PlainPath: which batches of a log the core may append in one call, as nearly all are.
+"""PlainPath: decides which batches the core may append in one call. Nearly all batches qualify.
 
-Such a batch is stored as it was sent, in the leader epoch that the log is in, with create times that are all
-right: nothing but its place and its epoch is to be decided. Any other takes the careful path, which looks at
-each record (UnifiedLog, "the careful path"). Owned by one UnifiedLog; its lock guards all of it.
+Such a batch is stored as it was sent, in the log's current leader epoch, and its create times are valid. Only
+its offset and epoch remain to be set. All other batches take the careful path, which checks each record
+(UnifiedLog, "the careful path").
+
+Ownership: one UnifiedLog. Thread rule: the log's lock guards everything.
 """
 
 from __future__ import annotations
@@ -20,16 +22,17 @@ if TYPE_CHECKING:
     from kreplica._core.log_segment import LogSegment
     from kreplica._core.log_state import LogState
 
-# What no leader epoch is.
+# A value that no leader epoch has.
 NO_EPOCH = -2
 
 
 class PlainPath:
-    """Of a log with this configuration, whose batches have at most `max_bytes`.
+    """The plain path of a log with this configuration, whose batches have at most `max_bytes`.
 
-    `epoch`: the leader epoch whose batches may take this path, NO_EPOCH for none. `ahead_ms`: how far ahead
-    of now a create time may lie. `latest_ms`: the latest one that was all right when the clock was last read.
-    A batch with a later one takes the careful path, which reads it again: so no clock is read for each batch.
+    `epoch`: the leader epoch whose batches may take this path, or NO_EPOCH.
+    `ahead_ms`: how far in the future a create time may lie.
+    `latest_ms`: the latest valid create time when the clock was last read. A batch with a later one takes the
+    careful path, which reads the clock again. So the plain path never reads the clock.
     """
 
     __slots__ = ("_takes_any", "ahead_ms", "builder", "epoch", "latest_ms", "max_bytes")
@@ -50,17 +53,17 @@ class PlainPath:
         self.saw(now_ms)
 
     def choose(self, leader_epoch: int, *, is_ready: bool) -> None:
-        """The log is in that epoch; `is_ready`: a batch may follow as the log stands."""
+        """Set the log's leader epoch. `is_ready`: whether the log takes batches without further checks."""
         self.epoch = leader_epoch if self._takes_any and is_ready else NO_EPOCH
 
     def saw(self, now_ms: int) -> None:
-        """The clock was read."""
+        """Update `latest_ms` after a reading of the clock."""
         self.latest_ms = now_ms + self.ahead_ms
 
     def job(
         self, records: Buffer, leader_epoch: int, active: LogSegment, state: LogState
     ) -> AppendJob | None:
-        """The append of this batch for a disk thread; None where it would take the careful path."""
+        """Return the job that appends this batch, or None if it has to take the careful path."""
         if leader_epoch != self.epoch:
             return None
         job = AppendJob(records, active, state, leader_epoch, latest=self.latest_ms, max_bytes=self.max_bytes)

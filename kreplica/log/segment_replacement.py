@@ -1,9 +1,12 @@
-"""Putting segments in the place of others: what a cleaner made goes into the log as a whole, or not at all.
+"""Replace segments of a log atomically by the cleaned segments that the cleaner has written.
 
-The steps, and what a crash in each of them leaves, are told in swap_files. Thread rule: a replacement is one
-thread's; what the log's readers and appends could notice happens under the log's lock, which is held for a
-few renames and flushes of the directory. Readers of this process go on in the segments they hold, which keep
-their files; those of another process open theirs anew, since the count of cuts is another one.
+swap_files.py describes the steps, and what a crash in each of them leaves.
+
+Readers in this process continue with the segments that they hold, whose files remain open. Readers in other
+processes open their files again, because the count of cuts has changed.
+
+Thread rule: one thread makes a replacement. The steps that readers and appends could notice run under the
+log's lock, which is held for a few renames and flushes of the directory.
 """
 
 from __future__ import annotations
@@ -30,14 +33,14 @@ from kreplica.log.transaction_index import TransactionIndex
 if TYPE_CHECKING:
     pass
 
-# The log's own file goes last wherever a segment's files get other names.
+# The order in which a segment's files are renamed: the .log file comes last.
 IN_ORDER = SEGMENT_SUFFIXES[::-1]
 
 
 def open_cleaned(local: LocalLog, base_offset: int, size: int) -> LogSegment:
-    """A new, empty segment at `base_offset` that is no part of the log: its files end in `.cleaned`.
+    """Create an empty segment at `base_offset` outside the log, whose files end in `.cleaned`.
 
-    `size`: of what it will replace, bytes. Raises StorageFull, KafkaStorageError.
+    `size`: the bytes of the segments that it will replace. Raises StorageFull, KafkaStorageError.
     """
 
     def region(suffix: str, capacity: int) -> Region:
@@ -59,7 +62,7 @@ def open_cleaned(local: LocalLog, base_offset: int, size: int) -> LogSegment:
 
 
 def discard(local: LocalLog, base_offsets: Sequence[int]) -> None:
-    """Remove the files of segments that `open_cleaned` made, or began to make, at these base offsets."""
+    """Remove the files that `open_cleaned` has created at these base offsets, even if incomplete."""
     for base_offset in base_offsets:
         for suffix in SEGMENT_SUFFIXES:
             for ending in (CLEANED_SUFFIX, SWAP_SUFFIX):
@@ -67,7 +70,7 @@ def discard(local: LocalLog, base_offsets: Sequence[int]) -> None:
 
 
 def hold(local: LocalLog, segment: LogSegment) -> None:
-    # Who reads the old segment goes on in its files, which lose their names: mapped or open now, they stay.
+    """Keep the old segment readable after its files lose their names, by mapping or opening them now."""
     for region in segment.regions():
         region.hold()
     local.transaction_index(segment).entries()
@@ -76,7 +79,7 @@ def hold(local: LocalLog, segment: LogSegment) -> None:
 def rename(
     local: LocalLog, segment: LogSegment, suffixes: Sequence[str], before: str, after: str
 ) -> list[str]:
-    # Those of the segment's files that there are; returns their new names.
+    """Rename the segment's existing files from the ending `before` to `after`; return their new paths."""
     renamed = []
     for suffix in suffixes:
         path = local.path(segment.base_offset, suffix)

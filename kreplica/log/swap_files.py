@@ -1,10 +1,14 @@
-"""The names that a segment's replacement goes through, and what a crash in the middle of it has left.
+"""The file names used while segments are replaced, and how to finish a replacement that a crash interrupted.
 
-Segments replace older ones in four steps: their files are written as `.cleaned`; renamed to `.swap`, the
-highest base offset first and the lowest one's log last; the older ones' files are renamed to `.deleted`; and
-`.swap` is taken off. Each step is on disk before the next one begins. So as long as a `.cleaned` is there,
-the replacement counts for nothing, and without one it counts and is finished. Kafka's cleaner leaves the
-same.
+New segments replace older ones in four steps:
+
+1. Write their files as `.cleaned`.
+2. Rename them to `.swap`: the highest base offset first, the .log of the lowest one last.
+3. Rename the files of the older segments to `.deleted`.
+4. Remove the ending `.swap`.
+
+Each step is on disk before the next one begins. So while a `.cleaned` file exists, the replacement is
+incomplete and is dropped; otherwise it is finished. Kafka's cleaner uses the same names and rules.
 """
 
 from __future__ import annotations
@@ -29,10 +33,10 @@ if TYPE_CHECKING:
 
 
 class Listing:
-    """What lies in a log's directory.
+    """The files in a log's directory.
 
-    `all`: the names. `bases`: the base offsets of the segments in place; `complete`: of those that stand for
-    older ones already, though they are not in place yet, sorted.
+    `all`: the names. `bases`: the base offsets of the segments in place.
+    `complete`: the base offsets of complete replacements that are not in place yet, sorted.
     """
 
     __slots__ = ("all", "bases", "complete")
@@ -47,17 +51,17 @@ class Listing:
             self.complete = sorted(base for base in logs if base < bound)
 
     def marked(self, ending: str) -> list[tuple[int, str]]:
-        """(base offset, suffix) of the segments' files that bear the ending."""
+        """Return (base offset, suffix) of the segment files with this ending."""
         found = (parse_file_name(name.removesuffix(ending)) for name in self.all if name.endswith(ending))
         return [file for file in found if file is not None]
 
     @property
     def bound(self) -> int:
-        """A replacement at this base offset or above had begun and was not complete."""
+        """The least base offset of an incomplete replacement; those at or above it are dropped."""
         return min((base for base, _ in self.marked(CLEANED_SUFFIX)), default=1 << 63)
 
     def logs(self, up_to: int) -> set[str]:
-        """The segments' logs with base offsets of at most `up_to`, under the names they have."""
+        """Return the current names of the .log files whose base offset is at most `up_to`."""
         return {
             file_name(base, suffix) + ending
             for ending in ("", SWAP_SUFFIX, CLEANED_SUFFIX)
@@ -67,13 +71,13 @@ class Listing:
 
 
 def replaced_by(base_offset: int, bases: Collection[int], end_of_swap: EndOfSwap) -> set[int]:
-    """Return those of `bases` whose segments the `.swap` at `base_offset` replaces."""
+    """Return the base offsets in `bases` whose segments the `.swap` at `base_offset` replaces."""
     end = max(end_of_swap(base_offset), base_offset + 1)
     return {base for base in bases if base_offset <= base < end}
 
 
 def finish(storage: Storage, directory: str, names: Listing, end_of_swap: EndOfSwap) -> None:
-    """Drop the replacements that were not complete and put the others in place.
+    """Drop the incomplete replacements and put the complete ones in place.
 
     `names`: the files in the directory.
     """
@@ -81,7 +85,7 @@ def finish(storage: Storage, directory: str, names: Listing, end_of_swap: EndOfS
     for base, suffix in swapped:
         if base >= bound:
             storage.remove(f"{directory}/{file_name(base, suffix)}{SWAP_SUFFIX}")
-    # Without a .cleaned beside it a .swap would count.
+    # Flush before the .cleaned files go: without one, a remaining .swap would count as complete.
     storage.sync_directory(directory)
     for base, suffix in names.marked(CLEANED_SUFFIX):
         storage.remove(f"{directory}/{file_name(base, suffix)}{CLEANED_SUFFIX}")
@@ -89,7 +93,7 @@ def finish(storage: Storage, directory: str, names: Listing, end_of_swap: EndOfS
         for old in replaced_by(base, names.bases, end_of_swap):
             for suffix in reversed(SEGMENT_SUFFIXES):
                 storage.remove(f"{directory}/{file_name(old, suffix)}")
-    # A power cut must not bring one of them back beside what stands for it.
+    # A power cut must not bring back a replaced segment beside its replacement.
     storage.sync_directory(directory)
     left = [file for file in swapped if file[0] < bound]
     for base, suffix in sorted(left, key=lambda file: (file[0], -SEGMENT_SUFFIXES.index(file[1]))):
