@@ -1,16 +1,16 @@
-"""Kafka's checkpoint files: small text files of rows, replaced as a whole.
+"""Read and write Kafka's checkpoint files: small text files of rows, replaced as a whole.
 
     0                     the format's version
     2                     the number of rows
     orders 0 4711         one row a line; its fields separated by one space
     orders 1 815
 
-Every line ends with a newline, so a file that was cut short anywhere shows it: by its last line, or by its
-count. There is no checksum in Kafka's format; what can be told from the text (numbers, ranges, order, names
-that come twice) is checked, and InvalidFile names the file and the line. A missing file means no rows, and so
-does an empty one, which Kafka leaves where it has not written a checkpoint yet.
+Every line ends with a newline, so the last line or the row count reveals a file that was cut short. Kafka's
+format has no checksum. Reading checks what the text allows (numbers, ranges, order, duplicates), and
+InvalidFile gives the file and the line. A missing file means no rows. So does an empty one, which Kafka
+leaves until it first writes a checkpoint.
 
-The objects hold no state but the path: the owner decides which thread reads and writes, one at a time.
+Thread rule: the objects hold only the path. The owner reads and writes from one thread at a time.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ class EpochEntry(NamedTuple):
 
 
 def format_rows(rows: Iterable[str]) -> bytes:
-    """The bytes of a checkpoint file with these rows."""
+    """Return the bytes of a checkpoint file with these rows."""
     lines = list(rows)
     return "\n".join([str(VERSION), str(len(lines)), *lines, ""]).encode("utf-8")
 
 
 def parse_rows(data: bytes, path: str) -> list[str]:
-    """The rows of a checkpoint file, unparsed; InvalidFile names `path` and the line that is wrong."""
+    """Return the unparsed rows of a checkpoint file. Raises InvalidFile with `path` and the bad line."""
     if not data:
         return []
     try:
@@ -70,7 +70,7 @@ def parse_rows(data: bytes, path: str) -> list[str]:
 
 
 class OffsetCheckpointFile:
-    """One offset for each partition of a log directory: rows of topic, partition, offset."""
+    """A file with one offset per partition of a log directory: rows of topic, partition, offset."""
 
     __slots__ = ("_storage", "path")
 
@@ -79,11 +79,11 @@ class OffsetCheckpointFile:
         self.path = path
 
     def read(self) -> dict[TopicPartition, int]:
-        """All offsets, in the file's order. Raises InvalidFile."""
+        """Return all offsets, in the file's order. Raises InvalidFile."""
         return self.parse(_read(self._storage, self.path), self.path)
 
     def write(self, offsets: Mapping[TopicPartition, int]) -> None:
-        """Replace the file; when this returns, the new one outlives a power cut."""
+        """Replace the file durably."""
         self._storage.write_file_atomically(self.path, self.format(offsets))
 
     @staticmethod
@@ -103,7 +103,8 @@ class OffsetCheckpointFile:
 
 
 class LeaderEpochCheckpointFile:
-    """The leader epochs of one partition: rows of epoch, start offset, both strictly growing."""
+    """A file with the leader epochs of one partition: rows of epoch, start offset, both strictly
+    increasing."""
 
     __slots__ = ("_storage", "directory")
 
@@ -116,12 +117,11 @@ class LeaderEpochCheckpointFile:
         return f"{self.directory}/{LEADER_EPOCH_CHECKPOINT}"
 
     def read(self) -> list[EpochEntry]:
-        """All entries, oldest first. Raises InvalidFile."""
+        """Return all entries, oldest first. Raises InvalidFile."""
         return self.parse(_read(self._storage, self.path), self.path)
 
     def write(self, entries: Iterable[EpochEntry], *, flush_name: bool = True) -> None:
-        """Replace the file; when this returns, the new one outlives a power cut, unless the caller flushes
-        its name."""
+        """Replace the file durably. With `flush_name=False`, the caller flushes the directory."""
         self._storage.write_file_atomically(self.path, self.format(entries), flush_name=flush_name)
 
     @staticmethod
@@ -156,7 +156,7 @@ def _fields(row: str, count: int, path: str, line: int) -> list[str]:
 
 
 def _number(text: str, most: int, path: str, line: int) -> int:
-    """The decimal number `text`, from 0 to `most`."""
+    """Parse a decimal number from 0 to `most`."""
     if not (text.isascii() and text.isdigit() and len(text) <= 20) or int(text) > most:
         raise _invalid(path, line, f"has no number from 0 to {most} where one belongs: {text[:40]!r}")
     return int(text)

@@ -1,10 +1,10 @@
-"""`.kafka_cleanshutdown`: a log directory was closed in order, so its logs need no recovery.
+"""`.kafka_cleanshutdown`: marks a log directory as cleanly shut down, so its logs need no recovery.
 
     {"version":0,"brokerEpoch":10}
 
-Written last at a clean stop. At the next start it is removed before the first log is loaded: if it survived a
-crash while loading, the start after that would trust logs that were never checked (KAFKA-10471). The broker
-epoch in it lets the controller tell a clean restart from an unclean one (KIP-966); -1 where it is not known.
+It is written last at a clean stop, and removed at the next start before the first log is loaded. If it
+survived a crash during loading, the next start would trust logs that were never checked (KAFKA-10471). With
+its broker epoch the controller distinguishes a clean restart from an unclean one (KIP-966); -1 if unknown.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ UNKNOWN_BROKER_EPOCH = -1
 
 
 class CleanShutdownFile:
-    """The marker of one log directory. Used by one thread, at start and stop."""
+    """The marker of one log directory. Thread rule: one thread, at start and stop."""
 
     __slots__ = ("_storage", "directory")
 
@@ -38,16 +38,16 @@ class CleanShutdownFile:
         return f"{self.directory}/{FILE_NAME}"
 
     def write(self, broker_epoch: int = UNKNOWN_BROKER_EPOCH) -> None:
-        """Mark the directory; everything in it must have been flushed before."""
+        """Mark the directory. Everything in it must be flushed before."""
         self._storage.write_file_atomically(self.path, self.format(broker_epoch))
 
     def exists(self) -> bool:
         return self._storage.exists(self.path)
 
     def take(self) -> int | None:
-        """The broker epoch of the clean stop, or None if there was none; the marker is then gone for good.
+        """Remove the marker durably; return its broker epoch, or None without a valid marker.
 
-        A marker that cannot be read counts as none: that costs a recovery, to trust it could cost data.
+        An unreadable marker counts as missing: that costs a recovery, but trusting it could cost data.
         """
         if not self.exists():
             return None
@@ -65,7 +65,7 @@ class CleanShutdownFile:
 
     @staticmethod
     def parse(data: bytes, path: str) -> int:
-        """The broker epoch; -1 for an empty file, which Kafka wrote before 3.7. Raises InvalidFile."""
+        """Return the broker epoch; -1 for an empty file, which Kafka wrote before 3.7. Raises InvalidFile."""
         if not data:
             return UNKNOWN_BROKER_EPOCH
         fields = parse_object(data, path)

@@ -1,11 +1,12 @@
-"""Which batches of transactions a cleaner may drop, as it walks over the log in order.
+"""CleanedTransactionMetadata: decides which batches of transactions a cleaner may drop during its walk.
 
-The data of an aborted transaction goes at once: the transaction indexes name it. A marker that ends a
-transaction goes when none of its transaction's data was met any more, and not before its delete horizon: a
-reader that has the data but not the marker yet must still find that.
+The data of an aborted transaction is dropped at once; the transaction indexes identify it. A marker is
+dropped
+when the walk has met no data of its transaction, but not before its delete horizon: a reader that has read
+the data must still find the marker.
 
-Used by one walk from the log's first segment on: a walk that begins later would miss the data and let markers
-go too early. One thread at a time.
+One walk from the log's first segment on uses an object. A walk that began later would miss data and drop
+markers too early. Thread rule: one thread at a time.
 """
 
 from __future__ import annotations
@@ -19,21 +20,21 @@ from kreplica.record.control import ControlRecordType
 
 
 class CleanedTransactionMetadata:
-    """`aborted`: the transactions that were aborted among the batches of the walk."""
+    """The state of one walk. `aborted`: the aborted transactions among its batches."""
 
     __slots__ = ("_aborted", "_committed", "_waiting", "ended")
 
     def __init__(self, aborted: Iterable[AbortedTxn]) -> None:
         self._waiting = sorted(set(aborted), key=lambda txn: txn.first_offset, reverse=True)
-        # Producer id -> its aborted transaction that is not over yet, and whether data of it was met.
+        # Producer id -> its current aborted transaction, and whether the walk has met its data.
         self._aborted: dict[int, tuple[AbortedTxn, bool]] = {}
-        # The producers of which data of another transaction was met, that one being committed or open.
+        # The producers with data of a committed or open transaction.
         self._committed: set[int] = set()
-        # The aborted transaction that the last control batch ended, if it did and data of it was met.
+        # The aborted transaction that the last control batch ended, if the walk has met its data.
         self.ended: AbortedTxn | None = None
 
     def is_aborted(self, batch: RecordBatch) -> bool:
-        """Take in a batch of data; whether its transaction was aborted."""
+        """Process a data batch; return whether its transaction was aborted."""
         self._begin_up_to(batch.last_offset)
         if not batch.is_transactional:
             return False
@@ -45,21 +46,21 @@ class CleanedTransactionMetadata:
         return True
 
     def ends_nothing(self, batch: RecordBatch) -> bool:
-        """Take in a control batch; whether it is the marker of a transaction of which no data was met.
+        """Process a control batch; return whether it is the marker of a transaction without remaining data.
 
-        Raises InvalidFile where a transaction index names another offset of the marker.
+        Raises InvalidFile if a transaction index has another offset for the marker.
         """
         self._begin_up_to(batch.last_offset)
         self.ended = None
         if batch.record_count == 0:
-            # Its marker was let go before.
+            # Its marker was dropped before.
             return True
         producer_id = batch.producer_id
         if batch.control_type == ControlRecordType.ABORT:
             ended, met = self._aborted.pop(producer_id, (None, False))
             if ended is not None and ended.last_offset != batch.last_offset:
                 raise InvalidFile(f"a transaction index has {ended}, which ends at {batch.last_offset}")
-            # Where there was no data there is nothing that a reader has to leave out.
+            # Without data, a reader has nothing to skip.
             self.ended = ended if met else None
             return not met
         if batch.control_type == ControlRecordType.COMMIT:

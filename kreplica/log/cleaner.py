@@ -1,17 +1,17 @@
-"""Cleaner: one round over one log, after which only the last record of each key is left of its clean part.
+"""Cleaner: runs one round of compaction over a log, which keeps only the last record of each key.
 
-A round has two walks. The first takes in the keys of the dirty part, from where the last round ended, into an
-OffsetMap, until that is full. The second goes over all segments from the log's first one to there, group by
-group, and copies what stays into a cleaned segment, which then takes the group's place. Which records stay is
-told in _core/record_filter; what becomes of transactions, in cleaned_transaction_metadata.
+A round has two walks. The first collects the keys of the dirty part, from the end of the last round on, in an
+OffsetMap, until the map is full. The second goes over all segments from the first one up to there, in groups.
+It copies the remaining records into a cleaned segment, which then replaces the group. _core/record_filter
+decides which records remain, and cleaned_transaction_metadata what happens to transactions.
 
-Beyond Kafka: the last batch of each group stays, as an empty header if need be. So each segment begins where
-the one before it ends, and a file that was lost can be told from one that was compacted. A group that comes
-out as it went in is left alone.
+Unlike in Kafka, the last batch of each group remains, as an empty header if necessary. So each segment begins
+where the previous one ends, and a lost file cannot be mistaken for a compacted one. A group that would not
+change is not replaced.
 
-`clean` is a generator of bounded steps, so that a caller can wait in between, or give it up: closing it, or
-an error, removes the files it has begun, and the log is as it was but for the groups that were done. Thread
-rule: one round at a time on a Cleaner, and on a log.
+`clean` is a generator of bounded steps, so a caller can wait in between or cancel. Closing it, or an error,
+removes unfinished files; only the finished groups have changed. Thread rule: one round at a time per Cleaner
+and per log.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from kreplica.log.cleaner_stats import CleanerStats
 from kreplica.log.log_to_clean import log_to_clean
 from kreplica.log.unified_log import UnifiedLog
 
-# The bytes that were read and written in a step.
+# A generator that yields the bytes read and written in each step.
 Steps = Generator[int, None, None]
 
 
 class Cleaner:
-    """Cleans logs with one OffsetMap, in steps of about `step_bytes` that are read or written."""
+    """Cleans logs with one OffsetMap, in steps that read or write about `step_bytes`."""
 
     __slots__ = ("_map", "_step_bytes")
 
@@ -47,10 +47,10 @@ class Cleaner:
     def clean(
         self, log: UnifiedLog, first_dirty_offset: int, stop_offset: int, now_ms: int
     ) -> Generator[int, None, CleanerStats]:
-        """One round over the keys of [first_dirty_offset, stop_offset), all below the active segment.
+        """Run one round for the keys of [first_dirty_offset, stop_offset), all below the active segment.
 
-        Yields the bytes of each step; returns what was done. Raises CorruptMessage and InvalidFile for what
-        cannot be cleaned, LogCleaningAborted when the log was cut, closed or lost a segment meanwhile,
+        Yields the bytes of each step and returns the statistics. Raises CorruptMessage or InvalidFile if the
+        log cannot be cleaned, LogCleaningAborted if it was truncated, closed or lost a segment meanwhile,
         StorageFull, KafkaStorageError.
         """
         round_ = _Round(log, self._map, self._step_bytes, now_ms)
@@ -63,13 +63,13 @@ class Cleaner:
             yield from round_.clean_segments(stats.end_offset)
         stats.rounds = 1
         stats.keys = len(self._map)
-        # What it took goes back to the system until there is a log to clean again.
+        # Return the map's memory to the system until the next round.
         self._map.clear(stats.end_offset)
         return stats
 
 
 def compact(log: UnifiedLog, offset_map: OffsetMap, step_bytes: int) -> CleanerStats:
-    """Clean the whole log now, in as many rounds as its keys need; raises as `Cleaner.clean`."""
+    """Clean the whole log now, in as many rounds as its keys need. Raises like `Cleaner.clean`."""
     cleaner = Cleaner(offset_map, step_bytes)
     first, stop = log.log_start_offset, log_to_clean(log, 0, log.time_ms()).stop_offset
     total = CleanerStats(first_dirty_offset=first, end_offset=first, started_ms=log.time_ms())
@@ -90,24 +90,26 @@ def compact(log: UnifiedLog, offset_map: OffsetMap, step_bytes: int) -> CleanerS
 
 
 class _Round:
+    """One round over one log."""
+
     def __init__(self, log: UnifiedLog, offset_map: OffsetMap, step_bytes: int, now_ms: int) -> None:
         self.log = log
         self.map = offset_map
         self.step_bytes = step_bytes
         self.now_ms = now_ms
         self.stats = CleanerStats(started_ms=now_ms)
-        # Bytes since the last step ended.
+        # The bytes moved since the last step ended.
         self.moved = 0
         with log.lock:
             self.cuts = log.state.cuts
-            # All of them: a transaction may end behind what is cleaned.
+            # All segments, since a transaction may end behind the part that is cleaned.
             self.view = log.local.segments
             producers = list(log.producers.active_producers.values())
         self.segments = list(self.view)[:-1]
-        # Where each segment's offsets end.
+        # The end offset of each segment.
         self.bounds = [segment.base_offset for segment in self.view][1:]
         self.last_data_offsets = [p.last_data_offset for p in producers if p.last_data_offset >= 0]
-        # Of these there is nothing but a marker to tell their epoch by.
+        # Only a marker in the log records the epoch of these producers.
         self.without_data = {(p.producer_id, p.producer_epoch) for p in producers if p.last_data_offset < 0}
 
     # ---- keys ---------------------------------------------------------------------------------------------
@@ -125,7 +127,7 @@ class _Round:
     def _take_in(
         self, segment: LogSegment, position: int, limit: int, transactions: CleanedTransactionMetadata
     ) -> Generator[int, None, bool]:
-        # Whether the map is full.
+        # Returns whether the map is full.
         while position < limit:
             self._require_same()
             before = self.map.bytes_read
@@ -167,7 +169,7 @@ class _Round:
             yield from self._clean_group(group)
 
     def _grouped(self, sources: Sequence[LogSegment], bounds: Sequence[int]) -> Iterator[list[LogSegment]]:
-        # As many as fit one segment: by bytes, index entries, and the offsets that an index can tell apart.
+        # A group fits one segment by bytes, by index entries, and by the offset range of an index.
         config = self.log.config
         group: list[LogSegment] = []
         sizes = [0, 0, 0]
@@ -199,7 +201,7 @@ class _Round:
                 self._require_same()
                 targets.handed_over = True
                 self.log.replace_segments(made, group, self.cuts)
-                # A replacement is counted when it begins and when it ends.
+                # The log counts a replacement twice: when it begins and when it ends.
                 self.cuts += 2
         finally:
             targets.close()
@@ -234,7 +236,7 @@ class _Round:
             yield from self._step(read + written, wants=stop == Stop.MORE)
 
     def _copy_batch(self, batch: RecordBatch, targets: _Targets, *, keep_empty: bool) -> None:
-        # What lies beyond the map is kept as it is, whatever became of its transaction.
+        # Beyond the offsets in the map, keep everything, even aborted transactions.
         known = batch.last_offset <= self.map.latest_offset
         aborted = None
         if batch.is_control:
@@ -271,7 +273,9 @@ class _Round:
     def _require_same(self) -> None:
         log = self.log
         if not log.is_writable or log.state.cuts != self.cuts:
-            raise LogCleaningAborted(f"{log.topic_partition}: the log changed while it was cleaned")
+            raise LogCleaningAborted(
+                f"{log.topic_partition}: cleaning aborted, since the log was truncated or closed meanwhile"
+            )
 
     def _step(self, moved: int, *, wants: bool) -> Steps:
         self.moved += moved
@@ -281,7 +285,7 @@ class _Round:
 
 
 class _Naming:
-    """Lets the error for a bad batch name its file, its place there, and the least offset it can have."""
+    """Adds the file, the position and the least possible offset to the error for a bad batch."""
 
     __slots__ = ("_segment", "_walk")
 
@@ -301,7 +305,7 @@ class _Naming:
 
 
 class _Targets:
-    """The cleaned segments that a group becomes: one, or more where its batches do not fit one."""
+    """The cleaned segments that replace a group: one, or more if its batches do not fit one."""
 
     __slots__ = ("_log", "_size", "_unflushed", "handed_over", "segments")
 
@@ -318,7 +322,7 @@ class _Targets:
         return self.segments[-1]
 
     def roll(self) -> None:
-        """Go on in another segment, which begins where this one ends."""
+        """Begin another segment where this one ends."""
         end = self.active.next_offset()
         assert end is not None
         self._begin(end)
@@ -331,7 +335,7 @@ class _Targets:
             raise
 
     def written(self, size: int, step_bytes: int) -> None:
-        """Bring it to the disk bit by bit, so that no flush takes long."""
+        """Flush after every `step_bytes` written, so that no single flush takes long."""
         self._unflushed += size
         if self._unflushed >= step_bytes:
             self._unflushed = 0
@@ -345,7 +349,7 @@ class _Targets:
 
 
 def _position(segment: LogSegment, offset: int) -> int:
-    # Where the batch begins that holds the offset, or the next one behind it.
+    # The position of the batch that contains the offset, or of the next one.
     if offset <= segment.base_offset:
         return 0
     found = segment.position_of(offset)

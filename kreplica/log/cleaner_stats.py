@@ -1,4 +1,4 @@
-"""What a round of cleaning did."""
+"""CleanerStats: the statistics of a round of cleaning."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class CleanerStats:
-    """One round over one log, or several of them added up.
+    """The statistics of one round over one log, or the sum of several rounds.
 
-    Offsets: of [`first_dirty_offset`, `end_offset`) the keys were taken in; up to `end_offset` the log is
-    compacted. Of the segments that were gone through: how many there were, with which bytes and records, and
-    how many are there instead. `bytes_read` counts both walks; `rounds`: how often the keys were taken in.
+    The round collected the keys of [`first_dirty_offset`, `end_offset`), and the log is now compacted up to
+    `end_offset`. The `_before` and `_after` fields count the segments, bytes and records of the part that was
+    cleaned. `bytes_read` counts both walks. `rounds` counts how many times keys were collected.
     """
 
     first_dirty_offset: int = 0
@@ -31,7 +31,7 @@ class CleanerStats:
     ended_ms: int = 0
 
     def add(self, later: CleanerStats) -> None:
-        """Take in the round that came next: it went over what this one had left, and further."""
+        """Add the next round, which cleaned the result of this one and the part after it."""
         for name in ("rounds", "keys", "bytes_read", "bytes_written", "keyless_dropped"):
             setattr(self, name, getattr(self, name) + getattr(later, name))
         for what in ("segments", "bytes", "records"):

@@ -1,8 +1,8 @@
-"""A log's records as columns, a piece at a time: for Arrow, exports, and whoever wants many records at once.
+"""ColumnReader: reads a log's records as columns, a piece at a time, for Arrow and other bulk readers.
 
-The native core reads chunk by chunk straight from the mapped segments; no object is made for a record or a
-batch. Memory is bounded by one piece of columns. What rotted is an error that names its offset, or is passed
-over and told (`skipped`). Thread rule: one thread for a reader.
+The native core reads chunks directly from the mapped segments, and creates no Python object per record or
+batch. One piece of columns bounds the memory. Damage raises an error with its offset, or is skipped and
+recorded in `skipped`. Thread rule: one thread per reader.
 """
 
 from __future__ import annotations
@@ -22,24 +22,26 @@ if TYPE_CHECKING:
     from pyarrow import RecordBatch as ArrowRecordBatch
 
 COLUMNS = ("offset", "timestamp", "timestamp_type", "key", "value", "headers", "leader_epoch", "producer_id")
-# What a piece ends with, whichever comes first; it holds whole batches, so it may be larger.
+# A piece ends at the first of these limits. It holds whole batches, so it may be larger.
 PIECE_ROWS = 1 << 16
 PIECE_BYTES = 64 << 20
 
 
 class ColumnReader:
-    """Iterates over the records with offsets in [start, stop) as pieces of columns; once.
+    """Iterates once over the records with offsets in [start, stop), in pieces of columns.
 
-    `columns`: which of COLUMNS. `isolation`: as Log.read has it. `from_time`, `to_time`: only records with
-    from_time <= timestamp < to_time (ms since 1970), wherever they stand. `skip_damaged`: pass over what
-    rotted. `own`: the log was opened read-only for this reader alone; it then looks behind the end of a log
-    of Kafka's for what rotted there. `views`: see ColumnBuilder. `piece_rows`, `piece_bytes`: what a piece
-    ends with, PIECE_ROWS and PIECE_BYTES by default. `owner`: kept as long as the reader, so that the log is
-    not closed for want of references.
+    `columns`: a selection of COLUMNS. `isolation`: as for Log.read.
+    `from_time`, `to_time`: return only records with from_time <= timestamp < to_time (ms since 1970).
+    `skip_damaged`: skip damaged ranges instead of raising.
+    `own`: the log was opened read-only for this reader alone. The reader then also looks for rot behind the
+    end of a log that Kafka wrote.
+    `views`: see ColumnBuilder.
+    `piece_rows`, `piece_bytes`: the limits of a piece, by default PIECE_ROWS and PIECE_BYTES.
+    `owner`: an object to keep alive as long as the reader, so that the log is not closed early.
 
-    `rows` and `bytes` count what was read, `next_offset` is where reading stands, `skipped` what was lost.
-    Raises OffsetOutOfRange, DamagedLog with the offset, InvalidFile where a transaction index rotted,
-    KafkaStorageError.
+    `rows` and `bytes` count what was read. `next_offset` is the position of the reader. `skipped` lists what
+    is lost. Raises OffsetOutOfRange, DamagedLog with the offset, InvalidFile if a transaction index has
+    rotted, KafkaStorageError.
     """
 
     def __init__(
@@ -85,7 +87,7 @@ class ColumnReader:
 
     @property
     def skipped(self) -> list[Damage]:
-        """What is lost of the range, as far as it was read; what lies in quarantine is no error."""
+        """The lost ranges met so far. They include quarantined ranges, which never raise."""
         taken = [
             damage
             for damage in self._walk.quarantined
@@ -112,10 +114,10 @@ class ColumnReader:
         try:
             found = self._log.offset_for_timestamp(from_time)
         except CorruptMessage:
-            return first  # rot lies before it: the walk will meet it, and each record's time is looked at
+            return first  # rot lies before it; the walk meets it, and checks each record's timestamp
         offset = self._log.log_end_offset if found is None else found.offset
         log.note_gaps(self._walk.segments, first, offset)
-        # What the search passed over may be as late; the walk shall meet it.
+        # Begin at a damaged range that the search skipped: its records may be in the time range.
         passed = [damage.first_offset for damage in self._log.damages if damage.stop_offset > first]
         return max(first, min([offset, *passed]))
 
@@ -137,8 +139,10 @@ class ColumnReader:
         return self._builder.finish()
 
     def _read(self) -> bool:
-        """Read a chunk, or as much of it as makes a piece; False at the end, and in front of what is lost
-        where that may not be passed over."""
+        """Read a chunk, or the part of it that completes a piece.
+
+        Returns False at the end, and before a lost range that must not be skipped.
+        """
         walk, builder = self._walk, self._builder
         chunk = walk.chunk() if walk.next_offset < self.stop else None
         if chunk is None or self._has_lost():
@@ -156,7 +160,7 @@ class ColumnReader:
                 following=walk.following if reaches_end else INT64_MAX,
             )
         except CorruptMessage as error:
-            # A chunk may end within a batch, which then begins the next one.
+            # A chunk may end within a batch. The next chunk then begins with that batch.
             if builder.position == 0:
                 walk.skip_bad(str(error))
                 return not self._has_lost()
@@ -165,7 +169,7 @@ class ColumnReader:
         return True
 
     def _hide_aborted(self) -> None:
-        # The transactions that a segment needs to know, once for each segment.
+        # Look up the aborted transactions once per segment.
         if self._isolation != "txn_committed" or self._walk.next_offset < self._hidden_to:
             return
         walk = self._walk
@@ -175,8 +179,8 @@ class ColumnReader:
         )
 
     def _see_end(self) -> None:
-        # Where recovery stopped at a damage, no offset behind it is known to be stable or replicated: those
-        # reads end in front of it.
+        # Behind damage at which recovery stopped, no offset is known to be stable or replicated. So reads of
+        # committed records end before it.
         self._walk.note_cut_end()
         damage = self._log.stopped_at
         if damage is None or self._isolation == "log_end" or self._walk.lost_at(damage.first_offset):
@@ -197,10 +201,9 @@ class ColumnReader:
 
 
 def arrow_batches(reader: ColumnReader, columns: Sequence[str]) -> Iterator[ArrowRecordBatch]:
-    """What `reader` reads as pyarrow.RecordBatches of at most PIECE_ROWS rows, with the columns in this
-    order.
+    """Yield the reader's records as pyarrow.RecordBatches of at most PIECE_ROWS rows.
 
-    Raises ImportError where pyarrow is not installed, and as the reader.
+    The batches have the columns in the given order. Raises ImportError without pyarrow, and like the reader.
     """
     for piece in reader:
         batch = to_arrow(piece).select(list(columns))

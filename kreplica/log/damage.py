@@ -1,7 +1,7 @@
-"""Damage: ranges of a log that rotted, and the file in which a log that goes on remembers them.
+"""Damage: the damaged ranges of a log, and the file in which a running log remembers them.
 
-A `Damages` is immutable and belongs to nobody: a log replaces the one it has, so readers need no lock. The
-file `kreplica.damage.json` is written by the log's one writer, under the log's lock.
+Thread rule: a `Damages` is immutable; a log replaces it as a whole, so readers need no lock. The log's only
+writer writes the file `kreplica.damage.json` under the log's lock.
 """
 
 from __future__ import annotations
@@ -19,16 +19,17 @@ from kreplica.common.types import INT64_MAX
 from kreplica.log.file_names import DAMAGE_FILE, LOG_SUFFIX, parse_file_name
 
 VERSION = 1
-# No log has more that are worth remembering one by one; a file with more was not written by one.
+# The limit for a damage file; a file with more ranges is invalid.
 MAX_RANGES = 100_000
 
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """A range of a log whose bytes rotted: neither read nor thrown away.
+    """A range of a log whose bytes have rotted. It is neither read nor discarded.
 
-    Offsets: [`first_offset`, `next_offset`), where `next_offset` is None if nothing valid follows. `path` and
-    the byte positions [`position`, `end_position`) say where; `reason` is what the first bad batch failed.
+    The offsets are [`first_offset`, `next_offset`); `next_offset` is None if nothing valid follows.
+    The bytes are [`position`, `end_position`) of the file `path`.
+    `reason`: the check that the first bad batch failed.
     """
 
     first_offset: int
@@ -40,7 +41,7 @@ class Damage:
 
     @property
     def stop_offset(self) -> int:
-        """As `next_offset`, above every offset where nothing valid follows."""
+        """The end of the range, exclusive; INT64_MAX if nothing valid follows."""
         return INT64_MAX if self.next_offset is None else self.next_offset
 
     def __str__(self) -> str:
@@ -71,29 +72,29 @@ class Damages:
         return self._ranges[index]
 
     def at(self, offset: int) -> Damage | None:
-        """The range that holds `offset`."""
+        """Return the range that contains `offset`, or None."""
         before = self.before(offset)
         return before if before is not None and offset < before.stop_offset else None
 
     def before(self, offset: int) -> Damage | None:
-        """The last range that begins at or below `offset`."""
+        """Return the last range that begins at or below `offset`, or None."""
         index = bisect_right(self._firsts, offset)
         return self._ranges[index - 1] if index else None
 
     def before_in(self, path: str, offset: int) -> Damage | None:
-        """The last range of the file `path` that begins at or below `offset`."""
+        """Return the last range in the file `path` that begins at or below `offset`, or None."""
         index = bisect_right(self._firsts, offset) - 1
         while index >= 0 and self._ranges[index].path != path:
             index -= 1
         return self._ranges[index] if index >= 0 else None
 
     def after(self, offset: int) -> Damage | None:
-        """The first range that begins above `offset`."""
+        """Return the first range that begins above `offset`, or None."""
         index = bisect_right(self._firsts, offset)
         return self._ranges[index] if index < len(self._ranges) else None
 
     def with_added(self, new: Damage) -> Damages:
-        """These and the new one, which takes the place of those that it overlaps."""
+        """Return these ranges with `new` added in place of those that it overlaps."""
         apart = [
             known
             for known in self._ranges
@@ -102,7 +103,7 @@ class Damages:
         return Damages([*apart, new])
 
     def only(self, keep: Callable[[Damage], bool]) -> Damages:
-        """Those for which `keep` is true; the same object if that is all."""
+        """Return the ranges for which `keep` is true; `self` if that is all of them."""
         kept = [damage for damage in self._ranges if keep(damage)]
         return self if len(kept) == len(self._ranges) else Damages(kept)
 
@@ -111,8 +112,10 @@ NO_DAMAGE = Damages()
 
 
 class DamageFile:
-    """`kreplica.damage.json` in a partition's directory; see docs/FORMATS.md. It is there only where there is
-    damage."""
+    """`kreplica.damage.json` in a partition's directory, which exists only if the log is damaged.
+
+    docs/FORMATS.md describes it.
+    """
 
     __slots__ = ("_directory", "_storage")
 
@@ -125,17 +128,17 @@ class DamageFile:
         return f"{self._directory}/{DAMAGE_FILE}"
 
     def read(self) -> Damages:
-        """What the file holds; nothing where there is none. Raises InvalidFile, KafkaStorageError."""
+        """Read the ranges; none if there is no file. Raises InvalidFile, KafkaStorageError."""
         if not self._storage.exists(self.path):
             return Damages()
         return self.parse(self._storage.read_file(self.path), self._directory)
 
     def content(self) -> bytes | None:
-        """The file as it is; None where there is none. Raises KafkaStorageError, InvalidFile."""
+        """Return the file's bytes, or None if it does not exist. Raises KafkaStorageError, InvalidFile."""
         return self._storage.read_file(self.path) if self._storage.exists(self.path) else None
 
     def write(self, damages: Damages) -> None:
-        """Replace the file, or remove it where there is no damage; on disk when this returns."""
+        """Replace the file durably, or remove it if there is no damage."""
         if damages:
             self._storage.write_file_atomically(self.path, self.format(damages))
         elif self._storage.exists(self.path):
@@ -159,7 +162,7 @@ class DamageFile:
 
     @staticmethod
     def parse(data: bytes, directory: str) -> Damages:
-        """The ranges in the text of a file that lies in `directory`. Raises InvalidFile."""
+        """Parse the bytes of a damage file in `directory`. Raises InvalidFile."""
         path = f"{directory}/{DAMAGE_FILE}"
         fields = parse_object(data, path)
         if integer(fields, "version", 0, INT64_MAX, path) != VERSION:

@@ -1,4 +1,4 @@
-"""What reads of a log return, and the timestamps with a special meaning."""
+"""The results of reading a log, and the timestamps with a special meaning."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ MAX_TIMESTAMP = -3
 
 
 class FetchDataInfo(NamedTuple):
-    """The answer to a read: whole batches as one pinned slice (None: nothing there yet), and what they mean.
+    """The result of a read: whole batches as one pinned slice (None if there are none yet), and the offsets.
 
-    `aborted` lists the transactions whose records in the slice a reader of committed data must leave out.
+    `aborted`: the transactions whose records in the slice a read_committed reader must skip.
     """
 
     fetch_offset: int
@@ -31,7 +31,7 @@ class FetchDataInfo(NamedTuple):
 
 
 class LogSnapshot(NamedTuple):
-    """One consistent look at a log: exclusive offsets, and the segments as they were."""
+    """A consistent snapshot of a log's offsets and segments. All offsets but the log start are exclusive."""
 
     log_start_offset: int
     last_stable_offset: int
@@ -42,7 +42,7 @@ class LogSnapshot(NamedTuple):
 
 
 class TimestampOffset(NamedTuple):
-    """A record's timestamp (ms), its offset, and the leader epoch it was written in."""
+    """A record's timestamp (ms), its offset, and its leader epoch."""
 
     timestamp: int
     offset: int

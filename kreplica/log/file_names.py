@@ -1,4 +1,4 @@
-"""The names of a log's files, as Kafka gives them: the base offset in twenty digits and what the file is."""
+"""The names of a log's files, as in Kafka: the base offset in twenty digits, and a suffix for the kind."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ TEMPORARY_SUFFIX = ".tmp"
 SEGMENT_SUFFIXES = (LOG_SUFFIX, INDEX_SUFFIX, TIME_INDEX_SUFFIX, TXN_INDEX_SUFFIX)
 
 DELETED_DIRECTORY_SUFFIX = "-delete"
-# The metadata log's directory, which belongs to the quorum alone.
+# The directory of the metadata log, which the quorum owns.
 CLUSTER_METADATA_DIRECTORY = "__cluster_metadata-0"
-# And those of the partitions with the offsets of consumer groups, but for their number.
+# The prefix of the directories of the partitions with the offsets of consumer groups.
 CONSUMER_OFFSETS_DIRECTORY = "__consumer_offsets-"
-# The copy of a log that is moved into this log directory.
+# The copy of a log that is being moved to this log directory.
 FUTURE_DIRECTORY_SUFFIX = "-future"
-# A partition's directory that no topic of the cluster has any more, moved aside.
+# The directory of a stray partition, which belongs to no topic of the cluster, set aside.
 STRAY_DIRECTORY_SUFFIX = "-stray"
-# Kafka removes every file with the suffix .deleted before it loads a log. So it removes this one, and a state
-# that Kafka's own appends and cuts would make untrue never outlives them.
+# The suffix makes Kafka remove the file before it loads a log. So the state never outlives appends and
+# truncations by Kafka, which would make it untrue.
 STATE_FILE = "kreplica.state.deleted"
-# The ranges that are known to have rotted in a log that goes on; Kafka passes over it.
+# The known damaged ranges of a running log. Kafka ignores this file.
 DAMAGE_FILE = "kreplica.damage.json"
-# The settings of a log that is opened by itself; Kafka passes over it.
+# The settings of a log that is opened without a node. Kafka ignores this file.
 SETTINGS_FILE = "kreplica.settings.json"
-# Bytes that recovery cut from a segment's tail are kept in <base offset>.log.<position>.cut.
+# Recovery keeps the bytes of a truncated tail in <base offset>.log.<position>.cut.
 CUT_SUFFIX = ".cut"
-# Bytes that a repair took out of a segment are kept in <base offset>.log.<position>.rot, and .rot.json says
-# what they were.
+# A repair keeps the bytes that it removed from a segment in <base offset>.log.<position>.rot, and describes
+# them in .rot.json.
 ROT_SUFFIX = ".rot"
 
 _SEGMENT_FILE = re.compile(r"(\d{20})(\.log|\.index|\.timeindex|\.txnindex|\.snapshot)")
@@ -50,13 +50,13 @@ def file_name(base_offset: int, suffix: str) -> str:
 
 
 def parse_file_name(name: str) -> tuple[int, str] | None:
-    """(base offset, suffix) of a segment's file, or None for any other name."""
+    """Return (base offset, suffix) of a segment file, or None for any other name."""
     found = _SEGMENT_FILE.fullmatch(name)
     return (int(found[1]), found[2]) if found else None
 
 
 def check_topic(topic: str) -> str:
-    """The topic's name if Kafka allows it, else InvalidTopic."""
+    """Return the topic name if Kafka allows it. Raises InvalidTopic."""
     if not _TOPIC.fullmatch(topic) or topic in (".", ".."):
         raise InvalidTopic(
             f"topic {topic!r}: 1 to 249 of a-z, A-Z, 0-9, '.', '_', '-', and neither '.' nor '..'"
@@ -65,6 +65,6 @@ def check_topic(topic: str) -> str:
 
 
 def parse_directory_name(name: str) -> TopicPartition | None:
-    """The partition that a directory of this name holds, or None."""
+    """Return the partition whose directory has this name, or None."""
     found = _DIRECTORY.fullmatch(name)
     return TopicPartition(found["topic"], int(found["partition"])) if found else None

@@ -1,15 +1,15 @@
-"""Group commit: many appends wait for the disk together, and one of them does the flush for all.
+"""GroupCommit: one flush makes the appends of many waiting threads durable.
 
-The first to take the turn flushes; all that come meanwhile wait for the end of that turn. The flush may not
-have covered them, since they were appended after it began: then one of them has the next turn, which covers
-all that was appended by then. So the number of flushes follows the disk's speed, not the number of appends.
+The first thread that takes the turn flushes; later ones wait for the end of the turn. The flush may not cover
+their appends, if they came after it began. Then one of them takes the next turn, which covers everything
+appended by then. So the number of flushes follows the speed of the disk, not the number of appends.
 
-    turn 1   A flushes; B and C wait       B was covered and goes on, C was not
+    turn 1   A flushes; B and C wait       B was covered and returns, C was not
     turn 2   C flushes; D and E wait       ...
 
-A turn is a lock, and nothing else says that a flush is under way. An exception that is not the disk's (see
-_core/log_lock.pxd) leaves the `with` block and so gives the lock back; the turn was not used up, and the
-next thread that waits for it flushes.
+A turn is a lock, and nothing else records that a flush is in progress. An asynchronous exception (see
+_core/log_lock.pxd) leaves the `with` block and so releases the lock. The turn is not used up then, and the
+next waiting thread flushes.
 """
 
 from __future__ import annotations
@@ -23,29 +23,31 @@ NO_LIMIT = (1 << 63) - 1
 
 
 class GroupCommit:
-    """Calls `flush()` so that every `wait(offset)` returns only when all below `offset` is on disk.
+    """Calls `flush()` so that `wait(offset)` returns only once everything below `offset` is on disk.
 
-    `flush` flushes the log up to its end and returns that end (exclusive); the error of the disk that it
-    raises, each waiter gets from then on. Thread rule: any number of threads; one `flush` at a time.
+    `flush` flushes the log up to its end and returns that end (exclusive). If it raises a disk error, all
+    later waiters get the same error. Thread rule: any number of threads wait; one at a time flushes.
     """
 
     __slots__ = ("_failure", "_flush", "_flushed", "_limit", "_lock", "_turn")
 
     def __init__(self, flush: Callable[[], int], flushed: int = 0) -> None:
         self._flush = flush
-        # The turn that is under way, or the next one; its holder replaces it when it is used up.
+        # The current or next turn. Its holder replaces it when it is used up.
         self._turn = Lock()
         # Guarded by the turn:
         self._failure: KreplicaError | None = None
         self._lock = Lock()
         # Guarded by _lock:
         self._flushed = flushed
-        # What a flush that is under way may count as flushed: a cut lowers it.
+        # The limit of what the flush in progress may count as flushed; a truncation lowers it.
         self._limit = NO_LIMIT
 
     def wait(self, offset: int) -> bool:
-        """Return True when everything below `offset` is on disk, False when the log was cut below it; raises
-        what the flush raised."""
+        """Wait until everything below `offset` is on disk; return False if the log was truncated below it.
+
+        Raises what the flush raised.
+        """
         ran = False
         while self._flushed < offset:
             turn = self._turn
@@ -55,7 +57,7 @@ class GroupCommit:
                 if self._failure is not None:
                     raise self._failure
                 if ran:
-                    # A whole flush by this thread did not come so far: the log does not, any more.
+                    # A complete flush by this thread did not reach `offset`, so the log has been truncated.
                     return False
                 self._run()
                 ran = True
@@ -68,15 +70,14 @@ class GroupCommit:
         try:
             flushed = self._flush()
         except KreplicaError as error:
-            # A flush that failed once may report success the next time though the pages are lost, so it is
-            # never tried again.
+            # Never retry a failed flush: it may report success although the pages are lost.
             self._failure = error
             return
         with self._lock:
             self._flushed = max(self._flushed, min(flushed, self._limit))
 
     def truncated(self, offset: int) -> None:
-        """The log now ends at `offset`: what comes after it is not on disk any more."""
+        """Lower the flushed offset, since the log was truncated to `offset`."""
         with self._lock:
             self._flushed = min(self._flushed, offset)
             self._limit = min(self._limit, offset)

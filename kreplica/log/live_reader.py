@@ -1,9 +1,9 @@
-"""Reading a log that somebody else may be writing: this process, another one, or Kafka.
+"""LiveReader: reads a log that may have a live writer, in this process, another one, or Kafka.
 
-A kreplica writer publishes where its log stands in `kreplica.state.deleted` (see _core/log_state.pxd); the
-reader takes that before each read and goes no further. A live Kafka, which has removed that file, publishes
-only its high watermark's checkpoint, every five seconds, so that is the bound there. A directory that nobody
-writes is read to the end of its valid batches.
+A kreplica writer publishes its log's state in `kreplica.state.deleted` (see _core/log_state.pxd). The reader
+takes it before each read and goes no further. A live Kafka broker has removed that file, and only writes a
+checkpoint of its high watermark every five seconds. That is the bound then. Without a writer, the log is read
+to the end of its valid batches.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from kreplica.log.log_directory import LogDirectory
 from kreplica.log.log_loader import OpenOptions
 from kreplica.log.unified_log import UnifiedLog
 
-# How often a reader looks again where the writer has changed the files under its eyes.
+# The number of attempts if the writer changes the files while they are opened.
 ATTEMPTS = 20
 
 
 class LiveReader:
-    """Opens the log in `directory` for reading and keeps it in step with its writer.
+    """Opens the log in `directory` for reading, and follows its writer.
 
-    Thread rule: `refresh` may be called by any thread; the log's own lock guards the change.
+    Thread rule: any thread may call `refresh`; the log's lock guards the change.
     """
 
     __slots__ = ("_clock", "_config", "_directory", "_partition", "_standing", "_storage")
@@ -46,14 +46,15 @@ class LiveReader:
 
     @property
     def cuts(self) -> int:
-        """How often the writer has cut the log or replaced files of it, when the reader last looked."""
+        """The number of times the writer has truncated the log or replaced its files, at the last refresh."""
         return 0 if self._standing is None else self._standing.cuts
 
     def open(self) -> UnifiedLog:
-        """The log as it stands now, read-only. Raises InvalidFile when there is none, KafkaStorageError."""
+        """Open the log read-only in its present state. Raises InvalidFile without a log,
+        KafkaStorageError."""
         if not self._storage.is_directory(self._directory):
             raise InvalidFile(
-                f"{self._directory}: there is no such directory, and a log opened with read_only is not made"
+                f"{self._directory}: there is no such directory; open without read_only to create a log there"
             )
         for attempt in range(ATTEMPTS):
             self._standing = self._read_standing()
@@ -63,29 +64,30 @@ class LiveReader:
                 self._require_start(log)
                 return log
             except KafkaStorageError:
-                # Retention or a cleaner took a file, or a roll trimmed one, between the look at it and its
-                # opening.
+                # The writer removed or trimmed a file after it was listed: try again.
                 if attempt + 1 == ATTEMPTS:
                     raise
         raise AssertionError
 
     def open_apart(self) -> UnifiedLog:
-        """Open the log as it stands now a second time; the one that `refresh` keeps in step does not change.
-        Raises as `open`."""
+        """Open the log a second time in its present state, independent of `refresh`. Raises like `open`."""
         return LiveReader(self._directory, self._partition, self._config, self._storage, self._clock).open()
 
     def _require_same_files(self, standing: LogStanding | None) -> None:
-        # Files of before and after a replacement do not fit together, so none may have come meanwhile.
+        # Files from before and after a replacement do not fit together, so check that there was none.
         now = self._read_standing()
         if standing is not None and now is not None and now.cuts != standing.cuts:
-            raise KafkaStorageError(f"{self._directory}: files were replaced while they were opened")
+            raise KafkaStorageError(f"{self._directory}: files were replaced while they were opened; retry")
 
     def _require_start(self, log: UnifiedLog) -> None:
-        # A writer moves the log's start before it removes a segment; it did so meanwhile, or one is missing.
+        # A writer moves the log start before it removes a segment. It has done so meanwhile, or a segment is
+        # missing.
         if log.local.segments[0].base_offset > log.log_start_offset:
             standing = self._read_standing()
             if standing is not None and standing.log_start_offset > log.log_start_offset:
-                raise KafkaStorageError(f"{self._directory}: segments were removed while they were opened")
+                raise KafkaStorageError(
+                    f"{self._directory}: segments were removed while they were opened; retry"
+                )
 
     def _load(self) -> UnifiedLog:
         return log_loader.load(
@@ -93,7 +95,7 @@ class LiveReader:
         )
 
     def refresh(self, log: UnifiedLog) -> None:
-        """Let `log` see what its writer has published since."""
+        """Update `log` to the state that its writer has published since."""
         for attempt in range(ATTEMPTS):
             standing = self._read_standing()
             if standing is None or standing == self._standing or not self._is_live(standing):
@@ -116,11 +118,11 @@ class LiveReader:
             standing = read_standing(self._storage.read_file(path, 1 << 16))
             if standing is not None:
                 return standing
-            # Written to while it was read.
+            # The writer changed the file during the read: read it again.
         return None
 
     def _is_live(self, standing: LogStanding | None) -> bool:
-        # What a writer published in this boot is true up to its last append, also when it was killed.
+        # A state published in this boot is true up to the last append, even if the writer was killed.
         return standing is not None and (standing.clean or standing.boot_id == self._storage.boot_id())
 
     def _options(self) -> OpenOptions:

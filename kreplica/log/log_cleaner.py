@@ -1,11 +1,11 @@
-"""LogCleaner: keeps the compacted logs of a node clean, one after the other, the dirtiest first.
+"""LogCleaner: cleans the compacted logs of a node, one after the other, the dirtiest first.
 
-`do_work` does one bounded step and says when it wants to do the next: at once, when as much time has passed
-as the allowed bytes per second want, or after a rest. It never waits by itself. All logs share one OffsetMap,
-so the memory is bounded however many there are.
+`do_work` does one bounded step and returns the delay until the next: none, the delay that the limit of bytes
+per second requires, or a rest. It never sleeps. All logs share one OffsetMap, so memory is bounded however
+many logs there are.
 
-A batch that is broken makes its partition uncleanable, and the log stays as it is. What may pass (a full
-disk, no descriptor left) is tried again after a rest; a disk that fails is told to `on_storage_error`.
+A corrupt batch makes its partition uncleanable, and the log is not changed. Transient errors (a full disk, no
+descriptors) are retried after a rest. If the disk fails, `on_storage_error` is called.
 
 Thread rule: `do_work` and `close` by one thread at a time; everything else by any.
 """
@@ -40,10 +40,11 @@ MAY_PASS = (StorageFull, OutOfDescriptors, OutOfMaps)
 
 
 class LogCleaner:
-    """Cleans those of `logs()` whose cleanup.policy has compact.
+    """Cleans the logs in `logs()` whose cleanup.policy includes compact.
 
-    `read_checkpoint` and `write_checkpoint`: of a log directory; by default its cleaner-offset-checkpoint.
-    `on_storage_error(log, error)`: the log's disk failed; by default the log goes offline.
+    `read_checkpoint`, `write_checkpoint`: access to the checkpoint of a log directory; by default its
+    cleaner-offset-checkpoint.
+    `on_storage_error(log, error)`: called if the log's disk fails; by default the log goes offline.
     """
 
     __slots__ = (
@@ -82,25 +83,25 @@ class LogCleaner:
             read_checkpoint or (lambda directory: file(directory).read()),
             write_checkpoint or (lambda directory, offsets: file(directory).write(offsets)),
         )
-        # Made when there is something to clean: it holds the memory.
+        # Created when there is something to clean, since it holds the memory.
         self._cleaner: Cleaner | None = None
         self._log: UnifiedLog | None = None
         self._run: Generator[int, None, CleanerStats] | None = None
-        # What the last round over each log did.
+        # The statistics of the last round over each log.
         self.stats: dict[TopicPartition, CleanerStats] = {}
 
     @property
     def uncleanable(self) -> dict[TopicPartition, str]:
-        """The partitions that cannot be cleaned, and why."""
+        """The partitions that cannot be cleaned, with the reasons."""
         return self.manager.uncleanable
 
     def reconfigure(self, config: CleanerConfig) -> None:
-        """Go by other settings from the next step on; a round that has begun keeps its buffers."""
+        """Use other settings from the next step on; a round in progress keeps its buffers."""
         if config != self.config:
             self.config, self._cleaner = config, None
 
     def do_work(self) -> int:
-        """Do one step; returns after how many milliseconds the next one is wanted."""
+        """Do one step; return the milliseconds until the next one."""
         if not self.config.enable:
             return self.config.backoff_ms
         if self._run is None and not self._begin():
@@ -143,7 +144,7 @@ class LogCleaner:
 
     def _give_up(self, log: UnifiedLog, error: BaseException) -> None:
         self._stop()
-        # What a log shows while it is cut or deleted is no fault of its own.
+        # Ignore errors of a log that is being truncated or deleted.
         moves = log.closed or self.manager.is_aborted(log)
         if isinstance(error, (CorruptMessage, InvalidFile)) and not moves:
             self.manager.gave_up(log, reason=str(error))
@@ -161,7 +162,7 @@ class LogCleaner:
             run.close()
 
     def close(self) -> None:
-        """Give up what is under way; its files are removed."""
+        """Cancel the round in progress and remove its files."""
         log = self._log
         if self._run is not None and log is not None:
             self._stop()

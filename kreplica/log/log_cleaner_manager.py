@@ -1,11 +1,11 @@
-"""What a LogCleaner is to clean next, and how far each log is clean.
+"""LogCleanerManager: chooses the log to clean next, and records how far each log is clean.
 
-It keeps the states of partitions that are being cleaned, are to be given up, are paused or cannot be
-cleaned, and the cleaner-offset-checkpoint of each log directory. A log that is cut takes its checkpoint with
-it, before the cut: records that came later below it would pass for clean ones.
+It tracks which partitions are being cleaned, aborted, paused or uncleanable, and the
+cleaner-offset-checkpoint of each log directory. Before a log is truncated below its checkpoint, the
+checkpoint is lowered. Otherwise records appended there later would count as clean.
 
-Thread rule: the cleaner's thread chooses and reports; any thread may abort, pause, resume, ask. `_lock`
-guards the tables and the files; no log's lock is taken while it is held.
+Thread rule: the cleaner's thread chooses logs and reports results; any thread may abort, pause, resume and
+query. `_lock` guards the tables and the files; no log's lock is taken while it is held.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ WriteCheckpoint = Callable[[str, Mapping[TopicPartition, int]], None]
 
 
 class LogCleanerManager:
-    """`logs`: those that are online. The checkpoints are read and written by log directory."""
+    """Chooses among `logs()`, the online logs. `read` and `write` access the checkpoint of a log
+    directory."""
 
     __slots__ = (
         "_aborted",
@@ -53,11 +54,11 @@ class LogCleanerManager:
         self._in_progress: UnifiedLog | None = None
         self._aborted = False
         self._paused: Counter[TopicPartition] = Counter()
-        # After a failure that may pass: not before this time, by the monotonic clock.
+        # After a transient failure: the earliest time to retry, by the monotonic clock.
         self._retry_at_ms: dict[TopicPartition, int] = {}
-        # Why a partition is not cleaned any more.
+        # The uncleanable partitions, with the reasons.
         self.uncleanable: dict[TopicPartition, str] = {}
-        # Of the logs at the last choice.
+        # The highest cleanable ratio among the logs at the last choice.
         self.dirtiest_ratio = 0.0
 
     # ---- choosing -----------------------------------------------------------------------------------------
@@ -65,9 +66,9 @@ class LogCleanerManager:
     def grab_filthiest_compacted_log(
         self, now_ms: int, monotonic_ms: int, on_error: Callable[[UnifiedLog, KreplicaError], object]
     ) -> LogToClean | None:
-        """The log with the largest part dirty, of those that are due; it is in progress from now on.
+        """Choose the due log with the highest dirty ratio, and mark it as in progress; None if none is due.
 
-        One that cannot even be looked at is told to `on_error`, and must not keep the others from their turn.
+        A log that raises is passed to `on_error`, and does not prevent a choice among the others.
         """
         found = []
         for log in self._logs():
@@ -85,14 +86,14 @@ class LogCleanerManager:
             return None
         chosen = max(due, key=lambda each: each.cleanable_ratio)
         with self._lock:
-            # It may have been paused since.
+            # The log may have been paused since.
             if self._paused[chosen.log.topic_partition]:
                 return None
             self._in_progress, self._aborted = chosen.log, False
         return chosen
 
     def _leave_damaged(self, log: UnifiedLog) -> None:
-        # What rotted is not to be mended by being left out; not all of it would be noticed on the way.
+        # Cleaning a damaged log would silently drop the damaged range, or copy rot that it does not notice.
         if log.damage is not None:
             with self._lock:
                 self.uncleanable.setdefault(log.topic_partition, f"damaged: {log.damage}")
@@ -104,11 +105,11 @@ class LogCleanerManager:
             return self._retry_at_ms.get(partition, monotonic_ms) > monotonic_ms
 
     def watch(self, log: UnifiedLog) -> None:
-        """From now on the log tells before it is cut, so that no checkpoint lies past its end."""
+        """Lower the log's checkpoint before each truncation, so that it never lies past the log end."""
         log.on_truncating = self._truncating
 
     def _checkpoint_of(self, log: UnifiedLog) -> int:
-        # That it was cut before it was watched the log remembers.
+        # The log remembers truncations from before it was watched.
         self.watch(log)
         with log.lock:
             cut_at = log.take_lowest_cut()
@@ -121,14 +122,14 @@ class LogCleanerManager:
         return checkpoint
 
     def is_aborted(self, log: UnifiedLog) -> bool:
-        """Whether the log's round that is under way is to be given up."""
+        """Return whether the log's current round was aborted."""
         with self._lock:
             return self._in_progress is log and self._aborted
 
-    # ---- what became of a round ---------------------------------------------------------------------------
+    # ---- the result of a round ----------------------------------------------------------------------------
 
     def done_cleaning(self, log: UnifiedLog, end_offset: int) -> None:
-        """The log is clean up to `end_offset`. Raises KafkaStorageError."""
+        """Record that the log is clean up to `end_offset`. Raises KafkaStorageError."""
         with self._lock:
             was_aborted, self._in_progress = self._aborted, None
             if not was_aborted:
@@ -136,8 +137,11 @@ class LogCleanerManager:
                 self._set(_directory_of(log), log.topic_partition, end_offset)
 
     def gave_up(self, log: UnifiedLog, *, retry_at_ms: int | None = None, reason: str | None = None) -> None:
-        """The round was not finished: it may be tried again at a time of the monotonic clock, or, with a
-        `reason`, the partition cannot be cleaned."""
+        """Record that the round failed.
+
+        `retry_at_ms`: the earliest time to retry, by the monotonic clock. `reason`: why the partition cannot
+        be cleaned at all.
+        """
         with self._lock:
             self._in_progress = None
             if reason is not None:
@@ -148,26 +152,27 @@ class LogCleanerManager:
     # ---- from outside -------------------------------------------------------------------------------------
 
     def abort_cleaning(self, partition: TopicPartition) -> None:
-        """Let a round over this log end without changing it any more; it may be chosen again."""
+        """Stop a round over this log before it makes further changes. The log may be chosen again."""
         with self._lock:
             if self._in_progress is not None and self._in_progress.topic_partition == partition:
                 self._aborted = True
 
     def abort_and_pause_cleaning(self, partition: TopicPartition) -> None:
-        """As `abort_cleaning`; the log is not chosen again before as many calls of `resume_cleaning`."""
+        """Abort cleaning, and pause it until `resume_cleaning` has been called as often as this method."""
         with self._lock:
             self._paused[partition] += 1
         self.abort_cleaning(partition)
 
     def resume_cleaning(self, partition: TopicPartition) -> None:
-        """Raises ValueError for a partition that is not paused."""
+        """Undo one call of `abort_and_pause_cleaning`. Raises ValueError if cleaning is not paused."""
         with self._lock:
             if not self._paused[partition]:
-                raise ValueError(f"cleaning of {partition} is not paused")
+                raise ValueError(f"cleaning of {partition} is not paused; pause it before resuming")
             self._paused[partition] -= 1
 
     def forget(self, log: UnifiedLog) -> None:
-        """The log goes to be deleted, or to another directory. Raises KafkaStorageError."""
+        """Remove all state of a log that is deleted or moves to another directory. Raises
+        KafkaStorageError."""
         partition = log.topic_partition
         self.abort_cleaning(partition)
         with self._lock:
@@ -179,7 +184,7 @@ class LogCleanerManager:
                 self._write(_directory_of(log), table)
 
     def checkpoint(self, log: UnifiedLog) -> int | None:
-        """Up to where the log is clean, or None where it never was cleaned."""
+        """Return the offset up to which the log is clean, or None if it was never cleaned."""
         with self._lock:
             return self._table(_directory_of(log)).get(log.topic_partition)
 
@@ -197,7 +202,7 @@ class LogCleanerManager:
             try:
                 self._checkpoints[directory] = dict(self._read(directory))
             except InvalidFile:
-                # Nothing is lost with it: what counts for dirty is cleaned once more.
+                # An unreadable checkpoint loses nothing: the logs are only cleaned once more.
                 self._checkpoints[directory] = {}
         return self._checkpoints[directory]
 

@@ -1,7 +1,7 @@
-"""LogConfigs: what the logs of a node are configured to, by topic and by default, while they run.
+"""LogConfigs: the configurations of a node's logs, by topic and by default, which may change at runtime.
 
-A topic that has no configuration of its own gets the node's, which may change, too. Thread rule: the
-LogManager's lock guards all of it, so that no log is opened with a configuration that was changed meanwhile.
+A topic without its own configuration uses the node's default. Thread rule: the LogManager's lock guards
+everything, so that no log is opened with an outdated configuration.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from kreplica.log.unified_log import UnifiedLog
 
 
 class LogConfigs:
-    """`default`: what a log gets whose topic is not in `by_topic`. `logs()`: those that are to be told."""
+    """Configurations by topic. `default` applies to other topics. `logs()`: the logs to reconfigure."""
 
     def __init__(
         self,
@@ -25,7 +25,7 @@ class LogConfigs:
         lock: AbstractContextManager[Any],
         logs: Callable[[], list[UnifiedLog]],
     ) -> None:
-        # Told what `change` has changed.
+        # Called with the configurations that `change` has changed.
         self.on_change: Callable[[Mapping[str, LogConfig | None]], object] = lambda _: None
         self._lock = lock
         self._logs = logs
@@ -35,23 +35,25 @@ class LogConfigs:
 
     @property
     def default(self) -> LogConfig:
-        """What a log gets whose topic has no configuration of its own."""
+        """The configuration of topics without their own."""
         return self._default
 
     @property
     def by_topic(self) -> dict[str, LogConfig]:
-        """A copy of those that topics have of their own."""
+        """A copy of the topics' own configurations."""
         with self._lock:
             return dict(self._by_topic)
 
     def of(self, topic: str) -> LogConfig:
-        """The topic's own, or the node's."""
+        """Return the topic's own configuration, or the default."""
         with self._lock:
             return self._by_topic.get(topic, self._default)
 
     def change(self, configs: Mapping[str, LogConfig | None], default: LogConfig | None = None) -> None:
-        """Give the logs of these topics a configuration, now and from now on; None: the node's own, which is
-        `default` from now on where that is given."""
+        """Set the configurations of these topics, and reconfigure their open logs.
+
+        None removes a topic's own configuration. `default`: the new default, if given.
+        """
         with self._lock:
             is_other = default is not None and default != self._default
             self._default = default or self._default

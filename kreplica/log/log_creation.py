@@ -1,9 +1,9 @@
-"""Beginning a log where there was none.
+"""Create new logs.
 
-What a new log says of itself is on the disk before anything uses it: the id of its topic, without which it
-would be taken for a stray; where it stands, without which recovery would take it for another program's; its
-first leader epoch. Its directory is flushed once for all of that. The name of the directory itself is left to
-the caller, who flushes it once for many logs. Thread rule: any thread, one for a partition.
+The metadata of a new log is on disk before anything uses the log. It consists of the topic id, without which
+the log would count as a stray; the state file, without which recovery would attribute the log to another
+program; and the first leader epoch. One flush of the log's directory covers all of it. The caller flushes the
+parent directory, once for many logs. Thread rule: any thread; one thread per partition.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from kreplica.log.unified_log import UnifiedLog
 
 @dataclass(frozen=True, slots=True)
 class NewLog:
-    """A log that a partition is to have, if it has none yet.
+    """A request to create the log of a partition, if it does not exist yet.
 
-    `directory`: the log directory it belongs in, None for the one with the fewest logs. `first_epoch`: the
-    leader epoch that begins at offset 0 in every replica of the partition, where that is known: it is noted
-    with the rest, so that neither a leader nor the first batch of a follower has to wait for it.
+    `directory`: the log directory for it, or None for the one with the fewest logs.
+    `first_epoch`: the leader epoch that begins at offset 0 in every replica, if known. It is stored with the
+    other metadata, so that neither the leader nor a follower's first batch has to wait for a flush.
     """
 
     partition: TopicPartition
@@ -47,7 +47,7 @@ class NewLog:
 def create_all(
     places: Iterable[tuple[NewLog, str, LogConfig]], storage: Storage, clock: Clock, workers: Workers
 ) -> dict[TopicPartition, UnifiedLog | KreplicaError]:
-    """Each log, in the directory and with the configuration beside it, or the error that `create` raised."""
+    """Create logs at the given paths with the given configurations; return each log, or its error."""
     made: dict[TopicPartition, UnifiedLog | KreplicaError] = {}
 
     def try_to_create(wanted: NewLog, path: str, config: LogConfig) -> None:
@@ -61,9 +61,9 @@ def create_all(
 
 
 def create(path: str, wanted: NewLog, config: LogConfig, storage: Storage, clock: Clock) -> UnifiedLog:
-    """Make the directory `path` and the log in it; a power cut leaves both, once the parent is flushed.
+    """Create the directory `path` and the log in it. Both are durable once the parent is flushed.
 
-    What another attempt has left there is taken over. Raises KafkaStorageError, InvalidFile.
+    Files of an earlier attempt are reused. Raises KafkaStorageError, InvalidFile.
     """
     storage.make_directory(path)
     is_new = not storage.list_directory(path)
@@ -104,7 +104,10 @@ def _begin(path: str, wanted: NewLog, config: LogConfig, storage: Storage, clock
 
 
 def check_topic_id(log: UnifiedLog, topic_id: Uuid) -> None:
-    """Let the log be that topic's, where it tells of none. Raises InconsistentTopicId if it is another's."""
+    """Check that the log belongs to the topic; assign the topic if the log has none.
+
+    Raises InconsistentTopicId if the log belongs to another topic.
+    """
     if log.topic_id is None:
         file = PartitionMetadataFile(log.local.storage, log.local.directory)
         log.topic_id = file.read()

@@ -1,5 +1,7 @@
-"""The log directories of a node: which there are, and what holds for all of them. Thread rule: the list never
-changes; what a directory is guards the LogManager's lock."""
+"""LogDirectories: the log directories of a node, and queries over all of them.
+
+Thread rule: the list never changes; the LogManager's lock guards the state of each directory.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from kreplica.log.unified_log import UnifiedLog
 
 
 class LogDirectories:
-    """In the order of the configuration."""
+    """The log directories of a node, in the order of the configuration."""
 
     def __init__(self, directories: Sequence[LogDirectory]) -> None:
         self._directories = directories
@@ -22,18 +24,19 @@ class LogDirectories:
         return iter(self._directories)
 
     def get(self, path: str) -> LogDirectory:
-        """The one at `path`. Raises LogDirNotFound."""
+        """Return the directory at `path`. Raises LogDirNotFound."""
         for directory in self._directories:
             if directory.path == path:
                 return directory
-        raise LogDirNotFound(f"{path} is no log directory of this node")
+        known = ", ".join(directory.path for directory in self._directories)
+        raise LogDirNotFound(f"{path} is not a log directory of this node, which has {known}")
 
     def logs(self) -> list[UnifiedLog]:
-        """Every log in them."""
+        """Return every log in the directories."""
         return [log for directory in self._directories for log in directory.logs.values()]
 
     def log(self, partition: TopicPartition) -> UnifiedLog | None:
-        """The partition's log, None where there is none."""
+        """Return the partition's log, or None."""
         for directory in self._directories:
             log = directory.logs.get(partition)
             if log is not None:
@@ -41,20 +44,23 @@ class LogDirectories:
         return None
 
     def online(self) -> list[LogDirectory]:
-        """Those that have not failed."""
+        """Return the directories that have not failed."""
         return [directory for directory in self._directories if not directory.is_offline]
 
     def require_online(self) -> list[LogDirectory]:
-        """As `online`; raises KafkaStorageError if all have failed."""
+        """Return the online directories. Raises KafkaStorageError if all have failed."""
         online = self.online()
         if not online:
-            raise KafkaStorageError("no log directory is online") from self._directories[0].failure
+            raise KafkaStorageError(
+                f"no log directory is online; the first one failed with: {self._directories[0].failure}"
+            ) from self._directories[0].failure
         return online
 
     def for_new_log(self, path: str | None, more: Mapping[str, int]) -> LogDirectory:
-        """The one at `path`, or the one with the fewest logs; `more`: how many others each is about to get.
+        """Return the directory for a new log: the one at `path`, or the one with the fewest logs.
 
-        Raises LogDirNotFound, KafkaStorageError.
+        `more`: the number of other logs about to be created, by directory. Raises LogDirNotFound,
+        KafkaStorageError.
         """
         if path is None:
             return min(self.require_online(), key=lambda each: len(each.logs) + more.get(each.path, 0))
@@ -65,23 +71,25 @@ class LogDirectories:
 
     @property
     def ids(self) -> dict[str, Uuid]:
-        """The ids of those that are online, by path; known once they are opened."""
+        """The ids of the online directories, by path; known once they are opened."""
         return {each.path: each.id for each in self.online() if each.id is not None}
 
     @property
     def previous_broker_epoch(self) -> int:
-        """The broker epoch in which they were closed in order; -1 if one was not, or it is not known
-        (KIP-966)."""
+        """The broker epoch of the last clean shutdown of all directories (KIP-966).
+
+        -1 if one of them was not cleanly shut down, or if the epochs differ or are unknown.
+        """
         epochs = {directory.previous_broker_epoch for directory in self._directories}
         epoch = epochs.pop()
         return UNKNOWN_BROKER_EPOCH if epochs or epoch is None else epoch
 
     @property
     def failures(self) -> dict[str, BaseException]:
-        """Those that failed, and what they failed with."""
+        """The failed directories, with their errors."""
         return {each.path: each.failure for each in self._directories if each.failure is not None}
 
     @property
     def full(self) -> dict[str, StorageFull]:
-        """Those whose disk had no room for a checkpoint when one was written last."""
+        """The directories whose last checkpoint could not be written because the disk was full."""
         return {each.path: each.refused for each in self._directories if each.refused is not None}

@@ -1,6 +1,6 @@
-"""Steps of a LogManager's periodic jobs that Kafka does not have, or has as classes of their own.
+"""Steps of the LogManager's periodic jobs: release idle logs, and expire idle producers.
 
-The manager says how often each runs. Thread rule: as periodic_job.
+The LogManager sets the periods. Thread rule: as for periodic_job.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from kreplica.common.types import TopicPartition
 from kreplica.log.periodic_job import LOGS_AT_ONCE
 from kreplica.log.unified_log import UnifiedLog
 
-# How many producers of a log are looked at in one step, which holds the log's lock.
+# The number of producers to check in one step, which holds the log's lock.
 PRODUCERS_AT_ONCE = 10_000
 
 
 class IdleLogs:
-    """Lets go of what logs hold of the system while nobody needs it.
+    """Releases the system resources of idle logs, such as mappings and descriptors.
 
-    Closed segments come back with their next read, at the price of a mapping; the active one only goes where
-    nothing was appended since the last visit.
+    The next read of a closed segment maps it again. The active segment is released only if nothing was
+    appended since the last visit.
     """
 
     __slots__ = ("_ends",)
@@ -40,9 +40,9 @@ class IdleLogs:
 
 
 class ProducerExpiration:
-    """A step of a job that forgets producers which have written nothing for `producer.id.expiration.ms`.
+    """A job step that removes producers that have been idle for `producer.id.expiration.ms`.
 
-    It looks at every producer of every log once in `period_ms` (Kafka: PeriodicProducerExpirationCheck).
+    It checks every producer of every log once per `period_ms` (Kafka: PeriodicProducerExpirationCheck).
     """
 
     __slots__ = ("_began_ms", "_clock", "_log", "_logs", "_logs_left", "_period_ms", "_producers_left")
@@ -51,8 +51,7 @@ class ProducerExpiration:
         self._logs = logs
         self._clock = clock
         self._period_ms = period_ms
-        # The round that is under way: when it began, the logs that are left, the log whose turn it is, and
-        # its producers that are left.
+        # The current round: its start time, the remaining logs, the current log and its remaining producers.
         self._began_ms = 0
         self._logs_left: list[UnifiedLog] = []
         self._log: UnifiedLog | None = None
@@ -77,7 +76,7 @@ class ProducerExpiration:
         return self._log is not None
 
     def _forget_some(self) -> bool:
-        """Look at some producers of the log whose turn it is; whether as many as a step may."""
+        """Check some producers of the current log; return whether that used up the step."""
         log = self._log
         assert log is not None
         some = self._producers_left[-PRODUCERS_AT_ONCE:]
@@ -91,8 +90,9 @@ class ProducerExpiration:
 
 
 def delete_old(log: UnifiedLog) -> int:
-    """Delete old segments of a log that no LogManager has, and forget its idle producers as
-    ProducerExpiration does; appends go on in between. Returns the number of segments.
+    """Delete old segments and idle producers of a log without a LogManager; return the number of segments.
+
+    Producers expire as in ProducerExpiration. Appends may run in between.
     """
     gone = log.delete_old_segments()
     with log.lock:

@@ -1,6 +1,6 @@
-"""The segments of a log, ordered by base offset: an immutable collection that a change replaces as a whole.
+"""LogSegments: an immutable collection of a log's segments, ordered by base offset.
 
-Readers take the collection once and see one state of the log for as long as they hold it, without a lock.
+A change replaces the collection as a whole. So readers hold a consistent state of the log without a lock.
 """
 
 from __future__ import annotations
@@ -35,12 +35,14 @@ class LogSegments:
         return self._segments[-1]
 
     def index_for(self, offset: int) -> int:
-        """The index of the last segment whose base offset is at most `offset`; -1 when there is none."""
+        """Return the index of the last segment whose base offset is at most `offset`, or -1."""
         return bisect_right(self._bases, offset) - 1
 
     def batch_start(self, offset: int) -> int:
-        """Where the batch begins that holds `offset`; `offset` where there is none, or one that rotted before
-        it."""
+        """Return the base offset of the batch that contains `offset`.
+
+        Returns `offset` without such a batch, or if a batch before it has rotted.
+        """
         try:
             found = self._segments[self.index_for(offset)].position_of(offset)
         except CorruptMessage:
@@ -51,17 +53,19 @@ class LogSegments:
         return LogSegments((*self._segments, segment))
 
     def without(self, gone: set[int]) -> LogSegments:
-        """The collection without the segments whose base offsets are in `gone`."""
+        """Return the collection without the segments whose base offsets are in `gone`."""
         return LogSegments(tuple(s for s in self._segments if s.base_offset not in gone))
 
     def with_replaced(self, old: Sequence[LogSegment], new: Sequence[LogSegment]) -> LogSegments:
-        """The collection with `new` in the place of `old`, which follow one another in it; without `old`,
-        before all others."""
+        """Return the collection with `new` in place of the consecutive segments `old`.
+
+        If `old` is empty, `new` comes first.
+        """
         first = self._segments.index(old[0]) if old else 0
         assert self._segments[first : first + len(old)] == tuple(old)
         return LogSegments((*self._segments[:first], *new, *self._segments[first + len(old) :]))
 
     @property
     def size(self) -> int:
-        """Valid bytes in all segments."""
+        """The number of valid bytes in all segments."""
         return sum(segment.size for segment in self._segments)

@@ -1,8 +1,8 @@
-"""Which part of a log a cleaner may go over, and how much of it is dirty.
+"""Compute which part of a log the cleaner may clean, and how much of it is dirty.
 
-Cleanable is what lies between where the last round ended and the first of these: the segment with the last
-stable offset, the active one, the first one with a record younger than min.compaction.lag.ms. Pure reckoning;
-any thread.
+The cleanable part begins where the last round ended. It ends at the first of these: the segment with the last
+stable offset, the active segment, and the first segment with a record younger than min.compaction.lag.ms.
+Thread rule: pure functions, any thread.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from kreplica.log.unified_log import UnifiedLog
 
 
 class LogToClean(NamedTuple):
-    """One log as its next round would find it.
+    """The state of a log before its next round.
 
-    Keys are taken in from [`first_dirty_offset`, `stop_offset`). `clean_bytes` lie in segments below,
-    `cleanable_bytes` in those from there on. `is_overdue`: max.compaction.lag.ms has passed for a record.
+    The round would collect the keys of [`first_dirty_offset`, `stop_offset`). `clean_bytes` are in the
+    segments below, `cleanable_bytes` in the segments of that range.
+    `is_overdue`: max.compaction.lag.ms has passed for a record.
     """
 
     log: UnifiedLog
@@ -36,23 +37,23 @@ class LogToClean(NamedTuple):
 
     @property
     def is_due(self) -> bool:
-        """Whether it is to be cleaned now."""
+        """Whether the log should be cleaned now."""
         if not self.cleanable_bytes or self.stop_offset <= self.first_dirty_offset:
             return False
         return self.is_overdue or self.cleanable_ratio > self.log.config.min_cleanable_dirty_ratio
 
 
 def log_to_clean(log: UnifiedLog, checkpoint: int, now_ms: int) -> LogToClean:
-    """What is cleanable of the log; `checkpoint`: where its last round ended, or 0."""
+    """Return the cleanable part of the log. `checkpoint`: where its last round ended, or 0."""
     start, end = log.log_start_offset, log.log_end_offset
-    # Out of its bounds it was written for a log that was lost or cut since.
+    # A checkpoint outside the log was written before the log was lost or truncated.
     first_dirty = checkpoint if start <= checkpoint <= end else start
     segments = log.local.segments
     closed = list(segments)[:-1]
     first = max(0, segments.index_for(first_dirty))
     dirty = closed[first:]
     uncleanable = min(_uncleanable(log, dirty, now_ms), segments.active.base_offset)
-    # Whole segments: one with an open transaction waits until all of it is decided.
+    # Only whole segments: a segment with an open transaction waits until all of it is stable.
     stop = max(first_dirty, segments[max(0, segments.index_for(uncleanable))].base_offset)
     clean_bytes = sum(segment.size for segment in closed[:first])
     cleanable_bytes = sum(segment.size for segment in dirty if segment.base_offset < stop)
@@ -76,6 +77,6 @@ def _is_overdue(log: UnifiedLog, dirty: list[LogSegment], now_ms: int) -> bool:
 
 
 def _first_timestamp(segment: LogSegment) -> int:
-    # Of its first batch: the greatest there, which all later rounds keep or raise.
+    # The largest timestamp of the first batch, which later rounds keep or raise.
     found = segment.read(segment.base_offset, 1)
     return -1 if found is None else next(iter(batches(found))).max_timestamp

@@ -1,8 +1,7 @@
-"""LogValidator: what a leader checks, corrects and recompresses in a producer's batches before it appends
-them.
+"""LogValidator: checks, corrects and recompresses a producer's batches before the leader appends them.
 
-This is the careful path, for batches that the core's one call leaves to it: compressed ones, idempotent and
-transactional producers, compacted topics, LogAppendTime, recompression.
+It is part of the careful path, for batches that the core cannot append in one call: compressed batches,
+idempotent and transactional producers, compacted topics, LogAppendTime, recompression.
 """
 
 from __future__ import annotations
@@ -28,23 +27,22 @@ from kreplica.record.compression import MAX_DECOMPRESSED
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-# Who may send control batches, and several batches at once.
+# The origins that may send control batches, and several batches at once.
 TRUSTED_ORIGINS = (AppendOrigin.COORDINATOR, AppendOrigin.COORDINATOR_TV2, AppendOrigin.RAFT_LEADER)
 INT64_MAX = (1 << 63) - 1
-# So many records an error names; a batch may have a hundred thousand.
+# The maximum number of records in an error; a batch may have a hundred thousand.
 MOST_RECORD_ERRORS = 1_000
-# A batch may decompress to so many times what it may have compressed. Text of one kind takes a tenth, a
-# hundredth is rare; nobody needs the thousandth that a bomb has.
+# The limit of a decompressed batch, as a multiple of the compressed limit. Uniform text compresses to a
+# tenth, rarely to a hundredth; a decompression bomb to a thousandth.
 MOST_TIMES_LARGER = 32
-# What is decompressed, scanned or compressed where others wait for it takes no more than this, some 100 us.
+# The most bytes to decompress, scan or compress while other work waits; this takes about 100 us.
 BRIEF_BYTES = 256 << 10
-# The low byte of a batch's attributes, and the bits in it of the codec.
+# The position of the low byte of a batch's attributes, and its bits for the codec.
 ATTRIBUTES_AT, CODEC_BITS = 22, 0x07
 
 
 class ValidBatch(NamedTuple):
-    """A batch that may be appended: its header's view, its bytes, and the LogAppendTime to stamp (-1:
-    none)."""
+    """A valid batch: a view of its header, its bytes, and the LogAppendTime to set (-1 for none)."""
 
     batch: RecordBatch
     data: Buffer
@@ -52,7 +50,7 @@ class ValidBatch(NamedTuple):
 
 
 class LogValidator:
-    """The checks that one configuration asks for."""
+    """Validates batches according to one log configuration."""
 
     __slots__ = (
         "_after_ms",
@@ -69,13 +67,13 @@ class LogValidator:
     def __init__(self, config: LogConfig) -> None:
         self.max_bytes = min(config.max_message_bytes, config.segment_bytes)
         self.max_decompressed = min(MOST_TIMES_LARGER * self.max_bytes, MAX_DECOMPRESSED)
-        # Records that were validated already, and what came of it.
+        # Records that were validated already, with the result.
         self._ahead: tuple[Buffer, list[ValidBatch]] | None = None
         self._compact = config.compact
         self._log_append_time = config.log_append_time
         self._before_ms = config.message_timestamp_before_max_ms
         self._after_ms = config.message_timestamp_after_max_ms
-        # The codec that batches are stored in; None: the producer's.
+        # The codec for stored batches; None to keep the producer's.
         self._codec = {"producer": None, "uncompressed": "none"}.get(
             config.compression_type, config.compression_type
         )
@@ -86,27 +84,28 @@ class LogValidator:
         }.get(self._codec or "")
 
     def latest(self, now_ms: int) -> int:
-        """The latest create time (ms) that is accepted at `now_ms`."""
+        """Return the latest valid create time (ms) at `now_ms`."""
         return min(now_ms + self._after_ms, INT64_MAX)
 
     def is_brief(self, records: Buffer) -> bool:
-        """Whether the records are few enough to be validated where others wait."""
+        """Return whether the records are few enough to validate while other work waits."""
         return memoryview(records).nbytes <= BRIEF_BYTES
 
     def expect(self, records: Buffer, found: list[ValidBatch]) -> None:
-        """Let the next `validate`, if it is of the same object, give what an earlier one has found."""
+        """Keep a result, to be returned by the next `validate` if that gets the same `records` object."""
         self._ahead = (records, found)
 
     def validate(
         self, records: Buffer, now_ms: int, origin: AppendOrigin, max_decompressed: int | None = None
     ) -> list[ValidBatch]:
-        """Every batch in `records`, checked whole; raises for the first that may not be appended.
+        """Check every batch in `records` and return them; raise for the first invalid one.
 
-        A batch may decompress to `max_decompressed` bytes, beyond which it is a DecompressionTooLarge; by
-        default to as many as the topic's max.message.bytes allows, beyond which it is a MessageTooLarge.
+        `max_decompressed`: the limit of a decompressed batch in bytes; beyond it, DecompressionTooLarge is
+        raised. By default the limit follows from the topic's max.message.bytes, and MessageTooLarge is
+        raised.
 
-        Raises CorruptMessage and its kinds, MessageTooLarge, InvalidTimestamp, and InvalidRecord (no key in a
-        compacted topic, a control batch from a client, several batches from a client, none at all).
+        Also raises CorruptMessage and its subclasses, MessageTooLarge, InvalidTimestamp, and InvalidRecord
+        (no key in a compacted topic, a control batch or several batches from a client, no batch).
         """
         ahead, self._ahead = self._ahead, None
         if ahead is not None and ahead[0] is records:
@@ -116,14 +115,14 @@ class LogValidator:
     def validate_anew(
         self, records: Buffer, now_ms: int, origin: AppendOrigin, max_decompressed: int | None = None
     ) -> list[ValidBatch]:
-        """The same without regard to what was found before; any thread may call."""
+        """Validate without using a result kept by `expect`. Any thread may call this."""
         most = self.max_decompressed if max_decompressed is None else max_decompressed
         try:
             found = [self._valid(batch, now_ms, origin, most) for batch in batches(records)]
         except DecompressionTooLarge as error:
             if max_decompressed is not None:
                 raise
-            # Which producers answer by smaller batches; a corrupt batch they would send again.
+            # Producers react to this error with smaller batches. They would resend a corrupt batch.
             raise MessageTooLarge(
                 f"{error}: {MOST_TIMES_LARGER} times max.message.bytes, {self.max_bytes}, at most"
             ) from None
@@ -185,13 +184,13 @@ class LogValidator:
         )
 
     def _stored(self, batch: RecordBatch, largest: int) -> bytearray | bytes | None:
-        """The batch as it is to be stored where that differs from what came."""
+        """Return the bytes to store, or None if they equal those of the batch."""
         if self._codec is not None and batch.codec != self._codec:
             from kreplica.record.recompression import recompress
 
             return recompress(batch, self._codec, self._level)
         if batch.max_timestamp != largest:
-            # The header said otherwise: a reader that searches by time would miss the record.
+            # The header has a wrong timestamp: a search by time would miss the record.
             corrected = bytearray(memoryview(batch))
             correct_max_timestamp(corrected, largest)
             return corrected
@@ -199,13 +198,13 @@ class LogValidator:
 
 
 def is_compressed(records: Buffer) -> bool:
-    """Return whether the first batch says that it is compressed."""
+    """Return whether the header of the first batch has a compression codec."""
     data = memoryview(records).cast("B")
     return len(data) > ATTRIBUTES_AT and bool(data[ATTRIBUTES_AT] & CODEC_BITS)
 
 
 def _refuse(error: KreplicaError, records: Iterator[RecordError]) -> None:
-    """Raise the error if there are such records; with the first of them, as many as an answer may name."""
+    """Raise the error if there are any such records; attach the first ones, up to MOST_RECORD_ERRORS."""
     error.record_errors = tuple(islice(records, MOST_RECORD_ERRORS))
     if error.record_errors:
         raise error

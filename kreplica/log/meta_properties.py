@@ -1,4 +1,4 @@
-"""`meta.properties`: whose log directory this is. Each directory of a node has one, written by `format`.
+"""`meta.properties`: identifies the node that owns a log directory. Formatting a directory writes it.
 
     #
     # kreplica
@@ -8,8 +8,8 @@
     cluster.id=dpbFJ6ZBRoSUiuWQ5q1v1w
 
 The syntax is that of Java's properties: comments, `=` or `:` or blanks after the name, backslashes before
-special characters and line ends (not \\uXXXX, which Kafka does not write). Kafka's second line is the date.
-Version 1 is that of KRaft; directories of the ZooKeeper era (version 0, broker.id) are refused.
+special characters and line ends (not \\uXXXX, which Kafka does not write). Kafka writes the date in the
+second line. KRaft uses version 1; directories of the ZooKeeper era (version 0, broker.id) are refused.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 FILE_NAME = "meta.properties"
 VERSION = 1
 
-# Kafka keeps the first hundred ids for meanings of its own: unassigned, lost, migrating.
+# Kafka reserves the first hundred ids: unassigned, lost, migrating.
 RESERVED_DIRECTORY_IDS = 100
 
 _ESCAPED = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
@@ -40,7 +40,7 @@ _ESCAPE = re.compile(r"\\(.)", re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class MetaProperties:
-    """What the file says. `directory_id` is None in directories that Kafka made before 3.7."""
+    """The content of the file. `directory_id` is None in directories that Kafka created before 3.7."""
 
     cluster_id: str
     node_id: int
@@ -48,7 +48,7 @@ class MetaProperties:
 
 
 class MetaPropertiesFile:
-    """The file of one log directory. Holds no state: the directory's owner reads and writes it."""
+    """The file of one log directory. It holds no state; the directory's owner reads and writes the file."""
 
     __slots__ = ("_storage", "directory")
 
@@ -61,7 +61,7 @@ class MetaPropertiesFile:
         return f"{self.directory}/{FILE_NAME}"
 
     def read(self) -> MetaProperties | None:
-        """What the file says, or None where none is: the directory is not formatted. Raises InvalidFile."""
+        """Read the file; return None if the directory is not formatted. Raises InvalidFile."""
         if not self.exists():
             return None
         return self.parse(self._storage.read_file(self.path), self.path)
@@ -70,7 +70,7 @@ class MetaPropertiesFile:
         return self._storage.exists(self.path)
 
     def write(self, properties: MetaProperties) -> None:
-        """Write the file; when this returns, it outlives a power cut."""
+        """Write the file durably."""
         self._storage.write_file_atomically(self.path, self.format(properties))
 
     @staticmethod
@@ -89,7 +89,7 @@ class MetaPropertiesFile:
 
     @staticmethod
     def parse(data: bytes, path: str) -> MetaProperties:
-        """What the file says. Other names in it are passed over, as Kafka does. Raises InvalidFile."""
+        """Parse the file's bytes. Unknown names are ignored, as in Kafka. Raises InvalidFile."""
         values = parse_properties(data, path)
         for name in ("version", "cluster.id", "node.id"):
             if not values.get(name):
@@ -104,10 +104,10 @@ class MetaPropertiesFile:
 
 
 def parse_properties(data: bytes, path: str) -> dict[str, str]:
-    """The names and values of a file in Java's properties syntax, in its order.
+    """Parse a file in Java's properties syntax; return its names and values in order.
 
-    Raises InvalidFile for bytes that are no text, a last line without its end, a name that comes twice, and a
-    broken escape.
+    Raises InvalidFile for bytes that are not UTF-8, an unfinished last line, a duplicate name, and a bad
+    escape.
     """
     try:
         text = data.decode("utf-8").replace("\r\n", "\n")
@@ -127,7 +127,7 @@ def parse_properties(data: bytes, path: str) -> dict[str, str]:
 
 
 def _logical_lines(text: str) -> list[str]:
-    """The lines that are no comment, those that end with a backslash joined with the next one."""
+    """Return the lines without comments; a line that ends with a backslash is joined with the next."""
     lines: list[str] = []
     continued = False
     for natural in text.split("\n"):

@@ -1,7 +1,7 @@
-"""Open transactions of a log: what readers of committed records wait for, and how an operator ends one.
+"""List a log's open transactions, which block read_committed readers, and abort one.
 
-A transaction is open from its first batch until a marker of its coordinator. Where no coordinator will write
-one (a hanging transaction, KIP-664), the operator does.
+A transaction is open from its first batch until its coordinator's marker. If no coordinator will write one (a
+hanging transaction, KIP-664), an operator does.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from kreplica.record.control import EndTransactionMarker, build_end_transaction_
 
 
 class OpenTransaction(NamedTuple):
-    """A transaction that has no marker yet. `last_timestamp`: of the producer's last batch, in ms since
-    1970."""
+    """A transaction without a marker. `last_timestamp`: that of the producer's last batch, ms since 1970."""
 
     producer_id: int
     producer_epoch: int
@@ -32,7 +31,7 @@ def open_transactions(log: UnifiedLog) -> list[OpenTransaction]:
     with log.lock:
         end = log.log_end_offset
         if log.local.read_only and log.producers.map_end_offset < end:
-            # A reader beside a live writer looks at no producers when it opens the log.
+            # A reader beside a live writer does not load producers when it opens the log.
             producer_batches.load_for_reader(log.producers, end)
             producer_batches.replay(log.producers, log.local, end)
         found = [
@@ -46,9 +45,10 @@ def open_transactions(log: UnifiedLog) -> list[OpenTransaction]:
 
 
 def abort(log: UnifiedLog, producer_id: int, leader_epoch: int) -> LogAppendInfo:
-    """Append a marker that aborts the producer's open transaction, in the epoch that the producer has.
+    """Append a marker that aborts the producer's open transaction, with the producer's current epoch.
 
-    Raises InvalidTxnState if there is none, ReadOnlyLog, LogClosed, and as UnifiedLog.append_as_leader.
+    Raises InvalidTxnState without an open transaction, ReadOnlyLog, LogClosed, and like
+    UnifiedLog.append_as_leader.
     """
     with log.lock:
         log.require_writable()

@@ -1,8 +1,7 @@
-"""The columns `topic` and `partition`, which are the same for all records of a partition, beside a reader's.
+"""Add the constant columns `topic` and `partition` to the record batches of a partition.
 
-They are Arrow's and cost a few bytes a row: the topic is an index into one dictionary that all batches of a
-stream share, as files of Arrow and Parquet want it. pyarrow is imported when it is needed. Thread rule: what
-is here is immutable.
+They cost a few bytes per row. The topic is an index into one dictionary that all batches of a stream share,
+as Arrow and Parquet files require. pyarrow is imported on first use. Thread rule: everything is immutable.
 """
 
 from __future__ import annotations
@@ -22,22 +21,22 @@ ALL_COLUMNS = (*OF_PARTITION, *COLUMNS)
 
 
 def of_records(columns: Sequence[str]) -> list[str]:
-    """Those of `columns` that a ColumnReader is to read: one at least, for the rows have to be counted."""
+    """Return the columns that a ColumnReader has to read: at least one, to count the rows."""
     return [name for name in columns if name not in OF_PARTITION] or ["offset"]
 
 
 class PartitionColumns:
-    """Batches with `columns` in this order, of ALL_COLUMNS; `topics` are all that may come.
+    """Builds batches with `columns`, a selection of ALL_COLUMNS, in this order.
 
-    `views`: keys and values are binary_view, as in `_core.arrow.schema`. Raises ImportError where pyarrow is
-    not installed.
+    `topics`: all topics that may occur. `views`: keys and values are binary_view, as in `_core.arrow.schema`.
+    Raises ImportError without pyarrow.
     """
 
     def __init__(self, columns: Sequence[str], topics: Sequence[str], *, views: bool = False) -> None:
         import pyarrow
 
         self._columns = list(columns)
-        # The same in all batches, for a file has one dictionary for a column.
+        # All batches share it, because a file has one dictionary per column.
         self._topics: Any = pyarrow.array(topics, pyarrow.string())
         self.schema = self._schema(views)
 
@@ -53,7 +52,7 @@ class PartitionColumns:
         return pyarrow.schema([fields[name] for name in self._columns])
 
     def with_partition(self, batch: ArrowRecordBatch, partition: TopicPartition) -> ArrowRecordBatch:
-        """The rows of `batch`, all of this partition, with all the columns; nothing is copied."""
+        """Return the rows of `batch`, all from this partition, with all the columns. Nothing is copied."""
         import pyarrow
 
         arrays = dict(zip(batch.schema.names, batch.columns, strict=True))

@@ -3,8 +3,8 @@
     version: 0
     topic_id: LTI8RhnvRxuKOoQOOm5XwA
 
-The last line has no newline in Kafka's files. A topic that was deleted and created anew has the old name and
-another id, which is how its directory is told from the old one's.
+The last line has no newline in Kafka's files. A topic that was deleted and created again keeps its name and
+gets another id. The id shows which of the two a directory belongs to.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _CONTENT = re.compile(rb"version: ([0-9]{1,9})\ntopic_id: ([A-Za-z0-9_-]{22})\n?
 
 
 class PartitionMetadataFile:
-    """The file in one partition's directory. Holds no state: its log's owner reads and writes it."""
+    """The file in one partition's directory. It holds no state; the log's owner reads and writes the file."""
 
     __slots__ = ("_storage", "directory")
 
@@ -38,11 +38,11 @@ class PartitionMetadataFile:
         return f"{self.directory}/{FILE_NAME}"
 
     def read(self) -> Uuid | None:
-        """The topic's id, or None where no file is. Raises InvalidFile."""
+        """Return the topic id, or None without a file. Raises InvalidFile."""
         return self.parse(self._storage.read_file(self.path), self.path) if self.exists() else None
 
     def write(self, topic_id: Uuid, *, flush_name: bool = True) -> None:
-        """Write the file; when this returns, it outlives a power cut, unless the caller flushes its name."""
+        """Write the file durably. With `flush_name=False`, the caller flushes the directory."""
         self._storage.write_file_atomically(self.path, self.format(topic_id), flush_name=flush_name)
 
     def exists(self) -> bool:
@@ -54,7 +54,7 @@ class PartitionMetadataFile:
 
     @staticmethod
     def parse(data: bytes, path: str) -> Uuid:
-        """The id in the file. Raises InvalidFile for another version, the zero id, or anything else."""
+        """Parse the topic id. Raises InvalidFile for another version, the zero id, or other content."""
         content = _CONTENT.fullmatch(data)
         if content is None:
             raise InvalidFile(f"{path}: is not the two lines 'version: {VERSION}' and 'topic_id: ...'")

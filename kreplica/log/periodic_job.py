@@ -1,8 +1,8 @@
-"""Work that comes back: a step that is taken again after as many milliseconds as it asks for, and its record.
+"""PeriodicJob: runs a step again and again, each time after the delay that the step asked for.
 
-A job waits in the Scheduler port and has no thread. Its steps are short; one that goes over all logs takes
-some at a time. Thread rule: the scheduler's thread runs the steps; any thread may start and stop a job and
-read its record. `_lock` is held during a step, so that none runs when `stop` has returned.
+A job waits in the Scheduler port and has no thread. Its steps are short; a job over all logs visits a few
+logs per step. Thread rule: the scheduler's thread runs the steps; any thread may start or stop a job and read
+its record. `_lock` is held during a step, so no step runs after `stop` has returned.
 """
 
 from __future__ import annotations
@@ -15,14 +15,16 @@ from kreplica.common.ports import Cancellable, Clock, Scheduler
 from kreplica.common.types import TopicPartition
 from kreplica.log.unified_log import UnifiedLog
 
-# How many logs a sweep visits before it lets others have their turn.
+# The number of logs that a sweep visits in one step.
 LOGS_AT_ONCE = 50
 
 
 @dataclass(slots=True)
 class JobRecord:
-    """What a job has done: counts of steps, times in milliseconds (`last_run_ms` since 1970), and the logs
-    that it last failed for, with the reason."""
+    """The record of a job: its steps, their durations in ms, and the logs that failed, with the reasons.
+
+    `last_run_ms`: when the last step began, in ms since 1970.
+    """
 
     runs: int = 0
     failures: int = 0
@@ -34,9 +36,9 @@ class JobRecord:
 
 
 class PeriodicJob:
-    """`step()` does a bounded piece of work and returns after how many milliseconds it wants to go on.
+    """Runs `step()`, a bounded piece of work that returns the milliseconds until the next step.
 
-    One that raises goes on after `retry_ms`; the error goes on to the scheduler, which reports it.
+    After an exception, the next step follows in `retry_ms`. The scheduler reports the exception.
     """
 
     __slots__ = ("_clock", "_lock", "_retry_ms", "_scheduler", "_step", "_timer", "name", "record")
@@ -55,12 +57,12 @@ class PeriodicJob:
         self._timer: Cancellable | None = None
 
     def start(self, delay_ms: int) -> None:
-        """Take the first step after `delay_ms`."""
+        """Schedule the first step in `delay_ms`."""
         with self._lock:
             self._timer = self._scheduler.schedule(self.name, self._run, delay_ms)
 
     def stop(self) -> None:
-        """Take no step any more; returns when one that is under way is done."""
+        """Cancel all further steps, and wait for a running one to finish."""
         with self._lock:
             timer, self._timer = self._timer, None
             if timer is not None:
@@ -86,10 +88,10 @@ class PeriodicJob:
 
 
 class Sweep:
-    """A step of a job that visits every log once in `period_ms`, some at a time.
+    """A job step that visits every log once per `period_ms`, a few at a time.
 
-    A log that fails is named in `failed`, and the others are visited all the same; the first error is raised
-    at the end of the round.
+    A log that fails is recorded in `failed`, and the round continues with the others. The first error is
+    raised at the end of the round.
     """
 
     __slots__ = ("_began_ms", "_clock", "_error", "_left", "_logs", "_period_ms", "_visit", "failed")
@@ -106,7 +108,7 @@ class Sweep:
         self._visit = visit
         self._period_ms = period_ms
         self._clock = clock
-        # The round that is under way: what is left of it, when it began, its first error.
+        # The current round: the remaining logs, its start time, its first error.
         self._left: list[UnifiedLog] = []
         self._began_ms = 0
         self._error: Exception | None = None

@@ -1,10 +1,10 @@
-"""Ranges of a log that rotted and were taken out of it, and the files beside it that know of them.
+"""Quarantine: a damaged range that was taken out of a log, and the files beside the log that describe it.
 
-`kreplica repair` writes two files for each: `<base offset>.log.<position>.rot` has the bytes as they were
-found (none for a range whose bytes are gone), and the same name with `.json` says which range that was. In
-the log an empty batch stands for the range: its offsets are a gap as compaction leaves them, and readers pass
-over it. The note is what tells such a gap from any other. The files are never changed; the note goes when the
-range is filled again from another replica.
+`kreplica repair` writes two files for each range. `<base offset>.log.<position>.rot` keeps the bytes as they
+were found; there is none if the bytes are gone. The same name with `.json`, the note, describes the range. In
+the log, an empty batch replaces the range, so readers see a gap as after compaction. Only the note
+distinguishes it from an ordinary gap. The files are never changed; the note is removed when another replica
+fills the range again.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _NAME = re.compile(r"(\d{20})\.log\.(\d+)(\.\d+)?\.rot\.json", re.ASCII)
 class Quarantine:
     """A range that was taken out of the segment at `base_offset`.
 
-    Its bytes stood at [`position`, `end_position`) of that file; they are in `kept_in`, a name in the same
-    directory, or None where there were none. [`first_offset`, `next_offset`) are the offsets that are lost.
+    Its bytes were [`position`, `end_position`) of that file. The file `kept_in` in the same directory keeps
+    them; None if there were none. The lost offsets are [`first_offset`, `next_offset`).
     """
 
     base_offset: int
@@ -48,12 +48,12 @@ class Quarantine:
 
 
 def is_note(name: str) -> bool:
-    """Whether a file of this name says what a quarantine is."""
+    """Return whether this is the name of a quarantine's note."""
     return _NAME.fullmatch(name) is not None
 
 
 def file_stem(found: Quarantine, number: int) -> str:
-    """The name of the file with the bytes; `number` tells ranges apart that stood at the same place."""
+    """Return the name of the file with the bytes; `number` distinguishes ranges at the same position."""
     several = f".{number}" if number else ""
     return f"{file_name(found.base_offset, LOG_SUFFIX)}.{found.position}{several}{ROT_SUFFIX}"
 
@@ -63,7 +63,7 @@ def format_note(found: Quarantine) -> bytes:
 
 
 def parse_note(data: bytes, path: str) -> Quarantine:
-    """What a `.rot.json` file says. Raises InvalidFile."""
+    """Parse a `.rot.json` file. Raises InvalidFile."""
     fields = json_file.parse_object(data, path)
     json_file.integer(fields, "version", VERSION, VERSION, path)
 
@@ -88,9 +88,9 @@ def parse_note(data: bytes, path: str) -> Quarantine:
 
 
 def read_all(storage: Storage, directory: str, names: Iterable[str]) -> dict[str, Quarantine]:
-    """The quarantines of a partition by the names of their notes, in the order of their offsets.
+    """Read all quarantines of a partition; return them by note name, in the order of their offsets.
 
-    `names`: what lies in its directory. Raises InvalidFile.
+    `names`: the files in its directory. Raises InvalidFile.
     """
     found = {}
     for name in names:

@@ -1,8 +1,8 @@
-"""How many records a partition's log has, where offsets have none, and how far the log goes.
+"""Count the records and the gaps of a partition's log.
 
-Nothing but offsets is taken out of the records, as columns, so pyarrow is needed; it is imported when it is.
-A range may be counted in parts, by others at the same time, and the parts joined. Thread rule: what is here
-is immutable; each count has a reader of its own.
+Only the offsets are read, as columns. This requires pyarrow, which is imported on first use. A range may be
+counted in parts, in parallel, and the parts joined. Thread rule: everything is immutable; each count has its
+own reader.
 """
 
 from __future__ import annotations
@@ -17,13 +17,16 @@ from kreplica.log.unified_log import UnifiedLog
 if TYPE_CHECKING:
     from pyarrow import Array
 
-# What a part of a range has at least, in bytes of its segments.
+# The minimum size of a part of a range, in bytes of its segments.
 PART_BYTES = 256 << 20
 
 
 class RecordCounts(NamedTuple):
-    """Of the offsets [start, stop): how many have a record, the first and the last that has, `gaps`: how many
-    runs have none, and `damaged`: how many ranges rotted, which are passed over."""
+    """The counts for the offsets [start, stop).
+
+    `first_offset`, `last_offset`: the first and last offset with a record. `gaps`: the number of runs of
+    offsets without a record. `damaged`: the number of damaged ranges, which are skipped.
+    """
 
     start: int
     stop: int
@@ -35,7 +38,7 @@ class RecordCounts(NamedTuple):
 
     @property
     def missing(self) -> int:
-        """How many offsets have no record that this reader may see: markers, aborted, compacted, lost."""
+        """The number of offsets without a visible record: markers, aborted, compacted and lost ones."""
         return self.stop - self.start - self.records
 
     @property
@@ -47,7 +50,7 @@ class RecordCounts(NamedTuple):
         return self.start < self.stop and (self.last_offset is None or self.last_offset + 1 < self.stop)
 
     def joined(self, following: RecordCounts) -> RecordCounts:
-        """The counts of this range and the one that begins where it stops."""
+        """Return the counts of this range joined with the one that begins where it stops."""
         first = self.first_offset if self.records else following.first_offset
         last = following.last_offset if following.records else self.last_offset
         shared = self._ends_with_gap and following._begins_with_gap
@@ -64,7 +67,7 @@ class RecordCounts(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LogBounds:
-    """Where a log stands: its offsets, exclusive but for the first, and `stop`, up to where it is counted."""
+    """A log's offsets, exclusive but for the log start, and `stop`, the offset up to which it is counted."""
 
     log_start_offset: int
     high_watermark: int
@@ -74,7 +77,10 @@ class LogBounds:
 
 
 def bounds_of(log: UnifiedLog, isolation: str) -> LogBounds:
-    """Where `log` stands for a reader of this isolation (see Log.read). Raises ValueError for another one."""
+    """Return the log's bounds for a reader with this isolation (see Log.read).
+
+    Raises ValueError for an unknown isolation.
+    """
     return LogBounds(
         log.log_start_offset,
         log.high_watermark,
@@ -85,7 +91,7 @@ def bounds_of(log: UnifiedLog, isolation: str) -> LogBounds:
 
 
 def parts_of(log: UnifiedLog, bounds: LogBounds) -> Iterator[tuple[int, int, int]]:
-    """(start, stop, bytes) of parts in which the log can be counted: runs of whole segments."""
+    """Divide the log into parts of whole segments to count in parallel; yield (start, stop, bytes)."""
     start, size = bounds.log_start_offset, 0
     for segment in log.local.segments:
         if size >= PART_BYTES and start < segment.base_offset < bounds.stop:
@@ -96,16 +102,15 @@ def parts_of(log: UnifiedLog, bounds: LogBounds) -> Iterator[tuple[int, int, int
 
 
 def count(log: UnifiedLog, start: int, stop: int, isolation: str) -> RecordCounts:
-    """The counts of [start, stop) of a log that was opened read-only for this alone.
+    """Count [start, stop) of a log that was opened read-only for this call alone.
 
-    `stop` lies within the bound of `isolation`. What retention takes meanwhile is not there. Raises
-    ImportError where pyarrow is not installed, InvalidFile where a transaction index rotted,
-    KafkaStorageError.
+    `stop` must not exceed the bound of `isolation`. Records that retention removes meanwhile do not count.
+    Raises ImportError without pyarrow, InvalidFile if a transaction index has rotted, KafkaStorageError.
     """
     start = min(max(start, log.log_start_offset), stop)
     if start == stop:
         return RecordCounts(start, stop)
-    # What lies behind rot is reached by no other reader than that of the log's end.
+    # Only a reader with isolation log_end reads the records behind rot.
     level = "log_end" if isolation == "high_watermark" else isolation
     reader = ColumnReader(
         log, ["offset"], start=start, stop=stop, isolation=level, skip_damaged=True, own=True
@@ -115,7 +120,7 @@ def count(log: UnifiedLog, start: int, stop: int, isolation: str) -> RecordCount
 
 
 def counted(offsets: Iterable[Array], start: int, stop: int) -> RecordCounts:
-    """The counts of [start, stop) from arrays of the offsets that have a record, in order."""
+    """Count [start, stop) from arrays of the offsets that have a record, in order."""
     import pyarrow.compute as compute
 
     records = gaps = 0

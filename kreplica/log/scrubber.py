@@ -1,11 +1,12 @@
-"""Scrubber: reads the closed segments of all logs again, slowly, so that rot is found before somebody needs
-the bytes.
+"""Scrubber: slowly rereads the closed segments of all logs, to find rot before the bytes are needed.
 
-Kafka has nothing like it and serves what rotted below its recovery point. A scrubber goes from log to log and
-from segment to segment in steps of at most STEP_BYTES, and rests when it has seen all. What it finds is told
-to the log (see damage_search), which goes on; a log that it cannot read is named to `on_error` and left out
-until the next round. It has no thread and no clock: whoever owns it calls `do_work`, and again after as many
-milliseconds as that returns. What it reads leaves no trace in the page cache where the system allows that.
+Kafka has no scrubber, and serves rotted records below its recovery point. A scrubber checks log after log and
+segment after segment in steps of at most STEP_BYTES, and rests at the end of a round. It reports damage to
+the log (see damage_search.py), which stays online. A log that it cannot read is passed to `on_error` and
+skipped until the next round.
+
+It has no thread and no clock: its owner calls `do_work`, and again after the milliseconds that it returns.
+Where the system allows it, the reads do not stay in the page cache.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ OnError = Callable[[UnifiedLog, Exception], None]
 
 
 class ScrubberStatus(NamedTuple):
-    """What a scrubber has done since it was made, and how far its round is."""
+    """The totals of a scrubber since its creation, and the position of its current round."""
 
     rounds: int
     segments: int
@@ -38,7 +39,7 @@ class ScrubberStatus(NamedTuple):
 
 
 class Scrubber:
-    """Scrubs what `logs()` gives; owned by whoever calls `do_work`, one thread at a time."""
+    """Scrubs the logs that `logs()` returns. Thread rule: one thread at a time calls `do_work`."""
 
     def __init__(self, logs: Logs, clock: Clock, on_error: OnError, config: LogManagerConfig) -> None:
         self._logs = logs
@@ -46,11 +47,11 @@ class Scrubber:
         self.on_error = on_error
         self._config = config
         self._rounds = self._segments = self._bytes = self._damages = 0
-        # The round that is under way: when it began, the logs that are left, the last one first.
+        # The current round: its start time, and the remaining logs in reverse order.
         self._started_at_ms: int | None = None
         self._left: list[UnifiedLog] = []
         self._examination: SegmentExamination | None = None
-        # Of the log whose turn it is: segments below this base offset are done.
+        # In the current log, the segments below this base offset are done.
         self._done_below = 0
 
     @property
@@ -60,7 +61,7 @@ class Scrubber:
         return ScrubberStatus(*done, self._started_at_ms, at)
 
     def do_work(self) -> int:
-        """Take one step; the milliseconds until the next one is due."""
+        """Run one step; return the milliseconds until the next one is due."""
         now_ms, interval_ms = self.clock.monotonic_ns() // 1_000_000, self._config.log_scrub_interval_ms
         if not self._left:
             if self._started_at_ms is not None and now_ms - self._started_at_ms < interval_ms:
@@ -89,7 +90,7 @@ class Scrubber:
         try:
             self._examine(log, self._examination)
         except KreplicaError as error:
-            # Retention, a cut or the cleaner may have taken the segment under our eyes: then it is no fault.
+            # If retention, truncation or the cleaner has removed the segment meanwhile, this is no error.
             there = not log.closed and log.following_offset(self._examination.segment) is not None
             self._examination = None
             if there:
@@ -112,7 +113,7 @@ class Scrubber:
             self._damages += 1
 
     def _next_segment(self, log: UnifiedLog) -> SegmentExamination | None:
-        # The first closed segment that is left. Retention, a roll or the cleaner may have come in between.
+        # The first closed segment not done yet. The segments may have changed since the last step.
         if log.closed or log.local.read_only:
             return None
         segments = log.local.segments

@@ -1,7 +1,7 @@
-"""SettingsFile and GivenSettings: what a log was opened with is kept beside it for the next opening.
+"""SettingsFile and GivenSettings: keep a log's settings beside it for the next opening.
 
-Only a log that is opened by itself has one (`kreplica.settings.json`): a node's logs get their settings from
-the cluster's metadata. The file belongs to the log's one writer, which holds the directory's lock.
+Only a log that is opened without a node has the file (`kreplica.settings.json`): a node's logs get their
+settings from the cluster's metadata. The log's only writer, which holds the directory's lock, owns the file.
 """
 
 from __future__ import annotations
@@ -22,8 +22,10 @@ VERSION = 0
 
 
 class SettingsFile:
-    """`kreplica.settings.json` in a log's directory; see docs/FORMATS.md. It exists only if a setting was
-    given."""
+    """`kreplica.settings.json` in a log's directory, which exists only if a setting was given.
+
+    docs/FORMATS.md describes it.
+    """
 
     __slots__ = ("_storage", "path")
 
@@ -32,14 +34,16 @@ class SettingsFile:
         self.path = f"{directory}/{SETTINGS_FILE}"
 
     def read(self) -> dict[str, str]:
-        """The stored settings by Kafka's names; empty if there is no file. Raises InvalidFile,
-        KafkaStorageError."""
+        """Return the stored settings by Kafka's names; empty without a file.
+
+        Raises InvalidFile, KafkaStorageError.
+        """
         if not self._storage.exists(self.path):
             return {}
         return self.parse(self._storage.read_file(self.path), self.path)
 
     def write(self, settings: Mapping[str, str]) -> None:
-        """Replace the stored settings; they are on disk when this returns. Raises KafkaStorageError."""
+        """Replace the stored settings durably. Raises KafkaStorageError."""
         self._storage.write_file_atomically(self.path, self.format(settings))
 
     @staticmethod
@@ -50,7 +54,7 @@ class SettingsFile:
 
     @staticmethod
     def parse(data: bytes, path: str) -> dict[str, str]:
-        """The settings in a file's bytes. Raises InvalidFile."""
+        """Parse a file's bytes. Raises InvalidFile."""
         fields = parse_object(data, path)
         if fields.get("version") != VERSION:
             raise InvalidFile(f"{path}: version {fields.get('version')!r}, and only {VERSION} is known")
@@ -71,21 +75,24 @@ def _checksum(settings: Mapping[str, str]) -> int:
 
 
 class GivenSettings:
-    """The settings that a log is opened with, and how they go with those that its directory keeps."""
+    """The settings that a log is opened with, to be merged with those stored in its directory."""
 
     __slots__ = ("_replaces_all", "_settings")
 
     def __init__(
         self, config: LogConfig | Mapping[str, object] | None, settings: Mapping[str, object]
     ) -> None:
-        """Raises InvalidConfig."""
+        """Combine `config` and `settings`; the latter win. Raises InvalidConfig."""
         self._replaces_all = isinstance(config, LogConfig)
         named = config.overrides() if isinstance(config, LogConfig) else LogConfig.normalized(config or {})
         self._settings = {**named, **LogConfig.normalized(settings)}
 
     def readable(self, storage: Storage, directory: str) -> LogConfig:
-        """The configuration to read the log with. Reading depends on none of the stored settings, so a file
-        that rotted does not matter. Raises InvalidConfig, KafkaStorageError."""
+        """Return the configuration to read the log with.
+
+        Reading depends on no stored setting, so an unreadable file is ignored. Raises InvalidConfig,
+        KafkaStorageError.
+        """
         if _is_in_a_node(storage, directory):
             return LogConfig.parse(self._settings)
         try:
@@ -95,10 +102,10 @@ class GivenSettings:
         return LogConfig.parse(self._over(stored))
 
     def store(self, storage: Storage, directory: str) -> LogConfig:
-        """The configuration to write the log with, kept for its next opening.
+        """Return the configuration to write the log with, and store the settings for the next opening.
 
-        In a node's log directory nothing is kept. Raises InvalidConfig if these and the stored settings do
-        not go together, InvalidFile if those cannot be read, KafkaStorageError.
+        Nothing is stored in a node's log directory. Raises InvalidConfig if these and the stored settings
+        conflict, InvalidFile if the stored ones cannot be read, KafkaStorageError.
         """
         if _is_in_a_node(storage, directory):
             return LogConfig.parse(self._settings)
@@ -107,7 +114,7 @@ class GivenSettings:
         try:
             stored = file.read()
         except InvalidFile:
-            # A LogConfig replaces them all, so it does not matter that they cannot be read.
+            # A LogConfig replaces all settings, so unreadable ones do not matter.
             if not self._replaces_all:
                 raise
             stored = None
