@@ -30,7 +30,7 @@ COMPANIONS: dict[str, list[str]] = {
     "crc32c": ["crc32c.c"],
     "disk_thread": ["disk_queue.c"],
     "offset_map": ["offset_map.c"],
-    "region": ["file.c", "growth.c", "guard.c", "mapping.c", "prefault.c"],
+    "region": ["file.c", "fork.c", "growth.c", "guard.c", "mapping.c", "prefault.c"],
 }
 
 CHECKS = DEBUG or SANITIZE

@@ -19,13 +19,15 @@ cdef extern from "atomics.h" nogil:
     int64_t kr_fetch_add(int64_t *p, int64_t value)
     int32_t kr_load_acquire32(const int32_t *p)
 
+cdef extern from "fork.h" nogil:
+    const int32_t *kr_generation_address()
+
 cdef extern from "guard.h" nogil:
     enum:
         KR_PAGE_FAULT
     ctypedef int (*kr_guarded)(void *argument) noexcept nogil
     int guard_call "kr_guard_call"(kr_guarded fn, void *argument)
     int guard_install "kr_guard_install"()
-    const int32_t *kr_generation_address()
     int kr_guarded_copy(void *target, const void *source, int64_t size)
     void kr_set_fault(int32_t *fault, int32_t status)
 

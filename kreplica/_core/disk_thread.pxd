@@ -66,3 +66,4 @@ cdef class DiskThread:
     cdef bint started
 
     cdef int require_own(self) except -1
+    cdef list take_all(self)

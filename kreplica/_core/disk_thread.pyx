@@ -94,7 +94,7 @@ cdef class DiskThread:
         if self.started and self.generation == kr_generation():
             with nogil:
                 kr_disk_stop(&self.queue, True)
-            self.take()
+            self.take_all()
             kr_disk_destroy(&self.queue)
 
     cdef int require_own(self) except -1:
@@ -119,6 +119,10 @@ cdef class DiskThread:
 
     def take(self):
         """Return the jobs done or held since the last call, in the order of their submission."""
+        self.require_own()
+        return self.take_all()
+
+    cdef list take_all(self):
         cdef kr_job *next = kr_disk_take(&self.queue)
         cdef DiskJob job
         cdef list taken = []

@@ -42,7 +42,7 @@ void kr_set_descriptor_budget(int64_t descriptors);
 
 void kr_file_init(kr_file *file);
 void kr_file_destroy(kr_file *file);
-/* In a forked child, before it destroys a file of its parent's: a thread that held the file's lock is not here. */
+/* Free the file's lock in a forked child that is about to destroy a file of its parent: see fork.c. */
 void kr_file_forked(kr_file *file);
 
 /* Check that the regular file `path` can be used, create it if `create`, and return its size. Anything but a

@@ -11,6 +11,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "fork.h"
+
 #ifndef MAP_ANONYMOUS
 #define MAP_ANONYMOUS MAP_ANON
 #endif
@@ -126,7 +128,8 @@ void kr_unwatch(int64_t watch) {
     struct watch *slot = slot_of(watch);
     __atomic_store_n(&slot->size, 0, __ATOMIC_RELEASE);
     slot->next_free = first_free;
-    first_free = watch;
+    /* Whole at each moment: a fork may come between the two stores. */
+    __atomic_store_n(&first_free, watch, __ATOMIC_RELEASE);
     pthread_mutex_unlock(&watch_lock);
 }
 
@@ -206,27 +209,16 @@ static void on_bus_error(int number, siginfo_t *info, void *context) {
 
 /* ---- forks --------------------------------------------------------------------------------------------------- */
 
-static int32_t generation;
-
-int kr_generation(void) { return __atomic_load_n(&generation, __ATOMIC_RELAXED); }
-const int32_t *kr_generation_address(void) { return &generation; }
-
-static void after_fork(void) {
-    /* Another thread of the parent may have held these; it does not exist in the child. */
+void kr_guard_forked(void) {
     pthread_mutex_init(&watch_lock, NULL);
     pthread_mutex_init(&install_lock, NULL);
-    __atomic_add_fetch(&generation, 1, __ATOMIC_RELAXED);
 }
 
-static void prepare(void) {
-    page_size = sysconf(_SC_PAGESIZE);
-    pthread_atfork(NULL, NULL, after_fork);
-}
+/* ---- the installation ---------------------------------------------------------------------------------------- */
 
 int kr_guard_install(void) {
-    static pthread_once_t once = PTHREAD_ONCE_INIT;
-    pthread_once(&once, prepare);
     pthread_mutex_lock(&install_lock);
+    page_size = sysconf(_SC_PAGESIZE);
     struct sigaction now, ours = {.sa_sigaction = on_bus_error, .sa_flags = SA_SIGINFO | SA_NODEFER};
     int error = sigaction(SIGBUS, NULL, &now) ? errno : 0;
     if (!error && !((now.sa_flags & SA_SIGINFO) && now.sa_sigaction == on_bus_error)) {

@@ -26,10 +26,6 @@ int kr_guarded_copy(void *target, const void *source, int64_t size);
  */
 int kr_guard_install(void);
 
-/* Return the number of forks that led to this process; *kr_generation_address() is that number. */
-int kr_generation(void);
-const int32_t *kr_generation_address(void);
-
 /* Watch base[0:size]: if a lost page is accessed there outside of a guard, it is replaced by zeros, and *fault
  * becomes KR_PAGE_FAULT if it is still zero. Returns the watch's number, or -1 without memory. */
 int64_t kr_watch(uint8_t *base, int64_t size, int32_t *fault);

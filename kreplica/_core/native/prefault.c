@@ -9,6 +9,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "fork.h"
 #include "guard.h"
 
 enum { STACK_BYTES = 256 << 10 };
@@ -62,16 +63,13 @@ static void *work(void *unused) {
     return NULL;
 }
 
-static void after_fork(void) {
+void kr_prefault_forked(void) {
     pthread_mutex_init(&lock, NULL);
     pthread_cond_init(&wanted, NULL);
     pthread_cond_init(&finished, NULL);
     first = last = current = NULL;
     running = 0;
 }
-
-/* Before anybody takes the lock, which every region's end does, also where nothing was ever faulted in. */
-__attribute__((constructor)) static void prepare(void) { pthread_atfork(NULL, NULL, after_fork); }
 
 /* Called under the lock. */
 static void start(void) {
