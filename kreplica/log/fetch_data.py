@@ -16,7 +16,8 @@ MAX_TIMESTAMP = -3
 
 
 class FetchDataInfo(NamedTuple):
-    """The result of a read: whole batches as one pinned slice (None if there are none yet), and the offsets.
+    """The result of a read: whole batches as one pinned slice (None if no batch is there yet), and the
+    offsets.
 
     `aborted`: the transactions whose records in the slice a read_committed reader must skip.
     """

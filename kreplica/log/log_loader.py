@@ -79,7 +79,7 @@ def load(
     clock: Clock,
     options: OpenOptions,
 ) -> UnifiedLog:
-    """Open the log in `directory`: recover it if needed, or create a new one if there is none.
+    """Open the log in `directory`: recover it if needed, or create a new one if it has no files.
 
     Raises InvalidFile if a file is ambiguous or belongs to another log, KafkaStorageError if the disk fails.
     Damage raises nothing: the log is opened read-only up to the damaged range.

@@ -1,8 +1,8 @@
 """Quarantine: a damaged range that was taken out of a log, and the files beside the log that describe it.
 
 `kreplica repair` writes two files for each range. `<base offset>.log.<position>.rot` keeps the bytes as they
-were found; there is none if the bytes are gone. The same name with `.json`, the note, describes the range. In
-the log, an empty batch replaces the range, so readers see a gap as after compaction. Only the note
+were found; it is missing if the bytes were gone. The same name with `.json`, the note, describes the range.
+In the log, an empty batch replaces the range, so readers see a gap as after compaction. Only the note
 distinguishes it from an ordinary gap. The files are never changed; the note is removed when another replica
 fills the range again.
 """

@@ -23,7 +23,7 @@ LEFT: dict[str, int] = {
     "kreplica/client": 1,
     "kreplica/cluster": 2,
     "kreplica/coordinator": 1,
-    "kreplica/log": 152,
+    "kreplica/log": 5,
     "kreplica/sim": 35,
     "tests/clients": 4,
     "tests/conformance": 24,

@@ -1,9 +1,9 @@
-"""Two replicas of a partition compared: how far they agree, and what each has where they first do not.
+"""Compare two replicas of a partition: find how far they agree, and what each has at the first divergence.
 
-Batches are compared byte for byte, leader epochs included, which lie outside of a batch's CRC; where they
-differ, record by record if that is wanted. Bytes that rotted on one side are told as rot and not as a
-divergence, and the comparison goes on behind them. Nothing is written, and either log may have a live writer:
-each is read up to the offsets that its writer publishes. Thread rule: one thread for a comparison.
+Batches are compared byte for byte, including leader epochs, which the CRC does not cover. Differing batches
+are compared record by record on request. Rot on one side is reported as rot, not as a divergence, and the
+comparison continues behind it. Nothing is written. Either log may have a live writer; each is read up to the
+offsets that its writer has published. Thread rule: one thread per comparison.
 """
 
 from kreplica.log.diff.comparison import compare, compare_pair

@@ -1,4 +1,4 @@
-"""The comparison itself: whole chunks at once as far as possible, single batches where something is off."""
+"""Compare two logs: whole chunks at a time where they are equal, single batches where they differ."""
 
 from __future__ import annotations
 
@@ -23,10 +23,9 @@ from kreplica.log.log_walk import UNKNOWN_END
 from kreplica.log.unified_log import UnifiedLog
 from kreplica.record import RecordBatch
 
-# How often a comparison begins again where a writer has cut a log, or retention removed a part of it,
-# meanwhile.
+# The number of attempts if a writer truncates a log, or retention deletes a part of it, meanwhile.
 ATTEMPTS = 5
-# What of a batch lies outside its CRC: the offset, the length, the leader epoch, the format.
+# The fields of a batch header that its CRC does not cover, besides the length and the magic.
 OFFSET_BYTES = slice(0, 8)
 EPOCH_BYTES = slice(12, 16)
 
@@ -44,10 +43,11 @@ def compare(
 ) -> Comparison:
     """Compare the replicas of one partition in the directories `left` and `right`.
 
-    `by_record`: where batches differ, compare their records, for logs that compaction has rewritten; records
-    whose offset only one side has are counted and no divergence. `progress` is called with the bytes of
-    `left` that were compared since its last call. Raises InvalidFile where a directory holds no log, and
-    KafkaStorageError where the disk refuses, or a writer did not stop cutting its log meanwhile.
+    `by_record`: compare the records of differing batches, for logs that compaction has rewritten. Records
+    whose offset only one side has are counted, and are no divergence.
+    `progress`: called with the bytes of `left` compared since its last call.
+    Raises InvalidFile if a directory holds no log, and KafkaStorageError if the disk fails, or if a writer
+    truncates its log during every attempt.
     """
     for attempt in range(ATTEMPTS):
         cuts = [_cuts(storage, directory) for directory in (left, right)]
@@ -65,7 +65,9 @@ def compare(
             continue
         if cuts == [_cuts(storage, directory) for directory in (left, right)]:
             return found
-    raise KafkaStorageError(f"{left}, {right}: cut by a writer whenever they were compared")
+    raise KafkaStorageError(
+        f"{left}, {right}: a writer truncated a log during each of {ATTEMPTS} attempts; retry later"
+    )
 
 
 def compare_pair(
@@ -76,8 +78,10 @@ def compare_pair(
     by_record: bool = False,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """Compare what both sides of `pair` have: `partition`, `outcome`, and the fields of the Comparison, as
-    they go into JSON. What cannot be read has the outcome "unread" and its `problem`."""
+    """Compare the sides of `pair`; return `partition`, `outcome` and the fields of the Comparison for JSON.
+
+    A pair that cannot be read has the outcome "unread" and a `problem`.
+    """
     if pair.left is None or pair.right is None:
         return {"partition": pair.name, "outcome": "only right" if pair.left is None else "only left"}
     try:
@@ -163,7 +167,7 @@ class _Comparison:
     # ---- whole batches ------------------------------------------------------------------------------------
 
     def _agree(self) -> bool:
-        """Go on as far as the bytes agree; whether they did."""
+        """Skip equal bytes. Returns whether there were any."""
         left, right = self.left.chunk(), self.right.chunk()
         if left is None or right is None:
             return False
@@ -187,14 +191,14 @@ class _Comparison:
         self.agreed_epoch = epoch
 
     def _look(self) -> bool:
-        """Where the bytes do not agree, or the range ends: one batch of each side. Whether to go on."""
+        """Compare the next batch of each side, where bytes differ or a side ends; return whether to go on."""
         left, right = self.peek(self.left), self.peek(self.right)
         if left is None and right is None:
             return False
         for batch, side, other in ((left, self.left, self.right), (right, self.right, self.left)):
             lost = None if batch is None else other.lost_at(batch.base_offset)
             if batch is not None and lost is not None:
-                # The other side's bytes rotted here; this side's may still be good.
+                # The other side has rotted here, so skip this side's batch.
                 side.advance(batch.size, batch.next_offset)
                 return lost.next_offset is not None
         if left is None or right is None:
@@ -216,7 +220,7 @@ class _Comparison:
         return None if batch is None or batch.base_offset >= self.end_offset else batch
 
     def _header_rotted(self, left: RecordBatch, right: RecordBatch) -> bool:
-        """Whether only the leader epoch differs, and one side's own history says that it rotted there."""
+        """Return whether only the leader epoch differs, and one side's epoch history shows that it rotted."""
         if not _differ_only_in(EPOCH_BYTES, left, right):
             return False
         believable = [
@@ -270,7 +274,7 @@ class _Comparison:
 
 
 class _ByRecord:
-    """Two batches that differ, and those behind them until both sides stand at the same offset again."""
+    """Compares differing batches by record, until both sides are at the same offset again."""
 
     def __init__(self, comparison: _Comparison) -> None:
         self._comparison = comparison
@@ -279,7 +283,7 @@ class _ByRecord:
         self._batches: list[RecordBatch | None] = [None, None]
 
     def run(self, left: RecordBatch | None, right: RecordBatch | None) -> bool:
-        """Whether they agree, and there may be more."""
+        """Return True if the records agree and more batches may follow."""
         comparison, (a, b) = self._comparison, self._cursors
         self._load(0, left)
         self._load(1, right)

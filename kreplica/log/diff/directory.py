@@ -1,4 +1,4 @@
-"""Which partitions two directories have in common: of nodes, of clusters, or of one partition each."""
+"""Pair up the partitions of two directories: of two nodes, two clusters, or two replicas."""
 
 from __future__ import annotations
 
@@ -18,14 +18,16 @@ class Pair(NamedTuple):
 
 
 def is_partition(storage: Storage, directory: str) -> bool:
-    """Whether it has a segment in it."""
+    """Return whether the directory contains a segment."""
     found = map(parse_file_name, storage.list_directory(directory))
     return any(name is not None and name[1] == LOG_SUFFIX for name in found)
 
 
 def pair_up(storage: Storage, left: str, right: str) -> list[Pair] | None:
-    """The partitions of the two directories by name, as node-1/topic-0 in clusters' folders. None where the
-    two are not of the same kind, or hold none."""
+    """Return the partitions of two directories by name, such as node-1/topic-0 in a cluster's folder.
+
+    Returns None if the directories are not of the same kind, or hold no partition.
+    """
     if is_partition(storage, left) and is_partition(storage, right):
         return [Pair(left.rsplit("/", 1)[-1], left, right)]
     if is_partition(storage, left) or is_partition(storage, right):
@@ -33,14 +35,14 @@ def pair_up(storage: Storage, left: str, right: str) -> list[Pair] | None:
     logs, others = zip(*(_partitions(storage, directory) for directory in (left, right)), strict=True)
     if not any(logs):
         return None
-    # What has a log on one side and a directory without one on the other is a pair that cannot be read.
+    # A log on one side and a directory without a log on the other form a pair that cannot be read.
     sides = [{**others[side], **logs[side]} for side in (0, 1)]
     names = sorted({*logs[0], *logs[1]})
     return [Pair(name, sides[0].get(name), sides[1].get(name)) for name in names]
 
 
 def _partitions(storage: Storage, path: str) -> tuple[dict[str, str], dict[str, str]]:
-    """By names below `path`: the partitions' directories, and those that are named so and hold no log."""
+    """Return the partition directories below `path` by name: those with a log, and those without one."""
     found = places(storage, path)
     logs = [directory for directories in found.logs.values() for directory in directories]
     named = [

@@ -1,4 +1,4 @@
-"""Two histories of leader epochs compared, as a follower and its leader do before the follower truncates."""
+"""Compare two histories of leader epochs, as a follower and its leader do before the follower truncates."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ Known = tuple[LeaderEpochFileCache, int]
 
 
 def compare_epochs(left: Known, right: Known, first_offset: int, end_offset: int) -> EpochHistory:
-    """Where the histories agree and where not; each is a cache and the end offset of its log.
+    """Compare two histories, each given as a cache and its log end, within [first_offset, end_offset).
 
-    The entries are compared within [first_offset, end_offset); a side without any has no history to compare.
+    If a side has no entries, there is nothing to compare.
     """
     if not left[0].entries or not right[0].entries:
         return EpochHistory(None, None, None)
@@ -27,8 +27,8 @@ def compare_epochs(left: Known, right: Known, first_offset: int, end_offset: int
 
 
 def _agreed(left: Known, right: Known) -> EpochEntry | None:
-    # As KIP-279 has it: each side in turn is asked for the greatest epoch not above the other's answer. The
-    # epoch falls with every answer that does not settle it.
+    # The protocol of KIP-279: ask each side in turn for its greatest epoch not above the other's answer. The
+    # epoch decreases until both agree.
     latest = [known[0].latest_epoch for known in (left, right)]
     epoch = min(each for each in latest if each is not None)
     asked, other = left, right
@@ -47,7 +47,7 @@ def _agreed(left: Known, right: Known) -> EpochEntry | None:
 
 
 def _within(cache: LeaderEpochFileCache, first_offset: int, end_offset: int) -> Iterator[EpochEntry]:
-    """The entries that some offset of [first_offset, end_offset) belongs to, from `first_offset` on."""
+    """Yield the entries of the offsets in [first_offset, end_offset), the first one clipped."""
     entries = cache.entries
     for index, entry in enumerate(entries):
         end = entries[index + 1].start_offset if index + 1 < len(entries) else end_offset

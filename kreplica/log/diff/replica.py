@@ -1,4 +1,4 @@
-"""One side of a comparison: a walk through its log, and where it stands."""
+"""Replica: one side of a comparison."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from kreplica.record import RecordBatch
 
 
 class Replica(LogWalk):
-    """`side` is "left" or "right"."""
+    """A walk through the log of one side, "left" or "right"."""
 
     def __init__(self, side: str, log: UnifiedLog) -> None:
         super().__init__(log, own=True)
@@ -28,7 +28,7 @@ class Replica(LogWalk):
         return Standing(directory, log.log_start_offset, end, log.leader_epoch, self.segments.size)
 
     def place(self, batch: RecordBatch) -> Place:
-        """Where `batch`, the one at the position, stands."""
+        """Return the place of `batch`, which is at the current position."""
         return Place(
             path=self.segment.region.path,
             position=self.position,

@@ -1,4 +1,4 @@
-"""What a comparison of two replicas reports. Plain values; anybody may share them."""
+"""The report of a comparison of two replicas. Thread rule: immutable values, any thread."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from kreplica.log.checkpoint import EpochEntry
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """Where one replica stood when it was compared; `log_end_offset` is exclusive.
+    """The state of one replica when it was compared. `log_end_offset` is exclusive.
 
-    A log whose recovery stopped at a damage ends where its last batch ends, wherever the damage lies.
+    A log whose recovery stopped at damage ends behind its last batch, even if that follows the damage.
     """
 
     directory: str
@@ -25,7 +25,7 @@ class Standing:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The batch that one side has at a divergence, and the byte in the file where it begins."""
+    """The batch of one side at a divergence, and its position in the file."""
 
     path: str
     position: int
@@ -43,11 +43,11 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """The first offset at which two replicas do not have the same.
+    """The first offset at which two replicas differ.
 
-    `kind`: "batch" (their bytes differ), "leader_epoch" (nothing else differs), "missing" (one side has
-    nothing there; its place is None), "record" (records of the same offset differ; `offset` is theirs).
-    `leader_epoch` is the greater one of the batches that are there.
+    `kind`: "batch" (the bytes differ), "leader_epoch" (only the epochs differ), "missing" (one side has no
+    batch there; its place is None), or "record" (the records at `offset` differ).
+    `leader_epoch`: the greater epoch of the batches that exist.
     """
 
     kind: str
@@ -59,8 +59,11 @@ class Divergence:
 
 @dataclass(frozen=True, slots=True)
 class LostRange:
-    """Bytes of one side ("left" or "right") that rotted: the offsets [first_offset, next_offset) in
-    [position, end_position) of the file. `next_offset` is None where nothing valid follows."""
+    """A damaged range of one side ("left" or "right").
+
+    It covers the offsets [first_offset, next_offset), in the bytes [position, end_position) of the file.
+    `next_offset` is None if nothing valid follows.
+    """
 
     side: str
     first_offset: int
@@ -73,11 +76,11 @@ class LostRange:
 
 @dataclass(frozen=True, slots=True)
 class EpochHistory:
-    """What the leader epochs of both say (KIP-101, KIP-279).
+    """The comparison of both leader epoch histories (KIP-101, KIP-279).
 
-    `agreed`: the greatest epoch that both know, and the offset where the shorter of the two ends: how far a
-    follower would keep its log by epochs alone; None where they share no epoch. `left` and `right`: the
-    entries where the histories differ first within the offsets that both have; both None if they do not.
+    `agreed`: the greatest epoch that both know, and the smaller of its two end offsets. A follower would keep
+    its log up to there. None without a common epoch.
+    `left`, `right`: the first differing entries among the common offsets; both None if all are equal.
     """
 
     agreed: EpochEntry | None
@@ -93,11 +96,11 @@ class EpochHistory:
 class Comparison:
     """The outcome for one partition.
 
-    The offsets [first_offset, end_offset) are those that both have; they agree up to `agreed_offset`, which
-    is written in `agreed_epoch` (-1: no batch agrees), but for what was `lost`. `compared_bytes` are those of
-    batches equal byte for byte, `compared_records` were compared one by one. `only_left` and `only_right`
-    count the records whose offset the other side does not have (compaction took them), `first_only_left` and
-    `first_only_right` are the first of these offsets; only a comparison by records can tell.
+    Both sides have the offsets [first_offset, end_offset). Apart from `lost` ranges they agree up to
+    `agreed_offset`. `agreed_epoch`: the leader epoch of the last batch that agrees, or -1.
+    `compared_bytes`: the bytes of equal batches. `compared_records`: the records compared one by one.
+    `only_left`, `only_right`: the number of records whose offset the other side has compacted away; only a
+    comparison by record counts them. `first_only_left`, `first_only_right`: the first of these offsets.
     """
 
     left: Standing
@@ -118,12 +121,12 @@ class Comparison:
 
     @property
     def agrees(self) -> bool:
-        """Whether nothing differs on the offsets that both have, and nothing of them is lost."""
+        """Whether the common offsets are equal and none of them is lost."""
         return self.divergence is None and not self.lost and not self.epochs.differs
 
     @property
     def outcome(self) -> str:
-        """In a word or two: "differ", "damaged", "epochs differ", "nothing in common" or "agree"."""
+        """The outcome: "differ", "damaged", "epochs differ", "nothing in common" or "agree"."""
         if self.divergence is not None:
             return "differ"
         if self.lost:
@@ -137,7 +140,7 @@ class Comparison:
         return "agree" if len(ends) == 1 else "nothing in common"
 
     def as_fact(self) -> dict[str, Any]:
-        """The fields, as they go into JSON."""
+        """Return the fields as they go into JSON."""
         epochs = self.epochs
         entries = {"agreed": epochs.agreed, "left": epochs.left, "right": epochs.right}
         facts = {name: None if entry is None else entry._asdict() for name, entry in entries.items()}
@@ -145,5 +148,5 @@ class Comparison:
 
 
 def agrees(fact: Mapping[str, Any]) -> bool:
-    """Whether nothing differs in what `compare_pair` tells; what only one side has is no difference."""
+    """Return whether a result of `compare_pair` has no difference. A one-sided partition is no difference."""
     return fact["outcome"] in ("agree", "nothing in common", "only left", "only right")

@@ -1,16 +1,18 @@
-"""Mend the files of a log, or of a node's log directory, and throw no valid record away.
+"""Repair the files of a log, or of a node's log directory, without discarding any valid record.
 
-`repair` yields a `Finding` for everything that does not hold, with what becomes of it:
+`repair` yields a `Finding` for every problem, with the action for it:
 
-- indexes, producer snapshots, leader epochs and checkpoints that lie or cannot be read: made anew
-- bytes that are no batch, with anything whole behind them or once promised: *quarantined*. They are kept in
-  a file beside the log, and an empty batch takes their place: a gap as compaction leaves it, but known, of
-  which `verify` goes on to tell. What lies behind stays at its offsets, and the log opens for writing
-- the torn end of what was never flushed: cut as recovery cuts it, and kept aside
-- whole batches whose leader epoch, which no CRC covers, goes against those around it: it is written anew
+- Wrong or unreadable indexes, producer snapshots, leader epochs and checkpoints are rebuilt.
+- Bad bytes with an intact batch behind them, or below the flush point, are *quarantined*. A file beside the
+  log keeps them, and an empty batch takes their place. The result is a gap as after compaction, but `verify`
+  continues to report it. The following batches keep their offsets, and the log can be opened for writing.
+- The torn end of unflushed appends is truncated as in recovery, and kept aside.
+- An intact batch whose leader epoch contradicts its neighbours gets the right epoch. (The CRC does not cover
+  the epoch.)
 
-One repair runs in one thread and holds the locks of a writer meanwhile. Each step leaves a log that opens:
-what is new is written aside, flushed, and renamed.
+Thread rule: a repair runs in one thread, and holds a writer's locks meanwhile. Each step leaves a log that
+can
+be opened: new files are written aside, flushed and renamed.
 """
 
 from kreplica.log.repair.directory import is_partition, repair

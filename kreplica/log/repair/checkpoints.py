@@ -1,7 +1,8 @@
-"""The checkpoints of a node's log directory: read where they can be, and written anew where not.
+"""NodeCheckpoints: repairs the checkpoints of a node's log directory.
 
-A row that can still be read is kept; for a partition whose row cannot be, its log's own state tells, and
-where that does not either, no row does no harm: more is recovered at the next start, and less believed.
+Readable rows are kept. A missing row is restored from the log's state file. Without that, the row is left
+out,
+which is safe: the next start recovers more and trusts less.
 """
 
 from __future__ import annotations
@@ -37,9 +38,9 @@ NAMES = (
 
 
 class NodeCheckpoints:
-    """The four of the directory at `path`, as they can be read.
+    """The four checkpoints of the directory at `path`, as far as they can be read.
 
-    Whoever looks at the logs sets `ends`.
+    The caller sets `ends` to the log ends that it finds.
     """
 
     def __init__(self, storage: Storage, path: str) -> None:
@@ -47,7 +48,7 @@ class NodeCheckpoints:
         self._path = path
         self._rows: dict[str, Mapping[TopicPartition, int]] = {}
         self._broken: dict[str, InvalidFile] = {}
-        self.ends: dict[TopicPartition, int] = {}  # of the logs, as they are found
+        self.ends: dict[TopicPartition, int] = {}  # the end offsets of the logs
         for name in NAMES:
             try:
                 self._rows[name] = OffsetCheckpointFile(storage, f"{path}/{name}").read()
@@ -56,7 +57,7 @@ class NodeCheckpoints:
                 self._rows[name] = self._salvaged(name)
 
     def of(self, partition: TopicPartition) -> Checkpointed:
-        """What they say of the partition."""
+        """Return the checkpointed offsets of the partition."""
         return Checkpointed(
             self._rows[RECOVERY_POINT_CHECKPOINT].get(partition, 0),
             self._rows[LOG_START_OFFSET_CHECKPOINT].get(partition, 0),
@@ -64,7 +65,7 @@ class NodeCheckpoints:
         )
 
     def _salvaged(self, name: str) -> dict[TopicPartition, int]:
-        """The rows of a broken file that are right by themselves; a partition that comes twice has none."""
+        """Return the valid rows of a broken file, without partitions that occur twice."""
         data = self._storage.read_file(f"{self._path}/{name}")
         found: dict[TopicPartition, int] = {}
         doubtful: set[TopicPartition] = set()
@@ -78,9 +79,9 @@ class NodeCheckpoints:
         return {key: offset for key, offset in found.items() if key not in doubtful}
 
     def repair(self, partitions: Iterable[str], apply_changes: bool) -> Iterator[Finding]:
-        """Once the partitions of these names are repaired: what is wrong with the files, and their repair.
+        """Repair the checkpoints, and yield the findings. Call this after repairing these partitions.
 
-        Nothing in them goes beyond the end of its log then.
+        Afterwards no checkpoint is beyond the end of its log.
         """
         standings = dict(self._standings(partitions))
         for name in NAMES:
@@ -108,7 +109,7 @@ class NodeCheckpoints:
                 try:
                     standing = read_standing(self._storage.read_file(path, 1 << 16))
                 except KreplicaError:
-                    continue  # told with its partition
+                    continue  # reported with its partition
                 if standing is not None and standing.clean:
                     yield partition, standing
 

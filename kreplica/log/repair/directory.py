@@ -1,4 +1,4 @@
-"""The way in: one partition or all of a node's log directory, and the locks that keep writers out."""
+"""Repair one partition, or a node's whole log directory, while holding the locks that keep writers out."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def repair(
     peer: str | None = None,
     progress: Progress | None = None,
 ) -> Iterator[Finding]:
-    """What is wrong at `path`, a partition's directory or a node's log directory, and what becomes of it.
+    """Repair the partition or the node's log directory at `path`, and yield the findings.
 
-    `path` is absolute. Without `apply_changes` nothing is changed. `peer`: the same directory of another
-    replica, from which lost ranges are taken where it agrees. `progress` is called with the number of bytes
-    walked since its last call.
+    `path`: an absolute path. `apply_changes`: without it nothing is changed.
+    `peer`: the same directory of another replica, from which lost ranges are taken if it agrees.
+    `progress`: called with the number of bytes walked since its last call.
 
-    Raises LogDirLocked where a writer or a node is at work, InvalidFile for a directory that holds no log,
+    Raises LogDirLocked if a writer or a node is running, InvalidFile if the directory holds no log,
     KafkaStorageError.
     """
     names = storage.list_directory(path)
@@ -51,18 +51,18 @@ def repair(
 
 
 def is_partition(names: list[str]) -> bool:
-    """Whether files of these names make a partition's directory."""
+    """Return whether a directory with these files is a partition's."""
     return STATE_FILE in names or any(map(parse_file_name, names))
 
 
 def _lock(
     storage: Storage, path: str, apply_changes: bool, locks: ExitStack, *, shared: bool = False
 ) -> None:
-    # A dry run changes nothing, not even by the lock's file.
+    # A dry run changes nothing, so it does not even create the lock file.
     if apply_changes:
         locks.callback(storage.lock_directory(path, shared=shared).release)
     elif storage.is_locked(path):
-        raise LogDirLocked(f"{path}: another writer has the directory")
+        raise LogDirLocked(f"{path}: another writer has the directory open; stop it first")
 
 
 def _lock_partition(storage: Storage, path: str, apply_changes: bool, locks: ExitStack) -> None:

@@ -1,10 +1,10 @@
-"""What a repair reports: one thing that is wrong, and what becomes of it."""
+"""Finding: a problem that a repair reports, with its action."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-# What becomes of a finding. The first ones are done by a repair, the last ones cannot be.
+# The actions. A repair performs all but the last two.
 REBUILD = "rebuild"
 QUARANTINE = "quarantine"
 CUT = "cut"
@@ -17,11 +17,11 @@ BLOCKED = "cannot repair"
 
 @dataclass(slots=True)
 class Finding:
-    """One thing that was found in the file at `path`.
+    """One problem in the file at `path`.
 
-    `kind`: as `verify` names it. `action`: one of the words above. `text`: more of it, for people. [`offset`,
-    `next_offset`) are the offsets it is about, [`position`, `end_position`) the bytes. `done`: whether it was
-    done.
+    `kind`: the kind of the problem, as in `verify`. `action`: one of the constants above. `text`: a
+    description. [`offset`, `next_offset`): the affected offsets. [`position`, `end_position`): the affected
+    bytes. `done`: whether the action was performed.
     """
 
     path: str
@@ -36,5 +36,5 @@ class Finding:
 
     @property
     def is_open(self) -> bool:
-        """Whether there is still something wrong."""
+        """Whether the problem remains."""
         return not self.done and self.action != NOTHING

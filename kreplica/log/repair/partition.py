@@ -1,10 +1,9 @@
-"""Doing what a plan says for one partition, in steps of which each leaves a log that is no worse.
+"""Apply a repair plan to one partition, in steps that never make the log worse.
 
-First everything there is goes to the disk, and the log's state says so: from then on whatever is bad counts
-as rot for the program that opens the log, and a crash in the middle of the repair costs nothing. Then the
-first transaction index that may become wrong is torn, the segments are rewritten one by one, what cannot be
-read is removed, and recovery makes indexes, epochs and producers' state anew. The caller holds
-the locks of the partition's writer.
+First, flush all files and record that in the log's state. From then on, recovery treats all bad bytes as rot,
+so a crash during the repair loses nothing. Then tear the first transaction index that may become wrong,
+rewrite the segments one by one, and remove unreadable files. Finally, recovery rebuilds indexes, epochs
+and producer state. The caller holds the locks of a writer.
 """
 
 from __future__ import annotations
@@ -32,14 +31,14 @@ from kreplica.log.unified_log import UnifiedLog
 if TYPE_CHECKING:
     from kreplica.common.ports import Clock, Storage
 
-# No boot has it, so that nothing is concluded from the lengths of files that are about to change.
+# A boot id that no machine has, so that recovery ignores file lengths, which are about to change.
 NO_BOOT = "00000000-0000-0000-0000-000000000000"
 STATE_CAPACITY = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpointed:
-    """What a node's checkpoints say of a partition; `high_watermark` None for a log by itself."""
+    """The checkpointed offsets of a partition. `high_watermark` is None for a log without a node."""
 
     recovery_point: int = 0
     log_start_offset: int = 0
@@ -49,9 +48,9 @@ class Checkpointed:
 def apply(
     storage: Storage, clock: Clock, partition: TopicPartition, plan: PartitionPlan, known: Checkpointed
 ) -> None:
-    """Do what the plan says, and mark in its findings what is done. Raises KafkaStorageError.
+    """Apply the plan, and mark its findings as done. Raises KafkaStorageError.
 
-    What is still wrong afterwards is added to the findings.
+    Problems that remain afterwards are added to the findings.
     """
     if plan.is_blocked or not (plan.edits or plan.remove or plan.reopens or plan.scan_from is not None):
         return
@@ -66,7 +65,7 @@ def apply(
             rewrite(storage, directory, base_offset, edits)
     for _, piece in sorted(plan.files.items()):
         add(storage, directory, piece)
-    # What the log remembered of its damage is dealt with.
+    # The remembered damage has been dealt with.
     DamageFile(storage, directory).write(Damages())
     for path in plan.remove:
         storage.remove(path)
@@ -103,7 +102,7 @@ def _distrust_transactions(storage: Storage, directory: str, base_offset: int) -
 
 
 def _publish(storage: Storage, plan: PartitionPlan) -> None:
-    """Let the log's state say that all of it is on the disk, and nothing of the lengths of its files."""
+    """Publish a state in which the whole log is flushed and no file length is known."""
     standing = plan.standing
     assert standing is not None
     path = f"{plan.directory}/{STATE_FILE}"
@@ -126,7 +125,7 @@ def _publish(storage: Storage, plan: PartitionPlan) -> None:
 def _reopen(
     storage: Storage, clock: Clock, partition: TopicPartition, plan: PartitionPlan, known: Checkpointed
 ) -> list[str]:
-    """Let recovery make the rest anew; returns the files that it kept a tail in."""
+    """Run recovery to rebuild the rest; return the files in which it kept truncated tails."""
     standing, high_watermark = plan.standing, known.high_watermark
     if high_watermark is not None and standing is not None:
         high_watermark = max(high_watermark, standing.high_watermark)
@@ -136,7 +135,7 @@ def _reopen(
         log_start_offset=known.log_start_offset,
         scan_from=plan.scan_from,
     )
-    # A compacted log has gaps between its segments, and they are none of ours to judge.
+    # A log that Kafka compacted has legitimate gaps between its segments.
     config = LogConfig(cleanup_policy=("compact",) if plan.is_compacted else ("delete",))
     log = log_loader.load(plan.directory, partition, config, storage, clock, options)
     damage = log.damage
@@ -163,7 +162,7 @@ def _reopen(
 
 
 def _keep_epochs(storage: Storage, plan: PartitionPlan, log: UnifiedLog) -> None:
-    """The checkpoint was right; the batches alone do not tell of an epoch whose first one is lost."""
+    """Restore the valid epoch checkpoint: the batches do not reveal an epoch whose first batch is lost."""
     assert plan.epochs is not None
     kept = LeaderEpochFileCache(LeaderEpochCheckpointFile(storage, plan.directory), plan.epochs)
     kept.truncate_from_start(log.log_start_offset)
@@ -176,10 +175,10 @@ def _keep_epochs(storage: Storage, plan: PartitionPlan, log: UnifiedLog) -> None
 
 
 def _look_again(storage: Storage, plan: PartitionPlan) -> None:
-    """What is wrong now was not repaired."""
+    """Check the repaired partition again, and add the problems that remain to the findings."""
     again = make_plan(storage, plan.directory, recovery_point=plan.end)
-    told = {(f.path, f.kind) for f in plan.findings if f.action == BLOCKED}
+    reported = {(f.path, f.kind) for f in plan.findings if f.action == BLOCKED}
     for finding in again.findings:
-        if finding.is_open and (finding.path, finding.kind) not in told:
+        if finding.is_open and (finding.path, finding.kind) not in reported:
             finding.action, finding.text = BLOCKED, f"still there: {finding.text}"
             plan.findings.append(finding)

@@ -1,8 +1,8 @@
-"""Another replica's directory, from which a lost range is taken where both replicas agree.
+"""Peer: takes lost ranges from another replica's directory, if both replicas agree.
 
-They agree when the batches around the range are byte-equal in both, leader epochs included, when both know
-the same epochs over it, and when the other one's batches fill it from its first offset to its last with CRCs
-that fit. Nothing in the other directory is changed.
+They agree if the batches around the range are byte-equal, including leader epochs, and both have the same
+epochs over the range. The peer's batches must also fill the range from its first offset to its last, with
+valid CRCs. Nothing in the peer's directory is changed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Peer:
-    """The partition's directory of another replica. Raises KafkaStorageError where it cannot be read."""
+    """The partition's directory of another replica. Raises KafkaStorageError if it cannot be read."""
 
     def __init__(self, storage: Storage, directory: str) -> None:
         self._storage = storage
@@ -39,7 +39,7 @@ class Peer:
         self._lost = list(read_all(storage, directory, names).values())
 
     def take(self, wanted: Wanted) -> list[Piece]:
-        """The peer's batches of the range, segment by segment. Raises PeerDisagrees with the reason."""
+        """Return the peer's batches of the range, by segment. Raises PeerDisagrees with the reason."""
         try:
             self._compare_neighbours(wanted)
             self._compare_epochs(wanted)
@@ -51,7 +51,7 @@ class Peer:
 
     def _compare_neighbours(self, wanted: Wanted) -> None:
         if wanted.before is None and wanted.after is None:
-            raise PeerDisagrees("there is no batch beside the range by which the replicas could be compared")
+            raise PeerDisagrees("no batch next to the range is left to compare the replicas by")
         for where, ours in (("before", wanted.before), ("behind", wanted.after)):
             if ours is None:
                 continue
@@ -64,7 +64,7 @@ class Peer:
 
     def _compare_epochs(self, wanted: Wanted) -> None:
         if wanted.epochs is None:
-            return  # then the batches around the range tell
+            return  # the comparison of the neighbouring batches has to suffice
         first = RecordBatch(wanted.before).base_offset if wanted.before else wanted.first_offset
         following = RecordBatch(wanted.after).next_offset if wanted.after else wanted.next_offset
         ours, theirs = (_over(epochs, first, following) for epochs in (wanted.epochs, self._epochs))
@@ -128,7 +128,7 @@ def _position(segment: LogSegment, offset: int) -> int:
 
 
 def _over(epochs: Sequence[EpochEntry], first: int, following: int) -> list[tuple[int, int]]:
-    """The epochs of the offsets, each with the first offset that it has among them."""
+    """Return the epochs of the offsets [first, following), each with its first offset among them."""
     inside = [(entry.epoch, entry.start_offset) for entry in epochs if first < entry.start_offset < following]
     before = epoch_at(epochs, first)
     return inside if before is None else [(before, first), *inside]

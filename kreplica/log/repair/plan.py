@@ -1,8 +1,8 @@
-"""What is wrong with a partition's files, and what a repair does about it. Nothing is changed here.
+"""Plan the repair of a partition, without changing anything.
 
-`verify` finds; segments in which it found something, those before them, and the last one are then surveyed
-byte by byte. A bad range with anything whole behind it, or below what the log had promised, is quarantined;
-the rest of the last segment is a tail, and left to recovery, which cuts it.
+`verify` finds the problems. The segments with problems, those before them, and the last one are then surveyed
+byte by byte. A bad range is quarantined if an intact batch follows it, or if it lies below the offsets that
+were safe. The rest of the last segment is a tail, which recovery truncates.
 """
 
 from __future__ import annotations
@@ -46,17 +46,18 @@ from kreplica.record.empty_batch import empty_batch
 if TYPE_CHECKING:
     from kreplica.common.ports import Storage
 
-# Of a batch that is whole: they tell of its offset and epoch, which the survey decides about.
+# Problems with the offset or epoch of an intact batch; the survey decides about them.
 _PLACEMENT = ("OffsetRegression", "OffsetOverflow", "EpochRegression", "EpochMismatch", "MissingOffsets")
-# With one of these, nothing in the partition is changed.
+# If one of these is found, nothing in the partition is changed.
 _BLOCKING = ("ForeignSegment", "Unreadable", "PeerDisagrees")
 
 
 @dataclass(slots=True)
 class Lost:
-    """Offsets of the log that no batch holds, and the edit that says so: what a peer may have.
+    """Lost offsets of the log, which a peer may have, and the edit that turns them into a gap.
 
-    `is_at_end`: of the segment at `base_offset`. `notes`: the files of an earlier quarantine.
+    `is_at_end`: whether they are at the end of the segment at `base_offset`.
+    `notes`: the files of an earlier quarantine.
     """
 
     base_offset: int
@@ -70,11 +71,11 @@ class Lost:
 
 @dataclass(slots=True)
 class PartitionPlan:
-    """What to do, and what was found.
+    """The plan for one partition, with its findings.
 
-    `edits`: by the base offset of the segment. `files`: new ones, likewise. `remove`: paths. `scan_from`: the
-    offset from which on the log must be read through afterwards, None where nothing is to be rebuilt. `end`:
-    what the log goes to.
+    `edits`: the edits by base offset of the segment. `files`: new segment files by base offset.
+    `remove`: paths to remove. `scan_from`: the offset from which recovery must scan the log, or None if
+    nothing needs rebuilding. `end`: the log end.
     """
 
     directory: str
@@ -92,7 +93,7 @@ class PartitionPlan:
 
     @property
     def is_blocked(self) -> bool:
-        """Whether the log cannot be opened for writing by any repair, so that none is begun."""
+        """Whether no repair could make the log writable, so that none is started."""
         return any(f.action == BLOCKED and f.kind in _BLOCKING for f in self.findings)
 
     def rebuild(self, offset: int) -> None:
@@ -106,9 +107,9 @@ def make_plan(
     recovery_point: int = 0,
     progress: Callable[[int], None] | None = None,
 ) -> PartitionPlan:
-    """Look at the partition in `directory`; `recovery_point`: from its node's checkpoint.
+    """Plan the repair of the partition in `directory`. `recovery_point`: from its node's checkpoint.
 
-    Raises KafkaStorageError where the directory cannot be read.
+    Raises KafkaStorageError if the directory cannot be read.
     """
     return _Planner(storage, directory, recovery_point, progress).make()
 
@@ -132,7 +133,7 @@ class _Planner:
         self.plan = PartitionPlan(directory)
         self._damaged: list[Problem] = []  # problems with batches
         self._surveys: dict[int, SegmentSurvey] = {}
-        self._floor = -1  # no leader epoch of the segment that is planned lies below
+        self._floor = -1  # the least leader epoch possible in the current segment
         self._corrected_epochs: dict[Whole, int] = {}
 
     def make(self) -> PartitionPlan:
@@ -167,12 +168,12 @@ class _Planner:
             return None
 
     def _is_current(self) -> bool:
-        """Whether the standing tells all that was appended: no power cut has come since."""
+        """Return whether the published state covers all appends, because no power cut has happened since."""
         standing = self.plan.standing
         return standing is not None and (standing.clean or standing.boot_id == self._storage.boot_id())
 
     def _promised(self) -> int:
-        """The offset below which everything was once safe: what is bad there can only have rotted."""
+        """Return the offset below which everything was safe, so that bad bytes there must have rotted."""
         standing = self.plan.standing
         if standing is None:
             return self._recovery_point
@@ -182,7 +183,7 @@ class _Planner:
         return self._known_end() is not None and self._verifier.next_offset > self._promised()
 
     def _known_end(self) -> int | None:
-        """Where the last segment is known to end, if its file is as long as it was then."""
+        """Return the known end offset of the last segment if its file still has the published length."""
         standing = self.plan.standing
         if standing is None or not self._is_current() or not self._bases:
             return None
@@ -192,7 +193,7 @@ class _Planner:
             standing.log_end_offset if is_same and self._storage.size(path) == standing.valid_length else None
         )
 
-    # ---- what verify found --------------------------------------------------------------------------------
+    # ---- problems found by verify -------------------------------------------------------------------------
 
     def _sort_out(self, problem: Problem) -> None:
         plan, name = self.plan, problem.path.rpartition("/")[2]
@@ -222,7 +223,8 @@ class _Planner:
             self.plan.remove.append(problem.path)
             self.plan.rebuild(0)
         elif name == STATE_FILE:
-            # Either it says nothing, and opening the log writes it anew; or bytes of the log are missing.
+            # Either the state is unreadable, and opening the log rewrites it; or bytes of the log are
+            # missing.
             if problem.kind == "OffsetBeyondLog":
                 self._damaged.append(problem)
             else:
@@ -273,7 +275,7 @@ class _Planner:
             if found_here.is_foreign:
                 self._block(path, "ForeignSegment", "its batches belong to a segment of another name")
             if not found_here.good or found_here.good[0].position > 0:
-                # What comes before tells the leader epoch.
+                # The previous segment determines the leader epoch.
                 wanted |= set(self._bases[max(0, at - 1) : at]) - self._surveys.keys()
         self._surveys = dict(sorted(self._surveys.items()))
 
@@ -297,10 +299,10 @@ class _Planner:
         self._tell_of_the_rest()
 
     def _missing_after(self) -> dict[int, int]:
-        """For segments that end too early: where the next one begins, or the log is known to have gone."""
+        """Return, for segments that end too early, where the next one begins or the log is known to end."""
         missing: dict[int, int] = {}
         if any(problem.kind == "OffsetRegression" for problem in self._damaged):
-            # Then verify was misled about gaps.
+            # Wrong offsets may have misled verify about gaps.
             self.plan.is_compacted = any(found.has_gaps for found in self._surveys.values())
         standing = self.plan.standing
         if has_no_gaps(standing) or not self.plan.is_compacted:
@@ -422,7 +424,7 @@ class _Planner:
     # ---- leader epochs ------------------------------------------------------------------------------------
 
     def _corrections(self) -> dict[int, list[Edit]]:
-        """Batches whose records are whole, and whose leader epoch cannot be: it is written anew."""
+        """Plan edits for intact batches with an impossible leader epoch."""
         owners = [(base, whole) for base, found in self._surveys.items() for whole in found.good]
         wholes = [whole for _, whole in owners]
         expected = {w.base_offset: e for w in wholes if (e := self._checkpointed(w.base_offset)) is not None}
@@ -470,7 +472,8 @@ class _Planner:
             self.plan.findings.append(Finding(path, "EpochMismatch", REBUILD, text))
 
     def _tell_of_the_rest(self) -> None:
-        """A batch whose CRC fits and whose records do not was written so."""
+        """Report batches with a valid CRC and bad records: they were written that way and cannot be
+        repaired."""
         for problem in self._damaged:
             found = parse_file_name(problem.path.rpartition("/")[2])
             surveyed = self._surveys.get(found[0]) if found else None

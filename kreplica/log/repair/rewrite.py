@@ -1,6 +1,6 @@
-"""Putting other bytes into a segment: the file is written anew beside the old one, and renamed over it.
+"""Replace bytes of a segment: write a new file beside the old one, and rename it over the old one.
 
-A crash leaves the one or the other, each whole, and no index that speaks of the wrong one.
+A crash leaves either the old or the new file, complete, and no index of the wrong one.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """Bytes [`position`, `end_position`) of a segment become `replacement`, and the `pieces` behind it.
+    """Replaces the bytes [`position`, `end_position`) of a segment by `replacement`, then the `pieces`.
 
-    `quarantine`: what they were.
+    `quarantine`: the description of the replaced bytes, if they are to be kept.
     """
 
     position: int
@@ -49,10 +49,9 @@ class Edit:
 
 
 def set_aside(storage: Storage, directory: str, found: Quarantine, region: Region) -> None:
-    """Write the two files of a quarantine; when this returns they outlive a power cut.
+    """Write the two files of a quarantine durably.
 
-    `region`: the segment as it was found. A repair that a crash has ended may have written them before: then
-    they are found to be the same.
+    `region`: the segment as it was found. Equal files of an earlier, interrupted repair are reused.
     """
     number = 0
     while True:
@@ -88,7 +87,7 @@ def _holds(storage: Storage, path: str, found: Quarantine, region: Region) -> bo
 def rewrite(storage: Storage, directory: str, base_offset: int, edits: Sequence[Edit]) -> None:
     """Make the edits, in the order of their positions, in the segment at `base_offset`.
 
-    Its indexes are removed; whoever opens the log makes them anew.
+    Its indexes are removed; opening the log rebuilds them.
     """
     path = f"{directory}/{file_name(base_offset, LOG_SUFFIX)}"
     with storage.open_region(path, max(1, storage.size(path)), writable=False) as region:
@@ -100,13 +99,13 @@ def rewrite(storage: Storage, directory: str, base_offset: int, edits: Sequence[
 
 
 def add(storage: Storage, directory: str, piece: Piece) -> None:
-    """Make a file of another replica one of the log."""
+    """Add a segment file of another replica to the log."""
     write_aside(storage, f"{directory}/{file_name(piece.base_offset, LOG_SUFFIX)}", _taken(storage, piece))
     _replace(storage, directory, piece.base_offset)
 
 
 def _replace(storage: Storage, directory: str, base_offset: int) -> None:
-    """Put the segment that was written aside in the place of the one that is there."""
+    """Replace the segment by the file that was written aside."""
     path = f"{directory}/{file_name(base_offset, LOG_SUFFIX)}"
     for suffix in (INDEX_SUFFIX, TIME_INDEX_SUFFIX):
         storage.remove(f"{directory}/{file_name(base_offset, suffix)}")

@@ -1,8 +1,8 @@
-"""Which bytes of a damaged segment are batches that belong there, and which are not.
+"""Survey a damaged segment: find the batches that belong there, and the bad ranges between them.
 
-A batch is taken for whole by its frame, its header and its CRC. Its offset and its leader epoch lie outside
-the CRC, so a batch may be whole and lie about them: the largest set of batches that fit together is believed,
-and the others are not. Only segments in which something was found are looked at in this way.
+A batch is intact if its frame, header and CRC are valid. The CRC covers neither its offset nor its leader
+epoch, so an intact batch may have a wrong one. The survey trusts the largest set of batches that are
+consistent with each other. Only segments with problems are surveyed.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 
 WINDOW_BYTES = 8 << 20
 UINT64_MAX = (1 << 64) - 1
-LEAST_EPOCH = -(1 << 40)  # below any: a scan that takes each batch for itself
+LEAST_EPOCH = -(1 << 40)  # below any epoch, so that the scan does not compare epochs
 
 
 class Whole(NamedTuple):
-    """A whole batch: its frame in the file, and what it says of itself."""
+    """An intact batch: its frame in the file, and the fields of its header."""
 
     position: int
     size: int
@@ -47,16 +47,16 @@ class Whole(NamedTuple):
 
     @property
     def offset_count(self) -> int:
-        """Its offsets."""
+        """The number of its offsets."""
         return self.last_offset - self.base_offset + 1
 
 
 @dataclass(frozen=True, slots=True)
 class BadRange:
-    """Bytes [`position`, `end_position`) of a segment that are no batch of it.
+    """The bytes [`position`, `end_position`) of a segment, which hold no valid batch of it.
 
-    [`first_offset`, `next_offset`) are missing for it; `next_offset` is None where nothing follows, and what
-    is missing is not known from the segment. `only_zeros`: nothing was ever written there, or it was lost.
+    The offsets [`first_offset`, `next_offset`) are missing because of it. `next_offset` is None if nothing
+    follows in the segment. `only_zeros`: nothing was ever written there, or it was lost.
     """
 
     position: int
@@ -69,10 +69,11 @@ class BadRange:
 
 @dataclass(slots=True)
 class SegmentSurvey:
-    """What a segment holds: the batches that fit together, and the rest.
+    """The result of a survey: the consistent batches of a segment, and the bad ranges.
 
-    `misplaced`: batches that are whole and do not fit; their bytes lie in the bad ranges. `is_foreign`: it is
-    another segment under this one's name, for it begins with batches that follow each other below it.
+    `misplaced`: intact batches that are not consistent; their bytes are in the bad ranges.
+    `is_foreign`: the file is another segment under a wrong name: it begins with consecutive batches below its
+    base offset.
     """
 
     base_offset: int
@@ -84,7 +85,7 @@ class SegmentSurvey:
 
     @property
     def has_gaps(self) -> bool:
-        """Whether compaction was here: offsets are missing where no byte is."""
+        """Whether the segment was compacted: offsets are missing without missing bytes."""
         return any(
             a.end_position == b.position and a.last_offset + 1 < b.base_offset for a, b in pairwise(self.good)
         ) or any(0 < w.record_count < w.offset_count for w in self.good)
@@ -95,7 +96,7 @@ class SegmentSurvey:
 
 
 def open_segment(storage: Storage, path: str, base_offset: int) -> LogSegment:
-    """The segment for a walk through it, without its indexes; close its region afterwards."""
+    """Open a segment without its indexes, for a walk. The caller closes it."""
     region = storage.open_region(path, max(1, storage.size(path)), writable=False)
     none = [MemoryFile(0).open(path, 0, writable=False) for _ in range(2)]
     return LogSegment(
@@ -104,9 +105,10 @@ def open_segment(storage: Storage, path: str, base_offset: int) -> LogSegment:
 
 
 def survey(segment: LogSegment, stop_offset: int | None) -> SegmentSurvey:
-    """Look at every byte of the segment; the next one begins, or the log is known to end, at `stop_offset`.
+    """Survey every byte of the segment.
 
-    Raises KafkaStorageError for a page that the disk does not give.
+    `stop_offset`: where the next segment begins or the log is known to end; None if unknown. Raises
+    KafkaStorageError if the disk cannot deliver a page.
     """
     base = segment.base_offset
     stop = base + INT32_MAX + 1 if stop_offset is None else stop_offset
@@ -128,10 +130,10 @@ def survey(segment: LogSegment, stop_offset: int | None) -> SegmentSurvey:
 
 
 def _wholes(segment: LogSegment) -> Iterator[Whole | tuple[int, str]]:
-    """Every whole batch in the order of the file; for what is none, (position, reason) of where it begins."""
+    """Yield every intact batch in file order, and (position, reason) for the start of each bad range."""
     position, size = 0, segment.size
     while position < size:
-        # Each batch for itself: no order is asked of offsets and epochs yet.
+        # Judge each batch alone, without comparing offsets and epochs yet.
         status, end, _, _ = scan(segment, position, size, 0, LEAST_EPOCH)
         yield from _batches_in(segment, position, end)
         begun, position = position, end
@@ -140,7 +142,7 @@ def _wholes(segment: LogSegment) -> Iterator[Whole | tuple[int, str]]:
             yield end, name
             position = _behind(segment, end)
         elif end == begun:
-            # Whole, but farther above the base than a segment reaches.
+            # The batch is intact, but its offset is too far above the segment's base offset.
             batch = RecordBatch(segment.region.slice(end, size - end))
             if not batch.crc_valid:
                 yield end, name
@@ -169,9 +171,10 @@ def _whole(position: int, batch: RecordBatch) -> Whole:
 
 
 def _behind(segment: LogSegment, position: int) -> int:
-    """Where the next whole batch begins behind a bad one.
+    """Return the position of the next intact batch behind a bad one.
 
-    Where the bad one's length leads to it, it is not looked for: a record may hold the bytes of a batch.
+    If the bad batch's length leads to an intact batch, that one is taken without a search, since a record may
+    contain the bytes of a batch.
     """
     size = segment.size
     try:
@@ -187,19 +190,17 @@ def _behind(segment: LogSegment, position: int) -> int:
 
 
 def fitting(wholes: Sequence[Whole], base_offset: int, stop_offset: int, *, is_known: bool) -> list[Whole]:
-    """The most batches of [`base_offset`, `stop_offset`), in the file's order, each above the one before.
+    """Return the largest set of batches in [`base_offset`, `stop_offset`) with increasing offsets.
 
-    `is_known`: the last one ends there.
-
-    Of several such sets the one into whose gaps the offsets of the others would fit: they follow each other
-    unless something happened.
+    `is_known`: the last batch ends at `stop_offset`. Among sets of equal size, prefer the one whose gaps
+    match the offsets of the remaining batches, since batches are consecutive unless something went wrong.
     """
     if all(a.last_offset < b.base_offset for a, b in pairwise(wholes)) and (
         not wholes or (base_offset <= wholes[0].base_offset and wholes[-1].last_offset < stop_offset)
     ):
         return list(wholes)
-    # Scores of the best set that ends with a batch: two for each batch, and one for each that lies as far
-    # above the one before it as the batches between them in the file reach.
+    # The score of the best set that ends with each batch. A batch scores two points, and one more if its gap
+    # to the previous batch equals the offsets of the batches between them in the file.
     ends = sorted({whole.last_offset for whole in wholes})
     best = _PrefixMaximum(len(ends))
     by_shift: dict[int, tuple[int, int]] = {base_offset: (0, -1)}
@@ -238,7 +239,7 @@ def fitting(wholes: Sequence[Whole], base_offset: int, stop_offset: int, *, is_k
 
 
 class _PrefixMaximum:
-    """The largest (score, index) among the first n slots, of which any may grow."""
+    """The largest (score, index) among the first n slots, as a tree that supports growing values."""
 
     def __init__(self, size: int) -> None:
         self._tree = [(0, -1)] * (size + 1)
@@ -279,7 +280,7 @@ def _bad(
 
 
 def is_zero(segment: LogSegment, position: int, end: int) -> bool:
-    """Whether the bytes [`position`, `end`) of the segment's file are zeros."""
+    """Return whether the bytes [`position`, `end`) of the segment are zeros."""
     return not any(
         segment.region.read(at, min(WINDOW_BYTES, end - at)).strip(b"\0")
         for at in range(position, end, WINDOW_BYTES)
@@ -287,10 +288,10 @@ def is_zero(segment: LogSegment, position: int, end: int) -> bool:
 
 
 def relocated(found: SegmentSurvey, bad: BadRange, next_offset: int) -> list[tuple[Whole, int]]:
-    """The batches that fill a bad range, with the base offsets that they must have had.
+    """Return the misplaced batches that fill a bad range, with their right base offsets.
 
-    Only where they fill bytes and missing offsets exactly, and each is off in one byte of its offset: a block
-    of bytes that was written to the wrong place is not.
+    They must fill its bytes and its missing offsets exactly, and each offset may be wrong in one byte only.
+    This excludes a block of bytes that was written to the wrong place.
     """
     moved: list[tuple[Whole, int]] = []
     position, offset = bad.position, bad.first_offset
@@ -307,15 +308,15 @@ def relocated(found: SegmentSurvey, bad: BadRange, next_offset: int) -> list[tup
 def epochs_to_correct(
     wholes: Sequence[Whole], floor: int, expected: dict[int, int]
 ) -> list[tuple[Whole, int]]:
-    """The batches whose leader epoch cannot be right, since epochs never go back, with the one that is.
+    """Return the batches whose leader epoch must be wrong, since epochs never decrease, with the right epoch.
 
-    `floor`: no epoch lies below it. `expected`: what the checkpoint has for a base offset, where it is known.
+    `floor`: the least possible epoch. `expected`: the known epochs of the checkpoint, by base offset.
     """
     if all(a.leader_epoch <= b.leader_epoch for a, b in pairwise(wholes)) and (
         not wholes or wholes[0].leader_epoch >= floor
     ):
         return []
-    # For each epoch, the best set of batches that ends with it: (score, index of its last batch).
+    # For each epoch, the best set of batches that ends with it, as (score, index of its last batch).
     best: dict[int, tuple[int, int]] = {}
     before: list[int] = []
     for at, whole in enumerate(wholes):

@@ -1,8 +1,9 @@
-"""Changing a plan so that lost ranges are taken from another replica instead of becoming gaps.
+"""Change a plan so that lost ranges are taken from another replica instead of becoming gaps.
 
-Of a range at the end of a segment, what fills whole files of the other replica becomes files again. Ranges
-that an earlier repair has quarantined are taken, too. Where the other replica disagrees in one range, nothing
-of the partition is repaired: a gap could still be made, but it is not what was asked for.
+For a range at the end of a segment, whole segment files of the peer become segment files again. Ranges that
+an earlier repair has quarantined are taken, too. If the peer disagrees about one range, nothing in the
+partition
+is repaired: a gap would be possible, but the user asked for the peer's records.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def take_from_peer(storage: Storage, plan: PartitionPlan, peer_directory: str) -> None:
-    """Let the plan take its lost ranges from the partition in `peer_directory`, where that agrees."""
+    """Change the plan to take its lost ranges from the partition in `peer_directory`, if that agrees."""
     names = storage.list_directory(plan.directory)
     lost = [*plan.lost, *_quarantined(storage, plan, names)]
     if not lost:
@@ -48,7 +49,7 @@ def take_from_peer(storage: Storage, plan: PartitionPlan, peer_directory: str) -
 
 
 def _quarantined(storage: Storage, plan: PartitionPlan, names: list[str]) -> Iterator[Lost]:
-    """The empty batches that stand for what an earlier repair took out."""
+    """Yield the ranges that an earlier repair has quarantined and that are still missing."""
     findings = {finding.offset: finding for finding in plan.findings if finding.kind == "Quarantined"}
     for name, note in read_all(storage, plan.directory, names).items():
         finding = findings.get(note.first_offset)
@@ -63,7 +64,7 @@ def _quarantined(storage: Storage, plan: PartitionPlan, names: list[str]) -> Ite
             edit = Edit(found[0], found[0] + found[1], segment.region.read(found[0], found[1]))
             at_end = edit.end_position == segment.size
         except CorruptMessage:
-            continue  # what is wrong there is in the plan
+            continue  # the plan already contains the problem
         finally:
             segment.close()
         kept = [name] if note.kept_in is None else [name, note.kept_in]
@@ -76,7 +77,7 @@ def _bases(names: list[str]) -> list[int]:
 
 
 class _Around:
-    """The batches around the lost ranges of a log."""
+    """Finds the batches around the lost ranges of a log."""
 
     def __init__(self, storage: Storage, plan: PartitionPlan, names: list[str]) -> None:
         self._storage = storage
@@ -91,7 +92,7 @@ class _Around:
         return Wanted(lost.first_offset, lost.next_offset, before, after, plan.epochs, plan.is_compacted)
 
     def _nearest(self, bases: list[int], offset: int, *, is_before: bool) -> bytes | None:
-        """The bytes of the nearest batch with records below `offset`, or from it on."""
+        """Return the bytes of the nearest batch with records below `offset`, or at or above it."""
         for base in bases:
             found = None
             for batch in self._batches(base):
@@ -104,7 +105,7 @@ class _Around:
         return None
 
     def _batches(self, base: int) -> Iterator[RecordBatch]:
-        """The batches of a segment that the plan believes, and that have records."""
+        """Yield the batches of a segment that are outside the plan's edits and have records."""
         edits = sorted(self._plan.edits.get(base, ()), key=lambda edit: edit.position)
         segment = open_segment(self._storage, f"{self._plan.directory}/{file_name(base, LOG_SUFFIX)}", base)
         try:
@@ -117,7 +118,7 @@ class _Around:
                         if batch.record_count and batch.crc_valid:
                             yield batch
                 except CorruptMessage:
-                    pass  # the end that recovery will cut, or padding
+                    pass  # the tail that recovery will truncate, or padding
                 position = end
         finally:
             segment.close()

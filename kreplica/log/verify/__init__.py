@@ -1,15 +1,16 @@
-"""Check all files of a log, of a log directory, of a cluster's folder, or one segment, and change nothing.
+"""Check the files of a segment, a log, a log directory or a cluster's folder, without changing anything.
 
-`verify` yields a `Problem` for everything that does not hold:
+`verify` yields a `Problem` for every violation of these rules:
 
-- every batch: frame, CRC, header, records; offsets and leader epochs never go back; a file's name is its base
-- every index entry points at what it says it does
-- the transaction indexes list the aborted transactions, and nothing else
-- leader epochs are those of the checkpoint; checkpoints, snapshots and the small files can be read
-- no checkpoint or snapshot speaks of an offset beyond its log
+- Every batch has a valid frame, CRC, header and records. Offsets and leader epochs never decrease. A file's
+  name is its base offset.
+- Every index entry matches the batch that it points to.
+- The transaction indexes list exactly the aborted transactions.
+- Leader epochs match the checkpoint. Checkpoints, snapshots and the small files can be read.
+- No checkpoint or snapshot has an offset beyond its log.
 
-What a crash may leave behind without harm is no problem: zeros behind the last batch of the last segment
-and in its indexes, and files that wait for their deletion. One verification runs in one thread and shares
+Harmless remains of a crash are no problem: zeros behind the last batch of the last segment and in its
+indexes, and files that wait for their deletion. Thread rule: one verification runs in one thread and shares
 nothing.
 """
 

@@ -1,4 +1,4 @@
-"""The way in: what kind of directory it is, its partitions, and the files beside them."""
+"""Verify a path: find out what kind of directory it is, and check its partitions and other files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from kreplica.log.verify.problem import Problem
 if TYPE_CHECKING:
     from kreplica.common.ports import Storage
 
-# Files whose first rule is that they can be read, and what reads them; each raises InvalidFile.
+# The small files and the functions that parse them; each raises InvalidFile.
 _READERS: Mapping[str, Callable[[bytes, str], object]] = {
     META_PROPERTIES: MetaPropertiesFile.parse,
     "partition.metadata": PartitionMetadataFile.parse,
@@ -31,11 +31,12 @@ _READERS: Mapping[str, Callable[[bytes, str], object]] = {
 def verify(
     storage: Storage, path: str, *, progress: Callable[[int], None] | None = None
 ) -> Iterator[Problem]:
-    """Every problem at `path`: a segment, a partition's directory, a log directory with many of them, or a
-    directory with log directories, as a cluster's. `places` tells what of it is looked at.
+    """Yield every problem at `path`.
 
+    `path` is a segment, a partition's directory, a log directory, or a directory with log directories, such
+    as a cluster's. `places` determines which of its contents are checked.
     `progress` is called with the number of bytes walked since its last call; `total_bytes` is their sum.
-    Raises KafkaStorageError only where `path` itself cannot be read.
+    Raises KafkaStorageError only if `path` itself cannot be read.
     """
     if path.endswith(".log"):
         directory, slash, name = path.rpartition("/")
@@ -52,8 +53,8 @@ def verify(
 
 
 class PartKind(Enum):
-    """What a Part is: all that is at its path, a partition among others of its log directory, or what lies in
-    a log directory beside the partitions."""
+    """The kind of a Part: everything at its path, one partition of a log directory, or the log directory's
+    files beside the partitions."""
 
     WHOLE = "whole"
     PARTITION = "partition"
@@ -61,7 +62,7 @@ class PartKind(Enum):
 
 
 class Part(NamedTuple):
-    """A part of what `verify` looks at, which can be looked at by itself; `size`: bytes of its segments."""
+    """A part of a verification that can run separately. `size`: the bytes of its segments."""
 
     kind: PartKind
     path: str
@@ -69,9 +70,9 @@ class Part(NamedTuple):
 
 
 def parts(storage: Storage, path: str) -> Iterator[Part]:
-    """What `verify` looks at in `path`, so that others may look at the parts at the same time.
+    """Divide the verification of `path` into parts that can run in parallel.
 
-    Raises KafkaStorageError where `path` cannot be read.
+    Raises KafkaStorageError if `path` cannot be read.
     """
     if path.endswith(".log") or is_log(storage.list_directory(path)):
         yield Part(PartKind.WHOLE, path, total_bytes(storage, path))
@@ -83,7 +84,10 @@ def parts(storage: Storage, path: str) -> Iterator[Part]:
 
 
 def verify_part(storage: Storage, part: Part) -> Iterator[Problem]:
-    """The problems of one part. All parts together have those of `verify`, in another order. Raises as it."""
+    """Yield the problems of one part. All parts together yield those of `verify`, in another order.
+
+    Raises like `verify`.
+    """
     if part.kind is PartKind.WHOLE:
         yield from verify(storage, part.path)
     elif part.kind is PartKind.BESIDE_PARTITIONS:
@@ -96,14 +100,14 @@ def verify_part(storage: Storage, part: Part) -> Iterator[Problem]:
 
 
 def holds_log(storage: Storage, path: str) -> bool:
-    """Whether there is anything at `path` that `verify` looks at. Raises KafkaStorageError."""
+    """Return whether `path` has anything for `verify` to check. Raises KafkaStorageError."""
     if not storage.is_directory(path):
         return SEGMENT.fullmatch(path.rpartition("/")[2]) is not None
     return is_log(storage.list_directory(path)) or bool(places(storage, path).logs)
 
 
 def total_bytes(storage: Storage, path: str) -> int:
-    """The bytes of all segments at `path`: what `verify` walks."""
+    """Return the bytes of all segments at `path`, which `verify` walks."""
     if path.endswith(".log"):
         return storage.size(path)
     if is_log(storage.list_directory(path)):
@@ -112,7 +116,7 @@ def total_bytes(storage: Storage, path: str) -> int:
 
 
 def _log_bytes(storage: Storage, path: str) -> int:
-    """The bytes of a log's segments; 0 where it cannot be read, which verifying it tells."""
+    """Return the bytes of a log's segments; 0 if they cannot be read, which the verification reports."""
     try:
         segments = filter(SEGMENT.fullmatch, storage.list_directory(path))
         return sum(storage.size(f"{path}/{segment}") for segment in segments)
@@ -134,8 +138,7 @@ def _log_directory(
 def _partition(
     storage: Storage, path: str, progress: Callable[[int], None] | None, ends: dict[TopicPartition, int]
 ) -> Iterator[Problem]:
-    """The problems of one partition of a log directory; `ends` is told where its log ends, if that is
-    known."""
+    """Yield the problems of one partition of a log directory, and add its log end to `ends` if known."""
     try:
         files = storage.list_directory(path)
     except KafkaStorageError as error:
@@ -172,7 +175,7 @@ def _offsets_within_logs(
     try:
         offsets = OffsetCheckpointFile.parse(storage.read_file(path), path)
     except KreplicaError:
-        return  # told already
+        return  # small_files has reported it
     for key, offset in offsets.items():
         if offset > ends.get(key, offset):
             text = f"{key.topic}-{key.partition} ends at {ends[key]}, the checkpoint says {offset}"

@@ -1,4 +1,4 @@
-"""The leader epochs of a partition's batches, compared with its checkpoint."""
+"""EpochCheck: compares the leader epochs of a partition's batches with its checkpoint."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from kreplica.record import RecordBatch
 
 
 class EpochCheck:
-    """Each batch has the leader epoch that the checkpoint gives its offset. One check for all segments.
+    """Checks that each batch has the leader epoch that the checkpoint has for its offset.
 
-    `segment`: the path of the one that is walked, for its problems.
+    One object checks all segments of a log. `segment`: the path of the current one, for its problems.
     """
 
     def __init__(self, path: str, entries: list[EpochEntry]) -> None:
@@ -24,16 +24,16 @@ class EpochCheck:
         self._entries = entries
 
     def see(self, batch: RecordBatch, position: int) -> Iterator[Problem]:
-        # By itself, for an offset that lies must not mislead about those behind it.
+        # Look up each offset separately, so that a wrong offset does not affect the batches behind it.
         at = self._covering(batch.base_offset)
-        # What is below the first entry lies before the log's start; -1 is from before there were epochs.
+        # Offsets below the first entry lie before the log start. Records from before KIP-101 have epoch -1.
         if at < 0 or batch.leader_epoch in (NO_LEADER_EPOCH, self._entries[at].epoch):
             return
         text = f"leader epoch {batch.leader_epoch}, where the checkpoint has {self._entries[at].epoch}"
         yield Problem(self.segment, "EpochMismatch", text, batch.base_offset, position)
 
     def reach(self, offset: int, epoch: int) -> int:
-        """The offset up to which batches of leader epoch `epoch` from `offset` on have the right one."""
+        """Return the offset up to which `epoch` is the right leader epoch for batches from `offset` on."""
         at = self._covering(offset)
         if at >= 0 and epoch not in (NO_LEADER_EPOCH, self._entries[at].epoch):
             return offset
@@ -47,7 +47,7 @@ class EpochCheck:
         return iter(())
 
     def finish_log(self, log_end_offset: int) -> Iterator[Problem]:
-        """Called behind the last segment."""
+        """Yield the problems of the checkpoint itself. Called after the last segment."""
         for epoch, start_offset in self._entries:
             if start_offset > log_end_offset:
                 text = f"epoch {epoch} begins at {start_offset}, the log ends at {log_end_offset}"

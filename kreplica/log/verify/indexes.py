@@ -1,6 +1,6 @@
-"""What the two indexes of a segment say, compared with its batches as they pass.
+"""Compare the offset index and the time index of a segment with its batches during the walk.
 
-Both are read whole: they are small beside their segment. An entry is taken apart when its batch comes.
+Both indexes are read completely, since they are small. An entry is decoded when the walk reaches its batch.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from kreplica.record import RecordBatch
 
 @dataclass(frozen=True, slots=True)
 class IndexEntry:
-    """An entry of an index: what it says, and the byte it stands at."""
+    """An entry of an index, and its position in the file."""
 
     key: int  # offset or timestamp
     value: int  # position or offset
@@ -26,20 +26,21 @@ class IndexEntry:
 
 
 def used_bytes(data: bytes, entry_size: int) -> int:
-    """Where the zeros begin that an index has behind its entries: its size, where there are none."""
+    """Return the size of an index without the zeros behind its entries."""
     return -(-len(data.rstrip(b"\0")) // entry_size) * entry_size
 
 
 def usable_entries(path: str, data: bytes, entry: struct.Struct, padded: bool) -> tuple[bytes, list[Problem]]:
-    """The bytes of the entries of an index up to the first that does not follow the one before it.
+    """Return the bytes of an index's entries up to the first that is out of order, and the problems.
 
-    `padded` allows zeros behind the entries: the index of a segment that is still written to.
+    `padded` allows zeros behind the entries, as in the index of a segment that is still being written.
     """
     problems = []
     stop = len(data) // entry.size * entry.size
     used = used_bytes(data, entry.size)
     if used == 0 and len(data) == TimeIndexCheck.ENTRY.size == entry.size:
-        # Timestamp 0 at the first offset: its batch will tell.
+        # This may be a real entry, with timestamp 0 at the first offset; the comparison with the batch
+        # decides.
         used = entry.size
     if used > stop or (used == stop < len(data) and not padded):
         text = f"{len(data)} bytes are no multiple of {entry.size}"
@@ -57,9 +58,9 @@ def usable_entries(path: str, data: bytes, entry: struct.Struct, padded: bool) -
 
 
 class _IndexCheck:
-    """The entries of an index that wait for their batches, and what was wrong with the file by itself.
+    """The entries of an index that the walk has not reached yet, and the problems of the file itself.
 
-    `entries`: the bytes of those that can be used; `at`: the first one that waits.
+    `entries`: the bytes of the usable entries. `at`: the index of the first entry not reached.
     """
 
     SUFFIX: ClassVar[str]
@@ -85,11 +86,12 @@ class _IndexCheck:
 
 
 class OffsetIndexCheck(_IndexCheck):
-    """Each entry: where a batch begins, and the last offset of a batch from there to the next entry's."""
+    """Checks that each entry has the start of a batch, and the last offset of a batch before the next
+    entry."""
 
     SUFFIX = INDEX_SUFFIX
     ENTRY = struct.Struct(">ii")
-    open_at = -1  # the entry whose position was met, and its offset not yet; -1: none
+    open_at = -1  # the entry whose position the walk has met, but not yet its offset; -1 without one
 
     def see(self, batch: RecordBatch, position: int) -> Iterator[Problem]:
         while (entry := self._waiting()) is not None and entry.value <= position:
@@ -123,11 +125,12 @@ class OffsetIndexCheck(_IndexCheck):
 
 
 class TimeIndexCheck(_IndexCheck):
-    """Each entry: the batch with that offset has that timestamp, and none before it a greater one."""
+    """Checks that the batch of each entry's offset has its timestamp, and that no earlier batch has a later
+    one."""
 
     SUFFIX = TIME_INDEX_SUFFIX
     ENTRY = struct.Struct(">qi")
-    greatest = -1  # timestamp of the batches so far; an emptied one has no record to be looked for
+    greatest = -1  # the largest timestamp of the batches so far, without empty ones
 
     def see(self, batch: RecordBatch, position: int) -> Iterator[Problem]:
         del position

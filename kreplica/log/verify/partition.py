@@ -1,4 +1,4 @@
-"""One partition's directory: its segments in their order, and the files beside them."""
+"""PartitionVerifier: checks the directory of one partition, its segments in order and its other files."""
 
 from __future__ import annotations
 
@@ -41,15 +41,14 @@ _OF_A_SEGMENT = re.compile(r"(\d{20})\.(?:index|timeindex|txnindex)")
 
 
 def has_no_gaps(standing: LogStanding | None) -> bool:
-    """Whether the segments of a log must follow each other: kreplica alone wrote it, and its cleaner leaves
-    no gap between them."""
+    """Return whether the log must not have gaps between segments, because only kreplica wrote it."""
     return standing is not None and not standing.has_gaps
 
 
 def may_be_missing(standing: LogStanding | None, first: int, stop: int) -> bool:
-    """Whether the offsets [first, stop) between two segments can be lost.
+    """Return whether the offsets [first, stop) between two segments count as lost.
 
-    A follower's leader may leave out more, and what lies below the log start was deleted, on the disk or not.
+    They do not below the log start, where they were deleted. A very large gap may come from the leader.
     """
     if standing is not None and stop <= standing.log_start_offset:
         return False
@@ -57,11 +56,11 @@ def may_be_missing(standing: LogStanding | None, first: int, stop: int) -> bool:
 
 
 class PartitionVerifier:
-    """Walks the segments of `directory`, or `only` the one of that name by itself.
+    """Walks the segments of `directory`, or only the segment file named `only`.
 
-    Afterwards `next_offset` is the log's end; `whole` tells whether every segment was walked to its last
-    batch, and `has_gaps` whether compaction was here. Where a writer of this boot publishes how far the log
-    goes, that is how far it is walked: behind it the writer may be at work.
+    Afterwards `next_offset` is the log end, `whole` is whether every segment was walked to its last batch,
+    and `has_gaps` is whether the log was compacted. If a writer has published the log's state since the
+    machine started, the walk ends there, because the writer may be appending behind it.
     """
 
     def __init__(
@@ -78,17 +77,17 @@ class PartitionVerifier:
         self.next_offset = 0
         self.whole = True
         self._leader_epoch = -1
-        self.has_gaps = False  # compaction was here
-        self._began: dict[int, int] = {}  # the producers in a transaction, and its first offset
+        self.has_gaps = False  # whether the log was compacted
+        self._began: dict[int, int] = {}  # the first offset of each producer's open transaction
         self._epochs: EpochCheck | None = None
         self._standing: LogStanding | None = None
-        self._bound: LogStanding | None = None  # the standing, while its writer may be at work
+        self._bound: LogStanding | None = None  # the published state, while its writer may be running
         self._names: set[str] = set()
         self._bases: list[int] = []
         self._quarantines = QuarantineCheck([])
 
     def problems(self) -> Iterator[Problem]:
-        # In this order, so that what was published is there in all that is looked at afterwards.
+        # Read the published state first, so that everything read later includes what it describes.
         yield from self._read_standing()
         self._names = {self._only} if self._only else set(self._storage.list_directory(self._directory))
         self._bases = self._segments()
@@ -108,7 +107,7 @@ class PartitionVerifier:
     # ---- segments ------------------------------------------------------------------------------------
 
     def _segments(self) -> list[int]:
-        """The base offsets of the segments to walk."""
+        """Return the base offsets of the segments to walk."""
         bases = sorted(int(found[1]) for name in self._names if (found := SEGMENT.fullmatch(name)))
         if self._bound is None:
             return bases
@@ -174,7 +173,7 @@ class PartitionVerifier:
             return SegmentEnd(may_be_unused=True, published=self._bound.valid_length)
         if self._standing is None:
             return SegmentEnd(may_be_unused=base == self._bases[-1])
-        # A crash while a segment was rolled leaves two that were not trimmed.
+        # A crash during a roll leaves two segments that were not trimmed.
         return SegmentEnd(may_be_unused=self._crashed() and base in self._bases[-2:])
 
     def _crashed(self) -> bool:
@@ -192,7 +191,7 @@ class PartitionVerifier:
     def _has(self, base: int, suffix: str) -> bool:
         return f"{base:020d}{suffix}" in self._names
 
-    # ---- beside them ---------------------------------------------------------------------------------
+    # ---- other files ---------------------------------------------------------------------------------
 
     def _read_standing(self) -> Iterator[Problem]:
         path = f"{self._directory}/{STATE_FILE}"
@@ -210,7 +209,8 @@ class PartitionVerifier:
         self._standing = standing
 
     def _other_end_than_published(self) -> Iterator[Problem]:
-        """The log ends where its writer says; after a crash, at least where it was flushed."""
+        """Check that the log ends where its writer has published; after a crash, not below the flush
+        point."""
         standing = self._standing
         if standing is None:
             return
@@ -221,12 +221,13 @@ class PartitionVerifier:
             yield Problem(path, "OffsetBeyondLog", text, self.next_offset)
 
     def _missing_start(self, epochs: Sequence[EpochEntry]) -> Iterator[Problem]:
-        """The first segments are there, unless they were deleted."""
+        """Check that no first segments are missing, other than deleted ones."""
         standing, state_file = self._standing, f"{self._directory}/{STATE_FILE}"
         if standing is None or not self._bases:
             return
         if self._bound is not None:
-            # A writer moves the log's start, then removes a segment: it may have done so meanwhile.
+            # A writer moves the log start before it removes a segment. Read the state again, in case it just
+            # did.
             standing = read_standing(self._storage.read_file(state_file)) or standing
         first = self._bases[0]
         if missing_segments.lacks_start(
@@ -273,12 +274,12 @@ class PartitionVerifier:
             if found and f"{found[1]}.log" not in self._names:
                 yield Problem(path, "IndexWithoutSegment", "there is no segment of that name")
             offset = offset_of(name)
-            # The writer may be about to write that of the published end.
+            # The writer may be just writing the snapshot at the published end.
             if offset is not None and (self._bound is None or offset < self.next_offset):
                 yield from self._snapshot(path, offset)
 
     def _snapshot(self, path: str, offset: int) -> Iterator[Problem]:
-        """The producers' state before `offset` speaks only of what was before it."""
+        """Check that the producer snapshot at `offset` refers only to lower offsets."""
         try:
             producers = parse_snapshot(self._storage.read_file(path), path)
         except KreplicaError as error:

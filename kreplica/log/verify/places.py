@@ -1,8 +1,8 @@
-"""What there is to check below a path: logs, the log directories that hold them, and what is neither.
+"""Find what to check below a path: logs, the log directories that contain them, and unknown entries.
 
-A directory with a segment in it holds a log, whatever its name is. A log directory holds such directories,
-or the files that a node keeps beside them. Above it there may be more directories, as in the folder of a
-cluster, which has one for each node.
+A directory with a segment holds a log, whatever its name. A log directory contains such directories, or the
+files that a node keeps beside them. It may lie inside other directories: a cluster's folder has one log
+directory per node.
 """
 
 from __future__ import annotations
@@ -30,31 +30,32 @@ OFFSET_CHECKPOINTS = (
     CLEANER_CHECKPOINT,
 )
 META_PROPERTIES = "meta.properties"
-# The files of a log directory, beside those whose names begin with a dot; bootstrap.checkpoint is Kafka's.
+# The files of a log directory, apart from names that begin with a dot. Kafka writes bootstrap.checkpoint.
 _BESIDE_PARTITIONS = frozenset({*OFFSET_CHECKPOINTS, META_PROPERTIES, "bootstrap.checkpoint"})
-# How many directories may lie above a log directory; a cluster's folder is one.
+# The maximum depth of a log directory below the path; in a cluster's folder it is 1.
 _DEPTH = 3
-# The cache of a node's metadata, which has a check of its own.
+# Directories to ignore. kreplica.image is a node's metadata cache, which has its own check.
 _NOT_OF_LOGS = frozenset({"kreplica.image", "lost+found"})
 
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """The directories of logs by log directory, and why other directories and files were not understood."""
+    """The directories of logs by log directory, and the unknown directories and files, with the reasons."""
 
     logs: dict[str, list[str]] = field(default_factory=dict)
     not_understood: dict[str, str] = field(default_factory=dict)
 
 
 def is_log(names: Iterable[str]) -> bool:
-    """Whether a directory with these names holds a log."""
+    """Return whether a directory with these names holds a log."""
     return any(map(SEGMENT.fullmatch, names))
 
 
 def places(storage: Storage, path: str) -> Places:
-    """Look into `path` and, where it is no log directory, into the directories in it.
+    """Search `path` and, if it is not a log directory, the directories in it.
 
-    Raises KafkaStorageError where `path` cannot be listed; what is in it and cannot be is not understood.
+    Raises KafkaStorageError if `path` cannot be listed. Other directories that cannot be listed are reported
+    as not understood.
     """
     found = Places()
     names = storage.list_directory(path)
@@ -66,7 +67,7 @@ def places(storage: Storage, path: str) -> Places:
 
 
 def _look(storage: Storage, path: str, names: list[str], depth: int, found: Places) -> None:
-    """Note what there is below a directory that holds no log itself."""
+    """Record what is below a directory that holds no log itself."""
     logs: list[str] = []
     files: list[str] = []
     others: dict[str, list[str]] = {}
@@ -78,7 +79,7 @@ def _look(storage: Storage, path: str, names: list[str], depth: int, found: Plac
             inside = storage.list_directory(below) if storage.is_directory(below) else None
         except KafkaStorageError as error:
             if PARTITION.fullmatch(name):
-                logs.append(below)  # verifying it tells why
+                logs.append(below)  # its verification reports the error
             elif storage.exists(below):
                 found.not_understood[below] = str(error)
             continue

@@ -1,4 +1,4 @@
-"""The batches that nothing is to be said about, checked natively and many at a time."""
+"""PlainRuns: checks runs of plain, valid batches natively, many at a time."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from kreplica.log.verify.records import RecordsCheck
 
 @dataclass(slots=True)
 class PlainRuns:
-    """Passes over runs of plain, good batches of one segment, and leaves every check as if it had seen them.
+    """Skips runs of plain, valid batches of one segment, and updates every check as if it had seen them.
 
-    A check that is not there has nothing to check: None.
+    An index without a file, and missing epochs, are None.
     """
 
     region: Region
@@ -29,7 +29,8 @@ class PlainRuns:
     times: TimeIndexCheck | None
 
     def skip(self, position: int, end: int) -> int:
-        """Where the first batch from `position` on begins that a check must look at by itself, or `end`."""
+        """Return the position of the first batch from `position` on that needs individual checks, or
+        `end`."""
         records, offsets, times = self.records, self.offsets, self.times
         first, epoch = records.next_offset, records.leader_epoch
         stop = INT64_MAX if self.epochs is None else self.epochs.reach(first, epoch)

@@ -1,19 +1,19 @@
-"""What a verification reports."""
+"""Problem: a finding of a verification."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-# A range that a repair took out of the log, and that is still missing in it.
+# The kind of a range that a repair took out of the log and that is still missing.
 QUARANTINED = "Quarantined"
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing that is wrong.
+    """One problem in the file at `path`.
 
-    `kind`: a name that programs may rely on; a wrong batch has that of its error. `offset`: of the record or
-    batch that it is about. `position`: the byte in the file at `path`.
+    `kind`: a stable name for programs; for a bad batch, the name of its error. `offset`: the offset of the
+    record or batch. `position`: the byte in the file.
     """
 
     path: str
@@ -24,5 +24,5 @@ class Problem:
 
     @property
     def is_known(self) -> bool:
-        """Whether a repair has dealt with it: it is told, and nothing is to be done."""
+        """Whether a repair has dealt with the problem, so that it needs no action."""
         return self.kind == QUARANTINED

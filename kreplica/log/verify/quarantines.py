@@ -1,4 +1,4 @@
-"""The ranges that a repair took out of a partition's log, and whether records stand there again."""
+"""QuarantineCheck: reports the ranges that a repair took out of a log and that were not filled again."""
 
 from __future__ import annotations
 
@@ -11,14 +11,16 @@ from kreplica.record import RecordBatch
 
 
 class QuarantineCheck:
-    """Tells the batches that stand for a quarantined range from those that compaction emptied. One check for
-    all segments of a log."""
+    """Distinguishes the empty batches of quarantined ranges from those that compaction emptied.
+
+    One object checks all segments of a log.
+    """
 
     def __init__(self, quarantines: Iterable[Quarantine]) -> None:
         self._missing = list(quarantines)
 
     def covers(self, batch: RecordBatch) -> bool:
-        """Whether the batch stands for a range that is known to be lost, or for a part of it."""
+        """Return whether the empty batch replaces a quarantined range, or a part of it."""
         return batch.record_count == 0 and any(
             found.covers(batch.base_offset, batch.last_offset) for found in self._missing
         )
@@ -30,7 +32,7 @@ class QuarantineCheck:
         return iter(())
 
     def saw(self, base_offset: int, next_offset: int) -> None:
-        """There are records from `base_offset` on, up to `next_offset`."""
+        """Note that [`base_offset`, `next_offset`) has records, so that quarantines there are filled."""
         if self._missing:
             self._missing = [
                 found
@@ -43,7 +45,8 @@ class QuarantineCheck:
         return iter(())
 
     def finish_log(self, directory: str, first_base_offset: int) -> Iterator[Problem]:
-        """Called behind the last segment; what retention let go is no concern any more."""
+        """Yield the ranges still missing, except those that retention deleted. Called after the last
+        segment."""
         for found in self._missing:
             if found.next_offset > first_base_offset:
                 where = f"its bytes are kept in {found.kept_in}" if found.kept_in else "its bytes were gone"

@@ -1,4 +1,4 @@
-"""Each batch by itself, and where it stands: CRC, header, records, offsets, leader epochs."""
+"""RecordsCheck: checks each batch and its place in the log."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from kreplica.record import RecordBatch
 
 
 class RecordsCheck:
-    """CRC, header and records of each batch; offsets and leader epochs never go back.
+    """Checks the CRC, header and records of each batch, and that offsets and leader epochs never decrease.
 
-    `stop_offset`: where the next segment begins, None for the last one. An offset that jumps past it is not
-    believed, nor does a batch that is broken or out of its place tell of compaction.
+    `stop_offset`: where the next segment begins; None for the last one. An offset that jumps past it is not
+    trusted. A broken or misplaced batch does not count as a sign of compaction.
     """
 
     def __init__(
@@ -33,8 +33,8 @@ class RecordsCheck:
         self._quarantines = quarantines
         self.next_offset = next_offset
         self.leader_epoch = leader_epoch
-        self.has_gaps = False  # which compaction leaves
-        self.behind_broken = False  # what the batch before says of its offsets is not to be believed
+        self.has_gaps = False  # whether compaction has left gaps
+        self.behind_broken = False  # whether the offsets of the previous batch cannot be trusted
 
     def see(self, batch: RecordBatch, position: int) -> Iterator[Problem]:
         dense = batch.record_count == batch.last_offset - batch.base_offset + 1

@@ -1,9 +1,8 @@
-"""One segment, walked batch by batch: frames, CRCs, records, offsets, epochs.
+"""Walk one segment batch by batch, and run checks on its frames, CRCs, records, offsets and epochs.
 
-The walk goes once from the first byte to the last. Runs of batches of which nothing is to be said are passed
-over natively; the others are copied under the region's guard, chunk by chunk, so that a disk that fails to
-deliver a page costs a typed error and memory stays flat. Each `BatchCheck` sees every one of these as it
-passes and then the end, and yields a `Problem` for each thing that does not fit.
+The walk goes once from the first byte to the last. Runs of valid batches are skipped natively. The others are
+copied under the region's guard, chunk by chunk, so a failing disk raises a typed error and memory use stays
+constant. Each `BatchCheck` gets every batch that was not skipped, and then the end, and yields its problems.
 """
 
 from __future__ import annotations
@@ -19,32 +18,32 @@ from kreplica.log.verify.records import RecordsCheck
 from kreplica.record import RecordBatch, batches
 
 CHUNK_BYTES = 4 << 20
-# What is looked at behind a run of plain batches: most often it goes on soon.
+# The bytes to read after a run of plain batches, since the next run usually follows soon.
 LEAST_CHUNK_BYTES = 64 << 10
-# A run that saves its own look, and more.
+# The length of a run that was worth the attempt to skip it.
 WORTHWHILE_BYTES = 1 << 20
 LOG_OVERHEAD_BYTES = 12
 _LENGTH = struct.Struct(">8xi")
 
 
 class BatchCheck(Protocol):
-    """What watches the batches of a segment go by."""
+    """A check that gets the batches of a segment during the walk."""
 
     def see(self, batch: RecordBatch, position: int) -> Iterator[Problem]:
-        """Called for each batch whose frame is right, in the order of the file."""
+        """Check a batch with a valid frame. Called in the order of the file."""
         ...
 
     def finish(self, whole: bool) -> Iterator[Problem]:
-        """Called behind the last batch; `whole`: there is nothing behind it in the file."""
+        """Yield the remaining problems. `whole`: nothing follows the last batch in the file."""
         ...
 
 
 class BatchWalk:
-    """Iterates over (position, batch), except for those that `skip` passes over.
+    """Iterates over (position, batch) of a segment, without the batches that `skip` skips.
 
-    `skip(position, end)` gives the position of the first one that is to be looked at. Afterwards `position`
-    is where the walk ended and `error` what stopped it, or None. A broken frame (length, magic) stops it
-    unless its length leads to another batch: then (position, error) is yielded in its place.
+    `skip(position, end)` returns the position of the next batch to yield. Afterwards `position` is where the
+    walk ended, and `error` is what stopped it, or None. A broken frame (length, magic) stops the walk, unless
+    its length leads to another batch. Then (position, error) is yielded in its place.
     """
 
     def __init__(
@@ -77,7 +76,7 @@ class BatchWalk:
                     return
 
     def _chunk(self, start: int, size: int) -> Iterator[tuple[int, RecordBatch | KreplicaError]]:
-        """The batches that end in the next `size` bytes, or the first one, whatever its size."""
+        """Yield the batches that end in the next `size` bytes, or else the first one, whatever its size."""
         while self.position == start:
             chunk = self._region.read(start, min(size, self.end - start))
             try:
@@ -98,7 +97,7 @@ class BatchWalk:
                 size = self._first_size(chunk)
                 if not len(chunk) < size <= self.end - start:
                     self.error = TruncatedInput(
-                        f"a batch of {size} bytes, of which {self.end - start} are there"
+                        f"a batch of {size} bytes, but only {self.end - start} bytes are there"
                     )
                     return
 
@@ -112,7 +111,7 @@ class BatchWalk:
         return LOG_OVERHEAD_BYTES + int(_LENGTH.unpack_from(chunk)[0])
 
     def _next_frame(self, chunk: bytes, at: int) -> int | None:
-        """The size that the broken batch says it has, if another batch begins behind it."""
+        """Return the size in the broken batch's header if another batch begins behind it, else None."""
         if len(chunk) - at < LOG_OVERHEAD_BYTES:
             return None
         size = LOG_OVERHEAD_BYTES + int(_LENGTH.unpack_from(chunk, at)[0])
@@ -126,7 +125,7 @@ class BatchWalk:
         return size
 
     def rest_is_zero(self) -> bool:
-        """Whether only zeros follow: space that was allocated and not written, or lost."""
+        """Return whether only zeros follow: space that was allocated and not written, or was lost."""
         position = self.position
         while position < self.end:
             chunk = self._region.read(position, min(CHUNK_BYTES, self.end - position))
@@ -137,7 +136,7 @@ class BatchWalk:
 
 
 def _placed(error: CorruptMessage, start: int) -> CorruptMessage:
-    """The error with the byte of the file in its text, instead of that of a chunk which begins at `start`."""
+    """Return the error with the position in the file instead of that in a chunk that begins at `start`."""
     if error.where is None:
         return error
     where = start + error.where
@@ -145,10 +144,10 @@ def _placed(error: CorruptMessage, start: int) -> CorruptMessage:
 
 
 class SegmentEnd(NamedTuple):
-    """Where a segment ends.
+    """The expected end of a segment.
 
-    `may_be_unused`: zeros may follow the last batch, space that was allocated ahead. `published`: the byte up
-    to which its writer says that it goes; behind it nothing is looked at.
+    `may_be_unused`: zeros, allocated ahead, may follow the last batch. `published`: the length that the
+    writer has published; nothing behind it is checked.
     """
 
     may_be_unused: bool
@@ -158,7 +157,7 @@ class SegmentEnd(NamedTuple):
 def verify_batches(
     path: str, walk: BatchWalk, records: RecordsCheck, checks: Iterable[BatchCheck], end: SegmentEnd
 ) -> Iterator[Problem]:
-    """Run the checks over a segment; `walk.whole` then tells whether all its batches could be read."""
+    """Run the checks over a segment. Afterwards `walk.whole` is whether all its batches could be read."""
     watching = [records, *checks]
     for position, batch in walk:
         if isinstance(batch, KreplicaError):
@@ -177,7 +176,7 @@ def verify_batches(
 
 
 def _wrong_end(path: str, walk: BatchWalk, end: SegmentEnd) -> Problem | None:
-    """The problem with what stopped the walk, if it is one."""
+    """Return the problem that stopped the walk, or None if the end is legitimate."""
     left = walk.end - walk.position
     if walk.rest_is_zero():
         if end.may_be_unused and end.published is None:

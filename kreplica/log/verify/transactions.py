@@ -1,4 +1,4 @@
-"""The transaction indexes of a partition, compared with the markers that end its transactions."""
+"""TransactionCheck: compares a partition's transaction indexes with its transaction markers."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ ABORT = 0
 
 
 class TransactionCheck:
-    """The index of one segment lists the aborted transactions that end in it, and nothing else.
+    """Checks that the index of one segment lists exactly the aborted transactions that end in it.
 
-    `began`: the first offset of the transaction each producer is in, as far as the log still has it; it is
-    the partition's, and goes from one segment's check to the next.
+    `began`: the first offset of each producer's open transaction, if the log still has it. The checks of all
+    segments share it.
     """
 
     def __init__(self, path: str, entries: list[AbortedTxn], began: dict[int, int]) -> None:
@@ -34,11 +34,11 @@ class TransactionCheck:
         began = self._began.pop(batch.producer_id, None)
         slot = self._waiting.pop(batch.last_offset, None)
         if batch.record_count == 0:
-            return  # compaction took the marker and left its batch
+            return  # compaction has removed the marker and left its empty batch
         try:
             aborted = batch.control_type == ABORT
         except KreplicaError:
-            return  # what is wrong with the batch is told by another check
+            return  # RecordsCheck reports the bad batch
         if slot is not None:
             yield from self._compare(slot, batch, position, aborted, began)
         elif aborted and began is not None:
