@@ -165,7 +165,8 @@ class SegmentExamination:
     def _found_bad(self, reason: str) -> None:
         position, offset = self.position, self.next_offset
         if reason == "OFFSET_REGRESSION":
-            # If this batch would fit before the previous one, it is the previous one whose offset is wrong.
+            # If this batch would directly follow the batch before the previous one, the previous one's
+            # offset is wrong.
             last, least = self._last
             if last >= 0 and least <= self._offset_at(position) < offset and self._offset_at(last) != least:
                 position, offset = last, least
