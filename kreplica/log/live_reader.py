@@ -14,6 +14,7 @@ from functools import partial
 from kreplica._core.log_state import LogStanding, read_standing
 from kreplica.common.config import LogConfig
 from kreplica.common.errors import InvalidFile, KafkaStorageError
+from kreplica.common.locks import Lock
 from kreplica.common.ports import Clock, Storage
 from kreplica.common.types import TopicPartition
 from kreplica.log import log_loader
@@ -29,10 +30,11 @@ ATTEMPTS = 20
 class LiveReader:
     """Opens the log in `directory` for reading, and follows its writer.
 
-    Thread rule: any thread may call `refresh`; the log's lock guards the change.
+    Thread rule: any thread may call `refresh`. `_lock` is held from the read of the writer's state until the
+    log has it, so that no thread puts an older state in the place of a newer one.
     """
 
-    __slots__ = ("_clock", "_config", "_directory", "_partition", "_standing", "_storage")
+    __slots__ = ("_clock", "_config", "_directory", "_lock", "_partition", "_standing", "_storage")
 
     def __init__(
         self, directory: str, partition: TopicPartition, config: LogConfig, storage: Storage, clock: Clock
@@ -42,6 +44,8 @@ class LiveReader:
         self._config = config
         self._storage = storage
         self._clock = clock
+        self._lock = Lock()
+        # Guarded by _lock:
         self._standing: LogStanding | None = None
 
     @property
@@ -96,6 +100,10 @@ class LiveReader:
 
     def refresh(self, log: UnifiedLog) -> None:
         """Update `log` to the state that its writer has published since."""
+        with self._lock:
+            self._refresh(log)
+
+    def _refresh(self, log: UnifiedLog) -> None:
         for attempt in range(ATTEMPTS):
             standing = self._read_standing()
             if standing is None or standing == self._standing or not self._is_live(standing):

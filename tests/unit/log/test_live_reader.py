@@ -1,5 +1,6 @@
 """A reader beside a writer that cuts, rolls and removes what the reader has open."""
 
+import threading
 from contextlib import contextmanager
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from kreplica import Log
 from kreplica._core.region import descriptor_budget, map_budget
 from kreplica.common.errors import InvalidFile, OffsetOutOfRange
+from kreplica.log.live_reader import LiveReader
 
 
 def written(records):
@@ -46,6 +48,27 @@ def test_a_reader_sees_a_cut_that_a_writer_made_and_closed(tmp_path):
         with Log.open(tmp_path / "t-0") as writer:
             writer.append([b"and on"])
         assert written(reader.read(5)) == [(5, b"after"), (6, b"and on")]
+
+
+def test_a_thread_that_has_read_an_older_state_does_not_undo_a_newer_one(tmp_path, monkeypatch):
+    """Two threads use one reader: its log ended lower again, and seemed to be cut short."""
+    with appended(tmp_path / "t-0", b"a", 3) as writer, Log.open(tmp_path / "t-0", read_only=True) as reader:
+        read_standing, others = LiveReader._read_standing, []
+
+        def read_late(live):
+            standing = read_standing(live)
+            if not others:
+                writer.append([b"newer"])
+                others.append(threading.Thread(target=lambda: reader.log_end_offset))
+                others[0].start()
+                others[0].join(timeout=0.2)  # where it need not wait, it is done by then
+            return standing
+
+        monkeypatch.setattr(LiveReader, "_read_standing", read_late)
+        writer.append([b"older"])
+        assert reader.log_end_offset >= 4
+        others[0].join()
+        assert reader._log.log_end_offset == 5
 
 
 def test_what_a_reader_handed_out_stays_while_the_writer_cuts(tmp_path):
