@@ -56,9 +56,9 @@ def parse_rows(data: bytes, path: str) -> list[str]:
     try:
         lines = data.decode("utf-8").split("\n")
     except UnicodeDecodeError as error:
-        raise _invalid(path, data.count(b"\n", 0, error.start) + 1, "is no text") from None
+        raise _invalid(path, data.count(b"\n", 0, error.start) + 1, "is not UTF-8 text") from None
     if lines.pop() != "":
-        raise _invalid(path, len(lines) + 1, "is cut short: it has no newline")
+        raise _invalid(path, len(lines) + 1, "is cut short: it does not end with a newline")
     if lines[0] != str(VERSION):
         raise _invalid(path, 1, f"says version {lines[0][:20]!r}, not {VERSION}")
     if len(lines) < 2:

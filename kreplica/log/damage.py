@@ -169,7 +169,7 @@ class DamageFile:
             raise InvalidFile(f"{path}: version {fields['version']}, not {VERSION}")
         rows = fields.get("damages")
         if not isinstance(rows, list) or len(rows) > MAX_RANGES:
-            raise InvalidFile(f"{path}: damages is no list of at most {MAX_RANGES}")
+            raise InvalidFile(f"{path}: damages must be a list of at most {MAX_RANGES} ranges")
         ranges = sorted((_range(row, directory, path) for row in rows), key=lambda each: each.first_offset)
         for one, following in pairwise(ranges):
             if following.first_offset < one.stop_offset:
@@ -179,11 +179,11 @@ class DamageFile:
 
 def _range(row: object, directory: str, path: str) -> Damage:
     if not isinstance(row, dict):
-        raise InvalidFile(f"{path}: a range is no object")
+        raise InvalidFile(f"{path}: a range must be an object, not {str(row)[:80]!r}")
     name = string(row, "file", path)
     found = parse_file_name(name)
     if found is None or found[1] != LOG_SUFFIX:
-        raise InvalidFile(f"{path}: {name[:80]!r} is no segment's name")
+        raise InvalidFile(f"{path}: {name[:80]!r} is not the name of a segment")
     first = integer(row, "firstOffset", 0, INT64_MAX, path)
     last = row.get("nextOffset")
     position = integer(row, "position", 0, INT64_MAX, path)

@@ -98,7 +98,7 @@ class MetaPropertiesFile:
             raise InvalidFile(f"{path}: version {values['version'][:20]!r}, not {VERSION}")
         node_id = values["node.id"]
         if not re.fullmatch("[0-9]{1,10}", node_id) or int(node_id) > INT32_MAX:
-            raise InvalidFile(f"{path}: node.id {node_id[:20]!r} is no node's id")
+            raise InvalidFile(f"{path}: node.id {node_id[:20]!r} is not a number from 0 to {INT32_MAX}")
         directory_id = _directory_id(values["directory.id"], path) if "directory.id" in values else None
         return MetaProperties(values["cluster.id"], int(node_id), directory_id)
 
@@ -112,9 +112,9 @@ def parse_properties(data: bytes, path: str) -> dict[str, str]:
     try:
         text = data.decode("utf-8").replace("\r\n", "\n")
     except UnicodeDecodeError as error:
-        raise InvalidFile(f"{path}: is no text from byte {error.start} on") from None
+        raise InvalidFile(f"{path}: byte {error.start} is not UTF-8 text") from None
     if not text.endswith("\n"):
-        raise InvalidFile(f"{path}: is cut short: its last line has no end")
+        raise InvalidFile(f"{path}: is cut short: it does not end with a newline")
     values: dict[str, str] = {}
     for line in _logical_lines(text):
         found = _PROPERTY.fullmatch(line)
@@ -152,7 +152,7 @@ def _escaped(value: str) -> str:
 
 def _unescaped(text: str, path: str) -> str:
     if "u" in _ESCAPE.findall(text):
-        raise InvalidFile(f"{path}: \\u is not read here")
+        raise InvalidFile(f"{path}: the escape \\u is not supported; write the character itself")
     return _ESCAPE.sub(lambda escape: _ESCAPED.get(escape[1], escape[1]), text)
 
 
@@ -162,5 +162,5 @@ def _directory_id(text: str, path: str) -> Uuid:
     except InvalidRequest as error:
         raise InvalidFile(f"{path}: directory.id: {error}") from None
     if int.from_bytes(directory_id.raw, "big") < RESERVED_DIRECTORY_IDS:
-        raise InvalidFile(f"{path}: directory.id {text} is a reserved one")
+        raise InvalidFile(f"{path}: directory.id {text} is one of the ids that Kafka reserves")
     return directory_id

@@ -65,5 +65,5 @@ class PartitionMetadataFile:
         except InvalidRequest as error:
             raise InvalidFile(f"{path}: topic_id: {error}") from None
         if topic_id == Uuid.ZERO:
-            raise InvalidFile(f"{path}: topic_id is the id of no topic")
+            raise InvalidFile(f"{path}: topic_id is the zero id, which no topic has")
         return topic_id

@@ -83,7 +83,10 @@ def parse_note(data: bytes, path: str) -> Quarantine:
         found.position > found.end_position
         or not found.base_offset <= found.first_offset <= found.next_offset
     ):
-        raise InvalidFile(f"{path}: an impossible range")
+        raise InvalidFile(
+            f"{path}: impossible range: bytes {found.position} to {found.end_position}, offsets"
+            f" {found.first_offset} to {found.next_offset} in the segment at {found.base_offset}"
+        )
     return found
 
 

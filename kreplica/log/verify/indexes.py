@@ -43,7 +43,7 @@ def usable_entries(path: str, data: bytes, entry: struct.Struct, padded: bool) -
         # decides.
         used = entry.size
     if used > stop or (used == stop < len(data) and not padded):
-        text = f"{len(data)} bytes are no multiple of {entry.size}"
+        text = f"{len(data)} bytes are not a multiple of the entry size, {entry.size}"
         problems.append(Problem(path, "IndexCut", text, None, stop))
     elif used < stop and not padded:
         text = f"zeros from byte {used} on in the index of a closed segment"
