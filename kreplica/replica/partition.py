@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import struct
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -33,6 +34,7 @@ from kreplica.common.errors import (
     OffsetOutOfRange,
     OffsetsOutOfOrder,
     OperationNotAttempted,
+    OutOfOrderSequenceNumber,
     PolicyViolation,
     ReadOnlyLog,
     ReplicaNotAvailable,
@@ -44,7 +46,7 @@ from kreplica.common.errors import (
 from kreplica.common.leader_and_isr import NO_LEADER, LeaderAndIsr, LeaderRecoveryState
 from kreplica.common.locks import RLock
 from kreplica.common.ports import Clock, monotonic_ms
-from kreplica.common.types import NO_LEADER_EPOCH, AppendOrigin, TopicPartition
+from kreplica.common.types import INT32_MAX, NO_LEADER_EPOCH, AppendOrigin, TopicPartition
 from kreplica.log.fetch_data import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, MAX_TIMESTAMP, TimestampOffset
 from kreplica.log.queued_append import FollowerAppend, LeaderAppend
 from kreplica.replica import isr_policy
@@ -94,6 +96,13 @@ HIGH_WATERMARK = -1
 # elsewhere (KIP-405).
 EARLIEST_LOCAL_TIMESTAMP = -4
 
+# The producer id, the producer epoch and the first sequence number in the header of a batch (format v2).
+PRODUCER = struct.Struct(">qhi")
+PRODUCER_POSITION, PRODUCER_END = 43, 57
+NO_PRODUCER = -1, -1, -1
+# A partition remembers the refused batches of at most this many producers.
+MAX_REFUSED_PRODUCERS = 1_000
+
 # After these errors the change was not made and never will be: the committed ISR still holds.
 NOT_MADE = (OperationNotAttempted, IneligibleReplica)
 # After these errors only the controller's next metadata shows how the partition stands. Until then the change
@@ -120,6 +129,7 @@ class Partition:
 
     __slots__ = (
         "_others",
+        "_refused_sequences",
         "_remote_replicas",
         "_replicas",
         "_watched_replicas",
@@ -180,6 +190,8 @@ class Partition:
         self._remote_replicas: tuple[Replica, ...] = ()
         self._watched_replicas: tuple[Replica, ...] = ()
         self._others: tuple[Replica, ...] = ()
+        # The lowest sequence number that was refused of each (producer id, epoch); see _note_refused.
+        self._refused_sequences: dict[tuple[int, int], int] = {}
 
     # ---- where it stands ----------------------------------------------------------------------------------
     # Each answer comes from a value that is replaced as a whole, so it needs no lock and may be a moment old.
@@ -441,10 +453,11 @@ class Partition:
         and as UnifiedLog.append_as_leader. Nothing is appended then.
         """
         with self.leader_isr_update_lock:
-            log = self.require_leader(required_acks)
-            self._require_epoch(leader_epoch)
+            log = self._leader_for(records, required_acks, leader_epoch)
             end = log.state.log_end_offset
             info = log.append_as_leader(records, self.term.leader_epoch, origin=origin, wait=False)
+            if self._refused_sequences:
+                self._refused_sequences.pop(_producer_of(records)[:2], None)
             change = self._appended(log, end)
         if log.durable:
             change = self._wait_durable(log, info, change)
@@ -478,8 +491,7 @@ class Partition:
         Raises what can be known at once: NotLeaderOrFollower, FencedLeaderEpoch, NotEnoughReplicas.
         """
         with self.leader_isr_update_lock:
-            log = self.require_leader(required_acks)
-            self._require_epoch(leader_epoch)
+            log = self._leader_for(records, required_acks, leader_epoch)
             term = self.term
         assert log.queue is not None
 
@@ -508,7 +520,11 @@ class Partition:
 
         def may_be_made() -> bool:
             # By the turn of a queued append another broker may lead, or too few replicas may be in sync.
-            return self.term is term and not (required_acks == ACKS_ALL and self.is_under_min_isr)
+            # An append that is declined here is checked again in the loop.
+            refused = self._refused_sequences
+            if self.term is not term or (refused and _producer_of(records)[:2] in refused):
+                return False
+            return not (required_acks == ACKS_ALL and self.is_under_min_isr)
 
         log.queue.submit(
             LeaderAppend(log, records, term.leader_epoch, origin, made, declined, may_be_made, connection)
@@ -531,6 +547,48 @@ class Partition:
                     f"min.insync.replicas is {log.config.min_insync_replicas}"
                 )
         return log
+
+    def _leader_for(self, records: Buffer, required_acks: int, leader_epoch: int | None) -> UnifiedLog:
+        """Return the leader's log, ready for an append of the producer's batch. Raises as
+        `append_records_to_leader`."""
+        try:
+            log = self.require_leader(required_acks)
+        except (NotLeaderOrFollower, NotEnoughReplicas):
+            self._note_refused(records)
+            raise
+        self._require_epoch(leader_epoch)
+        if self._refused_sequences:
+            self._require_refused_first(log, records)
+        return log
+
+    def _note_refused(self, records: Buffer) -> None:
+        """Remember the lowest sequence number that was refused of a producer.
+
+        A log takes any first sequence number of a producer that it does not know. If it took a later batch of
+        the same producer now, clients would take the refused one for appended.
+        """
+        producer_id, epoch, sequence = _producer_of(records)
+        if producer_id < 0:
+            return
+        refused, key = self._refused_sequences, (producer_id, epoch)
+        if sequence < refused.get(key, INT32_MAX):
+            if len(refused) >= MAX_REFUSED_PRODUCERS and key not in refused:
+                del refused[next(iter(refused))]
+            refused[key] = sequence
+
+    def _require_refused_first(self, log: UnifiedLog, records: Buffer) -> None:
+        """Raise OutOfOrderSequenceNumber for a batch of an unknown producer if an earlier one was refused."""
+        producer_id, epoch, sequence = _producer_of(records)
+        refused = self._refused_sequences.get((producer_id, epoch))
+        if refused is None or sequence <= refused:
+            return
+        known = log.producers.last_entry(producer_id)
+        if known is None or known.producer_epoch != epoch:
+            raise OutOfOrderSequenceNumber(
+                f"{self.topic_partition}: sequence {sequence} of producer {producer_id} cannot come before"
+                f" {refused}, which was refused; send that first"
+            )
+        del self._refused_sequences[producer_id, epoch]
 
     def _require_epoch(self, leader_epoch: int | None) -> None:
         """Raise FencedLeaderEpoch if it leads in another epoch; None allows any."""
@@ -1364,6 +1422,15 @@ def _diverging_epoch(
     if epoch < last_fetched_epoch or end_offset < fetch_offset:
         return EpochEndOffset(epoch, end_offset)
     return None
+
+
+def _producer_of(records: Buffer) -> tuple[int, int, int]:
+    """Return the producer id, the epoch and the first sequence number of a batch; -1 for none."""
+    head = bytes(memoryview(records)[PRODUCER_POSITION:PRODUCER_END])
+    if len(head) < PRODUCER_END - PRODUCER_POSITION:
+        return NO_PRODUCER
+    producer_id, epoch, sequence = PRODUCER.unpack(head)
+    return producer_id, epoch, sequence
 
 
 def _bare(error: KreplicaError) -> KreplicaError:

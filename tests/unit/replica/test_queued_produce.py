@@ -6,12 +6,20 @@ from typing import Any
 
 import pytest
 
-from kreplica.common.errors import NotEnoughReplicas, NotEnoughReplicasAfterAppend, NotLeaderOrFollower
+from kreplica.common.errors import (
+    NotEnoughReplicas,
+    NotEnoughReplicasAfterAppend,
+    NotLeaderOrFollower,
+    OutOfOrderSequenceNumber,
+)
 from kreplica.log.unified_log import UnifiedLog
 from kreplica.replica.append_manager import APPENDS_A_STEP
 from kreplica.replica.partition import Partition
 from kreplica.sim.disk import SimDisk
+from tests.support.batches import build
 from tests.support.replicas import Replicas, batch
+
+NOW_MS = 1_600_000_000_000
 
 
 @pytest.fixture
@@ -217,3 +225,45 @@ def test_a_request_that_nobody_foresaw_fails_alone(
     assert "failed unexpectedly" in caplog.text
     assert behind.result(0).base_offset == 1
     assert at.values(1, last.partition) == []
+
+
+def from_producer(sequence: int, value: bytes) -> bytes:
+    return build([value], producer_id=7, producer_epoch=0, base_sequence=sequence, now_ms=NOW_MS)
+
+
+@pytest.mark.parametrize("with_disks", [True, False])
+def test_a_batch_of_a_new_producer_is_not_appended_before_one_that_was_refused(with_disks: bool) -> None:
+    """The log does not know the producer, and took any first sequence. A client that gets an answer for the
+    second batch takes the first one for appended."""
+    at = Replicas(with_disks=with_disks, settings={"min_insync_replicas": 2})
+    manager, topic_partition = at.broker(1).replica_manager, at.partitions[0]
+    everyone = at.partition(1).isr
+    shrink_isr(at, 1)
+    first, second = from_producer(0, b"first"), from_producer(1, b"second")
+    refused = manager.append(topic_partition, first)
+    at.settle()
+    assert isinstance(refused.exception(0), NotEnoughReplicas)
+    shrink_isr(at, *everyone)
+    early = manager.append(topic_partition, second)
+    at.settle()
+    assert isinstance(early.exception(0), OutOfOrderSequenceNumber)
+    for number, again in enumerate((first, second)):
+        answer = manager.append(topic_partition, again)
+        at.settle()
+        at.pass_time(100)
+        assert answer.result(0).base_offset == number
+    assert at.values(1) == [b"first", b"second"]
+
+
+def test_a_producer_that_gave_up_a_refused_batch_goes_on_in_its_next_epoch() -> None:
+    at = Replicas(settings={"min_insync_replicas": 2})
+    manager, topic_partition = at.broker(1).replica_manager, at.partitions[0]
+    everyone = at.partition(1).isr
+    shrink_isr(at, 1)
+    manager.append(topic_partition, from_producer(0, b"given up")).exception(0)
+    shrink_isr(at, *everyone)
+    later = build([b"later"], producer_id=7, producer_epoch=1, base_sequence=0, now_ms=NOW_MS)
+    answer = manager.append(topic_partition, later)
+    at.settle()
+    at.pass_time(100)
+    assert answer.result(0).base_offset == 0
