@@ -26,7 +26,7 @@ RESULT = Path(__file__).parents[1] / "build" / "bench.json"
 
 
 class Row:
-    """The time of one operation in ns, and those of its peers; `ns` is None if benchmarks are disabled."""
+    """The time of one operation in ns, and those of its peers; without benchmarks `ns` is None."""
 
     def __init__(self, benchmark: Any, what: str) -> None:
         self._benchmark = benchmark

@@ -46,7 +46,7 @@ class HeadersColumn:
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """Finished columns of `rows` records; a column that was not requested is None.
+    """Finished columns of `rows` records; columns that were not requested are None.
 
     `offset` and `timestamp` (ms) are int64, `timestamp_type` is int8 (0 create, 1 log append), `leader_epoch`
     int32 and `producer_id` int64 (-1: none).

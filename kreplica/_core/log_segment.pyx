@@ -476,7 +476,7 @@ cdef class LogSegment:
         return w.position, w.size, w.base_offset, w.last_offset
 
     def read(self, int64_t offset, int64_t max_bytes, *, int64_t limit=-1, bint at_least_one=True):
-        """Return a pinned Slice of whole batches, starting with the one that holds `offset`, or None if there is none.
+        """Return a pinned Slice of whole batches, from the one that holds `offset` on, or None past the end.
 
         It has at most `max_bytes`, but the whole first batch if `at_least_one`. It ends at `limit` at most (a
         position; -1: the valid length).

@@ -95,7 +95,7 @@ cdef class MessageReader:
         return self._text(size)
 
     def skip_tags(self):
-        """Skip tagged fields, all of which are unknown."""
+        """Skip the tagged fields: the reader knows no tags."""
         self._tags(None, None)
 
     # ---- bytes ---------------------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ cdef class OffsetIndex:
     # Add an entry; the caller has called prepare() and is under the guard. An offset that does not ascend is ignored.
     cdef void put(self, int64_t offset, int64_t position) noexcept nogil
     # The next three touch mapped memory: call them under the guard.
-    # Find the greatest entry with offset <= target; (base offset, 0) if there is none.
+    # Find the greatest entry with offset <= target, else (base offset, 0).
     cdef int lookup(self, int64_t target, OffsetPosition *found) noexcept nogil
     cdef int entry(self, int64_t slot, OffsetPosition *found) noexcept nogil
     cdef int64_t count(self) noexcept nogil

@@ -159,7 +159,7 @@ cdef class OffsetIndex:
         self.put(offset, position)
 
     def find(self, int64_t target):
-        """Return the greatest entry (offset, position) at or below `target`; (base offset, 0) if there is none."""
+        """Return the greatest entry (offset, position) at or below `target`, else (base offset, 0)."""
         cdef OffsetPosition found
         self._guarded(_guarded_lookup, target, &found, "searching an offset index")
         return found.offset, found.position

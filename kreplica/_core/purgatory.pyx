@@ -50,8 +50,8 @@ cdef class Watermark:
 cdef class Purgatory:
     """Operations that wait for offsets, each with a deadline.
 
-    A token is any object, such as a future; it is returned when its operation is done. If it is None, the tag is
-    returned instead. Times are in ms, on the clock whose readings are passed to `expire`. `tick_ms`,
+    A token is any object, such as a future. It is returned when its operation is done, or the tag if the token
+    is None. Times are in ms, on the clock whose readings are passed to `expire`. `tick_ms`,
     `buckets_per_level` and `start_ms` are those of its TimingWheel, `wheel`, which raises ValueError.
     """
 

@@ -13,7 +13,7 @@ from kreplica._core.status cimport PAGE_FAULT, check
 
 cdef inline int borrow(object item, const uint8_t **data, int64_t *size, Py_buffer *held) except -1:
     # Borrow the bytes of a bytes, bytearray, memoryview or None (data NULL). Returns 1 if `held` was filled and must
-    # be released after use, 2 if the item is none of these. Other exporters are not accepted: they could run Python
+    # be released after use, 2 for any other type. Other exporters are not accepted: they could run Python
     # code, which could change what was borrowed before.
     if PyBytes_Check(item):
         data[0] = <const uint8_t *>PyBytes_AS_STRING(item)

@@ -226,7 +226,7 @@ cdef int parse_record(const uint8_t *p, int64_t left, RecordView *out, int64_t *
     left = length
     if left < 1:
         return SHORT_INPUT
-    p += 1                        # the attributes of a record, of which none is defined
+    p += 1                        # a record's attributes: unused in format v2
     left -= 1
     n = read_varlong(p, left, &out.timestamp_delta)
     if n < 0:

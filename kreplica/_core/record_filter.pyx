@@ -476,8 +476,8 @@ cdef class RecordFilter(BatchWalk):
         stays, if need be as an empty header. Returns (Stop, position to continue at, batch). A transactional or
         control batch is returned for a decision, which filter_batch takes. The target's length is published, and its
         indexes fed, batch by batch; sealing and flushing it is up to the caller. Raises StorageFull and subclasses of
-        KafkaStorageError, and a subclass of CorruptMessage for an invalid batch, which is at `position` and of which
-        nothing is published.
+        KafkaStorageError, and a subclass of CorruptMessage for an invalid batch at `position`. Nothing of an
+        invalid batch is published.
         """
         self.target = target
         self.keep_last = keep_last

@@ -1,7 +1,7 @@
 # Slots: fixed-size records in one growing array, identified by their index.
 #
 # Waiting objects (timers, operations, what they watch) come and go by the million, so none of them costs an allocation
-# of its own. The index of a slot that is given back is the next one taken, and the array doubles if there is none.
+# of its own. The index of a slot that is given back is the next one taken, and the array doubles when it is full.
 # When
 # the last slot is given back, the array starts over in ascending order, and at half its size if at most a quarter of
 # it

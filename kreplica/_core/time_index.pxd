@@ -30,7 +30,7 @@ cdef class TimeIndex:
     # Add an entry if its timestamp is above the last one's; call prepare() first and hold the guard.
     cdef void put(self, int64_t timestamp, int64_t offset) noexcept nogil
     # The two functions below access mapped memory, so call them under the guard.
-    # Find the last entry with timestamp <= target; (-1, base offset) if there is none.
+    # Find the last entry with timestamp <= target, else (-1, base offset).
     cdef int lookup(self, int64_t target, TimestampOffset *found) noexcept nogil
     cdef int entry(self, int64_t slot, TimestampOffset *found) noexcept nogil
     cdef int64_t count(self) noexcept nogil

@@ -135,7 +135,7 @@ cdef class TimeIndex:
         self.put(timestamp, offset)
 
     def find(self, int64_t target):
-        """Return the last entry (timestamp, offset) at or below `target`, or (-1, base offset) if there is none."""
+        """Return the last entry (timestamp, offset) at or below `target`, else (-1, base offset)."""
         cdef TimestampOffset found
         self._guarded(_guarded_lookup, target, &found, "searching a time index")
         return found.timestamp, found.offset

@@ -62,12 +62,12 @@ def choice(wanted: str, known: Mapping[str, Any], what: str) -> str:
     return wanted
 
 
-def partition_of(number: object) -> int:
+def partition_of(number: Any) -> int:
     """Return the partition's number as an int. Raises TypeError, also for a bool."""
     if isinstance(number, bool):
         raise TypeError(f"a partition must be an int, not {number}")
     try:
-        return index(number)  # type: ignore[arg-type]
+        return index(number)
     except TypeError:
         raise TypeError(f"a partition must be an int, not {type(number).__name__}") from None
 

@@ -332,9 +332,8 @@ class Cluster(ClusterAdministration):
     def close(self) -> None:
         """Stop every node at once, close all files cleanly, and remove a temporary directory.
 
-        Pending calls, also in other threads, fail with ClusterClosed. Does nothing in a forked child, because
-        the
-        cluster belongs to the parent.
+        Pending calls, also in other threads, fail with ClusterClosed. In a forked child this does nothing,
+        because the cluster belongs to the parent.
         """
         self._parts.close()
 

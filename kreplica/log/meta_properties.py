@@ -8,8 +8,8 @@
     cluster.id=dpbFJ6ZBRoSUiuWQ5q1v1w
 
 The syntax is that of Java's properties: comments, `=` or `:` or blanks after the name, backslashes before
-special characters and line ends (not \\uXXXX, which Kafka does not write). Kafka writes the date in the
-second line. KRaft uses version 1; directories of the ZooKeeper era (version 0, broker.id) are refused.
+special characters and line ends (not Unicode escapes, which Kafka does not write). Kafka writes the date in
+the second line. KRaft uses version 1; directories of the ZooKeeper era (version 0, broker.id) are refused.
 """
 
 from __future__ import annotations
