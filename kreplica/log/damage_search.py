@@ -9,7 +9,6 @@ first.
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 from kreplica._core.log_segment import LogSegment
 from kreplica._core.segment_scan import examine, resync
@@ -21,9 +20,6 @@ from kreplica.log.leader_epoch_file_cache import LeaderEpochFileCache
 from kreplica.log.local_log import LocalLog
 from kreplica.log.log_segments import LogSegments
 from kreplica.log.log_tail import only_zeros
-
-if TYPE_CHECKING:
-    pass
 
 # The largest gap between two segments that counts as loss. A follower may have skipped a larger one.
 LARGEST_GAP = 1 << 30

@@ -12,7 +12,6 @@ log's lock, which is held for a few renames and flushes of the directory.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from kreplica._core.log_segment import LogSegment
 from kreplica._core.offset_index import OffsetIndex
@@ -29,9 +28,6 @@ from kreplica.log.file_names import (
 )
 from kreplica.log.local_log import LocalLog
 from kreplica.log.transaction_index import TransactionIndex
-
-if TYPE_CHECKING:
-    pass
 
 # The order in which a segment's files are renamed: the .log file comes last.
 IN_ORDER = SEGMENT_SUFFIXES[::-1]
