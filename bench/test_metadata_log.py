@@ -19,7 +19,7 @@ from kreplica.metadata.records import PartitionRecord
 from kreplica.metadata.serde import ApiMessageAndVersion
 from kreplica.raft.batch_accumulator import BatchAccumulator
 from kreplica.raft.kafka_metadata_log import KafkaMetadataLog
-from kreplica.raft.snapshot_reader import RecordsSnapshotReader
+from kreplica.raft.snapshots import RecordsSnapshotReader
 from kreplica.runtime.clock import SystemClock
 from kreplica.runtime.storage import FileStorage
 

@@ -74,10 +74,10 @@ from kreplica.metadata.control_records import VoterEndpoint
 from kreplica.metadata.image_writer import ImageWriter
 from kreplica.metadata.metadata_loader import MetadataLoader
 from kreplica.metadata.snapshot_generator import SnapshotGenerator
-from kreplica.raft.file_based_state_store import FileBasedStateStore
 from kreplica.raft.kafka_metadata_log import KafkaMetadataLog
 from kreplica.raft.kafka_raft_client import KafkaRaftClient
-from kreplica.raft.membership import Membership
+from kreplica.raft.quorum_state import FileBasedStateStore
+from kreplica.raft.raft_config import Membership
 from kreplica.raft.raft_messages import is_of_metadata_log
 from kreplica.raft.voter_set import VoterSet
 

@@ -11,8 +11,7 @@ from kreplica.broker.node_format import METADATA_LOG
 from kreplica.common.errors import InvalidFile
 from kreplica.common.ports import Storage
 from kreplica.log.log_directory import LogDirectory
-from kreplica.raft.file_based_state_store import FileBasedStateStore
-from kreplica.raft.quorum_state import require_own
+from kreplica.raft.quorum_state import FileBasedStateStore, require_own
 
 
 def check_files(config: NodeConfig, storage: Storage) -> None:

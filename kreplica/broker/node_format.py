@@ -16,10 +16,12 @@ from kreplica.common.ports import Clock, Random, Storage, Workers
 from kreplica.common.types import Uuid
 from kreplica.log.file_names import parse_directory_name
 from kreplica.log.meta_properties import MetaProperties, MetaPropertiesFile
-from kreplica.raft.raw_snapshot import FileRawSnapshotWriter
-from kreplica.raft.replicated_log import BOOTSTRAP_SNAPSHOT_ID
-from kreplica.raft.snapshot_files import snapshot_name
-from kreplica.raft.snapshot_writer import RecordsSnapshotWriter
+from kreplica.raft.snapshots import (
+    BOOTSTRAP_SNAPSHOT_ID,
+    FileRawSnapshotWriter,
+    RecordsSnapshotWriter,
+    snapshot_name,
+)
 from kreplica.raft.voter_set import ReplicaKey, VoterNode, VoterSet
 
 METADATA_LOG = "__cluster_metadata-0"

@@ -16,8 +16,8 @@ from kreplica.broker.node_format import METADATA_LOG, read_properties
 from kreplica.common.errors import InvalidFile
 from kreplica.common.ports import Clock, Storage
 from kreplica.common.quorum_state import LAST_EPOCH, QuorumStateData
-from kreplica.raft.file_based_state_store import FileBasedStateStore
 from kreplica.raft.kafka_metadata_log import KafkaMetadataLog
+from kreplica.raft.quorum_state import FileBasedStateStore
 
 # A voter may have voted in epochs after that of its last record, and must not vote in them again. More
 # elections than this without a single record would take at least a day.

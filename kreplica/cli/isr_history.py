@@ -26,7 +26,7 @@ from kreplica.metadata.records import (
 )
 from kreplica.metadata.registrations import PartitionRegistration
 from kreplica.metadata.serde import decode
-from kreplica.raft.snapshot_files import parse_snapshot_name
+from kreplica.raft.snapshots import parse_snapshot_name
 from kreplica.runtime.storage import FileStorage
 
 COLUMNS = (

@@ -11,7 +11,7 @@ from pathlib import Path
 from kreplica.cli.output import console, print_json, print_table
 from kreplica.cli.progress import progress
 from kreplica.log.verify import Problem, holds_log, places, total_bytes, verify
-from kreplica.raft.snapshot_verify import verify_snapshots
+from kreplica.raft.metadata_log_directory import verify_snapshots
 from kreplica.runtime.storage import FileStorage
 
 # How many of the places that are not checked are listed.

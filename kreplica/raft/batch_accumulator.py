@@ -11,7 +11,7 @@ lock is taken and built into their batch under it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from kreplica._core.batch_builder import BatchBuilder
@@ -25,10 +25,10 @@ from kreplica.common.errors import (
 )
 from kreplica.common.locks import Lock
 from kreplica.common.ports import NANOSECONDS_PER_MS, Clock
-from kreplica.metadata.control_records import ControlMessage
+from kreplica.metadata.control_records import ControlMessage, encode_control
 from kreplica.metadata.records import MetadataRecord
 from kreplica.metadata.serde import ApiMessageAndVersion, encode
-from kreplica.raft.control_batches import build_control_batch
+from kreplica.record.control import control_key
 
 MAX_BATCH_SIZE_BYTES = 8 << 20
 MAX_BUFFERED_BYTES = 5 * MAX_BATCH_SIZE_BYTES
@@ -268,6 +268,22 @@ class BatchAccumulator:
             return
         last = self._next_offset - 1
         base, now_ms = last - len(batch.values) + 1, self._clock.time_ms()
+        # Offsets have no gaps: batches are completed in the order in which their offsets were assigned.
+        assert not self._completed or self._completed[-1].last_offset + 1 == base, (self._completed, base)
         builder = BatchBuilder()
         data = builder.build(batch.values, base_offset=base, leader_epoch=self.epoch, now_ms=now_ms)
         self._completed.append(CompletedBatch(base, last, self.epoch, now_ms, batch.records, (), data))
+
+
+def build_control_batch(
+    messages: Iterable[ControlMessage], *, base_offset: int, epoch: int, timestamp_ms: int
+) -> bytes:
+    """Return one batch that holds all messages. Raises InvalidRecord, UnsupportedVersion."""
+    builder = BatchBuilder()
+    builder.control = True
+    return builder.build(
+        [(control_key(message.TYPE), encode_control(message)) for message in messages],
+        base_offset=base_offset,
+        leader_epoch=epoch,
+        now_ms=timestamp_ms,
+    )

@@ -20,10 +20,9 @@ from kreplica.metadata.control_records import (
 )
 from kreplica.metadata.image_format import OffsetAndEpoch
 from kreplica.raft.batch_reader import decoded
-from kreplica.raft.replicated_log import ReplicatedLog
-from kreplica.raft.snapshot_check import summary_of
-from kreplica.raft.voter_set import ReplicaKey, VoterSet
-from kreplica.raft.voter_set_history import BEFORE_THE_LOG, VoterSetHistory
+from kreplica.raft.kafka_metadata_log import KafkaMetadataLog
+from kreplica.raft.snapshots import summary_of
+from kreplica.raft.voter_set import BEFORE_THE_LOG, ReplicaKey, VoterSet, VoterSetHistory
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -38,7 +37,7 @@ class KRaftControlRecordStateMachine:
     the start.
     """
 
-    def __init__(self, log: ReplicatedLog, configured: VoterSet | None) -> None:
+    def __init__(self, log: KafkaMetadataLog, configured: VoterSet | None) -> None:
         self._log = log
         self._history = VoterSetHistory(configured)
         # (offset, version), ascending.

@@ -13,11 +13,15 @@ from typing import Any
 
 from kreplica.common.errors import FencedLeaderEpoch, InvalidRequest, KreplicaError
 from kreplica.metadata.image_format import OffsetAndEpoch
-from kreplica.raft.candidate_state import CandidateState
-from kreplica.raft.epoch_state import NEVER_MS
-from kreplica.raft.follower_state import FollowerState
-from kreplica.raft.leader_state import LeaderState
-from kreplica.raft.prospective_state import ProspectiveState
+from kreplica.raft.epoch_state import (
+    NEVER_MS,
+    CandidateState,
+    FollowerState,
+    LeaderState,
+    ProspectiveState,
+    ResignedState,
+    UnattachedState,
+)
 from kreplica.raft.raft_context import RaftContext
 from kreplica.raft.raft_messages import (
     key_of,
@@ -28,8 +32,6 @@ from kreplica.raft.raft_messages import (
     make_vote_response,
     standing_in,
 )
-from kreplica.raft.resigned_state import ResignedState
-from kreplica.raft.unattached_state import UnattachedState
 from kreplica.raft.voter_set import ReplicaKey
 
 BACKOFF_BASE_MS = 100

@@ -23,11 +23,10 @@ from kreplica.common.errors import (
 )
 from kreplica.common.future import Future
 from kreplica.metadata.image_format import OffsetAndEpoch
-from kreplica.raft.leader_state import LeaderState
+from kreplica.raft.epoch_state import LeaderState, ReplicaProgress
+from kreplica.raft.kafka_metadata_log import ValidOffsetAndEpoch, ValidOffsetAndEpochKind
 from kreplica.raft.raft_context import RaftContext
 from kreplica.raft.raft_messages import key_of, make_fetch_response, make_snapshot_response
-from kreplica.raft.replica_progress import ReplicaProgress
-from kreplica.raft.replicated_log import ValidOffsetAndEpoch, ValidOffsetAndEpochKind
 from kreplica.raft.voter_set import ReplicaKey
 
 NO_MARK = -1

@@ -15,8 +15,8 @@ import logging
 from collections.abc import Callable
 
 from kreplica.common.errors import StorageFull
+from kreplica.raft.kafka_metadata_log import KafkaMetadataLog
 from kreplica.raft.raft_config import RaftConfig
-from kreplica.raft.replicated_log import ReplicatedLog
 
 LOGGER = logging.getLogger(__name__)
 # Least time between two log lines about a full disk.
@@ -31,7 +31,7 @@ class FullDisk:
     __slots__ = ("_config", "_given_up", "_log", "_logged_ms", "_node_id", "_now_ms")
 
     def __init__(
-        self, node_id: int, log: ReplicatedLog, config: RaftConfig, now_ms: Callable[[], int]
+        self, node_id: int, log: KafkaMetadataLog, config: RaftConfig, now_ms: Callable[[], int]
     ) -> None:
         self._node_id = node_id
         self._log = log

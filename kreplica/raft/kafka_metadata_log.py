@@ -1,21 +1,26 @@
 """KafkaMetadataLog: the metadata log on a node's disk: a UnifiedLog and the snapshots beside it.
 
-It implements `ReplicatedLog` with Kafka's files in `__cluster_metadata-0`. A committed record is never
-truncated: an attempt raises FatalTruncation. Records that a snapshot covers may be deleted, and at least one
-snapshot is kept. A log that starts above 0 without a snapshot cannot be loaded, so it is not opened.
+The files are Kafka's, in `__cluster_metadata-0`. The client applies the quorum's rules. The log answers
+questions about its own content, and whether a position in another member's log matches it. A snapshot's id is
+an OffsetAndEpoch: it covers all records below `offset`, and the last of them has epoch `epoch`.
+
+End offsets are exclusive. A committed record is never truncated: an attempt raises FatalTruncation. Records
+that a snapshot covers may be deleted, and at least one snapshot is kept. A log that starts above 0 without a
+snapshot cannot be loaded, so it is not opened.
 
 `flush` is one fdatasync of the active segment. The flushed offset is written to disk at most once a second.
 After a power failure a bad batch above that offset is treated as a torn tail and cut off. If the disk lost
 records that it had confirmed in that second, only another voter can restore them.
 
-Owned by one loop. The node holds the lock of the directory.
+Owned by one loop. Any thread may read committed records. The node holds the lock of the directory.
 """
 
 from __future__ import annotations
 
+import enum
 from bisect import insort
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 from kreplica._core.disk_thread import FlushJob
 from kreplica._core.log_append_info import LogAppendInfo
@@ -23,7 +28,7 @@ from kreplica._core.records import RecordBatch, batches
 from kreplica.common.config import DEFAULTS, LogConfig, MetadataLogConfig
 from kreplica.common.errors import FatalTruncation, IllegalSnapshotId, InvalidSnapshot, OffsetsOutOfOrder
 from kreplica.common.ports import Clock, Disk, Storage
-from kreplica.common.types import INT32_MAX, INT64_MAX, AppendOrigin, TopicPartition
+from kreplica.common.types import INT32_MAX, INT64_MAX, AppendOrigin
 from kreplica.log import log_loader
 from kreplica.log.fetch_data import FetchDataInfo
 from kreplica.log.log_loader import OpenOptions
@@ -31,22 +36,36 @@ from kreplica.log.unified_log import UnifiedLog
 from kreplica.metadata.image_format import OffsetAndEpoch
 from kreplica.raft import metadata_log_directory
 from kreplica.raft.batch_accumulator import MAX_BATCH_SIZE_BYTES
-from kreplica.raft.raw_snapshot import FileRawSnapshotReader, FileRawSnapshotWriter
-from kreplica.raft.replicated_log import (
+from kreplica.raft.metadata_log_directory import TOPIC_PARTITION
+from kreplica.raft.snapshots import (
     BOOTSTRAP_SNAPSHOT_ID,
-    ValidOffsetAndEpoch,
-    ValidOffsetAndEpochKind,
+    FileRawSnapshotReader,
+    FileRawSnapshotWriter,
+    RecordsSnapshotWriter,
+    snapshot_name,
+    summary_of,
 )
-from kreplica.raft.snapshot_check import summary_of
-from kreplica.raft.snapshot_files import snapshot_name
-from kreplica.raft.snapshot_writer import RecordsSnapshotWriter
 from kreplica.raft.voter_set import VoterSet
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-TOPIC_PARTITION = TopicPartition("__cluster_metadata", 0)
 STATE_FLUSH_INTERVAL_NS = 1_000_000_000
+
+
+class ValidOffsetAndEpochKind(enum.Enum):
+    """How another log, that ends at an offset with a last record of an epoch, compares to this one."""
+
+    VALID = "valid"  # it is a prefix of this log
+    DIVERGING = "diverging"  # the two differ below that offset
+    SNAPSHOT = "snapshot"  # this log starts later
+
+
+class ValidOffsetAndEpoch(NamedTuple):
+    """The answer to a fetch: its own position, the end of an epoch to truncate to, or a snapshot's id."""
+
+    kind: ValidOffsetAndEpochKind
+    offset_and_epoch: OffsetAndEpoch
 
 
 class KafkaMetadataLog:
@@ -114,7 +133,7 @@ class KafkaMetadataLog:
 
     @property
     def is_offline(self) -> bool:
-        """See ReplicatedLog."""
+        """Whether the disk has failed, so that nothing can be appended."""
         return self.log.is_offline
 
     @property
@@ -136,7 +155,10 @@ class KafkaMetadataLog:
 
     @property
     def last_fetched_epoch(self) -> int:
-        """See ReplicatedLog."""
+        """The epoch of the last record, or of the snapshot that ends at the log end; 0 if there is neither.
+
+        An epoch that has begun but has no record yet does not count.
+        """
         end, latest = self.end_offset, self.latest_snapshot_id
         if end > self.start_offset:
             return self.log.epochs.epoch_for_offset(end - 1) or 0
@@ -155,13 +177,18 @@ class KafkaMetadataLog:
     # ---- append, flush, read ------------------------------------------------------------------------------
 
     def append_as_leader(self, batches: Buffer, epoch: int) -> LogAppendInfo:
-        """See ReplicatedLog."""
+        """Append the batches at the end, all or none, and assign their offsets and the epoch.
+
+        Raises CorruptMessage and its kinds, MessageTooLarge, FencedLeaderEpoch, KafkaStorageError.
+        """
         return self.log.append_as_leader(batches, epoch, origin=AppendOrigin.RAFT_LEADER, wait=False)
 
     def append_as_follower(self, records: Buffer, epoch: int) -> LogAppendInfo | None:
-        """See ReplicatedLog. Offsets have no gaps in this log, so the first batch must start at its end.
+        """Append a leader's batches unchanged. Returns None if there was no batch to append.
 
-        The last batch may be cut short, as in the answers of a Kafka leader. It is left out then.
+        Batches of a later epoch than `epoch` are skipped (KAFKA-18723). The last batch may be cut short, as
+        in the answers of a Kafka leader; it is left out then. Raises CorruptMessage and its kinds,
+        KafkaStorageError, and OffsetsOutOfOrder unless the first batch starts at the log end.
         """
         expected, size_bytes = self.end_offset, 0
         for batch in _up_to_epoch(records, epoch):
@@ -175,14 +202,17 @@ class KafkaMetadataLog:
         return self.log.append_as_follower(memoryview(records)[:size_bytes], epoch, wait=False)
 
     def flush(self) -> None:
-        """See ReplicatedLog."""
+        """Write all records to disk. After a KafkaStorageError the log is offline for good."""
         if not self.log.flush_alone():
             self.log.flush()
         if self._is_state_due():
             self.log.flush_state()
 
     def flush_aside(self, disk: Disk, flushed: Callable[[Callable[[], None]], object]) -> None:
-        """See ReplicatedLog."""
+        """Let `disk` flush the log, then call `flushed(finish)` in the node's loop.
+
+        `finish` records the new flushed offset, or raises as `flush` does.
+        """
         flush = self.log.flush_job()
         if flush is None:
             # A new segment was begun since the last flush, which is rare: flush in the loop.
@@ -203,22 +233,30 @@ class KafkaMetadataLog:
         return True
 
     def read(self, start_offset: int, max_bytes: int, *, committed_only: bool) -> FetchDataInfo:
-        """See ReplicatedLog."""
+        """Return whole batches as a pinned slice, beginning with the one that contains `start_offset`.
+
+        It is at least one batch if there is one. `committed_only`: stop at the high watermark. Raises
+        OffsetOutOfRange.
+        """
         isolation = "high_watermark" if committed_only else "log_end"
         return self.log.read(start_offset, max_bytes, isolation=isolation)
 
     def update_high_watermark(self, offset: int) -> None:
-        """See ReplicatedLog."""
+        """Advance the high watermark to `offset`, or to the log end if that is lower. It never goes back."""
         self.log.maybe_increment_high_watermark(min(offset, self.end_offset))
+        assert self.start_offset <= self.high_watermark <= self.end_offset, self.log
 
     # ---- epochs and truncation ----------------------------------------------------------------------------
 
     def begin_epoch(self, epoch: int) -> None:
-        """See ReplicatedLog. Raises FencedLeaderEpoch if the epoch is over."""
+        """Record that `epoch` begins at the log end (Kafka: initializeLeaderEpoch).
+
+        Raises FencedLeaderEpoch if the epoch is over.
+        """
         self.log.begin_epoch(epoch, self.end_offset)
 
     def end_offset_for_epoch(self, epoch: int) -> OffsetAndEpoch:
-        """See ReplicatedLog.
+        """Return the greatest epoch of this log that is at most `epoch`, and its end offset.
 
         For an epoch above all in the log, this is the log end. For one below all, it is the snapshot at the
         log start.
@@ -232,7 +270,7 @@ class KafkaMetadataLog:
         return OffsetAndEpoch(offset, found)
 
     def validate_offset_and_epoch(self, offset: int, epoch: int) -> ValidOffsetAndEpoch:
-        """See ReplicatedLog.
+        """Compare this log with one that ends at `offset` with a last record of `epoch`.
 
         The answer is a snapshot if the offset is below the log start, or is the log start with a different
         epoch. An empty log also gets a snapshot, which is faster to load.
@@ -250,7 +288,10 @@ class KafkaMetadataLog:
         return ValidOffsetAndEpoch(ValidOffsetAndEpochKind.VALID, OffsetAndEpoch(offset, epoch))
 
     def truncate_to(self, offset: int) -> None:
-        """See ReplicatedLog."""
+        """Remove all records from `offset` on.
+
+        Raises FatalTruncation, and removes nothing, if that would go below the high watermark.
+        """
         cut = self._end_if_cut_at(offset)
         if cut < self.high_watermark:
             raise FatalTruncation(
@@ -269,7 +310,10 @@ class KafkaMetadataLog:
         return next(batches(found)).base_offset
 
     def truncate_to_end_offset(self, end: OffsetAndEpoch) -> int:
-        """See ReplicatedLog."""
+        """Truncate to where this log diverges from one whose epoch `end.epoch` ends at `end.offset`.
+
+        Returns the new end. Raises FatalTruncation.
+        """
         if end.epoch == 0:
             offset = min(end.offset, self.end_offset)
         else:
@@ -279,7 +323,11 @@ class KafkaMetadataLog:
         return self.end_offset
 
     def truncate_to_latest_snapshot(self) -> bool:
-        """See ReplicatedLog. Raises FatalTruncation if the snapshot ends below the high watermark."""
+        """Replace the log by the latest snapshot if that ends after the log. Returns True if it did.
+
+        The snapshot is committed, so its end is the new high watermark. Raises FatalTruncation if it is below
+        the old one.
+        """
         latest = self.latest_snapshot_id
         if latest is None:
             return False
@@ -311,8 +359,11 @@ class KafkaMetadataLog:
     def create_new_snapshot(
         self, snapshot_id: OffsetAndEpoch, *, voters: VoterSet | None = None, kraft_version: int = 0
     ) -> RecordsSnapshotWriter:
-        """See ReplicatedLog. `voters`: those at its end; they are written if `kraft_version` is at
-        least 1.
+        """Start a snapshot of all records below `snapshot_id.offset`.
+
+        `voters`: the voters at its end; they are written if `kraft_version` is at least 1. Raises
+        IllegalSnapshotId unless the id is the end of a committed batch of that epoch, not below the log
+        start (KAFKA-14618), and is not taken yet.
         """
         last = self._last_batch_of(snapshot_id)
         return RecordsSnapshotWriter(
@@ -347,7 +398,10 @@ class KafkaMetadataLog:
         return batch
 
     def store_snapshot(self, snapshot_id: OffsetAndEpoch) -> FileRawSnapshotWriter:
-        """See ReplicatedLog. Raises IllegalSnapshotId if the offset or the epoch is out of range."""
+        """Start a snapshot whose bytes come from a leader.
+
+        Raises IllegalSnapshotId if the offset or the epoch is out of range.
+        """
         if not (0 <= snapshot_id.offset <= INT64_MAX and 0 <= snapshot_id.epoch <= INT32_MAX):
             raise IllegalSnapshotId(
                 f"snapshot {snapshot_id.offset}-{snapshot_id.epoch}: offset or epoch is out of range"
@@ -362,7 +416,7 @@ class KafkaMetadataLog:
             insort(self._snapshots, snapshot_id)
 
     def read_snapshot(self, snapshot_id: OffsetAndEpoch) -> FileRawSnapshotReader | None:
-        """See ReplicatedLog. Raises KafkaStorageError."""
+        """Open the frozen snapshot with this id, or return None. Raises KafkaStorageError."""
         if snapshot_id not in self._snapshots:
             return None
         path = f"{self.directory}/{snapshot_name(snapshot_id)}"
@@ -371,7 +425,11 @@ class KafkaMetadataLog:
     # ---- cleaning -----------------------------------------------------------------------------------------
 
     def clean(self, now_ms: int) -> bool:
-        """See ReplicatedLog. Raises KafkaStorageError."""
+        """Delete old snapshots, and the log below the oldest one kept, by retention. Returns True if any
+        went.
+
+        The latest snapshot and all records above it are kept (KAFKA-14238). Raises KafkaStorageError.
+        """
         cleaned = False
         while len(self._snapshots) > 1 and self._is_due(self._snapshots[0], now_ms):
             following = self._snapshots[1]
@@ -408,7 +466,7 @@ class KafkaMetadataLog:
     # ---- closing ------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """See ReplicatedLog."""
+        """Flush and close the files."""
         self.log.close()
 
     def abandon(self) -> None:

@@ -46,33 +46,33 @@ from kreplica.metadata.image_format import OffsetAndEpoch
 from kreplica.metadata.records import MetadataRecord
 from kreplica.metadata.serde import ApiMessageAndVersion
 from kreplica.raft.batch_accumulator import BatchAccumulator
-from kreplica.raft.candidate_state import CandidateState
 from kreplica.raft.control_record_state_machine import KRaftControlRecordStateMachine
 from kreplica.raft.elections import Elections
-from kreplica.raft.epoch_budget import EpochBudget
-from kreplica.raft.epoch_state import NEVER_MS, EpochState
+from kreplica.raft.epoch_state import (
+    NEVER_MS,
+    CandidateState,
+    EpochState,
+    FollowerState,
+    LeaderState,
+    ProspectiveState,
+    ResignedState,
+    UnattachedState,
+)
 from kreplica.raft.fetch_requests import FetchRequests
-from kreplica.raft.follower_state import FollowerState
 from kreplica.raft.following import Following
 from kreplica.raft.full_disk import FullDisk
+from kreplica.raft.kafka_metadata_log import KafkaMetadataLog
 from kreplica.raft.kafka_raft_metrics import KafkaRaftMetrics
-from kreplica.raft.leader_state import LeaderState
 from kreplica.raft.leadership import Leadership
-from kreplica.raft.listener_context import ListenerContext
-from kreplica.raft.membership import Membership
-from kreplica.raft.prospective_state import ProspectiveState
-from kreplica.raft.quorum_description import describe_quorum
-from kreplica.raft.quorum_figures import gauges, texts
-from kreplica.raft.quorum_state import QuorumState
-from kreplica.raft.raft_client import LeaderAndEpoch, RaftListener
-from kreplica.raft.raft_config import RaftConfig
-from kreplica.raft.raft_context import RaftContext
+from kreplica.raft.quorum_description import describe_quorum, gauges, texts
+from kreplica.raft.quorum_state import FileBasedStateStore, QuorumState
+from kreplica.raft.raft_config import Membership, RaftConfig
+from kreplica.raft.raft_context import EpochBudget, RaftContext
+from kreplica.raft.raft_listener import LeaderAndEpoch, ListenerContext, RaftListener
 from kreplica.raft.raft_messages import only_partition, top_level_error
-from kreplica.raft.replicated_log import QuorumStateStore, ReplicatedLog, SnapshotWriter
 from kreplica.raft.request_manager import RequestManager
-from kreplica.raft.resigned_state import ResignedState
+from kreplica.raft.snapshots import RecordsSnapshotWriter
 from kreplica.raft.threshold_purgatory import ThresholdPurgatory
-from kreplica.raft.unattached_state import UnattachedState
 from kreplica.raft.voter_changes import VoterChanges
 from kreplica.raft.voter_set import ReplicaKey, VoterSet
 
@@ -96,8 +96,8 @@ class KafkaRaftClient:
         directory_id: Uuid,
         cluster_id: str,
         voters: VoterSet | None,
-        log: ReplicatedLog,
-        state_store: QuorumStateStore,
+        log: KafkaMetadataLog,
+        state_store: FileBasedStateStore,
         clock: Clock,
         random: Random,
         transport: Transport,
@@ -221,7 +221,7 @@ class KafkaRaftClient:
         return self._quorum
 
     @property
-    def log(self) -> ReplicatedLog:
+    def log(self) -> KafkaMetadataLog:
         """The metadata log. Only this client writes to it."""
         return self._log
 
@@ -304,7 +304,7 @@ class KafkaRaftClient:
         # Cleared before the step, so that records scheduled from now on queue another step.
         self._is_woken = False
 
-    def create_snapshot(self, snapshot_id: OffsetAndEpoch) -> SnapshotWriter:
+    def create_snapshot(self, snapshot_id: OffsetAndEpoch) -> RecordsSnapshotWriter:
         """Start a snapshot of all records below `snapshot_id.offset`. Loop only. Raises IllegalSnapshotId."""
         return self._log.create_new_snapshot(
             snapshot_id,

@@ -19,12 +19,10 @@ from kreplica.metadata.control_records import (
     QuorumVoter,
 )
 from kreplica.raft.batch_accumulator import BatchAccumulator, CompletedBatch
-from kreplica.raft.epoch_state import NEVER_MS
-from kreplica.raft.leader_state import LeaderState
+from kreplica.raft.epoch_state import NEVER_MS, LeaderState
 from kreplica.raft.raft_context import RaftContext
 from kreplica.raft.raft_messages import make_begin_request, standing_in
-from kreplica.raft.voter_set import VoterSet
-from kreplica.raft.voter_set_history import BEFORE_THE_LOG
+from kreplica.raft.voter_set import BEFORE_THE_LOG, VoterSet
 
 
 class Leadership:
@@ -47,6 +45,8 @@ class Leadership:
         """
         context, log = self._context, self._context.log
         start, epoch = log.end_offset, self._quorum.epoch
+        # A voter grants its vote only to a log that it knows to be older than the epoch.
+        assert log.last_fetched_epoch < epoch, (log.last_fetched_epoch, epoch)
         accumulator = BatchAccumulator(
             epoch,
             start,

@@ -1,4 +1,4 @@
-"""Checks and repairs in a metadata log's directory, before the log is opened.
+"""Checks and repairs in a metadata log's directory, before the log is opened and for `kreplica verify`.
 
 A check that fails raises before a byte is changed.
 """
@@ -6,6 +6,7 @@ A check that fails raises before a byte is changed.
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from posixpath import dirname
 
 from kreplica._core.log_state import read_standing
@@ -14,18 +15,28 @@ from kreplica.common.errors import (
     InconsistentTopicId,
     InvalidFile,
     InvalidSnapshot,
+    KreplicaError,
     SnapshotMissing,
 )
 from kreplica.common.ports import Storage
-from kreplica.common.types import Uuid
+from kreplica.common.types import TopicPartition, Uuid
 from kreplica.log.checkpoint import EpochEntry
 from kreplica.log.file_names import LOG_SUFFIX, STATE_FILE, parse_file_name
 from kreplica.log.partition_metadata_file import PartitionMetadataFile
 from kreplica.log.unified_log import UnifiedLog
+from kreplica.log.verify import Problem
 from kreplica.metadata.image_format import OffsetAndEpoch
-from kreplica.raft.raw_snapshot import FileRawSnapshotReader
-from kreplica.raft.snapshot_check import check_snapshot
-from kreplica.raft.snapshot_files import is_left_over, parse_snapshot_name, snapshot_name
+from kreplica.raft.snapshots import (
+    SUFFIX,
+    FileRawSnapshotReader,
+    check_snapshot,
+    is_left_over,
+    parse_snapshot_name,
+    snapshot_name,
+)
+
+TOPIC_PARTITION = TopicPartition("__cluster_metadata", 0)
+METADATA_LOG = str(TOPIC_PARTITION)
 
 LOGGER = logging.getLogger(__name__)
 
@@ -136,3 +147,42 @@ def tidied_snapshots(storage: Storage, directory: str, start_offset: int) -> lis
         else:
             storage.remove(f"{directory}/{snapshot_name(each)}")
     return kept
+
+
+def verify_snapshots(storage: Storage, path: str) -> Iterator[Problem]:
+    """Yield each problem of the snapshots at `path`: the metadata log's directory or the log directory above
+    it.
+
+    A snapshot must be whole, and its name must be its id. A log that starts above 0 must have a snapshot that
+    ends there or later. Files that a crash leaves while snapshots are written or removed are not problems.
+    Changes nothing. Raises KafkaStorageError only if `path` itself cannot be read.
+    """
+    names = storage.list_directory(path)
+    if METADATA_LOG in names:
+        path = f"{path}/{METADATA_LOG}"
+        names = storage.list_directory(path)
+    elif path.rstrip("/").rpartition("/")[2] != METADATA_LOG and not any(map(parse_snapshot_name, names)):
+        return
+    for name in names:
+        if name.endswith(SUFFIX):
+            yield from _problems_of(storage, f"{path}/{name}", name)
+    try:
+        require_snapshot(storage, path)
+    except SnapshotMissing as error:
+        yield Problem(path, type(error).__name__, str(error), error.where)
+    except KreplicaError:
+        return  # a problem of the state file, reported with the log
+
+
+def _problems_of(storage: Storage, path: str, name: str) -> Iterator[Problem]:
+    snapshot_id = parse_snapshot_name(name)
+    if snapshot_id is None:
+        yield Problem(
+            path, "InvalidSnapshot", f"{name} is not an offset of 20 digits and an epoch of 10 digits"
+        )
+        return
+    try:
+        with FileRawSnapshotReader(storage, path, snapshot_id) as reader:
+            check_snapshot(reader)
+    except KreplicaError as error:
+        yield Problem(path, type(error).__name__, str(error), position=error.where)

@@ -1,9 +1,14 @@
-"""Answers DescribeQuorum (55): what the leader knows about voters and observers. Owns no state."""
+"""What a member of the quorum reports: the answer to DescribeQuorum (55), and the values of its metrics.
+
+The metrics' values are computed when they are read, by any thread, and may be slightly out of date. Owns no
+state.
+"""
 
 # mypy: disable-error-code="arg-type"
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from kio.schema.describe_quorum.v2.response import (
@@ -17,11 +22,19 @@ from kio.schema.describe_quorum.v2.response import (
 from kio.schema.errors import ErrorCode
 
 from kreplica.common.errors import KreplicaError, NotLeaderOrFollower
+from kreplica.common.types import Uuid
 from kreplica.common.wire import uuid_of
-from kreplica.raft.leader_state import LeaderState
+from kreplica.raft.epoch_state import (
+    EpochState,
+    FollowerState,
+    LeaderState,
+    ProspectiveState,
+    ReplicaProgress,
+    ResignedState,
+    UnattachedState,
+)
 from kreplica.raft.raft_context import RaftContext
 from kreplica.raft.raft_messages import METADATA_PARTITION, METADATA_TOPIC, only_partition, or_no_node
-from kreplica.raft.replica_progress import ReplicaProgress
 
 
 def describe_quorum(context: RaftContext, request: Any) -> DescribeQuorumResponse:
@@ -98,3 +111,65 @@ def _replica(progress: ReplicaProgress) -> ReplicaState:
         last_fetch_timestamp=progress.fetch_date_ms,
         last_caught_up_timestamp=progress.caught_up_date_ms,
     )
+
+
+def gauges(
+    member: Callable[[], RaftContext], high_watermark: Callable[[], int | None]
+) -> dict[str, Callable[[], float]]:
+    """Return the functions for the numeric gauges of `member()`, by Kafka's names."""
+
+    def leading(count: Callable[[RaftContext, LeaderState], float]) -> Callable[[], float]:
+        def gauge() -> float:
+            state = member().quorum.state
+            return count(member(), state) if isinstance(state, LeaderState) else -1
+
+        return gauge
+
+    def current_vote() -> float:
+        voted = member().quorum.state.voted_key
+        return -1 if voted is None else voted.node_id
+
+    return {
+        "current-leader": lambda: or_no_node(member().quorum.leader_id),
+        "current-vote": current_vote,
+        "current-epoch": lambda: member().quorum.epoch,
+        "high-watermark": lambda: high_watermark() or -1,
+        "log-end-offset": lambda: member().log.end_offset,
+        "log-end-epoch": lambda: member().log.last_fetched_epoch,
+        "number-unknown-voter-connections": lambda: len(
+            member().requests.unreachable(member().quorum.others())
+        ),
+        "number-of-voters": lambda: len(member().control.voters),
+        "number-of-observers": leading(lambda _, state: len(state.observers)),
+        "uncommitted-voter-change": leading(
+            lambda context, state: context.control.voters_offset >= (state.high_watermark or 0)
+        ),
+    }
+
+
+def texts(member: Callable[[], RaftContext]) -> dict[str, Callable[[], str]]:
+    """Return the functions for the text gauges of `member()`, by Kafka's names."""
+
+    def current_vote_directory_id() -> str:
+        voted = member().quorum.state.voted_key
+        return str(Uuid.ZERO if voted is None else voted.directory_id)
+
+    return {
+        "current-state": lambda: _state_name(
+            member().quorum.state, is_voter=member().control.voters.contains(member().key)
+        ),
+        "current-vote-directory-id": current_vote_directory_id,
+    }
+
+
+def _state_name(state: EpochState, *, is_voter: bool) -> str:
+    """Return Kafka's name of the state: a follower without a vote is an observer, a resigned leader
+    unattached.
+    """
+    if isinstance(state, FollowerState) and not is_voter:
+        return "observer"
+    if isinstance(state, ResignedState):
+        return UnattachedState.NAME
+    if isinstance(state, (ProspectiveState, UnattachedState)) and state.voted_key is not None:
+        return f"{state.NAME}-voted"
+    return state.NAME

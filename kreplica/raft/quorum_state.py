@@ -12,29 +12,65 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
-from kreplica.common.errors import (
-    IllegalQuorumTransition,
-    InconsistentClusterId,
-    InconsistentVoterSet,
+from kreplica.common.errors import IllegalQuorumTransition, InconsistentClusterId, InconsistentVoterSet
+from kreplica.common.ports import Clock, Random, Storage, monotonic_ms
+from kreplica.common.quorum_state import (
+    FILE_NAME,
+    LAST_EPOCH,
+    NO_NODE,
+    RECOVER,
+    QuorumStateData,
+    format_quorum_state,
+    parse_quorum_state,
 )
-from kreplica.common.ports import Clock, Random, monotonic_ms
-from kreplica.common.quorum_state import FILE_NAME, LAST_EPOCH, NO_NODE, RECOVER, QuorumStateData
 from kreplica.common.types import Uuid
 from kreplica.raft.batch_accumulator import BatchAccumulator
-from kreplica.raft.candidate_state import CandidateState
-from kreplica.raft.epoch_state import NEVER_MS, EpochState, same_replica
-from kreplica.raft.follower_state import FollowerState
-from kreplica.raft.leader_state import LeaderState
-from kreplica.raft.prospective_state import ProspectiveState
+from kreplica.raft.epoch_state import (
+    NEVER_MS,
+    CandidateState,
+    EpochState,
+    FollowerState,
+    LeaderState,
+    ProspectiveState,
+    ResignedState,
+    UnattachedState,
+    same_replica,
+)
 from kreplica.raft.raft_config import RaftConfig
-from kreplica.raft.replicated_log import QuorumStateStore
-from kreplica.raft.resigned_state import ResignedState
-from kreplica.raft.unattached_state import UnattachedState
 from kreplica.raft.voter_set import ReplicaKey, VoterSet
 
 LOGGER = logging.getLogger(__name__)
 # The first election ever waits for at most this fraction (1/5) of the election timeout.
 FIRST_ELECTION_PART = 5
+# Far more than the state of any election takes.
+MAX_BYTES = 1 << 20
+
+
+class FileBasedStateStore:
+    """The file `quorum-state` in the metadata log's directory, which must exist; both versions of its data.
+
+    It holds promises made to other nodes. A file that cannot be read stops the node, since the node may have
+    voted in an epoch that it cannot remember.
+    """
+
+    __slots__ = ("_storage", "path")
+
+    def __init__(self, storage: Storage, directory: str) -> None:
+        self._storage = storage
+        self.path = f"{directory}/{FILE_NAME}"
+
+    def read(self) -> QuorumStateData | None:
+        """Return the state that was last written; None if nothing was written.
+
+        Raises InvalidFile, UnsupportedVersion, KafkaStorageError, and then changes nothing.
+        """
+        if not self._storage.exists(self.path):
+            return None
+        return parse_quorum_state(self._storage.read_file(self.path, MAX_BYTES), self.path)
+
+    def write(self, state: QuorumStateData) -> None:
+        """Write the state to disk. After a KafkaStorageError, either the old or the new state is stored."""
+        self._storage.write_file_atomically(self.path, format_quorum_state(state))
 
 
 class QuorumState:
@@ -49,7 +85,7 @@ class QuorumState:
         self,
         local_key: ReplicaKey,
         cluster_id: str,
-        store: QuorumStateStore,
+        store: FileBasedStateStore,
         config: RaftConfig,
         *,
         voters: Callable[[], VoterSet],
@@ -296,8 +332,14 @@ class QuorumState:
         )
 
     def _enter(self, state: EpochState) -> None:
+        former = self.state
+        assert state.epoch >= former.epoch, (former, state)
+        if state.epoch == former.epoch:
+            # An epoch has one leader, and this node votes once in it.
+            assert former.leader_id is None or state.leader_id in (None, former.leader_id), (former, state)
+            assert former.voted_key is None or state.voted_key == former.voted_key, (former, state)
         self._persist(state.election())
-        former, self.state = self.state, state
+        self.state = state
         LOGGER.debug("node %d: %r, before %r", self.local_key.node_id, state, former)
         self._on_change(former, state)
 

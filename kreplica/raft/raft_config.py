@@ -1,12 +1,17 @@
-"""RaftConfig: the settings of a metadata quorum, named as Kafka's with dots for underscores."""
+"""RaftConfig: the settings of a metadata quorum, named as Kafka's with dots for underscores.
+
+Membership: the roles that a node may have in its quorum. Both are immutable; any thread may read them.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
 from kreplica.common.errors import InvalidConfig
 from kreplica.common.settings import BOOLEAN, Settings, int32, int64, optional, setting
+from kreplica.metadata.control_records import VoterEndpoint
 from kreplica.raft.batch_accumulator import MAX_BATCH_SIZE_BYTES
 
 
@@ -99,3 +104,25 @@ class RaftConfig(Settings):
     def begin_quorum_epoch_timeout_ms(self) -> int:
         """How often a leader announces itself to a voter that does not fetch, in ms."""
         return max(self.quorum_fetch_timeout_ms // 2, 1)
+
+
+def _every_node(_: int) -> bool:
+    return True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Membership:
+    """`can_be_voter`: the node is a controller (Kafka's `canBecomeVoter`). A voter that is not one replicates
+    and grants votes but never stands for election, since it would lead without a controller.
+
+    `endpoints`: where the node listens for the quorum, the default listener first; empty if nodes reach each
+    other by id. `auto_join`: an observer that can be a voter asks to become one
+    (controller.quorum.auto.join.enable, KIP-853). `bootstrap`: the ids under which the transport reaches
+    controller.quorum.bootstrap.servers. `is_controller(node_id)`: whether another node is a controller.
+    """
+
+    can_be_voter: bool = True
+    endpoints: tuple[VoterEndpoint, ...] = ()
+    auto_join: bool = False
+    bootstrap: tuple[int, ...] = ()
+    is_controller: Callable[[int], bool] = _every_node

@@ -23,25 +23,52 @@ from kreplica.common.ports import Clock, Disk, Random, monotonic_ms
 from kreplica.common.quorum_state import LAST_EPOCH
 from kreplica.metadata.image_format import OffsetAndEpoch
 from kreplica.raft.control_record_state_machine import KRaftControlRecordStateMachine
-from kreplica.raft.epoch_budget import EpochBudget
-from kreplica.raft.epoch_state import same_replica
-from kreplica.raft.follower_state import FollowerState
+from kreplica.raft.epoch_state import (
+    FollowerState,
+    LeaderState,
+    ProspectiveState,
+    ResignedState,
+    same_replica,
+)
 from kreplica.raft.full_disk import FullDisk
+from kreplica.raft.kafka_metadata_log import KafkaMetadataLog
 from kreplica.raft.kafka_raft_metrics import KafkaRaftMetrics
-from kreplica.raft.leader_state import LeaderState
-from kreplica.raft.membership import Membership
-from kreplica.raft.prospective_state import ProspectiveState
 from kreplica.raft.quorum_state import QuorumState
-from kreplica.raft.raft_config import RaftConfig
+from kreplica.raft.raft_config import Membership, RaftConfig
 from kreplica.raft.raft_messages import Standing, only_partition
-from kreplica.raft.replicated_log import ReplicatedLog
 from kreplica.raft.request_manager import RequestManager
-from kreplica.raft.resigned_state import ResignedState
 from kreplica.raft.threshold_purgatory import ThresholdPurgatory
 from kreplica.raft.voter_set import KRAFT_VERSIONS, ReplicaKey, VoterNode
 
 LOGGER = logging.getLogger(__name__)
 MOST_PORT = 0xFFFF
+MOST_EPOCHS_AHEAD = 1_000
+
+
+class EpochBudget:
+    """Limits how far requests may advance this node's epoch, so that forged ones cannot use it up.
+
+    Epochs begin one at a time, each after a majority has granted pre-votes. So a request that is many epochs
+    ahead is forged, and so are requests that add epochs faster than elections can. Up to MOST_EPOCHS_AHEAD
+    may come at once, and another one after each `refill_ms`, the election timeout. 2,147,483,647 epochs then
+    last for decades. Any epoch is accepted from a voter that answers this node's own request.
+    """
+
+    def __init__(self, refill_ms: int, now_ms: int) -> None:
+        assert refill_ms > 0, refill_ms
+        self._refill_ms = refill_ms
+        # When the budget was empty: it holds an epoch for each `refill_ms` since then.
+        self._empty_at_ms = now_ms - MOST_EPOCHS_AHEAD * refill_ms
+
+    def left(self, now_ms: int) -> int:
+        """Return how many epochs a request may add now."""
+        return min((now_ms - self._empty_at_ms) // self._refill_ms, MOST_EPOCHS_AHEAD)
+
+    def spend(self, epochs: int, now_ms: int) -> None:
+        """Take the epochs that a request adds, at most what is left."""
+        assert 0 <= epochs <= self.left(now_ms), epochs
+        full_at_ms = now_ms - MOST_EPOCHS_AHEAD * self._refill_ms
+        self._empty_at_ms = max(self._empty_at_ms, full_at_ms) + epochs * self._refill_ms
 
 
 @dataclass(slots=True, kw_only=True)
@@ -59,7 +86,7 @@ class RaftContext:
     key: ReplicaKey
     membership: Membership
     cluster_id: str
-    log: ReplicatedLog
+    log: KafkaMetadataLog
     control: KRaftControlRecordStateMachine
     quorum: QuorumState
     requests: RequestManager

@@ -35,8 +35,7 @@ from kreplica.common.future import Future, resolved
 from kreplica.common.types import Uuid
 from kreplica.common.wire import NO_THROTTLE
 from kreplica.metadata.control_records import VoterEndpoint
-from kreplica.raft.epoch_state import NEVER_MS
-from kreplica.raft.leader_state import LeaderState
+from kreplica.raft.epoch_state import NEVER_MS, LeaderState
 from kreplica.raft.raft_context import RaftContext
 from kreplica.raft.raft_messages import key_of, or_no_node
 from kreplica.raft.voter_set import KRAFT_VERSIONS, ReplicaKey, VoterNode, VoterSet

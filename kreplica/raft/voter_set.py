@@ -1,8 +1,11 @@
-"""VoterSet: the voters of the metadata quorum and their addresses (KIP-853).
+"""VoterSet: the voters of the metadata quorum (KIP-853). VoterSetHistory: the set in force at each offset.
 
 A voter is a node with its directory. The same node with another disk is a different voter, since it has
 forgotten its votes. A configured set (controller.quorum.voters) has no directories; there the node's id is
-enough. All values are immutable; any thread may share them.
+enough. Sets are immutable; any thread may share them.
+
+A set of voters takes effect when its record is in the log, committed or not. Truncating the log restores the
+set before. The client's loop changes the history; any thread may read its last value.
 """
 
 from __future__ import annotations
@@ -17,6 +20,10 @@ from kreplica.common.types import INT32_MAX, Uuid
 from kreplica.metadata.control_records import KRaftVersionFeature, Voter, VoterEndpoint, VotersRecord
 
 DEFAULT_LISTENER = "CONTROLLER"
+# The lowest and the highest protocol level that a node of kreplica supports.
+KRAFT_VERSIONS = (0, 1)
+# The offset of the configured set, which no record contains.
+BEFORE_THE_LOG = -1
 
 
 class ReplicaKey(NamedTuple):
@@ -27,10 +34,6 @@ class ReplicaKey(NamedTuple):
 
     def __str__(self) -> str:
         return str(self.node_id) if self.directory_id == Uuid.ZERO else f"{self.node_id}-{self.directory_id}"
-
-
-# The lowest and the highest protocol level that a node of kreplica supports.
-KRAFT_VERSIONS = (0, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,3 +208,64 @@ def _parse_voter(text: str, listener: str) -> VoterNode:
     if not numbers_are_plain or not host or int(node_id) > INT32_MAX or int(port) > 0xFFFF:
         raise InvalidConfig(f"controller.quorum.voters: {text[:80]!r} is not id@host:port")
     return VoterNode(ReplicaKey(int(node_id)), (VoterEndpoint(name=listener, host=host, port=int(port)),))
+
+
+class VotersAt(NamedTuple):
+    """A set of voters and the base offset of the batch with its record."""
+
+    offset: int
+    voters: VoterSet | None
+
+
+class VoterSetHistory:
+    """`configured`: the set that holds while the log has none."""
+
+    def __init__(self, configured: VoterSet | None) -> None:
+        self._entries = [VotersAt(BEFORE_THE_LOG, configured)]
+
+    @property
+    def last(self) -> VotersAt:
+        """The current set."""
+        return self._entries[-1]
+
+    def at(self, offset: int) -> VotersAt:
+        """Return the set in force at `offset`."""
+        return next(entry for entry in reversed(self._entries) if entry.offset <= offset)
+
+    def since(self, offset: int) -> list[VoterSet]:
+        """Return the set in force at `offset` and all later ones."""
+        committed = self.at(offset).offset
+        return [
+            entry.voters for entry in self._entries if entry.offset >= committed and entry.voters is not None
+        ]
+
+    def add_at(self, offset: int, voters: VoterSet) -> None:
+        """Add the set of a record at `offset`.
+
+        Raises InvalidRecord if a majority of the previous set and one of the new set need not share a voter:
+        two leaders could be elected.
+        """
+        former = self.last
+        if former.offset >= offset:
+            raise InvalidRecord(f"voters at offset {offset}, but a later set is at {former.offset}")
+        before = former.voters if former.offset > BEFORE_THE_LOG else None
+        if before is not None and not before.has_overlapping_majority(voters):
+            raise InvalidRecord(
+                f"voters at offset {offset}: {voters!r} shares too few voters with {former.voters!r}"
+            )
+        self._entries.append(VotersAt(offset, voters))
+
+    def begin_anew(self, offset: int, voters: VoterSet | None) -> None:
+        """Replace all sets by that of a snapshot which ends after `offset`; keep the configured one if it is
+        None.
+        """
+        del self._entries[1:]
+        if voters is not None and offset == BEFORE_THE_LOG:
+            self._entries[0] = VotersAt(offset, voters)
+        elif voters is not None:
+            self._entries.append(VotersAt(offset, voters))
+
+    def truncate_new_entries(self, end_offset: int) -> None:
+        """Forget the sets at `end_offset` and later: the log was truncated there."""
+        while self._entries[-1].offset >= end_offset > BEFORE_THE_LOG and len(self._entries) > 1:
+            self._entries.pop()

@@ -17,7 +17,7 @@ from pyspark.sql.types import IntegerType, LongType, StringType, StructField, St
 from kreplica.common.errors import InvalidFile
 from kreplica.log.file_names import parse_directory_name
 from kreplica.log.verify import Part, PartKind, Problem, holds_log, parts, verify_part
-from kreplica.raft.snapshot_verify import METADATA_LOG, verify_snapshots
+from kreplica.raft.metadata_log_directory import METADATA_LOG, verify_snapshots
 from kreplica.runtime.storage import FileStorage
 from spark_connector.jobs.records import Path, local_paths
 from spark_connector.jobs.spread import Row, spread

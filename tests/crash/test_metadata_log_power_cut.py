@@ -14,7 +14,7 @@ import pytest
 
 from kreplica.metadata.image_format import OffsetAndEpoch
 from kreplica.raft.kafka_metadata_log import KafkaMetadataLog
-from kreplica.raft.snapshot_writer import RecordsSnapshotWriter
+from kreplica.raft.snapshots import RecordsSnapshotWriter
 from kreplica.sim.storage import SimStorage
 from tests.support.logs import NOW_MS, ManualClock
 from tests.support.metadata_logs import (

@@ -11,20 +11,20 @@ from typing import Any
 
 from kreplica.common.errors import InvalidRequest
 from kreplica.common.quorum_state import NO_NODE
-from kreplica.raft.epoch_state import NEVER_MS
+from kreplica.raft.epoch_state import (
+    NEVER_MS,
+    LeaderState,
+    ProspectiveState,
+    ReplicaProgress,
+    ResignedState,
+    UnattachedState,
+)
 from kreplica.raft.fetch_requests import FetchRequests
-from kreplica.raft.file_based_state_store import FileBasedStateStore
-from kreplica.raft.following import Following
+from kreplica.raft.following import Following, MembershipRequests
 from kreplica.raft.kafka_metadata_log import KafkaMetadataLog
-from kreplica.raft.leader_state import LeaderState
-from kreplica.raft.membership import Membership
-from kreplica.raft.membership_requests import MembershipRequests
-from kreplica.raft.prospective_state import ProspectiveState
-from kreplica.raft.quorum_state import QuorumState
+from kreplica.raft.quorum_state import FileBasedStateStore, QuorumState
+from kreplica.raft.raft_config import Membership
 from kreplica.raft.raft_context import RaftContext
-from kreplica.raft.replica_progress import ReplicaProgress
-from kreplica.raft.resigned_state import ResignedState
-from kreplica.raft.unattached_state import UnattachedState
 from kreplica.raft.voter_changes import VoterChanges
 from tests.mutants.mutants import Mutant, Replacement
 

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from kreplica.cli.app import app
 from kreplica.common.errors import InvalidFile
 from kreplica.log.verify import Problem, verify
-from kreplica.raft.snapshot_verify import verify_snapshots
+from kreplica.raft.metadata_log_directory import verify_snapshots
 from kreplica.runtime.storage import FileStorage
 from spark_connector import jobs
 from spark_connector.jobs.spread import shared_out

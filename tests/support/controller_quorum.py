@@ -30,11 +30,11 @@ from kreplica.metadata.metadata_loader import MetadataLoader
 from kreplica.metadata.metadata_store import MemoryImageDirectory
 from kreplica.metadata.registrations import PartitionRegistration
 from kreplica.metadata.snapshot_generator import SnapshotGenerator
-from kreplica.raft.file_based_state_store import FileBasedStateStore
 from kreplica.raft.kafka_metadata_log import KafkaMetadataLog
 from kreplica.raft.kafka_raft_client import KafkaRaftClient
-from kreplica.raft.raft_client import LeaderAndEpoch
+from kreplica.raft.quorum_state import FileBasedStateStore
 from kreplica.raft.raft_config import RaftConfig
+from kreplica.raft.raft_listener import LeaderAndEpoch
 from kreplica.raft.voter_set import ReplicaKey, VoterNode, VoterSet
 from kreplica.sim.clock import VirtualTime
 from kreplica.sim.network import LinkConditions, SimEndpoint, SimNetwork

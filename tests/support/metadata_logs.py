@@ -10,7 +10,7 @@ from kreplica.metadata.records import FenceBrokerRecord, MetadataRecord
 from kreplica.metadata.serde import ApiMessageAndVersion, encode
 from kreplica.raft.batch_reader import Batch, decoded_batches
 from kreplica.raft.kafka_metadata_log import KafkaMetadataLog
-from kreplica.raft.snapshot_reader import RecordsSnapshotReader
+from kreplica.raft.snapshots import RecordsSnapshotReader
 from kreplica.sim.storage import SimStorage
 from tests.support.batches import build
 from tests.support.logs import NOW_MS, ManualClock

@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from kreplica._core.records import batches
+from kreplica.raft.epoch_state import LeaderState
 from kreplica.raft.kafka_metadata_log import KafkaMetadataLog
 from kreplica.raft.kafka_raft_client import KafkaRaftClient
-from kreplica.raft.leader_state import LeaderState
 from kreplica.raft.voter_set import ReplicaKey
 from kreplica.sim.node import SimBroker
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from kreplica.metadata.image_format import OffsetAndEpoch
-from kreplica.raft.leader_state import LeaderState
-from kreplica.raft.raft_client import LeaderAndEpoch
+from kreplica.raft.epoch_state import LeaderState
+from kreplica.raft.raft_listener import LeaderAndEpoch
 from kreplica.sim.invariants.violation import InvariantViolated
 from kreplica.sim.network import Message
 from kreplica.sim.quorum.quorum_log_checker import QuorumLogChecker

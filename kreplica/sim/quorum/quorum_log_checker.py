@@ -13,11 +13,13 @@ from typing import Any
 from kreplica.common.quorum_state import FILE_NAME, parse_quorum_state
 from kreplica.common.types import Uuid
 from kreplica.common.wire import topic_id_of
-from kreplica.raft.candidate_state import CandidateState
-from kreplica.raft.epoch_state import EpochState
-from kreplica.raft.leader_state import LeaderState
-from kreplica.raft.prospective_state import ProspectiveState
-from kreplica.raft.unattached_state import UnattachedState
+from kreplica.raft.epoch_state import (
+    CandidateState,
+    EpochState,
+    LeaderState,
+    ProspectiveState,
+    UnattachedState,
+)
 from kreplica.raft.voter_set import ReplicaKey, VoterNode
 from kreplica.sim.invariants.violation import InvariantViolated
 from kreplica.sim.network import Message

@@ -19,13 +19,12 @@ from kreplica.metadata.image_format import OffsetAndEpoch
 from kreplica.metadata.records import ConfigRecord, MetadataRecord
 from kreplica.metadata.serde import ApiMessageAndVersion
 from kreplica.raft.batch_reader import BatchReader
-from kreplica.raft.file_based_state_store import FileBasedStateStore
 from kreplica.raft.kafka_metadata_log import KafkaMetadataLog
 from kreplica.raft.kafka_raft_client import KafkaRaftClient
-from kreplica.raft.membership import Membership
-from kreplica.raft.raft_client import LeaderAndEpoch
-from kreplica.raft.raft_config import RaftConfig
-from kreplica.raft.snapshot_reader import RecordsSnapshotReader
+from kreplica.raft.quorum_state import FileBasedStateStore
+from kreplica.raft.raft_config import Membership, RaftConfig
+from kreplica.raft.raft_listener import LeaderAndEpoch
+from kreplica.raft.snapshots import RecordsSnapshotReader
 from kreplica.raft.voter_set import VoterSet
 from kreplica.sim.node import DIRECTORY, BrokerPorts
 

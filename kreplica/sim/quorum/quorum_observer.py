@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from kreplica.metadata.image_format import OffsetAndEpoch
 from kreplica.raft.epoch_state import EpochState
-from kreplica.raft.raft_client import LeaderAndEpoch
+from kreplica.raft.raft_listener import LeaderAndEpoch
 from kreplica.sim.quorum.node_view import NodeView
 from kreplica.sim.quorum.quorum_checker import QuorumChecker
 from kreplica.sim.quorum.quorum_node import QuorumNode

@@ -22,7 +22,7 @@ from kreplica.common.errors import InvalidSnapshot, SnapshotMissing
 from kreplica.common.future import Future
 from kreplica.common.wire import uuid_of
 from kreplica.raft.kafka_raft_client import KafkaRaftClient
-from kreplica.raft.snapshot_files import parse_snapshot_name
+from kreplica.raft.snapshots import parse_snapshot_name
 from kreplica.raft.voter_set import ReplicaKey, VoterSet
 from kreplica.sim.invariants.violation import InvariantViolated
 from kreplica.sim.quorum.quorum_node import CLUSTER_ID, LOG_DIRECTORY

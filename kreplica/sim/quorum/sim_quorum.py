@@ -13,9 +13,9 @@ from typing import Any
 from kreplica.common.future import Future
 from kreplica.common.types import Uuid
 from kreplica.metadata.image_format import OffsetAndEpoch
+from kreplica.raft.epoch_state import LeaderState
 from kreplica.raft.kafka_raft_client import KafkaRaftClient
-from kreplica.raft.leader_state import LeaderState
-from kreplica.raft.raft_client import LeaderAndEpoch
+from kreplica.raft.raft_listener import LeaderAndEpoch
 from kreplica.raft.voter_set import ReplicaKey, VoterNode, VoterSet
 from kreplica.sim.machines import SimMachines
 from kreplica.sim.network import LinkConditions, SimEndpoint

@@ -20,11 +20,11 @@ from kreplica.common.errors import KreplicaError
 from kreplica.common.future import Future
 from kreplica.common.wire import error_of, uuid_of
 from kreplica.metadata.image_format import OffsetAndEpoch
-from kreplica.raft.leader_state import LeaderState
-from kreplica.raft.raft_client import LeaderAndEpoch
+from kreplica.raft.epoch_state import LeaderState
 from kreplica.raft.raft_config import RaftConfig
+from kreplica.raft.raft_listener import LeaderAndEpoch
 from kreplica.raft.raft_messages import make_vote_request
-from kreplica.raft.snapshot_files import parse_snapshot_name
+from kreplica.raft.snapshots import parse_snapshot_name
 from kreplica.raft.voter_set import ReplicaKey
 from kreplica.sim.invariants.violation import InvariantViolated
 from kreplica.sim.quorum.quorum_checker import QuorumChecker

@@ -14,7 +14,7 @@ from kreplica.common.types import Uuid
 from kreplica.log.meta_properties import MetaPropertiesFile
 from kreplica.raft.kafka_metadata_log import KafkaMetadataLog
 from kreplica.raft.raft_config import RaftConfig
-from kreplica.raft.replicated_log import BOOTSTRAP_SNAPSHOT_ID
+from kreplica.raft.snapshots import BOOTSTRAP_SNAPSHOT_ID
 from kreplica.raft.voter_set import ReplicaKey, VoterNode, VoterSet
 from kreplica.sim.storage import SimStorage
 from tests.support.clocks import ManualClock

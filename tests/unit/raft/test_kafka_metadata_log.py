@@ -16,16 +16,9 @@ from kreplica.common.errors import (
 )
 from kreplica.metadata.control_records import LeaderChangeMessage
 from kreplica.metadata.image_format import OffsetAndEpoch
-from kreplica.raft.control_batches import build_control_batch
-from kreplica.raft.kafka_metadata_log import KafkaMetadataLog
-from kreplica.raft.replicated_log import (
-    BOOTSTRAP_SNAPSHOT_ID,
-    ReplicatedLog,
-    ValidOffsetAndEpoch,
-    ValidOffsetAndEpochKind,
-)
-from kreplica.raft.snapshot_files import parse_snapshot_name
-from kreplica.raft.snapshot_writer import RecordsSnapshotWriter
+from kreplica.raft.batch_accumulator import build_control_batch
+from kreplica.raft.kafka_metadata_log import KafkaMetadataLog, ValidOffsetAndEpoch, ValidOffsetAndEpochKind
+from kreplica.raft.snapshots import BOOTSTRAP_SNAPSHOT_ID, RecordsSnapshotWriter, parse_snapshot_name
 from kreplica.sim.storage import SimStorage
 from tests.support.logs import NOW_MS, ManualClock
 from tests.support.metadata_logs import (
@@ -49,7 +42,7 @@ def names(storage: SimStorage) -> list[str]:
 
 
 def test_it_is_the_log_that_a_quorum_asks_for() -> None:
-    log: ReplicatedLog = open_metadata_log()
+    log: KafkaMetadataLog = open_metadata_log()
     assert (log.start_offset, log.end_offset, log.high_watermark, log.flushed_offset) == (0, 0, 0, 0)
     assert log.last_fetched_epoch == 0
     assert log.latest_snapshot_id is None

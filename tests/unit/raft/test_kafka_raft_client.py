@@ -17,8 +17,7 @@ from kreplica.common.errors import (
 )
 from kreplica.common.future import resolved
 from kreplica.metadata.image_format import OffsetAndEpoch
-from kreplica.raft.follower_state import FollowerState
-from kreplica.raft.leader_state import LeaderState
+from kreplica.raft.epoch_state import FollowerState, LeaderState, ResignedState
 from kreplica.raft.raft_messages import (
     METADATA_TOPIC,
     FetchPosition,
@@ -29,7 +28,6 @@ from kreplica.raft.raft_messages import (
     make_vote_request,
     top_level_error,
 )
-from kreplica.raft.resigned_state import ResignedState
 from kreplica.raft.voter_set import ReplicaKey
 from kreplica.sim.quorum.quorum_checker import QuorumChecker
 from kreplica.sim.quorum.quorum_node import CLUSTER_ID, record_of

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from kreplica.common.errors import FatalTruncation
 from kreplica.metadata.image_format import OffsetAndEpoch
-from kreplica.raft.kafka_metadata_log import KafkaMetadataLog
-from kreplica.raft.replicated_log import ValidOffsetAndEpochKind
+from kreplica.raft.kafka_metadata_log import KafkaMetadataLog, ValidOffsetAndEpochKind
 from kreplica.sim.storage import SimStorage
 from tests.support.logs import NOW_MS, ManualClock
 from tests.support.metadata_logs import append, content, machine, open_metadata_log, snapshot

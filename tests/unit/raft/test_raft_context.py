@@ -10,8 +10,8 @@ from kreplica.common.errors import IllegalQuorumTransition, InconsistentVoterSet
 from kreplica.common.quorum_state import LAST_EPOCH
 from kreplica.metadata.control_records import VoterEndpoint
 from kreplica.metadata.image_format import OffsetAndEpoch
-from kreplica.raft.epoch_budget import MOST_EPOCHS_AHEAD
-from kreplica.raft.file_based_state_store import FileBasedStateStore
+from kreplica.raft.quorum_state import FileBasedStateStore
+from kreplica.raft.raft_context import MOST_EPOCHS_AHEAD
 from kreplica.raft.raft_messages import (
     FetchPosition,
     make_begin_request,

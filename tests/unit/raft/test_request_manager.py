@@ -7,8 +7,7 @@ import random
 import pytest
 
 from kreplica.common.errors import InvalidConfig, NetworkException
-from kreplica.raft.epoch_election import EpochElection
-from kreplica.raft.epoch_state import NEVER_MS
+from kreplica.raft.epoch_state import NEVER_MS, EpochElection
 from kreplica.raft.raft_config import RaftConfig
 from kreplica.raft.request_manager import RequestManager
 from tests.support.virtual import AnsweringTransport, VirtualMachine

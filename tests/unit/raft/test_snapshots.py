@@ -25,12 +25,18 @@ from kreplica.metadata.control_records import (
 from kreplica.metadata.image_format import OffsetAndEpoch
 from kreplica.metadata.records import ConfigRecord
 from kreplica.metadata.serde import ApiMessageAndVersion
-from kreplica.raft.control_batches import build_control_batch
-from kreplica.raft.raw_snapshot import FileRawSnapshotReader, FileRawSnapshotWriter
-from kreplica.raft.snapshot_check import summary_of
-from kreplica.raft.snapshot_files import is_left_over, parse_snapshot_name, partial_name, snapshot_name
-from kreplica.raft.snapshot_reader import RecordsSnapshotReader
-from kreplica.raft.snapshot_writer import RecordsSnapshotWriter
+from kreplica.raft.batch_accumulator import build_control_batch
+from kreplica.raft.snapshots import (
+    FileRawSnapshotReader,
+    FileRawSnapshotWriter,
+    RecordsSnapshotReader,
+    RecordsSnapshotWriter,
+    is_left_over,
+    parse_snapshot_name,
+    partial_name,
+    snapshot_name,
+    summary_of,
+)
 from kreplica.raft.voter_set import ReplicaKey, VoterNode, VoterSet
 from kreplica.sim.storage import SimStorage
 from tests.support.batches import build

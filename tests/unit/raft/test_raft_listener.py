@@ -1,13 +1,13 @@
-"""What listeners are told is what stands in the log, whether a leader still has it or not."""
+"""Listeners get the content of the log, whether the leader still holds it in memory or not."""
 
 from __future__ import annotations
 
 import pytest
 
-from kreplica.raft import leader_state
+from kreplica.raft import epoch_state
 from kreplica.raft.batch_reader import Batch, BatchReader, decoded
+from kreplica.raft.epoch_state import LeaderState
 from kreplica.raft.kafka_metadata_log import KafkaMetadataLog
-from kreplica.raft.leader_state import LeaderState
 from kreplica.sim.quorum.sim_quorum import SimQuorum
 from tests.unit.raft.test_kafka_raft_client import started
 
@@ -81,7 +81,7 @@ def test_a_leader_reads_nothing_again_that_it_has_just_appended(monkeypatch: pyt
 
 
 def test_a_leader_that_nobody_follows_keeps_a_few_batches_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leader_state, "MOST_APPENDED", 3)
+    monkeypatch.setattr(epoch_state, "MOST_APPENDED", 3)
     quorum, leader = started(3)
     recorder = recorder_at(quorum, leader)
     for other in set(quorum.machines) - {leader}:

@@ -1,22 +1,53 @@
-"""ListenerContext: the position of one listener in the committed log, and what it gets next.
+"""RaftListener: the calls that a reader of the committed log gets. ListenerContext: what it gets next.
 
-Thread rule: the client's loop.
+A listener is called in the client's loop and must not block. An exception from it stops the node, because a
+metadata image that misses a record is useless. Thread rule: the client's loop.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import NamedTuple, Protocol
 
 from kreplica._core.records import batches
 from kreplica.common.errors import SnapshotMissing
 from kreplica.raft.batch_accumulator import CompletedBatch
 from kreplica.raft.batch_reader import Batch, BatchReader
-from kreplica.raft.raft_client import LeaderAndEpoch, RaftListener
-from kreplica.raft.replicated_log import ReplicatedLog
-from kreplica.raft.snapshot_reader import RecordsSnapshotReader
+from kreplica.raft.kafka_metadata_log import KafkaMetadataLog
+from kreplica.raft.snapshots import RecordsSnapshotReader
+
+
+class LeaderAndEpoch(NamedTuple):
+    """The leader of an epoch, as far as this node knows."""
+
+    leader_id: int | None
+    epoch: int
+
 
 READ_BYTES = 8 << 20
 NO_LEADER_KNOWN = LeaderAndEpoch(None, -1)
+
+
+class RaftListener(Protocol):
+    """Receives the committed log, in order."""
+
+    def handle_commit(self, reader: BatchReader) -> None:
+        """Take committed batches, in order, each once."""
+        ...
+
+    def handle_load_snapshot(self, reader: RecordsSnapshotReader) -> None:
+        """Replace everything received so far by a snapshot."""
+        ...
+
+    def handle_leader_change(self, leader: LeaderAndEpoch) -> None:
+        """Note a new leader or epoch. The leader itself is notified after its listener got all earlier
+        records.
+        """
+        ...
+
+    def begin_shutdown(self) -> None:
+        """Note that the client is closing: no further calls follow."""
+        ...
 
 
 class ListenerContext:
@@ -31,7 +62,7 @@ class ListenerContext:
 
     def update(
         self,
-        log: ReplicatedLog,
+        log: KafkaMetadataLog,
         leader: LeaderAndEpoch,
         leads_from: int | None = None,
         appended: Collection[CompletedBatch] = (),
@@ -53,7 +84,7 @@ class ListenerContext:
             self._known_leader = leader
             self.listener.handle_leader_change(leader)
 
-    def _commit(self, log: ReplicatedLog, appended: Collection[CompletedBatch]) -> None:
+    def _commit(self, log: KafkaMetadataLog, appended: Collection[CompletedBatch]) -> None:
         snapshot_id = log.latest_snapshot_id
         if self.next_offset < log.start_offset or (snapshot_id is not None and not self._has_begun):
             self._load_snapshot(log)
@@ -68,6 +99,7 @@ class ListenerContext:
             end = self.next_offset
             for batch in batches(records):
                 end = batch.next_offset
+            assert self.next_offset < end <= mark, (self.next_offset, end, mark)
             with BatchReader.of_records(self.next_offset, records) as reader:
                 self.listener.handle_commit(reader)
             self.next_offset = end
@@ -103,7 +135,7 @@ class ListenerContext:
         self.next_offset = mark
         self._has_begun = True
 
-    def _load_snapshot(self, log: ReplicatedLog) -> None:
+    def _load_snapshot(self, log: KafkaMetadataLog) -> None:
         snapshot_id = log.latest_snapshot_id
         raw = None if snapshot_id is None else log.read_snapshot(snapshot_id)
         if snapshot_id is None or raw is None:
