@@ -25,6 +25,7 @@ from kreplica.runtime.clock import SystemClock
 from kreplica.runtime.scheduler import ThreadScheduler
 from kreplica.runtime.storage import FileStorage
 from kreplica.runtime.workers import ThreadWorkers
+from tests.support.logs import get_or_create_log
 
 PARTITIONS = 10_000
 ROUNDS = 3
@@ -38,7 +39,7 @@ class Directory:
         shutil.rmtree(path, ignore_errors=True)
         node = manager(path)
         node.startup()
-        node.get_or_create_log(TopicPartition("orders", 0)).append_records([b"value" * 20])
+        get_or_create_log(node, TopicPartition("orders", 0)).append_records([b"value" * 20])
         node.shutdown()
         for i in range(1, PARTITIONS):
             shutil.copytree(path / "orders-0", path / f"orders-{i}")

@@ -31,7 +31,7 @@ from kreplica.common.errors import (
 from kreplica.common.locks import Lock
 from kreplica.common.ports import Clock, DirectoryLock, Storage
 from kreplica.common.types import INT32_MAX, INT64_MAX, TopicPartition, integer
-from kreplica.log import cleaner, live_reader, log_jobs, log_loader, open_transactions
+from kreplica.log import cleaner, live_reader, log_loader, open_transactions, periodic_job
 from kreplica.log.cleaner_stats import CleanerStats
 from kreplica.log.column_reader import COLUMNS, ColumnReader, arrow_batches
 from kreplica.log.damage import Damage
@@ -450,7 +450,7 @@ class Log:
 
     def delete_old_segments(self) -> int:
         """Delete segments past retention; return their number. Also forget producers idle for a day."""
-        return log_jobs.delete_old(self._log)
+        return periodic_job.delete_old(self._log)
 
     def compact(self, *, dedupe_buffer_size: int = 128 << 20) -> CleanerStats:
         """Keep only the last record of each key, now; return statistics.

@@ -19,7 +19,7 @@ from kreplica.common.leader_and_isr import LeaderAndIsr
 from kreplica.common.metrics import MetricRegistry
 from kreplica.common.ports import Clock, Disk, Loop, Random, Scheduler, Storage, Transport, Workers
 from kreplica.common.types import TopicPartition
-from kreplica.log.log_creation import NewLog
+from kreplica.log.log_loader import NewLog
 from kreplica.log.log_manager import LogManager
 from kreplica.replica.disk_watch import DiskWatch
 from kreplica.replica.metadata_cache import MetadataCache

@@ -38,8 +38,8 @@ from kreplica.common.leader_and_isr import LeaderAndIsr
 from kreplica.common.metrics import MetricRegistry
 from kreplica.common.ports import Loop
 from kreplica.common.types import TopicPartition, Uuid
-from kreplica.log.log_creation import NewLog
-from kreplica.log.new_logs import Logs
+from kreplica.log.log_loader import NewLog
+from kreplica.log.log_manager import Logs
 from kreplica.metadata.cluster_metadata import (
     BROKER_RESOURCE,
     CLUSTER_DEFAULT,

@@ -46,7 +46,7 @@ from kreplica.common.errors import InvalidRequest, KafkaStorageError, KreplicaEr
 from kreplica.common.future import Future, resolved, then
 from kreplica.common.types import TopicPartition
 from kreplica.common.wire import NO_THROTTLE
-from kreplica.log.log_moves import LogMove
+from kreplica.log.log_move import LogMove
 from kreplica.log.unified_log import UnifiedLog
 from kreplica.replica.delayed_delete_records import DeleteRecordsResult
 from kreplica.replica.replica_alter_log_dirs_manager import AlterResults
@@ -107,7 +107,7 @@ class ReplicaApis:
         found: dict[str, list[UnifiedLog]] = {path: [] for path in logs.directory_ids}
         for log in self._logs_of(request):
             found.setdefault(log.local.directory.rpartition("/")[0], []).append(log)
-        moves = list(logs.moves.moves.values())
+        moves = list(logs.moves.values())
         results = [
             self._described(path, found[path], [each for each in moves if each.target.path == path])
             for path in sorted(found)

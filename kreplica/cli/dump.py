@@ -22,8 +22,8 @@ from kreplica.log.checkpoint import (
     LeaderEpochCheckpointFile,
     OffsetCheckpointFile,
 )
-from kreplica.log.clean_shutdown_file import CleanShutdownFile
 from kreplica.log.file_names import CLUSTER_METADATA_DIRECTORY, CONSUMER_OFFSETS_DIRECTORY, STATE_FILE
+from kreplica.log.log_directory import CleanShutdownFile
 from kreplica.log.meta_properties import MetaPropertiesFile
 from kreplica.log.partition_metadata_file import PartitionMetadataFile
 from kreplica.log.producer_snapshot import parse_snapshot

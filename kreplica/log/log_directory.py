@@ -6,19 +6,20 @@ stay online.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import json
+from collections.abc import Iterable, Mapping
 
 from kreplica.common.errors import InconsistentClusterId, InvalidFile, KafkaStorageError, StorageFull
+from kreplica.common.json_file import integer, parse_object
 from kreplica.common.locks import Lock
 from kreplica.common.ports import DirectoryLock, Random, Storage
-from kreplica.common.types import TopicPartition, Uuid
+from kreplica.common.types import INT64_MAX, TopicPartition, Uuid
 from kreplica.log.checkpoint import (
     LOG_START_OFFSET_CHECKPOINT,
     RECOVERY_POINT_CHECKPOINT,
     REPLICATION_CHECKPOINT,
     OffsetCheckpointFile,
 )
-from kreplica.log.clean_shutdown_file import CleanShutdownFile
 from kreplica.log.file_names import (
     DELETED_DIRECTORY_SUFFIX,
     FUTURE_DIRECTORY_SUFFIX,
@@ -32,6 +33,68 @@ from kreplica.log.unified_log import UnifiedLog
 
 # The limit for a file or directory name, in bytes, on common file systems.
 MAX_NAME_LENGTH = 255
+CLEAN_SHUTDOWN_FILE = ".kafka_cleanshutdown"
+CLEAN_SHUTDOWN_VERSION = 0
+UNKNOWN_BROKER_EPOCH = -1
+
+
+class CleanShutdownFile:
+    """`.kafka_cleanshutdown`: marks a log directory as cleanly shut down, so its logs need no recovery.
+
+        {"version":0,"brokerEpoch":10}
+
+    It is written last at a clean stop, and removed at the next start before the first log is loaded. If it
+    survived a crash during loading, the next start would trust logs that were never checked (KAFKA-10471).
+    With its broker epoch the controller distinguishes a clean restart from an unclean one (KIP-966); -1 if
+    unknown. Thread rule: one thread, at start and stop.
+    """
+
+    __slots__ = ("_storage", "directory")
+
+    def __init__(self, storage: Storage, directory: str) -> None:
+        self._storage = storage
+        self.directory = directory
+
+    @property
+    def path(self) -> str:
+        return f"{self.directory}/{CLEAN_SHUTDOWN_FILE}"
+
+    def write(self, broker_epoch: int = UNKNOWN_BROKER_EPOCH) -> None:
+        """Mark the directory. Everything in it must be flushed before."""
+        self._storage.write_file_atomically(self.path, self.format(broker_epoch))
+
+    def exists(self) -> bool:
+        return self._storage.exists(self.path)
+
+    def take(self) -> int | None:
+        """Remove the marker durably; return its broker epoch, or None without a valid marker.
+
+        An unreadable marker counts as missing: that costs a recovery, but trusting it could cost data.
+        """
+        if not self.exists():
+            return None
+        try:
+            broker_epoch = self.parse(self._storage.read_file(self.path), self.path)
+        except InvalidFile:
+            broker_epoch = None
+        self._storage.remove(self.path)
+        self._storage.sync_directory(self.directory)
+        return broker_epoch
+
+    @staticmethod
+    def format(broker_epoch: int) -> bytes:
+        fields = {"version": CLEAN_SHUTDOWN_VERSION, "brokerEpoch": broker_epoch}
+        return json.dumps(fields, separators=(",", ":")).encode()
+
+    @staticmethod
+    def parse(data: bytes, path: str) -> int:
+        """Return the broker epoch; -1 for an empty file, which Kafka wrote before 3.7. Raises InvalidFile."""
+        if not data:
+            return UNKNOWN_BROKER_EPOCH
+        fields = parse_object(data, path)
+        if integer(fields, "version", 0, INT64_MAX, path) != CLEAN_SHUTDOWN_VERSION:
+            raise InvalidFile(f"{path}: version {fields['version']}, not {CLEAN_SHUTDOWN_VERSION}")
+        return integer(fields, "brokerEpoch", UNKNOWN_BROKER_EPOCH, INT64_MAX, path)
 
 
 class LogDirectory:
@@ -60,15 +123,12 @@ class LogDirectory:
         "logs",
         "path",
         "previous_broker_epoch",
-        "refused",
     )
 
     def __init__(self, storage: Storage, path: str, *, lent: bool = False) -> None:
         self._storage = storage
         self.path = path
         self.failure: BaseException | None = None
-        # The error of the last checkpoint if the disk was full; None once one was written.
-        self.refused: StorageFull | None = None
         self.id: Uuid | None = None
         self.logs: dict[TopicPartition, UnifiedLog] = {}
         # The broker epoch of the last clean shutdown, -1 if unknown; None after an unclean one.
@@ -142,18 +202,6 @@ class LogDirectory:
         """
         return CleanShutdownFile(self._storage, self.path).take()
 
-    def unless_full(self, write: Callable[[], None]) -> None:
-        """Write a checkpoint; if the disk is full, keep the old one and record the error.
-
-        The old checkpoint remains valid. The next period tries again.
-        """
-        try:
-            write()
-        except StorageFull as error:
-            self.refused = error
-        else:
-            self.refused = None
-
     def path_of(self, partition: TopicPartition) -> str:
         """Return the path of the partition's log in this directory."""
         return f"{self.path}/{partition.topic}-{partition.partition}"
@@ -166,11 +214,11 @@ class LogDirectory:
         end = f"-{partition.partition}.{random.randbytes(16).hex()}{suffix}"
         return f"{self.path}/{partition.topic[: MAX_NAME_LENGTH - len(end)]}{end}"
 
-    def strays(self) -> list[str]:
-        """Return the paths of the partition directories that were set aside as strays."""
+    def add_strays_to(self, paths: list[str]) -> None:
+        """Add the paths of the partition directories that were set aside as strays to `paths`."""
         names = self._storage.list_directory(self.path)
-        paths = [f"{self.path}/{name}" for name in names if name.endswith(STRAY_DIRECTORY_SUFFIX)]
-        return [path for path in paths if self._storage.is_directory(path)]
+        found = [f"{self.path}/{name}" for name in names if name.endswith(STRAY_DIRECTORY_SUFFIX)]
+        paths += [path for path in found if self._storage.is_directory(path)]
 
     def futures(self) -> list[str]:
         """Return the paths of unfinished copies of logs that were being moved here."""

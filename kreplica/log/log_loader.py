@@ -1,4 +1,4 @@
-"""Open a log: decide which of its bytes to trust, and rebuild what is derived from them.
+"""Open or create a log: decide which of its bytes to trust, and rebuild what is derived from them.
 
 After a clean close, the loader reads only the state file and checks that the active segment's indexes end
 where the log does. That check catches a power cut that kept the state file of the last close but lost what
@@ -19,9 +19,9 @@ from kreplica._core.log_state import LogStanding, LogState, read_standing
 from kreplica.common.config import PRODUCER_ID_EXPIRATION_MS, LogConfig
 from kreplica.common.errors import InvalidFile
 from kreplica.common.ports import Clock, Storage
-from kreplica.common.types import TopicPartition
+from kreplica.common.types import TopicPartition, Uuid
 from kreplica.log import damage_search, leftovers, missing_segments, producer_batches
-from kreplica.log.checkpoint import LeaderEpochCheckpointFile
+from kreplica.log.checkpoint import EpochEntry, LeaderEpochCheckpointFile
 from kreplica.log.damage import NO_DAMAGE, Damages
 from kreplica.log.file_names import (
     INDEX_SUFFIX,
@@ -34,6 +34,7 @@ from kreplica.log.leader_epoch_file_cache import LeaderEpochFileCache
 from kreplica.log.local_log import LocalLog
 from kreplica.log.log_segments import LogSegments
 from kreplica.log.log_tail import LogTail
+from kreplica.log.partition_metadata_file import PartitionMetadataFile
 from kreplica.log.producer_state_manager import ProducerStateManager
 from kreplica.log.recovery_scan import Recovery, RecoveryScan
 from kreplica.log.swap_files import Listing
@@ -71,6 +72,21 @@ class OpenOptions:
     is_settled: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class NewLog:
+    """A request to create the log of a partition, if it does not exist yet.
+
+    `directory`: the log directory for it, or None for the one with the fewest logs.
+    `first_epoch`: the leader epoch that begins at offset 0 in every replica, if known. It is stored with the
+    other metadata, so that neither the leader nor a follower's first batch has to wait for a flush.
+    """
+
+    partition: TopicPartition
+    topic_id: Uuid | None = None
+    directory: str | None = None
+    first_epoch: int | None = None
+
+
 def load(
     directory: str,
     topic_partition: TopicPartition,
@@ -85,6 +101,52 @@ def load(
     Damage raises nothing: the log is opened read-only up to the damaged range.
     """
     return _LogLoader(directory, topic_partition, config, storage, clock, options).load()
+
+
+def create(path: str, wanted: NewLog, config: LogConfig, storage: Storage, clock: Clock) -> UnifiedLog:
+    """Create the directory `path` and the log in it. Both are durable once the caller flushes the parent.
+
+    The log's metadata is on disk before anything uses the log: the topic id, without which the log would
+    count as a stray; the state file, without which recovery would attribute the log to another program; and
+    the first leader epoch. One flush covers all of it. Files of an earlier attempt are reused.
+    Raises KafkaStorageError, InvalidFile.
+    """
+    storage.make_directory(path)
+    is_new = not storage.list_directory(path)
+    if wanted.topic_id is not None:
+        PartitionMetadataFile(storage, path).write(wanted.topic_id, flush_name=not is_new)
+    if is_new:
+        log = _new(path, wanted, config, storage, clock)
+    else:
+        options = OpenOptions(high_watermark=0)
+        log = load(path, wanted.partition, config, storage, clock, options)
+    log.topic_id = wanted.topic_id
+    return log
+
+
+def _new(path: str, wanted: NewLog, config: LogConfig, storage: Storage, clock: Clock) -> UnifiedLog:
+    local = LocalLog(path, config, storage)
+    local.roll(0)
+    checkpoint = LeaderEpochCheckpointFile(storage, path)
+    epochs = () if wanted.first_epoch is None else (EpochEntry(wanted.first_epoch, 0),)
+    if epochs:
+        checkpoint.write(epochs, flush_name=False)
+    region = storage.open_region(f"{path}/{STATE_FILE}", 4096, writable=True, create=True)
+    state = LogState(region, storage.boot_id(), storage.process_id())
+    state.update(leader_epoch=-1)
+    log = UnifiedLog(
+        wanted.partition,
+        local,
+        state,
+        LeaderEpochFileCache(checkpoint, epochs),
+        ProducerStateManager(storage, path, ()),
+        clock,
+    )
+    log.recovered = Recovery()
+    let_open_again(log, clock)
+    log.flush_state()
+    local.flush_names()
+    return log
 
 
 def let_open_again(log: UnifiedLog, clock: Clock) -> None:

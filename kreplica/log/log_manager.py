@@ -1,59 +1,123 @@
 """LogManager: manages all logs of a node, in all its log directories.
 
-It loads the logs in parallel and creates, truncates and deletes them. The Scheduler runs its periodic work:
-retention, flushing, checkpoints, cleaning, scrubbing, and releasing the resources of idle logs. If the disk
-of a directory fails, only that directory goes offline.
+It loads the logs in parallel, and creates, truncates, moves and deletes them. The Scheduler runs its periodic
+work: retention, flushing, checkpoints, cleaning, scrubbing, and releasing the resources of idle logs. If the
+disk of a directory fails, only that directory goes offline.
 
-Thread rule: `_lock` guards the tables of logs and directories; each log guards its own state. The scheduler's
-thread does the periodic work, one step at a time, and takes `_lock` only to read the tables.
+Thread rule: `_lock` guards the tables of logs, directories and moves; each log guards its own state. The
+scheduler's thread does the periodic work, one step at a time, and takes `_lock` only to read the tables.
 """
 
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from kreplica.common.config import CleanerConfig, LogConfig, LogManagerConfig
 from kreplica.common.errors import (
     DamagedLog,
+    InconsistentTopicId,
+    InvalidFile,
+    InvalidTopic,
     KafkaStorageError,
     KreplicaError,
     LogClosed,
     LogDirLocked,
+    LogDirNotFound,
     StorageFull,
     UnknownTopicOrPartition,
 )
-from kreplica.common.locks import RLock
+from kreplica.common.locks import Lock, RLock
 from kreplica.common.ports import Clock, Disk, Random, Scheduler, Storage, Workers
 from kreplica.common.types import TopicPartition, Uuid
 from kreplica.log import log_loader
-from kreplica.log.clean_shutdown_file import UNKNOWN_BROKER_EPOCH
 from kreplica.log.file_names import (
     CLUSTER_METADATA_DIRECTORY,
     DELETED_DIRECTORY_SUFFIX,
+    FUTURE_DIRECTORY_SUFFIX,
     STRAY_DIRECTORY_SUFFIX,
+    check_topic,
     parse_directory_name,
 )
 from kreplica.log.log_cleaner import LogCleaner
-from kreplica.log.log_configs import LogConfigs
-from kreplica.log.log_creation import NewLog, check_topic_id
-from kreplica.log.log_directories import LogDirectories
-from kreplica.log.log_directory import LogDirectory
-from kreplica.log.log_jobs import IdleLogs, ProducerExpiration
-from kreplica.log.log_loader import OpenOptions
-from kreplica.log.log_moves import LogMoves
-from kreplica.log.log_removal import LogRemoval
-from kreplica.log.new_logs import Logs, NewLogs
-from kreplica.log.periodic_job import JobRecord, PeriodicJob, Sweep
+from kreplica.log.log_directory import UNKNOWN_BROKER_EPOCH, LogDirectory
+from kreplica.log.log_loader import NewLog, OpenOptions
+from kreplica.log.log_move import BYTES_BETWEEN_FLUSHES, WHOLE, LogMove, whole_copy_in
+from kreplica.log.partition_metadata_file import PartitionMetadataFile
+from kreplica.log.periodic_job import IdleLogs, JobRecord, PeriodicJob, ProducerExpiration, Sweep
 from kreplica.log.scrubber import Scrubber
 from kreplica.log.unified_log import OnDamage, UnifiedLog
 
+# For each partition its log, or the error that prevented one.
+Logs = dict[TopicPartition, UnifiedLog | KreplicaError]
 Progress = Callable[[int, int], None]
 
 # Delay after an error before the next step of a job that sets its own pace.
 REST_MS = 15_000
+
+
+class LogConfigs:
+    """The configurations of a node's logs, by topic and by default, which may change at runtime.
+
+    `default` applies to topics without their own configuration. `logs()`: the logs to reconfigure. `lock`
+    guards everything, so that no log is opened with an outdated configuration.
+    """
+
+    def __init__(
+        self,
+        default: LogConfig,
+        by_topic: Mapping[str, LogConfig],
+        *,
+        lock: AbstractContextManager[Any],
+        logs: Callable[[], list[UnifiedLog]],
+    ) -> None:
+        # Called with the configurations that `change` has changed.
+        self.on_change: Callable[[Mapping[str, LogConfig | None]], object] = lambda _: None
+        self._lock = lock
+        self._logs = logs
+        # Guarded by _lock:
+        self._default = default
+        self._by_topic = dict(by_topic)
+
+    @property
+    def default(self) -> LogConfig:
+        """The configuration of topics without their own."""
+        return self._default
+
+    @property
+    def by_topic(self) -> dict[str, LogConfig]:
+        """A copy of the topics' own configurations."""
+        with self._lock:
+            return dict(self._by_topic)
+
+    def of(self, topic: str) -> LogConfig:
+        """Return the topic's own configuration, or the default."""
+        with self._lock:
+            return self._by_topic.get(topic, self._default)
+
+    def change(self, configs: Mapping[str, LogConfig | None], default: LogConfig | None = None) -> None:
+        """Set the configurations of these topics, and reconfigure their open logs.
+
+        None removes a topic's own configuration. `default`: the new default, if given.
+        """
+        with self._lock:
+            is_other = default is not None and default != self._default
+            self._default = default or self._default
+            for topic, config in configs.items():
+                if config is None:
+                    self._by_topic.pop(topic, None)
+                else:
+                    self._by_topic[topic] = config
+            for log in self._logs():
+                topic = log.topic_partition.topic
+                if topic in configs or (is_other and topic not in self._by_topic):
+                    log.configure(self._by_topic.get(topic, self._default))
+        self.on_change(configs)
 
 
 class LogManager:
@@ -111,32 +175,14 @@ class LogManager:
             on_storage_error=self._fail_directory_of,
         )
         self.scrubber = Scrubber(self.logs, clock, self._scrub_failed, self.settings)
-        self._removal = LogRemoval(storage, scheduler, random, self._guarded)
         self._jobs = self._make_jobs(scheduler, clock)
         self._lock = RLock()
         self.configs = LogConfigs(config, configs or {}, lock=self._lock, logs=self.logs)
-        made = [LogDirectory(storage, path, lent=path in locked) for path in directories]
-        self._directories = LogDirectories(made)
-        self.moves = LogMoves(
-            self._directories,
-            self._removal,
-            self.cleaner.manager,
-            clock=clock,
-            lock=self._lock,
-            open_log=self._open_log,
-            config_of=self.configs.of,
-        )
-        self._new_logs = NewLogs(
-            self._directories,
-            storage=storage,
-            clock=clock,
-            workers=workers,
-            lock=self._lock,
-            config_of=self.configs.of,
-            guarded=self._guarded,
-            fail=self.fail,
-            add=self._add_new,
-        )
+        self._directories = [LogDirectory(storage, path, lent=path in locked) for path in directories]
+        # Held while logs are created; taken before `_lock`.
+        self._making = Lock()
+        # Guarded by _lock: the moves of logs to another directory, and the number of logs loaded so far.
+        self.moves: dict[TopicPartition, LogMove] = {}
         self._loaded = 0
 
     # ---- start and stop -----------------------------------------------------------------------------------
@@ -229,7 +275,7 @@ class LogManager:
 
     def _load_all(self, on_progress: Progress | None) -> None:
         tasks: list[Callable[[], None]] = []
-        self.moves.recover()
+        self._recover_moves()
         for directory in self._online():
             self._guarded(directory, partial(self._collect, directory, tasks))
         self._loaded = 0
@@ -237,11 +283,13 @@ class LogManager:
         # Wait until all logs are loaded: a checkpoint contains only the logs that are.
         for log in self.logs():
             self._lower_checkpoints_of(log)
-        self._directories.require_online()
+        self._require_online()
 
     def _let_go(self) -> None:
         with self._lock:
-            self.moves.abandon()
+            for move in self.moves.values():
+                move.future.abandon()
+            self.moves.clear()
             for directory in self._directories:
                 for log in directory.logs.values():
                     log.abandon()
@@ -289,8 +337,9 @@ class LogManager:
         self._add(directory, log)
 
     def _add(self, directory: LogDirectory, log: UnifiedLog) -> None:
-        remove_later, delay_ms = self._removal.remove_later, self.configs.default.file_delete_delay_ms
-        log.on_deleted = partial(remove_later, directory, delay_ms=delay_ms)
+        log.on_deleted = partial(
+            self._remove_later, directory, delay_ms=self.configs.default.file_delete_delay_ms
+        )
         log.on_cut = directory.lower_checkpoints
         self.cleaner.manager.watch(log)
         log.on_damage = self._on_damage or log.on_damage
@@ -308,7 +357,8 @@ class LogManager:
         `broker_epoch`."""
         for job in self._jobs:
             job.stop()
-        self.moves.close()
+        for move in list(self.moves.values()):
+            self.cancel_move(move)
         self.cleaner.close()
         failed: list[TopicPartition] = []
 
@@ -340,13 +390,19 @@ class LogManager:
             self.fail(directory.path, error)
 
     def _write(self, directory: LogDirectory, write: Callable[[], None]) -> None:
-        """Write one of the directory's checkpoints; keep the old one if the disk is full."""
-        self._guarded(directory, partial(directory.unless_full, write))
+        """Write one of the directory's checkpoints. If the disk is full, the old one stays valid and the next
+        period tries again."""
+
+        def step() -> None:
+            with suppress(StorageFull):
+                write()
+
+        self._guarded(directory, step)
 
     def fail(self, path: str, error: BaseException) -> list[TopicPartition]:
         """Take the directory and all its logs offline; return their partitions."""
         with self._lock:
-            directory = self._directories.get(path)
+            directory = self._directory(path)
             if directory.is_offline:
                 return []
             directory.failure = error
@@ -366,11 +422,12 @@ class LogManager:
     def logs(self) -> list[UnifiedLog]:
         """Return every online log."""
         with self._lock:
-            return self._directories.logs()
+            return [log for directory in self._directories for log in directory.logs.values()]
 
     def get_log(self, partition: TopicPartition) -> UnifiedLog | None:
         with self._lock:
-            return self._directories.log(partition)
+            found = (directory.logs.get(partition) for directory in self._directories)
+            return next((log for log in found if log is not None), None)
 
     def log_of(self, partition: TopicPartition, topic_id: Uuid) -> UnifiedLog:
         """Return the existing log of a partition, checked against its topic id.
@@ -379,32 +436,131 @@ class LogManager:
         belongs to another topic of the same name.
         """
         with self._lock:
-            log = self._directories.log(partition)
+            log = self.get_log(partition)
             if log is None:
                 raise KafkaStorageError(f"{partition}: no online log directory holds its log")
-            check_topic_id(log, topic_id)
+            _check_topic_id(log, topic_id)
             return log
 
-    def get_or_create_log(
-        self, partition: TopicPartition, *, topic_id: Uuid | None = None, directory: str | None = None
-    ) -> UnifiedLog:
-        """Return the partition's log; create it if needed, in `directory` or in the one with the fewest logs.
-
-        Raises InconsistentTopicId if the existing log belongs to another topic of the same name,
-        InvalidTopic, LogDirNotFound, KafkaStorageError.
-        """
-        made = self.get_or_create_logs([NewLog(partition, topic_id, directory)])[partition]
-        if isinstance(made, KreplicaError):
-            raise made
-        return made
-
     def get_or_create_logs(self, wanted: Iterable[NewLog]) -> Logs:
-        """Return for each partition its log, or the error that `get_or_create_log` would raise.
+        """Return for each partition its log, created if needed, or the error that prevented it.
 
         New logs are created in parallel, since each waits for the disk several times. Those of one directory
-        share its flush.
+        share its flush. `_lock` is free meanwhile, so other calls need not wait. A log without a directory
+        goes into the one with the fewest logs.
+
+        The errors are InconsistentTopicId if the existing log belongs to another topic of the same name,
+        InvalidTopic, LogDirNotFound, KafkaStorageError.
         """
-        return self._new_logs.get_or_create(wanted)
+        # Create a log that is wanted twice only once: two workers, or two directories, would conflict.
+        wanted = list({each.partition: each for each in wanted}.values())
+        logs, missing = self._found(wanted)
+        if missing:
+            with self._making:
+                # Another thread may have created some while this one waited.
+                more, missing = self._found(missing)
+                logs.update(more)
+                if missing:
+                    self._make(missing, logs)
+        return {each.partition: logs[each.partition] for each in wanted}
+
+    def _found(self, wanted: Iterable[NewLog]) -> tuple[Logs, list[NewLog]]:
+        """Return the existing logs and the errors of invalid requests, and the logs to create."""
+        found: Logs = {}
+        missing: list[NewLog] = []
+        with self._lock:
+            for each in wanted:
+                try:
+                    log = self._known(each)
+                except KreplicaError as error:
+                    found[each.partition] = error
+                    continue
+                if log is None:
+                    missing.append(each)
+                else:
+                    found[each.partition] = log
+        return found, missing
+
+    def _known(self, wanted: NewLog) -> UnifiedLog | None:
+        partition = wanted.partition
+        check_topic(partition.topic)
+        if str(partition) == CLUSTER_METADATA_DIRECTORY:
+            raise InvalidTopic(f"{partition}: the quorum owns the metadata log; use another topic name")
+        log = self.get_log(partition)
+        if log is not None and wanted.topic_id is not None:
+            _check_topic_id(log, wanted.topic_id)
+        return log
+
+    def _make(self, missing: Iterable[NewLog], logs: Logs) -> None:
+        placed = self._placed(missing, logs)
+        places = [
+            (each, directory.path_of(each.partition), self.configs.of(each.partition.topic))
+            for each, directory in placed
+        ]
+        made = self._create_all(places)
+        for each, directory in placed:
+            error = made[each.partition]
+            if isinstance(error, KafkaStorageError) and not isinstance(error, StorageFull):
+                self.fail(directory.path, error)
+        self._flush_names(placed)
+        for each, directory in placed:
+            logs[each.partition] = self._added(directory, made[each.partition])
+
+    def _create_all(self, places: Iterable[tuple[NewLog, str, LogConfig]]) -> Logs:
+        made: Logs = {}
+
+        def try_to_create(wanted: NewLog, path: str, config: LogConfig) -> None:
+            try:
+                made[wanted.partition] = log_loader.create(path, wanted, config, self._storage, self._clock)
+            except KreplicaError as error:
+                made[wanted.partition] = error
+
+        self._workers.run([partial(try_to_create, *each) for each in places])
+        return made
+
+    def _placed(self, missing: Iterable[NewLog], logs: Logs) -> list[tuple[NewLog, LogDirectory]]:
+        """Choose a directory for each log; add an error to `logs` where none is available."""
+        placed: list[tuple[NewLog, LogDirectory]] = []
+        more = Counter[str]()
+        with self._lock:
+            for each in missing:
+                try:
+                    directory = self._directory_for(each.directory, more)
+                except KreplicaError as error:
+                    logs[each.partition] = error
+                    continue
+                placed.append((each, directory))
+                more[directory.path] += 1
+        return placed
+
+    def _flush_names(self, placed: Sequence[tuple[NewLog, LogDirectory]]) -> None:
+        for directory in {directory.path: directory for _, directory in placed}.values():
+            if not directory.is_offline:
+                self._guarded(directory, partial(self._storage.sync_directory, directory.path))
+
+    def _added(self, directory: LogDirectory, log: UnifiedLog | KreplicaError) -> UnifiedLog | KreplicaError:
+        if isinstance(log, UnifiedLog):
+            with self._lock:
+                self._add_new(directory, log)
+                config = self.configs.of(log.topic_partition.topic)
+                if config != log.config:
+                    log.configure(config)  # the configuration changed while the log was created
+            if directory.is_offline:
+                return KafkaStorageError(f"{directory.path} is offline: {directory.failure}")
+        return log
+
+    def _directory_for(self, path: str | None, more: Mapping[str, int]) -> LogDirectory:
+        """Return the directory for a new log: the one at `path`, or the one with the fewest logs.
+
+        `more`: the number of other logs about to be created, by directory. Raises LogDirNotFound,
+        KafkaStorageError.
+        """
+        if path is None:
+            return min(self._require_online(), key=lambda each: len(each.logs) + more.get(each.path, 0))
+        directory = self._directory(path)
+        if directory.is_offline:
+            raise KafkaStorageError(f"{path} is offline") from directory.failure
+        return directory
 
     def _add_new(self, directory: LogDirectory, log: UnifiedLog) -> None:
         self._add(directory, log)
@@ -441,34 +597,54 @@ class LogManager:
             return log
 
     def _lower_checkpoints_of(self, log: UnifiedLog) -> None:
-        directory = self._directories.get(os.path.dirname(log.local.directory))
+        directory = self._directory(os.path.dirname(log.local.directory))
         if not directory.is_offline:
             self._guarded(directory, partial(directory.lower_checkpoints, log))
+
+    # ---- directories --------------------------------------------------------------------------------------
+
+    def _directory(self, path: str) -> LogDirectory:
+        """Return the directory at `path`. Raises LogDirNotFound."""
+        for directory in self._directories:
+            if directory.path == path:
+                return directory
+        known = ", ".join(directory.path for directory in self._directories)
+        raise LogDirNotFound(f"{path} is not a log directory of this node, which has {known}")
+
+    def _online(self) -> list[LogDirectory]:
+        with self._lock:
+            return [directory for directory in self._directories if not directory.is_offline]
+
+    def _require_online(self) -> list[LogDirectory]:
+        """Return the online directories. Raises KafkaStorageError if all have failed."""
+        online = self._online()
+        if not online:
+            raise KafkaStorageError(
+                f"no log directory is online; the first one failed with: {self._directories[0].failure}"
+            ) from self._directories[0].failure
+        return online
 
     @property
     def directory_ids(self) -> dict[str, Uuid]:
         """The ids of the online directories, by path; known after `startup`."""
-        return self._directories.ids
+        return {each.path: each.id for each in self._online() if each.id is not None}
 
     @property
     def previous_broker_epoch(self) -> int:
-        """The broker epoch of the last clean shutdown of the directories; -1 if unknown (KIP-966)."""
-        return self._directories.previous_broker_epoch
+        """The broker epoch of the last clean shutdown of all directories (KIP-966).
+
+        -1 if one of them was not cleanly shut down, or if the epochs differ or are unknown.
+        """
+        epochs = {directory.previous_broker_epoch for directory in self._directories}
+        epoch = epochs.pop()
+        return UNKNOWN_BROKER_EPOCH if epochs or epoch is None else epoch
 
     @property
     def offline_directories(self) -> dict[str, BaseException]:
         """The failed directories, with their errors."""
-        return self._directories.failures
+        return {each.path: each.failure for each in self._directories if each.failure is not None}
 
-    @property
-    def full_directories(self) -> dict[str, StorageFull]:
-        """The directories whose last checkpoint could not be written because the disk was full."""
-        return self._directories.full
-
-    def delete_log(self, partition: TopicPartition) -> None:
-        """Delete one log, like `delete_logs`. Raises UnknownTopicOrPartition, KafkaStorageError."""
-        if not self.delete_logs([partition]):
-            raise UnknownTopicOrPartition(f"{partition}: no log of it here")
+    # ---- deleting -----------------------------------------------------------------------------------------
 
     def delete_logs(self, partitions: Iterable[TopicPartition]) -> list[TopicPartition]:
         """Delete the existing logs of these partitions; return the partitions that had one.
@@ -478,13 +654,14 @@ class LogManager:
         """
         moved = self._move_aside(partitions, DELETED_DIRECTORY_SUFFIX)
         for directory, log, path in moved:
-            self._removal.remove_tree_later(directory, path, log.config.file_delete_delay_ms)
+            self._remove_tree_later(directory, path, log.config.file_delete_delay_ms)
         return [log.topic_partition for _, log, _ in moved]
 
     def move_stray_aside(self, partition: TopicPartition) -> str:
         """Set aside a stray log, which belongs to no topic of the cluster; return its new path.
 
-        Its directory is renamed and keeps its files. Raises like `delete_log`.
+        Its directory is renamed and keeps its files. Raises
+        UnknownTopicOrPartition, KafkaStorageError.
         """
         for _, _, path in self._move_aside([partition], STRAY_DIRECTORY_SUFFIX):
             return path
@@ -497,9 +674,13 @@ class LogManager:
         """
         removed = []
         for directory in self._online():
-            for path in self._removal.strays(directory, is_gone):
-                self._removal.remove_tree_later(directory, path, self.configs.default.file_delete_delay_ms)
-                removed.append(path)
+            strays: list[str] = []
+            self._guarded(directory, partial(directory.add_strays_to, strays))
+            for path in strays:
+                topic_id = self._topic_id_in(path)
+                if topic_id is not None and is_gone(topic_id):
+                    self._remove_tree_later(directory, path, self.configs.default.file_delete_delay_ms)
+                    removed.append(path)
         return removed
 
     def topic_id(self, partition: TopicPartition) -> Uuid | None:
@@ -507,8 +688,15 @@ class LogManager:
         log."""
         log = self.get_log(partition)
         if log is not None and log.topic_id is None:
-            log.topic_id = self._removal.topic_id_in(log.local.directory)
+            log.topic_id = self._topic_id_in(log.local.directory)
         return None if log is None else log.topic_id
+
+    def _topic_id_in(self, path: str) -> Uuid | None:
+        """Return the topic id in the partition.metadata of a directory, or None if missing or unreadable."""
+        try:
+            return PartitionMetadataFile(self._storage, path).read()
+        except InvalidFile:
+            return None
 
     def _move_aside(
         self, partitions: Iterable[TopicPartition], suffix: str
@@ -521,14 +709,42 @@ class LogManager:
                 if log is not None:
                     found.setdefault(os.path.dirname(log.local.directory), []).append(log)
             for path, logs in found.items():
-                directory = self._directories.get(path)
+                directory = self._directory(path)
                 for log in logs:
                     del directory.logs[log.topic_partition]
                     log.abandon()
                     self._write(directory, partial(self.cleaner.manager.forget, log))
-                targets = self._removal.move_aside(directory, logs, suffix)
+                targets = self._rename_aside(directory, logs, suffix)
                 moved += [(directory, log, targets[log.topic_partition]) for log in logs]
         return moved
+
+    def _rename_aside(
+        self, directory: LogDirectory, logs: Sequence[UnifiedLog], suffix: str
+    ) -> dict[TopicPartition, str]:
+        """Rename the directories of these logs to unique names with that suffix; return their new paths.
+
+        A renamed directory no longer counts as the log of its partition.
+        """
+        targets = {
+            log.topic_partition: directory.aside_path_of(log.topic_partition, suffix, self._random)
+            for log in logs
+        }
+
+        def rename() -> None:
+            for log in logs:
+                self._storage.rename(log.local.directory, targets[log.topic_partition])
+            self._storage.sync_directory(directory.path)
+
+        self._guarded(directory, rename)
+        return targets
+
+    def _remove_tree_later(self, directory: LogDirectory, path: str, delay_ms: int) -> None:
+        remove = partial(self._guarded, directory, partial(self._storage.remove_tree, path))
+        self._scheduler.schedule("delete-log", remove, delay_ms)
+
+    def _remove_later(self, directory: LogDirectory, path: str, delay_ms: int) -> None:
+        remove = partial(self._guarded, directory, partial(self._storage.remove, path))
+        self._scheduler.schedule("delete-file", remove, delay_ms)
 
     # ---- cutting ------------------------------------------------------------------------------------------
 
@@ -569,6 +785,107 @@ class LogManager:
             if any(partition in directory.logs for partition in cut):
                 self._write(directory, directory.write_recovery_points)
                 self._write(directory, directory.write_log_starts)
+
+    # ---- moving to another directory (KIP-113); see LogMove -----------------------------------------------
+
+    def begin_move(self, log: UnifiedLog, path: str, topic_id: Uuid | None) -> LogMove | None:
+        """Start moving the log to the directory at `path`; return None if it is already there.
+
+        A move of this log to another directory is cancelled. Raises LogDirNotFound, KafkaStorageError.
+        """
+        partition = log.topic_partition
+        with self._lock:
+            target = self._directory(path)
+            known = self.moves.get(partition)
+            if known is not None and known.log is log and known.target is target:
+                return known
+            if known is not None:
+                self.cancel_move(known)
+            if target.is_offline:
+                raise KafkaStorageError(
+                    f"{path} is offline, so {partition} cannot move there"
+                ) from target.failure
+            if partition in target.logs:
+                return None
+            aside = target.aside_path_of(partition, FUTURE_DIRECTORY_SUFFIX, self._random)
+            wanted = NewLog(partition, topic_id=topic_id)
+            config = self.configs.of(partition.topic)
+            future = log_loader.create(aside, wanted, config, self._storage, self._clock)
+            self._storage.sync_directory(target.path)
+            self.cleaner.manager.abort_and_pause_cleaning(partition)
+            move = self.moves[partition] = LogMove(log, target, future)
+            return move
+
+    def cancel_move(self, move: LogMove) -> None:
+        """Cancel the move and remove the copy; the log stays where it is."""
+        partition = move.log.topic_partition
+        with self._lock:
+            if self.moves.get(partition) is not move:
+                return
+            del self.moves[partition]
+            self.cleaner.manager.resume_cleaning(partition)
+            path = move.future.local.directory
+            move.future.abandon()
+            self._guarded(move.target, partial(self._storage.remove_tree, path))
+
+    def finish_move(self, move: LogMove) -> bool:
+        """Copy the rest and replace the log by the copy; return False if the copy must first start again.
+
+        The caller blocks appends meanwhile. Raises DamagedLog, KafkaStorageError.
+        """
+        log = move.log
+        with self._lock, log.lock:
+            if move.is_stale or self.moves.get(log.topic_partition) is not move:
+                return False
+            while not move.copy(BYTES_BETWEEN_FLUSHES):
+                pass
+            options = move.seal()
+            del self.moves[log.topic_partition]
+            self.cleaner.manager.resume_cleaning(log.topic_partition)
+            self._change_names(move, options)
+            return True
+
+    def _change_names(self, move: LogMove, options: OpenOptions) -> None:
+        log, partition, target = move.log, move.log.topic_partition, move.target
+        source = next(each for each in self._directories if each.logs.get(partition) is log)
+        delay_ms = log.config.file_delete_delay_ms
+        del source.logs[partition]
+        log.abandon()
+        self.cleaner.manager.forget(log)
+        old = self._rename_aside(source, [log], DELETED_DIRECTORY_SUFFIX)[partition]
+        take_name = partial(self._take_name, target, partition, move.future.local.directory)
+        self._guarded(target, take_name)
+        self._guarded(target, partial(self._open_log, target, partition, options))
+        self._guarded(target, target.write_checkpoints)
+        self._remove_tree_later(source, old, delay_ms)
+
+    def _take_name(self, target: LogDirectory, partition: TopicPartition, path: str) -> None:
+        self._storage.rename(path, target.path_of(partition))
+        self._storage.sync_directory(target.path)
+        self._storage.remove(f"{target.path_of(partition)}/{WHOLE}")
+
+    def _recover_moves(self) -> None:
+        """Finish the moves whose copy is whole, and remove other copies, before logs are loaded."""
+        for directory in self._online():
+            self._guarded(directory, partial(self._recover_moves_to, directory))
+
+    def _recover_moves_to(self, directory: LogDirectory) -> None:
+        for path in directory.futures():
+            partition = whole_copy_in(self._storage, path)
+            if partition is not None:
+                for other in self._online():
+                    self._guarded(other, partial(self._give_way, other, partition))
+                self._take_name(directory, partition, path)
+            else:
+                self._storage.remove_tree(path)
+
+    def _give_way(self, directory: LogDirectory, partition: TopicPartition) -> None:
+        path = directory.path_of(partition)
+        if self._storage.is_directory(path):
+            self._storage.rename(
+                path, directory.aside_path_of(partition, DELETED_DIRECTORY_SUFFIX, self._random)
+            )
+            self._storage.sync_directory(directory.path)
 
     # ---- periodic work ------------------------------------------------------------------------------------
 
@@ -622,6 +939,19 @@ class LogManager:
             return
         self.fail(os.path.dirname(log.local.directory), error)
 
-    def _online(self) -> list[LogDirectory]:
-        with self._lock:
-            return self._directories.online()
+
+def _check_topic_id(log: UnifiedLog, topic_id: Uuid) -> None:
+    """Check that the log belongs to the topic; assign the topic if the log has none.
+
+    Raises InconsistentTopicId if the log belongs to another topic.
+    """
+    if log.topic_id is None:
+        file = PartitionMetadataFile(log.local.storage, log.local.directory)
+        log.topic_id = file.read()
+        if log.topic_id is None:
+            file.write(topic_id)
+            log.topic_id = topic_id
+    if log.topic_id != topic_id:
+        raise InconsistentTopicId(
+            f"{log.topic_partition}: the log's topic id is {log.topic_id}, not {topic_id}"
+        )

@@ -1,6 +1,6 @@
 """ReplicaAlterLogDirsManager: moves replicas of this broker to other log directories (KIP-113).
 
-    alter ──▶ LogMoves: a copy, which catches up step by step ──▶ swap, while the partition's role is held
+    alter ──▶ LogMove: a copy, which catches up step by step ──▶ swap, while the partition's role is held
 
 A step copies `STEP_BYTES` of one log; then it is the next log's turn. A move ends if the replica loses its
 role here or a disk fails. Moves do not survive a restart, except one whose directories were being renamed.
@@ -21,7 +21,7 @@ from kreplica.common.future import Future
 from kreplica.common.ports import Loop
 from kreplica.common.types import TopicPartition, Uuid
 from kreplica.log.log_manager import LogManager
-from kreplica.log.log_moves import LogMove
+from kreplica.log.log_move import LogMove
 from kreplica.log.unified_log import UnifiedLog
 from kreplica.replica.hosted_partitions import HostedPartitions
 from kreplica.replica.partition import Partition
@@ -94,7 +94,7 @@ class ReplicaAlterLogDirsManager:
             raise LogDirNotFound(f"{path[:200]} is not a log directory of this broker")
         if log is None:
             raise ReplicaNotAvailable(f"{at}: this broker has no replica of it")
-        move = self._logs.moves.begin(log, path, self._logs.topic_id(at))
+        move = self._logs.begin_move(log, path, self._logs.topic_id(at))
         if move is not None and move not in self._waiting:
             self._waiting.append(move)
 
@@ -109,7 +109,7 @@ class ReplicaAlterLogDirsManager:
         except KreplicaError as error:
             is_over = True
             LOGGER.warning("could not move %s to another log directory: %s", move.log.topic_partition, error)
-            self._logs.moves.cancel(move)
+            self._logs.cancel_move(move)
         if not is_over:
             self._waiting.append(move)
         if self._waiting:
@@ -120,10 +120,10 @@ class ReplicaAlterLogDirsManager:
     def _go_on(self, move: LogMove) -> bool:
         """Do one step. Returns True if the move is over."""
         at = move.log.topic_partition
-        if self._logs.moves.moves.get(at) is not move:
+        if self._logs.moves.get(at) is not move:
             return True
         if self._log_of(at) is not move.log or move.target.is_offline:
-            self._logs.moves.cancel(move)
+            self._logs.cancel_move(move)
             return True
         self._loop.about_to_wait()
         return move.copy(STEP_BYTES) and self._swap(at, move)
@@ -137,7 +137,7 @@ class ReplicaAlterLogDirsManager:
             if partition is None or known is None or partition.log is not move.log:
                 return False
             with partition.leader_isr_update_lock:
-                if not self._logs.moves.finish(move):
+                if not self._logs.finish_move(move):
                     return False
                 log = self._logs.get_log(at)
                 if log is not None and partition.is_leader:

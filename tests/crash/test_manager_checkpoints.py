@@ -15,6 +15,7 @@ from kreplica.runtime.scheduler import ThreadScheduler
 from kreplica.sim.storage import SimStorage
 from tests.support.clocks import ManualClock
 from tests.support.crashing import Stopped
+from tests.support.logs import get_or_create_log
 
 DIRECTORY = "/data"
 PARTITIONS = [TopicPartition("orders", number) for number in range(3)]
@@ -52,7 +53,7 @@ class Node:
         self.generation = 0
 
     def append(self, partition: TopicPartition, count: int) -> None:
-        log = self.manager.get_or_create_log(partition)
+        log = get_or_create_log(self.manager, partition)
         for _ in range(count):
             end = log.log_end_offset
             value = b"%d:%d" % (self.generation, end)

@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from kreplica.common.config import LogConfig
-from kreplica.common.types import TopicPartition
+from kreplica.common.errors import KreplicaError
+from kreplica.common.types import TopicPartition, Uuid
 from kreplica.log import log_loader
-from kreplica.log.log_loader import OpenOptions
+from kreplica.log.log_loader import NewLog, OpenOptions
+from kreplica.log.log_manager import LogManager
 from kreplica.log.unified_log import UnifiedLog
 from kreplica.runtime.storage import FileStorage
 
@@ -49,6 +51,20 @@ def open_log(
     return log_loader.load(
         str(path), TopicPartition("t", 0), config, files, clock or ManualClock(), options or OpenOptions()
     )
+
+
+def get_or_create_log(
+    manager: LogManager,
+    partition: TopicPartition,
+    *,
+    topic_id: Uuid | None = None,
+    directory: str | None = None,
+) -> UnifiedLog:
+    """Return the partition's log; create it if needed. Raises the error if there is one."""
+    made = manager.get_or_create_logs([NewLog(partition, topic_id, directory)])[partition]
+    if isinstance(made, KreplicaError):
+        raise made
+    return made
 
 
 def values(

@@ -12,12 +12,13 @@ import pytest
 from kreplica.broker.broker_metadata_publisher import FEW_LOGS, RETRY_MS, ROLES_A_STEP
 from kreplica.common.errors import StorageFull, StorageIOError, UnknownTopicOrPartition
 from kreplica.common.types import TopicPartition, Uuid
-from kreplica.log.log_creation import NewLog
-from kreplica.log.new_logs import Logs
+from kreplica.log.log_loader import NewLog
+from kreplica.log.log_manager import Logs
 from kreplica.log.unified_log import UnifiedLog
 from kreplica.metadata import records as kinds
 from kreplica.metadata.cluster_metadata import ClusterMetadata, difference
 from kreplica.sim.node import DIRECTORY
+from tests.support.logs import get_or_create_log
 from tests.support.metadata_log import topic
 from tests.support.published import Published
 from tests.support.replicas import batch
@@ -394,7 +395,7 @@ def test_the_log_of_another_topic_of_the_name_is_moved_aside(
     stage: Published, caplog: pytest.LogCaptureFixture
 ) -> None:
     logs, made = stage.on(1).broker.log_manager, TopicPartition("u", 0)
-    logs.get_or_create_log(made, topic_id=Uuid(b"c" * 16))
+    get_or_create_log(logs, made, topic_id=Uuid(b"c" * 16))
     stage.apply(*topic(B, "u"))
     assert logs.topic_id(made) == B
     assert stage.on(1).broker.replica_manager.partitions.get_or_error(made).is_leader
@@ -406,7 +407,7 @@ def test_a_log_of_another_topic_that_cannot_be_moved_is_tried_again(
     stage: Published, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     logs, made = stage.on(1).broker.log_manager, TopicPartition("u", 0)
-    logs.get_or_create_log(made, topic_id=Uuid(b"c" * 16))
+    get_or_create_log(logs, made, topic_id=Uuid(b"c" * 16))
 
     def refused(_: TopicPartition) -> str:
         raise StorageFull("no room for a name")

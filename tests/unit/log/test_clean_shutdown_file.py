@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kreplica.common.errors import InvalidFile, KafkaStorageError
-from kreplica.log.clean_shutdown_file import CleanShutdownFile
+from kreplica.log.log_directory import CleanShutdownFile
 from tests.support.damage import bit_flips, truncations
 from tests.support.memory_storage import MemoryStorage
 

@@ -11,7 +11,7 @@ from kreplica.log.checkpoint import (
     LeaderEpochCheckpointFile,
     OffsetCheckpointFile,
 )
-from kreplica.log.clean_shutdown_file import CleanShutdownFile
+from kreplica.log.log_directory import CleanShutdownFile
 from kreplica.log.meta_properties import MetaPropertiesFile
 from kreplica.log.partition_metadata_file import PartitionMetadataFile
 from kreplica.log.producer_snapshot import format_snapshot, parse_snapshot

@@ -9,7 +9,7 @@ import pytest
 
 from kreplica.common.config import LogConfig
 from kreplica.common.locks import RLock
-from kreplica.log.log_configs import LogConfigs
+from kreplica.log.log_manager import LogConfigs
 from kreplica.log.unified_log import UnifiedLog
 from tests.support.logs import open_log
 

@@ -18,7 +18,7 @@ from kreplica.common.errors import (
     StorageIOError,
 )
 from kreplica.common.types import TopicPartition, Uuid
-from kreplica.log.log_creation import NewLog
+from kreplica.log.log_loader import NewLog
 from kreplica.log.log_manager import LogManager
 from kreplica.log.unified_log import UnifiedLog
 from kreplica.runtime.scheduler import ThreadScheduler

@@ -20,6 +20,7 @@ from kreplica.log.unified_log import UnifiedLog
 from kreplica.runtime.scheduler import ThreadScheduler
 from kreplica.sim.storage import SimStorage
 from tests.support.clocks import ManualClock
+from tests.support.logs import get_or_create_log
 
 DIRECTORY = "/data"
 ORDERS, OTHER = TopicPartition("orders", 0), TopicPartition("orders", 1)
@@ -63,7 +64,7 @@ def committed(storage: SimStorage) -> LogManager:
     """A node whose two logs have ten records, all committed, six of them deleted, as its checkpoints say."""
     manager = started(storage)
     for partition in (ORDERS, OTHER):
-        log = manager.get_or_create_log(partition)
+        log = get_or_create_log(manager, partition)
         append(log, 10)
         log.flush()
         log.update_high_watermark(10)
@@ -143,7 +144,7 @@ def test_what_a_power_cut_took_is_not_committed_once_other_records_are_there() -
     storage = SimStorage()
     manager = started(storage)
     for partition in (ORDERS, OTHER):
-        log = manager.get_or_create_log(partition)
+        log = get_or_create_log(manager, partition)
         append(log, 4)
         log.flush()
         append(log, 6)
@@ -166,8 +167,8 @@ def test_a_new_log_has_nothing_of_a_deleted_one_of_its_name(
 ) -> None:
     storage = SimStorage()
     manager = committed(storage)
-    manager.delete_log(ORDERS)
-    log = manager.get_or_create_log(ORDERS)
+    manager.delete_logs([ORDERS])
+    log = get_or_create_log(manager, ORDERS)
     append(log, 8)
     log.flush()
     again = log_of(started(end(storage)))

@@ -22,7 +22,6 @@ from kreplica.common.errors import (
     LogDirLocked,
     LogDirNotFound,
     StorageIOError,
-    UnknownTopicOrPartition,
 )
 from kreplica.common.types import TopicPartition, Uuid
 from kreplica.log.checkpoint import OffsetCheckpointFile
@@ -34,6 +33,7 @@ from kreplica.runtime.scheduler import ThreadScheduler
 from kreplica.runtime.storage import FileStorage
 from kreplica.runtime.workers import ThreadWorkers
 from tests.support.clocks import ManualClock
+from tests.support.logs import get_or_create_log
 
 CLUSTER = "dpbFJ6ZBRoSUiuWQ5q1v1w"
 ORDERS = TopicPartition("orders", 0)
@@ -147,7 +147,7 @@ def test_a_foreign_directory_is_refused_and_nothing_changes_in_any(
     directories: list[Path], settings: dict[str, object], error: type[Exception]
 ) -> None:
     manager = started(directories[1])
-    append(manager.get_or_create_log(ORDERS), 3)
+    append(get_or_create_log(manager, ORDERS), 3)
     manager.shutdown()
     before = tree(directories[1])
     with pytest.raises(error):
@@ -175,7 +175,7 @@ def test_a_directory_has_one_writer(directories: list[Path]) -> None:
 
 def test_a_log_opened_by_itself_and_its_node_exclude_each_other(tmp_path: Path) -> None:
     manager = started(tmp_path)
-    append(manager.get_or_create_log(ORDERS), 3)
+    append(get_or_create_log(manager, ORDERS), 3)
     with pytest.raises(LogDirLocked, match="another writer"):
         kreplica.Log.open(tmp_path / "orders-0")
     with kreplica.Log.open(tmp_path / "orders-0", read_only=True) as log:
@@ -197,7 +197,7 @@ def test_a_log_opened_by_itself_and_its_node_exclude_each_other(tmp_path: Path) 
 def test_a_log_opened_by_itself_takes_the_mark_of_a_clean_shutdown_away(tmp_path: Path) -> None:
     # It may be killed while it writes; Kafka must not believe then that all is well.
     manager = started(tmp_path)
-    append(manager.get_or_create_log(ORDERS), 3)
+    append(get_or_create_log(manager, ORDERS), 3)
     manager.shutdown()
     assert (tmp_path / MARKER).exists()
     kreplica.Log.open(tmp_path / "orders-0", read_only=True).close()
@@ -221,7 +221,7 @@ def test_a_restart_reads_the_same_offsets_and_high_watermarks(directories: list[
     manager = started(*directories)
     partitions = [TopicPartition("orders", i) for i in range(7)]
     for partition in partitions:
-        log = manager.get_or_create_log(partition)
+        log = get_or_create_log(manager, partition)
         append(log, 5 + partition.partition, b"%d" % partition.partition)
         log.maybe_increment_high_watermark(3 + partition.partition)
     manager.shutdown()
@@ -229,7 +229,7 @@ def test_a_restart_reads_the_same_offsets_and_high_watermarks(directories: list[
     manager = started(*directories)
     assert {log.topic_partition for log in manager.logs()} == set(partitions)
     for partition in partitions:
-        log = manager.get_or_create_log(partition)
+        log = get_or_create_log(manager, partition)
         i = partition.partition
         assert (log.log_start_offset, log.high_watermark, log.log_end_offset) == (0, 3 + i, 5 + i)
         assert values(log) == [b"%d %d" % (i, j) for j in range(5 + i)]
@@ -238,7 +238,7 @@ def test_a_restart_reads_the_same_offsets_and_high_watermarks(directories: list[
 
 def test_the_mark_of_a_clean_shutdown_is_written_last_and_removed_before_loading(tmp_path: Path) -> None:
     manager = started(tmp_path)
-    append(manager.get_or_create_log(ORDERS), 3)
+    append(get_or_create_log(manager, ORDERS), 3)
     assert not (tmp_path / MARKER).exists()
     manager.shutdown()
     assert (tmp_path / MARKER).exists()
@@ -252,7 +252,7 @@ def test_the_mark_of_a_clean_shutdown_is_written_last_and_removed_before_loading
 def test_progress_counts_every_log_loaded_in_parallel(directories: list[Path]) -> None:
     manager = started(*directories)
     for i in range(20):
-        manager.get_or_create_log(TopicPartition("orders", i))
+        get_or_create_log(manager, TopicPartition("orders", i))
     manager.shutdown()
     node, seen, threads = Node(*directories), [], set()
 
@@ -269,7 +269,7 @@ def test_progress_counts_every_log_loaded_in_parallel(directories: list[Path]) -
 def test_a_start_that_fails_holds_nothing(directories: list[Path]) -> None:
     manager = started(*directories[:2])
     for i in range(4):
-        append(manager.get_or_create_log(TopicPartition("orders", i)), 3)
+        append(get_or_create_log(manager, TopicPartition("orders", i)), 3)
     manager.shutdown()
     broken = next(directories[0].glob("orders-*")) / "leader-epoch-checkpoint"
     content = broken.read_bytes() if broken.exists() else b"0\n0\n"
@@ -297,7 +297,7 @@ def test_a_directory_that_only_looks_like_a_partition_is_left_alone(tmp_path: Pa
 def test_checkpoints_hold_what_is_flushed_started_and_replicated(tmp_path: Path) -> None:
     node = Node(tmp_path)
     manager = node.start()
-    log, other = (manager.get_or_create_log(TopicPartition("orders", i)) for i in (0, 1))
+    log, other = (get_or_create_log(manager, TopicPartition("orders", i)) for i in (0, 1))
     append(log, 10)
     append(other, 4)
     log.flush()
@@ -322,7 +322,7 @@ def test_checkpoints_hold_what_is_flushed_started_and_replicated(tmp_path: Path)
 def test_the_scheduler_checkpoints_and_flushes(tmp_path: Path) -> None:
     node = Node(tmp_path, config=LogConfig.parse({"flush.ms": 2_000}))
     manager = node.start()
-    log = manager.get_or_create_log(ORDERS)
+    log = get_or_create_log(manager, ORDERS)
     append(log, 5)
     node.pass_(1_000)
     assert log.flush_offset == 0
@@ -341,36 +341,36 @@ def test_the_scheduler_checkpoints_and_flushes(tmp_path: Path) -> None:
 def test_new_logs_go_where_the_fewest_are_or_where_they_are_told(directories: list[Path]) -> None:
     manager = started(*directories)
     for i in range(6):
-        manager.get_or_create_log(TopicPartition("orders", i))
+        get_or_create_log(manager, TopicPartition("orders", i))
     assert [len(list(directory.glob("orders-*"))) for directory in directories] == [2, 2, 2]
-    manager.get_or_create_log(TopicPartition("told", 0), directory=str(directories[2]))
+    get_or_create_log(manager, TopicPartition("told", 0), directory=str(directories[2]))
     assert (directories[2] / "told-0").is_dir()
     with pytest.raises(LogDirNotFound):
-        manager.get_or_create_log(TopicPartition("told", 1), directory="/nowhere")
+        get_or_create_log(manager, TopicPartition("told", 1), directory="/nowhere")
     manager.shutdown()
 
 
 def test_a_log_is_created_once(tmp_path: Path) -> None:
     manager = started(tmp_path)
     assert manager.get_log(ORDERS) is None
-    log = manager.get_or_create_log(ORDERS)
-    assert manager.get_or_create_log(ORDERS) is log is manager.get_log(ORDERS)
+    log = get_or_create_log(manager, ORDERS)
+    assert get_or_create_log(manager, ORDERS) is log is manager.get_log(ORDERS)
     with pytest.raises(InvalidTopic):
-        manager.get_or_create_log(TopicPartition("no/topic", 0))
+        get_or_create_log(manager, TopicPartition("no/topic", 0))
     manager.shutdown()
 
 
 def test_a_log_of_another_topic_of_the_name_is_refused(tmp_path: Path) -> None:
     mine, other = Uuid.generate(random.Random(1)), Uuid.generate(random.Random(2))
     manager = started(tmp_path)
-    manager.get_or_create_log(ORDERS, topic_id=mine)
-    manager.get_or_create_log(ORDERS, topic_id=mine)
+    get_or_create_log(manager, ORDERS, topic_id=mine)
+    get_or_create_log(manager, ORDERS, topic_id=mine)
     with pytest.raises(InconsistentTopicId):
-        manager.get_or_create_log(ORDERS, topic_id=other)
+        get_or_create_log(manager, ORDERS, topic_id=other)
     manager.shutdown()
     manager = started(tmp_path)
     with pytest.raises(InconsistentTopicId):
-        manager.get_or_create_log(ORDERS, topic_id=other)
+        get_or_create_log(manager, ORDERS, topic_id=other)
     assert PartitionMetadataFile(FileStorage(), str(tmp_path / "orders-0")).read() == mine
     manager.shutdown()
 
@@ -378,20 +378,20 @@ def test_a_log_of_another_topic_of_the_name_is_refused(tmp_path: Path) -> None:
 def test_a_log_without_a_topic_id_is_given_one(tmp_path: Path) -> None:
     topic_id = Uuid.generate(random.Random(1))
     manager = started(tmp_path)
-    manager.get_or_create_log(ORDERS)
-    manager.get_or_create_log(ORDERS, topic_id=topic_id)
+    get_or_create_log(manager, ORDERS)
+    get_or_create_log(manager, ORDERS, topic_id=topic_id)
     assert PartitionMetadataFile(FileStorage(), str(tmp_path / "orders-0")).read() == topic_id
     manager.shutdown()
 
 
 def test_a_topics_configuration_reaches_its_logs_now_and_later(tmp_path: Path) -> None:
     manager = started(tmp_path, configs={"small": LogConfig.parse({"segment.bytes": 2_000})})
-    assert manager.get_or_create_log(TopicPartition("small", 0)).config.segment_bytes == 2_000
-    log = manager.get_or_create_log(ORDERS)
+    assert get_or_create_log(manager, TopicPartition("small", 0)).config.segment_bytes == 2_000
+    log = get_or_create_log(manager, ORDERS)
     manager.configs.change({"orders": LogConfig.parse({"segment.bytes": 1_000})})
     append(log, 40)
     assert len(log.local.segments) > 1
-    assert manager.get_or_create_log(TopicPartition("orders", 1)).config.segment_bytes == 1_000
+    assert get_or_create_log(manager, TopicPartition("orders", 1)).config.segment_bytes == 1_000
     assert manager.configs.of("other") == LogConfig()
     manager.shutdown()
 
@@ -400,7 +400,7 @@ def test_retention_goes_over_all_logs_and_removes_files_later(directories: list[
     settings = {"segment.bytes": 1_000, "retention.bytes": 3_000, "file.delete.delay.ms": 60_000}
     node = Node(*directories, config=LogConfig.parse(settings))
     manager = node.start()
-    logs = [manager.get_or_create_log(TopicPartition("orders", i)) for i in range(3)]
+    logs = [get_or_create_log(manager, TopicPartition("orders", i)) for i in range(3)]
     for log in logs:
         append(log, 100)
         log.maybe_increment_high_watermark(100)
@@ -425,17 +425,16 @@ def deleted_directories(directory: Path) -> Iterator[Path]:
 def test_deletion_renames_at_once_and_removes_later(tmp_path: Path) -> None:
     node = Node(tmp_path, config=LogConfig.parse({"file.delete.delay.ms": 5_000}))
     manager = node.start()
-    log = manager.get_or_create_log(ORDERS)
+    log = get_or_create_log(manager, ORDERS)
     append(log, 3)
-    manager.delete_log(ORDERS)
+    manager.delete_logs([ORDERS])
     assert manager.get_log(ORDERS) is None
     assert not (tmp_path / "orders-0").exists()
     (renamed,) = deleted_directories(tmp_path)
     assert renamed.name.startswith("orders-0.")
-    with pytest.raises(UnknownTopicOrPartition):
-        manager.delete_log(ORDERS)
+    assert manager.delete_logs([ORDERS]) == []
     # The name is free again at once.
-    assert manager.get_or_create_log(ORDERS).log_end_offset == 0
+    assert get_or_create_log(manager, ORDERS).log_end_offset == 0
     node.pass_(4_999)
     assert renamed.exists()
     node.pass_(2)
@@ -446,8 +445,8 @@ def test_deletion_renames_at_once_and_removes_later(tmp_path: Path) -> None:
 
 def test_a_deletion_that_a_stop_interrupted_is_completed_at_the_start(tmp_path: Path) -> None:
     manager = started(tmp_path)
-    append(manager.get_or_create_log(ORDERS), 3)
-    manager.delete_log(ORDERS)
+    append(get_or_create_log(manager, ORDERS), 3)
+    manager.delete_logs([ORDERS])
     manager.shutdown()
     assert list(deleted_directories(tmp_path))
     manager = started(tmp_path)
@@ -459,8 +458,8 @@ def test_a_deletion_that_a_stop_interrupted_is_completed_at_the_start(tmp_path: 
 def test_a_topic_with_the_longest_name_is_deleted(tmp_path: Path) -> None:
     manager = started(tmp_path)
     longest = TopicPartition("t" * 249, 123)
-    manager.get_or_create_log(longest)
-    manager.delete_log(longest)
+    get_or_create_log(manager, longest)
+    manager.delete_logs([longest])
     (renamed,) = deleted_directories(tmp_path)
     assert len(renamed.name) == 255
     assert "-123." in renamed.name
@@ -476,9 +475,9 @@ def test_a_directory_that_cannot_be_opened_is_offline_and_the_others_work(direct
     manager = node.start()
     assert list(manager.offline_directories) == [str(directories[1])]
     for i in range(4):
-        append(manager.get_or_create_log(TopicPartition("orders", i)), 2)
+        append(get_or_create_log(manager, TopicPartition("orders", i)), 2)
     with pytest.raises(KafkaStorageError, match="offline"):
-        manager.get_or_create_log(TopicPartition("told", 0), directory=str(directories[1]))
+        get_or_create_log(manager, TopicPartition("told", 0), directory=str(directories[1]))
     manager.shutdown()
     assert (directories[0] / MARKER).exists()
 
@@ -493,7 +492,7 @@ def test_a_node_without_a_directory_does_not_start(directories: list[Path]) -> N
 def test_a_log_that_cannot_be_loaded_takes_its_directory_offline(directories: list[Path]) -> None:
     manager = started(*directories)
     for i in range(9):
-        append(manager.get_or_create_log(TopicPartition("orders", i)), 2)
+        append(get_or_create_log(manager, TopicPartition("orders", i)), 2)
     manager.shutdown()
     node = Node(*directories)
     node.storage.broken.add(str(next(directories[2].glob("orders-*"))))
@@ -509,7 +508,7 @@ def test_a_log_that_cannot_be_loaded_takes_its_directory_offline(directories: li
 def test_a_disk_that_fails_in_the_periodic_work_goes_offline_alone(directories: list[Path]) -> None:
     node = Node(*directories[:2])
     manager = node.start()
-    lost, kept = (manager.get_or_create_log(TopicPartition("orders", i)) for i in range(2))
+    lost, kept = (get_or_create_log(manager, TopicPartition("orders", i)) for i in range(2))
     append(lost, 2)
     append(kept, 2)
     node.storage.broken.add(str(directories[0]))
@@ -520,13 +519,13 @@ def test_a_disk_that_fails_in_the_periodic_work_goes_offline_alone(directories: 
         append(lost, 1)
     append(kept, 1)
     # A new log goes to what is left.
-    assert manager.get_or_create_log(ORDERS).local.directory.startswith(str(directories[1]))
+    assert get_or_create_log(manager, ORDERS).local.directory.startswith(str(directories[1]))
     manager.shutdown()
 
 
 def test_failing_a_directory_names_the_partitions_that_are_gone(directories: list[Path]) -> None:
     manager = started(*directories[:2])
-    first = manager.get_or_create_log(ORDERS)
+    first = get_or_create_log(manager, ORDERS)
     gone = manager.fail(str(directories[0]), StorageIOError("no more"))
     assert gone == [ORDERS]
     assert manager.fail(str(directories[0]), StorageIOError("again")) == []
@@ -541,7 +540,7 @@ def test_failing_a_directory_names_the_partitions_that_are_gone(directories: lis
 def test_after_a_crash_all_that_was_written_is_there(tmp_path: Path) -> None:
     manager = started(tmp_path / "node")
     for i in range(3):
-        append(manager.get_or_create_log(TopicPartition("orders", i)), 5)
+        append(get_or_create_log(manager, TopicPartition("orders", i)), 5)
     # What a killed process leaves: the files as they are.
     shutil.copytree(tmp_path / "node", tmp_path / "killed")
     manager.shutdown()
@@ -555,7 +554,7 @@ def test_after_a_crash_all_that_was_written_is_there(tmp_path: Path) -> None:
 def test_idle_logs_hold_no_descriptor(tmp_path: Path) -> None:
     manager = started(tmp_path)
     for i in range(50):
-        append(manager.get_or_create_log(TopicPartition("orders", i)), 1)
+        append(get_or_create_log(manager, TopicPartition("orders", i)), 1)
     manager.shutdown()
     manager = started(tmp_path)
     # Only those below the directory count: what other tests have left open may be closed at any moment.
@@ -575,7 +574,7 @@ def _name_of(descriptor: str) -> str:
 
 def test_a_cut_lowers_the_cleaners_checkpoint_before_the_cleaner_has_seen_the_log(tmp_path: Path) -> None:
     manager = started(tmp_path)
-    append(manager.get_or_create_log(ORDERS), 10)
+    append(get_or_create_log(manager, ORDERS), 10)
     manager.shutdown()
     OffsetCheckpointFile(FileStorage(), f"{tmp_path}/cleaner-offset-checkpoint").write({ORDERS: 8})
     manager = started(tmp_path)

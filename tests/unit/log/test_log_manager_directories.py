@@ -16,6 +16,7 @@ from kreplica.runtime.scheduler import ThreadScheduler
 from kreplica.runtime.storage import FileStorage
 from kreplica.runtime.workers import ThreadWorkers
 from tests.support.clocks import ManualClock
+from tests.support.logs import get_or_create_log
 
 MARKER = ".kafka_cleanshutdown"
 
@@ -80,7 +81,7 @@ def test_the_metadata_log_is_left_to_the_quorum(tmp_path: Path) -> None:
     manager = started(tmp_path)
     assert manager.logs() == []
     with pytest.raises(InvalidTopic):
-        manager.get_or_create_log(TopicPartition("__cluster_metadata", 0))
+        get_or_create_log(manager, TopicPartition("__cluster_metadata", 0))
     manager.shutdown()
     assert {path.name: path.read_bytes() for path in directory.iterdir()} == before
 

@@ -12,12 +12,13 @@ import pytest
 from kreplica.common.config import LogConfig
 from kreplica.common.errors import KafkaStorageError, StorageIOError
 from kreplica.common.types import TopicPartition
-from kreplica.log.log_creation import NewLog
+from kreplica.log.log_loader import NewLog
 from kreplica.log.log_manager import LogManager
 from kreplica.log.unified_log import UnifiedLog
 from kreplica.runtime.scheduler import ThreadScheduler
 from kreplica.runtime.storage import FileStorage
 from tests.support.clocks import ManualClock
+from tests.support.logs import get_or_create_log
 
 ORDERS, OTHER = TopicPartition("orders", 0), TopicPartition("orders", 1)
 WAIT_S = 30
@@ -69,27 +70,29 @@ def in_thread(task: Callable[[], object]) -> threading.Thread:
 
 
 def test_who_looks_for_another_log_does_not_wait(logs: LogManager, workers: Interrupted) -> None:
-    known = logs.get_or_create_log(ORDERS)
+    known = get_or_create_log(logs, ORDERS)
     found: list[UnifiedLog | None] = []
 
     def look() -> None:
-        found.extend([logs.get_log(ORDERS), logs.get_or_create_log(ORDERS), logs.get_log(OTHER)])
+        found.extend([logs.get_log(ORDERS), get_or_create_log(logs, ORDERS), logs.get_log(OTHER)])
 
     def look_elsewhere() -> None:
         thread = in_thread(look)
         thread.join(WAIT_S)
 
     workers.meanwhile = look_elsewhere
-    logs.get_or_create_log(OTHER)
+    get_or_create_log(logs, OTHER)
     assert found == [known, known, None]
 
 
 def test_a_log_that_two_want_is_made_once(logs: LogManager, workers: Interrupted) -> None:
     found: list[UnifiedLog] = []
     threads: list[threading.Thread] = []
-    workers.meanwhile = lambda: threads.append(in_thread(lambda: found.append(logs.get_or_create_log(OTHER))))
+    workers.meanwhile = lambda: threads.append(
+        in_thread(lambda: found.append(get_or_create_log(logs, OTHER)))
+    )
     runs = workers.runs
-    made = logs.get_or_create_log(OTHER)
+    made = get_or_create_log(logs, OTHER)
     threads[0].join(WAIT_S)
     assert found == [made]
     assert workers.runs == runs + 1
@@ -104,7 +107,7 @@ def test_a_log_that_is_wanted_twice_at_once_is_made_once(logs: LogManager) -> No
 def test_a_setting_that_is_changed_meanwhile_counts(logs: LogManager, workers: Interrupted) -> None:
     config = LogConfig.parse({"segment_bytes": 2_000})
     workers.meanwhile = lambda: logs.configs.change({"orders": config})
-    assert logs.get_or_create_log(ORDERS).config == config
+    assert get_or_create_log(logs, ORDERS).config == config
 
 
 def test_a_directory_that_fails_meanwhile_takes_the_new_log_along(

@@ -13,7 +13,7 @@ import kreplica
 from kreplica.common.config import CleanerConfig, LogConfig, LogManagerConfig
 from kreplica.common.errors import DamagedLog, KafkaStorageError, StorageIOError, UnknownTopicOrPartition
 from kreplica.common.types import TopicPartition
-from kreplica.log import log_jobs
+from kreplica.log import periodic_job
 from kreplica.log.checkpoint import OffsetCheckpointFile
 from kreplica.log.damage import Damage
 from kreplica.log.log_manager import LogManager
@@ -23,6 +23,7 @@ from kreplica.runtime.scheduler import ThreadScheduler
 from kreplica.sim.storage import SimStorage
 from tests.support.batches import build
 from tests.support.clocks import ManualClock
+from tests.support.logs import get_or_create_log
 
 HOUR_MS, DAY_MS = 3_600_000, 86_400_000
 ORDERS, TABLE = TopicPartition("orders", 0), TopicPartition("table", 0)
@@ -101,7 +102,7 @@ def flip(log: UnifiedLog, offset: int) -> None:
 
 def test_a_week_passes() -> None:
     node = Node()
-    orders, table = (node.manager.get_or_create_log(each) for each in (ORDERS, TABLE))
+    orders, table = (get_or_create_log(node.manager, each) for each in (ORDERS, TABLE))
     node.manager.configs.change({"orders": LogConfig.parse({**SMALL, "retention.ms": 3 * DAY_MS})})
     appended = flipped = 0
     for day in range(8):
@@ -153,7 +154,7 @@ def test_a_week_passes() -> None:
 
 def test_a_job_that_fails_for_one_log_names_it_and_goes_on() -> None:
     node = Node()
-    logs = [node.manager.get_or_create_log(TopicPartition("orders", number)) for number in range(3)]
+    logs = [get_or_create_log(node.manager, TopicPartition("orders", number)) for number in range(3)]
     node.manager.configs.change({"orders": LogConfig.parse({**SMALL, "retention.bytes": 8_000})})
     for log in logs:
         append(log, 400)
@@ -182,7 +183,7 @@ def test_many_logs_are_swept_some_at_a_time() -> None:
     node = Node(**{"log.initial.task.delay.ms": 1000, "log.retention.check.interval.ms": 60_000})
     count = 2 * LOGS_AT_ONCE + 1
     for number in range(count):
-        node.manager.get_or_create_log(TopicPartition("orders", number))
+        get_or_create_log(node.manager, TopicPartition("orders", number))
     visited: list[int] = []
     for log in node.manager.logs():
         log.configure(LogConfig.parse({**SMALL, "retention.bytes": 0}))
@@ -202,7 +203,7 @@ def test_many_logs_are_swept_some_at_a_time() -> None:
 
 def test_what_nobody_uses_holds_nothing() -> None:
     node = Node()
-    idle, busy = (node.manager.get_or_create_log(TopicPartition("orders", number)) for number in range(2))
+    idle, busy = (get_or_create_log(node.manager, TopicPartition("orders", number)) for number in range(2))
     for log in (idle, busy):
         append(log, 300)
         offsets(log)
@@ -218,7 +219,7 @@ def test_what_nobody_uses_holds_nothing() -> None:
 
 def test_a_cut_log_is_checkpointed_at_once() -> None:
     node = Node()
-    orders, table = (node.manager.get_or_create_log(each) for each in (ORDERS, TABLE))
+    orders, table = (get_or_create_log(node.manager, each) for each in (ORDERS, TABLE))
     for log in (orders, table):
         append(log, 100)
         log.flush()
@@ -234,7 +235,7 @@ def test_a_cut_log_is_checkpointed_at_once() -> None:
 
 def test_a_disk_that_fails_in_a_cut_goes_offline() -> None:
     node = Node()
-    log = node.manager.get_or_create_log(ORDERS)
+    log = get_or_create_log(node.manager, ORDERS)
     append(log, 100)
 
     def refuse(operation: str, path: str) -> None:
@@ -251,9 +252,9 @@ def test_a_disk_that_fails_in_a_cut_goes_offline() -> None:
 def test_a_log_that_is_deleted_leaves_the_jobs_alone() -> None:
     node = Node()
     for each in (ORDERS, TABLE):
-        append(node.manager.get_or_create_log(each), 200)
+        append(get_or_create_log(node.manager, each), 200)
     node.pass_(HOUR_MS)
-    node.manager.delete_log(TABLE)
+    node.manager.delete_logs([TABLE])
     node.pass_(HOUR_MS)
     assert node.errors == []
     assert node.rows("cleaner-offset-checkpoint") == {}
@@ -269,10 +270,10 @@ def produce(log: UnifiedLog, producer_id: int, sequence: int = 0) -> None:
 
 def test_idle_producers_are_forgotten_while_the_log_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Kafka's settings say when; a step looks at a bounded number."""
-    monkeypatch.setattr(log_jobs, "PRODUCERS_AT_ONCE", 100)
+    monkeypatch.setattr(periodic_job, "PRODUCERS_AT_ONCE", 100)
     settings = {"producer.id.expiration.ms": HOUR_MS, "producer.id.expiration.check.interval.ms": 60_000}
     node = Node(**settings)
-    log = node.manager.get_or_create_log(ORDERS)
+    log = get_or_create_log(node.manager, ORDERS)
     for producer_id in range(1, 451):
         produce(log, producer_id)
     most = 0
@@ -308,7 +309,7 @@ def test_producers_are_first_looked_at_after_the_interval_as_in_kafka() -> None:
 
 def test_a_log_that_is_loaded_takes_over_no_expired_producer() -> None:
     node = Node(**{"producer.id.expiration.ms": 2 * DAY_MS})
-    log = node.manager.get_or_create_log(ORDERS)
+    log = get_or_create_log(node.manager, ORDERS)
     produce(log, 7)
     node.manager.shutdown()
     for idle_ms, known in ((DAY_MS + HOUR_MS, {7}), (DAY_MS, set())):
@@ -323,7 +324,7 @@ def test_a_log_that_is_loaded_takes_over_no_expired_producer() -> None:
 def test_a_log_by_itself_forgets_idle_producers_with_its_old_segments(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(log_jobs, "PRODUCERS_AT_ONCE", 3)
+    monkeypatch.setattr(periodic_job, "PRODUCERS_AT_ONCE", 3)
     with kreplica.Log.open(tmp_path / "orders-0") as log:
         now_ms = time.time_ns() // 1_000_000
 

@@ -8,6 +8,7 @@ import pytest
 
 from kreplica.common.errors import KreplicaError, StorageFull, StorageIOError
 from kreplica.common.types import TopicPartition
+from kreplica.log.log_directory import LogDirectory
 from kreplica.log.unified_log import UnifiedLog
 from kreplica.replica.produce import ACKS_ALL, ACKS_LEADER
 from kreplica.sim.node import DIRECTORY
@@ -253,11 +254,11 @@ def test_a_checkpoint_that_finds_no_room_is_written_the_next_time() -> None:
     manager = at.broker(2).log_manager
     set_full(at, 2, True)
     at.manager(2).checkpoint_high_watermarks()
-    assert manager.full_directories.keys() == {DIRECTORY}
     assert manager.offline_directories == {}
     set_full(at, 2, False)
     at.manager(2).checkpoint_high_watermarks()
-    assert manager.full_directories == {}
+    marks = LogDirectory(at.cluster.brokers[2].storage, DIRECTORY).read_checkpoints()[2]
+    assert marks[T0] == at.partition(2).high_watermark == 20
 
 
 # ---- a disk that fails -------------------------------------------------------------------------------------

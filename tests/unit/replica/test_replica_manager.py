@@ -27,6 +27,7 @@ from kreplica.replica.delayed_fetch import CONSUMER, FetchParams
 from kreplica.replica.fetch_session import CachedPartition, FetchSession
 from kreplica.replica.produce import ACKS_LEADER, ACKS_NONE
 from tests.support.batches import build
+from tests.support.logs import get_or_create_log
 from tests.support.replicas import Replicas, batch
 
 T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)
@@ -326,7 +327,7 @@ def test_a_role_is_not_taken_without_a_log() -> None:
     assert isinstance(refused, KafkaStorageError)
     assert manager.log_manager.get_log(other) is None
     assert manager.partitions.get(other) is None
-    manager.log_manager.get_or_create_log(other, topic_id=state.topic_id)
+    get_or_create_log(manager.log_manager, other, topic_id=state.topic_id)
     assert manager.become_leader_or_follower([state], at.controller.epoch) == {other: None}
     assert manager.partitions.get_or_error(other).is_leader
 
@@ -336,7 +337,7 @@ def test_a_role_is_not_taken_with_the_log_of_another_topic() -> None:
     other = TopicPartition("t", 1)
     state = at.controller.create(other, at.ids)
     manager = at.manager()
-    manager.log_manager.get_or_create_log(other, topic_id=Uuid(b"another topic's."))
+    get_or_create_log(manager.log_manager, other, topic_id=Uuid(b"another topic's."))
     refused = manager.become_leader_or_follower([state], at.controller.epoch)[other]
     assert isinstance(refused, InconsistentTopicId)
     assert manager.partitions.get(other) is None

@@ -13,6 +13,7 @@ from kreplica.common.future import resolved
 from kreplica.common.types import TopicPartition
 from kreplica.log.log_manager import LogManager
 from kreplica.sim.cluster import SimCluster
+from tests.support.logs import get_or_create_log
 
 PARTITION = TopicPartition("t", 0)
 
@@ -43,7 +44,7 @@ class LogBroker:
 
     def startup(self):
         self.logs.startup()
-        self.log = self.logs.get_or_create_log(PARTITION)
+        self.log = get_or_create_log(self.logs, PARTITION)
         self.ports.scheduler.schedule("tick", self.tick, 50, 50)
 
     def tick(self):

@@ -14,6 +14,7 @@ from kreplica.log.log_manager import LogManager
 from kreplica.sim.clock import VirtualClock, VirtualTime
 from kreplica.sim.node import SimWorkers
 from kreplica.sim.storage import SimStorage
+from tests.support.logs import get_or_create_log
 
 AT = TopicPartition("orders", 0)
 OTHER = TopicPartition("other", 0)
@@ -47,7 +48,7 @@ class Stage:
         )
         self.manager.startup()
         if storage is None:
-            self.log = self.manager.get_or_create_log(AT, topic_id=TOPIC_ID, directory=FIRST)
+            self.log = get_or_create_log(self.manager, AT, topic_id=TOPIC_ID, directory=FIRST)
             self.append(count)
 
     def schedule(self, *_args, **_named):
@@ -64,7 +65,7 @@ class Stage:
         self.log.update_high_watermark(self.log.log_end_offset)
 
     def move(self, path: str = SECOND):
-        return self.manager.moves.begin(self.log, path, TOPIC_ID)
+        return self.manager.begin_move(self.log, path, TOPIC_ID)
 
     @property
     def found(self):
@@ -92,7 +93,7 @@ def test_the_copy_takes_the_place_of_the_log() -> None:
     move = stage.move()
     copied(move)
     assert (move.lag, stage.found) == (0, before)
-    assert stage.manager.moves.finish(move)
+    assert stage.manager.finish_move(move)
     log = stage.found
     assert log is not before
     assert log.local.directory == f"{SECOND}/orders-0"
@@ -109,7 +110,7 @@ def test_what_is_appended_meanwhile_is_copied_too() -> None:
     assert not move.copy(500)
     stage.append(30)
     assert move.lag > 30
-    assert stage.manager.moves.finish(move)
+    assert stage.manager.finish_move(move)
     assert values(stage.found) == written(90)
 
 
@@ -119,9 +120,9 @@ def test_a_log_that_is_cut_is_copied_anew() -> None:
     copied(move)
     stage.log.truncate_to(10)
     stage.log.append_records([b"instead"], leader_epoch=9)
-    assert not stage.manager.moves.finish(move)
+    assert not stage.manager.finish_move(move)
     copied(move)
-    assert stage.manager.moves.finish(move)
+    assert stage.manager.finish_move(move)
     assert values(stage.found) == [*written(10), b"instead"]
     assert stage.found.epochs.latest_epoch == 9
 
@@ -132,7 +133,7 @@ def test_what_was_deleted_from_the_log_stays_deleted() -> None:
     move = stage.move()
     copied(move)
     stage.log.maybe_increment_log_start_offset(41)
-    assert stage.manager.moves.finish(move)
+    assert stage.manager.finish_move(move)
     assert stage.found.log_start_offset == 41
     assert values(stage.found) == written(60)[41:]
 
@@ -140,7 +141,7 @@ def test_what_was_deleted_from_the_log_stays_deleted() -> None:
 def test_an_empty_log_moves_too() -> None:
     stage = Stage(count=0)
     move = stage.move()
-    assert stage.manager.moves.finish(move) or (move.copy(1) and stage.manager.moves.finish(move))
+    assert stage.manager.finish_move(move) or (move.copy(1) and stage.manager.finish_move(move))
     assert (stage.found.local.directory, values(stage.found)) == (f"{SECOND}/orders-0", [])
 
 
@@ -148,13 +149,13 @@ def test_a_move_that_is_called_off_leaves_nothing() -> None:
     stage = Stage()
     move = stage.move()
     move.copy(500)
-    stage.manager.moves.cancel(move)
+    stage.manager.cancel_move(move)
     assert not [each for each in stage.storage.list_directory(SECOND) if each.startswith("orders")]
     assert values(stage.found) == written(60)
-    assert not stage.manager.moves.finish(move)
+    assert not stage.manager.finish_move(move)
     again = stage.move()
     copied(again)
-    assert stage.manager.moves.finish(again)
+    assert stage.manager.finish_move(again)
 
 
 def test_a_log_that_is_there_need_not_move_and_nothing_moves_nowhere() -> None:
@@ -172,14 +173,14 @@ def test_another_target_takes_the_place_of_the_first() -> None:
     first = stage.move()
     assert stage.move() is first
     assert stage.move(FIRST) is None
-    assert stage.manager.moves.moves == {}
+    assert stage.manager.moves == {}
 
 
 def test_a_cleaner_leaves_a_log_alone_that_moves() -> None:
     stage = Stage()
     move = stage.move()
     manager = stage.manager.cleaner.manager
-    stage.manager.moves.cancel(move)
+    stage.manager.cancel_move(move)
     with pytest.raises(ValueError, match="not paused"):
         manager.resume_cleaning(AT)
 
@@ -189,7 +190,7 @@ def changes_of_a_finish() -> int:
     move = stage.move()
     copied(move)
     before = len(stage.storage.trace)
-    stage.manager.moves.finish(move)
+    stage.manager.finish_move(move)
     return len(stage.storage.trace) - before
 
 
@@ -213,7 +214,7 @@ def test_whatever_ends_the_change_of_names_the_log_is_whole_in_one_place(ending:
 
         stage.storage.before = before
         with contextlib.suppress(Stopped):
-            stage.manager.moves.finish(move)
+            stage.manager.finish_move(move)
         stage.storage.before = None
         after = (
             stage.storage.after_kill()
