@@ -16,8 +16,8 @@ from kreplica.common.config import LogConfig
 from kreplica.common.types import TopicPartition
 from kreplica.runtime.clock import SystemClock
 from kreplica.runtime.local_network import LocalNetwork
+from kreplica.runtime.scheduler import ThreadWorkers
 from kreplica.runtime.storage import FileStorage
-from kreplica.runtime.workers import ThreadWorkers
 from kreplica.sim.broker_factory import CLUSTER_ID
 from kreplica.sim.controller import CONTROLLER_ID, ScriptedController
 

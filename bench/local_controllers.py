@@ -16,10 +16,9 @@ from kio.schema.broker_heartbeat.v1.request import BrokerHeartbeatRequest
 
 from kreplica.common.future import Future
 from kreplica.runtime.clock import SystemClock
-from kreplica.runtime.local_endpoint import LocalEndpoint
-from kreplica.runtime.local_network import LocalNetwork
+from kreplica.runtime.local_network import LocalEndpoint, LocalNetwork
+from kreplica.runtime.scheduler import ThreadWorkers
 from kreplica.runtime.storage import FileStorage
-from kreplica.runtime.workers import ThreadWorkers
 from kreplica.sim.node import BrokerPorts
 from tests.support.controller_quorum import CLUSTER_ID, ClusterNode, Setup, setup_of
 from tests.support.one_controller import registration

@@ -10,7 +10,7 @@ from pyarrow import parquet
 
 import kreplica
 from kreplica.cli import export
-from kreplica.cli.export_files import GROWING, REPEATING, ROW_GROUP_ROWS
+from kreplica.cli.export import GROWING, REPEATING, ROW_GROUP_ROWS
 from kreplica.log.column_reader import ColumnReader
 
 RECORDS = 1_000_000

@@ -22,9 +22,8 @@ from kreplica.common.types import TopicPartition
 from kreplica.log.file_names import STATE_FILE
 from kreplica.log.log_manager import LogManager
 from kreplica.runtime.clock import SystemClock
-from kreplica.runtime.scheduler import ThreadScheduler
+from kreplica.runtime.scheduler import ThreadScheduler, ThreadWorkers
 from kreplica.runtime.storage import FileStorage
-from kreplica.runtime.workers import ThreadWorkers
 from tests.support.logs import get_or_create_log
 
 PARTITIONS = 10_000

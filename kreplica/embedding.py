@@ -52,8 +52,8 @@ from kreplica.replica.replica_manager import ReplicaManager
 from kreplica.runtime.clock import SystemClock
 from kreplica.runtime.frame_transport import FrameTransport
 from kreplica.runtime.local_network import LocalNetwork
+from kreplica.runtime.scheduler import ThreadWorkers
 from kreplica.runtime.storage import FileStorage
-from kreplica.runtime.workers import ThreadWorkers
 from kreplica.sim.controller import CONTROLLER_ID, ScriptedController, Topic
 
 if TYPE_CHECKING:

@@ -10,8 +10,7 @@ from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any
 
 from kreplica.broker.kafka_apis import KafkaApis
-from kreplica.broker.replica_apis import ReplicaApis
-from kreplica.broker.transaction_marker_apis import TransactionMarkerApis
+from kreplica.broker.replica_apis import ReplicaApis, TransactionMarkerApis
 from kreplica.common.config import CleanerConfig, LogConfig, LogManagerConfig
 from kreplica.common.errors import KreplicaError, UnsupportedVersion
 from kreplica.common.future import Future, failed

@@ -26,7 +26,7 @@ from kio.schema.broker_registration.v4.request import BrokerRegistrationRequest,
 from kio.schema.broker_registration.v4.response import BrokerRegistrationResponse
 from kio.schema.errors import ErrorCode
 
-from kreplica.broker.broker_config import BrokerConfig
+from kreplica.broker.node_config import BrokerConfig
 from kreplica.common.errors import (
     BY_CODE,
     InconsistentClusterId,

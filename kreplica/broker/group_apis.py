@@ -9,14 +9,17 @@ belong to the quorum's loop.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import timedelta
 from functools import partial
 from typing import Any
 
 from kio.schema.delete_groups.v2.request import DeleteGroupsRequest
-from kio.schema.delete_groups.v2.response import DeleteGroupsResponse
+from kio.schema.delete_groups.v2.response import DeletableGroupResult, DeleteGroupsResponse
 from kio.schema.describe_groups.v5.request import DescribeGroupsRequest
 from kio.schema.describe_groups.v5.response import (
+    DescribedGroup,
+    DescribedGroupMember,
     DescribeGroupsResponse,
 )
 from kio.schema.errors import ErrorCode
@@ -25,45 +28,33 @@ from kio.schema.find_coordinator.v4.response import Coordinator, FindCoordinator
 from kio.schema.heartbeat.v4.request import HeartbeatRequest
 from kio.schema.heartbeat.v4.response import HeartbeatResponse
 from kio.schema.join_group.v9.request import JoinGroupRequest
-from kio.schema.join_group.v9.response import JoinGroupResponse
+from kio.schema.join_group.v9.response import JoinGroupResponse, JoinGroupResponseMember
 from kio.schema.leave_group.v5.request import LeaveGroupRequest
-from kio.schema.leave_group.v5.response import LeaveGroupResponse
+from kio.schema.leave_group.v5.response import LeaveGroupResponse, MemberResponse
 from kio.schema.list_groups.v5.request import ListGroupsRequest
 from kio.schema.list_groups.v5.response import ListedGroup, ListGroupsResponse
 from kio.schema.offset_commit.v8.request import OffsetCommitRequest
 from kio.schema.offset_commit.v8.response import (
     OffsetCommitResponse,
+    OffsetCommitResponsePartition,
+    OffsetCommitResponseTopic,
 )
 from kio.schema.offset_delete.v0.request import OffsetDeleteRequest
 from kio.schema.offset_delete.v0.response import (
     OffsetDeleteResponse,
+    OffsetDeleteResponsePartition,
+    OffsetDeleteResponseTopic,
 )
 from kio.schema.offset_fetch.v8.request import OffsetFetchRequest, OffsetFetchRequestGroup
 from kio.schema.offset_fetch.v8.response import (
     OffsetFetchResponse,
     OffsetFetchResponseGroup,
+    OffsetFetchResponsePartitions,
+    OffsetFetchResponseTopics,
 )
 from kio.schema.sync_group.v5.request import SyncGroupRequest
 from kio.schema.sync_group.v5.response import SyncGroupResponse
 
-from kreplica.broker.group_answers import (
-    answer_of,
-    code_of,
-    commit_answer,
-    delete_answer,
-    delete_refused,
-    describe_answer,
-    describe_refused,
-    fetch_answer,
-    heartbeat_answer,
-    join_answer,
-    join_refused,
-    leave_answer,
-    ms_of,
-    offset_delete_answer,
-    refused,
-    sync_answer,
-)
 from kreplica.broker.kraft_metadata_cache import KRaftMetadataCache
 from kreplica.broker.metadata_apis import NOWHERE
 from kreplica.broker.node_config import NodePorts
@@ -76,14 +67,16 @@ from kreplica.common.errors import (
     InvalidRequest,
     KreplicaError,
     TransactionalIdAuthorizationFailed,
+    known_error,
 )
 from kreplica.common.future import Future, all_of, resolved, then
 from kreplica.common.types import TopicPartition
 from kreplica.common.wire import NO_THROTTLE
-from kreplica.coordinator.classic_group import Protocol
+from kreplica.coordinator.classic_group import Joined, OffsetAndMetadata, Protocol, Synced
 from kreplica.coordinator.group_config import GroupConfig
+from kreplica.coordinator.group_coordinator import DescribedGroup as Described
 from kreplica.coordinator.group_coordinator import GroupCoordinator, LeavingMember
-from kreplica.coordinator.group_offsets import CommitRequest, CommittedOffset
+from kreplica.coordinator.group_offsets import CommitRequest, CommitResults, CommittedOffset
 from kreplica.coordinator.group_rebalances import JoinRequest, SyncRequest
 from kreplica.metadata.cluster_metadata import ClusterMetadata
 from kreplica.metadata.image_format import OffsetAndEpoch
@@ -93,6 +86,7 @@ from kreplica.replica.replica_manager import ReplicaManager
 GROUP_KEY, TRANSACTION_KEY = 0, 1
 CLASSIC = "classic"
 JOIN_AGAIN_WITH_ID = 4
+NO_OFFSET = -1
 
 
 class GroupApis:
@@ -151,7 +145,7 @@ class GroupApis:
                 )
             error = CoordinatorNotAvailable()
         return Coordinator(
-            key=key, node_id=-1, host="", port=-1, error_code=code_of(error), error_message=str(error)
+            key=key, node_id=-1, host="", port=-1, error_code=_code_of(error), error_message=str(error)
         )
 
     # ---- members ------------------------------------------------------------------------------------------
@@ -167,14 +161,14 @@ class GroupApis:
                 request.group_instance_id,
                 context.client_id,
                 context.client_host,
-                ms_of(request.rebalance_timeout),
-                ms_of(request.session_timeout),
+                _ms_of(request.rebalance_timeout),
+                _ms_of(request.session_timeout),
                 request.protocol_type,
                 tuple(Protocol(each.name, each.metadata) for each in request.protocols),
                 needs_member_id=context.api_version >= JOIN_AGAIN_WITH_ID,
             )
         )
-        return answer_of(joined, join_answer, partial(join_refused, request))
+        return _answer_of(joined, _join_answer, partial(_join_refused, request))
 
     def handle_sync_group(self, request: SyncGroupRequest) -> Future[SyncGroupResponse]:
         """Handle SyncGroup (14)."""
@@ -189,11 +183,11 @@ class GroupApis:
                 {each.member_id: each.assignment for each in request.assignments},
             )
         )
-        return answer_of(
+        return _answer_of(
             synced,
-            sync_answer,
+            _sync_answer,
             lambda error: SyncGroupResponse(
-                throttle_time=NO_THROTTLE, error_code=code_of(error), assignment=b""
+                throttle_time=NO_THROTTLE, error_code=_code_of(error), assignment=b""
             ),
         )
 
@@ -202,17 +196,19 @@ class GroupApis:
         heard = self._coordinator.heartbeat(
             request.group_id, request.generation_id, request.member_id, request.group_instance_id
         )
-        return answer_of(
-            heard, lambda _: heartbeat_answer(ErrorCode.none), partial(refused, HeartbeatResponse)
+        return _answer_of(
+            heard,
+            lambda _: HeartbeatResponse(throttle_time=NO_THROTTLE, error_code=ErrorCode.none),
+            partial(_refused, HeartbeatResponse),
         )
 
     def handle_leave_group(self, request: LeaveGroupRequest) -> Future[LeaveGroupResponse]:
         """Handle LeaveGroup (13)."""
         leaving = [LeavingMember(each.member_id, each.group_instance_id) for each in request.members]
-        return answer_of(
+        return _answer_of(
             self._coordinator.leave(request.group_id, leaving),
-            partial(leave_answer, leaving),
-            partial(refused, LeaveGroupResponse, members=()),
+            partial(_leave_answer, leaving),
+            partial(_refused, LeaveGroupResponse, members=()),
         )
 
     # ---- offsets ------------------------------------------------------------------------------------------
@@ -235,10 +231,10 @@ class GroupApis:
                 {at: offset for at, offset in offsets.items() if at in known},
             )
         )
-        return answer_of(
+        return _answer_of(
             committed,
-            partial(commit_answer, offsets),
-            lambda error: commit_answer(offsets, dict.fromkeys(offsets, error)),
+            partial(_commit_answer, offsets),
+            lambda error: _commit_answer(offsets, dict.fromkeys(offsets, error)),
         )
 
     def handle_offset_delete(self, request: OffsetDeleteRequest) -> Future[OffsetDeleteResponse]:
@@ -249,10 +245,10 @@ class GroupApis:
             for each in topic.partitions
         ]
         known = [at for at in asked if self._cache.contains(at)]
-        return answer_of(
+        return _answer_of(
             self._coordinator.delete_offsets(request.group_id, known),
-            partial(offset_delete_answer, asked),
-            partial(refused, OffsetDeleteResponse, topics=()),
+            partial(_offset_delete_answer, asked),
+            partial(_refused, OffsetDeleteResponse, topics=()),
         )
 
     def handle_offset_fetch(self, request: OffsetFetchRequest) -> Future[OffsetFetchResponse]:
@@ -271,11 +267,11 @@ class GroupApis:
                 for topic in asked.topics
                 for number in topic.partition_indexes
             ]
-        return answer_of(
+        return _answer_of(
             self._coordinator.fetch_offsets(asked.group_id, wanted),
-            partial(fetch_answer, asked.group_id, wanted),
+            partial(_fetch_answer, asked.group_id, wanted),
             lambda error: OffsetFetchResponseGroup(
-                group_id=asked.group_id, topics=(), error_code=code_of(error)
+                group_id=asked.group_id, topics=(), error_code=_code_of(error)
             ),
         )
 
@@ -304,19 +300,19 @@ class GroupApis:
             )
 
         refused = partial(ListGroupsResponse, throttle_time=NO_THROTTLE, groups=())
-        return answer_of(
+        return _answer_of(
             self._coordinator.list_groups(request.states_filter),
             listed,
-            lambda error: refused(error_code=code_of(error)),
+            lambda error: refused(error_code=_code_of(error)),
         )
 
     def handle_describe_groups(self, request: DescribeGroupsRequest) -> Future[DescribeGroupsResponse]:
         """Handle DescribeGroups (15)."""
         groups = [
-            answer_of(
+            _answer_of(
                 self._coordinator.describe_group(group_id),
-                describe_answer,
-                partial(describe_refused, group_id),
+                _describe_answer,
+                partial(_describe_refused, group_id),
             )
             for group_id in request.groups
         ]
@@ -328,10 +324,10 @@ class GroupApis:
     def handle_delete_groups(self, request: DeleteGroupsRequest) -> Future[DeleteGroupsResponse]:
         """Handle DeleteGroups (42)."""
         groups = [
-            answer_of(
+            _answer_of(
                 self._coordinator.delete_group(group_id),
-                partial(delete_answer, group_id),
-                partial(delete_refused, group_id),
+                partial(_deleted, group_id),
+                partial(_delete_refused, group_id),
             )
             for group_id in request.groups_names
         ]
@@ -400,3 +396,199 @@ def make_groups(
     )
     coordinator.startup()
     return GroupApis(coordinator, topic, cache), GroupPublisher(broker_id, coordinator)
+
+
+# ---- answers -----------------------------------------------------------------------------------------------
+
+
+def _answer_of(
+    result: Future[Any], make: Callable[[Any], Any], refuse: Callable[[KreplicaError], Any]
+) -> Future[Any]:
+    """Return a future of the answer that is made of the result, or of its error.
+
+    Cancelling it cancels `result` too.
+    """
+    answer = then(result, make, lambda error: refuse(known_error(error)))
+
+    def give_up(done: Future[Any]) -> None:
+        if done.cancelled():
+            result.cancel()
+
+    answer.add_done_callback(give_up)
+    return answer
+
+
+def _ms_of(duration: timedelta) -> int:
+    return duration // timedelta(milliseconds=1)
+
+
+def _code_of(error: KreplicaError) -> ErrorCode:
+    return ErrorCode(error.code)
+
+
+def _refused(response: type[Any], error: KreplicaError, **fields: Any) -> Any:
+    """Make an answer that says that nothing was done."""
+    return response(throttle_time=NO_THROTTLE, error_code=_code_of(error), **fields)
+
+
+def _join_answer(joined: Joined) -> JoinGroupResponse:
+    return JoinGroupResponse(
+        throttle_time=NO_THROTTLE,
+        error_code=ErrorCode.none,
+        generation_id=joined.generation_id,
+        protocol_type=joined.protocol_type,
+        protocol_name=joined.protocol_name,
+        leader=joined.leader_id,
+        skip_assignment=joined.skip_assignment,
+        member_id=joined.member_id,
+        members=tuple(
+            JoinGroupResponseMember(
+                member_id=each.member_id, group_instance_id=each.group_instance_id, metadata=each.metadata
+            )
+            for each in joined.members
+        ),
+    )
+
+
+def _join_refused(request: JoinGroupRequest, error: KreplicaError) -> JoinGroupResponse:
+    return JoinGroupResponse(
+        throttle_time=NO_THROTTLE,
+        error_code=_code_of(error),
+        protocol_name=None,
+        leader="",
+        # With MEMBER_ID_REQUIRED, this is the member id to join with next.
+        member_id=getattr(error, "member_id", "") or request.member_id,
+        members=(),
+    )
+
+
+def _sync_answer(synced: Synced) -> SyncGroupResponse:
+    return SyncGroupResponse(
+        throttle_time=NO_THROTTLE,
+        error_code=ErrorCode.none,
+        protocol_type=synced.protocol_type,
+        protocol_name=synced.protocol_name,
+        assignment=synced.assignment,
+    )
+
+
+def _leave_answer(
+    leaving: Sequence[LeavingMember], errors: Iterable[KreplicaError | None]
+) -> LeaveGroupResponse:
+    return LeaveGroupResponse(
+        throttle_time=NO_THROTTLE,
+        error_code=ErrorCode.none,
+        members=tuple(
+            MemberResponse(
+                member_id=member.member_id,
+                group_instance_id=member.group_instance_id,
+                error_code=ErrorCode.none if error is None else _code_of(error),
+            )
+            for member, error in zip(leaving, errors, strict=True)
+        ),
+    )
+
+
+def _commit_answer(asked: Iterable[TopicPartition], results: CommitResults) -> OffsetCommitResponse:
+    topics: dict[str, list[OffsetCommitResponsePartition]] = {}
+    for at, code in _codes(asked, results):
+        answer = OffsetCommitResponsePartition(partition_index=at.partition, error_code=code)
+        topics.setdefault(at.topic, []).append(answer)
+    return OffsetCommitResponse(
+        throttle_time=NO_THROTTLE,
+        topics=tuple(
+            OffsetCommitResponseTopic(name=name, partitions=tuple(answers))
+            for name, answers in topics.items()
+        ),
+    )
+
+
+def _offset_delete_answer(asked: Iterable[TopicPartition], results: CommitResults) -> OffsetDeleteResponse:
+    topics: dict[str, list[OffsetDeleteResponsePartition]] = {}
+    for at, code in _codes(asked, results):
+        answer = OffsetDeleteResponsePartition(partition_index=at.partition, error_code=code)
+        topics.setdefault(at.topic, []).append(answer)
+    return OffsetDeleteResponse(
+        error_code=ErrorCode.none,
+        throttle_time=NO_THROTTLE,
+        topics=tuple(
+            OffsetDeleteResponseTopic(name=name, partitions=tuple(answers))
+            for name, answers in topics.items()
+        ),
+    )
+
+
+def _codes(
+    asked: Iterable[TopicPartition], results: CommitResults
+) -> Iterator[tuple[TopicPartition, ErrorCode]]:
+    for at in asked:
+        # Partitions that were not passed on do not exist in the cluster.
+        code = ErrorCode.unknown_topic_or_partition
+        if at in results:
+            error = results[at]
+            code = ErrorCode.none if error is None else _code_of(error)
+        yield at, code
+
+
+def _fetch_answer(
+    group_id: str, wanted: Sequence[TopicPartition] | None, found: dict[TopicPartition, OffsetAndMetadata]
+) -> OffsetFetchResponseGroup:
+    topics: dict[str, list[OffsetFetchResponsePartitions]] = {}
+    for at in found if wanted is None else wanted:
+        known = found.get(at)
+        topics.setdefault(at.topic, []).append(
+            OffsetFetchResponsePartitions(
+                partition_index=at.partition,
+                committed_offset=NO_OFFSET if known is None else known.value.offset,
+                committed_leader_epoch=-1 if known is None else known.value.leader_epoch,
+                metadata="" if known is None else known.value.metadata,
+                error_code=ErrorCode.none,
+            )
+        )
+    return OffsetFetchResponseGroup(
+        group_id=group_id,
+        topics=tuple(
+            OffsetFetchResponseTopics(name=name, partitions=tuple(answers))
+            for name, answers in topics.items()
+        ),
+    )
+
+
+def _describe_answer(group: Described) -> DescribedGroup:
+    return DescribedGroup(
+        error_code=ErrorCode.none,
+        group_id=group.group_id,
+        group_state=group.state,
+        protocol_type=group.protocol_type,
+        protocol_data=group.protocol_name,
+        members=tuple(
+            DescribedGroupMember(
+                member_id=each.member_id,
+                group_instance_id=each.group_instance_id,
+                client_id=each.client_id,
+                client_host=each.client_host,
+                member_metadata=each.metadata,
+                member_assignment=each.assignment,
+            )
+            for each in group.members
+        ),
+    )
+
+
+def _describe_refused(group_id: str, error: KreplicaError) -> DescribedGroup:
+    return DescribedGroup(
+        error_code=_code_of(error),
+        group_id=group_id,
+        group_state="",
+        protocol_type="",
+        protocol_data="",
+        members=(),
+    )
+
+
+def _deleted(group_id: str, _: None) -> DeletableGroupResult:
+    return DeletableGroupResult(group_id=group_id, error_code=ErrorCode.none)
+
+
+def _delete_refused(group_id: str, error: KreplicaError) -> DeletableGroupResult:
+    return DeletableGroupResult(group_id=group_id, error_code=_code_of(error))

@@ -38,7 +38,7 @@ NO_SESSION, NO_SESSION_EPOCH = 0, -1
 
 
 class TopicIds(Protocol):
-    """Looks up topic ids; the metadata cache implements it."""
+    """Looks up topic ids; Node implements it."""
 
     def topic_id(self, topic: str) -> Uuid | None: ...
 

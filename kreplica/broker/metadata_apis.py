@@ -40,6 +40,7 @@ from kreplica.common.errors import (
 )
 from kreplica.common.future import Future, failed, resolved
 from kreplica.common.leader_and_isr import NO_LEADER
+from kreplica.common.ports import NANOSECONDS_PER_MS, Clock
 from kreplica.common.types import Uuid, check_topic_name
 from kreplica.common.wire import NO_THROTTLE, maker, topic_id_of, uuid_of
 from kreplica.metadata.cluster_metadata import ClusterMetadata
@@ -53,6 +54,32 @@ INTERNAL_TOPICS = frozenset({"__consumer_offsets", "__transaction_state"})
 NOWHERE = ("", -1)
 BROKERS = 1
 MOST_PARTITIONS_DESCRIBED = 2_000
+
+
+class SuspectedBrokers:
+    """Brokers that closed a connection a moment ago and may have failed. Any thread may call.
+
+    The metadata names a failed broker as leader until the controller has fenced it. A client that gets that
+    name keeps trying it, and looks for the leader again only after a while: librdkafka checks once a second.
+    The answer "no leader now" makes it ask again at once. The suspicion ends after `patience_ms`: by then the
+    controller has fenced the broker, or it was a false alarm.
+    """
+
+    def __init__(self, clock: Clock, patience_ms: int) -> None:
+        self._clock = clock
+        self._patience_ns = patience_ms * NANOSECONDS_PER_MS
+        self._until_ns: dict[int, int] = {}
+
+    def connection_lost(self, broker_id: int) -> None:
+        """Suspect a broker that closed a connection."""
+        self._until_ns[broker_id] = self._clock.monotonic_ns() + self._patience_ns
+
+    def current(self) -> set[int]:
+        """Return the brokers that are suspected now."""
+        if not self._until_ns:
+            return set()
+        now_ns = self._clock.monotonic_ns()
+        return {broker_id for broker_id, until_ns in list(self._until_ns.items()) if now_ns < until_ns}
 
 
 class MetadataApis:

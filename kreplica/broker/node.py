@@ -15,7 +15,7 @@ calls `startup`, `close` and `abandon`; any thread may call the rest.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import InvalidStateError
 from contextlib import ExitStack, suppress
 from functools import partial
@@ -39,23 +39,20 @@ from kio.schema.vote.v2.request import VoteRequest
 from kreplica.broker.assignments_manager import AssignmentsManager
 from kreplica.broker.auto_topic_creation_manager import AutoTopicCreationManager
 from kreplica.broker.broker import Broker
-from kreplica.broker.broker_lifecycle_manager import BrokerLifecycleManager
+from kreplica.broker.broker_lifecycle_manager import BrokerLifecycleManager, BrokerState
 from kreplica.broker.broker_metadata_publisher import BrokerMetadataPublisher
 from kreplica.broker.config_helper import ConfigHelper
 from kreplica.broker.controller_apis import REFUSALS, ControllerApis, refusal
 from kreplica.broker.controller_registration_manager import FIRST_VERSION, ControllerRegistrationManager
 from kreplica.broker.group_apis import GroupApis, GroupPublisher, make_groups
 from kreplica.broker.handover_requests import HandoverRequests
-from kreplica.broker.kafka_settings import OF_PROCESS
 from kreplica.broker.kraft_metadata_cache import KRaftMetadataCache
-from kreplica.broker.metadata_apis import MetadataApis
-from kreplica.broker.node_check import check_files
+from kreplica.broker.metadata_apis import MetadataApis, SuspectedBrokers
 from kreplica.broker.node_config import NodeConfig, NodePorts
-from kreplica.broker.node_format import METADATA_LOG, read_properties
-from kreplica.broker.node_settings import known_names
+from kreplica.broker.node_directories import METADATA_LOG, check_files, read_properties
+from kreplica.broker.node_settings import OF_PROCESS, known_names
 from kreplica.broker.producer_id_manager import ProducerIdManager
 from kreplica.broker.request_context import IN_PROCESS, RequestContext
-from kreplica.broker.suspected_brokers import SuspectedBrokers
 from kreplica.broker.unsupported_apis import HANDLERS as UNSUPPORTED_HANDLERS
 from kreplica.common.errors import (
     BrokerNotAvailable,
@@ -104,6 +101,8 @@ CONTROLLED_SHUTDOWN_MS = 5_000
 # If no controller is known for this long, it cannot hand over: the other nodes of the quorum are gone.
 NO_CONTROLLER_MS = 1_000
 LOOK_EVERY_MS = 50
+# How many records of the metadata log a healthy broker may not have applied yet. It is always a bit behind.
+MOST_RECORDS_BEHIND = 1_000
 
 
 class Node:
@@ -493,6 +492,40 @@ class Node:
     def is_leader_in_doubt(self, request: MetadataRequest) -> bool:
         """Whether a leader in the request may have failed, and another one may be elected soon."""
         return self._metadata_apis is not None and self._metadata_apis.is_leader_in_doubt(request)
+
+    def topic_id(self, topic: str) -> Uuid | None:
+        """Return the id of the topic, or None. Raises BrokerNotAvailable before the node is open."""
+        if not self.is_open:
+            raise BrokerNotAvailable(f"node {self.config.node_id} is still starting")
+        found = self.loader.published.topics.get(topic)
+        return None if found is None else found.topic_id
+
+    def what_keeps_from_serving(self) -> list[str]:
+        """Return the reasons why clients should use other nodes now; empty if this node can serve them."""
+        if self.failure is not None:
+            return [f"the node has failed: {self.failure}"]
+        if not self.is_open:
+            return ["the node is starting or has stopped"]
+        reasons = [] if self.active_controller() is not None else ["no controller is known"]
+        if self.broker is not None:
+            reasons += self._what_keeps_broker_from_serving()
+        return reasons
+
+    def _what_keeps_broker_from_serving(self) -> Iterator[str]:
+        lifecycle, publisher = self.lifecycle, self.publisher
+        if lifecycle is None or lifecycle.broker_epoch() < 0:
+            yield "the broker is not registered"
+        if publisher is None or not publisher.first_published.done():
+            yield "the broker is still loading its logs"
+            return
+        if lifecycle is not None:
+            if lifecycle.state in (BrokerState.PENDING_CONTROLLED_SHUTDOWN, BrokerState.SHUTTING_DOWN):
+                yield "the broker is shutting down"
+            elif lifecycle.is_fenced:
+                yield "the controller has fenced the broker"
+        behind = (self.raft.high_watermark or 0) - 1 - publisher.metadata_offset()
+        if behind > MOST_RECORDS_BEHIND:
+            yield f"the broker is {behind} records behind the cluster's metadata"
 
     def _broker_epoch(self) -> int:
         return -1 if self.lifecycle is None else self.lifecycle.broker_epoch()

@@ -1,4 +1,7 @@
-"""NodeConfig and NodePorts: what a node is, and the machine it runs on."""
+"""NodeConfig and NodePorts: what a node is, and the machine it runs on.
+
+Settings are named as Kafka's with dots for underscores. Times are in ms, sizes in bytes.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from kreplica.broker.broker_config import BrokerConfig
-from kreplica.broker.socket_server_config import SocketServerConfig
 from kreplica.common.config import CleanerConfig, LogConfig, LogManagerConfig, MetadataLogConfig
 from kreplica.common.errors import InvalidConfig
 from kreplica.common.ports import Clock, Disk, Loop, Random, Scheduler, Storage, Transport, Workers
+from kreplica.common.settings import BOOLEAN, TEXT, Settings, int32, int64, optional, setting
 from kreplica.controller.controller_config import ControllerConfig
 from kreplica.coordinator.group_config import GroupConfig
 from kreplica.metadata.image_writer import ImageDirectory
@@ -24,8 +26,84 @@ BOTH: frozenset[Role] = frozenset({"broker", "controller"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerConfig(Settings):
+    """The settings of a broker as a member of its cluster. Defaults are Kafka's. Raises InvalidConfig."""
+
+    broker_heartbeat_interval_ms: int = setting(
+        2_000, int32(1), "How often a broker sends a heartbeat; below broker.session.timeout.ms."
+    )
+    broker_heartbeat_timeout_ms: int = setting(
+        4_500,
+        int32(1),
+        "Timeout of a heartbeat; it is then retried, maybe at another controller.",
+        is_ours=True,
+    )
+    broker_registration_retry_backoff_ms: int = setting(
+        100, int32(1), "Pause before a registration is retried.", is_ours=True
+    )
+    initial_broker_registration_timeout_ms: int = setting(
+        60_000, int32(1), "A broker exits if it cannot register for this long after its start."
+    )
+    broker_rack: str | None = setting(
+        None,
+        optional(TEXT),
+        "Rack of the broker, for the placement of replicas and for reads from near replicas.",
+    )
+    auto_create_topics_enable: bool = setting(
+        True, BOOLEAN, "Create a missing topic when a client requests its metadata or writes to it."
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SocketServerConfig(Settings):
+    """The limits of a node's listeners. Most of them are unlimited by default in Kafka.
+
+    `queued_max_request_bytes`: see MemoryPool. Raises InvalidConfig.
+    """
+
+    socket_request_max_bytes: int = setting(100 << 20, int32(1), "Maximum size of a request.")
+    max_connections: int = setting(1_000, int32(1), "Maximum number of connections of a listener.")
+    max_connections_per_ip: int = setting(500, int32(1), "Maximum number of connections from one address.")
+    queued_max_request_bytes: int = setting(
+        256 << 20, int64(1), "Maximum memory for the requests of all connections of a listener."
+    )
+    connections_max_idle_ms: int = setting(
+        600_000,
+        int64(1),
+        "Close a connection after this long without a request, with an incomplete request, or with an answer"
+        " that is not read.",
+    )
+    max_in_flight_requests: int = setting(
+        64,
+        int32(1),
+        "Maximum number of requests in flight of a connection; then it is not read.",
+        is_ours=True,
+    )
+    max_in_flight_bytes: int = setting(
+        16 << 20,
+        int64(1),
+        "Maximum size of requests in flight of a connection; then it is not read.",
+        is_ours=True,
+    )
+    max_unsent_bytes: int = setting(
+        1 << 20,
+        int64(1),
+        "Maximum size of unread answers of a connection; then it is not read.",
+        is_ours=True,
+    )
+
+    def check_together(self) -> None:
+        """Raise InvalidConfig if one request may take more memory than all together."""
+        if self.queued_max_request_bytes < self.socket_request_max_bytes:
+            raise InvalidConfig(
+                f"queued.max.request.bytes={self.queued_max_request_bytes} is below"
+                f" socket.request.max.bytes={self.socket_request_max_bytes}: one request may take that much"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NodeConfig:
-    """A node of cluster `cluster_id` with its directories, which must be formatted (node_format).
+    """A node of cluster `cluster_id` with its directories, which must be formatted (node_directories).
 
     `voters`: from controller.quorum.voters, None if the metadata log names them (KIP-853). `bootstrap_ids`:
     the ids, below 0, under which the transport reaches controller.quorum.bootstrap.servers.

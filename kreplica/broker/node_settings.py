@@ -1,7 +1,8 @@
 """Reads and shows a node's settings under Kafka's names, with values as text or numbers.
 
-An unknown name is refused, with the nearest known one. A property of Kafka's that has no effect here is
-logged and ignored. No state; any thread.
+An unknown name is refused, with the nearest known one. A property of Kafka's that tunes something that works
+differently here is logged and ignored, if it is in Kafka's range. A property that would promise something
+that does not exist here is refused. No state; any thread.
 """
 
 from __future__ import annotations
@@ -12,13 +13,156 @@ import logging
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from kreplica.broker.kafka_settings import IGNORED, check_ignored, check_known
 from kreplica.broker.node_config import NodeConfig
 from kreplica.common.config import BROKERS_NAMES
 from kreplica.common.errors import InvalidConfig
-from kreplica.common.settings import as_text, checked, int32, int64
+from kreplica.common.settings import BOOLEAN, TEXT, Kind, as_text, checked, int16, int32, int64, number
 
 LOGGER = logging.getLogger(__name__)
+
+# ---- properties that no part of a node uses ----------------------------------------------------------------
+
+# The properties that runtime.kafka_config reads: the identity of a node, its listeners and its quorum.
+OF_PROCESS: Mapping[str, str] = {
+    "node.id": "Id of the node, 0 or more, unique in the cluster.",
+    "process.roles": "broker, controller, or both. Default: derived from the voters and the listeners.",
+    "log.dir": "Log directory, if log.dirs is not given.",
+    "log.dirs": "Log directories.",
+    "metadata.log.dir": "Directory of the metadata log. Default: the first of log.dirs.",
+    "listeners": "Listeners, NAME://host:port: at most one for clients and one for controllers.",
+    "advertised.listeners": "Addresses that clients and nodes connect to. Default: those of listeners.",
+    "listener.security.protocol.map": "Protocol of each listener, NAME:PLAINTEXT; no other is supported.",
+    "inter.broker.listener.name": "Listener for other brokers. Default: that for clients.",
+    "security.inter.broker.protocol": "PLAINTEXT.",
+    "controller.listener.names": "Name of the listener for controllers. Default: CONTROLLER.",
+    "controller.quorum.bootstrap.servers": (
+        "Controllers, host:port, from which a node learns the leader until its own log names voters."
+    ),
+    "controller.quorum.voters": "Voters, id@host:port. If empty, the metadata log names them (KIP-853).",
+}
+
+THREADS = "A node has one event loop, and one thread for each disk."
+SOCKETS = "The system sizes the buffers of its sockets."
+PURGATORY = "The purgatory removes an entry when it is done."
+TRANSACTIONS = "There is no transaction coordinator."
+SHARE_GROUPS = "There are no share groups."
+GROUPS = "Groups follow the classic protocol."
+QUOTAS = "Only replication has quotas."
+
+# Kafka's properties that have no effect here: their type and range, and the reason.
+IGNORED: Mapping[str, tuple[Kind, str]] = {
+    "num.network.threads": (int32(1), THREADS),
+    "num.io.threads": (int32(1), THREADS),
+    "background.threads": (int32(1), THREADS),
+    "num.recovery.threads.per.data.dir": (int32(1), THREADS),
+    "num.replica.alter.log.dirs.threads": (int32(1), THREADS),
+    "log.cleaner.threads": (int32(0), THREADS),
+    "queued.max.requests": (int32(1), "queued.max.request.bytes limits waiting requests."),
+    "socket.send.buffer.bytes": (int32(1, also=-1), SOCKETS),
+    "socket.receive.buffer.bytes": (int32(1, also=-1), SOCKETS),
+    "socket.listen.backlog.size": (int32(1), SOCKETS),
+    "replica.socket.receive.buffer.bytes": (int32(1, also=-1), SOCKETS),
+    "socket.connection.setup.timeout.ms": (
+        int64(1),
+        "A connection attempt lasts as long as its request waits.",
+    ),
+    "socket.connection.setup.timeout.max.ms": (
+        int64(1),
+        "A connection attempt lasts as long as its request waits.",
+    ),
+    "fetch.purgatory.purge.interval.requests": (int32(0), PURGATORY),
+    "producer.purgatory.purge.interval.requests": (int32(0), PURGATORY),
+    "delete.records.purgatory.purge.interval.requests": (int32(0), PURGATORY),
+    "log.cleaner.dedupe.buffer.load.factor": (
+        number(0, 1),
+        "The map of the cleaner has a fixed load factor.",
+    ),
+    "controlled.shutdown.enable": (BOOLEAN, "A node always hands over before it exits."),
+    "controlled.shutdown.max.retries": (int32(0), "A node hands over once, within its time to exit."),
+    "controlled.shutdown.retry.backoff.ms": (int64(0), "A node hands over once, within its time to exit."),
+    "offsets.commit.timeout.ms": (int32(1), "A commit of offsets has the timeout of its request."),
+    "request.timeout.ms": (int32(1), "The timeout of each kind of request has its own property."),
+    "transaction.state.log.replication.factor": (int16(1), TRANSACTIONS),
+    "transaction.state.log.min.isr": (int32(1), TRANSACTIONS),
+    "transaction.state.log.num.partitions": (int32(1), TRANSACTIONS),
+    "transaction.state.log.segment.bytes": (int32(1), TRANSACTIONS),
+    "transaction.state.log.load.buffer.size": (int32(1), TRANSACTIONS),
+    "transaction.max.timeout.ms": (int32(1), TRANSACTIONS),
+    "transactional.id.expiration.ms": (int32(1), TRANSACTIONS),
+    "share.coordinator.state.topic.replication.factor": (int16(1), SHARE_GROUPS),
+    "share.coordinator.state.topic.min.isr": (int16(1), SHARE_GROUPS),
+    "share.coordinator.state.topic.num.partitions": (int32(1), SHARE_GROUPS),
+    "group.coordinator.threads": (int32(1), THREADS),
+    "group.coordinator.append.linger.ms": (int32(-1), "A group's records are appended at once."),
+    "group.consumer.session.timeout.ms": (int32(1), GROUPS),
+    "group.consumer.heartbeat.interval.ms": (int32(1), GROUPS),
+    "quota.window.num": (int32(1), QUOTAS),
+    "quota.window.size.seconds": (int32(1), QUOTAS),
+    "metrics.num.samples": (int32(1), "Metrics have windows of their own."),
+    "metrics.sample.window.ms": (int64(1), "Metrics have windows of their own."),
+    "metrics.recording.level": (TEXT, "All metrics are recorded."),
+}
+
+NO_SECURITY = "connections are neither encrypted nor authenticated here; leave it out"
+NO_TIERS = "there is no tiered storage; leave it out"
+NO_ZOOKEEPER = "there is no ZooKeeper; name the quorum by controller.quorum.voters"
+
+# Kafka's properties that a node cannot fulfil: by name, or by prefix if the key ends with a dot.
+REFUSED: Mapping[str, str] = {
+    "ssl.": NO_SECURITY,
+    "sasl.": NO_SECURITY,
+    "authorizer.class.name": NO_SECURITY,
+    "super.users": NO_SECURITY,
+    "principal.builder.class": NO_SECURITY,
+    "delegation.token.": NO_SECURITY,
+    "listener.name.": "settings of one listener are not supported; give the property without the prefix",
+    "remote.log.": NO_TIERS,
+    "log.local.retention.ms": NO_TIERS,
+    "log.local.retention.bytes": NO_TIERS,
+    "zookeeper.": NO_ZOOKEEPER,
+    "broker.id": "a node's id is node.id",
+    "broker.id.generation.enable": "a node's id is node.id; none is generated",
+    "delete.topic.enable": "topics can always be deleted",
+    "create.topic.policy.class.name": "classes of Java cannot be loaded",
+    "alter.config.policy.class.name": "classes of Java cannot be loaded",
+    "metric.reporters": "classes of Java cannot be loaded; `--metrics-listen` serves Prometheus",
+    "client.quota.callback.class": "classes of Java cannot be loaded",
+    "quota.producer.default": "clients have no quotas",
+    "quota.consumer.default": "clients have no quotas",
+    "max.connections.per.ip.overrides": "max.connections.per.ip applies to all addresses",
+    "max.connection.creation.rate": "the rate of new connections is not limited; use max.connections",
+    "inter.broker.protocol.version": "use the feature metadata.version instead",
+    "log.message.format.version": "records have the format of Kafka 0.11 and later",
+    "log.message.downconversion.enable": "records are never converted to older formats",
+    "log.message.timestamp.difference.max.ms": (
+        "Kafka 4 has log.message.timestamp.before.max.ms and log.message.timestamp.after.max.ms instead"
+    ),
+}
+
+
+def refusal(name: str) -> str | None:
+    """Return why a property of Kafka's is refused, None if it is not."""
+    for refused, reason in REFUSED.items():
+        if name == refused or (refused.endswith(".") and name.startswith(refused)):
+            return reason
+    return None
+
+
+def check_ignored(name: str, value: object) -> None:
+    """Raise InvalidConfig if an ignored property is out of its range in Kafka."""
+    checked(name, value, IGNORED[name][0])
+
+
+def check_known(name: str) -> None:
+    """Raise InvalidConfig, with the reason, if a property cannot be given to a node."""
+    reason = refusal(name)
+    if reason is not None:
+        raise InvalidConfig(f"{name} is not supported: {reason}")
+    if name in OF_PROCESS:
+        raise InvalidConfig(f"{name} is set by the cluster for each node; leave it out")
+
+
+# ---- settings of a node ------------------------------------------------------------------------------------
 
 # The parts of a NodeConfig that are searched for a name, in this order. `log`: the defaults of topics.
 PARTS = (

@@ -6,16 +6,21 @@ import random
 import re
 
 from kreplica.broker.node_config import NodeConfig
-from kreplica.broker.node_format import KRAFT_VERSION, directory_ids, format_node, is_formatted
-from kreplica.broker.node_recovery import recover_election
+from kreplica.broker.node_directories import (
+    KRAFT_VERSION,
+    directory_ids,
+    format_node,
+    is_formatted,
+    recover_election,
+)
 from kreplica.cli.output import console, print_json
 from kreplica.common.errors import InvalidConfig, InvalidRequest
 from kreplica.common.types import Uuid
 from kreplica.raft.voter_set import ReplicaKey, VoterNode, VoterSet
 from kreplica.runtime.clock import SystemClock
 from kreplica.runtime.kafka_config import DEFAULT_CONTROLLER_LISTENER
-from kreplica.runtime.kafka_raft_server import cluster_id_of
 from kreplica.runtime.storage import FileStorage
+from kreplica.runtime.tcp_node import cluster_id_of
 
 # Kafka generates 22 letters and digits, and accepts other text.
 _CLUSTER_ID = re.compile("[!-~]{1,64}")

@@ -8,7 +8,8 @@ from __future__ import annotations
 import base64
 import json
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from itertools import islice
 from types import NoneType
@@ -17,6 +18,7 @@ from rich import box
 from rich.console import Console, JustifyMethod
 from rich.markup import escape
 from rich.measure import Measurement
+from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
 from rich.table import Table
 
 Fact = Mapping[str, object]
@@ -130,3 +132,16 @@ def moment(timestamp_ms: int) -> str:
     except (OverflowError, ValueError, OSError):
         return str(timestamp_ms)
     return date.strftime("%Y-%m-%d %H:%M:%S.") + f"{timestamp_ms % 1000:03}"
+
+
+@contextmanager
+def progress(label: str, total: int) -> Iterator[Callable[[int], None] | None]:
+    """Yield a callback for a number of bytes, which moves a bar; None without a terminal."""
+    out = console(stderr=True)
+    if not out.is_terminal:
+        yield None
+        return
+    columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=out, transient=True) as bar:
+        task = bar.add_task(label, total=total)
+        yield lambda size: bar.advance(task, size)

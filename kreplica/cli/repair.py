@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from pathlib import Path
 
-from kreplica.cli.output import console, print_json, print_table
-from kreplica.cli.progress import progress
+from kreplica.cli.output import console, print_json, print_table, progress
 from kreplica.log.repair import Finding, is_partition, repair
 from kreplica.log.repair.finding import BLOCKED
 from kreplica.log.verify import total_bytes

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import json
 import logging
 import os
 import queue
@@ -17,21 +18,22 @@ import resource
 import signal
 import socket
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from types import FrameType
 from typing import TYPE_CHECKING
 
 from kreplica.broker.api_versions import Scope
 from kreplica.broker.node import CONTROLLED_SHUTDOWN_MS
-from kreplica.cli import logs
 from kreplica.common.errors import InvalidConfig, KreplicaError
 from kreplica.common.future import Future
-from kreplica.runtime.kafka_config import parse_address
-from kreplica.runtime.kafka_raft_server import KafkaRaftServer
+from kreplica.runtime.kafka_config import parse_address, read_config_file
+from kreplica.runtime.tcp_node import KafkaRaftServer
 
 if TYPE_CHECKING:
     from kreplica.runtime.prometheus import MetricsListener
+
 
 LOGGER = logging.getLogger(__name__)
 SWITCH_INTERVAL_S = 0.0005
@@ -59,11 +61,11 @@ def run(
     end = _End()
     _take_all_descriptors()
     server = KafkaRaftServer(properties, end.fail)
-    logs.set_up(options.log_format, options.log_level, f"node-{server.config.node.node_id}")
+    set_up_logging(options.log_format, options.log_level, f"node-{server.config.node_id}")
     end.take_signals()
     try:
         metrics = _metrics_listener(options.metrics_listen)
-        ready = server.startup()
+        node = server.start()
     except OSError as error:
         print(f"kreplica: {error.strerror or error}", file=sys.stderr)
         return 1
@@ -74,15 +76,13 @@ def run(
     # The longest time that the threads of image, retention and cleaning hold the GIL; the default is 5 ms.
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     if metrics is not None:
-        metrics.show(
-            server.node.metrics, livez=server.what_keeps_from_living, ready=server.what_keeps_from_serving
-        )
-    ready.add_done_callback(lambda done: _announce(server, done, on_ready))
+        metrics.show(node.metrics, livez=server.what_keeps_from_living, ready=node.what_keeps_from_serving)
+    node.ready.add_done_callback(lambda done: _announce(server, done, on_ready))
     end.wait()
     if end.failure is None:
         LOGGER.info("stopping: handing over the partitions that this node leads")
         try:
-            server.begin_shutdown(CONTROLLED_SHUTDOWN_MS).result()
+            server.stop(CONTROLLED_SHUTDOWN_MS).result()
         except KreplicaError:
             LOGGER.warning("could not hand over leadership", exc_info=True)
     server.close()
@@ -92,7 +92,7 @@ def run(
 
 
 def _warn_of_open_quorum(server: KafkaRaftServer) -> None:
-    for (host, port), scope in server.config.listeners.items():
+    for (host, port), scope in server.listeners.items():
         if Scope.CLIENTS in scope and Scope.CONTROLLERS in scope:
             LOGGER.warning(
                 "%s:%d is for clients and for the quorum: any program that connects there can disturb "
@@ -126,8 +126,8 @@ def _announce(
 ) -> None:
     if ready.exception() is not None:
         return
-    host, port = server.config.listen
-    print(f"node {server.config.node.node_id} is ready on {host}:{port}", flush=True)
+    host, port = next(iter(server.listeners))  # the one for clients comes first
+    print(f"node {server.config.node_id} is ready on {host}:{port}", flush=True)
     notify_supervisor(b"READY=1")
     if on_ready is not None:
         on_ready(server)
@@ -177,3 +177,83 @@ class _End:
             os._exit(128 + number)
         self._is_at_once = True
         self._wanted.put(None)
+
+
+def from_config(path: str | None, settings: Sequence[str]) -> dict[str, object]:
+    """Return the properties of the file, overridden by those of --set.
+
+    Raises ValueError for a setting that is not NAME=VALUE, and as `read_config_file`.
+    """
+    properties: dict[str, object] = {} if path is None else read_config_file(path)
+    for each in settings:
+        name, separator, value = each.partition("=")
+        if not name.strip() or not separator:
+            raise ValueError(f"--set {each}: expected NAME=VALUE")
+        properties[name.strip()] = value.strip()
+    return properties
+
+
+def from_flags(
+    properties: Mapping[str, object],
+    node_id: int | None,
+    directories: Sequence[str],
+    listen: str | None,
+    controller_listen: str | None,
+    quorum: str | None,
+    advertise: str | None,
+) -> dict[str, object]:
+    """Return the properties, overridden by the flags. Raises ValueError if only one of two listeners is
+    given."""
+    if controller_listen is not None and listen is None and "listeners" not in properties:
+        listen = "127.0.0.1:9092"
+    if (listen is None) != (controller_listen is None) and "listeners" in properties:
+        raise ValueError(
+            "the configuration file has listeners: give --listen and --controller-listen together, or neither"
+        )
+    listeners = [f"PLAINTEXT://{listen}"] if listen is not None else []
+    if controller_listen is not None:
+        listeners.append(f"CONTROLLER://{controller_listen}")
+    given = {
+        "node.id": node_id,
+        "log.dirs": list(directories) or None,
+        "listeners": ",".join(listeners) or None,
+        "controller.quorum.voters": quorum,
+        "advertised.listeners": None if advertise is None else f"PLAINTEXT://{advertise}",
+    }
+    return {**properties, **{name: value for name, value in given.items() if value is not None}}
+
+
+def set_up_logging(log_format: str, level: str, node: str) -> None:
+    """Log from now on as "text" or "json", with `node` in each line. Replaces earlier handlers."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonFormatter(node) if log_format == "json" else _text(node))
+    root = logging.getLogger()
+    for each in list(root.handlers):
+        root.removeHandler(each)
+    root.addHandler(handler)
+    root.setLevel(level.upper())
+
+
+def _text(node: str) -> logging.Formatter:
+    return logging.Formatter(f"%(asctime)s {node} %(levelname)s %(name)s: %(message)s")
+
+
+class JsonFormatter(logging.Formatter):
+    """Formats a line as one object: time (ISO 8601, UTC), node, level, logger, message, and error if there is
+    one."""
+
+    def __init__(self, node: str) -> None:
+        super().__init__()
+        self._node = node
+
+    def format(self, record: logging.LogRecord) -> str:
+        fact: dict[str, object] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "node": self._node,
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            fact["error"] = self.formatException(record.exc_info)
+        return json.dumps(fact, ensure_ascii=False)

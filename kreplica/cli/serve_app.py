@@ -130,14 +130,13 @@ def serve(
     own. A node prints a line when it is ready. SIGTERM or Ctrl-C stops it in order, a second one at once.
     """
     from kreplica.cli import serve as command
-    from kreplica.cli import serve_properties
 
     options = command.ProcessOptions(
         log_format=log_format, log_level=log_level, metrics_listen=metrics_listen
     )
     paths = [str(path.absolute()) for path in directory or []]
     try:
-        settings = serve_properties.from_config(None if config is None else str(config), setting or [])
+        settings = command.from_config(None if config is None else str(config), setting or [])
         if brokers is not None:
             for name, value in (
                 ("--node-id", node_id),
@@ -149,7 +148,7 @@ def serve(
                     raise ValueError(f"{name} belongs to one node and cannot be used with --brokers")
             if len(paths) != 1:
                 raise ValueError("--brokers needs exactly one --directory")
-        properties = serve_properties.from_flags(
+        properties = command.from_flags(
             settings, node_id, paths, listen, controller_listen, quorum, advertise
         )
     except ValueError as error:

@@ -9,9 +9,8 @@ import dataclasses
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 
-from kreplica.broker.kafka_settings import IGNORED, OF_PROCESS, REFUSED
 from kreplica.broker.node_config import NodeConfig
-from kreplica.broker.node_settings import PARTS, Setting, settings_of
+from kreplica.broker.node_settings import IGNORED, OF_PROCESS, PARTS, REFUSED, Setting, settings_of
 from kreplica.cluster.settings import new_layout, node_config
 from kreplica.common.config import BROKERS_NAMES, LogConfig
 from kreplica.common.settings import Settings

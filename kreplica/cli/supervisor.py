@@ -20,15 +20,15 @@ import time
 from collections.abc import Mapping
 
 from kreplica.broker.node_config import NodeConfig
-from kreplica.broker.node_format import format_nodes
-from kreplica.cli import logs, serve
+from kreplica.broker.node_directories import format_nodes
+from kreplica.cli import serve
 from kreplica.cluster.settings import Layout, extended, new_layout, read_layout, write_layout
 from kreplica.common.errors import InvalidConfig, KreplicaError
 from kreplica.common.types import Uuid
 from kreplica.runtime.clock import SystemClock
 from kreplica.runtime.kafka_config import PLAINTEXT, KafkaConfig, parse_address
+from kreplica.runtime.scheduler import ThreadWorkers
 from kreplica.runtime.storage import FileStorage
-from kreplica.runtime.workers import ThreadWorkers
 
 LOGGER = logging.getLogger(__name__)
 CONTROLLER, BETWEEN_BROKERS = "CONTROLLER", "BROKERS"
@@ -49,7 +49,7 @@ def run(
 
     Raises InvalidConfig, InvalidFile, InconsistentClusterId and KafkaStorageError before it starts any node.
     """
-    logs.set_up(options.log_format, options.log_level, "supervisor")
+    serve.set_up_logging(options.log_format, options.log_level, "supervisor")
     host, port = parse_address("--listen", listen or DEFAULT_LISTEN)
     layout = read_layout(directory) or new_layout(str(Uuid.generate(random.SystemRandom())), brokers, 0)
     layout = extended(layout, brokers)

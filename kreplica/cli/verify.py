@@ -8,8 +8,7 @@ from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
 
-from kreplica.cli.output import console, print_json, print_table
-from kreplica.cli.progress import progress
+from kreplica.cli.output import console, print_json, print_table, progress
 from kreplica.log.verify import Problem, holds_log, places, total_bytes, verify
 from kreplica.raft.metadata_log_directory import verify_snapshots
 from kreplica.runtime.storage import FileStorage

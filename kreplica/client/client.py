@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from kreplica.client.admin import Admin
-from kreplica.client.client_config import ClientConfig
+from kreplica.client.client_config import ClientConfig, ConsumerConfig
 from kreplica.client.client_metadata import ClientMetadata
-from kreplica.client.consumer_config import ConsumerConfig
 from kreplica.client.fetcher import Fetcher
 from kreplica.client.group_consumer import GroupConsumer
 from kreplica.client.producer import Producer

@@ -1,8 +1,11 @@
-"""Settings of a client, under Kafka's names with dots for underscores."""
+"""Settings of a client and of a consumer in a group, under Kafka's names with dots for underscores."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
+
+from kreplica.common.errors import InvalidConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,3 +27,37 @@ class ClientConfig:
     max_request_size: int = 1 << 20
     fetch_max_bytes: int = 1 << 20
     fetch_max_wait_ms: int = 500
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsumerConfig:
+    """Times in ms; the defaults are Kafka's. Raises InvalidConfig for an invalid value.
+
+    `group_instance_id`: makes the member static (KIP-345): it keeps its partitions while it is away for less
+    than a session. `auto_offset_reset`: where to start without a committed offset. `max_poll_interval_ms`: a
+    member that polls no records for this long loses its partitions; a rebalance waits for members this long.
+    """
+
+    session_timeout_ms: int = 45_000
+    heartbeat_interval_ms: int = 3_000
+    max_poll_interval_ms: int = 300_000
+    auto_commit_interval_ms: int = 5_000
+    metadata_max_age_ms: int = 300_000
+    auto_offset_reset: Literal["earliest", "latest"] = "earliest"
+    isolation_level: Literal["high_watermark", "txn_committed"] = "high_watermark"
+    group_instance_id: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in self.__dataclass_fields__:
+            value = getattr(self, name)
+            if isinstance(value, int) and value <= 0:
+                raise InvalidConfig(f"{name}={value} must be above 0")
+        if self.heartbeat_interval_ms >= self.session_timeout_ms:
+            raise InvalidConfig(
+                f"heartbeat.interval.ms={self.heartbeat_interval_ms} must be below "
+                f"session.timeout.ms={self.session_timeout_ms}"
+            )
+        if self.auto_offset_reset not in ("earliest", "latest"):
+            raise InvalidConfig(
+                f"auto.offset.reset must be earliest or latest, not {self.auto_offset_reset!r}"
+            )

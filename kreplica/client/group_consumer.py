@@ -21,18 +21,15 @@ from typing import Any, NamedTuple
 from kio.schema.join_group.v9.response import JoinGroupResponse
 
 from kreplica._core.record import Record
-from kreplica.client.client_config import ClientConfig
+from kreplica.client.client_config import ClientConfig, ConsumerConfig
 from kreplica.client.client_metadata import ClientMetadata, TopicInfo
-from kreplica.client.consumer_config import ConsumerConfig
-from kreplica.client.consumer_protocol import (
-    assign_ranges,
-    decode_assignment,
-    decode_subscription,
-)
 from kreplica.client.fetcher import EARLIEST, LATEST, Fetched, Fetcher
 from kreplica.client.group_messages import (
     NO_GENERATION,
     Membership,
+    assign_ranges,
+    decode_assignment,
+    decode_subscription,
     heartbeat_request,
     join_request,
     leave_request,

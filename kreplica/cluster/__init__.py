@@ -4,7 +4,7 @@ Each node has its own directory, life cycle and messages. Any node can be killed
 network and started again. Appends are retried until they are acknowledged, wherever the leader is.
 """
 
-from kreplica.client.partition_sender import RecordMetadata
+from kreplica.client.producer import RecordMetadata
 from kreplica.cluster.appending import AppendResult
 from kreplica.cluster.cluster import Cluster
 from kreplica.cluster.views import PartitionView

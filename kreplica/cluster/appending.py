@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from kreplica._core.partitioner import partitions_of
 from kreplica._core.record import Record
-from kreplica.client.partition_sender import ALL, RecordMetadata
+from kreplica.client.producer import ALL, RecordMetadata
 from kreplica.common.errors import InvalidRequiredAcks
 from kreplica.common.future import Future, MadeFuture, all_of, then
 from kreplica.metadata.registrations import TopicRegistration

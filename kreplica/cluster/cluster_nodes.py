@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from kreplica.broker.node import Node
 from kreplica.broker.node_config import NodeConfig
-from kreplica.broker.node_format import format_nodes
+from kreplica.broker.node_directories import format_nodes
 from kreplica.cluster.settings import Layout, node_config, write_layout
 from kreplica.common.errors import ClusterClosed, InvalidRequest, KreplicaError
 from kreplica.common.future import Future
@@ -25,9 +25,8 @@ from kreplica.metadata.cluster_metadata import ClusterMetadata
 from kreplica.metadata.records import Endpoint
 from kreplica.runtime.local_network import LocalNetwork
 from kreplica.runtime.local_node import LocalNode
-from kreplica.runtime.storage import FileStorage
-from kreplica.runtime.unflushed_storage import UnflushedStorage
-from kreplica.runtime.workers import ThreadWorkers
+from kreplica.runtime.scheduler import ThreadWorkers
+from kreplica.runtime.storage import FileStorage, UnflushedStorage
 
 if TYPE_CHECKING:
     from kreplica.runtime.local_listener import LocalListener

@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import Any
 
 from kreplica._core.record import Record
-from kreplica.client.consumer_config import ConsumerConfig
+from kreplica.client.client_config import ConsumerConfig
 from kreplica.client.group_consumer import GroupConsumer
 from kreplica.common.errors import ClusterClosed, InvalidConfig, RequestTimedOut
 from kreplica.common.future import Future

@@ -6,7 +6,7 @@ rule: any thread.
 
 from __future__ import annotations
 
-from kreplica.broker.socket_server_config import SocketServerConfig
+from kreplica.broker.node_config import SocketServerConfig
 from kreplica.cluster.settings import Layout
 from kreplica.runtime.event_loop import EventLoopThread
 from kreplica.runtime.local_listener import LocalListener

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from kreplica._core.batch_builder import require_list
 from kreplica.client.client import Client
-from kreplica.client.consumer_config import ConsumerConfig
+from kreplica.client.client_config import ConsumerConfig
 from kreplica.client.fetcher import ISOLATION_LEVEL
 from kreplica.cluster.appending import Acks, AppendResult, KeyedRecords, acks_of, as_one, one_batch
 from kreplica.cluster.arguments import choice, milliseconds, offset_of, partition_of, topic_name

@@ -13,8 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from kreplica.broker.broker_config import BrokerConfig
-from kreplica.broker.node_config import BOTH, NodeConfig, Role
+from kreplica.broker.node_config import BOTH, BrokerConfig, NodeConfig, Role
 from kreplica.broker.node_settings import with_settings
 from kreplica.cluster.arguments import LONGEST_MS
 from kreplica.common.errors import InconsistentClusterId, InvalidConfig, InvalidFile

@@ -13,16 +13,17 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from kreplica.common.config import LogConfig
-from kreplica.common.errors import InvalidFile
+from kreplica.common.errors import InvalidFile, KreplicaError
 from kreplica.common.ports import Clock, Storage
 from kreplica.common.types import TopicPartition
-from kreplica.coordinator.committed_offsets import committed_offsets
+from kreplica.coordinator.group_records import OffsetCommitKey, OffsetCommitValue, decode_key, decode_value
 from kreplica.log.diff import is_partition
 from kreplica.log.file_names import CONSUMER_OFFSETS_DIRECTORY, parse_directory_name
 from kreplica.log.live_reader import LiveReader
 from kreplica.log.log_directory import LogDirectory
 from kreplica.log.record_counts import LogBounds, RecordCounts
 from kreplica.log.unified_log import UnifiedLog
+from kreplica.record import Record
 
 
 class Replica(NamedTuple):
@@ -151,3 +152,34 @@ def table(
         )
         for (at, directory), bounds, counts in found
     ]
+
+
+def committed_offsets(log: UnifiedLog, group: str) -> dict[TopicPartition, int]:
+    """Return the offsets that `group` has committed in this log, a partition of __consumer_offsets.
+
+    Reads up to the last stable offset and skips records of unknown types. Raises DamagedLog, CorruptMessage,
+    KafkaStorageError.
+    """
+    found: dict[TopicPartition, int] = {}
+    name = group.encode()
+    for batch in log.batches(log.log_start_offset, isolation="txn_committed"):
+        for record in () if batch.is_control else batch:
+            # The key contains the group's name verbatim; this skips most records of other groups cheaply.
+            if record.key is not None and name in record.key:
+                _take(found, group, record)
+    return found
+
+
+def _take(found: dict[TopicPartition, int], group: str, record: Record) -> None:
+    try:
+        key = decode_key(record.key or b"")
+        if not isinstance(key, OffsetCommitKey) or key.group != group:
+            return
+        value = None if record.value is None else decode_value(key, record.value)
+    except KreplicaError:
+        return
+    at = TopicPartition(key.topic, key.partition)
+    if isinstance(value, OffsetCommitValue):
+        found[at] = value.offset
+    else:
+        found.pop(at, None)

@@ -15,21 +15,22 @@ unknown name is rejected, with the nearest known one. Stateless; any thread.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+import tomllib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from kreplica.broker.api_versions import Scope
-from kreplica.broker.broker_config import BrokerConfig
-from kreplica.broker.kafka_settings import OF_PROCESS, check_known
-from kreplica.broker.node_config import NodeConfig, Role
-from kreplica.broker.node_settings import known_names, with_settings
-from kreplica.common.errors import InvalidConfig
+from kreplica.broker.node_config import BrokerConfig, NodeConfig, Role
+from kreplica.broker.node_settings import OF_PROCESS, check_known, known_names, with_settings
+from kreplica.common.errors import InvalidConfig, InvalidFile
 from kreplica.common.settings import checked, int32
 from kreplica.controller.controller_config import ControllerConfig
+from kreplica.log.meta_properties import parse_properties
 from kreplica.metadata.records import Endpoint
 from kreplica.raft.raft_config import RaftConfig
 from kreplica.raft.voter_set import VoterSet
+from kreplica.runtime.storage import FileStorage
 from kreplica.runtime.tcp_transport import Address
 
 LOOPBACK = "127.0.0.1"
@@ -55,6 +56,7 @@ BROKER = BrokerConfig(broker_heartbeat_interval_ms=100, broker_heartbeat_timeout
 
 # Bootstrap servers get negative ids, as in Kafka: -2, -3, ...
 FIRST_BOOTSTRAP_ID = -2
+MAX_FILE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -325,3 +327,37 @@ def _addresses(voters: VoterSet) -> dict[int, Address]:
         for node in voters
         for endpoint in node.endpoints[:1]
     }
+
+
+def read_config_file(path: str) -> dict[str, object]:
+    """Return the properties in the file, in the format that its suffix names: .toml or .properties.
+
+    In TOML the names are quoted ("log.dirs" = "/data") or nested ([log] dirs = "/data").
+
+    Raises InvalidFile if it cannot be parsed, InvalidConfig for a repeated property or another suffix,
+    KafkaStorageError.
+    """
+    if not path.endswith((".toml", ".properties")):
+        raise InvalidConfig(f"{path}: a configuration file must be a .toml or .properties file")
+    data = FileStorage().read_file(path, MAX_FILE_BYTES)
+    if path.endswith(".properties"):
+        # Kafka accepts a last line without a line break.
+        return dict(parse_properties(data + b"\n", path))
+    try:
+        found = tomllib.loads(data.decode("utf-8"))
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
+        raise InvalidFile(f"{path}: {error}") from None
+    properties: dict[str, object] = {}
+    for name, value in _flat(found, ""):
+        if name in properties:
+            raise InvalidConfig(f"{path}: {name} is repeated")
+        properties[name] = value
+    return properties
+
+
+def _flat(table: Mapping[str, object], prefix: str) -> Iterator[tuple[str, object]]:
+    for name, value in table.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, value

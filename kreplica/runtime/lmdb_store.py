@@ -40,8 +40,7 @@ from kreplica.common.errors import (
 )
 from kreplica.common.locks import Lock
 from kreplica.metadata.metadata_store import Item
-from kreplica.runtime.storage import FileStorage
-from kreplica.runtime.unflushed_storage import UnflushedStorage
+from kreplica.runtime.storage import FileStorage, UnflushedStorage
 
 DATA_FILE = "data.mdb"
 LOCK_FILE = "lock.mdb"

@@ -21,13 +21,12 @@ from kio.schema.envelope.v0.request import EnvelopeRequest
 from kreplica.broker.api_versions import PRODUCE, Scope
 from kreplica.broker.forwarding_manager import ForwardingManager
 from kreplica.broker.node import Node
+from kreplica.broker.node_config import SocketServerConfig
 from kreplica.broker.request_channel import RequestChannel
-from kreplica.broker.socket_server_config import SocketServerConfig
 from kreplica.common.future import Future
 from kreplica.common.ports import Clock, Loop
 from kreplica.runtime.event_loop import EventLoopThread
-from kreplica.runtime.local_endpoint import Handler, LocalEndpoint
-from kreplica.runtime.published_topics import PublishedTopics
+from kreplica.runtime.local_network import Handler, LocalEndpoint
 from kreplica.runtime.tcp_server import Answered, TcpServer
 from kreplica.runtime.tcp_transport import Address
 
@@ -81,9 +80,7 @@ class LocalListener:
             loop=endpoint.loop("forwarding"),
             clock=clock,
         )
-        channel = RequestChannel(
-            node.handle, PublishedTopics(node), forwarding=forwarding, scope=Scope.CLIENTS
-        )
+        channel = RequestChannel(node.handle, node, forwarding=forwarding, scope=Scope.CLIENTS)
         self._channel = channel
 
         def handle(request: Any) -> Future[Any]:

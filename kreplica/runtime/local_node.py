@@ -18,12 +18,9 @@ from kreplica.common.errors import InvalidRequest
 from kreplica.common.future import Future
 from kreplica.common.ports import Clock
 from kreplica.runtime.lmdb_store import LmdbImageDirectory
-from kreplica.runtime.local_endpoint import LocalEndpoint
-from kreplica.runtime.local_network import LocalNetwork
-from kreplica.runtime.revocable_storage import RevocableStorage
-from kreplica.runtime.storage import FileStorage
-from kreplica.runtime.unflushed_storage import UnflushedStorage
-from kreplica.runtime.workers import ThreadWorkers
+from kreplica.runtime.local_network import LocalEndpoint, LocalNetwork
+from kreplica.runtime.scheduler import ThreadWorkers
+from kreplica.runtime.storage import FileStorage, RevocableStorage, UnflushedStorage
 
 if TYPE_CHECKING:
     from kreplica.runtime.local_listener import LocalListener

@@ -1,6 +1,6 @@
-"""FileStorage: the machine's files, as the Storage port.
+"""FileStorage: the machine's files, as the Storage port; and its variants for nodes that share a process.
 
-Ownership: a FileStorage owns nothing; its regions and locks belong to the caller. Thread rule: any thread may
+Ownership: a storage owns nothing; its regions and locks belong to the caller. Thread rule: any thread may
 call any method.
 """
 
@@ -17,12 +17,15 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import wraps
 from io import FileIO
 from pathlib import Path
+from typing import Any
 
 from kreplica._core.region import Region
-from kreplica.common.errors import InvalidFile, LogDirLocked, exception_for_os
+from kreplica.common.errors import InvalidFile, KafkaStorageError, LogDirLocked, exception_for_os
 from kreplica.common.locks import process_lock
+from kreplica.common.ports import Storage
 
 LOCK_FILE = ".lock"
 TEMPORARY_SUFFIX = ".tmp"
@@ -357,3 +360,67 @@ def _flush(descriptor: int) -> None:
         fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)
     else:
         os.fsync(descriptor)
+
+
+# Calls that stay allowed after a revocation, because they touch no file.
+HARMLESS = frozenset({"boot_id", "process_id"})
+
+
+class RevocableStorage:
+    """Implements `kreplica.common.ports.Storage` by delegating to another one, until `revoke`.
+
+    A node of this process is killed by revoking its storage first: from then on every call fails, from any
+    thread. Open regions are released by the node's logs, which are no longer used.
+    """
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+        self._reason: str | None = None
+
+    def revoke(self, reason: str) -> None:
+        """Refuse every call from now on, with a KafkaStorageError that names the reason."""
+        self._reason = reason
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._storage, name)
+        if name in HARMLESS:
+            return method
+
+        @wraps(method)
+        def guarded(*arguments: Any, **named: Any) -> Any:
+            if self._reason is not None:
+                raise KafkaStorageError(f"{name}: {self._reason}")
+            return method(*arguments, **named)
+
+        # The next access finds the wrapper directly.
+        setattr(self, name, guarded)
+        return guarded
+
+
+class UnflushedRegion(Region):
+    """A region whose `flush` leaves the bytes in the page cache."""
+
+    def flush(self, start: int = 0, stop: int | None = None, along: Region | None = None) -> None:
+        """Return at once."""
+
+
+class UnflushedStorage(FileStorage):
+    """The files of a temporary cluster, which are never flushed to the disk.
+
+    A flush returns at once. Written bytes stay in the page cache, which survives the kill of a node. Only a
+    power cut loses them, and a temporary directory is not opened again after one.
+    """
+
+    def open_region(self, path: str, capacity: int, *, writable: bool, create: bool = False) -> Region:
+        """As FileStorage; the region's `flush` returns at once."""
+        return UnflushedRegion(path, capacity, writable=writable, create=create)
+
+    def write_file_atomically(self, path: str, data: bytes, *, flush_name: bool = True) -> None:  # noqa: ARG002
+        """Write to path + '.tmp' and rename it to `path`."""
+        self._replace(path, data, flush=False)
+
+    def sync_file(self, path: str) -> None:
+        """Return at once."""
+
+    def sync_directory(self, path: str) -> None:
+        """Return at once."""

@@ -21,20 +21,21 @@ from kreplica.broker.api_versions import Scope
 from kreplica.broker.forwarding_manager import ForwardingManager
 from kreplica.broker.node import Node
 from kreplica.broker.node_config import NodeConfig, NodePorts
+from kreplica.broker.node_directories import METADATA_LOG, read_properties
 from kreplica.broker.request_channel import RequestChannel
 from kreplica.broker.request_context import RequestContext
-from kreplica.common.errors import InvalidRequest
+from kreplica.common.errors import InvalidConfig, InvalidFile, InvalidRequest
 from kreplica.common.future import Future, pass_on
+from kreplica.log.meta_properties import MetaPropertiesFile
 from kreplica.runtime.clock import SystemClock
 from kreplica.runtime.disk_threads import NodeDisks
 from kreplica.runtime.event_loop import EventLoop, EventLoopThread, NodeLoops
+from kreplica.runtime.kafka_config import KafkaConfig, directories_of
 from kreplica.runtime.lmdb_store import LmdbImageDirectory
-from kreplica.runtime.published_topics import PublishedTopics
-from kreplica.runtime.revocable_storage import RevocableStorage
-from kreplica.runtime.storage import FileStorage
+from kreplica.runtime.scheduler import ThreadWorkers
+from kreplica.runtime.storage import FileStorage, RevocableStorage
 from kreplica.runtime.tcp_server import TcpServer
 from kreplica.runtime.tcp_transport import Address, TcpTransport
-from kreplica.runtime.workers import ThreadWorkers
 
 # A client whose leader was killed asks for the new one at once, perhaps before this node has seen its own
 # connections to that leader close. If the answer is unchanged, or says that there is no leader, librdkafka
@@ -48,6 +49,8 @@ LONGEST_METADATA_WAIT_MS = 1_000
 CLIENT_ID_PREFIX = "node-"
 # Loops whose tasks wait for the disk, without other tasks depending on them.
 ASIDE = frozenset({"image", "new-logs"})
+# A loop that waits for a slow disk or handles a large batch is blocked for seconds at most.
+LOOP_TURNS_WITHIN_S = 5.0
 
 
 class TcpNode:
@@ -65,7 +68,7 @@ class TcpNode:
         on_failure: Callable[[BaseException], None],
     ) -> None:
         self.config = config
-        self._listeners = listeners
+        self.listeners = listeners
         self._address = address
         self._on_failure = on_failure
         self._life: _Life | None = None
@@ -87,16 +90,18 @@ class TcpNode:
         """
         if self._life is not None:
             raise InvalidRequest(f"node {self.config.node_id} is running already")
-        life = _Life(self.config, self._listeners, self._address, self._on_failure)
+        life = _Life(self.config, self.listeners, self._address, self._on_failure)
         life.start()
         self._life = life
         return life.node
 
-    def turns(self, timeout_s: float) -> bool:
-        """Wait for the node's loop to run a task; return whether it did within that time."""
+    def what_keeps_from_living(self) -> list[str]:
+        """Return the reasons to restart the process; empty while the node's loop runs its tasks."""
         done = threading.Event()
         self._alive().post(done.set)
-        return done.wait(timeout_s)
+        if done.wait(LOOP_TURNS_WITHIN_S):
+            return []
+        return [f"the node's loop has been blocked for {LOOP_TURNS_WITHIN_S:g} s"]
 
     def stop(self, timeout_ms: int) -> Future[None]:
         """Hand over the node's leaderships; call `close` when the future is done."""
@@ -166,11 +171,10 @@ class _Life:
             loop=self._loops.loop("forwarding"),
             clock=ports.clock,
         )
-        topics = PublishedTopics(self.node)
         self._metadata_loop = self._loops.loop("metadata")
         self._servers = []
         for listen, scope in listeners.items():
-            channel = RequestChannel(self._handle, topics, forwarding=forwarding, scope=scope)
+            channel = RequestChannel(self._handle, self.node, forwarding=forwarding, scope=scope)
             # On a listener only for clients, the end of a connection says nothing about another node.
             on_closed = None if scope == Scope.CLIENTS else self._client_left
             self._servers.append((listen, TcpServer(self._thread, channel.serve, config.server, on_closed)))
@@ -242,3 +246,47 @@ class _Life:
 
     def _loop(self, name: str) -> EventLoop:
         return (self._aside if name in ASIDE else self._loops).loop(name)
+
+
+class KafkaRaftServer(TcpNode):
+    """The node of a process, configured by properties. `on_failure(error)` is called when the node fails.
+
+    The addresses of voters come from the configuration, those of brokers from their registrations. Raises
+    InvalidConfig for invalid properties, InvalidFile if a directory is not formatted or belongs to another
+    node, InconsistentClusterId if two directories belong to different clusters.
+    """
+
+    def __init__(self, properties: Mapping[str, object], on_failure: Callable[[BaseException], None]) -> None:
+        parsed = KafkaConfig.parse(properties, cluster_id_of(directories_of(properties)[0]))
+        metadata_log = f"{parsed.node.metadata_directory}/{METADATA_LOG}"
+        if not parsed.voters and not FileStorage().is_directory(metadata_log):
+            raise InvalidConfig(
+                "the quorum is unknown: set controller.quorum.voters (--quorum) to id@host:port,..., or"
+                " controller.quorum.bootstrap.servers to host:port,..., or run"
+                " `kreplica format --initial-controllers`"
+            )
+        # Reject another node's directory before locking it.
+        for path in parsed.node.all_directories:
+            read_properties(parsed.node, FileStorage(), path)
+        self._voters = parsed.voters
+        super().__init__(parsed.node, parsed.listeners, self._address_of_node, on_failure)
+
+    def _address_of_node(self, node_id: int) -> Address | None:
+        voter = self._voters.get(node_id)
+        if voter is not None or not self.is_alive:
+            return voter
+        # A voter's own listener takes precedence over those it has registered as a broker.
+        voter = self.node.voter_address(node_id)
+        registration = self.node.loader.published.brokers.get(node_id)
+        if voter is not None or registration is None or not registration.endpoints:
+            return voter
+        return registration.endpoints[-1].host, registration.endpoints[-1].port
+
+
+def cluster_id_of(directory: str) -> str:
+    """Return the cluster id that the directory was formatted with. Raises InvalidFile, KafkaStorageError."""
+    storage = FileStorage()
+    found = MetaPropertiesFile(storage, directory).read() if storage.is_directory(directory) else None
+    if found is None:
+        raise InvalidFile(f"{directory} is not formatted: run `kreplica format`")
+    return found.cluster_id

@@ -25,13 +25,12 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
-from kreplica.broker.socket_server_config import SocketServerConfig
+from kreplica.broker.node_config import SocketServerConfig
 from kreplica.common.errors import KreplicaError
 from kreplica.common.future import Future
 from kreplica.runtime.bounded_log import BoundedLog
 from kreplica.runtime.event_loop import EventLoopThread
 from kreplica.runtime.frame_reader import FrameReader
-from kreplica.runtime.memory_pool import MemoryPool
 
 LOGGER = logging.getLogger(__name__)
 
@@ -43,6 +42,67 @@ BACKLOG = 512
 Answered = Callable[[list[Any] | None, BaseException | None], object]
 Receive = Callable[[memoryview, str, Answered, object], "Future[Any] | None"]
 OnClosed = Callable[[str], object]
+
+
+class MemoryPool:
+    """Limits the memory held by the requests of all connections of a listener.
+
+    Two sums have the same limit `max_bytes` (Kafka's queued.max.request.bytes, which has no default limit
+    there). For requests in progress: above the limit a connection is not read while one of its own requests
+    is in progress, nor in the middle of a large frame. Small requests of other connections continue, because
+    a response may depend on them, as a produce does on a follower's fetch. For incomplete frames: above the
+    limit the connection whose frame has been incomplete the longest is closed, so that slow clients keep no
+    others out. The pool belongs to the event loop of its listener.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
+        self.under_way_bytes = 0
+        self.receiving_bytes = 0
+        # In the order in which the frames began.
+        self._receiving: dict[ServerConnection, int] = {}
+        self._waiting: dict[ServerConnection, None] = {}
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the requests in progress have reached the limit."""
+        return self.under_way_bytes >= self.max_bytes
+
+    def take(self, size: int) -> None:
+        """Count a request in progress; the one that exceeds the limit is the last one read."""
+        self.under_way_bytes += size
+
+    def give_back(self, size: int) -> None:
+        """Release the memory of an answered request."""
+        self.under_way_bytes -= size
+        if self._waiting and not self.is_full:
+            waiting, self._waiting = self._waiting, {}
+            for connection in waiting:
+                connection.go_on()
+
+    def receive(self, connection: ServerConnection, size: int) -> None:
+        """Count `size` bytes received of the connection's large frame; 0 if it has none.
+
+        May close connections.
+        """
+        self.receiving_bytes += size - self._receiving.get(connection, 0)
+        if size:
+            self._receiving[connection] = size
+        else:
+            self._receiving.pop(connection, None)
+        while self.receiving_bytes > self.max_bytes:
+            slowest = next(iter(self._receiving))
+            self.receive(slowest, 0)
+            slowest.cut()
+
+    def wait(self, connection: ServerConnection) -> None:
+        """Let the connection continue when there is room again."""
+        self._waiting[connection] = None
+
+    def forget(self, connection: ServerConnection) -> None:
+        """Forget a closed connection; its requests in progress still count until they are answered."""
+        self.receive(connection, 0)
+        self._waiting.pop(connection, None)
 
 
 class TcpServer:

@@ -11,7 +11,7 @@ from kio.schema.add_raft_voter.v1.request import AddRaftVoterRequest
 from kio.schema.remove_raft_voter.v0.request import RemoveRaftVoterRequest
 from kio.static.primitive import i32
 
-from kreplica.broker.node_format import read_properties
+from kreplica.broker.node_directories import read_properties
 from kreplica.cluster import Cluster
 from kreplica.common.errors import InvalidRequest, KreplicaError, StorageFull
 from kreplica.common.wire import error_of, uuid_of

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from kreplica.broker.broker_config import BrokerConfig
 from kreplica.broker.broker_lifecycle_manager import BrokerLifecycleManager, BrokerState
 from kreplica.broker.controller_apis import ControllerApis
+from kreplica.broker.node_config import BrokerConfig
 from kreplica.common.future import Future
 from kreplica.common.metrics import MetricRegistry
 from kreplica.common.types import TopicPartition, Uuid

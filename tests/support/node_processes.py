@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from kreplica.broker.node_config import NodeConfig
-from kreplica.broker.node_format import is_formatted, read_properties
+from kreplica.broker.node_directories import is_formatted, read_properties
 from kreplica.cli import format as format_command
 from kreplica.common.types import Uuid
 from kreplica.runtime.storage import FileStorage

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from kreplica.replica.replica_config import ReplicaConfig
 from kreplica.runtime.local_network import LocalNetwork
-from kreplica.runtime.workers import ThreadWorkers
+from kreplica.runtime.scheduler import ThreadWorkers
 from kreplica.sim.broker_factory import broker_factory
 from kreplica.sim.cluster import CLIENT_ID
 from kreplica.sim.controller import CONTROLLER_ID, ScriptedController

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from kreplica.broker.api_versions import Scope
-from kreplica.broker.node_format import format_nodes
+from kreplica.broker.node_directories import format_nodes
 from kreplica.client.admin import Admin
 from kreplica.client.client_metadata import ClientMetadata
 from kreplica.client.fetcher import Fetcher
@@ -19,10 +19,10 @@ from kreplica.common.types import TopicPartition
 from kreplica.metadata.records import Endpoint
 from kreplica.runtime.clock import SystemClock
 from kreplica.runtime.event_loop import EventLoopThread, NodeLoops
+from kreplica.runtime.scheduler import ThreadWorkers
 from kreplica.runtime.storage import FileStorage
 from kreplica.runtime.tcp_node import TcpNode
 from kreplica.runtime.tcp_transport import TcpTransport
-from kreplica.runtime.workers import ThreadWorkers
 from tests.support.ports import free_addresses
 
 WAIT_S = 60.0

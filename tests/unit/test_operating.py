@@ -11,12 +11,11 @@ from pathlib import Path
 import pytest
 import typer
 
-from kreplica.broker.socket_server_config import SocketServerConfig
+from kreplica.broker.node_config import SocketServerConfig
 from kreplica.cli.app import app
 from kreplica.cluster import settings as cluster_settings
 from kreplica.runtime import kafka_config
-from kreplica.runtime.config_file import read_config_file
-from kreplica.runtime.kafka_config import KafkaConfig
+from kreplica.runtime.kafka_config import KafkaConfig, read_config_file
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "OPERATING.md").read_text()
 UNITS = {"MiB": 1 << 20}

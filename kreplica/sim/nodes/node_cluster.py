@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from kreplica.broker.node import CONTROLLED_SHUTDOWN_MS, Node
 from kreplica.broker.node_config import NodeConfig
-from kreplica.broker.node_format import directory_ids, format_node
+from kreplica.broker.node_directories import directory_ids, format_node
 from kreplica.common.errors import KafkaStorageError, RequestTimedOut
 from kreplica.common.future import Future
 from kreplica.common.ports import Random

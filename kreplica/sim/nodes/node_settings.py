@@ -8,8 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
-from kreplica.broker.broker_config import BrokerConfig
-from kreplica.broker.node_config import BOTH, NodeConfig, Role
+from kreplica.broker.node_config import BOTH, BrokerConfig, NodeConfig, Role
 from kreplica.broker.node_settings import with_settings
 from kreplica.common.config import MetadataLogConfig
 from kreplica.controller.controller_config import ControllerConfig

@@ -9,8 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from kreplica.client.client import Client
-from kreplica.client.client_config import ClientConfig
-from kreplica.client.consumer_config import ConsumerConfig
+from kreplica.client.client_config import ClientConfig, ConsumerConfig
 from kreplica.common.errors import UnsupportedVersion
 from kreplica.common.future import Future, failed
 from kreplica.sim.clock import VirtualClock

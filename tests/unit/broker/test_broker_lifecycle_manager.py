@@ -12,8 +12,8 @@ from kio.schema.broker_registration.v4.request import BrokerRegistrationRequest
 from kio.schema.broker_registration.v4.response import BrokerRegistrationResponse
 from kio.schema.errors import ErrorCode
 
-from kreplica.broker.broker_config import BrokerConfig
 from kreplica.broker.broker_lifecycle_manager import BrokerLifecycleManager, BrokerState
+from kreplica.broker.node_config import BrokerConfig
 from kreplica.common.errors import InconsistentClusterId, InvalidConfig, NetworkException, RequestTimedOut
 from kreplica.common.types import Uuid
 from tests.support.virtual import AnsweringTransport, VirtualMachine

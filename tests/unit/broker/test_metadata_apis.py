@@ -12,13 +12,14 @@ from kio.schema.describe_topic_partitions.v0.request import (
 from kio.schema.errors import ErrorCode
 from kio.schema.metadata.v12.request import MetadataRequest, MetadataRequestTopic
 
-from kreplica.broker.metadata_apis import MetadataApis
+from kreplica.broker.metadata_apis import MetadataApis, SuspectedBrokers
 from kreplica.common.errors import InvalidRequest
 from kreplica.common.leader_and_isr import LeaderRecoveryState
 from kreplica.common.types import Uuid
 from kreplica.common.wire import uuid_of
 from kreplica.metadata.cluster_metadata import ClusterMetadata
 from kreplica.metadata.records import Endpoint, PartitionRecord, RegisterBrokerRecord, TopicRecord
+from tests.support.clock import ManualClock
 
 ORDERS, OTHER = Uuid(bytes([1] * 16)), Uuid(bytes([2] * 16))
 
@@ -224,3 +225,18 @@ def test_what_may_not_be_made_is_not_made(name):
 def test_a_topic_is_not_made_by_its_id():
     asked = MetadataRequestTopic(topic_id=uuid_of(OTHER), name=None)
     assert asked_for(asked) == ([], [ErrorCode.unknown_topic_id])
+
+
+def test_a_broker_is_suspected_for_a_while_after_each_closed_connection() -> None:
+    clock = ManualClock()
+    suspected = SuspectedBrokers(clock, 100)
+    assert suspected.current() == set()
+    suspected.connection_lost(1)
+    clock.now_ms += 60
+    suspected.connection_lost(2)
+    assert suspected.current() == {1, 2}
+    clock.now_ms += 40
+    assert suspected.current() == {2}
+    suspected.connection_lost(1)
+    clock.now_ms += 60
+    assert suspected.current() == {1}

@@ -7,7 +7,7 @@ import pytest
 import kreplica
 from kreplica.broker.node_config import NodeConfig
 from kreplica.broker.node_settings import with_settings
-from kreplica.cli.serve_properties import from_config
+from kreplica.cli.serve import from_config
 from kreplica.common.errors import InvalidConfig
 from kreplica.runtime.kafka_config import KafkaConfig
 

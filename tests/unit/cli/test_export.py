@@ -16,7 +16,7 @@ from pyarrow import ipc, parquet
 from typer.testing import CliRunner, Result
 
 import kreplica
-from kreplica.cli import export_files
+from kreplica.cli import export as command
 from kreplica.cli.app import app
 from kreplica.common.errors import DamagedLog
 from tests.conformance.expectation import FIXTURES
@@ -175,7 +175,7 @@ def test_a_piece_is_split_over_files(tmp_path: Path, kind: str) -> None:
 
 
 def test_row_groups_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(export_files, "ROW_GROUP_ROWS", 60)
+    monkeypatch.setattr(command, "ROW_GROUP_ROWS", 60)
     out = tmp_path / "x.parquet"
     names = ("codec-gzip", "codec-zstd", "codec-lz4", "codec-none")
     export(KAFKA, *(f"--topic={name}" for name in names), "--to", "parquet", "-o", out)

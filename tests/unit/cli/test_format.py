@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from kreplica import Cluster
 from kreplica.broker.node_config import NodeConfig
-from kreplica.broker.node_format import METADATA_LOG, read_properties
+from kreplica.broker.node_directories import METADATA_LOG, read_properties
 from kreplica.cli import format as command
 from kreplica.cli.app import app
 from kreplica.common.errors import InvalidConfig, InvalidFile, LogDirLocked

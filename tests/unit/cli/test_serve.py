@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+import logging
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from kreplica.cli import main
+from kreplica.cli import main, serve
 from tests.support.serving import contents
 
 CLUSTER = "abcdefghijklmnopqrstuv"
@@ -92,3 +94,38 @@ def test_formatting_again_may_be_passed_over(run: Run, tmp_path: Path) -> None:
     assert run(*arguments, "--cluster-id", cluster_id, "--ignore-formatted") == (0, "")
     assert contents(tmp_path) == before
     assert {Path(each).parent.name for each in before} == {"a", "b"}
+
+
+@pytest.fixture(autouse=True)
+def _root_logger() -> Iterator[None]:
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
+
+
+def test_json_is_one_object_a_line_with_the_error_in_it(capsys: pytest.CaptureFixture[str]) -> None:
+    serve.set_up_logging("json", "info", "node-1")
+    logger = logging.getLogger("kreplica.test")
+    logger.debug("not told")
+    logger.info("two\nlines %d", 2)
+    try:
+        raise ValueError("why")
+    except ValueError:
+        logger.exception("it failed")
+    first, second = map(json.loads, capsys.readouterr().err.splitlines())
+    assert (first["node"], first["level"], first["message"]) == ("node-1", "INFO", "two\nlines 2")
+    assert first["time"].endswith("+00:00")
+    assert "error" not in first
+    assert second["error"].endswith("ValueError: why")
+
+
+def test_text_names_the_node_and_takes_the_place_of_what_was_before(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    serve.set_up_logging("json", "info", "node-1")
+    serve.set_up_logging("text", "warning", "node-2")
+    logging.getLogger("kreplica.test").info("not told")
+    logging.getLogger("kreplica.test").warning("told")
+    assert capsys.readouterr().err.endswith(" node-2 WARNING kreplica.test: told\n")

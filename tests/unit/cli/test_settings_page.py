@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from kreplica.broker.kafka_settings import IGNORED, OF_PROCESS, REFUSED
 from kreplica.broker.node_config import NodeConfig
-from kreplica.broker.node_settings import known_names
+from kreplica.broker.node_settings import IGNORED, OF_PROCESS, REFUSED, known_names
 from kreplica.cli.settings_page import page
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "SETTINGS.md"

@@ -6,8 +6,7 @@ import dataclasses
 
 import pytest
 
-from kreplica.broker.broker_config import BrokerConfig
-from kreplica.broker.socket_server_config import SocketServerConfig
+from kreplica.broker.node_config import BrokerConfig, SocketServerConfig
 from kreplica.common.config import CleanerConfig, LogConfig, LogManagerConfig, MetadataLogConfig
 from kreplica.common.errors import InvalidConfig
 from kreplica.common.settings import (

@@ -29,9 +29,8 @@ from kreplica.log.log_manager import LogManager
 from kreplica.log.meta_properties import MetaPropertiesFile
 from kreplica.log.partition_metadata_file import PartitionMetadataFile
 from kreplica.log.unified_log import UnifiedLog
-from kreplica.runtime.scheduler import ThreadScheduler
+from kreplica.runtime.scheduler import ThreadScheduler, ThreadWorkers
 from kreplica.runtime.storage import FileStorage
-from kreplica.runtime.workers import ThreadWorkers
 from tests.support.clocks import ManualClock
 from tests.support.logs import get_or_create_log
 

@@ -12,9 +12,8 @@ from kreplica.common.config import LogConfig
 from kreplica.common.errors import InvalidTopic, StorageIOError
 from kreplica.common.types import TopicPartition, Uuid
 from kreplica.log.log_manager import LogManager
-from kreplica.runtime.scheduler import ThreadScheduler
+from kreplica.runtime.scheduler import ThreadScheduler, ThreadWorkers
 from kreplica.runtime.storage import FileStorage
-from kreplica.runtime.workers import ThreadWorkers
 from tests.support.clocks import ManualClock
 from tests.support.logs import get_or_create_log
 

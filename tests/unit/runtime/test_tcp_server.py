@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 
 from kreplica._core.region import Region
-from kreplica.broker.socket_server_config import SocketServerConfig
+from kreplica.broker.node_config import SocketServerConfig
 from kreplica.common.errors import InvalidRequest
 from kreplica.common.future import Future, failed, resolved
 from kreplica.runtime.event_loop import EventLoopThread
 from kreplica.runtime.frame_reader import RECEIVE_BYTES
-from kreplica.runtime.tcp_server import Answered, Receive, TcpServer
+from kreplica.runtime.tcp_server import Answered, MemoryPool, Receive, TcpServer
 from tests.support.sockets import connected, framed, read_exactly, read_frame, until
 
 WAIT_S = 20.0
@@ -481,3 +481,52 @@ def test_a_port_that_is_taken_is_named_and_the_other_one_stays(thread: EventLoop
 def test_a_host_that_nobody_knows_is_named(thread: EventLoopThread) -> None:
     with pytest.raises(OSError, match=r"cannot listen on no\.such\.host\.invalid:9092"):
         TcpServer(thread, by_futures(echo)).bind("no.such.host.invalid", 9092)
+
+
+class Connection:
+    def __init__(self, pool: MemoryPool) -> None:
+        self._pool = pool
+        self.is_cut = False
+        self.turns = 0
+
+    def cut(self) -> None:
+        self.is_cut = True
+        self._pool.forget(self)
+
+    def go_on(self) -> None:
+        self.turns += 1
+        if self._pool.is_full:
+            self._pool.wait(self)
+
+
+def test_those_that_wait_go_on_once_there_is_room() -> None:
+    pool = MemoryPool(10)
+    first, second = Connection(pool), Connection(pool)
+    pool.take(6)
+    assert not pool.is_full
+    pool.take(6)
+    assert pool.is_full
+    pool.wait(first)
+    pool.wait(second)
+    pool.forget(second)
+    pool.take(5)
+    pool.give_back(6)
+    assert first.turns == 0
+    pool.give_back(6)
+    assert (first.turns, second.turns) == (1, 0)
+    assert pool.under_way_bytes == 5
+
+
+def test_the_frame_that_is_longest_on_its_way_goes() -> None:
+    pool = MemoryPool(10)
+    connections = [Connection(pool) for _ in range(4)]
+    for number, each in enumerate(connections[:3]):
+        pool.receive(each, 1 + number)
+    pool.receive(connections[0], 4)
+    pool.receive(connections[1], 0)
+    pool.receive(connections[3], 4)
+    assert [each.is_cut for each in connections] == [True, False, False, False]
+    assert pool.receiving_bytes == 7
+    pool.receive(connections[2], 9)
+    assert [each.is_cut for each in connections] == [True, False, True, False]
+    assert pool.receiving_bytes == 4

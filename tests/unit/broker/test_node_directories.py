@@ -7,7 +7,7 @@ import random
 import pytest
 
 from kreplica.broker.node_config import NodeConfig
-from kreplica.broker.node_format import directory_ids, format_node, is_formatted
+from kreplica.broker.node_directories import directory_ids, format_node, is_formatted
 from kreplica.common import errors
 from kreplica.common.config import MetadataLogConfig
 from kreplica.common.types import Uuid

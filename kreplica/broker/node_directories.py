@@ -1,21 +1,31 @@
-"""Formats empty directories for a node of a cluster, as Kafka's `kafka-storage format` does.
+"""A node's directories while the node does not run: they are formatted, checked, or recovered.
 
-Each directory gets its meta.properties. The metadata directory also gets a snapshot with the quorum's first
-voters, if the metadata log is to name them (KIP-853). No state; one thread.
+Formatting does what Kafka's `kafka-storage format` does: each directory gets its meta.properties, and the
+metadata directory also gets a snapshot with the quorum's first voters, if the metadata log is to name them
+(KIP-853). `check_files` reads the small files before a start, so that a node refused because of one of them
+finds its disk unchanged after the file is repaired. `recover_election` helps a voter whose stored election
+allows no further one. No state; one thread.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from posixpath import dirname
+from typing import NamedTuple
 
 from kreplica.broker.node_config import NodeConfig
 from kreplica.common.errors import InconsistentClusterId, InvalidFile
 from kreplica.common.ports import Clock, Random, Storage, Workers
+from kreplica.common.quorum_state import LAST_EPOCH, QuorumStateData
 from kreplica.common.types import Uuid
 from kreplica.log.file_names import parse_directory_name
+from kreplica.log.log_directory import LogDirectory
 from kreplica.log.meta_properties import MetaProperties, MetaPropertiesFile
+from kreplica.raft.kafka_metadata_log import KafkaMetadataLog
+from kreplica.raft.quorum_state import FileBasedStateStore, require_own
 from kreplica.raft.snapshots import (
     BOOTSTRAP_SNAPSHOT_ID,
     FileRawSnapshotWriter,
@@ -29,6 +39,9 @@ METADATA_LOG = "__cluster_metadata-0"
 KRAFT_VERSION = 1
 # Suffix of the metadata log's directory until it is complete.
 MAKING_SUFFIX = ".formatting"
+# A voter may have voted in epochs after that of its last record, and must not vote in them again. More
+# elections than this without a single record would take at least a day.
+EPOCHS_LEFT_OUT = 1 << 20
 
 
 def directory_ids(config: NodeConfig, storage: Storage, random: Random) -> dict[str, Uuid]:
@@ -152,3 +165,79 @@ def _write_bootstrap_snapshot(directory: str, storage: Storage, clock: Clock, vo
     ) as writer:
         writer.freeze()
     storage.rename(making, directory)
+
+
+def check_files(config: NodeConfig, storage: Storage) -> None:
+    """Read the checkpoints of every log directory and the quorum's state.
+
+    Snapshots are checked when the metadata log is opened, before anything else. Raises InvalidFile,
+    UnsupportedVersion, InconsistentClusterId, InconsistentVoterSet, KafkaStorageError; nothing is changed
+    then.
+    """
+    for path in config.directories:
+        LogDirectory(storage, path).read_checkpoints()
+    directory = f"{config.metadata_directory}/{METADATA_LOG}"
+    if config.voters is None and not config.bootstrap_ids and not storage.is_directory(directory):
+        raise InvalidFile(f"{directory}, which names the voters, does not exist: format the node again")
+    store = FileBasedStateStore(storage, directory)
+    stored = store.read()
+    if stored is not None:
+        configured = () if config.voters is None else config.voters.voters
+        require_own(stored, config.cluster_id, configured, store.path)
+
+
+class RecoveredElection(NamedTuple):
+    """`former_epoch`: the stored epoch before, None if it was unreadable. `epoch`: the stored epoch now."""
+
+    former_epoch: int | None
+    epoch: int
+
+    @property
+    def is_changed(self) -> bool:
+        return self.former_epoch != self.epoch
+
+
+def recover_election(config: NodeConfig, *, storage: Storage, clock: Clock) -> RecoveredElection:
+    """Write an epoch that allows elections into the node's quorum-state, unless it already has one.
+
+    An epoch is an int32. A node that has stored a higher one cannot read it, and one that has stored the
+    highest one cannot take part in any election. No leader ever had such an epoch; the metadata log shows
+    which epochs had leaders. So a new epoch above all of those is written, without a vote and a leader.
+
+    Do this on every voter while none of them runs: a voter that is left out would bring its epoch back.
+    Raises LogDirLocked if the node runs, InvalidFile if the directory is not the node's or its log's epochs
+    are too high, and as KafkaMetadataLog.open.
+    """
+    with ExitStack() as stack:
+        for path in config.all_directories:
+            if read_properties(config, storage, path) is None:
+                raise InvalidFile(f"{path} is not formatted")
+            stack.callback(storage.lock_directory(path).release)
+        directory = f"{config.metadata_directory}/{METADATA_LOG}"
+        if not storage.is_directory(directory):
+            raise InvalidFile(f"{directory} does not exist, so there is nothing to recover")
+        log = KafkaMetadataLog.open(directory, storage=storage, clock=clock, config=config.metadata_log)
+        stack.callback(log.close)
+        epoch = log.last_fetched_epoch + EPOCHS_LEFT_OUT
+        if epoch >= LAST_EPOCH - EPOCHS_LEFT_OUT:
+            raise InvalidFile(
+                f"{directory}: cannot recover, since its last record already has epoch"
+                f" {log.last_fetched_epoch}"
+            )
+        store = FileBasedStateStore(storage, directory)
+        stored = _readable(store)
+        if stored is not None and stored.leader_epoch <= epoch:
+            return RecoveredElection(stored.leader_epoch, stored.leader_epoch)
+        fresh = QuorumStateData(epoch)
+        if stored is not None and stored.data_version == 0:
+            voters = stored.current_voters
+            fresh = replace(fresh, cluster_id=stored.cluster_id, current_voters=voters, data_version=0)
+        store.write(fresh)
+        return RecoveredElection(None if stored is None else stored.leader_epoch, epoch)
+
+
+def _readable(store: FileBasedStateStore) -> QuorumStateData | None:
+    try:
+        return store.read()
+    except InvalidFile:
+        return None

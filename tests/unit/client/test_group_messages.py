@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kreplica.client.consumer_protocol import (
+from kreplica.client.group_messages import (
     assign_ranges,
     decode_assignment,
     decode_subscription,
