@@ -32,7 +32,7 @@ from kreplica.common.locks import Lock
 from kreplica.common.ports import Clock, DirectoryLock, Storage
 from kreplica.common.types import INT32_MAX, INT64_MAX, TopicPartition, integer
 from kreplica.log import cleaner, live_reader, log_loader, open_transactions, periodic_job
-from kreplica.log.cleaner_stats import CleanerStats
+from kreplica.log.cleaner import CleanerStats
 from kreplica.log.column_reader import COLUMNS, ColumnReader, arrow_batches
 from kreplica.log.damage import Damage
 from kreplica.log.fetch_data import TimestampOffset

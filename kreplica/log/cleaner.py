@@ -3,7 +3,7 @@
 A round has two walks. The first collects the keys of the dirty part, from the end of the last round on, in an
 OffsetMap, until the map is full. The second goes over all segments from the first one up to there, in groups.
 It copies the remaining records into a cleaned segment, which then replaces the group. _core/record_filter
-decides which records remain, and cleaned_transaction_metadata what happens to transactions.
+decides which records remain, and CleanedTransactionMetadata what happens to transactions.
 
 Unlike in Kafka, the last batch of each group remains, as an empty header if necessary. So each segment begins
 where the previous one ends, and a lost file cannot be mistaken for a compacted one. A group that would not
@@ -16,23 +16,132 @@ and per log.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from kreplica._core.batch_walk import BatchWalk, Stop
 from kreplica._core.log_segment import LogSegment
 from kreplica._core.offset_map import OffsetMap
 from kreplica._core.record_filter import Fate, RecordFilter
-from kreplica._core.records import RecordBatch
-from kreplica.common.errors import CorruptMessage, LogCleaningAborted
-from kreplica.common.types import INT32_MAX
-from kreplica.log import segment_replacement
-from kreplica.log.cleaned_transaction_metadata import CleanedTransactionMetadata
-from kreplica.log.cleaner_stats import CleanerStats
-from kreplica.log.log_to_clean import log_to_clean
+from kreplica._core.records import RecordBatch, batches
+from kreplica.common.errors import CorruptMessage, InvalidFile, LogCleaningAborted
+from kreplica.common.types import INT32_MAX, INT64_MAX
+from kreplica.log.transaction_index import AbortedTxn
 from kreplica.log.unified_log import UnifiedLog
+from kreplica.record.control import ControlRecordType
 
 # A generator that yields the bytes read and written in each step.
 Steps = Generator[int, None, None]
+
+
+@dataclass(slots=True)
+class CleanerStats:
+    """The statistics of one round over one log, or the sum of several rounds.
+
+    The round collected the keys of [`first_dirty_offset`, `end_offset`), and the log is now compacted up to
+    `end_offset`. The `_before` and `_after` fields count the segments, bytes and records of the part that was
+    cleaned. `bytes_read` counts both walks. `rounds` counts how many times keys were collected.
+    """
+
+    first_dirty_offset: int = 0
+    end_offset: int = 0
+    rounds: int = 0
+    keys: int = 0
+    segments_before: int = 0
+    segments_after: int = 0
+    bytes_before: int = 0
+    bytes_after: int = 0
+    records_before: int = 0
+    records_after: int = 0
+    keyless_dropped: int = 0
+    bytes_read: int = 0
+    bytes_written: int = 0
+    started_ms: int = 0
+    ended_ms: int = 0
+
+    def add(self, later: CleanerStats) -> None:
+        """Add the next round, which cleaned the result of this one and the part after it."""
+        for name in ("rounds", "keys", "bytes_read", "bytes_written", "keyless_dropped"):
+            setattr(self, name, getattr(self, name) + getattr(later, name))
+        for what in ("segments", "bytes", "records"):
+            before, after = f"{what}_before", f"{what}_after"
+            gone = getattr(self, before) - getattr(self, after)
+            setattr(self, before, getattr(later, before) + gone)
+            setattr(self, after, getattr(later, after))
+        self.end_offset, self.ended_ms = later.end_offset, later.ended_ms
+
+
+class LogToClean(NamedTuple):
+    """The state of a log before its next round.
+
+    The round would collect the keys of [`first_dirty_offset`, `stop_offset`). `clean_bytes` are in the
+    segments below, `cleanable_bytes` in the segments of that range.
+    `is_overdue`: max.compaction.lag.ms has passed for a record.
+    """
+
+    log: UnifiedLog
+    first_dirty_offset: int
+    stop_offset: int
+    clean_bytes: int
+    cleanable_bytes: int
+    is_overdue: bool
+
+    @property
+    def cleanable_ratio(self) -> float:
+        total = self.clean_bytes + self.cleanable_bytes
+        return self.cleanable_bytes / total if total else 0.0
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the log should be cleaned now."""
+        if not self.cleanable_bytes or self.stop_offset <= self.first_dirty_offset:
+            return False
+        return self.is_overdue or self.cleanable_ratio > self.log.config.min_cleanable_dirty_ratio
+
+
+def log_to_clean(log: UnifiedLog, checkpoint: int, now_ms: int) -> LogToClean:
+    """Return the cleanable part of the log. `checkpoint`: where its last round ended, or 0.
+
+    The part begins where the last round ended. It ends at the first of these: the segment with the last
+    stable offset, the active segment, and the first segment with a record younger than
+    min.compaction.lag.ms.
+    """
+    start, end = log.log_start_offset, log.log_end_offset
+    # A checkpoint outside the log was written before the log was lost or truncated.
+    first_dirty = checkpoint if start <= checkpoint <= end else start
+    segments = log.local.segments
+    closed = list(segments)[:-1]
+    first = max(0, segments.index_for(first_dirty))
+    dirty = closed[first:]
+    uncleanable = min(_uncleanable(log, dirty, now_ms), segments.active.base_offset)
+    # Only whole segments: a segment with an open transaction waits until all of it is stable.
+    stop = max(first_dirty, segments[max(0, segments.index_for(uncleanable))].base_offset)
+    clean_bytes = sum(segment.size for segment in closed[:first])
+    cleanable_bytes = sum(segment.size for segment in dirty if segment.base_offset < stop)
+    return LogToClean(log, first_dirty, stop, clean_bytes, cleanable_bytes, _is_overdue(log, dirty, now_ms))
+
+
+def _uncleanable(log: UnifiedLog, dirty: list[LogSegment], now_ms: int) -> int:
+    stable, lag_ms = log.last_stable_offset, log.config.min_compaction_lag_ms
+    if lag_ms == 0:
+        return stable
+    young = (s.base_offset for s in dirty if s.largest_timestamp() > now_ms - lag_ms)
+    return min(stable, next(young, INT64_MAX))
+
+
+def _is_overdue(log: UnifiedLog, dirty: list[LogSegment], now_ms: int) -> bool:
+    lag_ms = log.config.max_compaction_lag_ms
+    if lag_ms == INT64_MAX:
+        return False
+    times = (_first_timestamp(segment) for segment in dirty)
+    return any(0 < time < now_ms - lag_ms for time in times)
+
+
+def _first_timestamp(segment: LogSegment) -> int:
+    # The largest timestamp of the first batch, which later rounds keep or raise.
+    found = segment.read(segment.base_offset, 1)
+    return -1 if found is None else next(iter(batches(found))).max_timestamp
 
 
 class Cleaner:
@@ -87,6 +196,70 @@ def compact(log: UnifiedLog, offset_map: OffsetMap, step_bytes: int) -> CleanerS
             break
         first = stats.end_offset
     return total
+
+
+class CleanedTransactionMetadata:
+    """Decides which batches of transactions a walk may drop. `aborted`: the aborted transactions among them.
+
+    The data of an aborted transaction is dropped at once; the transaction indexes identify it. A marker is
+    dropped when the walk has met no data of its transaction, but not before its delete horizon: a reader that
+    has read the data must still find the marker.
+
+    One walk from the log's first segment on uses an object. A walk that began later would miss data and drop
+    markers too early.
+    """
+
+    __slots__ = ("_aborted", "_committed", "_waiting", "ended")
+
+    def __init__(self, aborted: Iterable[AbortedTxn]) -> None:
+        self._waiting = sorted(set(aborted), key=lambda txn: txn.first_offset, reverse=True)
+        # Producer id -> its current aborted transaction, and whether the walk has met its data.
+        self._aborted: dict[int, tuple[AbortedTxn, bool]] = {}
+        # The producers with data of a committed or open transaction.
+        self._committed: set[int] = set()
+        # The aborted transaction that the last control batch ended, if the walk has met its data.
+        self.ended: AbortedTxn | None = None
+
+    def is_aborted(self, batch: RecordBatch) -> bool:
+        """Process a data batch; return whether its transaction was aborted."""
+        self._begin_up_to(batch.last_offset)
+        if not batch.is_transactional:
+            return False
+        known = self._aborted.get(batch.producer_id)
+        if known is None or known[0].last_offset < batch.base_offset:
+            self._committed.add(batch.producer_id)
+            return False
+        self._aborted[batch.producer_id] = known[0], True
+        return True
+
+    def ends_nothing(self, batch: RecordBatch) -> bool:
+        """Process a control batch; return whether it is the marker of a transaction without remaining data.
+
+        Raises InvalidFile if a transaction index has another offset for the marker.
+        """
+        self._begin_up_to(batch.last_offset)
+        self.ended = None
+        if batch.record_count == 0:
+            # Its marker was dropped before.
+            return True
+        producer_id = batch.producer_id
+        if batch.control_type == ControlRecordType.ABORT:
+            ended, met = self._aborted.pop(producer_id, (None, False))
+            if ended is not None and ended.last_offset != batch.last_offset:
+                raise InvalidFile(f"a transaction index has {ended}, which ends at {batch.last_offset}")
+            # Without data, a reader has nothing to skip.
+            self.ended = ended if met else None
+            return not met
+        if batch.control_type == ControlRecordType.COMMIT:
+            met = producer_id in self._committed
+            self._committed.discard(producer_id)
+            return not met
+        return False
+
+    def _begin_up_to(self, offset: int) -> None:
+        while self._waiting and self._waiting[-1].first_offset <= offset:
+            txn = self._waiting.pop()
+            self._aborted[txn.producer_id] = txn, False
 
 
 class _Round:
@@ -329,9 +502,9 @@ class _Targets:
 
     def _begin(self, base_offset: int) -> None:
         try:
-            self.segments.append(segment_replacement.open_cleaned(self._log.local, base_offset, self._size))
+            self.segments.append(self._log.local.open_cleaned(base_offset, self._size))
         except BaseException:
-            segment_replacement.discard(self._log.local, [base_offset])
+            self._log.local.discard_cleaned([base_offset])
             raise
 
     def written(self, size: int, step_bytes: int) -> None:
@@ -345,7 +518,7 @@ class _Targets:
         if not self.handed_over:
             for segment in self.segments:
                 segment.close()
-            segment_replacement.discard(self._log.local, [s.base_offset for s in self.segments])
+            self._log.local.discard_cleaned([s.base_offset for s in self.segments])
 
 
 def _position(segment: LogSegment, offset: int) -> int:

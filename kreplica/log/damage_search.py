@@ -17,8 +17,7 @@ from kreplica.common.errors import CorruptMessage
 from kreplica.common.types import INT64_MAX
 from kreplica.log.damage import Damage, DamageFile, Damages
 from kreplica.log.leader_epoch_file_cache import LeaderEpochFileCache
-from kreplica.log.local_log import LocalLog
-from kreplica.log.log_segments import LogSegments
+from kreplica.log.local_log import LocalLog, LogSegments
 from kreplica.log.log_tail import only_zeros
 
 # The largest gap between two segments that counts as loss. A follower may have skipped a larger one.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from kreplica._core.region import Slice
-    from kreplica.log.log_segments import LogSegments
+    from kreplica.log.local_log import LogSegments
     from kreplica.log.transaction_index import AbortedTxn
 
 EARLIEST_TIMESTAMP = -2

@@ -32,7 +32,7 @@ from kreplica.log.transaction_index import AbortedTxn
 if TYPE_CHECKING:
     from kreplica._core.log_segment import LogSegment
     from kreplica.log.damage import Damage, Damages
-    from kreplica.log.log_segments import LogSegments
+    from kreplica.log.local_log import LogSegments
     from kreplica.log.unified_log import UnifiedLog
 
 

@@ -6,7 +6,8 @@ Thread rule: the caller holds the log's lock for changes; any thread may read `s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from bisect import bisect_right
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 from kreplica._core.crc32c import checksum
@@ -20,8 +21,8 @@ from kreplica._core.time_index import TimeIndex
 from kreplica.common.config import LogConfig
 from kreplica.common.errors import CorruptMessage, InvalidFile, KafkaStorageError, StorageIOError
 from kreplica.common.ports import Storage
-from kreplica.log import swap_files
 from kreplica.log.file_names import (
+    CLEANED_SUFFIX,
     DELETED_SUFFIX,
     INDEX_SUFFIX,
     LOG_SUFFIX,
@@ -30,15 +31,125 @@ from kreplica.log.file_names import (
     TIME_INDEX_SUFFIX,
     TXN_INDEX_SUFFIX,
     file_name,
+    parse_file_name,
 )
-from kreplica.log.log_segments import LogSegments
-from kreplica.log.swap_files import Listing
 from kreplica.log.transaction_index import TransactionIndex
+
+# Returns the offset after the last batch of the `.swap` segment at a base offset.
+EndOfSwap = Callable[[int], int]
 
 # How many times a reader lists a directory that its writer keeps changing.
 LOOKS = 5
 # A segment's positions are 32 bits wide in Kafka's index, so no file may reach 2 GiB.
 MAX_SEGMENT_BYTES = (1 << 31) - 1
+# The order in which a segment's files are renamed: the .log file comes last.
+RENAMING_ORDER = SEGMENT_SUFFIXES[::-1]
+
+
+class LogSegments:
+    """An immutable collection of a log's segments, ordered by base offset.
+
+    A change replaces the collection as a whole. So readers hold a consistent state of the log without a lock.
+    """
+
+    __slots__ = ("_bases", "_segments")
+
+    def __init__(self, segments: tuple[LogSegment, ...]) -> None:
+        self._segments = segments
+        self._bases = [segment.base_offset for segment in segments]
+
+    def __iter__(self) -> Iterator[LogSegment]:
+        return iter(self._segments)
+
+    def __len__(self) -> int:
+        return len(self._segments)
+
+    def __getitem__(self, index: int) -> LogSegment:
+        return self._segments[index]
+
+    @property
+    def active(self) -> LogSegment:
+        return self._segments[-1]
+
+    def index_for(self, offset: int) -> int:
+        """Return the index of the last segment whose base offset is at most `offset`, or -1."""
+        return bisect_right(self._bases, offset) - 1
+
+    def batch_start(self, offset: int) -> int:
+        """Return the base offset of the batch that contains `offset`.
+
+        Returns `offset` without such a batch, or if a batch before it has rotted.
+        """
+        try:
+            found = self._segments[self.index_for(offset)].position_of(offset)
+        except CorruptMessage:
+            return offset
+        return offset if found is None else min(offset, found[2])
+
+    def with_added(self, segment: LogSegment) -> LogSegments:
+        return LogSegments((*self._segments, segment))
+
+    def without(self, gone: set[int]) -> LogSegments:
+        """Return the collection without the segments whose base offsets are in `gone`."""
+        return LogSegments(tuple(s for s in self._segments if s.base_offset not in gone))
+
+    def with_replaced(self, old: Sequence[LogSegment], new: Sequence[LogSegment]) -> LogSegments:
+        """Return the collection with `new` in place of the consecutive segments `old`.
+
+        If `old` is empty, `new` comes first.
+        """
+        first = self._segments.index(old[0]) if old else 0
+        assert self._segments[first : first + len(old)] == tuple(old)
+        return LogSegments((*self._segments[:first], *new, *self._segments[first + len(old) :]))
+
+    @property
+    def size(self) -> int:
+        """The number of valid bytes in all segments."""
+        return sum(segment.size for segment in self._segments)
+
+
+class Listing:
+    """The files in a log's directory.
+
+    `all`: the names. `bases`: the base offsets of the segments in place.
+    `complete`: the base offsets of complete replacements that are not in place yet, sorted.
+    """
+
+    __slots__ = ("all", "bases", "complete")
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self.all = frozenset(names)
+        self.bases = {base for base, suffix in self.marked("") if suffix == LOG_SUFFIX}
+        self.complete: list[int] = []
+        if any(name.endswith(SWAP_SUFFIX) for name in self.all):
+            bound = self.bound
+            logs = (base for base, suffix in self.marked(SWAP_SUFFIX) if suffix == LOG_SUFFIX)
+            self.complete = sorted(base for base in logs if base < bound)
+
+    def marked(self, ending: str) -> list[tuple[int, str]]:
+        """Return (base offset, suffix) of the segment files with this ending."""
+        found = (parse_file_name(name.removesuffix(ending)) for name in self.all if name.endswith(ending))
+        return [file for file in found if file is not None]
+
+    @property
+    def bound(self) -> int:
+        """The least base offset of an incomplete replacement; those at or above it are dropped."""
+        return min((base for base, _ in self.marked(CLEANED_SUFFIX)), default=1 << 63)
+
+    def logs(self, up_to: int) -> set[str]:
+        """Return the current names of the .log files whose base offset is at most `up_to`."""
+        return {
+            file_name(base, suffix) + ending
+            for ending in ("", SWAP_SUFFIX, CLEANED_SUFFIX)
+            for base, suffix in self.marked(ending)
+            if suffix == LOG_SUFFIX and base <= up_to
+        }
+
+
+def _replaced_by(base_offset: int, bases: Collection[int], end_of_swap: EndOfSwap) -> set[int]:
+    """Return the base offsets in `bases` whose segments the `.swap` at `base_offset` replaces."""
+    end = max(end_of_swap(base_offset), base_offset + 1)
+    return {base for base in bases if base_offset <= base < end}
 
 
 class LocalLog:
@@ -83,7 +194,7 @@ class LocalLog:
         bases = set(names.bases)
         if self.read_only:
             for base in names.complete:
-                bases -= swap_files.replaced_by(base, bases, self.end_of_swap)
+                bases -= _replaced_by(base, bases, self.end_of_swap)
                 bases.add(base)
         return sorted(bases)
 
@@ -315,6 +426,99 @@ class LocalLog:
             self.storage.sync_directory(self.directory)
             # Count only the changes before the flush: a segment may have begun meanwhile.
             self._flushed_changes = changes
+
+    # ---- replacing segments ------------------------------------------------------------------------------
+    #
+    # New segments replace older ones in four steps:
+    #
+    # 1. Write their files as `.cleaned`.
+    # 2. Rename them to `.swap`: the highest base offset first, the .log of the lowest one last.
+    # 3. Rename the files of the older segments to `.deleted`.
+    # 4. Remove the ending `.swap`.
+    #
+    # Each step is on disk before the next one begins. So while a `.cleaned` file exists, the replacement is
+    # incomplete and is dropped; otherwise it is finished. Kafka's cleaner uses the same names and rules.
+    # `UnifiedLog.replace_segments` makes the steps.
+
+    def open_cleaned(self, base_offset: int, size: int) -> LogSegment:
+        """Create an empty segment at `base_offset` outside the log, whose files end in `.cleaned`.
+
+        `size`: the bytes of the segments that it will replace. Raises StorageFull, KafkaStorageError.
+        """
+
+        def region(suffix: str, capacity: int) -> Region:
+            path = self.path(base_offset, suffix) + CLEANED_SUFFIX
+            return self.storage.open_region(path, capacity, writable=True, create=True)
+
+        self.discard_cleaned([base_offset])
+        index_bytes = self.config.segment_index_bytes
+        segment = LogSegment(
+            region(LOG_SUFFIX, self.room_for(size)),
+            OffsetIndex(region(INDEX_SUFFIX, index_bytes), base_offset, index_bytes),
+            TimeIndex(region(TIME_INDEX_SUFFIX, index_bytes), base_offset, index_bytes),
+            base_offset,
+        )
+        self.configure(segment)
+        path = self.path(base_offset, TXN_INDEX_SUFFIX) + CLEANED_SUFFIX
+        segment.transaction_index = TransactionIndex(self.storage, path, base_offset)
+        return segment
+
+    def discard_cleaned(self, base_offsets: Sequence[int]) -> None:
+        """Remove the files that `open_cleaned` has created at these base offsets, even if incomplete."""
+        for base_offset in base_offsets:
+            for suffix in SEGMENT_SUFFIXES:
+                for ending in (CLEANED_SUFFIX, SWAP_SUFFIX):
+                    self.storage.remove(self.path(base_offset, suffix) + ending)
+
+    def hold(self, segment: LogSegment) -> None:
+        """Keep the old segment readable after its files lose their names, by mapping or opening them now."""
+        for region in segment.regions():
+            region.hold()
+        self.transaction_index(segment).entries()
+
+    def rename_segment(
+        self, segment: LogSegment, suffixes: Sequence[str], before: str, after: str
+    ) -> list[str]:
+        """Rename the segment's existing files from the ending `before` to `after`; return their new paths."""
+        renamed = []
+        for suffix in suffixes:
+            path = self.path(segment.base_offset, suffix)
+            if not self.storage.exists(path + before):
+                continue
+            if suffix == TXN_INDEX_SUFFIX:
+                self.transaction_index(segment).rename(path + after)
+            else:
+                self.storage.rename(path + before, path + after)
+            for region in segment.regions():
+                if region.path == path + before:
+                    region.renamed(path + after)
+            renamed.append(path + after)
+        return renamed
+
+    def finish_replacements(self, names: Listing) -> None:
+        """Drop the incomplete replacements among `names` and put the complete ones in place."""
+        storage, directory = self.storage, self.directory
+        bound, swapped = names.bound, names.marked(SWAP_SUFFIX)
+        for base, suffix in swapped:
+            if base >= bound:
+                storage.remove(f"{directory}/{file_name(base, suffix)}{SWAP_SUFFIX}")
+        # Flush before the .cleaned files go: without one, a remaining .swap would count as complete.
+        storage.sync_directory(directory)
+        for base, suffix in names.marked(CLEANED_SUFFIX):
+            storage.remove(f"{directory}/{file_name(base, suffix)}{CLEANED_SUFFIX}")
+        for base in names.complete:
+            for old in _replaced_by(base, names.bases, self.end_of_swap):
+                for suffix in reversed(SEGMENT_SUFFIXES):
+                    storage.remove(f"{directory}/{file_name(old, suffix)}")
+        # A power cut must not bring back a replaced segment beside its replacement.
+        storage.sync_directory(directory)
+        left = [file for file in swapped if file[0] < bound]
+        for base, suffix in sorted(left, key=lambda file: (file[0], -SEGMENT_SUFFIXES.index(file[1]))):
+            path = f"{directory}/{file_name(base, suffix)}"
+            storage.rename(path + SWAP_SUFFIX, path)
+        storage.sync_directory(directory)
+
+    # ---- reading beside a writer, resources ---------------------------------------------------------------
 
     def last_epoch(self) -> int:
         """Return the leader epoch of the last batch, or -1 if the log is empty."""

@@ -11,33 +11,37 @@ what happens to a bad batch.
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass
 from functools import partial
 
 from kreplica._core.log_segment import LogSegment
 from kreplica._core.log_state import LogStanding, LogState, read_standing
 from kreplica.common.config import PRODUCER_ID_EXPIRATION_MS, LogConfig
-from kreplica.common.errors import InvalidFile
+from kreplica.common.errors import CorruptMessage, InvalidFile
 from kreplica.common.ports import Clock, Storage
 from kreplica.common.types import TopicPartition, Uuid
-from kreplica.log import damage_search, leftovers, missing_segments, producer_batches
+from kreplica.log import damage_search, missing_segments, producer_batches
 from kreplica.log.checkpoint import EpochEntry, LeaderEpochCheckpointFile
 from kreplica.log.damage import NO_DAMAGE, Damages
 from kreplica.log.file_names import (
+    CLEANED_SUFFIX,
+    DELETED_SUFFIX,
     INDEX_SUFFIX,
     STATE_FILE,
+    SWAP_SUFFIX,
+    TEMPORARY_SUFFIX,
     TIME_INDEX_SUFFIX,
     TXN_INDEX_SUFFIX,
     file_name,
+    parse_file_name,
 )
 from kreplica.log.leader_epoch_file_cache import LeaderEpochFileCache
-from kreplica.log.local_log import LocalLog
-from kreplica.log.log_segments import LogSegments
-from kreplica.log.log_tail import LogTail
+from kreplica.log.local_log import Listing, LocalLog, LogSegments
+from kreplica.log.log_tail import LogTail, only_zeros
 from kreplica.log.partition_metadata_file import PartitionMetadataFile
 from kreplica.log.producer_state_manager import ProducerStateManager
 from kreplica.log.recovery_scan import Recovery, RecoveryScan
-from kreplica.log.swap_files import Listing
 from kreplica.log.unified_log import UnifiedLog
 
 
@@ -196,13 +200,13 @@ class _LogLoader:
     def load(self) -> UnifiedLog:
         names = self.storage.list_directory(self.local.directory)
         if not self.options.read_only:
-            names = leftovers.tidied(self.local, names)
+            names = _tidied(self.local, names)
         standing = self._read_standing(names)
         same_boot = standing is not None and standing.boot_id == self.storage.boot_id()
         listing = Listing(names)
         bases = self.local.base_offsets(listing)
         if not self.options.read_only:
-            leftovers.remove_orphans(self.local, names, set(bases))
+            _remove_orphans(self.local, names, set(bases))
         indexes = (INDEX_SUFFIX, TIME_INDEX_SUFFIX)
         self.without_index = {
             b for b in bases for suffix in indexes if file_name(b, suffix) not in listing.all
@@ -215,9 +219,7 @@ class _LogLoader:
         self.local.segments = LogSegments(tuple(segments))
         if not (standing is not None and standing.clean and standing.segments == len(segments)):
             is_current = standing is not None and (same_boot or standing.clean)
-            leftovers.drop_strays(
-                self.local, LogTail(self.local, self.recovery.cut), standing, is_current=is_current
-            )
+            _drop_strays(self.local, LogTail(self.local, self.recovery.cut), standing, is_current=is_current)
             segments = list(self.local.segments)
         self.epochs = LeaderEpochFileCache.load(LeaderEpochCheckpointFile(self.storage, self.local.directory))
         self.epochs_on_disk = self.epochs.entries
@@ -307,7 +309,7 @@ class _LogLoader:
             # could not find out where its own log diverges.
             safe = min(safe, start)
         first = max(0, self.local.segments.index_for(safe))
-        first = leftovers.first_torn(self.local, first, self.with_transactions, self.recovery.unreadable)
+        first = _first_torn(self.local, first, self.with_transactions, self.recovery.unreadable)
         for index, segment in enumerate(segments[:first]):
             if segments[index + 1].base_offset > start:
                 self.scan.check_indexes(segment, segments[index + 1].base_offset)
@@ -517,3 +519,82 @@ class _LogLoader:
         if self.adopted or (self.standing is not None and self.standing.has_gaps):
             state.allow_gaps()
         return state
+
+
+# ---- leftovers of an interrupted change, as a crash leaves them -------------------------------------------
+
+
+def _tidied(local: LocalLog, names: list[str]) -> list[str]:
+    """Finish or undo the interrupted changes among `names`, the files in the directory.
+
+    Returns the files that are there afterwards.
+    """
+    gone = [n for n in names if n.endswith((DELETED_SUFFIX, TEMPORARY_SUFFIX)) and n != STATE_FILE]
+    for name in gone:
+        local.storage.remove(f"{local.directory}/{name}")
+    if any(name.endswith((CLEANED_SUFFIX, SWAP_SUFFIX)) for name in names):
+        local.finish_replacements(Listing(names))
+        return local.storage.list_directory(local.directory)
+    return [name for name in names if name not in gone]
+
+
+def _remove_orphans(local: LocalLog, names: list[str], bases: set[int]) -> None:
+    """Remove indexes without a segment. `bases`: the base offsets of the existing segments."""
+    for name in names:
+        found = parse_file_name(name)
+        if (
+            found
+            and found[0] not in bases
+            and found[1] in (INDEX_SUFFIX, TIME_INDEX_SUFFIX, TXN_INDEX_SUFFIX)
+        ):
+            local.storage.remove(f"{local.directory}/{name}")
+
+
+def _drop_strays(local: LocalLog, tail: LogTail, standing: LogStanding | None, *, is_current: bool) -> None:
+    """Remove stray segments: files that begin below the log end and never became part of the log.
+
+    A failed roll, or another program, leaves such files. The records before them decide where the log ends;
+    trusting the files would lose those records.
+
+    `standing`: the state that the log's writer published.
+    `is_current`: no power cut has come in between. Then even a stray with bytes can be recognized; its bytes
+    are kept aside.
+    """
+    segments = list(local.segments)
+    last_base = -1 if standing is None else standing.active_base_offset
+    following: int | None = None
+    for index in range(len(segments) - 1, 0, -1):
+        segment = segments[index]
+        base = segment.base_offset
+        if standing is not None and is_current and last_base < base < standing.log_end_offset:
+            tail.drop_from(segments[: index + 1], index, "the log's writer never began this segment")
+        elif base != last_base and only_zeros(segment, 0) and _covers(segments[:index], base, following):
+            tail.drop_from(segments[: index + 1], index, "begun below the end of the segment before")
+        else:
+            following = base
+
+
+def _covers(segments: list[LogSegment], base: int, following: int | None) -> bool:
+    """Return whether the records of these segments extend above `base`, and up to `following` if given."""
+    filled = next((segment for segment in reversed(segments) if segment.size), None)
+    try:
+        end = None if filled is None else filled.next_offset()
+    except CorruptMessage:
+        return False
+    return end is not None and end > base and (following is None or end >= following)
+
+
+def _first_torn(local: LocalLog, first: int, bases: Container[int], unreadable: list[str]) -> int:
+    """Return the index of the segment to scan from: `first`, or an earlier one with a bad transaction index.
+
+    The scan rebuilds that index. `bases`: the base offsets of segments with a transaction index. The reason
+    is added to `unreadable`.
+    """
+    for index, segment in enumerate(list(local.segments)[:first]):
+        if segment.base_offset in bases and not local.read_only:
+            try:
+                local.transaction_index(segment).sanity_check()
+            except InvalidFile as error:
+                unreadable.append(str(error))
+                return index
+    return first

@@ -10,8 +10,7 @@ from kreplica._core.records import RecordBatch
 from kreplica._core.segment_scan import resync, scan
 from kreplica.common.errors import CorruptMessage, InvalidFile
 from kreplica.common.types import NO_OFFSET, AppendOrigin
-from kreplica.log.local_log import LocalLog
-from kreplica.log.log_segments import LogSegments
+from kreplica.log.local_log import LocalLog, LogSegments
 from kreplica.log.producer_append_info import CompletedTxn, ProducerAppendInfo
 from kreplica.log.producer_state_entry import BatchMetadata, add_sequence
 from kreplica.log.producer_state_manager import ProducerStateManager

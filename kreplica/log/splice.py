@@ -1,6 +1,6 @@
 """Putting the bytes of a lost range back into a log.
 
-Where the log runs, its segment is written anew and takes the old one's place (see segment_replacement), so a
+Where the log runs, its segment is written anew and takes the old one's place (see LocalLog), so a
 crash leaves the one or the other. Before that, what the log knows of producers is corrected (see
 healed_producers). Where recovery stopped at the range, the log does not run: its file is written anew before
 it is opened again. Thread rule: a splice is one thread's; appends and reads go on meanwhile. Both raise
@@ -19,7 +19,6 @@ from kreplica._core.records import batches
 from kreplica._core.segment_scan import scan
 from kreplica.common.errors import InvalidFile, LogCleaningAborted
 from kreplica.common.types import INT32_MAX
-from kreplica.log import segment_replacement
 from kreplica.log.checkpoint import EpochEntry, LeaderEpochCheckpointFile
 from kreplica.log.file_names import DELETED_SUFFIX, STATE_FILE, parse_file_name
 from kreplica.log.healed_producers import HealedProducers
@@ -31,7 +30,7 @@ from kreplica.log.repair import rewrite
 if TYPE_CHECKING:
     from kreplica.common.ports import Storage
     from kreplica.log.damage import Damage
-    from kreplica.log.log_segments import LogSegments
+    from kreplica.log.local_log import LogSegments
     from kreplica.log.unified_log import UnifiedLog
 
 COPY_BYTES = 8 << 20
@@ -63,13 +62,13 @@ def splice(log: UnifiedLog, damage: Damage, data: bytes) -> None:
     if shift and any(each.position > damage.position for each in others):
         # Its place would be another one, and after a crash the file that remembers it might be the older one.
         raise PeerDisagrees(f"{damage.path}: the range is of another size, and one behind it is damaged")
-    new = segment_replacement.open_cleaned(log.local, old.base_offset, old.size + shift)
+    new = log.local.open_cleaned(old.base_offset, old.size + shift)
     with _discarded_on_error(log, [new]):
         _write(new, old, damage, data)
         bad = _index(new, others)
     if bad is not None:
         new.close()
-        segment_replacement.discard(log.local, [new.base_offset])
+        log.local.discard_cleaned([new.base_offset])
         _look_again(log, old, bad)
     _take_place(log, damage, data, [new], [old], cuts)
 
@@ -117,7 +116,7 @@ def _discarded_on_error(log: UnifiedLog, new: list[LogSegment]) -> Iterator[None
     except BaseException:
         for segment in new:
             segment.close()
-        segment_replacement.discard(log.local, [segment.base_offset for segment in new])
+        log.local.discard_cleaned([segment.base_offset for segment in new])
         raise
 
 
@@ -128,9 +127,9 @@ def _put_before(log: UnifiedLog, damage: Damage, data: bytes, cuts: int) -> None
     with _discarded_on_error(log, new):
         for base_offset, part in parts:
             try:
-                segment = segment_replacement.open_cleaned(log.local, base_offset, len(part))
+                segment = log.local.open_cleaned(base_offset, len(part))
             except BaseException:
-                segment_replacement.discard(log.local, [base_offset])
+                log.local.discard_cleaned([base_offset])
                 raise
             new.append(segment)
             segment.region.ensure(len(part))

@@ -58,7 +58,7 @@ from kreplica.common.errors import (
 from kreplica.common.locks import RLock
 from kreplica.common.ports import Clock, Disk
 from kreplica.common.types import INT32_MAX, INT64_MAX, AppendOrigin, TopicPartition, Uuid, integer
-from kreplica.log import producer_batches, segment_replacement
+from kreplica.log import producer_batches
 from kreplica.log.append_queue import AppendQueue
 from kreplica.log.checkpoint import CLEANER_CHECKPOINT, OffsetCheckpointFile
 from kreplica.log.damage import NO_DAMAGE, Damage, DamageFile, Damages
@@ -74,8 +74,7 @@ from kreplica.log.fetch_data import (
 from kreplica.log.file_names import CLEANED_SUFFIX, DELETED_SUFFIX, SWAP_SUFFIX
 from kreplica.log.group_commit import GroupCommit
 from kreplica.log.leader_epoch_file_cache import LeaderEpochFileCache
-from kreplica.log.local_log import LocalLog
-from kreplica.log.log_segments import LogSegments
+from kreplica.log.local_log import RENAMING_ORDER, LocalLog, LogSegments
 from kreplica.log.log_validator import LogValidator, is_compressed
 from kreplica.log.missing_segments import gap_behind, lacks_offsets, missing_start
 from kreplica.log.plain_path import PlainPath
@@ -215,7 +214,7 @@ class UnifiedLog:
 
     def choose_path(self) -> None:
         """Choose which batches may take the plain path; call it after any change that appends depend on."""
-        self._plain.choose(self.leader_epoch, is_ready=self._writable() and self.latest_epoch is not None)
+        self._plain.choose(self.leader_epoch, is_ready=self.is_writable and self.latest_epoch is not None)
 
     # ---- where it stands -----------------------------------------------------------------------------------
 
@@ -369,7 +368,7 @@ class UnifiedLog:
         """Return whether batches of that epoch may be appended without any other change of the log."""
         if leader_epoch == self._plain.epoch:
             return True  # the plain path requires all of this
-        return self._writable() and self.leader_epoch == leader_epoch == self.latest_epoch
+        return self.is_writable and self.leader_epoch == leader_epoch == self.latest_epoch
 
     def plain_job(self, records: Buffer, leader_epoch: int) -> AppendJob | None:
         """Return the plain append of this batch as a job for a disk thread; None if the batch needs the
@@ -392,7 +391,9 @@ class UnifiedLog:
             self.leader_epoch = epoch
             self.choose_path()
 
-    def _writable(self) -> bool:
+    @property
+    def is_writable(self) -> bool:
+        """Whether the log takes appends: open for writing, not offline, and recovery reached its end."""
         return not (self.closed or self._failure or self.stopped_at or self.local.read_only)
 
     def require_writable(self) -> None:
@@ -1364,12 +1365,37 @@ class UnifiedLog:
     def replace_segments(self, new: Sequence[LogSegment], old: Sequence[LogSegment], cuts: int) -> None:
         """Replace `old` segments by cleaned ones; put them before all others if `old` is empty.
 
-        `new`: made by segment_replacement.open_cleaned. `cuts`: `state.cuts` when the work began. Raises
+        `new`: made by LocalLog.open_cleaned. `cuts`: `state.cuts` when the work began. Raises
         LogCleaningAborted if the log changed meanwhile, and KafkaStorageError. The new segments' files are
         removed then, unless the disk failed in the middle of the change: the log is offline then, and the
         next opening finishes the change.
         """
-        for path in self._replace_segments(new, old, cuts):
+        local = self.local
+        try:
+            for segment in new:
+                segment.seal()
+                segment.flush()
+                segment.transaction_index.flush()
+            local.storage.sync_directory(local.directory)
+            for segment in reversed(new):
+                local.rename_segment(segment, RENAMING_ORDER[:-1], CLEANED_SUFFIX, SWAP_SUFFIX)
+            with self.lock, self.step:
+                self._require_same(new, old, cuts)
+                for segment in old:
+                    local.hold(segment)
+                gone = self._put_in_place(new, old)
+        except BaseException:
+            # If the change was interrupted in the middle, these files may hold the only copy: mending the log
+            # decides what becomes of them.
+            is_over = (
+                self.is_offline or self.offsets_lock.broken or any(s in new for s in self.local.segments)
+            )
+            if not is_over:
+                for segment in new:
+                    segment.close()
+                local.discard_cleaned([segment.base_offset for segment in new])
+            raise
+        for path in gone:
             self.on_deleted(path)
 
     # ---- retention in detail -------------------------------------------------------------------------------
@@ -1626,36 +1652,6 @@ class UnifiedLog:
 
     # ---- replacement in detail -----------------------------------------------------------------------------
 
-    def _replace_segments(self, new: Sequence[LogSegment], old: Sequence[LogSegment], cuts: int) -> list[str]:
-        """Replace the segments. Return the paths of the removed files."""
-        local = self.local
-        try:
-            for segment in new:
-                segment.seal()
-                segment.flush()
-                segment.transaction_index.flush()
-            local.storage.sync_directory(local.directory)
-            for segment in reversed(new):
-                segment_replacement.rename(
-                    local, segment, segment_replacement.IN_ORDER[:-1], CLEANED_SUFFIX, SWAP_SUFFIX
-                )
-            with self.lock, self.step:
-                self._require_same(new, old, cuts)
-                for segment in old:
-                    segment_replacement.hold(local, segment)
-                return self._put_in_place(new, old)
-        except BaseException:
-            # If the change was interrupted in the middle, these files may hold the only copy: mending the log
-            # decides what becomes of them.
-            is_over = (
-                self.is_offline or self.offsets_lock.broken or any(s in new for s in self.local.segments)
-            )
-            if not is_over:
-                for segment in new:
-                    segment.close()
-                segment_replacement.discard(local, [segment.base_offset for segment in new])
-            raise
-
     def _require_same(self, new: Sequence[LogSegment], old: Sequence[LogSegment], cuts: int) -> None:
         segments = list(self.local.segments)
         if old:
@@ -1672,19 +1668,15 @@ class UnifiedLog:
         gone = []
         try:
             for segment in reversed(new):
-                segment_replacement.rename(
-                    local, segment, segment_replacement.IN_ORDER[-1:], CLEANED_SUFFIX, SWAP_SUFFIX
-                )
+                local.rename_segment(segment, RENAMING_ORDER[-1:], CLEANED_SUFFIX, SWAP_SUFFIX)
             local.storage.sync_directory(local.directory)
             self.state.count_cut()
             self.state.update()
             for segment in reversed(old):
-                gone += segment_replacement.rename(
-                    local, segment, segment_replacement.IN_ORDER, "", DELETED_SUFFIX
-                )
+                gone += local.rename_segment(segment, RENAMING_ORDER, "", DELETED_SUFFIX)
             local.storage.sync_directory(local.directory)
             for segment in new:
-                segment_replacement.rename(local, segment, segment_replacement.IN_ORDER, SWAP_SUFFIX, "")
+                local.rename_segment(segment, RENAMING_ORDER, SWAP_SUFFIX, "")
             # The next round begins with a .cleaned file at the log's start, beside which no .swap would
             # count.
             local.storage.sync_directory(local.directory)
@@ -1831,11 +1823,6 @@ class UnifiedLog:
                 self.state.region.idle()
 
     @property
-    def is_writable(self) -> bool:
-        """Whether the log takes appends: open for writing, not offline, and recovery reached its end."""
-        return self._writable()
-
-    @property
     def is_offline(self) -> bool:
         """Whether its disk failed."""
         return self._failure is not None
@@ -1865,7 +1852,7 @@ class UnifiedLog:
         were handed out stay valid."""
         with self._closing:
             with self.lock:
-                in_order = self._writable()
+                in_order = self.is_writable
                 self.closed = True
                 self.choose_path()
             try:

@@ -6,8 +6,7 @@ from pathlib import Path
 
 from kreplica._core.offset_map import OffsetMap
 from kreplica.common.types import AppendOrigin
-from kreplica.log.cleaner import Cleaner
-from kreplica.log.log_to_clean import log_to_clean
+from kreplica.log.cleaner import Cleaner, log_to_clean
 from kreplica.log.unified_log import UnifiedLog
 from kreplica.record.control import EndTransactionMarker, build_end_transaction_marker
 from tests.support.batches import build

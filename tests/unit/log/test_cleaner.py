@@ -14,9 +14,8 @@ from kreplica._core.offset_map import OffsetMap
 from kreplica.common.config import LogConfig
 from kreplica.common.types import AppendOrigin, TopicPartition
 from kreplica.log import log_loader
-from kreplica.log.cleaner import Cleaner
+from kreplica.log.cleaner import Cleaner, log_to_clean
 from kreplica.log.log_loader import OpenOptions
-from kreplica.log.log_to_clean import log_to_clean
 from kreplica.record.control import EndTransactionMarker, build_end_transaction_marker
 from kreplica.sim.storage import SimStorage
 from tests.support.batches import build

@@ -15,11 +15,9 @@ from kreplica.log.checkpoint import LeaderEpochCheckpointFile
 from kreplica.log.damage import NO_DAMAGE
 from kreplica.log.file_names import STATE_FILE
 from kreplica.log.leader_epoch_file_cache import LeaderEpochFileCache
-from kreplica.log.local_log import LocalLog
-from kreplica.log.log_segments import LogSegments
+from kreplica.log.local_log import Listing, LocalLog, LogSegments
 from kreplica.log.producer_state_manager import ProducerStateManager
 from kreplica.log.recovery_scan import Recovery, RecoveryScan
-from kreplica.log.swap_files import Listing
 from kreplica.runtime.storage import FileStorage
 
 BATCHES = 6

@@ -13,7 +13,6 @@ from kreplica._core.log_state import LogState
 from kreplica._core.records import batches
 from kreplica._core.region import descriptor_budget, map_budget
 from kreplica.common.errors import KafkaStorageError, LogCleaningAborted, StorageFull
-from kreplica.log import segment_replacement
 from kreplica.sim.storage import SimStorage
 from tests.support.clock import ManualClock
 from tests.support.crashing import Stopped
@@ -55,9 +54,8 @@ def _survivors(sources):
 
 def _cleaned(log, sources, offsets, *, base=None) -> LogSegment:
     """A segment that is no part of the log yet, with the sources' batches that hold these offsets."""
-    made = segment_replacement.open_cleaned(
-        log._log.local, sources[0].base_offset if base is None else base, sum(s.size for s in sources)
-    )
+    first = sources[0].base_offset if base is None else base
+    made = log._log.local.open_cleaned(first, sum(s.size for s in sources))
     state = LogState(None, "")
     state.update(log_end_offset=made.base_offset)
     for source in sources:
@@ -175,7 +173,7 @@ def test_what_the_next_round_begins_does_not_undo_a_replacement_that_was_done(se
     log = _filled(storage)
     _replace(log)
     offsets, first = _offsets(log), log._log.local.segments[0].base_offset
-    segment_replacement.open_cleaned(log._log.local, first, 1000).close()
+    log._log.local.open_cleaned(first, 1000).close()
     again = _open(storage.after_power_cut(random.Random(seed)))
     assert again.damage is None
     assert _offsets(again) == offsets
