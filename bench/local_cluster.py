@@ -18,7 +18,7 @@ from kreplica.runtime.clock import SystemClock
 from kreplica.runtime.local_network import LocalNetwork
 from kreplica.runtime.scheduler import ThreadWorkers
 from kreplica.runtime.storage import FileStorage
-from kreplica.sim.broker_factory import CLUSTER_ID
+from kreplica.sim.cluster import CLUSTER_ID
 from kreplica.sim.controller import CONTROLLER_ID, ScriptedController
 
 BROKERS = (1, 2, 3)

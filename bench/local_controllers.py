@@ -19,7 +19,7 @@ from kreplica.runtime.clock import SystemClock
 from kreplica.runtime.local_network import LocalEndpoint, LocalNetwork
 from kreplica.runtime.scheduler import ThreadWorkers
 from kreplica.runtime.storage import FileStorage
-from kreplica.sim.node import BrokerPorts
+from kreplica.sim.machines import BrokerPorts
 from tests.support.controller_quorum import CLUSTER_ID, ClusterNode, Setup, setup_of
 from tests.support.one_controller import registration
 

@@ -40,8 +40,7 @@ from kreplica.metadata.cluster_metadata import ClusterMetadata
 from kreplica.runtime.clock import SystemClock
 from kreplica.sim.network import LinkConditions
 from kreplica.sim.nodes.node_checker import NodeChecker
-from kreplica.sim.nodes.node_cluster import NodeCluster
-from kreplica.sim.nodes.sim_client import CONSUMER_CONFIG
+from kreplica.sim.nodes.node_cluster import CONSUMER_CONFIG, NodeCluster
 from kreplica.sim.reduction import RandomRun, reduced, round_ends_ns, run_nodes
 
 if TYPE_CHECKING:

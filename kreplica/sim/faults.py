@@ -1,348 +1,269 @@
-"""Faults: the faults of a random run, drawn from its seed, and their repair after a while.
-
-Brokers are killed or lose power, one or all. They stall; their disks become slow or full, or fail; bits rot.
-Links are cut, in one direction or both, or become slow. Dates jump, and leaders change for no reason. Thread
-rule: one thread.
-"""
+"""Faults of disks in random runs."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from random import Random
 from typing import Any
 
-from kreplica.common.errors import KreplicaError
-from kreplica.common.ports import NANOSECONDS_PER_MS
+from kreplica._core.records import batches
+from kreplica.common.errors import CorruptMessage, StorageIOError
+from kreplica.common.leader_and_isr import LeaderAndIsr
+from kreplica.common.types import TopicPartition
+from kreplica.log.file_names import LOG_SUFFIX
 from kreplica.sim.cluster import SimCluster
-from kreplica.sim.disk_faults import DiskFaults
-from kreplica.sim.late_answers import LateAnswers
-from kreplica.sim.leader_changes import CONDITIONS, LeaderChanges
-from kreplica.sim.network import LinkConditions
-from kreplica.sim.rot_faults import RotFaults
-from kreplica.sim.will import ControllersWill
+from kreplica.sim.machines import DIRECTORY, SimBroker
+from kreplica.sim.storage import SimStorage
 
-CALM = LinkConditions(delay_us=(100, 1_000))
-SESSION_TIMEOUT_MS = 80
-REPAIR_MS = 150
-RESTART_MS = 10
-RETRY_MS = 30
-# The time after the faults until an operator looks at what does not recover without help.
-OPERATOR_MS = 1_500
+CHANGES = ("create", "write", "rename", "remove", "make_directory")
+FLUSHES = ("flush", "sync_directory")
 
 
-class Faults:
-    """The faults of `cluster`; `will` notifies the controller. `weights`: how often each kind is drawn.
+class DiskFaults:
+    """The disk faults of `cluster`; `counts` is the observer's."""
 
-    `straggling`: the chance that a message takes long.
+    def __init__(self, cluster: SimCluster, counts: Counter[str], random: Random) -> None:
+        self._cluster = cluster
+        self._counts = counts
+        self._random = random
+
+    # ---- room ---------------------------------------------------------------------------------------------
+
+    def fill(self, broker_id: int) -> None:
+        """Make the broker's disk full: no file can grow."""
+        self._counts["full disks"] += 1
+        self._cluster.brokers[broker_id].storage.full = True
+
+    def make_room(self, broker_id: int) -> None:
+        self._cluster.brokers[broker_id].storage.full = False
+
+    # ---- failures -----------------------------------------------------------------------------------------
+
+    def fail(self, broker_id: int) -> None:
+        """Make the disk refuse all changes, in some runs flushes as well."""
+        self._counts["broken disks"] += 1
+        refused = CHANGES if self._random.randrange(2) else (*CHANGES, *FLUSHES)
+        self._cluster.brokers[broker_id].disk_fault = partial(_refuse, refused)
+
+    def fail_once(self, broker_id: int) -> None:
+        """Make the disk refuse one or two changes or flushes, of any file or of one log's, and then work
+        again."""
+        self._counts["passing disk errors"] += 1
+        refused = self._random.choice((CHANGES, FLUSHES, (*CHANGES, *FLUSHES)))
+        logs = [f"/{log.topic_partition}/" for log in self._cluster.program(broker_id).log_manager.logs()]
+        where = self._random.choice(("/", *sorted(logs)))
+        times = 1 + self._random.randrange(2)
+        self._cluster.brokers[broker_id].disk_fault = _Passing(refused, where, times)
+
+    def fail_a_flush(self, broker_id: int) -> None:
+        """Make the disk refuse to flush a segment of a log that is flushed before appends are acknowledged.
+
+        The disk then works again. Pages it lost stay lost, except those written next.
+        """
+        logs = [log for log in self._cluster.program(broker_id).log_manager.logs() if _is_flushed(log)]
+        if not logs or self.is_failing(broker_id):
+            return
+        self._counts["flushes that failed"] += 1
+        where = f"/{self._random.choice(logs).topic_partition}/"
+        self._cluster.brokers[broker_id].disk_fault = _Passing(FLUSHES, where, 1, LOG_SUFFIX)
+
+    def is_failing(self, broker_id: int) -> bool:
+        return self._cluster.brokers[broker_id].disk_fault is not None
+
+    def replace(self, broker_id: int) -> None:
+        """Give the machine, which is off, a working disk."""
+        self._cluster.brokers[broker_id].disk_fault = None
+
+
+class _Passing:
+    """Refuses `times` of the operations on paths that contain `where` and end in `suffix`.
+
+    What a refused flush has lost stays lost.
+    """
+
+    def __init__(self, refused: tuple[str, ...], where: str, times: int, suffix: str = "") -> None:
+        self._refused = refused
+        self._where = where
+        self._times = times
+        self._suffix = suffix
+
+    def __call__(self, operation: str, path: str) -> None:
+        is_meant = operation in self._refused and self._where in path and path.endswith(self._suffix)
+        if is_meant and self._times > 0:
+            self._times -= 1
+            _refuse(self._refused, operation, path)
+
+
+def _is_flushed(log: Any) -> bool:
+    return bool(log.config.durability != "page_cache")
+
+
+def _refuse(refused: tuple[str, ...], operation: str, path: str) -> None:
+    if operation in refused:
+        raise StorageIOError(f"{operation} of {path}")
+
+
+def flip_a_bit(storage: Any, root: str, topic_partition: TopicPartition, offset: int) -> bool:
+    """Flip the lowest bit of the last value in the batch with the offset; returns False if it is missing."""
+    path, data, batch, end = _batch_at(storage, root, topic_partition, offset)
+    if batch is None:
+        return False
+    # The last byte is the last record's number of headers, which is zero here.
+    storage.write_at(path, end - 2, bytes([data[end - 2] ^ 1]))
+    return True
+
+
+def is_rotten(storage: Any, root: str, topic_partition: TopicPartition, offset: int) -> bool:
+    """Return whether the batch with the offset is damaged.
+
+    Also True if it may be, because a power cut has torn earlier data, which the broker detects at its start.
+    """
+    try:
+        _, _, batch, _ = _batch_at(storage, root, topic_partition, offset)
+    except CorruptMessage:
+        return True
+    return batch is not None and not batch.crc_valid
+
+
+def _batch_at(
+    storage: Any, root: str, topic_partition: TopicPartition, offset: int
+) -> tuple[str, bytes, Any, int]:
+    # Returns the file, its contents, the batch, and the position of the batch's end.
+    directory = f"{root}/{topic_partition}"
+    if not storage.is_directory(directory):
+        return "", b"", None, 0
+    names = [name for name in storage.list_directory(directory) if name.endswith(LOG_SUFFIX)]
+    held = [name for name in names if int(name.removesuffix(LOG_SUFFIX)) <= offset]
+    if not held:
+        return "", b"", None, 0
+    path, position = f"{directory}/{max(held)}", 0
+    data = storage.read_file(path)
+    for batch in batches(data, partial=True):
+        position += batch.size
+        if batch.last_offset >= offset:
+            return path, data, batch, position
+    return path, data, None, 0
+
+
+class RotFaults:
+    """The rot of the brokers on `machines`; `replicas_of(partition)`: the replicas with its log.
+
+    `counts` is the observer's.
     """
 
     def __init__(
         self,
-        cluster: SimCluster,
-        will: ControllersWill,
+        machines: Mapping[int, SimBroker],
+        replicas_of: Callable[[TopicPartition], Iterable[int]],
         counts: Counter[str],
         random: Random,
-        weights: Mapping[str, int],
-        straggling: float = 0.0,
     ) -> None:
-        self._conditions = dataclasses.replace(CONDITIONS, straggling=straggling)
-        self.is_calm = True
-        self._cluster = cluster
-        self._controller = cluster.controller
-        self._will = will
+        self._machines = machines
+        self._replicas_of = replicas_of
         self._counts = counts
         self._random = random
-        self._disks = DiskFaults(cluster, counts, random)
-        self._bits = RotFaults(cluster.brokers, lambda _: cluster.brokers, counts, random)
-        self._leaders = LeaderChanges(cluster, will, counts, random, self._later, self._restart)
-        self._answers = LateAnswers(cluster, counts, random, self._leaders.elect)
-        self._kinds: dict[str, Callable[[int], None]] = {
-            "kill": self._kill,
-            "power cut": self._power_cut,
-            "power cut of all": self._power_cut_all,
-            "quick restart": self._restart,
-            "pause": self._pause,
-            "cut": self._cut,
-            "slow link": self._slow_link,
-            "slow answers": self._slow_answers,
-            "date jump": self._jump_date,
-            "slow disk": self._slow_disk,
-            "full disk": self._fill_disk,
-            "broken disk": self._break_disk,
-            "passing disk error": self._fail_once,
-            "rot": self._rot,
-            "isolation": self._isolate,
-            "move": self._leaders.move,
-            "elections in turns": self._leaders.take_turns,
-            "late word": self._leaders.tell_late,
-            "slow controller": self._leaders.hold_requests,
-            "config change": self._configure,
-            "retention": self._retain,
-            "late divergence": self._answers.strike,
-            "failing flush": self._fail_a_flush,
-        }
-        self._drawn = list(weights), list(weights.values())
+        # The partitions with a possibly rotten range, and the range.
+        self._rotten: dict[TopicPartition, tuple[int, int]] = {}
 
-    def begin(self) -> None:
-        """Start the faults."""
-        self.is_calm = self._will.is_calm = False
-        self._cluster.network.set_conditions(self._conditions)
+    def rot(self, broker_id: int) -> bool:
+        """Flip a bit in a log of the broker where that can be repaired; return whether one was flipped."""
+        self.forget_healed()
+        partitions = self._machines[broker_id].program.replica_manager.partitions
+        return any(self.rot_in(broker_id, partition.topic_partition) for partition in partitions)
 
-    def strike(self) -> None:
-        """Inject one fault, on a random broker."""
-        broker_id = self._any_broker()
-        broker = self._cluster.brokers[broker_id]
-        if not broker.is_alive or broker.is_paused:
-            return
-        kinds, weights = self._drawn
-        self._kinds[self._random.choices(kinds, weights)[0]](broker_id)
+    def rot_in(self, broker_id: int, at: TopicPartition) -> bool:
+        """Flip a bit in the broker's log of this partition, if it can be repaired; return whether it was
+        flipped."""
+        offset = self._offset_to_rot(broker_id, at)
+        if offset is None:
+            return False
+        # Old data rots, so the fact that it was flushed must be on disk as well: otherwise a power cut would
+        # make the damage look like an incomplete end.
+        self._log(broker_id, at).flush_state()
+        if not flip_a_bit(self._storage(broker_id), DIRECTORY, at, offset):
+            return False
+        self._counts["rotten bits"] += 1
+        self._rotten[at] = broker_id, offset
+        return True
 
-    def heal(self) -> None:
-        """Stop the faults, and repair everything now."""
-        self.is_calm = self._will.is_calm = True
-        self._cluster.network.set_conditions(CALM)
-        for broker_id, broker in self._cluster.brokers.items():
-            broker.flush_us = 0
-            # Callers waiting for a lost answer are notified now, not after their timeout.
-            self._cluster.network.disconnect(broker_id)
-            self._disks.make_room(broker_id)
-            if broker.is_alive and broker.is_paused:
-                broker.resume()
-            if broker.is_alive and self._is_offline(broker_id):
-                self._kill(broker_id)
-            if not broker.is_alive:
-                self._start(broker_id)
-            elif broker_id in self._controller.fenced:
-                self._will.unfence(broker_id, broker.life)
-        self._leaders.heal()
-        self._answers.heal()
-        self._bits.look()
-        delay_ns = OPERATOR_MS * NANOSECONDS_PER_MS
-        self._cluster.scheduler.add("fault", "an operator looks", self._look_for_loss, delay_ns=delay_ns)
+    def look(self) -> None:
+        """Let the brokers detect what has rotted and was not read since."""
+        for at, (broker_id, offset) in self._rotten.items():
+            log = self._log(broker_id, at)
+            # Includes a batch that begins below the log start and ends above it.
+            if log is not None and log.is_writable and offset < log.log_end_offset:
+                index = log.local.segments.index_for(offset)
+                if index >= 0:
+                    log.search_damage(log.local.segments[index], offset)
 
-    def healed(self) -> None:
-        """Start over after the cluster has recovered."""
-        self._bits.forget_healed()
+    def forget_healed(self) -> None:
+        """Count the rotten ranges that are repaired, and allow new rot there."""
+        for at, (broker_id, offset) in list(self._rotten.items()):
+            if not is_rotten(self._storage(broker_id), DIRECTORY, at, offset):
+                self._counts["rotten ranges made whole"] += 1
+                del self._rotten[at]
 
-    def _is_offline(self, broker_id: int) -> bool:
-        program = self._cluster.program(broker_id)
-        return self._disks.is_failing(broker_id) or bool(program.log_manager.offline_directories)
+    def cannot_lead(self, state: LeaderAndIsr) -> bool:
+        """Return whether the only replica in sync has stopped its recovery at a rotten range.
 
-    # ---- brokers ------------------------------------------------------------------------------------------
-
-    def _kill(self, broker_id: int) -> None:
-        if self._disks.is_failing(broker_id):
-            # A process started afterwards would read from memory what the disk has lost.
-            self._power_cut(broker_id)
-            return
-        self._counts["kills"] += 1
-        self._cluster.kill(broker_id)
-        self._gone(broker_id)
-
-    def _power_cut(self, broker_id: int) -> None:
-        self._counts["power cuts"] += 1
-        self._cluster.power_cut(broker_id, self._random)
-        storage = self._cluster.brokers[broker_id].storage
-        self._counts["lost pages"] += storage.lost_pages
-        self._counts["torn pages"] += storage.torn_pages
-        # It must not lead or count before it has fetched again what it lost (KIP-966).
-        self._will.fence(broker_id)
-        self._later(REPAIR_MS, f"start {broker_id}", partial(self._start, broker_id))
-
-    def _restart(self, broker_id: int) -> None:
-        """Kill the broker, with or without its unflushed data, and restart it at once."""
-        if not self._cluster.brokers[broker_id].is_alive:
-            return
-        self._counts["quick restarts"] += 1
-        self._random.choice((self._kill, self._power_cut))(broker_id)
-        self._later(RESTART_MS, f"start {broker_id}", partial(self._start, broker_id))
-
-    def _power_cut_all(self, _: int) -> None:
-        self._counts["outages of all"] += 1
-        for broker_id, broker in self._cluster.brokers.items():
-            if broker.is_alive:
-                self._power_cut(broker_id)
-
-    def _pause(self, broker_id: int) -> None:
-        self._counts["pauses"] += 1
-        broker = self._cluster.brokers[broker_id]
-        broker.pause()
-        self._gone(broker_id, restart=False)
-        self._later(REPAIR_MS, f"resume {broker_id}", partial(self._resume, broker_id, broker.life))
-
-    def _resume(self, broker_id: int, life: Any) -> None:
-        broker = self._cluster.brokers[broker_id]
-        if broker.life is life and broker.is_paused:
-            broker.resume()
-            self._will.unfence(broker_id, life)
-
-    def _gone(self, broker_id: int, *, restart: bool = True) -> None:
-        life = self._cluster.brokers[broker_id].life
-        expire = partial(self._expire, broker_id, life)
-        self._later(SESSION_TIMEOUT_MS, f"session of {broker_id} ends", expire)
-        if restart:
-            self._later(REPAIR_MS, f"start {broker_id}", partial(self._start, broker_id))
-
-    def _expire(self, broker_id: int, life: Any) -> None:
-        broker = self._cluster.brokers[broker_id]
-        if broker.life is life and (broker.is_paused or not broker.is_alive):
-            self._will.fence(broker_id)
-
-    def _start(self, broker_id: int) -> None:
-        broker = self._cluster.brokers[broker_id]
-        if broker.is_alive:
-            return
-        if broker_id not in self._controller.fenced:
-            # Its session has not ended, but its next life registers in another epoch, so the old one is over.
-            self._will.fence(broker_id)
-        self._disks.replace(broker_id)
-        try:
-            self._cluster.start(broker_id)
-        except KreplicaError:
-            if not broker.storage.full:
-                raise
-            # Its directory is still full, and the recovered log's checkpoints have no room.
-            self._counts["starts without room"] += 1
-            self._later(RETRY_MS, f"start {broker_id}", partial(self._start, broker_id))
-            return
-        for log in broker.program.log_manager.logs():
-            self._counts["recoveries stopped by rot"] += log.stopped_at is not None
-        self._will.unfence(broker_id, broker.life)
-
-    # ---- disks --------------------------------------------------------------------------------------------
-
-    def _slow_disk(self, broker_id: int) -> None:
-        self._counts["slow disks"] += 1
-        self._cluster.brokers[broker_id].flush_us = self._random.choice((0, 1_000, 20_000))
-
-    def _fill_disk(self, broker_id: int) -> None:
-        self._disks.fill(broker_id)
-        self._later(REPAIR_MS, f"room for {broker_id}", partial(self._disks.make_room, broker_id))
-
-    def _break_disk(self, broker_id: int) -> None:
-        """Break the disk. The broker continues without the log directory until the machine is taken down."""
-        self._disks.fail(broker_id)
-        life = self._cluster.brokers[broker_id].life
-        self._later(REPAIR_MS, f"another disk for {broker_id}", partial(self._take_down, broker_id, life))
-
-    def _fail_once(self, broker_id: int) -> None:
-        """Make the disk fail for a moment, which is enough to take its directory offline."""
-        self._disks.fail_once(broker_id)
-        self._replace_disk_later(broker_id)
-
-    def _fail_a_flush(self, broker_id: int) -> None:
-        self._disks.fail_a_flush(broker_id)
-        if self._disks.is_failing(broker_id):
-            self._replace_disk_later(broker_id)
-
-    def _replace_disk_later(self, broker_id: int) -> None:
-        life = self._cluster.brokers[broker_id].life
-        self._later(REPAIR_MS, f"another disk for {broker_id}", partial(self._take_down, broker_id, life))
-
-    def _take_down(self, broker_id: int, life: Any) -> None:
-        broker = self._cluster.brokers[broker_id]
-        if broker.life is life and broker.is_alive and not self.is_calm:
-            self._counts["offline directories"] += len(broker.program.log_manager.offline_directories)
-            self._kill(broker_id)
-
-    def _rot(self, broker_id: int) -> None:
-        if not self._disks.is_failing(broker_id):
-            self._bits.rot(broker_id)
-
-    # ---- links and dates ----------------------------------------------------------------------------------
-
-    def _cut(self, broker_id: int) -> None:
-        other = self._any_broker()
-        if other == broker_id:
-            return
-        self._leaders.cut(broker_id, other, 300)
-
-    def _slow_link(self, broker_id: int) -> None:
-        """Slow a follower's link: its requests and responses take long, and arrive in any order."""
-        self._counts["slow links"] += 1
-        network = self._cluster.network
-        others = [each for each in self._cluster.brokers if each != broker_id]
-        for other in others:
-            for way in ((broker_id, other), (other, broker_id)):
-                network.change_link(*way, delay_us=(1_000, 80_000), in_order=False)
-                self._later(200, f"quicken {way}", partial(self._quicken, way))
-
-    def _slow_answers(self, broker_id: int) -> None:
-        others = [each for each in self._cluster.brokers if each != broker_id]
-        self._leaders.slow_down(broker_id, self._random.choice(others))
-
-    def _quicken(self, way: tuple[int, int]) -> None:
-        if not self.is_calm:
-            self._cluster.network.change_link(*way, delay_us=CONDITIONS.delay_us, in_order=True)
-
-    def _jump_date(self, broker_id: int) -> None:
-        self._counts["date jumps"] += 1
-        self._cluster.jump_date(broker_id, self._random.randrange(20_000) - 10_000)
-
-    # ---- administrators -----------------------------------------------------------------------------------
-
-    def _isolate(self, broker_id: int) -> None:
-        """Cut a broker off from the others until it is out of all ISRs.
-
-        Often the others then go down, so that it is the only broker left.
+        False if another replica knows the range to be committed and has not deleted it.
         """
-        others = [each for each in self._cluster.brokers if each != broker_id]
-        network = self._cluster.network
-        for other in others:
-            network.cut(broker_id, other)
-            self._later(400, f"heal {broker_id} {other}", partial(network.heal, broker_id, other))
-        if self._random.randrange(2):
-            self._later(300, f"all but {broker_id} go down", partial(self._kill_others, broker_id))
+        log = self._log(state.leader, state.topic_partition)
+        if log is None or log.stopped_at is None or state.isr != (state.leader,):
+            return False
+        first, stop = log.stopped_at.first_offset, log.stopped_at.stop_offset
+        return not any(
+            other.log_start_offset <= first and stop <= other.high_watermark for other in self._others(state)
+        )
 
-    def _kill_others(self, broker_id: int) -> None:
-        if self.is_calm:
-            return
-        for other, broker in self._cluster.brokers.items():
-            if other != broker_id and broker.is_alive:
-                self._kill(other)
+    def lost_before(self, state: LeaderAndIsr) -> int:
+        """Return the end of the last rotten range in the leader's log that no other replica has; -1 for
+        none."""
+        log = self._log(state.leader, state.topic_partition)
+        if log is None or log.stopped_at is not None:
+            return -1
+        lost = [
+            damage.stop_offset
+            for damage in log.damages
+            if log.log_start_offset < damage.stop_offset <= log.high_watermark
+            and not any(
+                other.log_start_offset < damage.stop_offset and damage.first_offset < other.log_end_offset
+                for other in self._others(state)
+            )
+        ]
+        return max(lost, default=-1)
 
-    def _configure(self, _: int) -> None:
-        """Change min.insync.replicas."""
-        self._counts["config changes"] += 1
-        name = self._random.choice(list(self._controller.topics))
-        topic = self._controller.topics[name]
-        config = topic.config.replace({"min.insync.replicas": self._random.choice((1, 2, 2, 3))})
-        self._controller.topics[name] = topic._replace(config=config)
-        for broker in self._cluster.brokers.values():
-            if broker.is_alive:
-                broker.program.log_manager.configs.change({name: config})
+    def _others(self, state: LeaderAndIsr) -> list[Any]:
+        """Return the logs of the other replicas."""
+        logs = [self._log(each, state.topic_partition) for each in state.replicas if each != state.leader]
+        return [log for log in logs if log is not None]
 
-    def _look_for_loss(self) -> None:
-        """Act as an operator, who has to choose where rot destroyed what no replica can provide.
+    def end_of(self, broker_id: int, at: TopicPartition) -> tuple[int, int]:
+        """Return the last leader epoch of a replica's log, and its end."""
+        log = self._log(broker_id, at)
+        if log is None or log.stopped_at is not None:
+            return -1, -1
+        return log.leader_epoch, log.log_end_offset
 
-        A log whose recovery stopped at the rot cannot lead. If it is alone in the ISR, another replica is
-        elected uncleanly. If the leader runs, and is the only one that had not deleted the range (after an
-        unclean election), its records are deleted up to there.
-        """
-        for state in list(self._controller.partitions.values()):
-            at = state.topic_partition
-            others = [each for each in state.replicas if each != state.leader and self._will.may_lead(each)]
-            if self._bits.cannot_lead(state) and others:
-                self._counts["elections past rot"] += 1
-                leader = max(others, key=lambda each: self._bits.end_of(each, at))
-                self._will.elect(state, leader, (leader,), unclean=True)
-            elif (offset := self._bits.lost_before(state)) >= 0:
-                self._counts["deletions past rot"] += 1
-                self._cluster.program(state.leader).replica_manager.delete_records({at: offset})
+    def _log(self, broker_id: int, at: TopicPartition) -> Any:
+        machine = self._machines.get(broker_id)
+        return None if machine is None or machine.program is None else machine.program.log_manager.get_log(at)
 
-    def _retain(self, broker_id: int) -> None:
-        """Apply the topics' retention on the broker."""
-        self._counts["retention rounds"] += 1
-        self._cluster.program(broker_id).log_manager.delete_old_segments()
+    def _storage(self, broker_id: int) -> SimStorage:
+        return self._machines[broker_id].storage
 
-    # ---- internals ----------------------------------------------------------------------------------------
-
-    def _any_broker(self) -> int:
-        return 1 + self._random.randrange(len(self._cluster.brokers))
-
-    def _later(self, mean_ms: int, summary: str, action: Callable[[], None]) -> None:
-        delay_ms = self._random.expovariate(1 / mean_ms)
-        self._cluster.scheduler.add("fault", summary, action, delay_ns=int(delay_ms * NANOSECONDS_PER_MS))
+    def _offset_to_rot(self, broker_id: int, at: TopicPartition) -> int | None:
+        replicas = list(self._replicas_of(at))
+        if at in self._rotten or broker_id not in replicas:
+            return None
+        logs = []
+        for each in replicas:
+            log = self._log(each, at)
+            if log is None or log.damages or not log.is_writable:
+                return None
+            logs.append(log)
+        start = max(log.log_start_offset for log in logs)
+        end = min(min(log.flush_offset, log.high_watermark) for log in logs)
+        return None if end <= start else start + self._random.randrange(end - start)

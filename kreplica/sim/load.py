@@ -1,229 +1,120 @@
-"""Load: the clients of a random run: producers (plain, idempotent, transactional), consumers, administrators.
+"""Transactions: the transactional producers of a random run, and a scripted transaction coordinator.
 
-The view checks the responses that producers and consumers get. Thread rule: one thread.
+A transaction has one partition, some batches, and one end: a marker that commits or aborts it, which is
+retried until it is acknowledged. A batch that is not acknowledged aborts it in the next producer epoch, which
+fences batches still in flight. Each transaction has its own producer id: if an unclean election loses a
+transaction's end, a later end must not be taken for it. Thread rule: one thread.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from functools import partial
-from random import Random
-from typing import Any
+from collections.abc import Callable, Iterable
 
 from kreplica._core.batch_builder import BatchBuilder
-from kreplica.common.errors import NotEnoughReplicas, NotEnoughReplicasAfterAppend
-from kreplica.common.future import Future
-from kreplica.common.leader_and_isr import NO_LEADER
-from kreplica.common.types import TopicPartition
+from kreplica.common.ports import Random
+from kreplica.common.types import AppendOrigin, TopicPartition
+from kreplica.record.control import EndTransactionMarker, build_end_transaction_marker
 from kreplica.sim import client
-from kreplica.sim.cluster import SimCluster
-from kreplica.sim.invariants.checker import InvariantChecker
-from kreplica.sim.invariants.partition_view import PartitionView
-from kreplica.sim.invariants.violation import InvariantViolated
-from kreplica.sim.transactions import READ_COMMITTED, Transactions
 
-PRODUCE_TIMEOUT_MS = 400
-# How often an idempotent producer sends a batch before it starts over with another producer id.
+# Far from the ids of idempotent producers.
+FIRST_PRODUCER_ID = 1_000_000
+# How often a batch is sent.
 TRIES = 4
+# The invariant's name in reports that a reader got uncommitted records, or missed committed ones.
+READ_COMMITTED = "ReadCommitted"
+COORDINATOR_EPOCH = 0
 
 
-class IdempotentProducer:
-    """The idempotent producer of a partition: its batch in flight, and its next sequence number."""
+class Transaction:
+    """A transaction. `is_committed`: the decision, None while it is open. `request`: the one in flight."""
+
+    __slots__ = ("is_committed", "producer_id", "request", "sequence", "tries")
 
     def __init__(self, producer_id: int) -> None:
         self.producer_id = producer_id
         self.sequence = 0
-        self.tries = 0
+        self.is_committed: bool | None = None
         self.request: client.ProduceRequest | None = None
+        self.tries = 0
 
 
-class Load:
-    """Runs client operations on random partitions. `pending`: requests without a response.
+class Transactions:
+    """At most one open transaction for each partition. `counts` is the observer's."""
 
-    `value_bytes`: the minimum size of a value.
-    """
-
-    def __init__(
-        self,
-        cluster: SimCluster,
-        checker: InvariantChecker,
-        counts: Counter[str],
-        random: Random,
-        value_bytes: int = 0,
-    ) -> None:
-        self.pending = 0
-        self._cluster = cluster
-        self._controller = cluster.controller
-        self._checker = checker
-        self._view = checker.view
-        self._counts = counts
+    def __init__(self, random: Random, counts: Counter[str], timeout_ms: int) -> None:
         self._random = random
-        self._values = 0
-        self._value_bytes = value_bytes
-        self._positions: Counter[TopicPartition] = Counter()
-        self._producer_ids = 0
-        self._producers: dict[TopicPartition, IdempotentProducer] = {}
-        self._transactions = Transactions(self._random, counts, PRODUCE_TIMEOUT_MS)
+        self._counts = counts
+        self._timeout_ms = timeout_ms
+        self._producer_ids = FIRST_PRODUCER_ID
+        self._open: dict[TopicPartition, Transaction] = {}
+        self._by_value: dict[bytes, Transaction] = {}
 
-    def operate(self) -> None:
-        """Run one operation of a random client."""
-        at = self._random.choice(list(self._controller.partitions))
-        self._look_for_a_frozen_mark(at)
-        chance = self._random.randrange(100)
-        if chance < 38:
-            self._produce(at)
-        elif chance < 53:
-            self._produce_once(at)
-        elif chance < 65:
-            now_ms = self._cluster.brokers[1].clock.time_ms()
-            self._send(self._transactions.next_request(at, self._new_values, now_ms), None)
-        elif chance < 97:
-            self._consume(at)
-        else:
-            self._delete(at)
-
-    # ---- producers ----------------------------------------------------------------------------------------
-
-    def _receiver(self, at: TopicPartition) -> int:
-        # A client may not know the current leader.
-        believed = self._controller.partitions[at].leader
-        brokers = len(self._cluster.brokers)
-        return self._random.choice((believed, believed, believed, 1 + self._random.randrange(brokers)))
-
-    def _new_values(self) -> list[bytes]:
-        count = 1 + self._random.randrange(3)
-        self._values += count
-        return [b"%0*d" % (self._value_bytes, value) for value in range(self._values - count, self._values)]
-
-    def _produce(self, at: TopicPartition) -> None:
-        acks = self._random.choice((-1, -1, -1, 1, 0))
-        self._send(client.ProduceRequest(at, self._new_values(), acks, PRODUCE_TIMEOUT_MS), None)
-
-    def _produce_once(self, at: TopicPartition) -> None:
-        producer = self._producers.get(at)
-        if producer is None or producer.tries > TRIES:
+    def next_request(
+        self, at: TopicPartition, new_values: Callable[[], list[bytes]], now_ms: int
+    ) -> client.ProduceRequest:
+        """Return the next request of the partition's producer or coordinator, or a retry."""
+        transaction = self._open.get(at)
+        if transaction is None:
             self._producer_ids += 1
-            producer = self._producers[at] = IdempotentProducer(self._producer_ids)
-        if producer.request is None:
-            values = self._new_values()
-            builder = BatchBuilder()
-            builder.producer_id, builder.producer_epoch = producer.producer_id, 0
-            builder.base_sequence = producer.sequence
-            now_ms = self._cluster.brokers[1].clock.time_ms()
-            batch = builder.build(values, now_ms=now_ms)
-            producer.request = client.ProduceRequest(at, values, -1, PRODUCE_TIMEOUT_MS, batch)
-        producer.tries += 1
-        self._send(producer.request, producer)
+            transaction = self._open[at] = Transaction(self._producer_ids)
+        if transaction.is_committed is None and transaction.tries > TRIES:
+            transaction.is_committed, transaction.request = False, None
+        if transaction.request is None:
+            if transaction.is_committed is None and transaction.sequence and self._random.randrange(3) == 0:
+                transaction.is_committed = self._random.randrange(5) > 1
+            if transaction.is_committed is None:
+                transaction.request = self._batch(at, transaction, new_values(), now_ms)
+            else:
+                transaction.request = self._end(at, transaction, now_ms)
+            transaction.tries = 0
+        transaction.tries += 1
+        return transaction.request
 
-    def _send(self, request: client.ProduceRequest, producer: IdempotentProducer | None) -> None:
-        receiver = self._receiver(request.topic_partition)
-        if receiver == NO_LEADER:
+    def acknowledged(self, request: client.ProduceRequest) -> None:
+        """Take in that the request was carried out and is on all replicas in sync."""
+        at = request.topic_partition
+        transaction = self._open.get(at)
+        if transaction is None or transaction.request is not request:
             return
-        self.pending += 1
-        answer = self._cluster.send(receiver, request, timeout_ms=2 * PRODUCE_TIMEOUT_MS)
-        answer.add_done_callback(self._checker.watched(partial(self._produced, request, producer)))
+        transaction.request, transaction.tries = None, 0
+        transaction.sequence += len(request.values)
+        if transaction.is_committed is not None:
+            self._counts[
+                "transactions committed" if transaction.is_committed else "transactions aborted"
+            ] += 1
+            del self._open[at]
 
-    def _produced(
-        self, request: client.ProduceRequest, producer: IdempotentProducer | None, answer: Future[Any]
-    ) -> None:
-        self.pending -= 1
-        outcome = client.produced(answer)
-        if outcome.error is not None:
-            self._counts["refused"] += 1
-            if isinstance(outcome.error, (NotEnoughReplicas, NotEnoughReplicasAfterAppend)):
-                self._counts["refused for too few in sync"] += 1
-            return
-        self._counts["acked"] += 1
-        self._transactions.acknowledged(request)
-        if producer is not None and producer.request is request:
-            self._counts["acked by a retry"] += producer.tries > 1
-            producer.sequence += len(request.values)
-            producer.request, producer.tries = None, 0
-        view = self._view.partitions[request.topic_partition]
-        # An unclean election may void what a leader acknowledged in an earlier epoch.
-        if request.acks == -1 and outcome.leader_epoch >= view.unclean_epoch:
-            self._view.acknowledged(request.topic_partition, outcome.base_offset, request.values)
+    def is_visible(self, value: bytes | None) -> bool:
+        """Return whether a consumer of committed records may, and must, get the value."""
+        transaction = None if value is None else self._by_value.get(value)
+        return transaction is None or transaction.is_committed is True
 
-    # ---- consumers and others -----------------------------------------------------------------------------
+    def wrongly_given(self, values: Iterable[bytes | None]) -> list[bytes | None]:
+        """Return the values that belong to open or aborted transactions."""
+        return [value for value in values if not self.is_visible(value)]
 
-    def _consume(self, at: TopicPartition) -> None:
-        state = self._controller.partitions[at]
-        if state.leader == NO_LEADER:
-            return
-        offset = self._positions[at]
-        unclean_epoch = self._view.partitions[at].unclean_epoch
-        # After an unclean election, only a consumer that names the leader epoch is safe from an earlier
-        # leader.
-        names_epoch = unclean_epoch >= 0 or self._random.randrange(2) == 0
-        read_committed = self._random.randrange(2) == 0
-        request = client.fetch_request(
-            state.topic_id,
-            at.partition,
-            offset,
-            read_committed=read_committed,
-            leader_epoch=state.leader_epoch if names_epoch else -1,
+    # ---- internals ----------------------------------------------------------------------------------------
+
+    def _batch(
+        self, at: TopicPartition, transaction: Transaction, values: list[bytes], now_ms: int
+    ) -> client.ProduceRequest:
+        for value in values:
+            self._by_value[value] = transaction
+        builder = BatchBuilder()
+        builder.transactional = True
+        builder.producer_id, builder.producer_epoch = transaction.producer_id, 0
+        builder.base_sequence = transaction.sequence
+        batch = builder.build(values, now_ms=now_ms)
+        return client.ProduceRequest(at, values, -1, self._timeout_ms, batch)
+
+    def _end(self, at: TopicPartition, transaction: Transaction, now_ms: int) -> client.ProduceRequest:
+        commits = bool(transaction.is_committed)
+        marker = build_end_transaction_marker(
+            EndTransactionMarker(commits, COORDINATOR_EPOCH),
+            producer_id=transaction.producer_id,
+            producer_epoch=0 if commits else 1,
+            timestamp_ms=now_ms,
         )
-        answer = self._cluster.send(state.leader, request, timeout_ms=PRODUCE_TIMEOUT_MS)
-        consumed = partial(self._consumed, at, offset, unclean_epoch, read_committed)
-        answer.add_done_callback(self._checker.watched(consumed))
-
-    def _consumed(
-        self,
-        at: TopicPartition,
-        offset: int,
-        unclean_epoch: int,
-        read_committed: bool,
-        answer: Future[Any],
-    ) -> None:
-        got = client.consumed(answer, offset)
-        view = self._view.partitions[at]
-        if got.error is not None or view.unclean_epoch != unclean_epoch:
-            leader = view.leader
-            self._positions[at] = 0 if leader is None else leader.log_start
-        elif got.next_offset > offset:
-            self._counts["read"] += len(got.records)
-            self._view.consumed(at, got.records)
-            if read_committed:
-                self._check_read_committed(view, offset, got)
-            # Now and then start again at the beginning.
-            again = self._random.random() < 0.1
-            self._positions[at] = 0 if again else got.next_offset
-
-    def _check_read_committed(self, view: PartitionView, offset: int, got: client.Consumed) -> None:
-        """Check that the consumer got no records of open or aborted transactions, and all other records."""
-        wrong = self._transactions.wrongly_given(value for _, _, value in got.records)
-        if wrong:
-            raise InvariantViolated(READ_COMMITTED, f"a consumer got {wrong}, not committed; {view}")
-        given = {at for at, _, _ in got.records}
-        for at, cell in enumerate(view.committed[offset : got.next_offset], offset):
-            # The values of markers are not numbers.
-            if at in given or cell is None or cell.value is None or not cell.value.isdigit():
-                continue
-            if self._transactions.is_visible(cell.value):
-                raise InvariantViolated(READ_COMMITTED, f"a consumer was not given {cell} at {at}; {view}")
-            self._counts["aborted records left out"] += 1
-
-    def _delete(self, at: TopicPartition) -> None:
-        leader = self._view.partitions[at].leader
-        if leader is None or leader.high_watermark <= leader.log_start:
-            return
-        ahead = leader.high_watermark - leader.log_start
-        offset = -1 if self._random.randrange(4) == 0 else leader.log_start + self._random.randrange(ahead)
-        request = client.DeleteRecords(at, offset, PRODUCE_TIMEOUT_MS)
-        self.pending += 1
-        answer = self._cluster.send(leader.broker_id, request, timeout_ms=2 * PRODUCE_TIMEOUT_MS)
-        answer.add_done_callback(self._checker.watched(partial(self._deleted, at)))
-
-    def _deleted(self, at: TopicPartition, answer: Future[Any]) -> None:
-        self.pending -= 1
-        if answer.exception() is None and answer.result()[at].error is None:
-            self._counts["records deleted"] += 1
-
-    def _look_for_a_frozen_mark(self, at: TopicPartition) -> None:
-        leader = self._view.partitions[at].leader
-        if (
-            leader is not None
-            and leader.high_watermark < leader.log_end
-            and leader.partition.is_under_min_isr
-        ):
-            self._counts["frozen high watermarks"] += 1
+        origin = AppendOrigin.COORDINATOR
+        return client.ProduceRequest(at, (), -1, self._timeout_ms, marker, origin)

@@ -1,20 +1,211 @@
-"""SimMachines: machines and their network under one virtual clock, with all the faults they may have.
+"""SimMachines: simulated machines and their network under one virtual clock, with all their faults.
 
-Everything that happens is an event of `scheduler`; all chance comes from `seed`. Thread rule: one thread.
+A SimBroker is one machine, and the program on it can be killed, lose power, be stalled and slowed. It keeps
+its disk and its clock; each start is a new life of the program with its own ports. A kill first revokes the
+ports, so that a dead life cannot act: its events never run, its messages vanish, and its storage is a copy
+that is no longer read. Everything that happens is an event of `scheduler`; all chance comes from `seed`.
+Thread rule: one thread.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol, TypeVar
 
-from kreplica.common.ports import NANOSECONDS_PER_MS, Random
-from kreplica.sim.clock import VirtualTime
+from kreplica.common.errors import KafkaStorageError
+from kreplica.common.future import Future
+from kreplica.common.ports import (
+    NANOSECONDS_PER_MS,
+    Clock,
+    Loop,
+    Random,
+    Scheduler,
+    Storage,
+    Transport,
+    Workers,
+)
 from kreplica.sim.network import LinkConditions, Message, SimNetwork
-from kreplica.sim.node import DIRECTORY, MakeBroker, SimBroker
-from kreplica.sim.scheduler import SimScheduler
+from kreplica.sim.scheduler import Incarnation, SimScheduler, VirtualClock, VirtualTime
 from kreplica.sim.storage import SimStorage
+
+DIRECTORY = "/data"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerPorts:
+    """What one life of a broker gets from its machine. `loop(name)` creates a Loop."""
+
+    broker_id: int
+    broker_epoch: int
+    directories: Sequence[str]
+    storage: Storage
+    clock: Clock
+    scheduler: Scheduler
+    transport: Transport
+    workers: Workers
+    random: Random
+    loop: Callable[[str], Loop]
+
+
+class BrokerProgram(Protocol):
+    """The program that runs on a machine."""
+
+    def startup(self) -> None: ...
+
+    def shutdown(self) -> None: ...
+
+    def handle(self, request: Any) -> Future[Any]: ...
+
+
+MakeBroker = Callable[[BrokerPorts], Any]
+
+
+class SimWorkers:
+    """Implements `kreplica.common.ports.Workers`: runs one task after the other."""
+
+    def run(self, tasks: Sequence[Callable[[], None]]) -> None:
+        for task in tasks:
+            task()
+
+
+class SimBroker:
+    """A machine and its broker; `register()` returns the broker epoch of each new life."""
+
+    def __init__(
+        self,
+        broker_id: int,
+        scheduler: SimScheduler,
+        network: SimNetwork,
+        make_broker: MakeBroker,
+        register: Callable[[], int],
+        seed: str,
+    ) -> None:
+        self.broker_id = broker_id
+        self.clock = VirtualClock(scheduler.time)
+        self.storage = _empty_disk()
+        # The time for which each flush blocks the broker.
+        self.flush_us = 0
+        # The number of disk changes and flushes in all of its lives.
+        self.disk_operations = 0
+        # Called before each disk change and flush; it raises to refuse the operation.
+        self.disk_fault: Callable[[str, str], None] | None = None
+        # Whether its last life ended by a power cut.
+        self.lost_power = False
+        self.was_stopped = False
+        self.life = Incarnation(broker_id, 0)
+        self.life.is_alive = False
+        self.program: Any = None
+        self._scheduler = scheduler
+        self._network = network
+        self._make_broker = make_broker
+        self._register = register
+        # Each machine draws its own random numbers, so that they do not affect other machines.
+        self._random = random.Random(f"{seed}/{broker_id}")
+
+    @property
+    def is_alive(self) -> bool:
+        return self.life.is_alive
+
+    @property
+    def is_paused(self) -> bool:
+        return self.life.is_paused
+
+    # ---- life and death -----------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start the broker on the current disk. Raises what its startup raises; it is dead then."""
+        assert not self.is_alive, f"broker {self.broker_id} runs"
+        life = self.life = Incarnation(self.broker_id, self.life.number + 1)
+        endpoint = self._network.join(life)
+        self.storage.before = self._before_disk
+        ports = BrokerPorts(
+            broker_id=self.broker_id,
+            broker_epoch=self._register(),
+            directories=[DIRECTORY],
+            storage=self.storage,
+            clock=self.clock,
+            scheduler=self._scheduler.of(life),
+            transport=endpoint,
+            workers=SimWorkers(),
+            random=self._random,
+            loop=lambda name: self._scheduler.loop(life, name),
+        )
+        try:
+            self.program = self._make_broker(ports)
+            self._network.register(life, partial(answer, self.program))
+            self.program.startup()
+        except BaseException:
+            self.kill()
+            raise
+
+    def stop(self) -> None:
+        """Shut the broker down cleanly; the immediate part of that has completed on return."""
+        self.program.shutdown()
+        self._end(silently=False)
+        self.was_stopped = True
+        self.storage = self.storage.after_kill()
+
+    def kill(self) -> None:
+        """End the broker as kill -9 does: what was written stays, flushed or not."""
+        self._end(silently=False)
+        self.storage = self.storage.after_kill()
+
+    def power_cut(self, chance: Random | None = None, *, keeps_names: bool = False) -> None:
+        """Cut the machine's power: lose what was not flushed, or with `chance` a part of it; see
+        SimStorage.after_power_cut."""
+        self._end(silently=True)
+        self.storage = self.storage.after_power_cut(chance, keeps_names=keeps_names)
+
+    def wipe(self) -> None:
+        """Give the machine, which is down, an empty disk."""
+        assert not self.is_alive, f"broker {self.broker_id} runs"
+        self.storage = _empty_disk()
+
+    def _end(self, *, silently: bool) -> None:
+        self.life.is_alive = False
+        self.lost_power, self.was_stopped = silently, False
+        self.storage.before = _revoked
+        self._network.leave(self.life, silently=silently)
+        self.program = None
+
+    # ---- stalls and faults --------------------------------------------------------------------------------
+
+    def pause(self) -> None:
+        """Stall the broker, as a long garbage collection would: its loops stop, and messages wait."""
+        self._scheduler.pause(self.life)
+
+    def resume(self) -> None:
+        self._scheduler.resume(self.life)
+
+    def _before_disk(self, operation: str, path: str) -> None:
+        self.disk_operations += 1
+        if self.disk_fault is not None:
+            self.disk_fault(operation, path)
+        if self.flush_us and operation in ("flush", "sync_directory"):
+            life = self.life
+            life.busy_until_ns = max(life.busy_until_ns, self._scheduler.time.now_ns) + self.flush_us * 1000
+
+
+def answer(program: BrokerProgram, request: Any) -> Future[Any]:
+    """Let the broker answer a Kafka request, or carry out one of sim.client's own."""
+    run = getattr(request, "run", None)
+    made: Future[Any] = program.handle(request) if run is None else run(program)
+    return made
+
+
+def _empty_disk() -> SimStorage:
+    storage = SimStorage()
+    storage.make_directory(DIRECTORY)
+    storage.sync_directory("/")
+    return storage
+
+
+def _revoked(operation: str, path: str) -> None:
+    raise KafkaStorageError(f"{operation} of {path} by a broker that was killed")
+
 
 T = TypeVar("T")
 

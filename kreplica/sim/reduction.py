@@ -13,12 +13,10 @@ from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from kreplica.common.ports import NANOSECONDS_PER_MS
-from kreplica.sim.broker_story import BrokerStory
-from kreplica.sim.driver import RandomDriver
+from kreplica.sim.brokers.driver import RandomDriver
 from kreplica.sim.invariants.violation import InvariantViolated
 from kreplica.sim.nodes.driver import ROUNDS, NodeDriver
-from kreplica.sim.nodes.node_story import NodeStory
-from kreplica.sim.story import Story
+from kreplica.sim.story import BrokerStory, NodeStory, Story
 
 # How long a repeated run continues after its last action, to let a violation show.
 GRACE_MS = 50
@@ -67,7 +65,7 @@ def run_nodes(
 ) -> RandomRun:
     """Run NodeDriver once; a violation ends the run and is part of the result."""
     driver = NodeDriver(seed, without=without)
-    return _run(run_nodes, driver, seed, events, round_ends_ns, NodeStory(driver) if tells else None)
+    return _run(run_nodes, driver, seed, events, round_ends_ns, NodeStory(driver.cluster) if tells else None)
 
 
 def run_brokers(
@@ -80,7 +78,8 @@ def run_brokers(
 ) -> RandomRun:
     """As `run_nodes`, with RandomDriver."""
     driver = RandomDriver(seed, without=without)
-    return _run(run_brokers, driver, seed, events, round_ends_ns, BrokerStory(driver) if tells else None)
+    story = BrokerStory(driver.cluster, driver.will) if tells else None
+    return _run(run_brokers, driver, seed, events, round_ends_ns, story)
 
 
 def _run(

@@ -1,4 +1,4 @@
-"""SimScheduler: the event queue of a simulation, which also runs the events.
+"""SimScheduler: the virtual time of a simulation, and the event queue that advances it.
 
 `step` takes the next event, sets the time to its moment and runs it. Events of one moment run in a random
 order from the seeded Random (so that a seed explores interleavings), or, with `shuffle` off, in the order
@@ -6,8 +6,9 @@ they were added (so that a script runs as written). The same seed gives the same
 it across processes.
 
 An event may belong to an Incarnation, one life of a node. Events of a dead incarnation never run; those of a
-paused or busy one wait for it. The scheduler owns the queue; the node owns its incarnation. Thread rule: one
-thread.
+paused or busy one wait for it. The scheduler owns the queue; the node owns its incarnation. All machines
+share one monotonic time. Each has its own date (VirtualClock), which a test may set forward or back. Thread
+rule: one thread.
 """
 
 from __future__ import annotations
@@ -18,7 +19,45 @@ from collections.abc import Callable
 from hashlib import blake2b
 
 from kreplica.common.ports import NANOSECONDS_PER_MS, Random
-from kreplica.sim.clock import VirtualTime
+
+# The date at which a simulation begins, in milliseconds: 2020-09-13, so that a forgotten zero is obvious.
+START_DATE_MS = 1_600_000_000_000
+
+
+class VirtualTime:
+    """The monotonic time shared by all machines, in nanoseconds since the simulation's start."""
+
+    __slots__ = ("now_ns",)
+
+    def __init__(self) -> None:
+        self.now_ns = 0
+
+    def advance_to(self, moment_ns: int) -> None:
+        """Advance the time to `moment_ns`; does nothing if that is past."""
+        self.now_ns = max(self.now_ns, moment_ns)
+
+
+class VirtualClock:
+    """Implements `kreplica.common.ports.Clock` for one machine."""
+
+    __slots__ = ("_date_offset_ms", "time")
+
+    def __init__(self, time: VirtualTime | None = None, *, date_ms: int = START_DATE_MS) -> None:
+        self.time = time or VirtualTime()
+        self._date_offset_ms = date_ms - self.time.now_ns // NANOSECONDS_PER_MS
+
+    def time_ms(self) -> int:
+        """Return the date in milliseconds since 1970. `jump_date` can set it back."""
+        return self.time.now_ns // NANOSECONDS_PER_MS + self._date_offset_ms
+
+    def monotonic_ns(self) -> int:
+        """Return nanoseconds since the simulation's start. Never goes back."""
+        return self.time.now_ns
+
+    def jump_date(self, by_ms: int) -> None:
+        """Set this machine's date forward or back; the monotonic time does not change."""
+        self._date_offset_ms += by_ms
+
 
 # The node of an event that concerns no node: a fault, a client.
 WORLD = -1

@@ -24,8 +24,7 @@ from confluent_kafka.admin import AdminClient
 
 from kreplica.cli import diff
 from kreplica.common.types import TopicPartition
-from kreplica.sim.history import Assign, History, Poll, Polled, Send, Sent
-from kreplica.sim.history_checker import Anomaly, check
+from kreplica.sim.history import Anomaly, Assign, History, Poll, Polled, Send, Sent, check
 from tests.support.node_processes import NodeProcesses
 
 TOPIC = "orders"

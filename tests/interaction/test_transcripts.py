@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from kreplica.common.errors import StorageIOError
-from kreplica.sim.transcript.script import first_command
+from kreplica.sim.transcript.runner import first_command
 from kreplica.sim.transcript.simulated import replay_simulated
 from tests.support.breakable_storage import BreakableStorage
 from tests.support.real_cluster import replay_for_real

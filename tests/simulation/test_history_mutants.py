@@ -13,11 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from kreplica.sim.driver import RandomDriver
+from kreplica.sim.brokers.driver import RandomDriver, draw_workload
 from kreplica.sim.invariants.violation import InvariantViolated
 from kreplica.sim.nodes.driver import NodeDriver
 from kreplica.sim.quorum.quorum_driver import QuorumDriver
-from kreplica.sim.workload import draw_workload
 from tests.mutants.control_mutants import CONTROL_MUTANTS
 from tests.mutants.history_mutants import HISTORY_MUTANTS
 from tests.mutants.mutants import MUTANTS, built_in

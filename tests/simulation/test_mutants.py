@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from kreplica.common.errors import CorruptMessage
-from kreplica.sim.driver import RandomDriver
+from kreplica.sim.brokers.driver import RandomDriver
 from kreplica.sim.invariants.checker import INVARIANTS
-from kreplica.sim.invariants.committed import LogMatching
+from kreplica.sim.invariants.rules import LogMatching
 from kreplica.sim.invariants.violation import InvariantViolated
-from kreplica.sim.transactions import READ_COMMITTED
+from kreplica.sim.load import READ_COMMITTED
 from tests.mutants.mutants import MUTANTS, switched_on
 
 EVENTS = 1_500

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from kreplica.sim.nodes.driver import NodeDriver
-from kreplica.sim.nodes.node_observer import EXPECTED
+from kreplica.sim.nodes.driver import EXPECTED, NodeDriver
 from tests.support.random_runs import hash_elsewhere, hold_seeds
 
 EVENTS = 2_000

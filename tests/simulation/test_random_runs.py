@@ -12,8 +12,8 @@ from collections import Counter
 
 import pytest
 
-from kreplica.sim.driver import RandomDriver
-from kreplica.sim.observer import EXPECTED
+from kreplica.sim.brokers.driver import RandomDriver
+from kreplica.sim.brokers.observer import EXPECTED
 
 SEEDS = int(os.environ.get("KREPLICA_SEEDS", "100"))
 FIRST_SEED = int(os.environ.get("KREPLICA_FIRST_SEED", "1"))
@@ -41,7 +41,7 @@ def test_no_seed_violates_an_invariant(capsys, with_disks):
 
 PROGRAM = """
 import sys
-from kreplica.sim.driver import RandomDriver
+from kreplica.sim.brokers.driver import RandomDriver
 driver = RandomDriver(int(sys.argv[1]))
 driver.run(500)
 print(driver.cluster.scheduler.event_hash)

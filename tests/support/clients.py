@@ -20,8 +20,7 @@ from kreplica.client.producer import Producer
 from kreplica.common.future import resolved
 from kreplica.common.types import TopicPartition
 from kreplica.common.wire import uuid_of
-from kreplica.sim.clock import VirtualClock
-from kreplica.sim.scheduler import Incarnation
+from kreplica.sim.scheduler import Incarnation, VirtualClock
 from tests.support.replicas import TOPIC, Replicas
 
 AT = TopicPartition(TOPIC, 0)

@@ -36,10 +36,9 @@ from kreplica.raft.quorum_state import FileBasedStateStore
 from kreplica.raft.raft_config import RaftConfig
 from kreplica.raft.raft_listener import LeaderAndEpoch
 from kreplica.raft.voter_set import ReplicaKey, VoterNode, VoterSet
-from kreplica.sim.clock import VirtualTime
+from kreplica.sim.machines import BrokerPorts, SimBroker
 from kreplica.sim.network import LinkConditions, SimEndpoint, SimNetwork
-from kreplica.sim.node import BrokerPorts, SimBroker
-from kreplica.sim.scheduler import NANOSECONDS_PER_MS, Incarnation, SimScheduler
+from kreplica.sim.scheduler import NANOSECONDS_PER_MS, Incarnation, SimScheduler, VirtualTime
 from tests.support.one_controller import directory_of, topic_creation
 
 CLUSTER_ID = "simulated-cluster-----"

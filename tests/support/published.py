@@ -12,10 +12,9 @@ from kreplica.common.types import Uuid
 from kreplica.metadata.cluster_metadata import ClusterMetadata, difference
 from kreplica.metadata.image_format import OffsetAndEpoch
 from kreplica.metadata.records import MetadataRecord
-from kreplica.sim.broker_factory import CLUSTER_ID, LOG_CONFIG
-from kreplica.sim.cluster import SimCluster
+from kreplica.sim.cluster import CLUSTER_ID, LOG_CONFIG, SimCluster
 from kreplica.sim.controller import CONTROLLER_ID, ScriptedController
-from kreplica.sim.node import DIRECTORY, BrokerPorts
+from kreplica.sim.machines import DIRECTORY, BrokerPorts
 
 
 class PublishedBroker:

@@ -13,13 +13,10 @@ from pathlib import Path
 from kreplica.replica.replica_config import ReplicaConfig
 from kreplica.runtime.local_network import LocalNetwork
 from kreplica.runtime.scheduler import ThreadWorkers
-from kreplica.sim.broker_factory import broker_factory
-from kreplica.sim.cluster import CLIENT_ID
+from kreplica.sim.cluster import CLIENT_ID, broker_factory
 from kreplica.sim.controller import CONTROLLER_ID, ScriptedController
-from kreplica.sim.machines import SETTLE_MS
-from kreplica.sim.node import BrokerPorts, answer
-from kreplica.sim.transcript.runner import Transcript
-from kreplica.sim.transcript.script import replay
+from kreplica.sim.machines import SETTLE_MS, BrokerPorts, answer
+from kreplica.sim.transcript.runner import Transcript, replay
 from tests.support.breakable_storage import BreakableStorage
 
 # Only a broken network makes a wait this long.

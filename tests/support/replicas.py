@@ -12,8 +12,7 @@ from kreplica.common.types import TopicPartition
 from kreplica.replica.partition import Partition
 from kreplica.replica.replica_config import ReplicaConfig
 from kreplica.replica.replica_manager import ReplicaManager
-from kreplica.sim.broker_factory import LOG_CONFIG, broker_factory
-from kreplica.sim.cluster import SimCluster
+from kreplica.sim.cluster import LOG_CONFIG, SimCluster, broker_factory
 
 TOPIC = "t"
 

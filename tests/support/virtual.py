@@ -6,8 +6,7 @@ import random
 from typing import Any
 
 from kreplica.common.future import Future
-from kreplica.sim.clock import VirtualClock, VirtualTime
-from kreplica.sim.scheduler import Incarnation, SimScheduler
+from kreplica.sim.scheduler import Incarnation, SimScheduler, VirtualClock, VirtualTime
 
 
 class VirtualMachine:

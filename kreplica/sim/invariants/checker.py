@@ -6,19 +6,23 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from kreplica.sim.cluster import SimCluster
-from kreplica.sim.invariants.cluster_view import ClusterView
-from kreplica.sim.invariants.committed import (
+from kreplica.sim.invariants.cluster_view import ClusterView, ScriptedWord
+from kreplica.sim.invariants.rules import (
     ConsistentRead,
     Durable,
+    Invariant,
+    IsrGrowth,
     LeaderCompleteness,
+    LeaderInIsr,
     LogMatching,
+    NeverBack,
     NoCommittedRecordLost,
     NothingAfterFailure,
+    OneFetcher,
+    StrongIsr,
+    ValidHighWatermark,
+    WeakIsr,
 )
-from kreplica.sim.invariants.controllers_word import ScriptedWord
-from kreplica.sim.invariants.in_sync import IsrGrowth, LeaderInIsr, StrongIsr, ValidHighWatermark, WeakIsr
-from kreplica.sim.invariants.invariant import Invariant
-from kreplica.sim.invariants.roles import NeverBack, OneFetcher
 from kreplica.sim.scheduler import SimEvent
 
 # LogMatching records what is committed and ends excuses; NeverBack needs the excuses as they were before, so

@@ -1,32 +1,351 @@
 """NodeChecker: checks all invariants of a cluster of whole nodes after every event.
 
 The quorum's invariants come first, because they establish what is committed. The committed metadata is then
-the controller's decision, which the partitions are compared with. Only what the event may have touched is
-checked: its node, and the partitions that have changed. Thread rule: one thread.
+the controller's decision (QuorumWord), which the partitions are compared with, and so are the brokers'
+responses to clients (Promises). Only what the event may have touched is checked: its node, and the partitions
+that have changed. Thread rule: one thread.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from typing import Any, NamedTuple
 
-from kreplica.common.leader_and_isr import NO_LEADER
+from kreplica._core.records import batches
+from kreplica.common.leader_and_isr import NO_LEADER, LeaderAndIsr, LeaderRecoveryState
 from kreplica.common.types import TopicPartition, Uuid
 from kreplica.common.wire import topic_id_of
+from kreplica.controller.topic_settings import DEFAULTS, ElectionSettings, settings_by
 from kreplica.metadata.cluster_metadata import ClusterMetadata, difference
-from kreplica.metadata.metadata_delta import MetadataDelta
+from kreplica.metadata.metadata_delta import MetadataDelta, PartitionChange
+from kreplica.metadata.records import PartitionChangeRecord
 from kreplica.metadata.registrations import PartitionRegistration
+from kreplica.raft.batch_reader import decoded_batches
+from kreplica.sim import client
 from kreplica.sim.invariants.checker import INVARIANTS
-from kreplica.sim.invariants.cluster_view import ClusterView
-from kreplica.sim.invariants.eligible import CandidateCompleteness, QuorumSuperset
-from kreplica.sim.invariants.invariant import Invariant
+from kreplica.sim.invariants.cluster_view import ClusterView, Decision, PartitionView
+from kreplica.sim.invariants.rules import CandidateCompleteness, Invariant, QuorumSuperset
 from kreplica.sim.invariants.violation import InvariantViolated
+from kreplica.sim.machines import SimBroker
 from kreplica.sim.network import Message
 from kreplica.sim.nodes.node_cluster import NodeCluster
-from kreplica.sim.nodes.promises import Promises
-from kreplica.sim.nodes.quorum_word import QuorumWord
 from kreplica.sim.quorum.quorum_log_checker import QuorumLogChecker
 from kreplica.sim.scheduler import WORLD, SimEvent
+
+ACKS_ALL = -1
+Records = list[tuple[int, int, bytes | None]]
+
+
+class _Asked(NamedTuple):
+    """A batch that a producer wants acknowledged, and the partition's leader epoch on the broker."""
+
+    view: PartitionView
+    leader_epoch: int
+    values: Sequence[bytes | None]
+
+
+class Promises:
+    """The promises of the brokers among `machines`; `view` checks them."""
+
+    def __init__(self, view: ClusterView, machines: Mapping[int, SimBroker]) -> None:
+        self.acknowledged = 0
+        self.consumed = 0
+        self._view = view
+        self._machines = machines
+        self._asked: dict[int, _Asked] = {}
+        self._acks: list[tuple[_Asked, int]] = []
+        self._reads: list[tuple[PartitionView, int, Records]] = []
+
+    def heard(self, what: str, message: Message) -> None:
+        """Take note of a message; this is the network's tap."""
+        if message.name == "Produce":
+            if message.is_request and what == "taken":
+                self._produce_asked(message)
+            elif not message.is_request and what == "sent":
+                self._produce_answered(message)
+        elif (
+            message.name == "Fetch"
+            and not message.is_request
+            and what == "sent"
+            and message.receiver not in self._machines
+        ):
+            self._fetch_answered(message)
+
+    def keep(self) -> None:
+        """Pass the promises of the last event to the view. Raises InvariantViolated."""
+        acks, self._acks = self._acks, []
+        for asked, offset in acks:
+            view = asked.view
+            if self._is_there(view) and asked.leader_epoch >= view.unclean_epoch:
+                self.acknowledged += len(asked.values)
+                self._view.acknowledged(view.topic_partition, offset, asked.values)
+        reads, self._reads = self._reads, []
+        for view, epoch, records in reads:
+            if self._is_there(view) and epoch >= view.unclean_epoch:
+                self.consumed += len(records)
+                self._view.consumed(view.topic_partition, records)
+
+    # ---- internals ----------------------------------------------------------------------------------------
+
+    def _is_there(self, view: PartitionView) -> bool:
+        return self._view.partitions.get(view.topic_partition) is view
+
+    def _present(self, broker_id: int, at: TopicPartition) -> tuple[PartitionView, int] | None:
+        """Return the partition and its leader epoch on the broker, None if the topic is gone."""
+        machine, view = self._machines.get(broker_id), self._view.partitions.get(at)
+        if view is None or machine is None or machine.program is None:
+            return None
+        partition = machine.program.replica_manager.partitions.get(at)
+        if partition is None or partition.leader_and_isr is None:
+            return None
+        if partition.leader_and_isr.topic_id != view.topic_id:
+            return None
+        return view, partition.leader_epoch
+
+    def _produce_asked(self, message: Message) -> None:
+        body = message.body
+        if body.acks != ACKS_ALL:
+            return
+        at, values = _values_of(body)
+        found = self._present(message.receiver, at)
+        if found is not None and values:
+            self._asked[message.number] = _Asked(*found, values)
+
+    def _produce_answered(self, message: Message) -> None:
+        asked = self._asked.pop(message.number, None)
+        if asked is None or message.body is None:
+            return
+        base_offset = _base_offset_of(message.body)
+        if base_offset >= 0:
+            self._acks.append((asked, base_offset))
+
+    def _fetch_answered(self, message: Message) -> None:
+        machine = self._machines.get(message.sender_id)
+        if machine is None or machine.program is None:
+            return
+        for topic in message.body.responses:
+            name = self._view.word.topic_name(topic_id_of(topic.topic_id))
+            for data in topic.partitions:
+                if name is None or data.error_code or not data.records:
+                    continue
+                found = self._present(message.sender_id, TopicPartition(name, data.partition_index))
+                if found is not None:
+                    self._reads.append((*found, _records_of(data.records)))
+
+
+def _values_of(request: Any) -> tuple[TopicPartition, Sequence[bytes | None]]:
+    """Return the partition and the values of a produce request, a client's or a script's."""
+    if isinstance(request, client.ProduceRequest):
+        return request.topic_partition, request.values
+    topic = request.topic_data[0]
+    data = topic.partition_data[0]
+    at = TopicPartition(str(topic.name), data.index)
+    return at, [record.value for batch in batches(data.records or b"") for record in batch]
+
+
+def _base_offset_of(answer: Any) -> int:
+    """Return the offset of the first acknowledged value, -1 if the response acknowledges none."""
+    if isinstance(answer, client.Produced):
+        return answer.base_offset
+    partition = answer.responses[0].partition_responses[0]
+    return -1 if partition.error_code else int(partition.base_offset)
+
+
+def _records_of(data: Any) -> Records:
+    return [
+        (record.offset, batch.leader_epoch, record.value)
+        for batch in batches(data)
+        if not batch.is_control
+        for record in batch
+        if record.offset is not None
+    ]
+
+
+READ_BYTES = 1 << 20
+# A node that lags further behind than this number of batches is compared after it has caught up.
+KEPT_STATES = 2_000
+
+
+class CommittedBatch:
+    """The effect of a committed batch on the cluster: `delta`, and `metadata` after it.
+
+    `unclean`: the partitions, by topic and number, with an election at which their topic's settings allowed
+    an unclean one. The same batch may change these settings before and after it.
+    """
+
+    __slots__ = ("delta", "end_offset", "metadata", "unclean")
+
+    def __init__(
+        self, end_offset: int, metadata: ClusterMetadata, delta: MetadataDelta, unclean: Set[tuple[Uuid, int]]
+    ) -> None:
+        self.end_offset = end_offset
+        self.metadata = metadata
+        self.delta = delta
+        self.unclean = unclean
+
+
+class QuorumWord:
+    """Implements `kreplica.sim.invariants.controllers_word.ControllersWord`.
+
+    `now`: the cluster after the decision that was returned last. `unclean_topics`: topics for which an
+    unclean election was requested, whatever their settings. `reused_names`: names that more than one topic
+    has had; a response about such a topic may concern any of them. `unclean_leader_election_enable`: the
+    controllers' default for topics without a setting.
+    """
+
+    def __init__(self, *, unclean_leader_election_enable: bool = False) -> None:
+        self._defaults = DEFAULTS._replace(unclean_leader_election_enable=unclean_leader_election_enable)
+        self.now = ClusterMetadata()
+        self.unclean_topics: set[str] = set()
+        self.reused_names: set[str] = set()
+        self._first_topics: dict[str, Uuid] = {}  # by name
+        # For each of the last committed batches, by its end.
+        self.states: dict[int, ClusterMetadata] = {0: self.now}
+        self.untold: deque[CommittedBatch] = deque()
+        self._replayed = ClusterMetadata()
+        # The effective settings of topics, by the table of settings used last.
+        self._configs: object = None
+        self._settings: dict[str, ElectionSettings] = {}
+        self._change: PartitionChange | None = None  # the decision being returned
+        self._unclean: Set[tuple[Uuid, int]] = frozenset()  # of the batch being returned
+        # By topic and partition: a leader epoch, and the replicas that its leader has proposed for the ISR.
+        self._proposed: dict[tuple[Uuid, int], tuple[int, set[int]]] = {}
+
+    def committed(self, member: Any, start: int, end: int) -> None:
+        """Replay what was just committed, which the member's log holds from `start` to `end`."""
+        at = start
+        while at < end:
+            records = member.log.read(at, READ_BYTES, committed_only=False).records
+            assert records is not None, (start, at, end)
+            for batch in decoded_batches(records):
+                at = batch.last_offset + 1
+                if at > end:
+                    break
+                unclean: set[tuple[Uuid, int]] = set()
+                for offset, (message, version) in enumerate(batch.records, batch.base_offset):
+                    if isinstance(message, PartitionChangeRecord) and self._is_allowed_unclean(message):
+                        unclean.add((message.topic_id, message.partition_id))
+                    self._replayed.replay(message, version, offset)
+                delta = self._replayed.take_delta()
+                metadata = self._replayed.copy()
+                self.states[at] = metadata
+                self.untold.append(CommittedBatch(at, metadata, delta, unclean))
+        while len(self.states) > KEPT_STATES:
+            del self.states[next(iter(self.states))]
+
+    def _is_allowed_unclean(self, change: PartitionChangeRecord) -> bool:
+        """Return whether the next record elects a leader while the settings replayed so far allow an unclean
+        election.
+
+        An unclean election after another one has no recovery state: its partition is already recovering.
+        """
+        topic = self._replayed.topic_names.get(change.topic_id)
+        if topic is None or change.leader < 0:
+            return False
+        return settings_by(self._replayed.configs, topic, self._defaults).unclean_leader_election_enable
+
+    def heard(self, what: str, message: Message) -> None:
+        """Note the replicas that a leader proposes for the ISR, because it counts on them from then on."""
+        if what != "sent" or not message.is_request or message.name != "AlterPartition":
+            return
+        for topic in message.body.topics:
+            for asked in topic.partitions:
+                key = topic_id_of(topic.topic_id), asked.partition_index
+                epoch, proposed = self._proposed.get(key, (-1, set()))
+                if asked.leader_epoch >= epoch:
+                    new = {each.broker_id for each in asked.new_isr_with_epochs}
+                    known = proposed if asked.leader_epoch == epoch else set()
+                    self._proposed[key] = asked.leader_epoch, known | new
+
+    def _was_proposed(self, state: LeaderAndIsr, leader_epoch: int) -> bool:
+        """Return whether one batch accepted the leader's proposal and elected from it, as at the end of a
+        reassignment."""
+        key = state.topic_id, state.topic_partition.partition
+        epoch, proposed = self._proposed.get(key, (-1, set()))
+        return epoch == leader_epoch and state.leader in proposed
+
+    # ---- decisions ----------------------------------------------------------------------------------------
+
+    @property
+    def broker_epochs(self) -> Mapping[int, int]:
+        return {broker_id: broker.epoch for broker_id, broker in self.now.brokers.items()}
+
+    def decisions(self) -> Iterator[Decision]:
+        while self.untold:
+            batch = self.untold.popleft()
+            self.now, self._unclean = batch.metadata, batch.unclean
+            for change in batch.delta.partitions:
+                self._change = change
+                at, new = change.topic_partition, change.new
+                if self._first_topics.setdefault(at.topic, change.topic_id) != change.topic_id:
+                    self.reused_names.add(at.topic)
+                yield at, None if new is None else new.leader_and_isr(at, change.topic_id)
+            if batch.delta.configs:
+                # A topic's settings count as decisions, too: min.insync.replicas.
+                for at, topic_id, partition in self.now.partitions():
+                    yield at, partition.leader_and_isr(at, topic_id)
+
+    def epoch_of(self, _broker_id: int, program: Any, /) -> int:
+        lifecycle = program.node.lifecycle
+        return -1 if lifecycle is None else int(lifecycle.broker_epoch())
+
+    def topic_name(self, topic_id: Uuid) -> str | None:
+        return self.now.topic_names.get(topic_id)
+
+    def min_insync_replicas(self, topic: str) -> int:
+        return self.settings_of(topic).min_insync_replicas
+
+    def settings_of(self, topic: str) -> ElectionSettings:
+        """Return the topic's effective settings as of `now`."""
+        return self.settings_by(self.now, topic)
+
+    def settings_by(self, metadata: ClusterMetadata, topic: str) -> ElectionSettings:
+        """Return the topic's effective settings in `metadata`."""
+        if metadata.configs is not self._configs:
+            # Copies share the table until it changes.
+            self._configs, self._settings = metadata.configs, {}
+        if topic not in self._settings:
+            self._settings[topic] = settings_by(metadata.configs, topic, self._defaults)
+        return self._settings[topic]
+
+    def registration(self, at: TopicPartition) -> PartitionRegistration | None:
+        """Return the partition's registration as of `now`."""
+        return self.now.partition(at)
+
+    def _may_be_unclean(self, state: LeaderAndIsr) -> bool:
+        """Return whether the topic allowed an unclean election at that time, or one was requested."""
+        at = state.topic_partition
+        return at.topic in self.unclean_topics or (state.topic_id, at.partition) in self._unclean
+
+    def makes_void(self, view: PartitionView, state: LeaderAndIsr) -> bool:
+        """Return whether the election voids records. Raises InvariantViolated for an illegal election.
+
+        An election outside of ISR and ELR voids records if the topic allows it. If ISR and ELR are empty,
+        that of the last leader does (KIP-966), if its disk has lost data.
+        """
+        assert self._change is not None
+        former, leader = self._change.old, state.leader
+        assert former is not None
+        if leader in former.isr or leader in former.elr:
+            return False
+        if former.leader < 0 and not (former.leader_epoch or former.isr):
+            return False  # the partition's first leader: nothing was committed
+        is_recovering = state.leader_recovery_state is LeaderRecoveryState.RECOVERING
+        if is_recovering and self._may_be_unclean(state):
+            return True
+        if not is_recovering and self._was_proposed(state, former.leader_epoch):
+            return False
+        # A broker that registered since it was last eligible may have lost its data, and is not eligible any
+        # longer.
+        epochs = self.broker_epochs
+        eligible = {**view.eligible, **view.members}
+        left = [each for each in (*former.isr, *former.elr) if epochs.get(each) == eligible.get(each)]
+        if left or leader not in (*former.last_known_elr, former.leader):
+            facts = f"{leader} is elected, but {left} were eligible: {former}; {view}"
+            raise InvariantViolated("LegalElection", facts)
+        return view.replicas[leader].is_harmed
+
 
 NODE_INVARIANTS: tuple[type[Invariant], ...] = (*INVARIANTS, QuorumSuperset, CandidateCompleteness)
 

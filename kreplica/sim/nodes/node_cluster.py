@@ -7,29 +7,254 @@ error ends as its process would; `fatal` has the error. Thread rule: one thread.
 
 from __future__ import annotations
 
+import dataclasses
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from kreplica.broker.node import CONTROLLED_SHUTDOWN_MS, Node
-from kreplica.broker.node_config import NodeConfig
+from kreplica.broker.node_config import BOTH, BrokerConfig, NodeConfig, NodePorts, Role
 from kreplica.broker.node_directories import directory_ids, format_node
-from kreplica.common.errors import KafkaStorageError, RequestTimedOut
-from kreplica.common.future import Future
+from kreplica.broker.node_settings import with_settings
+from kreplica.client.client import Client
+from kreplica.client.client_config import ClientConfig, ConsumerConfig
+from kreplica.common.config import MetadataLogConfig
+from kreplica.common.errors import BrokerNotAvailable, KafkaStorageError, RequestTimedOut, UnsupportedVersion
+from kreplica.common.future import Future, failed
+from kreplica.common.message_reader import MessageReader, read_message
+from kreplica.common.message_writer import MessageWriter, write_message
 from kreplica.common.ports import Random
 from kreplica.common.types import TopicPartition, Uuid
+from kreplica.controller.controller_config import ControllerConfig
+from kreplica.coordinator.group_config import GroupConfig
 from kreplica.metadata.cluster_metadata import ClusterMetadata
+from kreplica.metadata.image_writer import ImageDirectory
 from kreplica.metadata.metadata_store import MemoryImageDirectory
 from kreplica.metadata.registrations import PartitionRegistration
+from kreplica.raft.kafka_metadata_log import KafkaMetadataLog
+from kreplica.raft.kafka_raft_client import KafkaRaftClient
+from kreplica.raft.raft_config import RaftConfig
 from kreplica.raft.voter_set import ReplicaKey, VoterNode, VoterSet
-from kreplica.sim.machines import SimMachines
-from kreplica.sim.network import LinkConditions
-from kreplica.sim.node import BrokerPorts
-from kreplica.sim.nodes.node_program import NodeProgram
-from kreplica.sim.nodes.node_settings import node_config, roles_of
-from kreplica.sim.nodes.sim_client import SimClient
-from kreplica.sim.nodes.wire_copy import wire_copy
+from kreplica.replica.replica_config import ReplicaConfig
+from kreplica.sim.cluster import CLUSTER_ID, LOG_CONFIG
+from kreplica.sim.machines import DIRECTORY, BrokerPorts, SimMachines
+from kreplica.sim.network import LinkConditions, SimEndpoint
+from kreplica.sim.scheduler import Incarnation, VirtualClock
+
+# The first id of dedicated controllers.
+FIRST_CONTROLLER_ID = 1001
+# More voters make every metadata commit slower.
+MOST_COMBINED_VOTERS = 3
+
+# Short timeouts, so that they expire within few events.
+RAFT_CONFIG = RaftConfig(
+    quorum_election_timeout_ms=100,
+    quorum_fetch_timeout_ms=300,
+    quorum_election_backoff_max_ms=100,
+    quorum_append_linger_ms=5,
+    quorum_request_timeout_ms=200,
+    quorum_retry_backoff_ms=20,
+    quorum_max_batch_size_bytes=4_096,
+    metadata_log_cleanup_interval_ms=300,
+)
+CONTROLLER_CONFIG = ControllerConfig(
+    broker_session_timeout_ms=300,
+    broker_session_hint_ms=100,
+    broker_session_max_timeout_ms=1_200,
+    broker_session_decay_ms=2_000,
+    leader_imbalance_check_interval_seconds=1,
+    unclean_leader_election_interval_ms=300,
+)
+BROKER_CONFIG = BrokerConfig(
+    broker_heartbeat_interval_ms=50,
+    broker_heartbeat_timeout_ms=100,
+    broker_registration_retry_backoff_ms=20,
+)
+REPLICA_CONFIG = ReplicaConfig(
+    replica_lag_time_max_ms=300,
+    replica_fetch_wait_max_ms=50,
+    replica_fetch_backoff_ms=30,
+    replica_socket_timeout_ms=150,
+    replica_high_watermark_checkpoint_interval_ms=300,
+)
+GROUP_CONFIG = GroupConfig(
+    group_min_session_timeout_ms=100,
+    group_initial_rebalance_delay_ms=50,
+    offsets_load_buffer_size=4_096,
+    offsets_topic_num_partitions=4,
+    offsets_topic_segment_bytes=1 << 20,
+)
+# So small that a node which was away for a moment has to install a snapshot.
+METADATA_LOG_CONFIG = MetadataLogConfig(
+    log_segment_bytes=4_096,
+    max_retention_bytes=1,
+    max_retention_ms=200,
+    log_max_record_bytes_between_snapshots=3_000,
+)
+
+
+def roles_of(brokers: int, controllers: int, standbys: int = 0) -> dict[int, frozenset[Role]]:
+    """Return the roles of brokers 1 to `brokers` and of `controllers` plus `standbys` dedicated controllers.
+
+    The ids of controllers start at 1001. With 0 controllers, the first three brokers (one, of fewer than
+    three) are controllers, too.
+    """
+    combined = 0 if controllers else MOST_COMBINED_VOTERS if brokers >= MOST_COMBINED_VOTERS else 1
+    roles: dict[int, frozenset[Role]] = {
+        node_id: BOTH if node_id <= combined else frozenset({"broker"}) for node_id in range(1, brokers + 1)
+    }
+    for node_id in range(FIRST_CONTROLLER_ID, FIRST_CONTROLLER_ID + controllers + standbys):
+        roles[node_id] = frozenset({"controller"})
+    return roles
+
+
+def node_config(
+    node_id: int, roles: frozenset[Role], replication_factor: int, settings: Mapping[str, object]
+) -> NodeConfig:
+    """Return the configuration of a node; `settings` by Kafka's names. Raises InvalidConfig."""
+    config = NodeConfig(
+        node_id=node_id,
+        cluster_id=CLUSTER_ID,
+        directories=(DIRECTORY,),
+        roles=roles,
+        raft=RAFT_CONFIG,
+        controller=dataclasses.replace(CONTROLLER_CONFIG, default_replication_factor=replication_factor),
+        broker=BROKER_CONFIG,
+        replica=REPLICA_CONFIG,
+        group=GROUP_CONFIG,
+        log=LOG_CONFIG,
+        metadata_log=METADATA_LOG_CONFIG,
+    )
+    return with_settings(config, settings)
+
+
+# A client's request completes or fails within a second or two of virtual time.
+CLIENT_CONFIG = ClientConfig(
+    delivery_timeout_ms=1_000,
+    request_timeout_ms=300,
+    default_api_timeout_ms=1_000,
+    retry_backoff_ms=20,
+    fetch_max_wait_ms=50,
+)
+# Sessions, and the rebalances after them, end within a second or two as well.
+CONSUMER_CONFIG = ConsumerConfig(
+    session_timeout_ms=500,
+    heartbeat_interval_ms=50,
+    max_poll_interval_ms=2_000,
+    auto_commit_interval_ms=100,
+    metadata_max_age_ms=500,
+)
+
+
+class SimClient(Client):
+    """The client with the id `client_id`, which no node has.
+
+    `nodes()`: the nodes it may ask; `controllers()`: those that may be the active controller.
+    """
+
+    def __init__(
+        self,
+        machines: SimMachines,
+        client_id: int,
+        nodes: Callable[[], Sequence[int]],
+        controllers: Callable[[], Sequence[int]],
+        config: ClientConfig = CLIENT_CONFIG,
+    ) -> None:
+        self.client_id = client_id
+        self.clock = VirtualClock(machines.time)
+        life = Incarnation(client_id)
+        self.endpoint: SimEndpoint = machines.network.join(life)
+        machines.network.register(life, _no_handler)
+        loop = machines.scheduler.loop(life, "client")
+        super().__init__(
+            nodes, controllers, transport=self.endpoint, loop=loop, clock=self.clock, config=config
+        )
+        self.life = life
+
+
+def _no_handler(request: Any) -> Future[Any]:
+    return failed(UnsupportedVersion(f"a client is asked {request!r}"))
+
+
+class NodeProgram:
+    """Runs a node; `on_fatal(error)` is called when the node has a fatal error."""
+
+    def __init__(
+        self,
+        config: NodeConfig,
+        ports: BrokerPorts,
+        image: ImageDirectory,
+        on_fatal: Callable[[BaseException], None],
+    ) -> None:
+        node_ports = NodePorts(
+            storage=ports.storage,
+            clock=ports.clock,
+            scheduler=ports.scheduler,
+            transport=ports.transport,
+            workers=ports.workers,
+            random=ports.random,
+            loop=ports.loop,
+            image=lambda _: image,
+        )
+        self.node = Node(config, node_ports, on_fatal)
+
+    def startup(self) -> None:
+        self.node.startup()
+
+    def shutdown(self) -> None:
+        """Close all files cleanly; for a clean departure call `node.shutdown` before."""
+        self.node.close()
+
+    def handle(self, request: Any) -> Future[Any]:
+        return self.node.handle(request)
+
+    @property
+    def client(self) -> KafkaRaftClient:
+        """The node's member of the quorum."""
+        return self.node.raft
+
+    @property
+    def log(self) -> KafkaMetadataLog:
+        """The node's metadata log."""
+        log: Any = self.node.raft.log
+        assert isinstance(log, KafkaMetadataLog)
+        return log
+
+    @property
+    def log_manager(self) -> Any:
+        """The broker's log manager. Raises BrokerNotAvailable if the node has no broker."""
+        return self._broker.log_manager
+
+    @property
+    def replica_manager(self) -> Any:
+        """The broker's replica manager. Raises BrokerNotAvailable if the node has no broker."""
+        return self._broker.replica_manager
+
+    @property
+    def _broker(self) -> Any:
+        if self.node.broker is None:
+            raise BrokerNotAvailable(f"node {self.node.config.node_id} is not a broker")
+        return self.node.broker
+
+
+def wire_copy(body: Any) -> Any:
+    """Return the message encoded and decoded again.
+
+    None (no response at all) and requests of the simulator's own clients are returned unchanged. Raises
+    InvalidRequest for values that a field cannot hold.
+    """
+    kind = type(body)
+    if not hasattr(kind, "__api_key__"):
+        return body
+    writer = MessageWriter()
+    write_message(body, writer)
+    reader = MessageReader(b"".join(writer.buffers()))
+    reader.int32()  # the frame's size
+    read = read_message(kind, reader)
+    assert not reader.left, f"{kind.__name__}: {reader.left} encoded bytes were not decoded"
+    return read
+
 
 T = TypeVar("T")
 

@@ -15,23 +15,162 @@ from functools import partial
 from random import Random
 from typing import Any
 
+from kio.schema.add_raft_voter.v1.request import AddRaftVoterRequest
 from kio.schema.delete_records.v2.request import (
     DeleteRecordsPartition,
     DeleteRecordsRequest,
     DeleteRecordsTopic,
 )
+from kio.schema.remove_raft_voter.v0.request import RemoveRaftVoterRequest
 
 from kreplica.client.fetcher import EARLIEST
 from kreplica.common.errors import CorruptMessage, OffsetOutOfRange
 from kreplica.common.future import Future
+from kreplica.common.leader_and_isr import NO_LEADER
 from kreplica.common.types import TopicPartition
+from kreplica.common.wire import error_of, uuid_of
+from kreplica.sim import client
+from kreplica.sim.cluster import CLUSTER_ID
 from kreplica.sim.history import Assign, Operation, Poll, Polled, Send, Sent, Status
+from kreplica.sim.invariants.cluster_view import PartitionView
+from kreplica.sim.invariants.violation import InvariantViolated
+from kreplica.sim.load import READ_COMMITTED, Transactions
 from kreplica.sim.nodes.node_checker import NodeChecker
-from kreplica.sim.nodes.node_cluster import NodeCluster
-from kreplica.sim.nodes.node_transactions import NodeTransactions
-from kreplica.sim.nodes.node_workload import draw_topic_settings
-from kreplica.sim.nodes.sim_client import SimClient
-from kreplica.sim.nodes.voter_changes import VoterChanges
+from kreplica.sim.nodes.node_cluster import NodeCluster, SimClient
+
+PRODUCE_TIMEOUT_MS = 400
+
+Await = Callable[[Future[Any], Callable[[Future[Any]], None]], None]
+
+
+class NodeTransactions:
+    """The transactions of `cluster`. `wait(future, callback)` calls `callback` with the future when it is
+    done."""
+
+    def __init__(
+        self, cluster: NodeCluster, checker: NodeChecker, counts: Counter[str], random: Random, wait: Await
+    ) -> None:
+        self._cluster = cluster
+        self._partitions = checker.view.partitions
+        self._reused_names = checker.word.reused_names
+        self._counts = counts
+        self._random = random
+        self._wait = wait
+        self._client = cluster.add_client()
+        self._transactions = Transactions(random, counts, PRODUCE_TIMEOUT_MS)
+        # The next read position of each partition.
+        self._positions: Counter[TopicPartition] = Counter()
+
+    def produce(self, at: TopicPartition, new_values: Callable[[], list[bytes]]) -> None:
+        """Send the next batch of the partition's transaction, or its end, or a retry; or begin a
+        transaction."""
+        decided = self._partitions[at].decided
+        if decided is None or decided.leader == NO_LEADER:
+            return
+        now_ms = self._cluster.brokers[decided.leader].clock.time_ms()
+        request = self._transactions.next_request(at, new_values, now_ms)
+        answer = self._client.endpoint.send(decided.leader, request, timeout_ms=2 * PRODUCE_TIMEOUT_MS)
+        self._wait(answer, partial(self._produced, request))
+
+    def _produced(self, request: client.ProduceRequest, answer: Future[Any]) -> None:
+        if client.produced(answer).error is None:
+            self._transactions.acknowledged(request)
+
+    def read(self, at: TopicPartition) -> None:
+        """Read committed records."""
+        offset = self._positions[at]
+        answer = self._client.fetcher.fetch(at, offset, isolation="txn_committed")
+        self._wait(answer, partial(self._read, at, offset))
+
+    def _read(self, at: TopicPartition, offset: int, answer: Future[Any]) -> None:
+        view = self._partitions.get(at)
+        if answer.exception() is not None or view is None:
+            leader = None if view is None else view.leader
+            self._positions[at] = 0 if leader is None else leader.log_start
+            return
+        fetched = answer.result()
+        aborted = [(first, producer_id) for producer_id, first in fetched.aborted]
+        try:
+            records, next_offset = client.records_in(fetched.records, offset, aborted)
+        except CorruptMessage:
+            if self._cluster.as_bytes:
+                raise
+            # The response shares memory with the leader, where a bit has flipped since.
+            return
+        # After an unclean election, an earlier leader may return records that it voided. With a reused topic
+        # name, a leader of the deleted topic may return that topic's records.
+        if view.unclean_epoch < 0 and at.topic not in self._reused_names:
+            self._check(view, offset, next_offset, {at: value for at, _, value in records})
+        self._counts["read as committed"] += len(records)
+        # Now and then start again at the beginning.
+        self._positions[at] = 0 if self._random.random() < 0.1 else next_offset
+
+    def _check(
+        self, view: PartitionView, offset: int, next_offset: int, given: dict[int, bytes | None]
+    ) -> None:
+        """Check that the reader got no records of open or aborted transactions, and all other records."""
+        wrong = self._transactions.wrongly_given(given.values())
+        if wrong:
+            raise InvariantViolated(READ_COMMITTED, f"a consumer got {wrong}, not committed; {view}")
+        for at, cell in enumerate(view.committed[offset:next_offset], offset):
+            # The values of markers begin with a byte that is not alphanumeric.
+            if at in given or cell is None or cell.value is None or not cell.value[:1].isalnum():
+                continue
+            if self._transactions.is_visible(cell.value):
+                raise InvariantViolated(READ_COMMITTED, f"a consumer was not given {cell} at {at}; {view}")
+            self._counts["aborted records left out"] += 1
+
+
+TIMEOUT_MS = 500
+# A quorum of one is tried only now and then.
+FEWEST_VOTERS = 2
+
+
+class VoterChanges:
+    """The voter changes of `cluster`, requested by `client`."""
+
+    def __init__(self, cluster: NodeCluster, client: SimClient, random: Random) -> None:
+        self._cluster = cluster
+        self._client = client
+        self._random = random
+        self._is_asked = False
+
+    def ask(self) -> tuple[str, Future[Any]] | None:
+        """Request a change; return its name and its future, None if none is possible now."""
+        active = self._cluster.controller
+        node = None if active is None else self._cluster.node(active)
+        if self._is_asked or active is None or node is None:
+            return None
+        voters = set(node.raft.voters.voters)
+        outside = [each for each in self._cluster.controllers if each not in voters]
+        request: Any
+        if outside and (len(voters) <= FEWEST_VOTERS or self._random.randrange(3)):
+            what, chosen = "voters added", self._random.choice(outside)
+            request = AddRaftVoterRequest(
+                cluster_id=CLUSTER_ID,
+                timeout=timedelta(milliseconds=TIMEOUT_MS),
+                voter_id=chosen,
+                voter_directory_id=uuid_of(self._cluster.directory_ids[chosen]),
+                listeners=(),
+            )
+        elif len(voters) > 1:
+            what, chosen = "voters removed", self._random.choice(sorted(voters))
+            request = RemoveRaftVoterRequest(
+                cluster_id=CLUSTER_ID,
+                voter_id=chosen,
+                voter_directory_id=uuid_of(self._cluster.directory_ids[chosen]),
+            )
+        else:
+            return None
+        self._is_asked = True
+        answer = self._client.endpoint.send(active, request, timeout_ms=2 * TIMEOUT_MS)
+        return what, answer
+
+    def answered(self, answer: Future[Any]) -> bool:
+        """Return whether the change was made, from its completed future."""
+        self._is_asked = False
+        return answer.exception() is None and error_of(answer.result().error_code) is None
+
 
 PRODUCERS = 2
 CONSUMERS = 2
@@ -319,6 +458,19 @@ class NodeLoad:
     def _changed_voters(self, what: str, answer: Future[Any]) -> None:
         was_made = self._voters.answered(answer)
         self._counts[what if was_made else f"{what}, refused"] += 1
+
+
+def draw_topic_settings(random: Random) -> dict[str, object]:
+    """Draw the settings of a new topic."""
+    durability = ("page_cache", "page_cache", "fsync", "fsync_quorum")[random.randrange(4)]
+    return {
+        "min.insync.replicas": (1, 2, 2, 3)[random.randrange(4)],
+        "unclean.leader.election.enable": "true" if random.randrange(6) == 0 else "false",
+        "durability": durability,
+        # A power cut may remove the end of a segment and leave the next segment, which counts as damage.
+        "segment.bytes": 2_048 if durability == "fsync_quorum" else 65_536,
+        "retention.bytes": (-1, 6_000)[random.randrange(2)],
+    }
 
 
 def _delete_request(at: TopicPartition, offset: int) -> DeleteRecordsRequest:

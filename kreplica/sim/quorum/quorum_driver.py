@@ -17,12 +17,9 @@ from kreplica.common.rare_collections import rare_collections
 from kreplica.metadata.image_format import OffsetAndEpoch
 from kreplica.raft.voter_set import ReplicaKey
 from kreplica.sim.invariants.violation import InvariantViolated
-from kreplica.sim.quorum.lost_majority import LostMajority
-from kreplica.sim.quorum.quorum_faults import CALM, QuorumFaults
-from kreplica.sim.quorum.quorum_node import QuorumNode
-from kreplica.sim.quorum.quorum_observer import QuorumObserver
-from kreplica.sim.quorum.quorum_operator import QuorumOperator
-from kreplica.sim.quorum.sim_quorum import SimQuorum
+from kreplica.sim.quorum.quorum_checker import QuorumObserver
+from kreplica.sim.quorum.quorum_faults import CALM, LostMajority, QuorumFaults, QuorumOperator
+from kreplica.sim.quorum.sim_quorum import QuorumNode, SimQuorum
 
 ROUNDS = 2
 # The time of several elections, and longer than any request waits.

@@ -15,16 +15,15 @@ from kreplica.common.future import Future
 from kreplica.common.leader_and_isr import NO_LEADER, LeaderAndIsr
 from kreplica.common.types import TopicPartition, Uuid
 from kreplica.sim.network import LinkConditions
-from kreplica.sim.nodes.committed_news import CommittedNews, stands
 from kreplica.sim.nodes.node_cluster import FIRST_CLIENT_ID, NodeCluster
 from kreplica.sim.scheduler import SimEvent
-from kreplica.sim.transcript import client_commands, cluster_commands, network_commands
-from kreplica.sim.transcript.client_commands import table
-from kreplica.sim.transcript.cluster_commands import SCRIPT_LOG
+from kreplica.sim.story import CommittedNews, stands
+from kreplica.sim.transcript.broker_commands import SCRIPT_LOG, table
 from kreplica.sim.transcript.runner import (
     COMMANDS,
     Arguments,
     Command,
+    ScriptError,
     Transcript,
     brokers_of,
     command,
@@ -32,7 +31,6 @@ from kreplica.sim.transcript.runner import (
     number_of,
     refused,
 )
-from kreplica.sim.transcript.script import ScriptError
 
 # Kafka's defaults, except that a metadata commit does not wait to share its flush with others.
 SETTINGS: Mapping[str, object] = {
@@ -60,7 +58,6 @@ _SHARED = (
     *("hold", "release", "deliver", "drop", "messages", "cut", "heal", "disconnect", "clock", "date"),
     *("produce", "read", "delete-records", "status", "records", "epochs", "recovery", "why", "history"),
 )
-MODULES = (client_commands, cluster_commands, network_commands)
 NODE_COMMANDS: dict[str, Command] = {name: COMMANDS[name] for name in _SHARED}
 
 

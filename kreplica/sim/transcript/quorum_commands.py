@@ -28,27 +28,24 @@ from kreplica.raft.snapshots import parse_snapshot_name
 from kreplica.raft.voter_set import ReplicaKey
 from kreplica.sim.invariants.violation import InvariantViolated
 from kreplica.sim.quorum.quorum_checker import QuorumChecker
-from kreplica.sim.quorum.quorum_node import CLUSTER_ID, LOG_DIRECTORY, QuorumNode
-from kreplica.sim.quorum.sim_quorum import CLIENT_ID, SimQuorum
-from kreplica.sim.transcript import cluster_commands, network_commands
-from kreplica.sim.transcript.client_commands import table
+from kreplica.sim.quorum.sim_quorum import CLIENT_ID, CLUSTER_ID, LOG_DIRECTORY, QuorumNode, SimQuorum
+from kreplica.sim.transcript.broker_commands import table
 from kreplica.sim.transcript.runner import (
     COMMANDS,
     Arguments,
     Command,
+    ScriptError,
     Transcript,
     command,
     error_name,
     number_of,
     refused,
 )
-from kreplica.sim.transcript.script import ScriptError
 
 _SHARED = (
     *("kill", "power-cut", "pause", "resume", "disk", "hold", "release", "drop"),
     *("cut", "heal", "disconnect", "clock", "date"),
 )
-MODULES = (cluster_commands, network_commands)
 QUORUM_COMMANDS: dict[str, Command] = {name: COMMANDS[name] for name in _SHARED}
 # Kafka's defaults, except that an append does not wait to share its flush with others.
 CONFIG = RaftConfig(quorum_append_linger_ms=0)

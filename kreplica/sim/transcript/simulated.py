@@ -5,19 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from kreplica.replica.replica_config import ReplicaConfig
-from kreplica.sim.broker_factory import broker_factory
-from kreplica.sim.cluster import SimCluster
+from kreplica.sim.cluster import SimCluster, broker_factory
 from kreplica.sim.invariants.checker import InvariantChecker
 from kreplica.sim.nodes.node_checker import NodeChecker
-
-# Each module registers its commands.
-from kreplica.sim.transcript import client_commands, cluster_commands, damage_commands, network_commands
 from kreplica.sim.transcript.node_commands import NodesTranscript
 from kreplica.sim.transcript.quorum_commands import QuorumTranscript
-from kreplica.sim.transcript.runner import Transcript
-from kreplica.sim.transcript.script import first_command, replay
-
-MODULES = (client_commands, cluster_commands, damage_commands, network_commands)
+from kreplica.sim.transcript.runner import Transcript, first_command, replay
 
 
 def simulated_cluster(settings: Mapping[str, str]) -> SimCluster:

@@ -17,7 +17,7 @@ from kreplica.log.log_manager import Logs
 from kreplica.log.unified_log import UnifiedLog
 from kreplica.metadata import records as kinds
 from kreplica.metadata.cluster_metadata import ClusterMetadata, difference
-from kreplica.sim.node import DIRECTORY
+from kreplica.sim.machines import DIRECTORY
 from tests.support.logs import get_or_create_log
 from tests.support.metadata_log import topic
 from tests.support.published import Published

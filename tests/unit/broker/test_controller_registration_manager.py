@@ -21,8 +21,7 @@ from kreplica.metadata.cluster_metadata import ClusterMetadata, difference
 from kreplica.metadata.image_format import OffsetAndEpoch
 from kreplica.metadata.metadata_delta import MetadataDelta
 from kreplica.metadata.records import Endpoint, FeatureLevelRecord, RegisterControllerRecord
-from kreplica.sim.clock import VirtualTime
-from kreplica.sim.scheduler import Incarnation, SimScheduler
+from kreplica.sim.scheduler import Incarnation, SimScheduler, VirtualTime
 
 OWN, OTHER = Uuid(b"o" * 16), Uuid(b"p" * 16)
 HERE = Endpoint(name="CONTROLLER", host="localhost", port=9093, security_protocol=0)

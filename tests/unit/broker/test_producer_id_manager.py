@@ -13,8 +13,7 @@ from kio.schema.init_producer_id.v4.request import InitProducerIdRequest
 from kreplica.broker.producer_id_manager import ProducerIdManager
 from kreplica.common import errors
 from kreplica.common.future import failed, resolved
-from kreplica.sim.clock import VirtualTime
-from kreplica.sim.scheduler import Incarnation, SimScheduler
+from kreplica.sim.scheduler import Incarnation, SimScheduler, VirtualTime
 
 
 class Stage:

@@ -16,8 +16,7 @@ from kreplica.client.group_consumer import Chunk
 from kreplica.common import errors
 from kreplica.common.types import TopicPartition
 from kreplica.coordinator.group_coordinator import partition_for
-from kreplica.sim.nodes.node_cluster import NodeCluster
-from kreplica.sim.nodes.sim_client import CONSUMER_CONFIG
+from kreplica.sim.nodes.node_cluster import CONSUMER_CONFIG, NodeCluster
 
 PARTITIONS = 4
 

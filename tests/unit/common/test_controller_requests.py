@@ -9,8 +9,7 @@ import pytest
 from kreplica.common.controller_requests import ControllerRequests
 from kreplica.common.errors import NetworkException
 from kreplica.common.future import failed, resolved
-from kreplica.sim.clock import VirtualTime
-from kreplica.sim.scheduler import Incarnation, SimScheduler
+from kreplica.sim.scheduler import Incarnation, SimScheduler, VirtualTime
 
 
 class Stage:

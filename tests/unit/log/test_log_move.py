@@ -11,8 +11,8 @@ from kreplica.common.config import LogConfig
 from kreplica.common.errors import KafkaStorageError, LogDirNotFound
 from kreplica.common.types import TopicPartition, Uuid
 from kreplica.log.log_manager import LogManager
-from kreplica.sim.clock import VirtualClock, VirtualTime
-from kreplica.sim.node import SimWorkers
+from kreplica.sim.machines import SimWorkers
+from kreplica.sim.scheduler import VirtualClock, VirtualTime
 from kreplica.sim.storage import SimStorage
 from tests.support.logs import get_or_create_log
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from kreplica.metadata.image_format import OffsetAndEpoch
 from kreplica.raft.raft_messages import make_vote_request
 from kreplica.raft.voter_set import ReplicaKey
-from kreplica.sim.quorum.quorum_node import CLUSTER_ID
-from kreplica.sim.quorum.sim_quorum import directory_id_of
+from kreplica.sim.quorum.sim_quorum import CLUSTER_ID, directory_id_of
 from tests.unit.raft.test_kafka_raft_client import answer_of, others_of, started
 
 

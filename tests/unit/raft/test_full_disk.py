@@ -11,8 +11,7 @@ from kreplica.raft.raft_config import RaftConfig
 from kreplica.raft.raft_messages import make_vote_request
 from kreplica.raft.voter_set import ReplicaKey
 from kreplica.sim.quorum.quorum_checker import QuorumChecker
-from kreplica.sim.quorum.quorum_node import CLUSTER_ID
-from kreplica.sim.quorum.sim_quorum import SimQuorum, directory_id_of
+from kreplica.sim.quorum.sim_quorum import CLUSTER_ID, SimQuorum, directory_id_of
 
 LARGE = "x" * 500
 

@@ -30,8 +30,7 @@ from kreplica.raft.raft_messages import (
 )
 from kreplica.raft.voter_set import ReplicaKey
 from kreplica.sim.quorum.quorum_checker import QuorumChecker
-from kreplica.sim.quorum.quorum_node import CLUSTER_ID, record_of
-from kreplica.sim.quorum.sim_quorum import SimQuorum, directory_id_of
+from kreplica.sim.quorum.sim_quorum import CLUSTER_ID, SimQuorum, directory_id_of, record_of
 
 
 def started(voters=3, observers=0, **options):

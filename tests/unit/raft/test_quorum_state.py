@@ -29,7 +29,7 @@ from kreplica.raft.epoch_state import (
 from kreplica.raft.quorum_state import FileBasedStateStore, QuorumState
 from kreplica.raft.raft_config import RaftConfig
 from kreplica.raft.voter_set import ReplicaKey, VoterNode, VoterSet
-from kreplica.sim.clock import VirtualClock
+from kreplica.sim.scheduler import VirtualClock
 from kreplica.sim.storage import SimStorage
 
 OWN = ReplicaKey(1, Uuid(b"directory-------"))

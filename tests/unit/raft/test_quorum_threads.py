@@ -19,9 +19,8 @@ from kreplica.raft.raft_config import RaftConfig
 from kreplica.raft.voter_set import ReplicaKey, VoterNode, VoterSet
 from kreplica.runtime.clock import SystemClock
 from kreplica.runtime.local_network import LocalNetwork
-from kreplica.sim.node import DIRECTORY, BrokerPorts, SimWorkers
-from kreplica.sim.quorum.quorum_node import QuorumNode, QuorumSetup, record_of
-from kreplica.sim.quorum.sim_quorum import NoWitness, directory_id_of
+from kreplica.sim.machines import DIRECTORY, BrokerPorts, SimWorkers
+from kreplica.sim.quorum.sim_quorum import NoWitness, QuorumNode, QuorumSetup, directory_id_of, record_of
 from kreplica.sim.storage import SimStorage
 
 IDS = (1, 2, 3)

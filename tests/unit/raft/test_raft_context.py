@@ -20,8 +20,7 @@ from kreplica.raft.raft_messages import (
     make_snapshot_request,
 )
 from kreplica.raft.voter_set import ReplicaKey
-from kreplica.sim.quorum.quorum_node import CLUSTER_ID, LOG_DIRECTORY
-from kreplica.sim.quorum.sim_quorum import directory_id_of
+from kreplica.sim.quorum.sim_quorum import CLUSTER_ID, LOG_DIRECTORY, directory_id_of
 from tests.unit.raft.test_kafka_raft_client import all_have, answer_of, others_of, started, vote
 
 HERE = {

@@ -24,8 +24,7 @@ from kreplica.common.wire import uuid_of
 from kreplica.metadata.control_records import VoterEndpoint
 from kreplica.raft.voter_set import ReplicaKey, VoterSet
 from kreplica.sim.network import LinkConditions
-from kreplica.sim.quorum.quorum_node import CLUSTER_ID
-from kreplica.sim.quorum.sim_quorum import SimQuorum, directory_id_of
+from kreplica.sim.quorum.sim_quorum import CLUSTER_ID, SimQuorum, directory_id_of
 from tests.unit.raft.test_kafka_raft_client import all_have, answer_of, others_of, started
 
 HERE = {

@@ -25,7 +25,7 @@ from kreplica.log.file_names import DAMAGE_FILE, STATE_FILE
 from kreplica.log.unified_log import UnifiedLog
 from kreplica.replica.isr_history import IsrChangeReason
 from kreplica.replica.produce import ACKS_LEADER
-from kreplica.sim.node import DIRECTORY
+from kreplica.sim.machines import DIRECTORY
 from tests.support.replicas import Replicas, batch
 
 T0 = TopicPartition("t", 0)

@@ -11,8 +11,8 @@ from kreplica.common.types import TopicPartition
 from kreplica.log.log_directory import LogDirectory
 from kreplica.log.unified_log import UnifiedLog
 from kreplica.replica.produce import ACKS_ALL, ACKS_LEADER
-from kreplica.sim.node import DIRECTORY
-from kreplica.sim.rot import flip_a_bit
+from kreplica.sim.faults import flip_a_bit
+from kreplica.sim.machines import DIRECTORY
 from kreplica.sim.storage import SimStorage
 from tests.support.replicas import Replicas, batch
 

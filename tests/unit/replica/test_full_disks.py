@@ -6,7 +6,7 @@ from kreplica.common.errors import StorageFull
 from kreplica.common.types import NO_OFFSET
 from kreplica.log.damage import Damage
 from kreplica.replica.full_disks import HOPE_MS
-from kreplica.sim.node import DIRECTORY
+from kreplica.sim.machines import DIRECTORY
 from tests.support.replicas import Replicas, batch
 
 

@@ -9,9 +9,8 @@ import pytest
 
 from kreplica.common.errors import NetworkException
 from kreplica.common.future import Future, resolved
-from kreplica.sim.clock import VirtualTime
 from kreplica.sim.network import LinkConditions, SimNetwork
-from kreplica.sim.scheduler import Incarnation, SimScheduler
+from kreplica.sim.scheduler import Incarnation, SimScheduler, VirtualTime
 
 TIMEOUT_MS = 1_000
 

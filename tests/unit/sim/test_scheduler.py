@@ -6,8 +6,7 @@ import random
 
 import pytest
 
-from kreplica.sim.clock import START_DATE_MS, VirtualClock, VirtualTime
-from kreplica.sim.scheduler import Incarnation, SimScheduler
+from kreplica.sim.scheduler import START_DATE_MS, Incarnation, SimScheduler, VirtualClock, VirtualTime
 
 
 def make(seed=1, *, shuffle=True):
