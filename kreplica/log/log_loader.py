@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Container
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 
 from kreplica._core.log_segment import LogSegment
 from kreplica._core.log_state import LogStanding, LogState, read_standing
@@ -310,6 +311,9 @@ class _LogLoader:
             safe = min(safe, start)
         first = max(0, self.local.segments.index_for(safe))
         first = _first_torn(self.local, first, self.with_transactions, self.recovery.unreadable)
+        if not self.options.read_only:
+            # Now, since the indexes of empty segments are about to be rebuilt.
+            self._look_for_emptied(segments, start)
         for index, segment in enumerate(segments[:first]):
             if segments[index + 1].base_offset > start:
                 self.scan.check_indexes(segment, segments[index + 1].base_offset)
@@ -338,6 +342,28 @@ class _LogLoader:
             for damage in damage_search.gaps(segments):
                 if damage.stop_offset > start and self.scan.known.at(damage.first_offset) is None:
                     self.scan.known = self.scan.known.with_added(damage)
+
+    def _look_for_emptied(self, segments: list[LogSegment], start: int) -> None:
+        """Note the empty segments that have lost records, in a log that may have gaps between segments."""
+        if self.standing is not None and not self.standing.has_gaps:
+            return
+        for segment, following in pairwise(segments):
+            damage = missing_segments.gap_behind(segment, following.base_offset)
+            if segment.size or damage is None or following.base_offset <= start:
+                continue
+            if segment.base_offset in self.without_index:
+                is_lost = not self._was_compacted(segments)
+            else:
+                is_lost = bool(missing_segments.held_records(self.storage, segment))
+            if is_lost:
+                self.scan.known = self.scan.known.with_added(damage)
+
+    def _was_compacted(self, segments: list[LogSegment]) -> bool:
+        local = self.local
+        shown = [each for each in segments if each.size or each.base_offset not in self.without_index]
+        return local.config.compact or missing_segments.was_compacted(
+            self.storage, local.directory, self.topic_partition, shown
+        )
 
     def _is_clean(self, segments: list[LogSegment]) -> bool:
         standing = self.standing

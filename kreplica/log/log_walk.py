@@ -163,9 +163,11 @@ class LogWalk:
             self.next_offset = following
 
     def _note_missing(self) -> None:
-        # The log knows that the end of a file, or a whole file, is missing before this segment.
-        damage = self.log.damages.at(self.next_offset)
-        if damage is not None and damage.stop_offset == self.segment.base_offset:
+        # The log knows that the end of a file, or a whole file, is missing before this segment. Compaction
+        # may have taken the offsets below that.
+        base = self.segment.base_offset
+        damage = self.log.damages.at(base - 1)
+        if damage is not None and self.next_offset < damage.stop_offset == base:
             self.lost.append(damage)
             self.next_offset = damage.stop_offset
 

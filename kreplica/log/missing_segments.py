@@ -2,7 +2,9 @@
 
 kreplica's cleaner leaves no gaps between segments, but Kafka's does. So in a log that Kafka wrote, a gap is
 damage only without any sign of compaction. Signs are the reader's cleanup.policy, the directory's
-cleaner-offset-checkpoint, and a batch that lacks offsets inside a segment.
+cleaner-offset-checkpoint, offsets missing at the begin of a segment or between its batches, and a segment
+that a cleaner left empty. The time index of an empty segment shows the reason: it has an entry if the segment
+ever held records, so these were lost, and it has none behind a cleaner.
 
 First segments are missing if the log is known to start below the first one. Sources for the start are:
 the state file; Kafka's log-start-offset-checkpoint, unless its node is running; and the first entry of
@@ -15,17 +17,24 @@ A reader checks once per segment, with the offset that it has reached.
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from kreplica._core.log_segment import LogSegment
 from kreplica._core.records import batches
-from kreplica.common.errors import CorruptMessage
+from kreplica.common.errors import CorruptMessage, InvalidFile
 from kreplica.log import damage_search
+from kreplica.log.checkpoint import CLEANER_CHECKPOINT, OffsetCheckpointFile
 from kreplica.log.damage import Damage
 
 if TYPE_CHECKING:
     from kreplica._core.log_state import LogStanding
+    from kreplica.common.ports import Storage
+    from kreplica.common.types import TopicPartition
     from kreplica.log.checkpoint import EpochEntry
+
+TIME_ENTRY_BYTES = 12
 
 MISSING_START = "the segments before it are missing"
 
@@ -60,14 +69,45 @@ def gap_behind(segment: LogSegment, following: int) -> Damage | None:
     return damage_search.missing_behind(segment, segment.base_offset if end is None else end, following)
 
 
+def was_compacted(
+    storage: Storage, directory: str, partition: TopicPartition, segments: Iterable[LogSegment]
+) -> bool:
+    """Return whether the files of a log show that a cleaner has compacted it."""
+    if was_cleaned(storage, directory, partition):
+        return True
+    return any(lacks_offsets(each) or held_records(storage, each) is False for each in segments)
+
+
+def was_cleaned(storage: Storage, directory: str, partition: TopicPartition) -> bool:
+    """Return whether the checkpoint of the cleaner, beside the log's directory, names the partition."""
+    path = f"{os.path.dirname(directory)}/{CLEANER_CHECKPOINT}"
+    try:
+        return storage.exists(path) and partition in OffsetCheckpointFile(storage, path).read()
+    except InvalidFile:
+        return False  # the batches show it
+
+
+def held_records(storage: Storage, segment: LogSegment) -> bool | None:
+    """Return whether a closed segment ever held records; None if an empty one does not show it."""
+    if segment.size:
+        return True
+    index = segment.time_index.region
+    return has_entries(index.read(0, index.length)) if storage.exists(index.path) else None
+
+
+def has_entries(time_index: bytes) -> bool | None:
+    """Return whether a time index has entries; None if its only entry may be space allocated ahead."""
+    if time_index.strip(b"\0"):
+        return True
+    return None if len(time_index) == TIME_ENTRY_BYTES else False
+
+
 def lacks_offsets(segment: LogSegment) -> bool:
-    """Return whether offsets are missing in a batch or between two: a sign of compaction."""
-    expected = None
+    """Return whether offsets are missing at the segment's begin, in a batch or between two."""
+    expected = segment.base_offset
     try:
         for batch in batches(segment.region.slice(0, segment.size)):
-            if batch.record_count <= batch.last_offset - batch.base_offset:
-                return True
-            if expected is not None and batch.base_offset > expected:
+            if batch.record_count <= batch.last_offset - batch.base_offset or batch.base_offset > expected:
                 return True
             expected = batch.next_offset
     except CorruptMessage:

@@ -19,7 +19,6 @@ Time comes from the Clock, files from the Storage: see common/ports.py.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -42,7 +41,6 @@ from kreplica.common.errors import (
     DamagedLog,
     FencedLeaderEpoch,
     InvalidCrc,
-    InvalidFile,
     KafkaStorageError,
     KreplicaError,
     LogCleaningAborted,
@@ -58,9 +56,8 @@ from kreplica.common.errors import (
 from kreplica.common.locks import RLock
 from kreplica.common.ports import Clock, Disk
 from kreplica.common.types import INT32_MAX, INT64_MAX, AppendOrigin, TopicPartition, Uuid, integer
-from kreplica.log import producer_batches
+from kreplica.log import missing_segments, producer_batches
 from kreplica.log.append_queue import AppendQueue
-from kreplica.log.checkpoint import CLEANER_CHECKPOINT, OffsetCheckpointFile
 from kreplica.log.damage import NO_DAMAGE, Damage, DamageFile, Damages
 from kreplica.log.damage_search import LARGEST_GAP, SEARCH_BYTES, SegmentExamination, still_there
 from kreplica.log.fetch_data import (
@@ -76,7 +73,6 @@ from kreplica.log.group_commit import GroupCommit
 from kreplica.log.leader_epoch_file_cache import LeaderEpochFileCache
 from kreplica.log.local_log import RENAMING_ORDER, LocalLog, LogSegments
 from kreplica.log.log_validator import LogValidator, is_compressed
-from kreplica.log.missing_segments import gap_behind, lacks_offsets, missing_start
 from kreplica.log.plain_path import PlainPath
 from kreplica.log.producer_append_info import CompletedTxn, ProducerAppendInfo
 from kreplica.log.producer_state_entry import BatchMetadata
@@ -1144,10 +1140,10 @@ class UnifiedLog:
         if index + 1 == len(segments) or offset >= segments[index + 1].base_offset:
             return
         segment, following = segments[index], segments[index + 1].base_offset
-        damage = gap_behind(segment, following)
+        damage = missing_segments.gap_behind(segment, following)
         if damage is None or following <= self.log_start_offset or self.damages.at(damage.first_offset):
             return
-        if self.state.has_gaps and self._was_compacted(segments):
+        if self._explains_gap(segments, segment):
             return
         if self.local.read_only:
             self._add_damage(damage)
@@ -1166,23 +1162,22 @@ class UnifiedLog:
         """
         first, start = segments[0], self.log_start_offset
         if self.local.read_only and start < first.base_offset and self.damages.at(start) is None:
-            self._add_damage(missing_start(start, first))
+            self._add_damage(missing_segments.missing_start(start, first))
 
     def _add_damage(self, damage: Damage) -> None:
         with self.lock:
             self.damages = self.damages.with_added(damage)
 
-    def _was_compacted(self, segments: LogSegments) -> bool:
-        if self.config.compact:
-            return True
-        storage, parent = self.local.storage, os.path.dirname(self.local.directory)
-        path = f"{parent}/{CLEANER_CHECKPOINT}"
-        try:
-            if storage.exists(path) and self.topic_partition in OffsetCheckpointFile(storage, path).read():
-                return True
-        except InvalidFile:
-            pass  # the batches show it
-        return any(map(lacks_offsets, segments))
+    def _explains_gap(self, segments: LogSegments, segment: LogSegment) -> bool:
+        """Return whether compaction explains that offsets are missing behind `segment`."""
+        if not self.state.has_gaps:
+            return False
+        storage, directory = self.local.storage, self.local.directory
+        if segment.size == 0 and (held := missing_segments.held_records(storage, segment)) is not None:
+            return not held
+        return self.config.compact or missing_segments.was_compacted(
+            storage, directory, self.topic_partition, segments
+        )
 
     # ---- high watermark, last stable offset, log start -----------------------------------------------------
 

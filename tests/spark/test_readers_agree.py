@@ -349,6 +349,11 @@ def lose_end(segments: list[Path]) -> tuple[int, int]:
     return int(segments[2].stem) + 1, int(segments[3].stem)
 
 
+def lose_all(segments: list[Path]) -> tuple[int, int]:
+    os.truncate(segments[2], 0)
+    return int(segments[2].stem), int(segments[3].stem)
+
+
 def lose_middle(segments: list[Path]) -> tuple[int, int]:
     for each in segments[2].parent.glob(segments[2].stem + ".*"):
         each.unlink()
@@ -361,7 +366,7 @@ def lose_first(segments: list[Path]) -> tuple[int, int]:
     return 0, int(segments[1].stem)
 
 
-@pytest.mark.parametrize("loss", [lose_end, lose_middle, lose_first])
+@pytest.mark.parametrize("loss", [lose_end, lose_all, lose_middle, lose_first])
 @pytest.mark.parametrize("adopted", [False, True])
 def test_what_is_missing_of_a_log_of_kafkas_is_an_error(
     spark: SparkSession, reader: dict[str, str], tmp_path: Path, loss: Any, adopted: bool
@@ -397,6 +402,27 @@ def test_gaps_that_compaction_explains_are_none(
         expected.remove(int(segments[1].stem) + 1)
     assert offsets(read(spark, tmp_path, reader)) == expected
     assert read(spark, tmp_path, reader).count() == len(expected)
+
+
+@pytest.mark.parametrize("number", [0, 2])
+def test_a_segment_that_the_cleaner_left_empty(
+    spark: SparkSession, reader: dict[str, str], tmp_path: Path, number: int
+) -> None:
+    """Its time index shows that it was emptied, or that it has lost records."""
+    segments = written_by_kafka(tmp_path / "t-0")
+    first, stop = int(segments[number].stem), int(segments[number + 1].stem)
+    os.truncate(segments[number], 0)
+    with pytest.raises(PySparkException, match=f"{first} to {stop - 1}"):
+        offsets(read(spark, tmp_path, reader))
+    for suffix in (".index", ".timeindex"):
+        os.truncate(segments[number].with_suffix(suffix), 0)
+    assert offsets(read(spark, tmp_path, reader)) == [*range(first), *range(stop, 60)]
+    # It explains a gap behind other segments as well, but no other segment that lost its records.
+    lose_end(segments[1:])
+    assert offsets(read(spark, tmp_path, reader))
+    lost, behind = lose_all(segments[1:])
+    with pytest.raises(PySparkException, match=f"{lost} to {behind - 1}"):
+        offsets(read(spark, tmp_path, reader))
 
 
 def test_a_log_start_that_a_checkpoint_knows_of(

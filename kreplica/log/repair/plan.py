@@ -39,7 +39,7 @@ from kreplica.log.repair.survey import (
     survey,
 )
 from kreplica.log.verify.directory import small_files
-from kreplica.log.verify.partition import PartitionVerifier, has_no_gaps, may_be_missing
+from kreplica.log.verify.partition import PartitionVerifier, may_be_missing
 from kreplica.log.verify.problem import Problem
 from kreplica.record.empty_batch import empty_batch
 
@@ -304,12 +304,13 @@ class _Planner:
         if any(problem.kind == "OffsetRegression" for problem in self._damaged):
             # Wrong offsets may have misled verify about gaps.
             self.plan.is_compacted = any(found.has_gaps for found in self._surveys.values())
-        standing = self.plan.standing
-        if has_no_gaps(standing) or not self.plan.is_compacted:
-            for base, following in pairwise(self._bases):
-                found = self._surveys.get(base)
-                if found is not None and may_be_missing(standing, found.next_offset, following):
-                    missing[base] = following
+        standing, was_compacted = self.plan.standing, self.plan.is_compacted
+        for base, following in pairwise(self._bases):
+            found = self._surveys.get(base)
+            if found is None or self._verifier.explains_gap(base, was_compacted=was_compacted):
+                continue
+            if may_be_missing(standing, found.next_offset, following):
+                missing[base] = following
         last = self._bases[-1]
         if self._surveys[last].next_offset < self._promised():
             missing[last] = self._promised()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Generator, Iterator, Sequence
 from itertools import zip_longest
@@ -12,7 +13,7 @@ from kreplica.common.errors import KreplicaError
 from kreplica.log import missing_segments
 from kreplica.log.checkpoint import LEADER_EPOCH_CHECKPOINT, EpochEntry, LeaderEpochCheckpointFile
 from kreplica.log.damage_search import LARGEST_GAP
-from kreplica.log.file_names import STATE_FILE
+from kreplica.log.file_names import STATE_FILE, parse_directory_name
 from kreplica.log.producer_snapshot import offset_of, parse_snapshot
 from kreplica.log.quarantine import is_note, parse_note
 from kreplica.log.settings_file import SettingsFile
@@ -78,6 +79,8 @@ class PartitionVerifier:
         self.whole = True
         self._leader_epoch = -1
         self.has_gaps = False  # whether the log was compacted
+        # For each empty segment, whether its time index shows that it held records once.
+        self._held: dict[int, bool | None] = {}
         self._began: dict[int, int] = {}  # the first offset of each producer's open transaction
         self._epochs: EpochCheck | None = None
         self._standing: LogStanding | None = None
@@ -91,6 +94,7 @@ class PartitionVerifier:
         yield from self._read_standing()
         self._names = {self._only} if self._only else set(self._storage.list_directory(self._directory))
         self._bases = self._segments()
+        self.has_gaps = self._was_cleaned()
         entries = yield from self._read_epochs()
         yield from self._missing_start(entries)
         yield from self._read_quarantines()
@@ -114,12 +118,14 @@ class PartitionVerifier:
         return [base for base in bases if base <= self._bound.active_base_offset]
 
     def _walk(self) -> Iterator[Problem]:
-        missing: list[Problem] = []
+        missing: dict[int, Problem] = {}
+        previous = None
         for base, stop in zip_longest(self._bases, self._bases[1:]):
             path = self._path(base, ".log")
-            if base != self._bases[0] and may_be_missing(self._standing, self.next_offset, base):
+            if previous is not None and may_be_missing(self._standing, self.next_offset, base):
                 text = f"offsets {self.next_offset} to {base - 1} are in no segment"
-                missing.append(Problem(path, "MissingOffsets", text, self.next_offset, 0))
+                missing[previous] = Problem(path, "MissingOffsets", text, self.next_offset, 0)
+            previous = base
             try:
                 yield from self._segment(base, stop)
             except KreplicaError as error:
@@ -127,8 +133,25 @@ class PartitionVerifier:
                     continue  # retention removed it meanwhile
                 self.whole = False
                 yield _unreadable(path, error)
-        if has_no_gaps(self._standing) or not self.has_gaps:
-            yield from missing
+        for base, problem in missing.items():
+            if not self.explains_gap(base, was_compacted=self.has_gaps):
+                yield problem
+
+    def explains_gap(self, base: int, *, was_compacted: bool) -> bool:
+        """Return whether compaction explains that offsets are missing behind the segment at `base`.
+
+        `was_compacted`: whether the log was.
+        """
+        held = self._held.get(base)
+        return not has_no_gaps(self._standing) and (was_compacted if held is None else not held)
+
+    def _was_cleaned(self) -> bool:
+        partition = parse_directory_name(os.path.basename(self._directory))
+        return (
+            self._only is None
+            and partition is not None
+            and missing_segments.was_cleaned(self._storage, self._directory, partition)
+        )
 
     def _segment(self, base: int, stop: int | None) -> Iterator[Problem]:
         path = self._path(base, ".log")
@@ -158,6 +181,10 @@ class PartitionVerifier:
             walk = BatchWalk(region, end.published, self._progress, plain.skip)
             yield from verify_batches(path, walk, records, checks, end)
             self.whole &= walk.whole
+            if region.length == 0 and self._has(base, ".timeindex"):
+                time_index = self._storage.read_file(self._path(base, ".timeindex"))
+                self._held[base] = missing_segments.has_entries(time_index)
+                self.has_gaps |= self._held[base] is False and stop is not None
         self.next_offset = records.next_offset
         self._leader_epoch = records.leader_epoch
         self.has_gaps |= records.has_gaps

@@ -16,8 +16,10 @@ from kreplica.log.checkpoint import EpochEntry, LeaderEpochCheckpointFile, Offse
 from kreplica.log.column_reader import ColumnReader
 from kreplica.log.file_names import STATE_FILE
 from kreplica.log.log_loader import OpenOptions
+from kreplica.log.repair import repair
 from kreplica.log.verify import verify
 from kreplica.runtime.storage import FileStorage
+from tests.support.clock import ManualClock
 from tests.support.logs import OtherBoot, open_log
 
 COUNT = 60
@@ -222,6 +224,123 @@ def test_a_gap_that_the_batches_explain(tmp_path):
     segments[1].write_bytes(whole[:size] + whole[2 * size :])
     for each in READS.values():
         assert len(each(path)) < COUNT - 1
+
+
+INDEXES = (".index", ".timeindex")
+
+
+def emptied_by_kafka(path: Path, number: int = 0) -> tuple[list[Path], list[int]]:
+    """As Kafka's cleaner leaves a segment without a record to keep: empty, and its indexes as well.
+
+    Returns the segments, and the offsets that are left.
+    """
+    segments = filled(path)
+    by_kafka(path)
+    empty(segments[number])
+    for suffix in INDEXES:
+        empty(segments[number].with_suffix(suffix))
+    gone = range(base(segments[number]), base(segments[number + 1]))
+    return segments, [offset for offset in range(COUNT) if offset not in gone]
+
+
+def empty(file: Path) -> None:
+    os.truncate(file, 0)
+
+
+def read_by_a_writer(path: Path) -> list[int]:
+    with Log.open(path, **SETTINGS) as log:
+        assert not log.damages
+        return [record.offset for record in log.read()]
+
+
+@pytest.mark.parametrize("number", [0, 2])
+@pytest.mark.parametrize("name", READS)
+def test_a_segment_that_the_cleaner_left_empty(tmp_path, name, number):
+    _, left = emptied_by_kafka(tmp_path / "t-0", number)
+    assert READS[name](tmp_path / "t-0") == left
+
+
+@pytest.mark.parametrize("number", [0, 2])
+def test_a_segment_that_the_cleaner_left_empty_is_no_problem_to_verify_repair_or_a_writer(tmp_path, number):
+    path = tmp_path / "t-0"
+    _, left = emptied_by_kafka(path, number)
+    assert not list(verify(FileStorage(), str(path)))
+    assert not list(repair(FileStorage(), ManualClock(), str(path), apply_changes=False))
+    for _ in range(2):
+        assert read_by_a_writer(path) == left
+
+
+def test_an_empty_segment_explains_the_other_gaps_of_its_log(tmp_path):
+    path = tmp_path / "t-0"
+    segments, left = emptied_by_kafka(path)
+    first, stop = lose_end(segments)
+    left = [offset for offset in left if not first <= offset < stop]
+    for each in READS.values():
+        assert each(path) == left
+
+
+def test_a_log_whose_first_batch_lies_above_its_first_segments_begin_was_compacted(tmp_path):
+    path = tmp_path / "t-0"
+    segments = filled(path)
+    by_kafka(path)
+    lose_end(segments)
+    whole = segments[0].read_bytes()
+    segments[0].write_bytes(whole[12 + int.from_bytes(whole[8:12], "big") :])
+    for each in READS.values():
+        assert each(path)[0] == 1
+
+
+@pytest.mark.parametrize("settings", [{}, {"cleanup_policy": "compact"}])
+def test_an_empty_segment_whose_time_index_has_entries_has_lost_its_records(tmp_path, settings):
+    """Also where other parts of the log were compacted."""
+    path = tmp_path / "t-0"
+    segments, _ = emptied_by_kafka(path)
+    first, stop = lose_all(segments)
+    for each in READS.values():
+        with pytest.raises(DamagedLog, match=f"offsets {first} to {stop - 1} "):
+            each(path)
+    assert [(each.kind, each.offset) for each in verify(FileStorage(), str(path))][-1:] == [
+        ("MissingOffsets", first)
+    ]
+    for _ in range(2):  # a writer builds the indexes anew, and does not forget
+        with Log.open(path, **SETTINGS, **settings) as log:
+            with pytest.raises(DamagedLog, match=f"offsets {first} to {stop - 1} "):
+                list(log.read())
+            assert [(each.first_offset, each.stop_offset) for each in log.damages] == [(first, stop)]
+
+
+def test_an_empty_segment_without_its_time_index_is_damage_unless_something_else_shows_a_cleaner(tmp_path):
+    path = tmp_path / "t-0"
+    segments, left = emptied_by_kafka(path)
+    segments[0].with_suffix(".timeindex").unlink()
+    shutil.copytree(path, tmp_path / "cleaned" / "t-0")
+    checkpoint = OffsetCheckpointFile(FileStorage(), str(tmp_path / "cleaned" / "cleaner-offset-checkpoint"))
+    checkpoint.write({PARTITION: 30})
+    for each in READS.values():
+        with pytest.raises(DamagedLog):
+            each(path)
+        assert each(tmp_path / "cleaned" / "t-0") == left
+    assert read_by_a_writer(tmp_path / "cleaned" / "t-0") == left
+    with Log.open(path, **SETTINGS) as log, pytest.raises(DamagedLog):
+        list(log.read())
+
+
+@pytest.mark.parametrize("name", READS)
+def test_a_loss_behind_a_segment_that_the_cleaner_left_empty(tmp_path, name):
+    path = tmp_path / "t-0"
+    segments, _ = emptied_by_kafka(path, 1)
+    first, stop = lose_all(segments)
+    with pytest.raises(DamagedLog, match=f"offsets {first} to {stop - 1} "):
+        READS[name](path)
+
+
+def test_verify_takes_the_cleaners_checkpoint_for_a_sign_as_well(tmp_path):
+    path = tmp_path / "t-0"
+    compacted_by_kafka(path)
+    assert "MissingOffsets" in {each.kind for each in verify(FileStorage(), str(path))}
+    checkpoint = OffsetCheckpointFile(FileStorage(), str(tmp_path / "cleaner-offset-checkpoint"))
+    checkpoint.write({PARTITION: 30})
+    assert "MissingOffsets" not in {each.kind for each in verify(FileStorage(), str(path))}
 
 
 def test_a_log_that_kreplica_compacted_has_no_gap(tmp_path):

@@ -3,6 +3,7 @@ package org.kreplica.spark;
 import java.io.IOException;
 import java.nio.ByteBuffer;
 import java.nio.channels.FileChannel;
+import java.nio.file.Files;
 import java.nio.file.NoSuchFileException;
 import java.nio.file.OpenOption;
 import java.nio.file.Paths;
@@ -35,6 +36,25 @@ final class IndexFile {
     static int offsetBefore(String path, long timestamp) throws IOException {
         ByteBuffer found = search(path, 12, timestamp);
         return found == null ? 0 : found.getInt(8);
+    }
+
+    /**
+     * Returns whether a time index has entries; null if there is no such file, or if its only entry may be space that
+     * was allocated ahead.
+     */
+    static Boolean hasTimes(String path) throws IOException {
+        byte[] bytes;
+        try {
+            bytes = Files.readAllBytes(Paths.get(path, new String[0]));
+        } catch (NoSuchFileException error) {
+            return null;
+        }
+        for (int i = 0; i < bytes.length; i++) {
+            if (bytes[i] != 0) {
+                return Boolean.TRUE;
+            }
+        }
+        return bytes.length == 12 ? null : Boolean.FALSE;
     }
 
     private static ByteBuffer search(String path, int entryBytes, long below) throws IOException {

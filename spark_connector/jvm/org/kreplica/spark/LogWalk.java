@@ -123,8 +123,9 @@ final class LogWalk {
             boolean last = number + 1 == log.segments.length;
             long following = last ? log.standing == null ? nextOffset : log.standing.logEndOffset
                 : log.segments[number + 1].baseOffset;
-            if (nextOffset < following && (segment.isCutShort || !last && log.isLost(nextOffset, following))) {
-                long first = nextOffset;
+            // Compaction may have taken all offsets below this segment.
+            long first = Math.max(nextOffset, segment.baseOffset);
+            if (first < following && (segment.isCutShort || !last && log.isLost(segment, first, following))) {
                 nextOffset = following;
                 note(new LostRange(first, following, segment.path, segment.size, segment.size,
                     "the file is cut short"));

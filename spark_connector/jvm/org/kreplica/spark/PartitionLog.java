@@ -252,33 +252,35 @@ final class PartitionLog {
      * In a log written only by kreplica, segments are contiguous, compacted or not, except for what a follower's
      * leader left out. In a Kafka log compaction may have removed them, if there are signs of compaction.
      */
-    boolean isLost(long end, long following) throws IOException {
+    boolean isLost(Segment segment, long end, long following) throws IOException {
         boolean isGap = end < following && following - end <= LARGEST_GAP && following > logStartOffset;
-        return isGap && (standing != null && !standing.hasGaps || !wasCompacted());
+        return isGap && (standing != null && !standing.hasGaps || !isCompaction(segment));
     }
 
-    /**
-     * Looks for signs of compaction: the cleaner's checkpoint, or offsets missing in a segment (see
-     * missing_segments).
-     */
+    private boolean isCompaction(Segment segment) throws IOException {
+        Boolean held = segment.heldRecords();
+        return segment.size > 0 || held == null ? wasCompacted() : !held.booleanValue();
+    }
+
+    /** Looks for signs of compaction (see missing_segments). */
     private boolean wasCompacted() throws IOException {
         if (isCompacted == null) {
             boolean found = Checkpoints.wasCleaned(new File(directory).getParent(), at);
             for (int i = 0; !found && i < segments.length; i++) {
-                found = lacksOffsets(segments[i]);
+                found = Boolean.FALSE.equals(segments[i].heldRecords()) || lacksOffsets(segments[i]);
             }
             isCompacted = Boolean.valueOf(found);
         }
         return isCompacted.booleanValue();
     }
 
-    /** Returns whether offsets are missing within a batch or between two; producers leave out none. */
+    /** Returns whether offsets are missing at the begin, within a batch or between two; producers leave out none. */
     private boolean lacksOffsets(Segment segment) throws IOException {
         SegmentWindow window = new SegmentWindow();
         try {
             // Use a separate window, so that the walk's files stay open.
             window.open(new Segment(directory, segment.baseOffset, segment.size));
-            return lacksOffsets(window, segment.size);
+            return lacksOffsets(window, segment);
         } catch (NoSuchFileException error) {
             return false;
         } finally {
@@ -286,12 +288,11 @@ final class PartitionLog {
         }
     }
 
-    private static boolean lacksOffsets(SegmentWindow window, int size) throws IOException {
+    private static boolean lacksOffsets(SegmentWindow window, Segment segment) throws IOException {
         BatchHeader header = new BatchHeader();
-        long expected = -1;
-        for (int at = 0; header.read(window, at, size - at) == null; at += header.size) {
-            if (header.recordCount <= header.lastOffset - header.baseOffset
-                || expected >= 0 && header.baseOffset > expected) {
+        long expected = segment.baseOffset;
+        for (int at = 0; header.read(window, at, segment.size - at) == null; at += header.size) {
+            if (header.recordCount <= header.lastOffset - header.baseOffset || header.baseOffset > expected) {
                 return true;
             }
             expected = header.lastOffset + 1;

@@ -108,6 +108,11 @@ final class Segment {
         return baseOffset + Math.max(0, IndexFile.offsetBefore(indexPath(".timeindex"), timestamp));
     }
 
+    /** Returns whether the closed segment ever held records; null if an empty one does not show it. */
+    Boolean heldRecords() throws IOException {
+        return size > 0 ? Boolean.TRUE : IndexFile.hasTimes(indexPath(".timeindex"));
+    }
+
     private String indexPath(String suffix) {
         return path.substring(0, path.length() - ".log".length()) + suffix;
     }
