@@ -26,7 +26,7 @@ from kreplica.log.file_names import CLUSTER_METADATA_DIRECTORY, CONSUMER_OFFSETS
 from kreplica.log.log_directory import CleanShutdownFile
 from kreplica.log.meta_properties import MetaPropertiesFile
 from kreplica.log.partition_metadata_file import PartitionMetadataFile
-from kreplica.log.producer_snapshot import parse_snapshot
+from kreplica.log.producer_state_manager import parse_snapshot
 from kreplica.log.transaction_index import parse_entries
 from kreplica.log.verify.indexes import used_bytes
 from kreplica.log.verify.segment import BatchWalk

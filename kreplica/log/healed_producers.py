@@ -24,9 +24,8 @@ from typing import TYPE_CHECKING
 
 from kreplica._core.records import batches
 from kreplica.common.errors import InvalidFile
-from kreplica.log import producer_batches
-from kreplica.log.producer_state_entry import BATCHES_TO_RETAIN, ProducerStateEntry
-from kreplica.log.producer_state_manager import ProducerStateManager
+from kreplica.log.producer_append_info import BATCHES_TO_RETAIN, ProducerStateEntry
+from kreplica.log.producer_state_manager import ProducerStateManager, batches_with_producers
 from kreplica.log.transaction_index import AbortedTxn
 
 if TYPE_CHECKING:
@@ -83,14 +82,14 @@ class HealedProducers:
         if not self._producer_ids:
             return
         state = self._state
-        for segment, found in producer_batches.walk(segments, state.map_end_offset, stop):
+        for segment, found in batches_with_producers(segments, state.map_end_offset, stop):
             aborted = self._found.setdefault(segment.base_offset, [])
             if isinstance(found, range):
                 for entry in self._known_entries(segment):
-                    if producer_batches.end_aborted(state, entry, found):
+                    if state.end_aborted(entry, found):
                         aborted.append(entry)
                 continue
-            done = producer_batches.take_over(state, found)
+            done = state.take_over(found)
             if done is not None:
                 if done.is_aborted:
                     aborted.append(AbortedTxn(*done[:3], state.last_stable_offset(done)))

@@ -125,10 +125,6 @@ class LeaderEpochFileCache:
             self._checkpoint.write(self.entries)
             self.dirty = False
 
-    def update_directory(self, directory: str) -> None:
-        """Follow a rename of the partition's directory."""
-        self._checkpoint.directory = directory
-
     def _replace(self, entries: tuple[EpochEntry, ...]) -> None:
         self.entries = entries
         self.dirty = True
@@ -152,11 +148,6 @@ class LeaderEpochFileCache:
         at = bisect_left(self.entries, epoch, key=_EPOCH)
         found = self.entries[at : at + 1]
         return found[0] if found and found[0].epoch == epoch else None
-
-    def previous_epoch(self, epoch: int) -> int | None:
-        """Return the greatest known epoch below `epoch`, or None."""
-        at = bisect_left(self.entries, epoch, key=_EPOCH)
-        return self.entries[at - 1].epoch if at > 0 else None
 
     def next_epoch(self, epoch: int) -> int | None:
         """Return the least known epoch above `epoch`, or None."""

@@ -22,7 +22,7 @@ from kreplica.common.config import PRODUCER_ID_EXPIRATION_MS, LogConfig
 from kreplica.common.errors import CorruptMessage, InvalidFile
 from kreplica.common.ports import Clock, Storage
 from kreplica.common.types import TopicPartition, Uuid
-from kreplica.log import damage_search, missing_segments, producer_batches
+from kreplica.log import damage_search, missing_segments
 from kreplica.log.checkpoint import EpochEntry, LeaderEpochCheckpointFile
 from kreplica.log.damage import NO_DAMAGE, Damages
 from kreplica.log.file_names import (
@@ -389,10 +389,11 @@ class _LogLoader:
     def _load_producers(self, start: int, stop: int) -> None:
         """Restore the producers' state at offset `stop`, from a snapshot and the batches that follow it."""
         if self.options.read_only:
-            producer_batches.load_for_reader(self.producers, stop)
+            self.producers.load_for_reader(stop)
         else:
+            self.producers.remove_stray_snapshots([segment.base_offset for segment in self.local.segments])
             self.producers.truncate_and_reload(start, stop, self.clock.time_ms())
-        producer_batches.replay(self.producers, self.local, stop)
+        self.producers.replay(self.local, stop)
 
     # ---- the log ------------------------------------------------------------------------------------------
 

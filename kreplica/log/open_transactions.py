@@ -11,8 +11,7 @@ from typing import NamedTuple
 from kreplica._core.log_append_info import LogAppendInfo
 from kreplica.common.errors import InvalidTxnState
 from kreplica.common.types import AppendOrigin
-from kreplica.log import producer_batches
-from kreplica.log.producer_state_entry import ProducerStateEntry
+from kreplica.log.producer_append_info import ProducerStateEntry
 from kreplica.log.unified_log import UnifiedLog
 from kreplica.record.control import EndTransactionMarker, build_end_transaction_marker
 
@@ -32,8 +31,8 @@ def open_transactions(log: UnifiedLog) -> list[OpenTransaction]:
         end = log.log_end_offset
         if log.local.read_only and log.producers.map_end_offset < end:
             # A reader beside a live writer does not load producers when it opens the log.
-            producer_batches.load_for_reader(log.producers, end)
-            producer_batches.replay(log.producers, log.local, end)
+            log.producers.load_for_reader(end)
+            log.producers.replay(log.local, end)
         found = [
             OpenTransaction(
                 entry.producer_id, entry.producer_epoch, entry.current_txn_first_offset, entry.last_timestamp

@@ -1,14 +1,17 @@
-"""One producer's part in one append: checked batch by batch, then handed to the ProducerStateManager.
+"""The state of one producer, and its part in one append: checked batch by batch, then handed to the
+ProducerStateManager.
 
-Nothing changes before `ProducerStateManager.update`, so a failed append leaves no trace. The rules are those
-of KIP-98 (idempotence and transactions), with KIP-360 (an epoch may rise at any time) and the marker rule of
-KIP-890's second transaction version. Used by one thread, under the log's lock.
+An entry does not change once a ProducerStateManager has it: each append replaces it. Nothing changes before
+`ProducerStateManager.update`, so a failed append leaves no trace. The rules are those of KIP-98 (idempotence
+and transactions), with KIP-360 (an epoch may rise at any time) and the marker rule of KIP-890's second
+transaction version. Used by one thread, under the log's lock.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
+from kreplica._core.records import RecordBatch
 from kreplica.common.errors import (
     DuplicateSequenceNumber,
     InvalidProducerEpoch,
@@ -16,17 +19,124 @@ from kreplica.common.errors import (
     OutOfOrderSequenceNumber,
     TransactionCoordinatorFenced,
 )
-from kreplica.common.types import INT16_MAX, NO_OFFSET, NO_PRODUCER_EPOCH, AppendOrigin
-from kreplica.log.producer_state_entry import (
-    BATCHES_TO_RETAIN,
-    BatchMetadata,
-    ProducerStateEntry,
-    add_sequence,
+from kreplica.common.types import (
+    INT16_MAX,
+    INT32_MAX,
+    NO_OFFSET,
+    NO_PRODUCER_EPOCH,
+    NO_SEQUENCE,
+    NO_TIMESTAMP,
+    AppendOrigin,
 )
+from kreplica.record.control import ControlRecordType, parse_control_key, parse_end_transaction_marker
+
+# The batches that a producer may have in flight: it may repeat any of them after a lost answer.
+BATCHES_TO_RETAIN = 5
+
+NO_COORDINATOR_EPOCH = -1
+# The transaction markers among the control batches; the others do not concern producers.
+MARKERS = (ControlRecordType.ABORT, ControlRecordType.COMMIT)
+
+
+def add_sequence(sequence: int, count: int) -> int:
+    """Return the sequence number `count` steps after `sequence`; after INT32_MAX comes 0."""
+    return (sequence + count) & INT32_MAX
+
+
+class BatchMetadata(NamedTuple):
+    """An appended batch. `offset_delta`: its last offset less its first; its sequences span the same."""
+
+    last_sequence: int
+    last_offset: int
+    offset_delta: int
+    timestamp: int
+
+    @property
+    def first_sequence(self) -> int:
+        return add_sequence(self.last_sequence, -self.offset_delta)
+
+    @property
+    def first_offset(self) -> int:
+        return self.last_offset - self.offset_delta
+
+
+class ProducerStateEntry:
+    """The state of one producer.
+
+    `batches`: the last batches of this epoch, at most five, oldest first.
+    `current_txn_first_offset`: the first offset of the open transaction, or -1.
+    `last_timestamp`: that of the last batch or transaction marker, or -1.
+    """
+
+    __slots__ = (
+        "batches",
+        "coordinator_epoch",
+        "current_txn_first_offset",
+        "last_timestamp",
+        "producer_epoch",
+        "producer_id",
+    )
+
+    def __init__(
+        self,
+        producer_id: int,
+        producer_epoch: int = NO_PRODUCER_EPOCH,
+        coordinator_epoch: int = NO_COORDINATOR_EPOCH,
+        last_timestamp: int = NO_TIMESTAMP,
+        current_txn_first_offset: int = NO_OFFSET,
+        batches: tuple[BatchMetadata, ...] = (),
+    ) -> None:
+        self.producer_id = producer_id
+        self.producer_epoch = producer_epoch
+        self.coordinator_epoch = coordinator_epoch
+        self.last_timestamp = last_timestamp
+        self.current_txn_first_offset = current_txn_first_offset
+        self.batches = batches
+
+    @property
+    def last_sequence(self) -> int:
+        """The sequence number of the last record, or -1 if this epoch has no record yet."""
+        return self.batches[-1].last_sequence if self.batches else NO_SEQUENCE
+
+    @property
+    def last_data_offset(self) -> int:
+        """The offset of the last record, or -1 if this epoch has no record yet."""
+        return self.batches[-1].last_offset if self.batches else NO_OFFSET
+
+    @property
+    def last_offset_delta(self) -> int:
+        return self.batches[-1].offset_delta if self.batches else 0
+
+    @property
+    def in_transaction(self) -> bool:
+        return self.current_txn_first_offset != NO_OFFSET
+
+    def find_duplicate(self, epoch: int, first_sequence: int, last_sequence: int) -> BatchMetadata | None:
+        """Return the retained batch with exactly these sequence numbers, or None."""
+        if epoch == self.producer_epoch:
+            for batch in self.batches:
+                if last_sequence == batch.last_sequence and first_sequence == batch.first_sequence:
+                    return batch
+        return None
+
+    def is_before_retained(self, last_sequence: int) -> bool:
+        """Return whether a batch up to `last_sequence` must have been appended before the retained ones.
+
+        This is certain only if five batches are retained: a producer has at most five in flight, so an
+        earlier one was answered or is being repeated. With fewer, the log may have missed it.
+        """
+        if len(self.batches) < BATCHES_TO_RETAIN:
+            return False
+        distance = add_sequence(self.batches[0].first_sequence, -last_sequence)
+        return 0 < distance <= INT32_MAX // 2
+
+    def __repr__(self) -> str:
+        fields = (f"{name}={getattr(self, name)!r}" for name in ProducerStateEntry.__slots__)
+        return f"{type(self).__name__}({', '.join(fields)})"
 
 
 class CompletedTxn(NamedTuple):
-    """A transaction that a marker ended. `last_offset`: the marker's."""
+    """A transaction that a marker ended. `last_offset`: the marker's offset."""
 
     producer_id: int
     first_offset: int
@@ -35,7 +145,7 @@ class CompletedTxn(NamedTuple):
 
 
 class ProducerAppendInfo(ProducerStateEntry):
-    """A producer's entry as an append makes it: what it was, and batch by batch what comes to it.
+    """The entry of a producer as one append changes it, batch by batch.
 
     `started`: the first offsets of the transactions that the append begins.
     """
@@ -52,6 +162,40 @@ class ProducerAppendInfo(ProducerStateEntry):
         self.origin = origin
         self.started: tuple[int, ...] = ()
 
+    def append(self, batch: RecordBatch, base_offset: int) -> CompletedTxn | BatchMetadata | None:
+        """Check a batch that gets `base_offset`, and add it.
+
+        Returns the transaction that it ends. If it repeats an earlier batch, returns that one and changes
+        nothing. Raises InvalidProducerEpoch, OutOfOrderSequenceNumber, DuplicateSequenceNumber,
+        InvalidTxnState, TransactionCoordinatorFenced, CorruptMessage.
+        """
+        count = batch.last_offset - batch.base_offset
+        if not batch.is_control:
+            return self.append_data_batch(
+                batch.producer_epoch,
+                batch.base_sequence,
+                add_sequence(batch.base_sequence, count),
+                batch.max_timestamp,
+                base_offset,
+                base_offset + count,
+                batch.is_transactional,
+            )
+        record = next(iter(batch), None)
+        if record is None:
+            self.append_emptied_marker(batch.producer_epoch, batch.max_timestamp)
+            return None
+        if parse_control_key(record.key) not in MARKERS:
+            return None
+        marker = parse_end_transaction_marker(record.key, record.value)
+        return self.append_end_txn_marker(
+            batch.producer_epoch,
+            marker.coordinator_epoch,
+            base_offset,
+            batch.max_timestamp,
+            not marker.commit,
+            2 if self.origin is AppendOrigin.COORDINATOR_TV2 else 0,
+        )
+
     def append_data_batch(
         self,
         epoch: int,
@@ -62,16 +206,16 @@ class ProducerAppendInfo(ProducerStateEntry):
         last_offset: int,
         is_transactional: bool,
     ) -> BatchMetadata | None:
-        """Take a batch of records in, in the order of the log.
+        """Add a batch of records; call it in the order of the log.
 
-        Returns None; or, if a client sends one of its last five batches again, that batch: then nothing has
-        changed, nothing is to be appended, and the offsets in it are the answer.
+        If a client repeats one of its last five batches, returns that one and changes nothing: the caller
+        appends nothing and answers with its offsets. Otherwise returns None.
 
         Raises InvalidProducerEpoch, OutOfOrderSequenceNumber, DuplicateSequenceNumber, InvalidTxnState.
         """
         batches = self.batches
         if not batches or epoch != self.producer_epoch or first_sequence != batches[-1].last_sequence + 1:
-            # Not the plain continuation of what was there; it may still be right.
+            # The batch does not simply continue the sequence, but may still be valid.
             if self.origin is AppendOrigin.CLIENT:
                 duplicate = self.find_duplicate(epoch, first_sequence, last_sequence)
                 if duplicate is not None:
@@ -97,12 +241,13 @@ class ProducerAppendInfo(ProducerStateEntry):
         is_abort: bool,
         transaction_version: int = 0,
     ) -> CompletedTxn | None:
-        """Take a transaction marker in; returns what it ended, None if no transaction was open.
+        """Add a transaction marker; return the transaction that it ended, or None if none was open.
 
-        From transaction version 2 on the coordinator raises the epoch with each transaction it ends, so a
-        marker of the open transaction's own epoch is a late one, of the transaction before. With none open it
-        may be a repeated one (KAFKA-19999), and the last epoch of all cannot be raised. Raises
-        InvalidProducerEpoch, TransactionCoordinatorFenced.
+        From transaction version 2 on the coordinator raises the epoch with each transaction it ends. So a
+        marker with the open transaction's own epoch is a late one of the previous transaction. Without an
+        open transaction it may be a repeated marker (KAFKA-19999). The greatest epoch cannot be raised.
+
+        Raises InvalidProducerEpoch, TransactionCoordinatorFenced.
         """
         raised = transaction_version >= 2 and self.in_transaction
         self._check_epoch(epoch, min(self.producer_epoch + raised, INT16_MAX), offset)
@@ -121,7 +266,7 @@ class ProducerAppendInfo(ProducerStateEntry):
         return completed
 
     def append_emptied_marker(self, epoch: int, timestamp: int) -> None:
-        """Take in a control batch whose marker a cleaner has let go: it stayed for the epoch alone."""
+        """Add a control batch whose marker a cleaner has removed; only its epoch still counts."""
         if epoch > self.producer_epoch:
             self._set_epoch(epoch)
         self.last_timestamp = timestamp
@@ -133,19 +278,19 @@ class ProducerAppendInfo(ProducerStateEntry):
         self.started = (*self.started, first_offset)
 
     def _set_epoch(self, epoch: int) -> None:
-        """Go on in `epoch`; in another one than before, sequences begin anew."""
+        """Continue in `epoch`. A new epoch begins its sequence numbers anew."""
         if epoch != self.producer_epoch:
             self.producer_epoch = epoch
             self.batches = ()
 
     def _check_epoch(self, epoch: int, least: int, offset: int) -> None:
-        # A follower takes what its leader took: the leader has checked, or was right not to.
+        # A follower accepts what its leader appended: the leader has checked it.
         if epoch < least and self.origin is not AppendOrigin.REPLICATION:
             raise InvalidProducerEpoch(f"{self._whose(offset)}: epoch {epoch}, where {least} is the least")
 
     def _check_sequence(self, epoch: int, first_sequence: int, last_sequence: int, offset: int) -> None:
         if self.producer_epoch == NO_PRODUCER_EPOCH:
-            return  # nothing is known of the producer, perhaps no more: it may be anywhere in its sequence
+            return  # an unknown or expired producer may be anywhere in its sequence
         expected = add_sequence(self.last_sequence, 1) if epoch == self.producer_epoch else 0
         if first_sequence == expected:
             return

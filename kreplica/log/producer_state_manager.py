@@ -1,38 +1,56 @@
-"""What a log knows of its producers: for idempotence, and for the last stable offset.
+"""ProducerStateManager: the state of a log's producers, for idempotence and for the last stable offset.
 
-Every batch of a producer passes `prepare_update` (checks), and after it was appended `update`. A transaction
-is ongoing from its first batch to its marker; then it is completed but unreplicated until the high watermark
-has passed the marker. The first unstable offset is where the oldest of both begins: read_committed reads stop
-there.
+Each batch of a producer passes `prepare_update`, which checks it, and after the append `update`. A
+transaction is ongoing from its first batch to its marker. Then it is completed but unreplicated until the
+high watermark has passed the marker. The first unstable offset is the first offset of the oldest transaction
+in either state; read_committed reads stop there.
 
 Snapshots (`<offset>.snapshot`) keep the state, so a restart reads only the records behind the newest one.
-After `truncate_and_reload` the records from `map_end_offset` to the log's end have to be fed in again.
+After `truncate_and_reload`, call `replay` for the records from `map_end_offset` to the log's end.
 
-Owned by one UnifiedLog; everything here happens under the log's lock. Nothing is allocated before the first
-producer comes, for most logs of most nodes are idle.
+Owned by one UnifiedLog; everything here happens under the log's lock. Most logs of most nodes are idle, so
+nothing is allocated before the first producer appends.
 """
 
 from __future__ import annotations
 
+import re
+import struct
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
+from kreplica._core.crc32c import checksum
+from kreplica._core.log_segment import LogSegment
+from kreplica._core.records import RecordBatch
+from kreplica._core.segment_scan import resync, scan
 from kreplica.common.config import PRODUCER_ID_EXPIRATION_MS
-from kreplica.common.errors import InvalidFile
-from kreplica.common.types import AppendOrigin
-from kreplica.log.producer_append_info import CompletedTxn, ProducerAppendInfo
-from kreplica.log.producer_snapshot import file_name, format_snapshot, offset_of, parse_snapshot
-from kreplica.log.producer_state_entry import ProducerStateEntry
+from kreplica.common.errors import CorruptMessage, InvalidFile
+from kreplica.common.types import NO_OFFSET, AppendOrigin
+from kreplica.log.file_names import DELETED_SUFFIX
+from kreplica.log.local_log import LocalLog, LogSegments
+from kreplica.log.producer_append_info import (
+    BatchMetadata,
+    CompletedTxn,
+    ProducerAppendInfo,
+    ProducerStateEntry,
+)
+from kreplica.log.transaction_index import AbortedTxn
 
 if TYPE_CHECKING:
     from kreplica.common.ports import Storage
 
 MAX_TRANSACTION_TIMEOUT_MS = 900_000
 LATE_TRANSACTION_BUFFER_MS = 300_000
-DELETED_SUFFIX = ".deleted"
+SNAPSHOT_SUFFIX = ".snapshot"
+SNAPSHOT_VERSION = 1
+
+_HEADER = struct.Struct(">hI")
+_COUNT = struct.Struct(">i")
+_ENTRY = struct.Struct(">qhiqiqiq")
+_NAME = re.compile(r"([0-9]{20})\.snapshot", re.ASCII)
 
 _NO_PRODUCERS: Final[Mapping[int, ProducerStateEntry]] = MappingProxyType({})
 
@@ -40,9 +58,9 @@ _NO_PRODUCERS: Final[Mapping[int, ProducerStateEntry]] = MappingProxyType({})
 class ProducerStateManager:
     """The producers of one log.
 
-    `map_end_offset`: all batches below it are accounted for; whoever appends sets it after `update`.
-    `snapshot_offsets`: of the snapshot files, sorted.
-    `producer_id_expiration_ms`: how long an idle producer is remembered.
+    `map_end_offset`: all batches below it are accounted for. The caller of `update` sets it afterwards.
+    `snapshot_offsets`: the offsets of the snapshot files, sorted.
+    `producer_id_expiration_ms`: the time for which an idle producer is remembered.
     """
 
     __slots__ = (
@@ -64,16 +82,16 @@ class ProducerStateManager:
         names: Iterable[str] | None = None,
         producer_id_expiration_ms: int = PRODUCER_ID_EXPIRATION_MS,
     ) -> None:
-        """`names`: what is in the directory, if the caller has listed it already. Reads no snapshot yet."""
+        """`names`: the files in the directory, if the caller has listed it already. Reads no snapshot yet."""
         self._storage = storage
         self.directory = directory
         self.producer_id_expiration_ms = producer_id_expiration_ms
         self.map_end_offset = 0
         self._last_snapshot_offset = 0
         self._producers: dict[int, ProducerStateEntry] | None = None
-        # First offset -> producer id of transactions without a marker, in the order of the offsets.
+        # Transactions without a marker: first offset -> producer id, in the order of the offsets.
         self._ongoing: dict[int, int] | None = None
-        # (first offset, marker's offset) of completed ones that the high watermark has not passed, sorted.
+        # Completed transactions above the high watermark: (first offset, offset of the marker), sorted.
         self._unreplicated: list[tuple[int, int]] = []
         self.snapshot_offsets: list[int] = []
         self.load_snapshots(names)
@@ -82,7 +100,7 @@ class ProducerStateManager:
 
     @property
     def active_producers(self) -> Mapping[int, ProducerStateEntry]:
-        """All entries by producer id; not to be changed."""
+        """All entries by producer id. Do not change them."""
         return _NO_PRODUCERS if self._producers is None else self._producers
 
     @property
@@ -91,20 +109,20 @@ class ProducerStateManager:
 
     @property
     def has_transactions(self) -> bool:
-        """Whether one is open."""
+        """Whether a transaction is open."""
         return bool(self._ongoing)
 
     def last_entry(self, producer_id: int) -> ProducerStateEntry | None:
         return None if self._producers is None else self._producers.get(producer_id)
 
     def prepare_update(self, producer_id: int, origin: AppendOrigin) -> ProducerAppendInfo:
-        """Begin the producer's part of an append; nothing changes before `update`."""
+        """Begin the producer's part of an append. Nothing changes before `update`."""
         assert producer_id >= 0, producer_id
         current = self.last_entry(producer_id)
         return ProducerAppendInfo(ProducerStateEntry(producer_id) if current is None else current, origin)
 
     def update(self, appended: ProducerAppendInfo) -> None:
-        """The batches of `appended` are in the log now."""
+        """Record that the batches of `appended` are in the log."""
         if self._producers is None:
             self._producers = {}
         self._producers[appended.producer_id] = appended
@@ -114,7 +132,7 @@ class ProducerStateManager:
                 ongoing[first_offset] = appended.producer_id
 
     def load_producer_entry(self, entry: ProducerStateEntry) -> None:
-        """Take an entry over as it is, its open transaction too; from a snapshot, or rebuilt from the log."""
+        """Add an entry with its open transaction, as a snapshot or the log has it."""
         if self._producers is None:
             self._producers = {}
         self._producers[entry.producer_id] = entry
@@ -127,8 +145,10 @@ class ProducerStateManager:
         return not entry.in_transaction and now_ms - entry.last_timestamp >= self.producer_id_expiration_ms
 
     def remove_expired(self, now_ms: int, among: Iterable[int] | None = None) -> int:
-        """Forget producers that have written nothing for too long; returns how many. `among`: look at these
-        producer ids alone, so that a log with many is gone through in steps."""
+        """Forget producers that have been idle for too long; return their number.
+
+        `among`: check only these producer ids, so that a log with many can be checked in steps.
+        """
         producers = self._producers
         if producers is None:
             return 0
@@ -138,7 +158,7 @@ class ProducerStateManager:
         for producer_id in expired:
             del producers[producer_id]
         if len(expired) > len(producers):
-            # A dict keeps the room of what was deleted.
+            # A dict does not shrink when entries are deleted.
             self._producers = dict(producers) or None
         return len(expired)
 
@@ -146,12 +166,12 @@ class ProducerStateManager:
 
     @property
     def first_undecided_offset(self) -> int | None:
-        """Where the oldest transaction without a marker begins."""
+        """The first offset of the oldest transaction without a marker, or None."""
         return next(iter(self._ongoing)) if self._ongoing else None
 
     @property
     def first_unstable_offset(self) -> int | None:
-        """Where the oldest transaction begins whose outcome is open, or not replicated yet."""
+        """The first offset of the oldest transaction that is open or not replicated yet, or None."""
         undecided = self.first_undecided_offset
         if not self._unreplicated:
             return undecided
@@ -159,35 +179,32 @@ class ProducerStateManager:
         return unreplicated if undecided is None else min(undecided, unreplicated)
 
     def last_stable_offset(self, completed: CompletedTxn) -> int:
-        """The last stable offset once `completed` is replicated; the transaction index keeps it."""
+        """Return the last stable offset once `completed` is replicated, for the transaction index."""
         for first_offset, producer_id in (self._ongoing or {}).items():
             if producer_id != completed.producer_id:
                 return first_offset
         return completed.last_offset + 1
 
     def complete_txn(self, completed: CompletedTxn) -> None:
-        """The marker of an ongoing transaction is in the log now."""
+        """Record that the marker of an ongoing transaction is in the log."""
         assert self._ongoing is not None, completed
         del self._ongoing[completed.first_offset]
         insort(self._unreplicated, (completed.first_offset, completed.last_offset))
 
     def on_high_watermark_updated(self, high_watermark: int) -> None:
-        """Transactions whose marker lies below the high watermark are stable."""
+        """Count the transactions whose marker is below the high watermark as stable."""
         if self._unreplicated:
             self._unreplicated = [txn for txn in self._unreplicated if txn[1] >= high_watermark]
 
-    def has_late_transaction(
-        self, now_ms: int, max_transaction_timeout_ms: int = MAX_TRANSACTION_TIMEOUT_MS
-    ) -> bool:
-        """Whether the oldest ongoing transaction should have been aborted by its coordinator long ago."""
+    def has_late_transaction(self, now_ms: int) -> bool:
+        """Return whether the coordinator should have aborted the oldest ongoing transaction long ago."""
         for producer_id in (self._ongoing or {}).values():
             idle_ms = now_ms - self.active_producers[producer_id].last_timestamp
-            return idle_ms > max_transaction_timeout_ms + LATE_TRANSACTION_BUFFER_MS
+            return idle_ms > MAX_TRANSACTION_TIMEOUT_MS + LATE_TRANSACTION_BUFFER_MS
         return False
 
     def correct(self, entries: Iterable[ProducerStateEntry], found: ProducerStateManager) -> None:
-        """Take over `entries` that were read from the log anew, and the transactions that are completed in
-        `found`, which was fed on the way."""
+        """Replace `entries`, and add the completed transactions of `found`, both read from the log again."""
         producers = self._producers = dict(self._producers or {})
         for entry in entries:
             producers[entry.producer_id] = entry
@@ -199,13 +216,13 @@ class ProducerStateManager:
         self._ongoing = dict(sorted(ongoing)) or None
         self._unreplicated = sorted({*self._unreplicated, *found._unreplicated})
 
-    # ---- the log moves -------------------------------------------------------------------------------
+    # ---- when the log changes ------------------------------------------------------------------------
 
     def truncate_and_reload(self, log_start_offset: int, log_end_offset: int, now_ms: int) -> list[str]:
-        """The log now is [log_start_offset, log_end_offset): go back to the newest snapshot that fits.
+        """Return to the newest snapshot that fits the log [log_start_offset, log_end_offset).
 
-        Returns the files that were damaged; they are removed, an older one is taken. From `map_end_offset` on
-        the log's batches have to be fed in again, without a check.
+        Damaged snapshots are removed and an older one is used; returns their paths. The caller replays the
+        log's batches from `map_end_offset` on.
         """
         damaged: list[str] = []
         self._remove_for_good(
@@ -232,14 +249,14 @@ class ProducerStateManager:
         return damaged
 
     def truncate_fully_and_start_at(self, offset: int) -> None:
-        """The log is empty now and begins at `offset`."""
+        """Forget everything: the log is empty and begins at `offset`."""
         self._clear()
         self._remove_for_good(list(self.snapshot_offsets))
         self._last_snapshot_offset = 0
         self.map_end_offset = offset
 
     def on_log_start_offset_incremented(self, log_start_offset: int) -> None:
-        """The records below `log_start_offset` are gone; their producers are remembered all the same."""
+        """Account for the removal of the records below `log_start_offset`. Their producers are kept."""
         self.on_high_watermark_updated(log_start_offset)
         self.map_end_offset = max(self.map_end_offset, log_start_offset)
         latest = self.snapshot_offsets[-1] if self.snapshot_offsets else log_start_offset
@@ -250,26 +267,101 @@ class ProducerStateManager:
         self._ongoing = None
         self._unreplicated = []
 
+    # ---- batches that are in the log ---------------------------------------------------------------------
+
+    def complete(self, local: LocalLog, segment: LogSegment, done: CompletedTxn) -> None:
+        """Complete a transaction whose marker is in `segment` now."""
+        if not local.read_only:
+            self.note_abort(local, segment, done)
+        self.complete_txn(done)
+
+    def note_abort(self, local: LocalLog, segment: LogSegment, done: CompletedTxn) -> None:
+        """Add the transaction to the segment's index if it is aborted and not there yet."""
+        index = local.transaction_index(segment)
+        entries = index.entries() if done.is_aborted else []
+        if done.is_aborted and (not entries or entries[-1].last_offset < done.last_offset):
+            stable = self.last_stable_offset(done)
+            index.append(AbortedTxn(done.producer_id, done.first_offset, done.last_offset, stable))
+
+    def take_over(self, batch: RecordBatch) -> CompletedTxn | None:
+        """Add a batch that is in the log already, unchecked. Returns the transaction that it ends."""
+        if batch.producer_id < 0:
+            return None
+        info = self.prepare_update(batch.producer_id, AppendOrigin.REPLICATION)
+        done = info.append(batch, batch.base_offset)
+        self.update(info)
+        return done if isinstance(done, CompletedTxn) else None
+
+    def feed(self, local: LocalLog, segment: LogSegment, batch: RecordBatch) -> None:
+        """Add a batch of `segment` like `take_over`, and to the segment's index what it aborts."""
+        done = self.take_over(batch)
+        if done is not None:
+            self.complete(local, segment, done)
+
+    def replay(self, local: LocalLog, stop: int) -> None:
+        """Add the log's batches from `map_end_offset` to `stop`. Those without a producer are skipped
+        natively."""
+        for segment, found in batches_with_producers(local.segments, self.map_end_offset, stop):
+            if isinstance(found, range):
+                try:
+                    entries = local.transaction_index(segment).entries()
+                except InvalidFile:
+                    continue  # a reader that needs the index gets its error
+                for entry in entries:
+                    self.end_aborted(entry, found)
+            else:
+                self.feed(local, segment, found)
+        self.map_end_offset = stop
+
+    def end_aborted(self, entry: AbortedTxn, rotted: range) -> bool:
+        """End the open transaction of an index's entry if its abort marker lay at an offset that rotted.
+
+        Otherwise it would stay open and bound the last stable offset. Returns whether it was ended.
+        """
+        known = self.last_entry(entry.producer_id)
+        is_open = known is not None and known.current_txn_first_offset == entry.first_offset
+        if not is_open or entry.last_offset not in rotted:
+            return False
+        info = self.prepare_update(entry.producer_id, AppendOrigin.REPLICATION)
+        info.current_txn_first_offset = NO_OFFSET
+        self.update(info)
+        self.complete_txn(CompletedTxn(entry.producer_id, entry.first_offset, entry.last_offset, True))
+        return True
+
+    def load_for_reader(self, stop: int) -> None:
+        """Load the newest intact snapshot at or below `stop`, without changing anything on disk."""
+        while (offset := self.latest_snapshot_at_or_before(stop)) is not None:
+            try:
+                entries = self.read_snapshot(offset)
+            except InvalidFile:
+                # A power cut may have torn it. An older one with the batches behind it gives the same state.
+                stop = offset - 1
+                continue
+            for entry in entries:
+                self.load_producer_entry(entry)
+            self.map_end_offset = offset
+            return
+
     # ---- snapshots -----------------------------------------------------------------------------------
 
     def snapshot_path(self, offset: int) -> str:
-        return f"{self.directory}/{file_name(offset)}"
+        return f"{self.directory}/{snapshot_name(offset)}"
 
     def load_snapshots(self, names: Iterable[str] | None = None) -> None:
-        """Look anew which snapshots there are, in the directory or among `names`."""
+        """List the snapshots again, in the directory or among `names`."""
         listed = self._storage.list_directory(self.directory) if names is None else names
-        offsets = (offset_of(name) for name in listed)
+        offsets = (snapshot_offset(name) for name in listed)
         self.snapshot_offsets = sorted(offset for offset in offsets if offset is not None)
 
     def read_snapshot(self, offset: int) -> list[ProducerStateEntry]:
-        """What the snapshot at `offset` holds. Raises InvalidFile."""
+        """Return the entries of the snapshot at `offset`. Raises InvalidFile."""
         path = self.snapshot_path(offset)
         return parse_snapshot(self._storage.read_file(path), path)
 
     def remove_unreadable(self) -> list[str]:
-        """Remove all snapshots that were never flushed and that a power cut has torn; returns their paths.
+        """Remove the snapshots that were not flushed and that a power cut has torn; return their paths.
 
-        No one but the newest is ever needed, until a truncation goes back to it.
+        An older snapshot than the newest is needed only after a truncation.
         """
         torn = [offset for offset in self.snapshot_offsets if not self._is_readable(offset)]
         self._remove_for_good(torn)
@@ -283,10 +375,10 @@ class ProducerStateManager:
         return True
 
     def take_snapshot(self, sync: bool = False) -> str | None:
-        """Write the state at `map_end_offset`, if there is news since the last time; returns the path.
+        """Write the state at `map_end_offset`, if it advanced since the last snapshot; return the path.
 
-        With `sync` the file outlives a power cut; without, a power cut may leave a damaged one, which its
-        checksum tells. Raises KafkaStorageError; no file is left then.
+        With `sync` the file survives a power cut. Without it, a power cut may leave a damaged file, which its
+        checksum reveals. Raises KafkaStorageError, and leaves no file then.
         """
         offset = self.map_end_offset
         if offset <= self._last_snapshot_offset:
@@ -296,7 +388,7 @@ class ProducerStateManager:
         try:
             write(path, format_snapshot(self.active_producers.values()))
         except BaseException:
-            # A disk that is full takes the name, and no bytes.
+            # A full disk may accept the name, but no bytes.
             self._storage.remove(path)
             raise
         if offset not in self.snapshot_offsets:
@@ -306,7 +398,7 @@ class ProducerStateManager:
 
     @contextmanager
     def snapshot_at(self, offset: int, *, sync: bool) -> Iterator[None]:
-        """Take a snapshot for a log that will end at `offset` once what is done meanwhile succeeds."""
+        """Take a snapshot for a log that will end at `offset` if the block succeeds."""
         before, last = self.map_end_offset, self._last_snapshot_offset
         self.map_end_offset = offset
         try:
@@ -315,13 +407,13 @@ class ProducerStateManager:
         except BaseException:
             self.map_end_offset = before
             if offset > before and offset in self.snapshot_offsets:
-                # The records below it may be others than those that it knows.
+                # Other records may take the place of those that it knows.
                 self._last_snapshot_offset = last
                 self._remove_snapshot(offset)
             raise
 
     def remove_stray_snapshots(self, segment_base_offsets: Collection[int]) -> None:
-        """Keep the snapshots at the segments' beginnings, and the newest other one if newer than these."""
+        """Remove what clean closes have left, but not the newest one if no segment begins above it."""
         bases = set(segment_base_offsets)
         strays = [offset for offset in self.snapshot_offsets if offset not in bases]
         if strays and (not bases or strays[-1] >= max(bases)):
@@ -335,12 +427,12 @@ class ProducerStateManager:
             self._remove_snapshot(snapshot)
 
     def remove_snapshots_above(self, offset: int) -> None:
-        """Remove the snapshots above `offset`, which lack batches below them; that outlives a power cut."""
+        """Remove the snapshots above `offset`, which lack batches below them. The removal is durable."""
         self._remove_for_good(self.snapshot_offsets[bisect_right(self.snapshot_offsets, offset) :])
         self._last_snapshot_offset = self.snapshot_offsets[-1] if self.snapshot_offsets else 0
 
     def mark_snapshot_for_deletion(self, offset: int) -> str | None:
-        """Rename the snapshot of a segment that is being deleted; returns the path to remove later."""
+        """Rename the snapshot of a segment that is being deleted; return the path to remove later."""
         if offset not in self.snapshot_offsets:
             return None
         path = self.snapshot_path(offset)
@@ -349,14 +441,14 @@ class ProducerStateManager:
         return path + DELETED_SUFFIX
 
     def latest_snapshot_at_or_before(self, offset: int) -> int | None:
-        """The newest snapshot that says nothing of records at or behind `offset`."""
+        """Return the offset of the newest snapshot at or below `offset`, or None."""
         at = bisect_right(self.snapshot_offsets, offset)
         return self.snapshot_offsets[at - 1] if at > 0 else None
 
     def _remove_for_good(self, offsets: Collection[int]) -> None:
-        """Remove snapshots of records that were truncated.
+        """Remove snapshots of truncated records, durably.
 
-        If one came back with a power cut, after other records took the place of those, it would look valid.
+        If a power cut brought one back after other records had taken their place, it would look valid.
         """
         for offset in offsets:
             self._remove_snapshot(offset)
@@ -366,3 +458,138 @@ class ProducerStateManager:
     def _remove_snapshot(self, offset: int) -> None:
         self._storage.remove(self.snapshot_path(offset))
         self.snapshot_offsets.remove(offset)
+
+
+def batches_with_producers(
+    segments: LogSegments, start: int, stop: int
+) -> Iterator[tuple[LogSegment, RecordBatch | range]]:
+    """Iterate over the batches with a producer from offset `start` to `stop`, each with its segment.
+
+    A range of offsets stands for batches that rotted.
+    """
+    for index in range(max(0, segments.index_for(start)), len(segments)):
+        segment = segments[index]
+        if segment.base_offset >= stop:
+            break
+        position, epoch = _position_of(segment, start), -1
+        if position is None:
+            continue
+        while True:
+            status, position, offset, header = scan(segment, position, segment.size, 0, epoch)
+            if status < 0:
+                # Reads report the rot. The batches behind it still count.
+                behind = resync(segment, position, offset)
+                yield segment, range(offset, stop if behind is None else behind[0])
+                if behind is not None:
+                    position, epoch = behind[1], -1
+                    continue
+            if status <= 0 or offset > stop:
+                break
+            epoch = header[2]
+            if offset > start:
+                yield segment, batch_before(segment, position, header)
+
+
+def _position_of(segment: LogSegment, offset: int) -> int | None:
+    if offset <= segment.base_offset:
+        return 0
+    try:
+        found = segment.position_of(offset)
+    except CorruptMessage:
+        return 0
+    return None if found is None else found[0]
+
+
+def batch_before(segment: LogSegment, position: int, header: tuple[int, ...]) -> RecordBatch:
+    """Return the batch that ends at `position`, whose header a scan returned."""
+    size = header[-1]
+    return RecordBatch(segment.region.slice(position - size, size))
+
+
+# ---- `<offset>.snapshot`: the state of all producers below the offset ------------------------------------
+#
+# Big-endian, Kafka's schema ProducerSnapshot (version 1 is the only one there is):
+#
+#      0 version      2      1
+#      2 crc          4      CRC-32C of all that follows
+#      6 count        4
+#     10 entries     46 each:
+#          0 producer id               8      22 offset delta                4
+#          8 producer epoch            2      26 timestamp                   8
+#         10 last sequence             4      34 coordinator epoch           4
+#         14 last offset               8      38 current txn's first offset  8
+#
+# An entry keeps the last batch alone; a producer without a batch in its epoch has last offset -1. Files are
+# written in place. One that a crash cut short is recognized by length and checksum, and is an InvalidFile.
+
+
+def snapshot_name(offset: int) -> str:
+    return f"{offset:020d}{SNAPSHOT_SUFFIX}"
+
+
+def snapshot_offset(name: str) -> int | None:
+    """Return the offset in a snapshot's file name, or None for another name."""
+    found = _NAME.fullmatch(name)
+    return int(found[1]) if found else None
+
+
+def format_snapshot(entries: Iterable[ProducerStateEntry]) -> bytes:
+    packed = [
+        _ENTRY.pack(
+            entry.producer_id,
+            entry.producer_epoch,
+            entry.last_sequence,
+            entry.last_data_offset,
+            entry.last_offset_delta,
+            entry.last_timestamp,
+            entry.coordinator_epoch,
+            entry.current_txn_first_offset,
+        )
+        for entry in entries
+    ]
+    body = _COUNT.pack(len(packed)) + b"".join(packed)
+    return _HEADER.pack(SNAPSHOT_VERSION, checksum(body)) + body
+
+
+def parse_snapshot(data: bytes, path: str) -> list[ProducerStateEntry]:
+    """Return the entries of a snapshot, in its order. Raises InvalidFile."""
+    if len(data) < _HEADER.size + _COUNT.size:
+        raise InvalidFile(f"{path}: cut short: it has only {len(data)} bytes", where=len(data))
+    version, crc = _HEADER.unpack_from(data)
+    if version != SNAPSHOT_VERSION:
+        raise InvalidFile(f"{path}: version {version}, not {SNAPSHOT_VERSION}", where=0)
+    body = memoryview(data)[_HEADER.size :]
+    if checksum(body) != crc:
+        raise InvalidFile(f"{path}: the checksum does not fit", where=2)
+    (count,) = _COUNT.unpack_from(body)
+    packed = body[_COUNT.size :]
+    if count < 0 or len(packed) != count * _ENTRY.size:
+        raise InvalidFile(f"{path}: {len(packed)} bytes for {count} entries", where=_HEADER.size)
+    entries = {}
+    for fields in _ENTRY.iter_unpack(packed):
+        entry = _entry(*fields)
+        entries[entry.producer_id] = entry
+    if len(entries) != count:
+        raise InvalidFile(f"{path}: two entries have the same producer id", where=_HEADER.size)
+    return list(entries.values())
+
+
+def _entry(
+    producer_id: int,
+    producer_epoch: int,
+    last_sequence: int,
+    last_offset: int,
+    offset_delta: int,
+    timestamp: int,
+    coordinator_epoch: int,
+    current_txn_first_offset: int,
+) -> ProducerStateEntry:
+    batch = BatchMetadata(last_sequence, last_offset, offset_delta, timestamp)
+    return ProducerStateEntry(
+        producer_id,
+        producer_epoch,
+        coordinator_epoch,
+        timestamp,
+        current_txn_first_offset if current_txn_first_offset >= 0 else NO_OFFSET,
+        (batch,) if last_offset >= 0 else (),
+    )

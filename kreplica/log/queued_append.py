@@ -15,10 +15,8 @@ from kreplica._core.append_job import AppendJob, RunJob
 from kreplica._core.records import RecordBatch, batches
 from kreplica.common.errors import DecompressionTooLarge, KreplicaError, UnknownServerError
 from kreplica.common.types import AppendOrigin
-from kreplica.log import producer_batches
 from kreplica.log.log_validator import BRIEF_BYTES, ValidBatch
-from kreplica.log.producer_append_info import ProducerAppendInfo
-from kreplica.log.producer_state_entry import ProducerStateEntry
+from kreplica.log.producer_append_info import ProducerAppendInfo, ProducerStateEntry
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -178,7 +176,7 @@ class LeaderAppend:
             return False
         known = queue.producers.get(batch.producer_id) or self._log.producers.last_entry(batch.producer_id)
         producer = ProducerAppendInfo(known or ProducerStateEntry(batch.producer_id), self._origin)
-        if producer_batches.take_in(producer, batch, offset) is not None:
+        if producer.append(batch, offset) is not None:
             # A duplicate of an earlier append.
             return False
         self._producer = queue.producers[batch.producer_id] = producer
@@ -267,7 +265,7 @@ class FollowerAppend:
         producers.map_end_offset = max(producers.map_end_offset, info.last_offset + 1)
         if job.has_producers:
             for batch in batches(done):
-                producer_batches.note_replicated(producers, batch)
+                producers.take_over(batch)
 
     def finish(self) -> None:
         self._job = None

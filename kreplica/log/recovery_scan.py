@@ -28,13 +28,12 @@ from kreplica._core.segment_scan import check_indexes, resync, scan
 from kreplica._core.status import NAMES
 from kreplica.common.errors import InvalidFile
 from kreplica.common.types import INT64_MAX
-from kreplica.log import producer_batches
 from kreplica.log.damage import Damage, Damages
 from kreplica.log.damage_search import LARGEST_GAP
 from kreplica.log.leader_epoch_file_cache import LeaderEpochFileCache
 from kreplica.log.local_log import LocalLog
 from kreplica.log.log_tail import CutTail, LogTail, only_zeros
-from kreplica.log.producer_state_manager import ProducerStateManager
+from kreplica.log.producer_state_manager import ProducerStateManager, batch_before
 
 # Where the native scan stops: after a batch to inspect, or before a batch of another epoch.
 BEHIND, IN_FRONT = 1, 2
@@ -203,12 +202,7 @@ class RecoveryScan:
     def _observe(self, segment: LogSegment, position: int, header: tuple[int, ...]) -> None:
         producer_id = header[4]
         if producer_id >= 0:
-            producer_batches.feed(
-                self._producers,
-                self._local,
-                segment,
-                producer_batches.batch_before(segment, position, header),
-            )
+            self._producers.feed(self._local, segment, batch_before(segment, position, header))
 
     def _met_bad_batch(
         self, segments: list[LogSegment], index: int, position: int, reason: str, flushed: int

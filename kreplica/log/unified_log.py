@@ -56,7 +56,7 @@ from kreplica.common.errors import (
 from kreplica.common.locks import RLock
 from kreplica.common.ports import Clock, Disk
 from kreplica.common.types import INT32_MAX, INT64_MAX, AppendOrigin, TopicPartition, Uuid, integer
-from kreplica.log import missing_segments, producer_batches
+from kreplica.log import missing_segments
 from kreplica.log.append_queue import AppendQueue
 from kreplica.log.damage import NO_DAMAGE, Damage, DamageFile, Damages
 from kreplica.log.damage_search import LARGEST_GAP, SEARCH_BYTES, SegmentExamination, still_there
@@ -74,8 +74,7 @@ from kreplica.log.leader_epoch_file_cache import LeaderEpochFileCache
 from kreplica.log.local_log import RENAMING_ORDER, LocalLog, LogSegments
 from kreplica.log.log_validator import LogValidator, is_compressed
 from kreplica.log.plain_path import PlainPath
-from kreplica.log.producer_append_info import CompletedTxn, ProducerAppendInfo
-from kreplica.log.producer_state_entry import BatchMetadata
+from kreplica.log.producer_append_info import BatchMetadata, CompletedTxn, ProducerAppendInfo
 from kreplica.log.producer_state_manager import ProducerStateManager
 from kreplica.log.transaction_index import AbortedFilter, AbortedTxn
 from kreplica.record.batch_head import batch_head
@@ -253,6 +252,11 @@ class UnifiedLog:
         """
         start = self.log_start_offset
         return [each for each in self.damages if each.stop_offset > start or each == self.stopped_at]
+
+    def has_late_transaction(self) -> bool:
+        """Whether a transaction has been open for so long that its coordinator should have aborted it."""
+        with self.offsets_lock:
+            return self.producers.has_late_transaction(self.time_ms())
 
     @property
     def size(self) -> int:
@@ -479,7 +483,7 @@ class UnifiedLog:
             return
         segment = self.local.segments.active
         try:
-            producer_batches.note_abort(self.producers, self.local, segment, done)
+            self.producers.note_abort(self.local, segment, done)
         except StorageIOError as error:
             self.fail(error)
             raise
@@ -581,7 +585,7 @@ class UnifiedLog:
         self, batch: RecordBatch, base: int, origin: AppendOrigin
     ) -> tuple[ProducerAppendInfo, CompletedTxn | BatchMetadata | None]:
         producer = self.producers.prepare_update(batch.producer_id, origin)
-        return producer, producer_batches.take_in(producer, batch, base)
+        return producer, producer.append(batch, base)
 
     def _note_appended(self, info: LogAppendInfo, producer: ProducerAppendInfo | None, done: object) -> None:
         self.producers.map_end_offset = info.last_offset + 1
@@ -589,7 +593,7 @@ class UnifiedLog:
             return
         self.producers.update(producer)
         if isinstance(done, CompletedTxn):
-            producer_batches.complete(self.producers, self.local, self.local.segments.active, done)
+            self.producers.complete(self.local, self.local.segments.active, done)
         self.publish_stable_offset()
 
     def _duplicate_info(self, batch: RecordBatch, known: BatchMetadata) -> LogAppendInfo:
@@ -1607,7 +1611,7 @@ class UnifiedLog:
         """Update what a truncation changes besides the segments."""
         self._publish_end(offset, self.active.base_offset, self.active.size)
         self.producers.truncate_and_reload(self.log_start_offset, offset, self.time_ms())
-        producer_batches.replay(self.producers, self.local, offset)
+        self.producers.replay(self.local, offset)
         self.publish_stable_offset()
 
     def _publish_end(self, end: int, active_base_offset: int, valid_length: int) -> None:

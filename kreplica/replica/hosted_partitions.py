@@ -93,5 +93,6 @@ def add_gauges(metrics: MetricRegistry, partitions: HostedPartitions) -> None:
     gauge("UnderMinIsrPartitionCount", lambda partition: partition.is_under_min_isr)
     gauge("AtMinIsrPartitionCount", lambda partition: partition.is_at_min_isr)
     gauge("DamagedPartitionsCount", lambda partition: partition.is_damaged)
+    gauge("PartitionsWithLateTransactionsCount", lambda p: p.log is not None and p.log.has_late_transaction())
     metrics.gauge("ReplicaManager", "PartitionCount", lambda: len(partitions))
     metrics.gauge("ReplicaManager", "OfflineReplicaCount", lambda: partitions.offline_count)

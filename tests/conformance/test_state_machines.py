@@ -16,9 +16,8 @@ from kreplica.common.errors import KreplicaError
 from kreplica.common.types import INT32_MAX, AppendOrigin
 from kreplica.log.checkpoint import LeaderEpochCheckpointFile
 from kreplica.log.leader_epoch_file_cache import LeaderEpochFileCache
-from kreplica.log.producer_snapshot import parse_snapshot
-from kreplica.log.producer_state_entry import ProducerStateEntry, add_sequence
-from kreplica.log.producer_state_manager import ProducerStateManager
+from kreplica.log.producer_append_info import ProducerStateEntry, add_sequence
+from kreplica.log.producer_state_manager import ProducerStateManager, parse_snapshot
 from tests.conformance.kafka_peer import run_java
 from tests.support.memory_storage import MemoryStorage
 
@@ -68,9 +67,13 @@ def entries_of(cache: LeaderEpochFileCache) -> str:
     return " ".join(f"{entry.epoch}:{entry.start_offset}" for entry in cache.entries)
 
 
+def previous_epoch(cache: LeaderEpochFileCache, epoch: int) -> int | None:
+    return max((entry.epoch for entry in cache.entries if entry.epoch < epoch), default=None)
+
+
 def asked(cache: LeaderEpochFileCache, epoch: int, offset: int) -> str:
     entry = cache.entry_for(epoch)
-    others = (cache.previous_epoch(epoch), cache.next_epoch(epoch), cache.epoch_for_offset(offset))
+    others = (previous_epoch(cache, epoch), cache.next_epoch(epoch), cache.epoch_for_offset(offset))
     found = [*cache.end_offset_for(epoch, offset), *others, None if entry is None else entry.start_offset]
     return " ".join("-9" if answer is None else str(answer) for answer in found)
 

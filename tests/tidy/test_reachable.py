@@ -36,12 +36,11 @@ PUBLIC = {"set_disk", "replay"}
 # What only tests wait for or look at: a network at rest, a disk's pending jobs, a page made from the code.
 FOR_TESTS = {
     *("wait_until_idle", "clock_moved", "map_bytes", "has_aside", "stall", "tell_aside"),
+    "is_idle",
     "as_markdown",
 }
 # Still there. Each goes, or is called, with the next change of its module; none is added.
 KNOWN = {
-    "is_idle",
-    *("has_late_transaction", "previous_epoch", "remove_stray_snapshots", "update_directory"),
     "delete_tree",
 }
 

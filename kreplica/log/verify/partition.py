@@ -14,7 +14,7 @@ from kreplica.log import missing_segments
 from kreplica.log.checkpoint import LEADER_EPOCH_CHECKPOINT, EpochEntry, LeaderEpochCheckpointFile
 from kreplica.log.damage_search import LARGEST_GAP
 from kreplica.log.file_names import STATE_FILE, parse_directory_name
-from kreplica.log.producer_snapshot import offset_of, parse_snapshot
+from kreplica.log.producer_state_manager import parse_snapshot, snapshot_offset
 from kreplica.log.quarantine import is_note, parse_note
 from kreplica.log.settings_file import SettingsFile
 from kreplica.log.transaction_index import AbortedTxn, parse_entries
@@ -300,7 +300,7 @@ class PartitionVerifier:
             found = _OF_A_SEGMENT.fullmatch(name)
             if found and f"{found[1]}.log" not in self._names:
                 yield Problem(path, "IndexWithoutSegment", "there is no segment of that name")
-            offset = offset_of(name)
+            offset = snapshot_offset(name)
             # The writer may be just writing the snapshot at the published end.
             if offset is not None and (self._bound is None or offset < self.next_offset):
                 yield from self._snapshot(path, offset)

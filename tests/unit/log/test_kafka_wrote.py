@@ -14,7 +14,7 @@ from kreplica.log.checkpoint import (
 from kreplica.log.log_directory import CleanShutdownFile
 from kreplica.log.meta_properties import MetaPropertiesFile
 from kreplica.log.partition_metadata_file import PartitionMetadataFile
-from kreplica.log.producer_snapshot import format_snapshot, parse_snapshot
+from kreplica.log.producer_state_manager import format_snapshot, parse_snapshot
 from kreplica.log.transaction_index import AbortedTxn, format_entries, parse_entries
 
 KAFKA = Path(__file__).parents[2] / "data" / "kafka-4.3"

@@ -66,7 +66,6 @@ def test_end_offset_for(epoch: int, answer: tuple[int, int]) -> None:
 
 def test_neighbours() -> None:
     cache = cache_with((2, 5), (4, 20), (7, 30))
-    assert [cache.previous_epoch(e) for e in (2, 3, 7, 9)] == [None, 2, 4, 7]
     assert [cache.next_epoch(e) for e in (1, 2, 5, 7)] == [2, 4, 7, None]
     assert [cache.epoch_for_offset(o) for o in (4, 5, 19, 20, 1000)] == [None, 2, 2, 4, 7]
     assert cache.entry_for(4) == (4, 20)
@@ -150,14 +149,6 @@ def test_a_change_that_failed_is_undone_on_disk_where_an_epoch_is_missing() -> N
     cache.restore(before)
     assert (cache.entries, cache.dirty) == (before, False)
     assert storage.files[FILE] == b"0\n2\n1 0\n2 10\n"
-
-
-def test_follows_a_renamed_directory() -> None:
-    storage = MemoryStorage()
-    cache = cache_with(storage=storage)
-    cache.update_directory("t-0.abc-delete")
-    cache.assign(0, 0)
-    assert list(storage.files) == ["t-0.abc-delete/leader-epoch-checkpoint"]
 
 
 def test_damaged_file_is_named() -> None:

@@ -10,6 +10,7 @@ import pytest
 
 import kreplica
 from kreplica.common.types import AppendOrigin
+from kreplica.log.producer_state_manager import snapshot_name
 from kreplica.log.verify import verify
 from kreplica.record.control import EndTransactionMarker, build_end_transaction_marker
 from kreplica.runtime.storage import FileStorage
@@ -167,3 +168,12 @@ def test_what_was_cut_and_came_back_behind_a_closed_segment_is_cut_again(tmp_pat
         log.append([b"after"])
         assert [record.value for record in log.read()] == [b"stays", b"after"]
     assert list(verify(FileStorage(), str(after_cut))) == []
+
+
+def test_snapshots_of_earlier_closes_are_removed(tmp_path: Path) -> None:
+    for opening in range(5):
+        with kreplica.Log.open(tmp_path / "t-0") as log:
+            log.append([b"v%d" % opening])
+    with kreplica.Log.open(tmp_path / "t-0") as log:
+        assert [path.name for path in tmp_path.glob("t-0/*.snapshot")] == [snapshot_name(5)]
+        assert [record.value for record in log.read()] == [b"v%d" % offset for offset in range(5)]

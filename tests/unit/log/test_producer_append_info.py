@@ -11,8 +11,13 @@ from kreplica.common.errors import (
     TransactionCoordinatorFenced,
 )
 from kreplica.common.types import INT16_MAX, INT32_MAX, AppendOrigin
-from kreplica.log.producer_append_info import CompletedTxn, ProducerAppendInfo
-from kreplica.log.producer_state_entry import BatchMetadata, ProducerStateEntry, add_sequence
+from kreplica.log.producer_append_info import (
+    BatchMetadata,
+    CompletedTxn,
+    ProducerAppendInfo,
+    ProducerStateEntry,
+    add_sequence,
+)
 
 CLIENT, REPLICATION, COORDINATOR = AppendOrigin.CLIENT, AppendOrigin.REPLICATION, AppendOrigin.COORDINATOR
 

@@ -9,8 +9,13 @@ from hypothesis import strategies as st
 from kreplica._core.crc32c import checksum
 from kreplica.common.errors import InvalidFile
 from kreplica.common.types import INT32_MAX, INT64_MAX
-from kreplica.log.producer_snapshot import file_name, format_snapshot, offset_of, parse_snapshot
-from kreplica.log.producer_state_entry import BatchMetadata, ProducerStateEntry
+from kreplica.log.producer_append_info import BatchMetadata, ProducerStateEntry
+from kreplica.log.producer_state_manager import (
+    format_snapshot,
+    parse_snapshot,
+    snapshot_name,
+    snapshot_offset,
+)
 from tests.support.damage import bit_flips, truncations
 
 ENTRIES = [
@@ -51,10 +56,10 @@ def test_producer_without_a_batch() -> None:
 
 
 def test_file_names() -> None:
-    assert file_name(42) == "00000000000000000042.snapshot"
-    assert offset_of("00000000000000000042.snapshot") == 42
+    assert snapshot_name(42) == "00000000000000000042.snapshot"
+    assert snapshot_offset("00000000000000000042.snapshot") == 42
     for other in ("42.snapshot", "00000000000000000042.snapshot.tmp", "٠" * 20 + ".snapshot", "x.log"):
-        assert offset_of(other) is None
+        assert snapshot_offset(other) is None
 
 
 def test_every_truncation_and_every_flipped_bit_is_seen() -> None:

@@ -461,6 +461,21 @@ def test_metrics_are_plain_numbers() -> None:
     assert at.broker(1).metrics.values()[name + "IsrExpandsPerSec"] == 1
 
 
+def test_a_transaction_that_stays_open_is_counted_after_twenty_minutes() -> None:
+    at = Replicas()
+    log = at.partition().log
+    assert log is not None
+    name = "kafka.server:type=ReplicaManager,name=PartitionsWithLateTransactionsCount"
+    records = build(
+        [b"a"], now_ms=log.time_ms(), producer_id=7, producer_epoch=0, base_sequence=0, transactional=True
+    )
+    log.append_as_leader(records, log.leader_epoch)
+    at.pass_time(1_200_000)
+    assert at.broker(1).metrics.values()[name] == 0
+    at.pass_time(1)
+    assert at.broker(1).metrics.values()[name] == 1
+
+
 def test_no_lock_is_held_when_a_change_of_roles_resolves_futures() -> None:
     at = Replicas()
     at.cluster.cut(1, 2)
