@@ -29,7 +29,7 @@ class GroupCommit:
     later waiters get the same error. Thread rule: any number of threads wait; one at a time flushes.
     """
 
-    __slots__ = ("_failure", "_flush", "_flushed", "_limit", "_lock", "_turn")
+    __slots__ = ("_failure", "_flush", "_flushed", "_lock", "_turn", "limit")
 
     def __init__(self, flush: Callable[[], int], flushed: int = 0) -> None:
         self._flush = flush
@@ -40,8 +40,8 @@ class GroupCommit:
         self._lock = Lock()
         # Guarded by _lock:
         self._flushed = flushed
-        # The limit of what the flush in progress may count as flushed; a truncation lowers it.
-        self._limit = NO_LIMIT
+        # The offset up to which the flush in progress may count as flushed; a truncation lowers it.
+        self.limit = NO_LIMIT
 
     def wait(self, offset: int) -> bool:
         """Wait until everything below `offset` is on disk; return False if the log was truncated below it.
@@ -66,7 +66,7 @@ class GroupCommit:
 
     def _run(self) -> None:
         with self._lock:
-            self._limit = NO_LIMIT
+            self.limit = NO_LIMIT
         try:
             flushed = self._flush()
         except KreplicaError as error:
@@ -74,10 +74,10 @@ class GroupCommit:
             self._failure = error
             return
         with self._lock:
-            self._flushed = max(self._flushed, min(flushed, self._limit))
+            self._flushed = max(self._flushed, min(flushed, self.limit))
 
     def truncated(self, offset: int) -> None:
         """Lower the flushed offset, since the log was truncated to `offset`."""
         with self._lock:
             self._flushed = min(self._flushed, offset)
-            self._limit = min(self._limit, offset)
+            self.limit = min(self.limit, offset)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from operator import lt
 
 from kreplica._core.crc32c import checksum
 from kreplica._core.log_segment import LogSegment
@@ -56,7 +57,8 @@ class LogSegments:
 
     def __init__(self, segments: tuple[LogSegment, ...]) -> None:
         self._segments = segments
-        self._bases = [segment.base_offset for segment in segments]
+        self._bases = bases = [segment.base_offset for segment in segments]
+        assert all(map(lt, bases, bases[1:])), f"the segments overlap: {bases}"
 
     def __iter__(self) -> Iterator[LogSegment]:
         return iter(self._segments)

@@ -106,7 +106,6 @@ class UnifiedLog:
     __slots__ = (
         "_closing",
         "_failure",
-        "_flush_bound",
         "_flushed_at_ms",
         "_group_commit",
         "_lowest_cut",
@@ -188,8 +187,6 @@ class UnifiedLog:
         self._failure: BaseException | None = None
         self._lowest_cut: int | None = None
         self._flushed_at_ms = clock.time_ms()
-        # The offset up to which a flush in progress may count as flushed. A truncation meanwhile lowers it.
-        self._flush_bound = 0
         self._group_commit = GroupCommit(self._flush_to_end, state.flush_offset)
         self.configure(local.config)
 
@@ -1208,6 +1205,7 @@ class UnifiedLog:
             before = state.high_watermark
             if offset <= before:
                 return None
+            assert state.log_start_offset <= before, (state.log_start_offset, before)
             if state.stable:
                 # The usual case: no transaction is open, or completed and not replicated yet.
                 state.advance(offset, offset)
@@ -1246,6 +1244,7 @@ class UnifiedLog:
                 )
             if offset <= state.log_start_offset:
                 return False
+            assert state.high_watermark <= state.log_end_offset, (state.high_watermark, state.log_end_offset)
             state.update(log_start_offset=offset)
             self.epochs.truncate_from_start(offset)
             self.publish_stable_offset()
@@ -1259,8 +1258,17 @@ class UnifiedLog:
         `anew`: open all files again. `check` raises if the opened files do not belong together; nothing is
         changed then.
         """
+
+        def about_to_change() -> None:
+            if check is not None:
+                check()
+            # A reader must not see the new segments up to a bound that belongs to the former ones.
+            state = self.state
+            stable = min(state.last_stable_offset, standing.last_stable_offset)
+            state.advance(min(state.high_watermark, standing.high_watermark), stable)
+
         with self.lock:
-            self.local.limit_to(standing, anew=anew, check=check)
+            self.local.limit_to(standing, anew=anew, check=about_to_change)
             if anew:
                 # What seemed to be missing may have been truncated or replaced. The next read looks again.
                 self.damages = self.damages.only(lambda known: known.position < known.end_position)
@@ -1628,7 +1636,7 @@ class UnifiedLog:
             flush_offset=min(state.flush_offset, end),
             last_stable_offset=min(state.last_stable_offset, end),
         )
-        self._flush_truncated(end)
+        self._group_commit.truncated(end)
 
     def _publish_cut(self) -> None:
         """Put the new end on disk, in the state file and in the directory's checkpoints."""
@@ -1746,7 +1754,7 @@ class UnifiedLog:
             with self.offsets_lock:
                 is_kept = self.state.cuts == cuts
                 if is_kept:
-                    self.state.update(flush_offset=max(self.state.flush_offset, end))
+                    self._set_flushed(end)
             if not is_kept:
                 # The log was truncated, and the job did not see what was appended since.
                 self.flush()
@@ -1768,7 +1776,7 @@ class UnifiedLog:
             self.fail(error)
             raise
         with self.offsets_lock:
-            self.state.update(flush_offset=self.state.log_end_offset)
+            self._set_flushed(self.state.log_end_offset)
         return True
 
     def _is_active_enough(self) -> bool:
@@ -1784,7 +1792,7 @@ class UnifiedLog:
     def _flush_to_end(self) -> int:
         """Flush outside of the lock, so that appends go on. Return the log's end that this covers."""
         with self.offsets_lock:
-            self._flush_bound = self.state.log_end_offset
+            end = self.state.log_end_offset
         try:
             # Along with it the flush point of the last flush, which on disk is never further behind.
             self.local.flush(self.state.flush_offset, along=self.state.region if self.durable else None)
@@ -1793,9 +1801,16 @@ class UnifiedLog:
             raise
         with self.offsets_lock:
             # Only what a truncation in between has left counts.
-            end = self._flush_bound
-            self.state.update(flush_offset=max(self.state.flush_offset, end))
+            end = min(end, self._group_commit.limit)
+            self._set_flushed(end)
         return end
+
+    def _set_flushed(self, end: int) -> None:
+        """Raise the flush offset to `end`, unless it is there already. The caller holds `offsets_lock`."""
+        state = self.state
+        flushed = max(state.flush_offset, end)
+        assert flushed <= state.log_end_offset, (flushed, state.log_end_offset)
+        state.update(flush_offset=flushed)
 
     def _make_durable(self, info: LogAppendInfo) -> None:
         """Wait until the append is as safe as the configuration requires."""
@@ -1806,11 +1821,6 @@ class UnifiedLog:
             self.flush()
         else:
             self.flush_if_due(self.time_ms())
-
-    def _flush_truncated(self, end: int) -> None:
-        """Let a flush in progress count no more than what is below `end`. The caller holds the lock."""
-        self._flush_bound = min(self._flush_bound, end)
-        self._group_commit.truncated(end)
 
     # ---- life ----------------------------------------------------------------------------------------------
 
@@ -1894,7 +1904,7 @@ class UnifiedLog:
         self.local, self.state, self.active = opened.local, opened.state, opened.active
         self.epochs, self.leader_epoch = opened.epochs, opened.leader_epoch
         self.producers, self.damages, self.stopped_at = opened.producers, opened.damages, opened.stopped_at
-        self._flush_truncated(self.state.log_end_offset)
+        self._group_commit.truncated(self.state.log_end_offset)
         self.configure(self.config)
 
     def __repr__(self) -> str:

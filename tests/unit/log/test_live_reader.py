@@ -9,6 +9,7 @@ from kreplica import Log
 from kreplica._core.region import descriptor_budget, map_budget
 from kreplica.common.errors import InvalidFile, OffsetOutOfRange
 from kreplica.log.live_reader import LiveReader
+from tests.support.batches import build
 
 
 def written(records):
@@ -69,6 +70,37 @@ def test_a_thread_that_has_read_an_older_state_does_not_undo_a_newer_one(tmp_pat
         assert reader.log_end_offset >= 4
         others[0].join()
         assert reader._log.log_end_offset == 5
+
+
+class StateWithAReader:
+    """A log's state; `look` is called while the state of the writer is taken over."""
+
+    def __init__(self, state, look):
+        self._state, self._look = state, look
+
+    def __getattr__(self, name):
+        return getattr(self._state, name)
+
+    def take_over(self, standing):
+        self._look()
+        self._state.take_over(standing)
+
+
+def test_a_lower_stable_offset_is_published_before_the_segments_that_it_bounds(tmp_path):
+    with appended(tmp_path / "t-0", b"a", 3) as writer, Log.open(tmp_path / "t-0", read_only=True) as reader:
+        assert len(written(reader.read())) == 3
+        writer.truncate_to(1)
+        writer.append_batch(
+            build([b"open"], producer_id=7, producer_epoch=0, base_sequence=0, transactional=True)
+        )
+        log, seen = reader._log, []
+
+        def look():
+            seen.extend(batch.base_offset for batch in log.batches(0, isolation="txn_committed"))
+
+        log.state = StateWithAReader(log.state, look)
+        assert reader.last_stable_offset == 1
+        assert seen == [0]
 
 
 def test_what_a_reader_handed_out_stays_while_the_writer_cuts(tmp_path):
