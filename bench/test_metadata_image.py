@@ -13,8 +13,7 @@ from kreplica._core.batch_builder import BatchBuilder
 from kreplica._core.records import batches
 from kreplica.common.types import Uuid
 from kreplica.metadata import records as kinds
-from kreplica.metadata.image_store import NODES_A_SCAN
-from kreplica.metadata.image_writer import ImageWriter
+from kreplica.metadata.image_writer import NODES_A_SCAN, ImageWriter
 from kreplica.metadata.metadata_loader import MetadataLoader
 from kreplica.metadata.serde import encode, in_lowest_version
 from kreplica.raft.batch_reader import BatchReader

@@ -30,6 +30,10 @@ from kreplica.cluster.cluster import Cluster as BlockingCluster
 from kreplica.cluster.reading import Isolation, Question
 from kreplica.cluster.views import PartitionView
 from kreplica.engine import LogAppendInfo
+from kreplica.metadata import watches
+from kreplica.metadata.image_format import ROOT
+from kreplica.metadata.image_paths import TreeChange
+from kreplica.metadata.watches import MAX_PENDING
 
 if TYPE_CHECKING:
     from kreplica._core.batch_builder import _RecordList as RecordList
@@ -96,6 +100,37 @@ def _take(records: Iterator[Record]) -> list[Record]:
     return list(islice(records, PIECE))
 
 
+class Watch:
+    """The changes of a cluster's metadata, from `Cluster.watch`. Close it, or use it in `async with`."""
+
+    def __init__(self, watch: watches.Watch, timeout: float | None) -> None:
+        self._watch = watch
+        self._timeout = timeout
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> TreeChange:
+        while (change := self._watch.pop()) is None:
+            if self._watch.is_closed:
+                raise StopAsyncIteration
+            try:
+                await asyncio.wait_for(asyncio.wrap_future(self._watch.ready()), self._timeout)
+            except TimeoutError:
+                raise StopAsyncIteration from None
+        return change
+
+    async def close(self) -> None:
+        """End the watch."""
+        self._watch.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._watch.close()
+
+
 class Cluster:
     """`kreplica.Cluster` for asyncio; create it with `await Cluster.open(...)`."""
 
@@ -159,6 +194,17 @@ class Cluster:
 
     async def _ask(self, question: Question) -> Any:
         return await asyncio.wrap_future(self.cluster.records.ask(question))
+
+    def watch(
+        self,
+        path: str = ROOT,
+        *,
+        timeout: float | None = None,
+        initial: bool = False,
+        max_pending: int = MAX_PENDING,
+    ) -> Watch:
+        """Observe the cluster as `kreplica.Cluster.watch` does, with `async for`."""
+        return Watch(self.cluster.open_watch(path, initial=initial, max_pending=max_pending), timeout)
 
     # ---- topics and nodes ---------------------------------------------------------------------------------
 

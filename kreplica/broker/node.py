@@ -223,7 +223,11 @@ class Node:
             ports.image(f"{config.metadata_directory}/{IMAGE}"), config.cluster_id, ports.loop("image")
         )
         self._loader = MetadataLoader(
-            self._image, loop=loop, high_watermark=lambda: raft.high_watermark, metrics=self.metrics
+            self._image,
+            loop=loop,
+            high_watermark=lambda: raft.high_watermark,
+            metrics=self.metrics,
+            watches=ports.watches,
         )
         applied = self._loader.startup(log.end_offset, log.epoch_before)
         self._loader.install_publishers([self._snapshot_generator(loop)])

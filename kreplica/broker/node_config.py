@@ -17,6 +17,7 @@ from kreplica.controller.controller_config import ControllerConfig
 from kreplica.coordinator.group_config import GroupConfig
 from kreplica.metadata.image_writer import ImageDirectory
 from kreplica.metadata.records import Endpoint
+from kreplica.metadata.watches import Watches
 from kreplica.raft.raft_config import RaftConfig
 from kreplica.raft.voter_set import VoterSet
 from kreplica.replica.replica_config import ReplicaConfig
@@ -164,6 +165,7 @@ class NodePorts:
 
     `loop(name)` makes a Loop. `image(path)` returns the directory of the metadata image for `path`.
     `disk(directory)`: makes the appends of a log directory; without it the caller of an append does.
+    `watches`: those of the cluster, which get every change of the metadata.
     """
 
     storage: Storage
@@ -175,3 +177,4 @@ class NodePorts:
     loop: Callable[[str], Loop]
     image: Callable[[str], ImageDirectory]
     disk: Callable[[str], Disk] | None = None
+    watches: Watches | None = None

@@ -44,7 +44,9 @@ from kreplica.cluster.settings import (
     read_layout,
 )
 from kreplica.cluster.views import describe_topics
+from kreplica.cluster.watching import ClusterWatch
 from kreplica.common.errors import (
+    ClusterClosed,
     InvalidConfig,
     InvalidRequest,
     KreplicaError,
@@ -54,6 +56,8 @@ from kreplica.common.future import Future
 from kreplica.common.ports import NANOSECONDS_PER_MS
 from kreplica.common.types import TopicPartition, Uuid
 from kreplica.metadata.cluster_metadata import ClusterMetadata
+from kreplica.metadata.image_format import ROOT
+from kreplica.metadata.watches import MAX_PENDING, Watch, Watches
 from kreplica.runtime.clock import SystemClock
 from kreplica.runtime.local_network import LocalNetwork
 
@@ -126,6 +130,7 @@ class Cluster(ClusterAdministration):
                 lambda node_id, error: on_error(f"node {node_id}", error),
                 None if self._listeners is None else self._listeners.by_node,
                 is_temporary=directory is None,
+                watches=parts.watches,
             )
             weakref.finalize(self, _close_unreferenced, parts).atexit = False
             _unclosed.add(parts)
@@ -221,6 +226,45 @@ class Cluster(ClusterAdministration):
         CorruptMessage, and RequestTimedOut if it cannot become a member.
         """
         return consume(self.records.consuming(topics, group, timeout, config), self._answer)
+
+    # ---- watches ------------------------------------------------------------------------------------------
+
+    def watch(
+        self,
+        path: str = ROOT,
+        *,
+        timeout: float | None = None,
+        initial: bool = False,
+        max_pending: int = MAX_PENDING,
+    ) -> ClusterWatch:
+        """Observe the cluster: iterate over the changes at `path` and below it, from now on.
+
+        The paths are those of the metadata image, such as /brokers/ids/1, /brokers/topics/orders/partitions/0
+        and /config/2/orders (see docs/OPERATING.md). A change has a path, a version (the offset in the
+        metadata log, the same on every node), and the old and new value as plain data. Every change arrives
+        once, also if nodes are killed. The iteration ends after `timeout` seconds without a change; without a
+        timeout it waits forever. `initial`: start with what exists, as changes from None. The watch keeps up
+        to `max_pending` changes that were not read; one more ends it with WatchOverflowed.
+
+        Raises InvalidRequest for an invalid path, ClusterClosed.
+        """
+        watch = self.open_watch(path, initial=initial, max_pending=max_pending)
+        limit = None if timeout is None else milliseconds(timeout) / 1000
+
+        def wait(ready: Future[None]) -> bool:
+            self._pending.require_own()
+            try:
+                ready.result(limit)
+            except TimeoutError:
+                return False
+            return True
+
+        return ClusterWatch(watch, wait)
+
+    def open_watch(self, path: str, *, initial: bool, max_pending: int) -> Watch:
+        """Open a watch whose reader waits in its own way, as kreplica.aio does."""
+        self._pending.require_open()
+        return self._parts.watches.watch(path, initial=initial, max_pending=max_pending)
 
     # ---- nodes --------------------------------------------------------------------------------------------
 
@@ -436,6 +480,7 @@ class _Parts:
         self.network = network
         self.pending = pending
         self.temporary = temporary
+        self.watches = Watches()
         self.nodes: ClusterNodes | None = None
         self.listeners: ClusterListeners | None = None
         self._is_closed = False
@@ -456,6 +501,7 @@ class _Parts:
         if self.listeners is not None:
             self.listeners.close()
         self.network.shutdown()
+        self.watches.close(ClusterClosed(f"{self.pending.name} was closed"))
         self.pending.fail_all()
         if self.temporary is not None:
             shutil.rmtree(self.temporary, ignore_errors=True)

@@ -23,6 +23,7 @@ from kreplica.common.locks import RLock
 from kreplica.common.ports import Clock
 from kreplica.metadata.cluster_metadata import ClusterMetadata
 from kreplica.metadata.records import Endpoint
+from kreplica.metadata.watches import Watches
 from kreplica.runtime.local_network import LocalNetwork
 from kreplica.runtime.local_node import LocalNode
 from kreplica.runtime.scheduler import ThreadWorkers
@@ -37,8 +38,8 @@ class ClusterNodes:
 
     `on_failure(node_id, error)`: called when a node fails. `listeners`: the listeners of nodes that serve
     other clients. `is_temporary`: the directory is removed when the cluster is closed, so no file is flushed
-    to the disk. Raises InvalidConfig, InconsistentClusterId, InvalidFile, KafkaStorageError; if settings are
-    invalid, nothing is written.
+    to the disk. `watches`: get every change of the metadata. Raises InvalidConfig, InconsistentClusterId,
+    InvalidFile, KafkaStorageError; if settings are invalid, nothing is written.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class ClusterNodes:
         listeners: Mapping[int, LocalListener] | None = None,
         *,
         is_temporary: bool = False,
+        watches: Watches | None = None,
     ) -> None:
         self.layout = layout
         self._network = network
@@ -71,7 +73,9 @@ class ClusterNodes:
         write_layout(directory, layout, storage)
         self._is_closed = False  # guarded by _lock
         self._nodes = {
-            n: LocalNode(each, network, clock, on_failure, doors.get(n), is_temporary=is_temporary)
+            n: LocalNode(
+                each, network, clock, on_failure, doors.get(n), is_temporary=is_temporary, watches=watches
+            )
             for n, each in configs.items()
         }
 

@@ -27,7 +27,9 @@ from kreplica.cluster.promises import SETTLE_TIMEOUT, BrokenPromise, Promises
 from kreplica.cluster.reading import Isolation, read
 from kreplica.cluster.records import ClusterRecords
 from kreplica.cluster.views import describe_topics
+from kreplica.cluster.watching import ClusterWatch
 from kreplica.common.errors import (
+    ClusterClosed,
     InvalidRequest,
     KreplicaError,
     RequestTimedOut,
@@ -37,6 +39,8 @@ from kreplica.common.errors import (
 from kreplica.common.future import Future, pass_on
 from kreplica.common.types import TopicPartition
 from kreplica.metadata.cluster_metadata import ClusterMetadata
+from kreplica.metadata.image_format import ROOT
+from kreplica.metadata.watches import MAX_PENDING, Watches
 from kreplica.runtime.clock import SystemClock
 from kreplica.sim.network import LinkConditions
 from kreplica.sim.nodes.node_checker import NodeChecker
@@ -98,7 +102,10 @@ class Simulation(ClusterAdministration):
         self.seed = seed
         # Nodes whose disks were made to fail, and which may therefore die.
         self._failing: set[int] = set()
-        self._cluster = NodeCluster(brokers, controllers=controllers, seed=seed, settings=config)
+        self._watches = Watches()
+        self._cluster = NodeCluster(
+            brokers, controllers=controllers, seed=seed, settings=config, watches=self._watches
+        )
         self._checker = NodeChecker(self._cluster)
         self._checker.is_harmed = self._failing.__contains__
         self._client = self._cluster.client
@@ -165,6 +172,21 @@ class Simulation(ClusterAdministration):
         """
         consuming = self._records.consuming(topics, group, timeout, config)
         return consume(consuming, partial(self._ask, timeout=timeout + JOIN_TIMEOUT_MS / 1000))
+
+    def watch(
+        self,
+        path: str = ROOT,
+        *,
+        timeout: float = TIMEOUT,
+        initial: bool = False,
+        max_pending: int = MAX_PENDING,
+    ) -> ClusterWatch:
+        """Observe the cluster as Cluster.watch does.
+
+        The iterator advances time; it ends when `timeout` virtual seconds have passed without a change.
+        """
+        watch = self._watches.watch(path, initial=initial, max_pending=max_pending)
+        return ClusterWatch(watch, lambda ready: self._cluster.run_until(ready.done, _ms(timeout)))
 
     # ---- partitions ---------------------------------------------------------------------------------------
 
@@ -412,6 +434,7 @@ class Simulation(ClusterAdministration):
         for node_id in self.nodes:
             if self._is_running(node_id):
                 self._cluster.kill(node_id)
+        self._watches.close(ClusterClosed(f"the simulation of seed {self.seed} was closed"))
 
     def __enter__(self) -> Self:
         return self

@@ -699,22 +699,6 @@ class NoReplicaOnline(EligibleLeadersNotAvailable, StateChangeFailed):
     """No replica that is eligible to lead is alive."""
 
 
-class NoNode(InvalidRequest):
-    """There is no node at the path."""
-
-
-class NodeExists(InvalidRequest):
-    """A node exists at the path already."""
-
-
-class NotEmpty(InvalidRequest):
-    """The node has children."""
-
-
-class BadVersion(InvalidUpdateVersion):
-    """The node has another version: it was changed in the meantime."""
-
-
 class UnexpectedBaseOffset(InvalidUpdateVersion):
     """The first record would get another offset than expected; `where` is that offset."""
 
@@ -775,6 +759,10 @@ class LogClosed(KreplicaError):
 
 class ClusterClosed(KreplicaError):
     """The cluster was closed, perhaps during the operation: it is unknown whether it was carried out."""
+
+
+class WatchOverflowed(KreplicaError):
+    """A watch has ended, because its reader left more changes waiting than it may keep."""
 
 
 class ReadOnlyLog(KreplicaError):

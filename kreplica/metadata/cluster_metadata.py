@@ -4,12 +4,19 @@
 `copy` is almost free: both objects share every table until one of them changes it; values in tables are never
 changed. So threads may share a copy that is only read while the original changes on. An object that is
 replayed into belongs to one thread.
+
+Every object has a version: the offset of the last record that changed it. It follows from the log alone, so
+it is the same on every node. A snapshot carries the versions in NoOpRecords, which Kafka ignores; after a
+snapshot that Kafka wrote they are UNKNOWN_VERSION until the next change.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+import struct
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import islice
+from typing import Any, NamedTuple
 
 from kreplica.common.errors import (
     BrokerIdNotRegistered,
@@ -24,6 +31,7 @@ from kreplica.common.errors import (
 )
 from kreplica.common.types import TopicPartition, Uuid, check_topic_name
 from kreplica.metadata import records as kinds
+from kreplica.metadata.message import TaggedField
 from kreplica.metadata.metadata_delta import Change, MetadataDelta, PartitionChange, topic_changes
 from kreplica.metadata.records import (
     AccessControlEntryRecord,
@@ -32,13 +40,19 @@ from kreplica.metadata.records import (
     DelegationTokenRecord,
     FeatureLevelRecord,
     MetadataRecord,
+    NoOpRecord,
     PartitionChangeRecord,
     ProducerIdsRecord,
     QuotaEntity,
     RegisterControllerRecord,
     UserScramCredentialRecord,
 )
-from kreplica.metadata.registrations import BrokerRegistration, PartitionRegistration, TopicRegistration
+from kreplica.metadata.registrations import (
+    UNKNOWN_VERSION,
+    BrokerRegistration,
+    PartitionRegistration,
+    TopicRegistration,
+)
 from kreplica.metadata.serde import ApiMessageAndVersion, in_lowest_version
 
 # The resource types of configurations.
@@ -53,7 +67,27 @@ QuotaKey = tuple[tuple[str, str | None], ...]
 # Readers of a snapshot must know the level of this feature before anything else.
 FIRST_FEATURE = "metadata.version"
 
-Records = Iterator[ApiMessageAndVersion[MetadataRecord]]
+# In a snapshot: the tagged field of a NoOpRecord with the versions of the records after it (8 bytes each).
+VERSIONS_TAG = 10_001
+RECORDS_A_NOTE = 200
+_VERSION_BYTES = 8
+
+Record = ApiMessageAndVersion[MetadataRecord]
+# A record of a snapshot, and the version of the object that it describes.
+Records = Iterator[tuple[Record, int]]
+
+
+class Step(NamedTuple):
+    """One change by one record of the log, at offset `version`. `old` or `new` is None if it did not exist.
+
+    `table`: one of ClusterMetadata.TABLES, "topics" (with names as keys) or "partitions" (TopicPartition).
+    """
+
+    table: str
+    key: Any
+    version: int
+    old: Any
+    new: Any
 
 
 class ClusterMetadata:
@@ -80,6 +114,8 @@ class ClusterMetadata:
         self.delegation_tokens: dict[str, DelegationTokenRecord] = {}
         # The last record of each kind in SINGLES, by name.
         self.singles: dict[str, MetadataRecord] = {}
+        # The version of each entry of TABLES, by table and key; topics and partitions contain their own.
+        self.versions: dict[tuple[str, Any], int] = {}
         # The tables, and the partitions of topics, that no other object shares.
         self._own_tables: set[str] = set()
         self._own_partitions: dict[Uuid, dict[int, PartitionRegistration]] = {}
@@ -87,6 +123,11 @@ class ClusterMetadata:
         self._before: dict[str, dict[Any, Any]] = {}
         self._topics_before: dict[Uuid, TopicRegistration | None] = {}
         self._partitions_touched: dict[Uuid, set[int]] = {}
+        # Every change since `take_steps`, in order; None if the steps are not recorded.
+        self._steps: list[Step] | None = None
+        self._steps_before_transaction = 0
+        # The offset of the record that was applied last.
+        self.offset = UNKNOWN_VERSION
         # The state that an AbortTransactionRecord restores (KIP-868).
         self._transaction: ClusterMetadata | None = None
 
@@ -94,7 +135,7 @@ class ClusterMetadata:
         """Whether both have the same state of the cluster; pending deltas do not count."""
         if not isinstance(other, ClusterMetadata):
             return NotImplemented
-        names = (*self.TABLES, "topics", "topic_names", "_transaction")
+        names = (*self.TABLES, "topics", "topic_names", "versions", "_transaction")
         return all(getattr(self, name) == getattr(other, name) for name in names)
 
     __hash__ = None  # type: ignore[assignment]
@@ -134,7 +175,7 @@ class ClusterMetadata:
 
     # ---- changes ------------------------------------------------------------------------------------------
 
-    def replay(self, record: MetadataRecord, version: int = 0, offset: int = -1) -> None:
+    def replay(self, record: MetadataRecord, version: int = 0, offset: int = UNKNOWN_VERSION) -> None:
         """Apply a record that was written in schema version `version` at `offset` of the log.
 
         Raises a typed error for a record that does not fit the state (an unknown topic, partition or broker,
@@ -150,6 +191,7 @@ class ClusterMetadata:
                 f"{kind.__name__} of version {version} at offset {offset} has fields of a later version:"
                 f" {tags}"
             )
+        self.offset = offset
         rule(self, record)
 
     def copy(self) -> ClusterMetadata:
@@ -159,7 +201,23 @@ class ClusterMetadata:
         vars(copied).update(vars(self))
         copied._share()
         copied._before, copied._topics_before, copied._partitions_touched = {}, {}, {}
+        copied._steps = None
         return copied
+
+    def record_steps(self) -> None:
+        """Record every change from now on, for `take_steps`."""
+        self._steps = []
+
+    def take_steps(self) -> list[Step]:
+        """Return the changes since the last call, one for each record and object; [] within a transaction."""
+        if self._steps is None or self.in_transaction:
+            return []
+        steps, self._steps = self._steps, []
+        return steps
+
+    def version(self, table: str, key: Any) -> int:
+        """Return the version of an entry of one of TABLES; UNKNOWN_VERSION if there is no such entry."""
+        return self.versions.get((table, key), UNKNOWN_VERSION)
 
     def take_delta(self) -> MetadataDelta:
         """Return the changes since the last delta was taken, or since the start.
@@ -170,7 +228,8 @@ class ClusterMetadata:
             raise InvalidTxnState("a delta cannot be taken within a transaction of the metadata log")
         self._own_partitions = {}  # the delta keeps the topics as they are now
         before, self._before = self._before, {}
-        tables = {name: self._changes(name, before[name]) for name in self.TABLES if name in before}
+        touched = {name: self._changes(name, before[name]) for name in self.TABLES if name in before}
+        tables = {name: _real(changes) for name, changes in touched.items()}
         created, deleted, partitions = self._topic_changes()
         return MetadataDelta(
             topics_created=created,
@@ -180,27 +239,46 @@ class ClusterMetadata:
             configs=tables.pop("configs", {}),
             features=tables.pop("features", {}),
             others={name: changes for name, changes in tables.items() if changes},
+            reverted={
+                (name, key): change.new
+                for name, changes in touched.items()
+                for key, change in changes.items()
+                if change.old == change.new and change.new is not None
+            },
         )
 
-    def snapshot_records(self) -> Iterator[ApiMessageAndVersion[MetadataRecord]]:
+    def snapshot_records(self) -> Iterator[Record]:
         """Iterate over the records that reproduce this state when replayed, in Kafka's order.
 
         Raises InvalidTxnState within a transaction of the log.
         """
         if self.in_transaction:
             raise InvalidTxnState("a snapshot within a transaction of the metadata log")
-        return _all_records(self)
+        return _with_versions(_all_records(self))
 
     # ---- for the rules and for loading an image ------------------------------------------------------------
 
-    def put(self, table: str, key: Any, value: Any) -> None:
-        """Set the value at a key of one of TABLES; None removes it."""
-        values: dict[Any, Any] = self._own(table)
-        self._before.setdefault(table, {}).setdefault(key, values.get(key))
+    def put(self, table: str, key: Any, value: Any, version: int | None = None) -> None:
+        """Set the value at a key of one of TABLES; None removes it. `version`: by default that of the record
+        being applied.
+
+        An equal value changes nothing, not even the version.
+        """
+        old = getattr(self, table).get(key)
+        if old == value:
+            return
+        self._before.setdefault(table, {}).setdefault(key, old)
         if value is None:
-            values.pop(key, None)
+            del self._own(table)[key]
+            self._own("versions").pop((table, key), None)
         else:
-            values[key] = value
+            self._own(table)[key] = value
+            self._own("versions")[table, key] = self.offset if version is None else version
+        self._note(table, key, old, value)
+
+    def _note(self, table: str, key: Any, old: Any, new: Any) -> None:
+        if self._steps is not None:
+            self._steps.append(Step(table, key, self.offset, old, new))
 
     def add_topic(self, topic: TopicRegistration) -> None:
         """Add a topic. Raises TopicAlreadyExists if its name or id is in use."""
@@ -210,6 +288,7 @@ class ClusterMetadata:
         self._own("topic_names")[topic.topic_id] = topic.name
         self._topics_before.setdefault(topic.topic_id, None)
         self._partitions_touched.setdefault(topic.topic_id, set())
+        self._note("topics", topic.name, None, topic)
 
     def remove_topic(self, topic_id: Uuid) -> TopicRegistration:
         """Remove the topic and its partitions, but not its settings. Raises UnknownTopicId."""
@@ -219,6 +298,9 @@ class ClusterMetadata:
         self._partitions_touched[topic_id].update(topic.partitions)
         del self._own_partitions[topic_id]
         assert isinstance(topic, TopicRegistration)
+        for number, partition in topic.partitions.items():
+            self._note("partitions", TopicPartition(topic.name, number), partition, None)
+        self._note("topics", topic.name, topic, None)
         return topic
 
     def own_partitions(self, topic_id: Uuid) -> dict[int, PartitionRegistration]:
@@ -237,8 +319,11 @@ class ClusterMetadata:
 
     def put_partition(self, topic_id: Uuid, number: int, partition: PartitionRegistration) -> None:
         """Set a partition of the topic. Raises UnknownTopicId."""
-        self.own_partitions(topic_id)[number] = partition
+        own = self.own_partitions(topic_id)
+        old, own[number] = own.get(number), partition
         self._partitions_touched[topic_id].add(number)
+        if self._steps is not None:
+            self._note("partitions", TopicPartition(self.topic_names[topic_id], number), old, partition)
 
     def forget_changes(self) -> None:
         """Leave the changes made so far out of the next delta."""
@@ -251,6 +336,7 @@ class ClusterMetadata:
         """Start a transaction, which may be undone. Raises InvalidTxnState if one is open."""
         if self._transaction is not None:
             raise InvalidTxnState("a transaction of the metadata log begins within another one")
+        self._steps_before_transaction = len(self._steps or ())
         self._transaction = self.copy()
 
     def end_transaction(self, *, undo: bool) -> None:
@@ -261,6 +347,8 @@ class ClusterMetadata:
         if undo:
             self._share()
             self._take(begun)
+            if self._steps is not None:
+                del self._steps[self._steps_before_transaction :]
 
     def _own(self, table: str) -> dict[Any, Any]:
         values: dict[Any, Any] = getattr(self, table)
@@ -275,13 +363,12 @@ class ClusterMetadata:
         self._own_partitions = {}
 
     def _take(self, other: ClusterMetadata) -> None:
-        for name in (*self.TABLES, "topics", "topic_names"):
+        for name in (*self.TABLES, "topics", "topic_names", "versions"):
             setattr(self, name, getattr(other, name))
 
     def _changes(self, table: str, before: dict[Any, Any]) -> dict[Any, Change[Any]]:
         values = getattr(self, table)
-        changes = {key: Change(old, values.get(key)) for key, old in before.items()}
-        return {key: change for key, change in changes.items() if change.old != change.new}
+        return {key: Change(old, values.get(key)) for key, old in before.items()}
 
     def _topic_changes(
         self,
@@ -296,6 +383,11 @@ class ClusterMetadata:
 def difference(old: ClusterMetadata, new: ClusterMetadata) -> MetadataDelta:
     """Return the differences between two states; the two states need not be related."""
     tables = {name: _table_changes(getattr(old, name), getattr(new, name)) for name in new.TABLES}
+    reverted = {
+        (name, key): getattr(new, name)[key]
+        for (name, key), version in (new.versions.items() if new.versions is not old.versions else ())
+        if version != old.version(name, key) and getattr(new, name)[key] == getattr(old, name).get(key)
+    }
     created, deleted, partitions = topic_changes(
         (before, after, None)
         for topic_id in {**old.topic_names, **new.topic_names}
@@ -309,71 +401,111 @@ def difference(old: ClusterMetadata, new: ClusterMetadata) -> MetadataDelta:
         configs=tables.pop("configs"),
         features=tables.pop("features"),
         others={name: changes for name, changes in tables.items() if changes},
+        reverted=reverted,
     )
+
+
+def restored(records: Iterable[Record]) -> ClusterMetadata:
+    """Return the state of the cluster that the records of a snapshot describe.
+
+    Raises what ClusterMetadata.replay does, and InvalidRecord for a list of versions that is cut short.
+    """
+    metadata = ClusterMetadata()
+    versions: deque[int] = deque()
+    for message, version in records:
+        if isinstance(message, NoOpRecord):
+            versions.extend(_noted_versions(message))
+        else:
+            metadata.replay(message, version, versions.popleft() if versions else UNKNOWN_VERSION)
+    metadata.forget_changes()
+    return metadata
+
+
+def _real(changes: Mapping[Any, Change[Any]]) -> dict[Any, Change[Any]]:
+    return {key: change for key, change in changes.items() if change.old != change.new}
 
 
 def _table_changes(old: Mapping[Any, Any], new: Mapping[Any, Any]) -> dict[Any, Change[Any]]:
     if old is new:
         return {}
-    changes = {key: Change(old.get(key), new.get(key)) for key in {**old, **new}}
-    return {key: change for key, change in changes.items() if change.old != change.new}
+    return _real({key: Change(old.get(key), new.get(key)) for key in {**old, **new}})
 
 
 # ---- the records of a snapshot, in the order of Kafka's: features first ------------------------------------
 
 
+def _with_versions(records: Records) -> Iterator[Record]:
+    while part := list(islice(records, RECORDS_A_NOTE)):
+        versions = [version for _, version in part]
+        if any(version != UNKNOWN_VERSION for version in versions):
+            field = TaggedField(VERSIONS_TAG, struct.pack(f">{len(versions)}q", *versions))
+            yield ApiMessageAndVersion(NoOpRecord(unknown_tagged_fields=(field,)), 0)
+        yield from (record for record, _ in part)
+
+
+def _noted_versions(note: NoOpRecord) -> tuple[int, ...]:
+    data = next((each.data for each in note.unknown_tagged_fields if each.tag == VERSIONS_TAG), b"")
+    if len(data) % _VERSION_BYTES:
+        raise InvalidRecord(f"a list of versions has {len(data)} bytes, not a multiple of {_VERSION_BYTES}")
+    return struct.unpack(f">{len(data) // _VERSION_BYTES}q", data)
+
+
 def _all_records(metadata: ClusterMetadata) -> Records:
     yield from _features(metadata)
     for broker_id in sorted(metadata.brokers):
-        yield metadata.brokers[broker_id].to_record()
-    for controller_id in sorted(metadata.controllers):
-        yield in_lowest_version(metadata.controllers[controller_id])
+        yield metadata.brokers[broker_id].to_record(), metadata.version("brokers", broker_id)
+    yield from _table_records(metadata, "controllers")
     yield from _topics(metadata)
     yield from _settings(metadata)
     yield from _single(metadata, "producer_ids")
-    for acl_id in sorted(metadata.acls):
-        yield in_lowest_version(metadata.acls[acl_id])
-    for credential in sorted(metadata.scram_credentials):
-        yield in_lowest_version(metadata.scram_credentials[credential])
-    for token_id in sorted(metadata.delegation_tokens):
-        yield in_lowest_version(metadata.delegation_tokens[token_id])
+    for table in ("acls", "scram_credentials", "delegation_tokens"):
+        yield from _table_records(metadata, table)
+
+
+def _table_records(metadata: ClusterMetadata, table: str) -> Records:
+    """Yield the entries of a table whose values are records."""
+    records: Mapping[Any, MetadataRecord] = getattr(metadata, table)
+    for key in sorted(records):
+        yield in_lowest_version(records[key]), metadata.version(table, key)
 
 
 def _features(metadata: ClusterMetadata) -> Records:
     for name in sorted(metadata.features, key=lambda name: (name != FIRST_FEATURE, name)):
-        yield ApiMessageAndVersion(FeatureLevelRecord(name=name, feature_level=metadata.features[name]), 0)
+        record = FeatureLevelRecord(name=name, feature_level=metadata.features[name])
+        yield ApiMessageAndVersion(record, 0), metadata.version("features", name)
     yield from _single(metadata, "zk_migration_state")
 
 
 def _single(metadata: ClusterMetadata, name: str) -> Records:
     if name in metadata.singles:
-        yield in_lowest_version(metadata.singles[name])
+        yield in_lowest_version(metadata.singles[name]), metadata.version("singles", name)
 
 
 def _topics(metadata: ClusterMetadata) -> Records:
     for name in sorted(metadata.topics):
         topic = metadata.topics[name]
-        yield topic.to_record()
+        yield topic.to_record(), topic.version
         for number in sorted(topic.partitions):
-            yield topic.partitions[number].to_record(topic.topic_id, number)
+            partition = topic.partitions[number]
+            yield partition.to_record(topic.topic_id, number), partition.version
 
 
 def _settings(metadata: ClusterMetadata) -> Records:
-    for resource_type, resource_name in sorted(metadata.configs):
-        settings = metadata.configs[resource_type, resource_name]
+    for key in sorted(metadata.configs):
+        (resource_type, resource_name), settings = key, metadata.configs[key]
         for name in sorted(settings):
-            record = ConfigRecord(
+            config = ConfigRecord(
                 resource_type=resource_type, resource_name=resource_name, name=name, value=settings[name]
             )
-            yield ApiMessageAndVersion(record, 0)
-    for key in sorted(
+            yield ApiMessageAndVersion(config, 0), metadata.version("configs", key)
+    for subject in sorted(
         metadata.quotas, key=lambda key: [(kind, name or "", name is None) for kind, name in key]
     ):
-        quotas = metadata.quotas[key]
-        entity = tuple(QuotaEntity(entity_type=kind, entity_name=name) for kind, name in key)
+        quotas = metadata.quotas[subject]
+        entity = tuple(QuotaEntity(entity_type=kind, entity_name=name) for kind, name in subject)
         for name in sorted(quotas):
             quota = ClientQuotaRecord(entity=entity, key=name, value=quotas[name], remove=False)
-            yield ApiMessageAndVersion(quota, 0)
+            yield ApiMessageAndVersion(quota, 0), metadata.version("quotas", subject)
 
 
 # ==== the rules =============================================================================================
@@ -425,7 +557,9 @@ def _register_controller(metadata: ClusterMetadata, record: kinds.RegisterContro
 
 def _topic(metadata: ClusterMetadata, record: kinds.TopicRecord) -> None:
     check_topic_name(record.name)
-    metadata.add_topic(TopicRegistration(record.name, record.topic_id, {}, record.unknown_tagged_fields))
+    metadata.add_topic(
+        TopicRegistration(record.name, record.topic_id, {}, record.unknown_tagged_fields, metadata.offset)
+    )
 
 
 def _remove_topic(metadata: ClusterMetadata, record: kinds.RemoveTopicRecord) -> None:
@@ -437,14 +571,16 @@ def _remove_topic(metadata: ClusterMetadata, record: kinds.RemoveTopicRecord) ->
 def _partition(metadata: ClusterMetadata, record: kinds.PartitionRecord) -> None:
     if record.partition_id < 0:
         raise InvalidRecord(f"topic {record.topic_id} has no partition {record.partition_id}")
-    metadata.put_partition(record.topic_id, record.partition_id, PartitionRegistration.of(record))
+    new = PartitionRegistration.of(record, metadata.offset)
+    metadata.put_partition(record.topic_id, record.partition_id, new)
 
 
 def _change_partition(metadata: ClusterMetadata, record: PartitionChangeRecord) -> None:
     partition = metadata.own_partitions(record.topic_id).get(record.partition_id)
     if partition is None:
         raise UnknownTopicOrPartition(f"topic {record.topic_id} has no partition {record.partition_id}")
-    metadata.put_partition(record.topic_id, record.partition_id, partition.merge(record))
+    new = partition.merge(record, metadata.offset)
+    metadata.put_partition(record.topic_id, record.partition_id, new)
 
 
 def _clear_elr(metadata: ClusterMetadata, record: kinds.ClearElrRecord) -> None:
@@ -460,7 +596,7 @@ def _clear_elr(metadata: ClusterMetadata, record: kinds.ClearElrRecord) -> None:
                     eligible_leader_replicas=(),
                     last_known_elr=(),
                 )
-                metadata.put_partition(topic.topic_id, number, partition.merge(change))
+                metadata.put_partition(topic.topic_id, number, partition.merge(change, metadata.offset))
 
 
 # ---- settings ---------------------------------------------------------------------------------------------

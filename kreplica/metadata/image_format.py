@@ -3,6 +3,8 @@
     key      depth (1 byte), the path in UTF-8: the children of a path are the keys of one prefix
     value    CRC-32C (4 bytes) of the key and everything after the CRC, version (8 bytes), the node's bytes
 
+A node's version is the offset of the last record of the log that changed it (ClusterMetadata).
+
 One more key, of depth 0, records how far the log is applied. Its version is that of this format, its bytes
 are
 
@@ -22,20 +24,19 @@ from kreplica._core.crc32c import checksum_behind
 from kreplica.common.errors import CorruptImage, InvalidRequest
 from kreplica.metadata.metadata_store import MAX_KEY_BYTES
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 # Deeper than any path of the cluster; it limits the search for the nodes below a path.
 MAX_DEPTH = 8
 ROOT = "/"
 STANDING_KEY = b"\0applied"
 
-# Matches the paths that `check_path` allows, except the root; a fast check for loading thousands of nodes.
+# Matches the paths that `check_path` allows, except the root; a fast check.
 _PATH = re.compile(rf"(?:/[^/\0]+){{1,{MAX_DEPTH}}}")
 _CRC = struct.Struct(">I")
 _VERSION = struct.Struct(">q")
+_HEAD = struct.Struct(">Iq")
 _STANDING = struct.Struct(">qiqQ")
 _SUM_MASK = (1 << 64) - 1
-# The part of a value before the node's bytes.
-_HEAD_BYTES = _CRC.size + _VERSION.size
 
 
 class OffsetAndEpoch(NamedTuple):
@@ -46,7 +47,7 @@ class OffsetAndEpoch(NamedTuple):
 
 
 class Node(NamedTuple):
-    """The data at a path; its version is 0 at first and increases with every change."""
+    """The data at a path, and its version."""
 
     data: bytes
     version: int
@@ -78,7 +79,7 @@ def check_path(path: str) -> list[str]:
     if path == ROOT:
         return []
     names = path.split("/")
-    if names[0] or not all(names[1:]) or "\0" in path or len(names) - 1 > MAX_DEPTH:
+    if not path.startswith(ROOT) or not all(names[1:]) or "\0" in path or len(names) - 1 > MAX_DEPTH:
         raise InvalidRequest(f"{path[:80]!r} is not a path of 1 to {MAX_DEPTH} names")
     return names[1:]
 
@@ -97,23 +98,6 @@ def key_of(path: str) -> bytes:
     return key
 
 
-def path_of(key: bytes) -> str:
-    """Return the path of a key. Raises CorruptImage if it is not the key of a node."""
-    try:
-        path = key[1:].decode()
-    except UnicodeDecodeError:
-        path = ROOT
-    if _PATH.fullmatch(path) is None or path.count("/") != key[0] or len(key) > MAX_KEY_BYTES:
-        raise CorruptImage(f"{key[:80]!r} is not the key of a node")
-    return path
-
-
-def prefix_below(path: str, levels: int = 1) -> bytes:
-    """Return the common prefix of the keys of all nodes `levels` below the path."""
-    depth = len(check_path(path)) + levels
-    return bytes([depth]) + (path if path == ROOT else f"{path}/").encode()
-
-
 def seal(key: bytes, node: Node) -> bytes:
     """Encode a node as the value of its key."""
     tail = _VERSION.pack(node.version) + node.data
@@ -122,25 +106,20 @@ def seal(key: bytes, node: Node) -> bytes:
 
 def unseal(key: bytes, value: bytes) -> Node:
     """Decode a key's value. Raises CorruptImage if the bytes are not what was written."""
-    data = unsealed_data(key, value)
-    return Node(data, _VERSION.unpack_from(value, _CRC.size)[0])
-
-
-def unsealed_data(key: bytes, value: bytes) -> bytes:
-    """Return the node's bytes in a key's value. Raises CorruptImage as `unseal` does."""
-    if len(value) < _HEAD_BYTES or _CRC.unpack_from(value)[0] != checksum_behind(key, value, _CRC.size):
-        raise CorruptImage(f"the value of {key[:80]!r} does not match its CRC")
-    return value[_HEAD_BYTES:]
+    if len(value) >= _HEAD.size:
+        crc, version = _HEAD.unpack_from(value)
+        if crc == checksum_behind(key, value, _CRC.size):
+            return Node(value[_HEAD.size :], version)
+    raise CorruptImage(f"the value of {key[:80]!r} does not match its CRC")
 
 
 def names_of(key: bytes) -> list[str]:
-    """Return the names in a key's path, after an empty one. Raises CorruptImage as `path_of` does."""
+    """Return the names in a key's path, after an empty one. Raises CorruptImage if it is not a node's key."""
     try:
         names = key[1:].decode().split("/")
     except UnicodeDecodeError:
         names = []
-    # The same checks as in `path_of`, without building the path: only the first name is empty, and none has a
-    # NUL.
+    # The checks of `key_of` for loading thousands of nodes: only the first name is empty, and none has a NUL.
     is_path = names.count("") == 1 and not names[0] and b"\0" not in key
     if not is_path or len(names) != key[0] + 1 or key[0] > MAX_DEPTH or len(key) > MAX_KEY_BYTES:
         raise CorruptImage(f"{key[:80]!r} is not the key of a node")

@@ -1,41 +1,50 @@
-"""Maps the state in ClusterMetadata to paths and bytes of the image.
+"""The tree of paths: maps the state in ClusterMetadata to paths, to bytes of the image, and to plain values.
 
     /brokers/ids/<id>                           RegisterBrokerRecord
     /brokers/topics/<name>                      topic id; the TopicRecord, if it has fields of later versions
-    /brokers/topics/<name>/partitions           empty
-    /brokers/topics/<name>/partitions/<number>  see partition_codec
+    /brokers/topics/<name>/partitions/<number>  see encode_partition
     /config/<type>/<name>                       JSON: resource type and name, settings
     /features/<name>                            level (2), name
     /quotas/<entity>                            JSON: entity, quotas
     /controllers/<id>   /acls/<id>              the record that defines it
     /scram/<mechanism>/<user>   /tokens/<id>    the record that defines it
     /producer_ids   /zk_migration_state         the record that defines it
-    /controller                                 leader (4; -1: none) and epoch (4) of the quorum, as last
-    known
+    /controller                                 leader (4) and epoch (4) of the quorum
+
+A node's version is the offset of the last record of the log that changed it, so it is the same on every node
+of the cluster. Only /controller comes from the quorum's elections; its version is the epoch.
 
 A record is stored as in the log (`serde`). Names with arbitrary characters are escaped. A name too long for a
-key is replaced by its SHA-256; the node contains the full name. Functions are pure.
+key is replaced by its SHA-256; the node contains the full name. A PartitionDecoder belongs to one thread;
+functions are pure.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import re
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from kreplica.common.errors import CorruptImage, KreplicaError
+from kreplica.common.leader_and_isr import NO_LEADER
 from kreplica.common.rare_collections import rare_collections
 from kreplica.common.types import Uuid
 from kreplica.metadata import records as kinds
-from kreplica.metadata.cluster_metadata import ClusterMetadata
-from kreplica.metadata.image_store import ImageStore
+from kreplica.metadata.cluster_metadata import ClusterMetadata, Step
+from kreplica.metadata.image_format import Node
+from kreplica.metadata.message import TaggedField
 from kreplica.metadata.metadata_delta import Change, MetadataDelta
-from kreplica.metadata.partition_codec import PartitionDecoder, encode_partition
-from kreplica.metadata.records import MetadataRecord
-from kreplica.metadata.registrations import BrokerRegistration, PartitionRegistration, TopicRegistration
+from kreplica.metadata.records import Endpoint, MetadataRecord
+from kreplica.metadata.registrations import (
+    RECOVERY_STATES,
+    BrokerRegistration,
+    PartitionRegistration,
+    TopicRegistration,
+)
 from kreplica.metadata.serde import decode, encode, in_lowest_version
 
 BROKERS = "/brokers/ids"
@@ -47,16 +56,14 @@ _LONGEST_NAME = 255
 _UNSAFE = re.compile(rb"[^A-Za-z0-9._~-]")
 _LEVEL = struct.Struct(">h")
 _LEADER = struct.Struct(">ii")
+_NUMBERS = struct.Struct(">iiib")
+_COUNTS = struct.Struct(">7I")
+_TAG = struct.Struct(">II")
 
 
 def topic_path(name: str) -> str:
     """Return the path of a topic."""
     return f"{TOPICS}/{name}"
-
-
-def partitions_path(name: str) -> str:
-    """Return the parent path of a topic's partitions."""
-    return f"{TOPICS}/{name}/partitions"
 
 
 def partition_path(name: str, number: int) -> str:
@@ -83,61 +90,170 @@ def escaped(name: str) -> str:
     return safe if len(safe) <= _LONGEST_NAME else f"%{hashlib.sha256(data).hexdigest()}%"
 
 
-def leader_data(leader_id: int | None, epoch: int) -> bytes:
-    """Encode the value at CONTROLLER."""
-    return _LEADER.pack(-1 if leader_id is None else leader_id, epoch)
+def controller_node(leader_id: int, epoch: int) -> Node:
+    """Return the node at CONTROLLER."""
+    return Node(_LEADER.pack(leader_id, epoch), epoch)
 
 
-def changed_nodes(delta: MetadataDelta) -> dict[str, bytes | None]:
-    """Return the nodes that the delta changes, by path; None for deleted nodes."""
-    nodes: dict[str, bytes | None] = {}
+def changed_nodes(delta: MetadataDelta, metadata: ClusterMetadata) -> dict[str, Node | None]:
+    """Return the nodes that the delta changes, by path; None for deleted nodes. `metadata`: the state after
+    it.
+    """
+    nodes: dict[str, Node | None] = {}
     for topic in delta.topics_deleted:
-        nodes[topic_path(topic.name)] = nodes[partitions_path(topic.name)] = None
+        nodes[topic_path(topic.name)] = None
         nodes.update((partition_path(topic.name, number), None) for number in topic.partitions)
     for topic in delta.topics_created:
-        nodes[topic_path(topic.name)] = _topic_data(topic)
-        nodes[partitions_path(topic.name)] = b""
+        nodes[topic_path(topic.name)] = Node(_topic_data(topic), topic.version)
     for (name, number), _, _, partition in delta.partitions:
         if partition is not None:
-            nodes[partition_path(name, number)] = encode_partition(partition)
+            nodes[partition_path(name, number)] = Node(encode_partition(partition), partition.version)
         else:
             # If a topic of this name was deleted and created again, the new one counts.
             nodes.setdefault(partition_path(name, number), None)
-    tables: dict[str, Mapping[Any, Change[Any]]] = {
+    for table, changes in _tables(delta).items():
+        for key, change in changes.items():
+            nodes[_PLACES[table].path(key)] = _table_node(metadata, table, key, change.new)
+    for (table, key), value in delta.reverted.items():
+        nodes[_PLACES[table].path(key)] = _table_node(metadata, table, key, value)
+    return nodes
+
+
+def _tables(delta: MetadataDelta) -> dict[str, Mapping[Any, Change[Any]]]:
+    return {
         "brokers": delta.brokers,
         "configs": delta.configs,
         "features": delta.features,
         **delta.others,
     }
-    for table, changes in tables.items():
-        place = _PLACES[table]
-        for key, change in changes.items():
-            nodes[place.path(key)] = None if change.new is None else place.encode(key, change.new)
-    return nodes
+
+
+def _table_node(metadata: ClusterMetadata, table: str, key: Any, value: Any) -> Node | None:
+    return None if value is None else Node(_PLACES[table].encode(key, value), metadata.version(table, key))
+
+
+# ---- changes as plain values ------------------------------------------------------------------------------
+
+
+class TreeChange(NamedTuple):
+    """One change of a node of the tree.
+
+    `version`: the offset in the metadata log of the record that made the change; for /controller the epoch of
+    the quorum. Both are the same on every node of the cluster. `old`, `new`: the node's value as plain data
+    (dictionaries, lists, text, numbers), None if it does not exist. A partition's value contains its
+    partition epoch. `timestamp_ms`: when the record was appended, in ms since 1970; -1 if unknown.
+    """
+
+    path: str
+    version: int
+    old: Any
+    new: Any
+    timestamp_ms: int = -1
+
+
+def path_of_step(step: Step) -> str:
+    """Return the path of the node that the step changes."""
+    if step.table == "partitions":
+        return partition_path(*step.key)
+    return topic_path(step.key) if step.table == "topics" else _PLACES[step.table].path(step.key)
+
+
+def shown(step: Step, path: str, timestamp_ms: int) -> TreeChange:
+    """Return the step as a change with plain values."""
+    show = _PLACES[step.table].show if step.table in _PLACES else _SHOWN[step.table]
+    old, new = (None if value is None else show(value) for value in (step.old, step.new))
+    return TreeChange(path, step.version, old, new, timestamp_ms)
+
+
+def steps_of(delta: MetadataDelta, metadata: ClusterMetadata, end_offset: int) -> list[Step]:
+    """Return the differences between two states as steps, by version.
+
+    `metadata`: the state after them, at `end_offset`. It is unknown which record below that deleted an
+    object, so deletions have the highest version possible.
+    """
+    gone = end_offset - 1
+    steps = [Step("partitions", at, gone, old, None) for at, _, old, new in delta.partitions if new is None]
+    steps += [Step("topics", topic.name, gone, topic, None) for topic in delta.topics_deleted]
+    steps += [Step("topics", topic.name, topic.version, None, topic) for topic in delta.topics_created]
+    for at, _, old, new in delta.partitions:
+        if new is not None:
+            steps.append(Step("partitions", at, new.version, old, new))
+    for table, changes in _tables(delta).items():
+        for key, (old, new) in changes.items():
+            steps.append(Step(table, key, gone if new is None else metadata.version(table, key), old, new))
+    return sorted(steps, key=lambda step: step.version)
+
+
+def shown_partition(partition: PartitionRegistration) -> dict[str, Any]:
+    """Return the partition as plain values."""
+    return {
+        "leader": None if partition.leader == NO_LEADER else partition.leader,
+        "leader_epoch": partition.leader_epoch,
+        "partition_epoch": partition.partition_epoch,
+        "replicas": list(partition.replicas),
+        "isr": list(partition.isr),
+        "elr": list(partition.elr),
+        "adding_replicas": list(partition.adding_replicas),
+        "removing_replicas": list(partition.removing_replicas),
+    }
+
+
+def _shown_topic(topic: TopicRegistration) -> dict[str, Any]:
+    return {"topic_id": str(topic.topic_id)}
+
+
+def _shown_broker(broker: BrokerRegistration) -> dict[str, Any]:
+    return {
+        "epoch": broker.epoch,
+        "fenced": broker.fenced,
+        "in_controlled_shutdown": broker.in_controlled_shutdown,
+        "rack": broker.rack,
+        "endpoints": [_plain(endpoint) for endpoint in broker.endpoints],
+    }
+
+
+def _plain(value: Any) -> Any:
+    """Return a field of a record, or a record, as plain values. Bytes, which hold secrets, are left out."""
+    if isinstance(value, tuple):
+        return [_plain(each) for each in value]
+    if isinstance(value, (MetadataRecord, Endpoint, kinds.SupportedFeature)):
+        fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+        return {
+            name: _plain(each)
+            for name, each in fields.items()
+            if name != "unknown_tagged_fields" and not isinstance(each, bytes)
+        }
+    return str(value) if isinstance(value, Uuid) else value
+
+
+_SHOWN: dict[str, Callable[[Any], Any]] = {"partitions": shown_partition, "topics": _shown_topic}
+
+
+# ---- loading ----------------------------------------------------------------------------------------------
 
 
 @rare_collections()
-def load(image: ImageStore) -> ClusterMetadata:
-    """Load the cluster's state from the image.
+def load(contents: Iterable[tuple[list[str], Node]]) -> ClusterMetadata:
+    """Load the cluster's state from the nodes of an image, as ImageStore.contents yields them.
 
     Raises CorruptImage if the image is damaged or has invalid contents.
     """
     metadata, decode_partition = ClusterMetadata(), PartitionDecoder().decode
     topics, topic_names = metadata.topics, metadata.topic_names
     partitions: dict[str, dict[int, PartitionRegistration]] = {}
-    for names, data in image.contents():
+    for names, (data, version) in contents:
         try:
             if names[1] != "brokers":
-                _load_other(metadata, names, data)
+                _load_other(metadata, names, data, version)
             elif len(names) == 6:  # /brokers/topics/<name>/partitions/<number>
-                partitions[names[3]][int(names[5])] = decode_partition(data)
+                partitions[names[3]][int(names[5])] = decode_partition(data, version)
             elif len(names) == 4 and names[2] == "topics":
                 name = names[3]
                 own = partitions[name] = {}
-                topics[name] = topic = _topic(name, data, own)
+                topics[name] = topic = _topic(name, data, own, version)
                 topic_names[topic.topic_id] = name
             elif len(names) == 4:
-                _load_table(metadata, "brokers", data)
+                _load_table(metadata, "brokers", data, version)
         except CorruptImage:
             raise
         except (KreplicaError, KeyError, ValueError, TypeError, AttributeError, struct.error) as error:
@@ -152,29 +268,34 @@ def _topic_data(topic: TopicRegistration) -> bytes:
     return topic.topic_id.raw + (encode(*topic.to_record()) if topic.unknown_tagged_fields else b"")
 
 
-def _topic(name: str, data: bytes, partitions: Mapping[int, PartitionRegistration]) -> TopicRegistration:
+def _topic(
+    name: str, data: bytes, partitions: Mapping[int, PartitionRegistration], version: int
+) -> TopicRegistration:
     topic_id, tail = Uuid(data[: Uuid.SIZE]), data[Uuid.SIZE :]
     unknown = decode(tail).message.unknown_tagged_fields if tail else ()
-    return TopicRegistration(name, topic_id, partitions, unknown)
+    return TopicRegistration(name, topic_id, partitions, unknown, version)
 
 
-def _load_other(metadata: ClusterMetadata, names: list[str], data: bytes) -> None:
+def _load_other(metadata: ClusterMetadata, names: list[str], data: bytes, version: int) -> None:
     table, depth = _TABLES.get(names[1], ("", 0))
     if table and len(names) == depth:
-        _load_table(metadata, table, data)
+        _load_table(metadata, table, data, version)
 
 
-def _load_table(metadata: ClusterMetadata, table: str, data: bytes) -> None:
+def _load_table(metadata: ClusterMetadata, table: str, data: bytes, version: int) -> None:
     key, value = _PLACES[table].decode(data)
-    metadata.put(table, key, value)
+    metadata.put(table, key, value, version)
 
 
 class _Place(NamedTuple):
-    """The path of a table's entries, and the codec of their bytes, which contain key and value."""
+    """The path of a table's entries, the codec of their bytes, which contain key and value, and a function
+    that makes a plain value of an entry.
+    """
 
     path: Callable[[Any], str]
     encode: Callable[[Any, Any], bytes]
     decode: Callable[[bytes], tuple[Any, Any]]
+    show: Callable[[Any], Any] = _plain
 
 
 def _encode_record(key: object, record: MetadataRecord) -> bytes:
@@ -243,10 +364,10 @@ def _single_name(record: MetadataRecord) -> str:
 
 
 _PLACES: dict[str, _Place] = {
-    "brokers": _Place(broker_path, _encode_broker, _decode_broker),
-    "configs": _Place(lambda key: config_path(*key), _encode_config, _decode_config),
+    "brokers": _Place(broker_path, _encode_broker, _decode_broker, _shown_broker),
+    "configs": _Place(lambda key: config_path(*key), _encode_config, _decode_config, dict),
     "features": _Place(lambda name: f"/features/{escaped(name)}", _encode_feature, _decode_feature),
-    "quotas": _Place(_quota_path, _encode_quota, _decode_quota),
+    "quotas": _Place(_quota_path, _encode_quota, _decode_quota, dict),
     "controllers": _record_place(lambda node_id: f"/controllers/{node_id}", lambda r: r.controller_id),
     "acls": _record_place(lambda acl_id: f"/acls/{acl_id}", lambda record: record.id),
     "scram_credentials": _record_place(
@@ -269,3 +390,88 @@ _TABLES = {
     "tokens": ("delegation_tokens", 3),
     **dict.fromkeys(ClusterMetadata.SINGLES, ("singles", 2)),
 }
+
+
+# ---- partitions -------------------------------------------------------------------------------------------
+
+# The shareable part: the first six lists of a registration, and its unknown tagged fields.
+_Shared = tuple[tuple[tuple[int, ...] | tuple[Uuid, ...], ...], tuple[TaggedField, ...]]
+
+
+def encode_partition(partition: PartitionRegistration) -> bytes:
+    """Encode a partition, without its version: fixed numbers first, then what many partitions have in common.
+
+        leader (4), leader epoch (4), partition epoch (4), leader recovery state (1)
+        counts: replicas, isr, removing, adding, elr, last known elr (4 each), unknown tagged fields (4)
+        the ids of each of the six lists (4 each), the directory of each replica (16 each)
+        each unknown tagged field: its tag (4), its size (4), its bytes
+
+    Numbers are big-endian.
+    """
+    (replicas, directories, isr, removing, adding, elr, last_known_elr, *numbers, unknown, _) = partition
+    leader, state, leader_epoch, partition_epoch = numbers
+    ids = (*replicas, *isr, *removing, *adding, *elr, *last_known_elr)
+    data = b"".join(
+        (
+            _NUMBERS.pack(leader, leader_epoch, partition_epoch, state),
+            struct.pack(
+                f">7I{len(ids)}i",
+                *(len(replicas), len(isr), len(removing), len(adding), len(elr), len(last_known_elr)),
+                len(unknown),
+                *ids,
+            ),
+            *[directory.raw for directory in directories],
+        )
+    )
+    for field in unknown:
+        data += _TAG.pack(field.tag, len(field.data)) + field.data
+    return data
+
+
+class PartitionDecoder:
+    """Decodes partitions; equal parts of several partitions become one object.
+
+    Hundreds of thousands of partitions may share a handful of brokers, so everything after the fixed numbers
+    is parsed only once for partitions with the same bytes there.
+    """
+
+    def __init__(self) -> None:
+        self._shared: dict[bytes, _Shared] = {}
+
+    def decode(self, data: bytes, version: int) -> PartitionRegistration:
+        """Decode a partition. Raises CorruptImage for invalid bytes."""
+        try:
+            leader, leader_epoch, partition_epoch, state = _NUMBERS.unpack_from(data)
+            tail = data[_NUMBERS.size :]
+            shared = self._shared.get(tail)
+            if shared is None:
+                shared = self._shared[tail] = _decode_shared(tail)
+            lists, unknown = shared
+            numbers = (leader, RECOVERY_STATES[state], leader_epoch, partition_epoch)
+        except (struct.error, KeyError):
+            raise CorruptImage(f"{data[:80]!r} is not an encoded partition") from None
+        return PartitionRegistration._make((*lists, *numbers, unknown, version))
+
+
+def _decode_shared(tail: bytes) -> _Shared:
+    *counts, unknown_count = _COUNTS.unpack_from(tail)
+    position = _COUNTS.size
+    lists: list[tuple[int, ...]] = []
+    for count in counts:
+        if count * 4 > len(tail) - position:
+            raise struct.error
+        lists.append(struct.unpack_from(f">{count}i", tail, position))
+        position += count * 4
+    replicas, *others = lists
+    end = position + len(replicas) * Uuid.SIZE
+    if end > len(tail):
+        raise struct.error
+    directories = tuple(Uuid(tail[start : start + Uuid.SIZE]) for start in range(position, end, Uuid.SIZE))
+    unknown: list[TaggedField] = []
+    for _ in range(unknown_count):
+        tag, size = _TAG.unpack_from(tail, end)
+        end += _TAG.size + size
+        unknown.append(TaggedField(tag, tail[end - size : end]))
+    if end != len(tail):
+        raise struct.error
+    return (replicas, directories, *others), tuple(unknown)

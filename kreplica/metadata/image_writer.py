@@ -1,19 +1,25 @@
-"""ImageWriter: writes applied changes to the image, with a short delay and in its own loop.
+"""The metadata image on disk: ImageStore, a tree of paths with versions, and ImageWriter, which keeps it up
+to date.
 
-A commit of the store waits for the disk, and the quorum's loop must not wait: durability comes from the log,
-and the image is only a cache of it. So changes are collected, and one transaction writes them with the offset
-and epoch they reach; after a crash a little more of the log is replayed. Then the watches' listeners are
-notified. A damaged image is rebuilt from the loader's state. If the disk fails, the image is given up with a
-message and the node continues without it; its next start finds an older image, or none.
+    /brokers/ids/1     /brokers/topics/t/partitions/0     /config/2/t     /controller
 
-`open`, `watch_*` and `close` must not be called while the loop runs the writer; `submit` is called by one
-thread.
+Only paths with data are stored. One write changes any number of nodes together with the offset and epoch of
+the log that they reach. The image contains nothing that the log does not. If it is damaged (a CRC, the sum
+over all nodes), belongs to another cluster, or is not a past state of the log, it is rebuilt.
+
+Changes are written with a short delay and in a loop of their own. A commit of the store waits for the disk,
+and the quorum's loop must not wait: durability comes from the log. After a crash a little more of the log is
+replayed. If the disk fails, the image is given up with a message and the node continues without it; its next
+start finds an older image, or none.
+
+An ImageStore belongs to one thread. `ImageWriter.open` and `close` must not be called while the loop runs the
+writer; `submit` is called by one thread.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Protocol
 
 from kreplica.common.errors import CorruptImage, KafkaStorageError, StorageFull
@@ -21,21 +27,126 @@ from kreplica.common.locks import Lock
 from kreplica.common.ports import Loop
 from kreplica.metadata import image_paths
 from kreplica.metadata.cluster_metadata import ClusterMetadata, difference
-from kreplica.metadata.image_format import OffsetAndEpoch
-from kreplica.metadata.image_store import ImageStore
-from kreplica.metadata.metadata_store import MetadataStore
-from kreplica.metadata.watches import Event, Watches
+from kreplica.metadata.image_format import (
+    MAX_DEPTH,
+    STANDING_KEY,
+    Node,
+    OffsetAndEpoch,
+    Standing,
+    crc_of,
+    key_of,
+    names_of,
+    seal,
+    seal_standing,
+    unseal,
+    unseal_standing,
+)
+from kreplica.metadata.metadata_store import Item, MetadataStore
 
 LOGGER = logging.getLogger(__name__)
 
-# How long changes are collected: short enough to notify watches soon, long enough that few of the commits
-# wait for the disk at the same time as the quorum's own writes.
+# Nodes to read at once, which takes some milliseconds.
+NODES_A_SCAN = 4096
+# How long changes are collected: long enough that few of the commits wait for the disk at the same time as
+# the quorum's own writes.
 GATHER_MS = 20
 # Delay before retrying on a full disk.
 NO_SPACE_RETRY_MS = 1000
 
-Listener = Callable[[Event], None]
-Nodes = dict[str, bytes | None]
+Nodes = dict[str, Node | None]
+
+
+class ImageStore:
+    """The tree in a store. Raises CorruptImage if the store holds no image of this cluster."""
+
+    def __init__(self, store: MetadataStore, cluster_id: str) -> None:
+        self._store = store
+        self._standing = _read_standing(store, cluster_id)
+
+    @property
+    def applied(self) -> OffsetAndEpoch:
+        """How far the log is applied to the image; offset 0 if it is empty."""
+        return self._standing.applied
+
+    def check_against_log(self, end_offset: int, epoch_before: Callable[[int], int | None]) -> None:
+        """Raises CorruptImage unless the image is a past state of the log from which replay can continue.
+
+        `end_offset` is the log end offset; `epoch_before(offset)` returns the leader epoch of the last record
+        below an offset, from the log or a snapshot that ends there, or None if unknown.
+        """
+        offset, epoch = self.applied
+        if offset > end_offset:
+            raise CorruptImage(f"the image is applied to offset {offset}, but the log ends at {end_offset}")
+        if offset and (known := epoch_before(offset)) != epoch:
+            found = "does not reach there" if known is None else f"has epoch {known} there"
+            raise CorruptImage(
+                f"the image is applied to offset {offset} in epoch {epoch}, but the log {found}"
+            )
+
+    def contents(self) -> Iterator[tuple[list[str], Node]]:
+        """Iterate over all nodes, those of shorter paths first: the path's names after an empty one, and the
+        node.
+
+        Raises CorruptImage; at the end if a node is missing. Nothing may be written during the iteration.
+        """
+        count = crc_sum = 0
+        for depth in range(1, MAX_DEPTH + 1):
+            for items in self._parts(bytes([depth])):
+                for key, value in items:
+                    yield names_of(key), unseal(key, value)
+                count += len(items)
+                crc_sum += sum([crc_of(value) for _, value in items])
+        if (count, crc_sum % (1 << 64)) != (self._standing.node_count, self._standing.crc_sum):
+            raise CorruptImage(f"the image has {count} nodes, but {self._standing.node_count} were written")
+
+    def _parts(self, prefix: bytes) -> Iterator[list[Item]]:
+        after = b""
+        while items := self._store.scan(prefix, after, NODES_A_SCAN):
+            for key, _ in items:
+                if key <= after:  # damaged pages of the tree could make a scan loop forever
+                    raise CorruptImage(f"the key {key[:80]!r} comes after {after[:80]!r}")
+                after = key
+            yield items
+
+    def write(self, nodes: Mapping[str, Node | None], applied: OffsetAndEpoch) -> None:
+        """Set nodes by their paths, None to remove one, and the applied position, all or nothing.
+
+        Raises InvalidRequest for an invalid path, and the store's errors; the image is then unchanged.
+        """
+        assert applied.offset >= self.applied.offset, f"{applied} is before {self.applied}"
+        assert applied.epoch >= self.applied.epoch, f"{applied} is before {self.applied}"
+        count = crcs = 0
+        changes: dict[bytes, bytes | None] = {}
+        for path, node in nodes.items():
+            key = key_of(path)
+            former = self._store.get(key)
+            sealed = None if node is None else seal(key, node)
+            if sealed == former:
+                continue
+            changes[key] = sealed
+            if former is not None:
+                unseal(key, former)
+                count -= 1
+                crcs -= crc_of(former)
+            if sealed is not None:
+                count += 1
+                crcs += crc_of(sealed)
+        standing = self._standing.with_changes(applied, count, crcs)
+        changes[STANDING_KEY] = seal_standing(standing)
+        self._store.write(changes)
+        self._standing = standing
+
+
+def _read_standing(store: MetadataStore, cluster_id: str) -> Standing:
+    value = store.get(STANDING_KEY)
+    if value is None:
+        if store.scan(b"", b"", 1):
+            raise CorruptImage("the image does not record how far its log is applied")
+        return Standing(cluster_id, OffsetAndEpoch(0, 0))
+    standing = unseal_standing(value)
+    if standing.cluster_id != cluster_id:
+        raise CorruptImage(f"the image belongs to cluster {standing.cluster_id!r}, not {cluster_id!r}")
+    return standing
 
 
 class ImageDirectory(Protocol):
@@ -61,7 +172,6 @@ class ImageWriter:
         self._cluster_id = cluster_id
         self._loop = loop
         self._gather_ms = gather_ms
-        self._watches = Watches()
         self._store: MetadataStore | None = None
         self._image: ImageStore | None = None
         self._lock = Lock()
@@ -83,7 +193,7 @@ class ImageWriter:
         try:
             image = self._open()
             image.check_against_log(log_end_offset, epoch_before)
-            metadata = image_paths.load(image)
+            metadata = image_paths.load(image.contents())
         except CorruptImage as error:
             LOGGER.warning("the metadata image is rebuilt from the log: %s", error)
             image, metadata = self._open_anew(), ClusterMetadata()
@@ -96,24 +206,10 @@ class ImageWriter:
         """How far the log is applied to the image on disk."""
         return OffsetAndEpoch(0, 0) if self._image is None else self._image.applied
 
-    # ---- watches ------------------------------------------------------------------------------------------
-
-    def watch_data(self, path: str, listener: Listener) -> None:
-        """Notify `listener` of changes of the node, in the writer's loop, once they are in the image."""
-        self._watches.watch_data(path, listener)
-
-    def watch_children(self, path: str, listener: Listener) -> None:
-        """Notify `listener` of children created or deleted below the path, likewise."""
-        self._watches.watch_children(path, listener)
-
-    def unwatch(self, path: str, listener: Listener) -> None:
-        """Remove the listener's watches on the path."""
-        self._watches.unwatch(path, listener)
-
     # ---- writing ------------------------------------------------------------------------------------------
 
     def submit(
-        self, nodes: Mapping[str, bytes | None], whole: ClusterMetadata, applied: OffsetAndEpoch
+        self, nodes: Mapping[str, Node | None], whole: ClusterMetadata, applied: OffsetAndEpoch
     ) -> None:
         """Write these nodes soon. `whole`: the cluster's state with them, which is no longer changed."""
         with self._lock:
@@ -124,7 +220,7 @@ class ImageWriter:
             self._loop.post_later(self.write, self._gather_ms)
 
     def write(self) -> None:
-        """Write the collected changes, and notify the watches' listeners."""
+        """Write the collected changes."""
         with self._lock:
             nodes, self._nodes = self._nodes, {}
             whole, applied = self._whole, self._applied
@@ -132,7 +228,7 @@ class ImageWriter:
         if self._image is None:
             return
         try:
-            events = self._written(self._image, nodes, whole, applied)
+            self._written(self._image, nodes, whole, applied)
         except StorageFull as error:
             self._failed("the metadata image cannot be written until the disk has space: %s", error)
             with self._lock:
@@ -144,8 +240,6 @@ class ImageWriter:
         except (KafkaStorageError, CorruptImage) as error:
             self._failed("the metadata image is no longer written: %s", error)
             self._image = None
-            return
-        self._notify(events)
 
     def close(self) -> None:
         """Write remaining changes and close the store.
@@ -169,25 +263,15 @@ class ImageWriter:
 
     def _written(
         self, image: ImageStore, nodes: Nodes, whole: ClusterMetadata, applied: OffsetAndEpoch
-    ) -> list[Event]:
+    ) -> None:
         try:
-            return _commit(image, nodes, applied)
+            image.write(nodes, applied)
+            return
         except CorruptImage as error:
             self._failed("the metadata image is rebuilt: %s", error)
         self._image = self._open_anew()
-        # Watches are notified of everything that exists; their owners can compare it with what they know.
-        everything = image_paths.changed_nodes(difference(ClusterMetadata(), whole))
-        return _commit(self._image, everything, applied)
-
-    def _notify(self, events: list[Event]) -> None:
-        for event in events:
-            listener = event.token
-            assert callable(listener)
-            try:
-                listener(event)
-            except Exception:
-                self.error_count += 1
-                LOGGER.exception("a listener failed on the change of %s", event.path)
+        everything = image_paths.changed_nodes(difference(ClusterMetadata(), whole), whole)
+        self._image.write(everything, applied)
 
     def _failed(self, what: str, error: Exception) -> None:
         self.error_count += 1
@@ -195,9 +279,7 @@ class ImageWriter:
 
     def _open(self) -> ImageStore:
         self._store = self._directory.open()
-        image = ImageStore(self._store, self._cluster_id)
-        image.watches = self._watches
-        return image
+        return ImageStore(self._store, self._cluster_id)
 
     def _open_anew(self) -> ImageStore:
         store, self._store = self._store, None
@@ -205,9 +287,3 @@ class ImageWriter:
             store.close()
         self._directory.discard()
         return self._open()
-
-
-def _commit(image: ImageStore, nodes: Nodes, applied: OffsetAndEpoch) -> list[Event]:
-    with image.begin() as transaction:
-        transaction.put(nodes)
-        return transaction.commit(applied)

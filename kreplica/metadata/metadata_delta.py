@@ -7,7 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from kreplica.common.types import TopicPartition, Uuid
-from kreplica.metadata.registrations import BrokerRegistration, PartitionRegistration, TopicRegistration
+from kreplica.metadata.registrations import (
+    UNKNOWN_VERSION,
+    BrokerRegistration,
+    PartitionRegistration,
+    TopicRegistration,
+)
 
 T = TypeVar("T")
 
@@ -35,7 +40,8 @@ class MetadataDelta:
     A topic that was deleted and created again under the same name has a new id. It is in both
     `topics_deleted`, as it was, and `topics_created`. `partitions` includes those of created and deleted
     topics. `configs`: by resource type (2 topic, 4 broker) and name. `others`: by the name of
-    ClusterMetadata's attribute, then by key.
+    ClusterMetadata's attribute, then by key. `reverted`: by attribute and key, the entries that have a new
+    version but the same value as before.
     """
 
     topics_created: tuple[TopicRegistration, ...] = ()
@@ -45,12 +51,14 @@ class MetadataDelta:
     configs: Mapping[tuple[int, str], Change[Mapping[str, str]]] = field(default_factory=dict)
     features: Mapping[str, Change[int]] = field(default_factory=dict)
     others: Mapping[str, Mapping[Any, Change[Any]]] = field(default_factory=dict)
+    reverted: Mapping[tuple[str, Any], Any] = field(default_factory=dict)
 
     @property
     def is_empty(self) -> bool:
         """Whether there are no changes."""
         topics = self.topics_created or self.topics_deleted or self.partitions
-        return not (topics or self.brokers or self.configs or self.features or self.others)
+        tables = self.brokers or self.configs or self.features or self.others or self.reverted
+        return not (topics or tables)
 
 
 def topic_changes(
@@ -65,7 +73,7 @@ def topic_changes(
     partitions: list[PartitionChange] = []
     for old, new, touched in changed:
         # A topic never changes its name, but two clusters may use one id for different topics.
-        if old is not None and new is not None and old._replace(partitions={}) == new._replace(partitions={}):
+        if old is not None and new is not None and _identity(old) == _identity(new):
             partitions += partition_changes(old, new, touched)
             continue
         if old is not None:
@@ -75,6 +83,11 @@ def topic_changes(
             created.append(new)
             partitions += partition_changes(None, new)
     return tuple(created), tuple(deleted), tuple(partitions)
+
+
+def _identity(topic: TopicRegistration) -> TopicRegistration:
+    """Without partitions, and without the version, which a snapshot of Kafka's lacks."""
+    return topic._replace(partitions={}, version=UNKNOWN_VERSION)
 
 
 def partition_changes(
@@ -87,5 +100,12 @@ def partition_changes(
     after: Mapping[int, PartitionRegistration] = {} if new is None else new.partitions
     for number in sorted(before.keys() | after.keys() if touched is None else touched):
         was, now = before.get(number), after.get(number)
-        if was != now:
+        if was != now and not _differ_in_version_only(was, now):
             yield PartitionChange(TopicPartition(topic.name, number), topic.topic_id, was, now)
+
+
+def _differ_in_version_only(was: PartitionRegistration | None, now: PartitionRegistration | None) -> bool:
+    """Whether the version of one of the two is unknown, and the rest, the partition epoch included, equal."""
+    if was is None or now is None or UNKNOWN_VERSION not in (was.version, now.version):
+        return False
+    return was._replace(version=now.version) == now

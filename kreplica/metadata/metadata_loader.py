@@ -23,12 +23,13 @@ from kreplica.common.errors import KreplicaError
 from kreplica.common.metrics import MetricRegistry
 from kreplica.common.ports import Loop
 from kreplica.metadata import image_paths
-from kreplica.metadata.cluster_metadata import ClusterMetadata, difference
+from kreplica.metadata.cluster_metadata import ClusterMetadata, difference, restored
 from kreplica.metadata.image_format import OffsetAndEpoch
 from kreplica.metadata.image_writer import ImageWriter
 from kreplica.metadata.metadata_delta import MetadataDelta
 from kreplica.metadata.records import BeginTransactionRecord, MetadataRecord
 from kreplica.metadata.serde import ApiMessageAndVersion
+from kreplica.metadata.watches import TimedStep, Watches
 
 LOGGER = logging.getLogger(__name__)
 METRICS = "MetadataLoader"
@@ -60,6 +61,9 @@ class CommittedBatch(Protocol):
 
     @property
     def epoch(self) -> int: ...
+
+    @property
+    def append_timestamp(self) -> int: ...
 
     @property
     def size_bytes(self) -> int: ...
@@ -97,7 +101,9 @@ class MetadataPublisher(Protocol):
 
 
 class MetadataLoader:
-    """Replays the metadata log. `high_watermark()`: the quorum's, or None while unknown."""
+    """Replays the metadata log. `high_watermark()`: the quorum's, or None while unknown. `watches`: get every
+    change.
+    """
 
     def __init__(
         self,
@@ -106,6 +112,7 @@ class MetadataLoader:
         loop: Loop,
         high_watermark: Callable[[], int | None],
         metrics: MetricRegistry | None = None,
+        watches: Watches | None = None,
     ) -> None:
         self.image = image
         # The replayed state; within a transaction of the log it includes changes that may be undone.
@@ -127,6 +134,10 @@ class MetadataLoader:
         self._last_epoch = 0
         self._apply_errors = 0
         self._snapshots_loaded = 0
+        self._watches = watches
+        # The changes since the last state was published, and the timestamp of the batch being replayed.
+        self._steps: list[TimedStep] = []
+        self._timestamp_ms = -1
         if metrics is not None:
             metrics.gauge(METRICS, "LastAppliedRecordOffset", lambda: self.applied.offset - 1)
             metrics.gauge(METRICS, "HandleLoadSnapshotCount", lambda: self._snapshots_loaded)
@@ -139,8 +150,9 @@ class MetadataLoader:
         `log_end_offset` and `epoch_before` as in ImageStore.check_against_log. Raises KafkaStorageError.
         """
         self.metadata, self.applied = self.image.open(log_end_offset, epoch_before)
-        self.published = self.metadata.copy()
         self._next_offset, self._last_epoch = self.applied
+        self._set_metadata(self.metadata)
+        self._report(self.applied.offset)
         return self.applied
 
     def install_publishers(self, publishers: Iterable[MetadataPublisher], *, from_offset: int = 0) -> None:
@@ -180,24 +192,26 @@ class MetadataLoader:
         try:
             if 0 < snapshot_id.offset <= self._next_offset:
                 return
-            metadata = ClusterMetadata()
-            for batch in reader:
-                for message, version in batch.records:
-                    _replay_one(metadata, message, version, snapshot_id.offset)
+            metadata = restored(record for batch in reader for record in batch.records)
+        except KreplicaError as error:
+            error.add_note(f"loading the snapshot {snapshot_id.offset}-{snapshot_id.epoch}")
+            raise
         finally:
             reader.close()
-        metadata.forget_changes()
         self._snapshots_loaded += 1
         delta = difference(self.published, metadata)
-        self.metadata = metadata
+        self._set_metadata(metadata)
         self._next_offset, self._last_epoch = snapshot_id
-        self._set_published(delta, snapshot_id)
+        self._set_published(delta, snapshot_id, since=snapshot_id.offset)
         self._initialize_publishers()
 
     def handle_leader_change(self, leader: LeaderAndEpoch) -> None:
         """Store the quorum's new leader or epoch as the controller in the image; notify publishers."""
-        nodes = {image_paths.CONTROLLER: image_paths.leader_data(leader.leader_id, leader.epoch)}
-        self.image.submit(nodes, self.published, self.applied)
+        if leader.leader_id is not None:
+            node = image_paths.controller_node(leader.leader_id, leader.epoch)
+            self.image.submit({image_paths.CONTROLLER: node}, self.published, self.applied)
+            if self._watches is not None:
+                self._watches.on_leader_change(leader.leader_id, leader.epoch)
         self._initialize_publishers()
         for publisher in (*self._publishers, *self._waiting):
             self._guarded(publisher, lambda each: each.on_leader_change(leader))
@@ -213,6 +227,7 @@ class MetadataLoader:
             return
         metadata = self.metadata
         offset = batch.base_offset
+        self._timestamp_ms = batch.append_timestamp
         for message, version in batch.records:
             if offset >= self._next_offset:
                 if isinstance(message, BeginTransactionRecord) and not metadata.in_transaction:
@@ -222,17 +237,37 @@ class MetadataLoader:
                 _replay_one(metadata, message, version, offset)
             offset += 1
         self._next_offset, self._last_epoch = batch.last_offset + 1, batch.epoch
+        self._take_steps()
+
+    def _take_steps(self) -> None:
+        self._steps += [(step, self._timestamp_ms) for step in self.metadata.take_steps()]
 
     def _publish(self, applied: OffsetAndEpoch) -> None:
         if applied != self.applied:
-            self._set_published(self.metadata.take_delta(), applied)
+            self._take_steps()
+            self._set_published(self.metadata.take_delta(), applied, since=self.applied.offset)
 
-    def _set_published(self, delta: MetadataDelta, applied: OffsetAndEpoch) -> None:
-        """Make `metadata` the published state, and notify the image and all publishers."""
+    def _set_metadata(self, metadata: ClusterMetadata) -> None:
+        self.metadata = metadata
+        self.published = metadata.copy()
+        if self._watches is not None:
+            metadata.record_steps()
+
+    def _report(self, since: int) -> None:
+        """Report the changes by the records from offset `since` on to the watches."""
+        steps, self._steps = self._steps, []
+        if self._watches is not None:
+            self._watches.on_commit(since, steps, self.published, self.applied)
+
+    def _set_published(self, delta: MetadataDelta, applied: OffsetAndEpoch, *, since: int) -> None:
+        """Make `metadata` the published state, and notify the image, the watches and all publishers."""
+        assert applied.offset >= self.applied.offset, f"{applied} is before {self.applied}"
         self.applied = applied
         self.published = self.metadata.copy()
+        self._report(since)
         if not delta.is_empty or applied.offset - self.image.applied.offset >= IDLE_RECORDS:
-            self.image.submit(image_paths.changed_nodes(delta), self.published, applied)
+            nodes = image_paths.changed_nodes(delta, self.published)
+            self.image.submit(nodes, self.published, applied)
         for publisher in list(self._publishers):
             self._guarded(publisher, lambda each: each.on_metadata_update(delta, self.published, applied))
 

@@ -35,6 +35,8 @@ LOST_DIRECTORY = Uuid(bytes(15) + b"\x02")
 
 NO_RECOVERY_CHANGE = -1
 RECOVERY_STATES = {int(state): state for state in LeaderRecoveryState}
+# The version of an object that came with a snapshot which does not contain versions, such as Kafka's.
+UNKNOWN_VERSION = -1
 
 
 class BrokerRegistration(NamedTuple):
@@ -111,7 +113,7 @@ class PartitionRegistration(NamedTuple):
     Broker ids in the order of assignment. `directories`: one for each of `replicas`. `elr`: replicas outside
     the ISR that have all committed records nevertheless; `last_known_elr`: the last leader, if both ISR and
     ELR are empty (KIP-966). `leader_epoch` increases when a leader is named, `partition_epoch` with every
-    change.
+    change. `version`: the offset of the last record that changed it, which is the same on every node.
     """
 
     replicas: tuple[int, ...]
@@ -126,9 +128,10 @@ class PartitionRegistration(NamedTuple):
     leader_epoch: int
     partition_epoch: int
     unknown_tagged_fields: tuple[TaggedField, ...] = ()
+    version: int = UNKNOWN_VERSION
 
     @classmethod
-    def of(cls, record: PartitionRecord) -> PartitionRegistration:
+    def of(cls, record: PartitionRecord, version: int = UNKNOWN_VERSION) -> PartitionRegistration:
         """Return the partition that a record describes. Raises InvalidRecord if it contradicts itself."""
         return cls(
             record.replicas,
@@ -143,6 +146,7 @@ class PartitionRegistration(NamedTuple):
             record.leader_epoch,
             record.partition_epoch,
             record.unknown_tagged_fields,
+            version,
         )
 
     @property
@@ -157,8 +161,8 @@ class PartitionRegistration(NamedTuple):
                 return directory
         return UNASSIGNED_DIRECTORY
 
-    def merge(self, change: PartitionChangeRecord) -> PartitionRegistration:
-        """Return the partition after the change.
+    def merge(self, change: PartitionChangeRecord, version: int = UNKNOWN_VERSION) -> PartitionRegistration:
+        """Return the partition after the change, which the record at offset `version` makes.
 
         Fields without a change stay. Naming a leader, even the same one, raises the leader epoch; the
         partition epoch always increases. Raises InvalidRecord if the change contradicts itself or the
@@ -182,6 +186,7 @@ class PartitionRegistration(NamedTuple):
             self.leader_epoch + is_named,
             self.partition_epoch + 1,
             self.unknown_tagged_fields,
+            version,
         )
 
     def change_to(
@@ -257,12 +262,13 @@ _RECOVERY = PartitionRegistration._fields.index("leader_recovery_state")
 
 
 class TopicRegistration(NamedTuple):
-    """A topic and its partitions by number; immutable."""
+    """A topic and its partitions by number; immutable. `version`: the offset of its TopicRecord."""
 
     name: str
     topic_id: Uuid
     partitions: Mapping[int, PartitionRegistration]
     unknown_tagged_fields: tuple[TaggedField, ...] = ()
+    version: int = UNKNOWN_VERSION
 
     def to_record(self) -> ApiMessageAndVersion[TopicRecord]:
         """Return the record that creates it, without its partitions."""

@@ -17,6 +17,7 @@ from kreplica.broker.node_config import NodeConfig, NodePorts
 from kreplica.common.errors import InvalidRequest
 from kreplica.common.future import Future
 from kreplica.common.ports import Clock
+from kreplica.metadata.watches import Watches
 from kreplica.runtime.lmdb_store import LmdbImageDirectory
 from kreplica.runtime.local_network import LocalEndpoint, LocalNetwork
 from kreplica.runtime.scheduler import ThreadWorkers
@@ -32,7 +33,7 @@ class LocalNode:
     `on_failure(node_id, error)` is called when it fails; it still has to be stopped.
 
     `listener`: the port for clients outside the program. `is_temporary`: the directory is removed with the
-    node, so nothing in it is flushed to disk.
+    node, so nothing in it is flushed to disk. `watches`: those of its cluster.
     """
 
     def __init__(
@@ -44,8 +45,10 @@ class LocalNode:
         listener: LocalListener | None = None,
         *,
         is_temporary: bool = False,
+        watches: Watches | None = None,
     ) -> None:
         self.config = config
+        self._watches = watches
         self._files = UnflushedStorage() if is_temporary else FileStorage()
         self._image = partial(LmdbImageDirectory, is_flushed=not is_temporary)
         self.is_paused = False
@@ -93,6 +96,7 @@ class LocalNode:
             random=random.SystemRandom(),
             loop=endpoint.loop,
             image=self._image,
+            watches=self._watches,
         )
         node = Node(self.config, ports, lambda error: self._failed(endpoint, error))
         listener = self._listener

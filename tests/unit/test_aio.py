@@ -102,3 +102,25 @@ def test_errors_are_those_of_the_cluster(tmp_path):
                 await cluster.create_topic("orders", partitions=0)
 
     asyncio.run(run())
+
+
+def test_a_watch_waits_without_holding_up_the_loop(tmp_path):
+    async def run():
+        async with await aio.Cluster.open(brokers=1, directory=tmp_path) as cluster:
+            async with cluster.watch("/brokers/topics", timeout=20) as watch:
+                waiting = asyncio.create_task(anext(watch))
+                await cluster.create_topic("orders")
+                assert (await waiting).path == "/brokers/topics/orders"
+                assert (await anext(watch)).new["isr"] == [1]
+                abandoned = asyncio.create_task(anext(watch))
+                await asyncio.sleep(0)
+                abandoned.cancel()
+                await cluster.create_topic("payments")
+                assert (await anext(watch)).path == "/brokers/topics/payments"
+            assert [change async for change in watch] == []
+            silent = cluster.watch("/features", timeout=0.01)
+            assert [change async for change in silent] == []
+        with pytest.raises(errors.ClusterClosed):
+            await anext(silent)
+
+    asyncio.run(run())

@@ -32,6 +32,7 @@ from kreplica.metadata.cluster_metadata import ClusterMetadata
 from kreplica.metadata.image_writer import ImageDirectory
 from kreplica.metadata.metadata_store import MemoryImageDirectory
 from kreplica.metadata.registrations import PartitionRegistration
+from kreplica.metadata.watches import Watches
 from kreplica.raft.kafka_metadata_log import KafkaMetadataLog
 from kreplica.raft.kafka_raft_client import KafkaRaftClient
 from kreplica.raft.raft_config import RaftConfig
@@ -186,6 +187,7 @@ class NodeProgram:
         ports: BrokerPorts,
         image: ImageDirectory,
         on_fatal: Callable[[BaseException], None],
+        watches: Watches | None = None,
     ) -> None:
         node_ports = NodePorts(
             storage=ports.storage,
@@ -196,6 +198,7 @@ class NodeProgram:
             random=ports.random,
             loop=ports.loop,
             image=lambda _: image,
+            watches=watches,
         )
         self.node = Node(config, node_ports, on_fatal)
 
@@ -283,6 +286,7 @@ class NodeCluster(SimMachines):
         conditions: LinkConditions = CONDITIONS,
         as_bytes: bool | None = None,
         settings: Mapping[str, object] | None = None,
+        watches: Watches | None = None,
     ) -> None:
         super().__init__(seed=seed, shuffle=shuffle, conditions=conditions)
         self.as_bytes = random.Random(f"{seed}/wire").random() < 0.5 if as_bytes is None else as_bytes
@@ -291,6 +295,7 @@ class NodeCluster(SimMachines):
         # (node, fatal error), in the order they happened; and the reaction to one.
         self.fatal: list[tuple[int, BaseException]] = []
         self.on_fatal: Callable[[int, BaseException], object] = lambda node_id, _: self.kill(node_id)
+        self.watches = watches
         self.configs: dict[int, NodeConfig] = {}
         self.images: dict[int, MemoryImageDirectory] = {}
         self.clients: list[SimClient] = []
@@ -308,7 +313,11 @@ class NodeCluster(SimMachines):
 
     def _program(self, node_id: int, ports: BrokerPorts) -> NodeProgram:
         return NodeProgram(
-            self.configs[node_id], ports, self.images[node_id], partial(self._cannot_go_on, node_id)
+            self.configs[node_id],
+            ports,
+            self.images[node_id],
+            partial(self._cannot_go_on, node_id),
+            self.watches,
         )
 
     def _format(self, count: int) -> None:

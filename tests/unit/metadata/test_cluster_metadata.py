@@ -23,11 +23,12 @@ from kreplica.common.errors import (
 )
 from kreplica.common.types import TopicPartition, Uuid
 from kreplica.metadata import records as kinds
-from kreplica.metadata.cluster_metadata import ClusterMetadata
+from kreplica.metadata.cluster_metadata import VERSIONS_TAG, ClusterMetadata, difference, restored
 from kreplica.metadata.message import TaggedField
 from kreplica.metadata.metadata_delta import Change, PartitionChange
 from kreplica.metadata.records import RECORDS, MetadataRecord
-from kreplica.metadata.serde import ApiMessageAndVersion, decode, encode
+from kreplica.metadata.registrations import UNKNOWN_VERSION
+from kreplica.metadata.serde import ApiMessageAndVersion, decode, encode, in_lowest_version
 from tests.support.cluster_records import RECORDS as STRATEGIES
 from tests.support.cluster_records import cluster_records
 
@@ -75,22 +76,15 @@ def change(**fields: object) -> kinds.PartitionChangeRecord:
     return kinds.PartitionChangeRecord(partition_id=0, topic_id=A, **fields)
 
 
-def replayed(records: Records) -> ClusterMetadata:
-    metadata = ClusterMetadata()
-    for record, version in records:
-        metadata.replay(record, version)
-    return metadata
-
-
 # ---- what holds whatever comes ----------------------------------------------------------------------------
 
 
-def play(metadata: ClusterMetadata, records: Records) -> None:
-    """Replay all; what does not fit has to change nothing."""
-    for record, version in records:
+def play(metadata: ClusterMetadata, records: Records, offset: int = 0) -> None:
+    """Replay all, from this offset on; what does not fit has to change nothing."""
+    for at, (record, version) in enumerate(records, offset):
         before = metadata.copy()
         try:
-            metadata.replay(record, version)
+            metadata.replay(record, version, at)
         except KreplicaError:
             assert metadata == before
 
@@ -118,7 +112,7 @@ def test_a_snapshot_replays_to_the_same_state(records: Records) -> None:
     snapshot = list(metadata.snapshot_records())
     # As the snapshot file has them: every record in its version has all that is set.
     written = [decode(encode(record, version)) for record, version in snapshot]
-    again = replayed(written)
+    again = restored(written)
     assert again == metadata
     assert list(again.snapshot_records()) == snapshot
 
@@ -130,13 +124,15 @@ def test_a_copy_keeps_what_it_has_and_a_delta_tells_the_difference(first: Record
     play(metadata, [each for each in first if not isinstance(each.message, kinds.BeginTransactionRecord)])
     metadata.take_delta()
     before, known = metadata.copy(), list(metadata.snapshot_records())
-    play(metadata, second)
+    play(metadata, second, 50)
     if metadata.in_transaction:
         metadata.replay(kinds.EndTransactionRecord())
     after = metadata.copy()
     delta = metadata.take_delta()
     assert list(before.snapshot_records()) == known
     assert delta.is_empty == (before == after)
+    same = {each for each in after.versions if value_at(before, *each) == value_at(after, *each)}
+    assert set(delta.reverted) == {each for each in same if before.version(*each) != after.version(*each)}
     assert {each.topic_id for each in delta.topics_created} == set(after.topic_names) - set(
         before.topic_names
     )
@@ -157,6 +153,73 @@ def test_a_copy_keeps_what_it_has_and_a_delta_tells_the_difference(first: Record
             if was.get(key) != now.get(key)
         }
     assert metadata.take_delta().is_empty
+
+
+def value_at(metadata: ClusterMetadata, table: str, key: object) -> object:
+    return getattr(metadata, table).get(key)
+
+
+# ---- versions ---------------------------------------------------------------------------------------------
+
+
+@settings(deadline=None)
+@given(st.lists(cluster_records(), max_size=60))
+def test_a_snapshot_has_the_versions_that_the_log_gave(records: Records) -> None:
+    metadata = ClusterMetadata()
+    play(metadata, records, offset=100)
+    if metadata.in_transaction:
+        metadata.replay(kinds.AbortTransactionRecord())
+    snapshot = list(metadata.snapshot_records())
+    again = restored(decode(encode(record, version)) for record, version in snapshot)
+    assert again == metadata
+    # A snapshot of Kafka's has the same records without the notes.
+    kafkas = restored(each for each in snapshot if not isinstance(each[0], kinds.NoOpRecord))
+    assert not any(version != UNKNOWN_VERSION for version in kafkas.versions.values())
+    assert not difference(metadata, kafkas).partitions
+
+
+def test_a_version_is_the_offset_of_the_last_change() -> None:
+    metadata = ClusterMetadata()
+    config = kinds.ConfigRecord(resource_type=2, resource_name="t", name="retention.ms", value="1")
+    for offset, record in enumerate([*topic(), config, config, change(leader=2), broker()], 10):
+        metadata.replay(record, 0, offset)
+    assert metadata.topics["t"].version == 10
+    assert metadata.topics["t"].partitions[0].version == 14
+    assert metadata.version("configs", (2, "t")) == 12  # the second record changed nothing
+    assert metadata.version("brokers", 1) == 15
+    assert metadata.version("brokers", 2) == UNKNOWN_VERSION
+    metadata.replay(kinds.RemoveTopicRecord(topic_id=A), 0, 20)
+    assert metadata.version("configs", (2, "t")) == UNKNOWN_VERSION
+
+
+def test_a_value_that_changed_and_changed_back_has_a_new_version() -> None:
+    metadata = cluster(broker())
+    metadata.take_delta()
+    before = metadata.copy()
+    metadata.replay(kinds.UnfenceBrokerRecord(id=1, epoch=10), 0, 5)
+    metadata.replay(kinds.FenceBrokerRecord(id=1, epoch=10), 0, 6)
+    for delta in (metadata.take_delta(), difference(before, metadata)):
+        assert (delta.brokers, list(delta.reverted)) == ({}, [("brokers", 1)])
+    assert metadata.version("brokers", 1) == 6
+
+
+def test_an_aborted_transaction_leaves_versions_and_steps_as_they_were() -> None:
+    metadata = cluster(broker())
+    metadata.record_steps()
+    metadata.replay(kinds.UnfenceBrokerRecord(id=1, epoch=10), 0, 5)
+    before = metadata.copy()
+    metadata.replay(kinds.BeginTransactionRecord(), 0, 6)
+    metadata.replay(kinds.FenceBrokerRecord(id=1, epoch=10), 0, 7)
+    assert metadata.take_steps() == []
+    metadata.replay(kinds.AbortTransactionRecord(), 0, 8)
+    assert metadata == before
+    assert [(step.table, step.key, step.version) for step in metadata.take_steps()] == [("brokers", 1, 5)]
+
+
+def test_a_list_of_versions_that_is_cut_short_is_refused() -> None:
+    field = TaggedField(VERSIONS_TAG, b"1234567")
+    with pytest.raises(InvalidRecord, match="7 bytes, not a multiple of 8"):
+        restored([in_lowest_version(kinds.NoOpRecord(unknown_tagged_fields=(field,)))])
 
 
 # ---- topics and partitions --------------------------------------------------------------------------------

@@ -13,13 +13,13 @@ from kreplica.common.types import Uuid
 from kreplica.metadata import image_paths
 from kreplica.metadata import records as kinds
 from kreplica.metadata.cluster_metadata import ClusterMetadata, difference
-from kreplica.metadata.image_format import OffsetAndEpoch
-from kreplica.metadata.image_store import ImageStore
+from kreplica.metadata.image_format import Node, OffsetAndEpoch
+from kreplica.metadata.image_paths import PartitionDecoder, encode_partition
+from kreplica.metadata.image_writer import ImageStore
 from kreplica.metadata.message import TaggedField
 from kreplica.metadata.metadata_delta import MetadataDelta
 from kreplica.metadata.metadata_store import MemoryMetadataStore
-from kreplica.metadata.partition_codec import PartitionDecoder, encode_partition
-from kreplica.metadata.registrations import PartitionRegistration
+from kreplica.metadata.registrations import UNKNOWN_VERSION, PartitionRegistration
 from tests.support.cluster_records import NAMES, cluster_records
 
 A = Uuid(b"a" * 16)
@@ -38,10 +38,11 @@ RECORD = kinds.PartitionRecord(
 )
 
 
-def play(metadata: ClusterMetadata, records: list) -> MetadataDelta:
-    for record, version in records:
+def play(metadata: ClusterMetadata, records: list, start: int | None = None) -> MetadataDelta:
+    """Replay the records, from the offset `start` on, or without versions."""
+    for place, (record, version) in enumerate(records):
         try:
-            metadata.replay(record, version)
+            metadata.replay(record, version, UNKNOWN_VERSION if start is None else start + place)
         except KreplicaError:
             continue
     if metadata.in_transaction:
@@ -49,10 +50,8 @@ def play(metadata: ClusterMetadata, records: list) -> MetadataDelta:
     return metadata.take_delta()
 
 
-def write(image: ImageStore, delta: MetadataDelta, offset: int) -> None:
-    with image.begin() as transaction:
-        transaction.put(image_paths.changed_nodes(delta))
-        transaction.commit(OffsetAndEpoch(offset, 1))
+def write(image: ImageStore, delta: MetadataDelta, metadata: ClusterMetadata, offset: int) -> None:
+    image.write(image_paths.changed_nodes(delta, metadata), OffsetAndEpoch(offset, 1))
 
 
 @settings(deadline=None)
@@ -60,16 +59,12 @@ def write(image: ImageStore, delta: MetadataDelta, offset: int) -> None:
 def test_an_image_that_follows_has_what_the_cluster_has(batches: list) -> None:
     metadata, image = ClusterMetadata(), ImageStore(MemoryMetadataStore(), "c")
     for offset, batch in enumerate(batches):
-        write(image, play(metadata, batch), offset)
-        assert image_paths.load(image) == metadata
-    # And nothing else: one that is made of the whole has the same nodes, but for those of parents.
+        write(image, play(metadata, batch, 25 * offset), metadata, offset)
+        assert image_paths.load(image.contents()) == metadata
+    # And nothing else: one that is made of the whole has the same nodes, with the same versions.
     anew = ImageStore(MemoryMetadataStore(), "c")
-    write(anew, difference(ClusterMetadata(), metadata), 1)
-    assert {path: node.data for path, node in anew.nodes()}.items() <= {
-        path: node.data for path, node in image.nodes()
-    }.items()
-    leaves = {path for path, node in image.nodes() if node.data}
-    assert leaves == {path for path, node in anew.nodes() if node.data}
+    write(anew, difference(ClusterMetadata(), metadata), metadata, 1)
+    assert list(anew.contents()) == list(image.contents())
 
 
 @settings(deadline=None)
@@ -77,10 +72,10 @@ def test_an_image_that_follows_has_what_the_cluster_has(batches: list) -> None:
 def test_the_difference_of_two_clusters_makes_the_one_image_the_other(first: list, second: list) -> None:
     old, new = ClusterMetadata(), ClusterMetadata()
     image = ImageStore(MemoryMetadataStore(), "c")
-    write(image, play(old, first), 1)
+    write(image, play(old, first), old, 1)
     play(new, second)
-    write(image, difference(old, new), 2)
-    assert image_paths.load(image) == new
+    write(image, difference(old, new), new, 2)
+    assert image_paths.load(image.contents()) == new
     assert difference(new, new.copy()).is_empty
 
 
@@ -90,9 +85,9 @@ def test_a_topic_of_another_cluster_may_have_fewer_partitions() -> None:
     for cluster in (old, new):
         cluster.replay(kinds.TopicRecord(name="a", topic_id=RECORD.topic_id))
     old.replay(RECORD)
-    write(image, difference(ClusterMetadata(), old), 1)
-    write(image, difference(old, new), 2)
-    assert image_paths.load(image) == new
+    write(image, difference(ClusterMetadata(), old), old, 1)
+    write(image, difference(old, new), new, 2)
+    assert image_paths.load(image.contents()) == new
 
 
 def test_a_topic_of_the_same_id_and_another_name_is_another() -> None:
@@ -100,14 +95,14 @@ def test_a_topic_of_the_same_id_and_another_name_is_another() -> None:
     image = ImageStore(MemoryMetadataStore(), "c")
     old.replay(kinds.TopicRecord(name="a", topic_id=RECORD.topic_id))
     old.replay(RECORD)
-    write(image, difference(ClusterMetadata(), old), 1)
+    write(image, difference(ClusterMetadata(), old), old, 1)
     new.replay(kinds.TopicRecord(name="b", topic_id=RECORD.topic_id))
     new.replay(dataclasses.replace(RECORD, partition_id=RECORD.partition_id + 1))
     delta = difference(old, new)
     assert [topic.name for topic in delta.topics_deleted + delta.topics_created] == ["a", "b"]
     assert [change.topic_partition.topic for change in delta.partitions] == ["a", "b"]
-    write(image, delta, 2)
-    assert image_paths.load(image) == new
+    write(image, delta, new, 2)
+    assert image_paths.load(image.contents()) == new
 
 
 @given(NAMES | st.text(st.characters(exclude_categories=["Cs"]), max_size=300))
@@ -122,10 +117,10 @@ def test_any_name_is_one_name_of_a_path(name: str) -> None:
 def test_a_partition_is_the_same_in_bytes_and_shares_what_others_have() -> None:
     partition = PartitionRegistration.of(RECORD)
     decoder = PartitionDecoder()
-    first = decoder.decode(encode_partition(partition))
-    other = decoder.decode(encode_partition(partition._replace(leader=2, leader_epoch=8)))
+    first = decoder.decode(encode_partition(partition), -1)
+    other = decoder.decode(encode_partition(partition._replace(leader=2, leader_epoch=8)), 12)
     assert first == partition
-    assert (other.leader, other.leader_epoch, other.partition_epoch) == (2, 8, 9)
+    assert (other.leader, other.leader_epoch, other.partition_epoch, other.version) == (2, 8, 9, 12)
     assert first.replicas is other.replicas
     assert first.directories is other.directories
 
@@ -135,12 +130,12 @@ def test_bytes_that_are_no_partition_are_found() -> None:
     decoder = PartitionDecoder()
     for end in range(len(data)):
         with pytest.raises(CorruptImage):
-            decoder.decode(data[:end])
+            decoder.decode(data[:end], 0)
     with pytest.raises(CorruptImage):
-        decoder.decode(data + b"\0")
+        decoder.decode(data + b"\0", 0)
     huge = data[:13] + b"\xff" * 4 + data[17:]
     with pytest.raises(CorruptImage):
-        decoder.decode(huge)
+        decoder.decode(huge, 0)
 
 
 @pytest.mark.parametrize(
@@ -162,23 +157,18 @@ def test_a_node_with_what_it_cannot_have_is_a_corrupt_image(path: str, data: byt
     metadata, image = ClusterMetadata(), ImageStore(MemoryMetadataStore(), "c")
     metadata.replay(kinds.TopicRecord(name="t", topic_id=A))
     metadata.replay(RECORD, 2)
-    write(image, metadata.take_delta(), 1)
-    with image.begin() as transaction:
-        transaction.put({path: data})
-        transaction.commit(OffsetAndEpoch(2, 1))
+    write(image, metadata.take_delta(), metadata, 1)
+    image.write({path: Node(data, 1)}, OffsetAndEpoch(2, 1))
     with pytest.raises(CorruptImage):
-        image_paths.load(image)
+        image_paths.load(image.contents())
 
 
 def test_a_partition_of_no_topic_is_a_corrupt_image() -> None:
     image = ImageStore(MemoryMetadataStore(), "c")
-    with image.begin() as transaction:
-        transaction.put(
-            {"/brokers/topics/t/partitions/0": encode_partition(PartitionRegistration.of(RECORD))}
-        )
-        transaction.commit(OffsetAndEpoch(1, 1))
+    node = Node(encode_partition(PartitionRegistration.of(RECORD)), 0)
+    image.write({"/brokers/topics/t/partitions/0": node}, OffsetAndEpoch(1, 1))
     with pytest.raises(CorruptImage):
-        image_paths.load(image)
+        image_paths.load(image.contents())
 
 
 def test_every_table_has_its_place() -> None:

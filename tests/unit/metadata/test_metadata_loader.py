@@ -23,12 +23,10 @@ from kreplica.metadata import image_paths
 from kreplica.metadata import records as kinds
 from kreplica.metadata.cluster_metadata import ClusterMetadata
 from kreplica.metadata.image_format import OffsetAndEpoch, key_of
-from kreplica.metadata.image_store import ImageStore
-from kreplica.metadata.image_writer import GATHER_MS, NO_SPACE_RETRY_MS, ImageWriter
+from kreplica.metadata.image_writer import GATHER_MS, NO_SPACE_RETRY_MS, ImageStore, ImageWriter
 from kreplica.metadata.metadata_delta import MetadataDelta
 from kreplica.metadata.metadata_loader import CATCH_UP_RETRY_MS, IDLE_RECORDS, MetadataLoader
 from kreplica.metadata.metadata_store import MemoryImageDirectory
-from kreplica.metadata.watches import ChildrenChanged, DataChanged, Event
 from kreplica.runtime.lmdb_store import DATA_FILE, LmdbImageDirectory
 from tests.support.cluster_records import cluster_records
 from tests.support.metadata_log import MetadataLog, Snapshot, topic
@@ -104,7 +102,10 @@ class Node:
         return self.start()
 
     def in_image(self) -> ClusterMetadata:
-        return image_paths.load(ImageStore(self.directory.open(), CLUSTER))
+        return image_paths.load(self.stored().contents())
+
+    def stored(self) -> ImageStore:
+        return ImageStore(self.directory.open(), CLUSTER)
 
 
 @pytest.fixture
@@ -231,8 +232,6 @@ def test_rot_under_an_open_file_costs_the_image_and_nothing_else(
     for number in range(50):
         log.append(*topic(Uuid(bytes([number + 1]) * 16), f"topic-{number}", partitions=20))
     node = Node(log, directory)
-    told: list[Event] = []
-    node.image.watch_children(image_paths.TOPICS, told.append)
     node.commit()
     node.write()
     with (tmp_path / "image" / DATA_FILE).open("r+b") as file:
@@ -246,7 +245,6 @@ def test_rot_under_an_open_file_costs_the_image_and_nothing_else(
     assert "rebuilt" in caplog.text
     assert node.image.error_count == 1
     assert node.image.applied == node.loader.applied
-    assert isinstance(told[-1], ChildrenChanged)
     assert node.restart() == OffsetAndEpoch(log.end_offset, 1)
     assert node.loader.published.topics["topic-7"].partitions[0].leader == 2
     node.image.close()
@@ -339,50 +337,19 @@ def test_a_publisher_that_fails_does_not_stop_the_others(
 
 
 def test_another_leader_is_told_and_stands_in_the_image(node: Node) -> None:
-    told: list[Event] = []
-    node.image.watch_data(image_paths.CONTROLLER, told.append)
-    leader = Leader(3, 7)
-    node.loader.handle_leader_change(leader)
-    node.write()
-    assert node.publisher.leaders == [leader]
-    (event,) = told
-    assert isinstance(event, DataChanged)
-    assert event.node is not None
-    assert event.node.data == image_paths.leader_data(3, 7)
+    leaders = [Leader(None, 6), Leader(3, 7)]
+    for leader in leaders:
+        node.loader.handle_leader_change(leader)
+        node.write()
+    assert node.publisher.leaders == leaders
+    nodes = {"/".join(names): each for names, each in node.stored().contents()}
+    assert nodes == {image_paths.CONTROLLER: image_paths.controller_node(3, 7)}
 
 
 class Leader:
     def __init__(self, leader_id: int | None, epoch: int) -> None:
         self.leader_id = leader_id
         self.epoch = epoch
-
-
-def test_watches_tell_of_topics_partitions_and_brokers(
-    node: Node, log: MetadataLog, caplog: pytest.LogCaptureFixture
-) -> None:
-    told: list[Event] = []
-
-    def failing_listener(_: Event) -> None:
-        raise ValueError("a listener's own mistake")
-
-    node.image.watch_children(image_paths.TOPICS, failing_listener)
-    node.image.watch_children(image_paths.TOPICS, told.append)
-    node.image.watch_children(image_paths.partitions_path("t"), told.append)
-    node.image.watch_data(image_paths.partition_path("t", 0), told.append)
-    with caplog.at_level(logging.ERROR):
-        node.commit()
-        node.write()
-    assert "a listener's own mistake" in caplog.text
-    data, topics, partitions = told
-    assert (data.path, topics.path) == ("/brokers/topics/t/partitions/0", "/brokers/topics")
-    assert isinstance(topics, ChildrenChanged)
-    assert isinstance(partitions, ChildrenChanged)
-    assert (topics.created, partitions.created) == (("t",), ("0", "1"))
-    told.clear()
-    log.append(kinds.RemoveTopicRecord(topic_id=A))
-    node.commit()
-    node.write()
-    assert {event.path for event in told} == {data.path, topics.path, partitions.path}
 
 
 def test_a_log_that_only_moves_on_is_written_now_and_then(node: Node, log: MetadataLog) -> None:
@@ -531,8 +498,9 @@ def test_however_often_it_starts_a_node_knows_what_the_log_says(
             node.restart() if step == "stop" else node.start()
             node.commit()
         straight = ClusterMetadata()
-        for record, _ in (each for batch in log.batches for each in batch.records):
-            straight.replay(record)
+        for batch in log.batches:
+            for offset, (record, _) in enumerate(batch.records, batch.base_offset):
+                straight.replay(record, 0, offset)
         assert node.loader.metadata == straight
         if not straight.in_transaction:
             assert node.loader.published == straight

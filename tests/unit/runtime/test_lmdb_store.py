@@ -19,8 +19,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kreplica.common.errors import CorruptImage, LogClosed, StorageFull, StorageIOError
-from kreplica.metadata.image_format import OffsetAndEpoch
-from kreplica.metadata.image_store import ImageStore
+from kreplica.metadata.image_format import Node, OffsetAndEpoch
+from kreplica.metadata.image_writer import ImageStore
 from kreplica.metadata.metadata_store import MAX_KEY_BYTES, MemoryMetadataStore
 from kreplica.runtime import lmdb_store
 from kreplica.runtime.lmdb_store import DATA_FILE, SUM_FILE, LmdbMetadataStore, discard
@@ -80,11 +80,7 @@ def test_it_does_what_the_one_in_memory_does(
 def test_what_was_committed_is_there_again(directory: str, tmp_path: Path, how: str) -> None:
     store = LmdbMetadataStore(directory)
     image = ImageStore(store, CLUSTER)
-    with image.begin() as transaction:
-        transaction.create("/brokers/ids/1", b"one", make_parents=True)
-        transaction.commit(OffsetAndEpoch(7, 2))
-    with image.begin() as transaction:
-        transaction.create("/brokers/ids/2", b"two")
+    image.write({"/brokers/ids/1": Node(b"one", 6)}, OffsetAndEpoch(7, 2))
     left = as_left_by_a_kill(directory, tmp_path / "killed")
     store.close()
     assert (Path(directory) / SUM_FILE).exists()
@@ -92,11 +88,7 @@ def test_what_was_committed_is_there_again(directory: str, tmp_path: Path, how: 
     again = LmdbMetadataStore(opened)
     image = ImageStore(again, CLUSTER)
     assert image.applied == (7, 2)
-    assert dict(image.nodes()) == {
-        "/brokers": (b"", 0),
-        "/brokers/ids": (b"", 0),
-        "/brokers/ids/1": (b"one", 0),
-    }
+    assert contents(image) == {"/brokers/ids/1": (b"one", 6)}
     assert not (Path(opened) / SUM_FILE).exists()
     again.close()
 
@@ -234,17 +226,20 @@ def grown_image(directory: str) -> dict:
     store = LmdbMetadataStore(directory)
     image = ImageStore(store, CLUSTER)
     for batch in range(4):
-        with image.begin() as transaction:
-            for number in range(60):
-                path = f"/brokers/topics/topic-{number}/partitions/{batch}"
-                transaction.create(path, bytes([batch]) * 40, make_parents=True)
-            transaction.create(f"/large-{batch}", bytes(9000))
-            if batch:
-                transaction.delete_tree(f"/brokers/topics/topic-{batch}")
-            transaction.commit(OffsetAndEpoch(batch, 1))
-    nodes = dict(image.nodes())
+        nodes: dict[str, Node | None] = {f"/large-{batch}": Node(bytes(9000), batch)}
+        for number in range(60):
+            path = f"/brokers/topics/topic-{number}/partitions/{batch}"
+            nodes[path] = Node(bytes([batch]) * 40, batch)
+        for earlier in range(batch):
+            nodes[f"/brokers/topics/topic-{batch}/partitions/{earlier}"] = None
+        image.write(nodes, OffsetAndEpoch(batch, 1))
+    written = contents(image)
     store.close()
-    return nodes
+    return written
+
+
+def contents(image: ImageStore) -> dict[str, Node]:
+    return {"/".join(names): node for names, node in image.contents()}
 
 
 def is_refused(directory: str, nodes: dict) -> bool:
@@ -254,7 +249,7 @@ def is_refused(directory: str, nodes: dict) -> bool:
     except CorruptImage:
         return True
     try:
-        assert dict(ImageStore(store, CLUSTER).nodes()) == nodes
+        assert contents(ImageStore(store, CLUSTER)) == nodes
     except CorruptImage:
         return True
     finally:
