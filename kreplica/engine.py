@@ -31,19 +31,17 @@ from kreplica.common.errors import (
 from kreplica.common.locks import Lock
 from kreplica.common.ports import Clock, DirectoryLock, Storage
 from kreplica.common.types import INT32_MAX, INT64_MAX, TopicPartition, integer
-from kreplica.log import cleaner, live_reader, log_loader, open_transactions, periodic_job
+from kreplica.log import cleaner, live_reader, log_loader, periodic_job
 from kreplica.log.cleaner import CleanerStats
 from kreplica.log.column_reader import COLUMNS, ColumnReader, arrow_batches
 from kreplica.log.damage import Damage
-from kreplica.log.fetch_data import TimestampOffset
 from kreplica.log.file_names import STATE_FILE, parse_directory_name
 from kreplica.log.log_cleaner import HASH_KEY_BYTES
 from kreplica.log.log_directory import LogDirectory
 from kreplica.log.log_loader import OpenOptions
-from kreplica.log.open_transactions import OpenTransaction
 from kreplica.log.recovery_scan import Recovery
 from kreplica.log.settings_file import GivenSettings
-from kreplica.log.unified_log import UnifiedLog
+from kreplica.log.unified_log import OpenTransaction, TimestampOffset, UnifiedLog
 from kreplica.runtime.clock import SystemClock
 from kreplica.runtime.storage import FileStorage
 
@@ -188,7 +186,7 @@ class Log:
         producer can no longer commit them. Raises InvalidTxnState if it has no open transaction, and what
         `append` raises.
         """
-        return open_transactions.abort(self._log, integer("producer_id", producer_id, 0), self._epoch(None))
+        return self._log.abort_transaction(integer("producer_id", producer_id, 0), self._epoch(None))
 
     def _epoch(self, given: int | None) -> int:
         if given is None:
@@ -367,11 +365,11 @@ class Log:
         """The open transactions, oldest first; "txn_committed" reads stop where the first one begins."""
         self._require_open()
         if self._refresh is None:
-            return open_transactions.open_transactions(self._log)
+            return self._log.open_transactions()
         # A reader's own producer state dates from its opening.
         now = self._refresh.open_apart()
         try:
-            return open_transactions.open_transactions(now)
+            return now.open_transactions()
         finally:
             now.close()
 

@@ -40,7 +40,7 @@ CUT_SUFFIX = ".cut"
 # them in .rot.json.
 ROT_SUFFIX = ".rot"
 
-_SEGMENT_FILE = re.compile(r"(\d{20})(\.log|\.index|\.timeindex|\.txnindex|\.snapshot)")
+_SEGMENT_FILE = re.compile(r"(\d{20})(\.log|\.index|\.timeindex|\.txnindex|\.snapshot)", re.ASCII)
 _DIRECTORY = re.compile(r"(?P<topic>[a-zA-Z0-9._-]+)-(?P<partition>\d+)")
 _TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 

@@ -1,7 +1,8 @@
-"""LogValidator: checks, corrects and recompresses a producer's batches before the leader appends them.
+"""Decides how a producer's batches are appended: PlainPath, in one call of the core, or LogValidator, which
+checks, corrects and recompresses them first.
 
-It is part of the careful path, for batches that the core cannot append in one call: compressed batches,
-idempotent and transactional producers, compacted topics, LogAppendTime, recompression.
+The validator is for compressed batches, idempotent and transactional producers, compacted topics,
+LogAppendTime, and recompression.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
+from kreplica._core.append_job import AppendJob
+from kreplica._core.batch_builder import BatchBuilder
 from kreplica._core.record_batch import correct_max_timestamp
 from kreplica._core.records import RecordBatch, batches, validate_for_append
 from kreplica.common.config import LogConfig
@@ -21,15 +24,17 @@ from kreplica.common.errors import (
     MessageTooLarge,
     RecordError,
 )
-from kreplica.common.types import AppendOrigin
-from kreplica.record.compression import MAX_DECOMPRESSED
+from kreplica.common.types import INT64_MAX, AppendOrigin
+from kreplica.record.compression import MAX_DECOMPRESSED, recompress
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
+    from kreplica._core.log_segment import LogSegment
+    from kreplica._core.log_state import LogState
+
 # The origins that may send control batches, and several batches at once.
 TRUSTED_ORIGINS = (AppendOrigin.COORDINATOR, AppendOrigin.COORDINATOR_TV2, AppendOrigin.RAFT_LEADER)
-INT64_MAX = (1 << 63) - 1
 # The maximum number of records in an error; a batch may have a hundred thousand.
 MOST_RECORD_ERRORS = 1_000
 # The limit of a decompressed batch, as a multiple of the compressed limit. Uniform text compresses to a
@@ -39,6 +44,55 @@ MOST_TIMES_LARGER = 32
 BRIEF_BYTES = 256 << 10
 # The position of the low byte of a batch's attributes, and its bits for the codec.
 ATTRIBUTES_AT, CODEC_BITS = 22, 0x07
+# A value that no leader epoch has.
+NO_EPOCH = -2
+
+
+class PlainPath:
+    """Decides which batches the core may append in one call, without a LogValidator. Nearly all qualify.
+
+    Such a batch is stored as it was sent, in the log's current leader epoch, and its create times are valid.
+    Only its offset and epoch remain to be set. The log's lock guards everything.
+
+    `epoch`: the leader epoch whose batches may take this path, or NO_EPOCH.
+    `ahead_ms`: how far in the future a create time may lie.
+    `latest_ms`: the latest valid create time when the clock was last read. A batch with a later one takes the
+    careful path, which reads the clock again. So the plain path never reads the clock.
+    """
+
+    __slots__ = ("_takes_any", "ahead_ms", "builder", "epoch", "latest_ms", "max_bytes")
+
+    def __init__(self, config: LogConfig, max_bytes: int, now_ms: int) -> None:
+        self._takes_any = (
+            not config.compact
+            and not config.log_append_time
+            and config.message_timestamp_before_max_ms == INT64_MAX
+            and config.compression_type in ("producer", "uncompressed")
+        )
+        self.epoch = NO_EPOCH
+        # Bounded so that the sum stays in 64 bits.
+        self.ahead_ms = min(config.message_timestamp_after_max_ms, 1 << 61)
+        self.max_bytes = max_bytes
+        self.builder = BatchBuilder()
+        self.builder.max_size = max_bytes
+        self.saw(now_ms)
+
+    def choose(self, leader_epoch: int, *, is_ready: bool) -> None:
+        """Set the log's leader epoch. `is_ready`: whether the log takes batches without further checks."""
+        self.epoch = leader_epoch if self._takes_any and is_ready else NO_EPOCH
+
+    def saw(self, now_ms: int) -> None:
+        """Update `latest_ms` after a reading of the clock."""
+        self.latest_ms = now_ms + self.ahead_ms
+
+    def job(
+        self, records: Buffer, leader_epoch: int, active: LogSegment, state: LogState
+    ) -> AppendJob | None:
+        """Return the job that appends this batch, or None if it has to take the careful path."""
+        if leader_epoch != self.epoch:
+            return None
+        job = AppendJob(records, active, state, leader_epoch, latest=self.latest_ms, max_bytes=self.max_bytes)
+        return job if job.is_plain else None
 
 
 class ValidBatch(NamedTuple):
@@ -186,8 +240,6 @@ class LogValidator:
     def _stored(self, batch: RecordBatch, largest: int) -> bytearray | bytes | None:
         """Return the bytes to store, or None if they equal those of the batch."""
         if self._codec is not None and batch.codec != self._codec:
-            from kreplica.record.recompression import recompress
-
             return recompress(batch, self._codec, self._level)
         if batch.max_timestamp != largest:
             # The header has a wrong timestamp: a search by time would miss the record.

@@ -18,7 +18,7 @@ from kreplica._core.records import RecordBatch, batches
 from kreplica.common.errors import CorruptMessage, InvalidFile
 from kreplica.common.types import INT32_MAX
 from kreplica.log.checkpoint import EpochEntry, LeaderEpochCheckpointFile
-from kreplica.record.empty_batch import empty_batch
+from kreplica.record.made_batches import empty_batch
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer

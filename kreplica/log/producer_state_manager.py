@@ -14,7 +14,6 @@ nothing is allocated before the first producer appends.
 
 from __future__ import annotations
 
-import re
 import struct
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -29,7 +28,7 @@ from kreplica._core.segment_scan import resync, scan
 from kreplica.common.config import PRODUCER_ID_EXPIRATION_MS
 from kreplica.common.errors import CorruptMessage, InvalidFile
 from kreplica.common.types import NO_OFFSET, AppendOrigin
-from kreplica.log.file_names import DELETED_SUFFIX
+from kreplica.log.file_names import DELETED_SUFFIX, SNAPSHOT_SUFFIX, file_name, parse_file_name
 from kreplica.log.local_log import LocalLog, LogSegments
 from kreplica.log.producer_append_info import (
     BatchMetadata,
@@ -44,13 +43,11 @@ if TYPE_CHECKING:
 
 MAX_TRANSACTION_TIMEOUT_MS = 900_000
 LATE_TRANSACTION_BUFFER_MS = 300_000
-SNAPSHOT_SUFFIX = ".snapshot"
 SNAPSHOT_VERSION = 1
 
 _HEADER = struct.Struct(">hI")
 _COUNT = struct.Struct(">i")
 _ENTRY = struct.Struct(">qhiqiqiq")
-_NAME = re.compile(r"([0-9]{20})\.snapshot", re.ASCII)
 
 _NO_PRODUCERS: Final[Mapping[int, ProducerStateEntry]] = MappingProxyType({})
 
@@ -524,13 +521,13 @@ def batch_before(segment: LogSegment, position: int, header: tuple[int, ...]) ->
 
 
 def snapshot_name(offset: int) -> str:
-    return f"{offset:020d}{SNAPSHOT_SUFFIX}"
+    return file_name(offset, SNAPSHOT_SUFFIX)
 
 
 def snapshot_offset(name: str) -> int | None:
     """Return the offset in a snapshot's file name, or None for another name."""
-    found = _NAME.fullmatch(name)
-    return int(found[1]) if found else None
+    found = parse_file_name(name)
+    return None if found is None or found[1] != SNAPSHOT_SUFFIX else found[0]
 
 
 def format_snapshot(entries: Iterable[ProducerStateEntry]) -> bytes:

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from kreplica._core.append_job import AppendJob
 from kreplica._core.disk_thread import FlushJob
@@ -41,6 +41,7 @@ from kreplica.common.errors import (
     DamagedLog,
     FencedLeaderEpoch,
     InvalidCrc,
+    InvalidTxnState,
     KafkaStorageError,
     KreplicaError,
     LogCleaningAborted,
@@ -60,24 +61,21 @@ from kreplica.log import missing_segments
 from kreplica.log.append_queue import AppendQueue
 from kreplica.log.damage import NO_DAMAGE, Damage, DamageFile, Damages
 from kreplica.log.damage_search import LARGEST_GAP, SEARCH_BYTES, SegmentExamination, still_there
-from kreplica.log.fetch_data import (
-    EARLIEST_TIMESTAMP,
-    LATEST_TIMESTAMP,
-    MAX_TIMESTAMP,
-    FetchDataInfo,
-    LogSnapshot,
-    TimestampOffset,
-)
 from kreplica.log.file_names import CLEANED_SUFFIX, DELETED_SUFFIX, SWAP_SUFFIX
 from kreplica.log.group_commit import GroupCommit
 from kreplica.log.leader_epoch_file_cache import LeaderEpochFileCache
 from kreplica.log.local_log import RENAMING_ORDER, LocalLog, LogSegments
-from kreplica.log.log_validator import LogValidator, is_compressed
-from kreplica.log.plain_path import PlainPath
-from kreplica.log.producer_append_info import BatchMetadata, CompletedTxn, ProducerAppendInfo
+from kreplica.log.log_validator import LogValidator, PlainPath, is_compressed
+from kreplica.log.producer_append_info import (
+    BatchMetadata,
+    CompletedTxn,
+    ProducerAppendInfo,
+    ProducerStateEntry,
+)
 from kreplica.log.producer_state_manager import ProducerStateManager
 from kreplica.log.transaction_index import AbortedFilter, AbortedTxn
-from kreplica.record.batch_head import batch_head
+from kreplica.record.control import EndTransactionMarker, build_end_transaction_marker
+from kreplica.record.made_batches import batch_head
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -92,8 +90,56 @@ OnDamage = Callable[["UnifiedLog", Damage], None]
 FIRST_CHUNK_BYTES, READ_CHUNK_BYTES = 16 << 10, 4 << 20
 # The bound of a reader behind the damage at which recovery stopped: where the log ends, the batches show.
 UNKNOWN_END = 1 << 62
+# Timestamps with a special meaning in a search by time.
+EARLIEST_TIMESTAMP = -2
+LATEST_TIMESTAMP = -1
+MAX_TIMESTAMP = -3
 # The bytes of a batch's header.
 HEADER_BYTES = 61
+
+
+class FetchDataInfo(NamedTuple):
+    """The result of a read: whole batches as one pinned slice (None if no batch is there yet), and the
+    offsets.
+
+    `aborted`: the transactions whose records in the slice a read_committed reader must skip.
+    """
+
+    fetch_offset: int
+    records: Slice | None
+    high_watermark: int
+    last_stable_offset: int
+    log_start_offset: int
+    log_end_offset: int
+    aborted: Sequence[AbortedTxn]
+
+
+class LogSnapshot(NamedTuple):
+    """A consistent snapshot of a log's offsets and segments. All offsets but the log start are exclusive."""
+
+    log_start_offset: int
+    last_stable_offset: int
+    high_watermark: int
+    log_end_offset: int
+    leader_epoch: int
+    segments: LogSegments
+
+
+class TimestampOffset(NamedTuple):
+    """A record's timestamp (ms), its offset, and its leader epoch."""
+
+    timestamp: int
+    offset: int
+    leader_epoch: int
+
+
+class OpenTransaction(NamedTuple):
+    """A transaction without a marker. `last_timestamp`: that of the producer's last batch, ms since 1970."""
+
+    producer_id: int
+    producer_epoch: int
+    first_offset: int
+    last_timestamp: int
 
 
 class UnifiedLog:
@@ -1179,6 +1225,54 @@ class UnifiedLog:
         return self.config.compact or missing_segments.was_compacted(
             storage, directory, self.topic_partition, segments
         )
+
+    # ---- open transactions ---------------------------------------------------------------------------------
+
+    def open_transactions(self) -> list[OpenTransaction]:
+        """Return the open transactions, the oldest first. Raises KafkaStorageError."""
+        with self.lock:
+            end = self.log_end_offset
+            if self.local.read_only and self.producers.map_end_offset < end:
+                # A reader beside a live writer does not load producers when it opens the log.
+                self.producers.load_for_reader(end)
+                self.producers.replay(self.local, end)
+            found = [
+                OpenTransaction(
+                    entry.producer_id,
+                    entry.producer_epoch,
+                    entry.current_txn_first_offset,
+                    entry.last_timestamp,
+                )
+                for entry in self.producers.active_producers.values()
+                if entry.in_transaction
+            ]
+        return sorted(found, key=lambda each: each.first_offset)
+
+    def abort_transaction(self, producer_id: int, leader_epoch: int) -> LogAppendInfo:
+        """Append a marker that aborts the producer's open transaction, with the producer's current epoch.
+
+        An operator does this if the coordinator never will: a hanging transaction (KIP-664).
+
+        Raises InvalidTxnState without an open transaction, ReadOnlyLog, LogClosed, and like
+        `append_as_leader`.
+        """
+        with self.lock:
+            self.require_writable()
+            entry = self.producers.last_entry(producer_id) or ProducerStateEntry(producer_id)
+            if not entry.in_transaction:
+                raise InvalidTxnState(
+                    f"{self.topic_partition}: producer {producer_id} has no open transaction"
+                )
+            marker = build_end_transaction_marker(
+                EndTransactionMarker(False, max(entry.coordinator_epoch, 0)),
+                producer_id=producer_id,
+                producer_epoch=entry.producer_epoch,
+                timestamp_ms=self.time_ms(),
+            )
+            info = self.append_as_leader(marker, leader_epoch, origin=AppendOrigin.COORDINATOR, wait=False)
+        if self.durable:
+            self.wait_durable(info)
+        return info
 
     # ---- high watermark, last stable offset, log start -----------------------------------------------------
 

@@ -30,9 +30,8 @@ from kreplica.common.errors import FatalTruncation, IllegalSnapshotId, InvalidSn
 from kreplica.common.ports import Clock, Disk, Storage
 from kreplica.common.types import INT32_MAX, INT64_MAX, AppendOrigin
 from kreplica.log import log_loader
-from kreplica.log.fetch_data import FetchDataInfo
 from kreplica.log.log_loader import OpenOptions
-from kreplica.log.unified_log import UnifiedLog
+from kreplica.log.unified_log import FetchDataInfo, UnifiedLog
 from kreplica.metadata.image_format import OffsetAndEpoch
 from kreplica.raft import metadata_log_directory
 from kreplica.raft.batch_accumulator import MAX_BATCH_SIZE_BYTES

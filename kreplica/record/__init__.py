@@ -3,8 +3,7 @@
 from kreplica._core.batch_builder import BatchBuilder
 from kreplica._core.record import Record
 from kreplica._core.records import RecordBatch, batches, validate_for_append
-from kreplica.record.compression import compress, decompress
-from kreplica.record.recompression import recompress
+from kreplica.record.compression import compress, decompress, recompress
 
 __all__ = [
     "BatchBuilder",

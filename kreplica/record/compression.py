@@ -18,7 +18,8 @@ import cramjam
 from kreplica._core import codec as _codec
 from kreplica._core.codec import least_size
 from kreplica._core.frame_memory import FrameMemory
-from kreplica._core.record_batch import CODECS
+from kreplica._core.record_batch import CODECS, replace_records
+from kreplica._core.records import RecordBatch
 from kreplica.common.errors import DecompressionTooLarge, InvalidCompressedData, UnsupportedCodec
 
 if TYPE_CHECKING:
@@ -201,6 +202,21 @@ def _snappy_size(block: memoryview) -> int:
     if size > _SNAPPY_DENSITY * len(block):
         raise InvalidCompressedData(f"a snappy block of {len(block)} bytes claims to decompress to {size}")
     return size
+
+
+def recompress(batch: RecordBatch | Buffer, codec: str, level: int | None = None) -> bytes:
+    """Return the batch with its records compressed by `codec`; all other fields stay.
+
+    The batch is checked first: CRC, header and records, which may decompress to its `max_decompressed` bytes.
+    Raises CorruptMessage, DecompressionTooLarge, MessageTooLarge past 2 GiB, ValueError for an unknown codec.
+    """
+    if codec not in CODECS:
+        raise ValueError(f"unknown codec {codec!r}: use one of {', '.join(CODECS)}")
+    if not isinstance(batch, RecordBatch):
+        batch = RecordBatch(batch)
+    batch.check()
+    number = CODECS.index(codec)
+    return replace_records(batch, compress(number, batch.uncompressed(), level), number)
 
 
 _codec.install(compress, decompress)

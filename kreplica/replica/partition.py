@@ -47,8 +47,8 @@ from kreplica.common.leader_and_isr import NO_LEADER, LeaderAndIsr, LeaderRecove
 from kreplica.common.locks import RLock
 from kreplica.common.ports import Clock, monotonic_ms
 from kreplica.common.types import INT32_MAX, NO_LEADER_EPOCH, AppendOrigin, TopicPartition
-from kreplica.log.fetch_data import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, MAX_TIMESTAMP, TimestampOffset
 from kreplica.log.queued_append import FollowerAppend, LeaderAppend
+from kreplica.log.unified_log import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, MAX_TIMESTAMP, TimestampOffset
 from kreplica.replica import isr_policy
 from kreplica.replica.isr_history import IsrChange, IsrChangeReason, IsrHistory, OutOfIsr
 from kreplica.replica.isr_policy import IsrPolicy

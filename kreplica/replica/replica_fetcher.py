@@ -34,7 +34,7 @@ from kreplica.common.future import Future
 from kreplica.common.locks import RLock
 from kreplica.common.ports import NANOSECONDS_PER_MS, Cancellable, Clock, Loop, monotonic_ms
 from kreplica.common.types import NO_OFFSET, TopicPartition
-from kreplica.log.fetch_data import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP
+from kreplica.log.unified_log import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP
 from kreplica.replica.fetch_session_handler import FetchSessionHandler
 from kreplica.replica.fetcher_metrics import FetcherMetrics
 from kreplica.replica.fruitless_fetches import IN_A_ROW, FruitlessFetches

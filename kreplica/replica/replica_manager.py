@@ -31,9 +31,9 @@ from kreplica.common.locks import Lock, RLock
 from kreplica.common.metrics import MetricRegistry
 from kreplica.common.ports import Cancellable, Clock, Loop, Random, Scheduler, Transport, monotonic_ms
 from kreplica.common.types import TopicPartition
-from kreplica.log.fetch_data import TimestampOffset
 from kreplica.log.log_manager import LogManager
 from kreplica.log.splice import cut_stopped, splice_stopped
+from kreplica.log.unified_log import TimestampOffset
 from kreplica.replica.alter_partition_manager import AlterPartitionManager
 from kreplica.replica.append_manager import PRODUCE_TIMEOUT_MS, AppendManager
 from kreplica.replica.damage_repair import DamageRepair

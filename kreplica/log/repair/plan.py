@@ -41,7 +41,7 @@ from kreplica.log.repair.survey import (
 from kreplica.log.verify.directory import small_files
 from kreplica.log.verify.partition import PartitionVerifier, may_be_missing
 from kreplica.log.verify.problem import Problem
-from kreplica.record.empty_batch import empty_batch
+from kreplica.record.made_batches import empty_batch
 
 if TYPE_CHECKING:
     from kreplica.common.ports import Storage

@@ -1,4 +1,4 @@
-"""Truncates a batch: makes a new batch of its first records."""
+"""Makes batches by their headers: the first records of a batch, and a batch without records."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import struct
 from kreplica._core.crc32c import checksum
 from kreplica._core.record_batch import CODECS
 from kreplica._core.records import RecordBatch
+from kreplica.common.types import INT32_MAX
 from kreplica.record.compression import compress
 
 # See docs/FORMATS.md: the fields before the CRC, and the fields that it covers.
@@ -16,6 +17,7 @@ _CRC = struct.Struct(">I")
 _COVERED_AT = _BEFORE_CRC.size + _CRC.size
 # The batch length does not count the base offset and itself.
 _NOT_IN_LENGTH = 12
+_EMPTY_LENGTH = _COVERED_AT + _COVERED.size - _NOT_IN_LENGTH
 
 
 def batch_head(batch: RecordBatch, stop: int) -> bytes:
@@ -43,6 +45,20 @@ def batch_head(batch: RecordBatch, stop: int) -> bytes:
     )
     size = _COVERED_AT + len(covered) - _NOT_IN_LENGTH
     head = _BEFORE_CRC.pack(batch.base_offset, size, batch.leader_epoch, 2)
+    return head + _CRC.pack(checksum(covered)) + covered
+
+
+def empty_batch(base_offset: int, last_offset: int, leader_epoch: int) -> bytes:
+    """Build a batch without records, producer and timestamp for offsets `base_offset` to `last_offset`.
+
+    Kafka's compaction leaves such batches where a header is still needed; every reader skips them. Raises
+    ValueError for no offsets, or more than 2^31.
+    """
+    delta = last_offset - base_offset
+    if not 0 <= delta <= INT32_MAX:
+        raise ValueError(f"a batch cannot cover the offsets from {base_offset} to {last_offset}")
+    covered = _COVERED.pack(0, delta, -1, -1, -1, -1, -1, 0)
+    head = _BEFORE_CRC.pack(base_offset, _EMPTY_LENGTH, leader_epoch, 2)
     return head + _CRC.pack(checksum(covered)) + covered
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kreplica.common.config import LogConfig
-from kreplica.log.plain_path import NO_EPOCH, PlainPath
+from kreplica.log.log_validator import NO_EPOCH, PlainPath
 from tests.support.batches import build
 from tests.support.logs import NOW_MS, ManualClock, open_log
 

@@ -2,7 +2,7 @@ import pytest
 
 from kreplica.common import errors
 from kreplica.record import RecordBatch
-from kreplica.record.batch_head import batch_head
+from kreplica.record.made_batches import batch_head
 from tests.support.batches import batch_of, build, record_of, with_crc
 
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
