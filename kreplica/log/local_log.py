@@ -211,7 +211,7 @@ class LocalLog:
         config = self.config
         # A file may be larger than segment.bytes, if it was written with another configuration or holds one
         # large batch.
-        log_path = self._path_in(names, base_offset, LOG_SUFFIX) or self.path(base_offset, LOG_SUFFIX)
+        log_path = self.path_in(names, base_offset, LOG_SUFFIX) or self.path(base_offset, LOG_SUFFIX)
         least = 0 if create else self.storage.size(log_path)
         region = self.storage.open_region(
             log_path, self.room_for(least), writable=not self.read_only, create=create
@@ -232,7 +232,7 @@ class LocalLog:
             # Map the files now (or open them, beyond the budget of maps): then they stay readable when the
             # writer removes or replaces them. Without its index a search takes longer.
             segment.region.slice(0, 0)
-            self._read_transaction_index(segment, self._path_in(names, base_offset, TXN_INDEX_SUFFIX))
+            self._read_transaction_index(segment, self.path_in(names, base_offset, TXN_INDEX_SUFFIX))
         return segment
 
     def room_for(self, size: int) -> int:
@@ -240,8 +240,8 @@ class LocalLog:
         room = max(self.config.segment_bytes, size) + self.config.max_message_bytes + 4096
         return min(room, MAX_SEGMENT_BYTES)
 
-    def _path_in(self, names: Listing | None, base_offset: int, suffix: str) -> str | None:
-        # The path at which a reader finds a segment's file, or None if it does not exist.
+    def path_in(self, names: Listing | None, base_offset: int, suffix: str) -> str | None:
+        """Return the path at which a reader finds a segment's file, or None if it does not exist."""
         name = file_name(base_offset, suffix)
         if names is None or not self.read_only:
             return self.path(base_offset, suffix)
@@ -284,7 +284,7 @@ class LocalLog:
         return checksum(self.path(base_offset, LOG_SUFFIX).encode()) % (most + 1)
 
     def _open_index(self, base_offset: int, suffix: str, names: Listing | None) -> Region:
-        path, capacity = self._path_in(names, base_offset, suffix), self.config.segment_index_bytes
+        path, capacity = self.path_in(names, base_offset, suffix), self.config.segment_index_bytes
         if path is None:
             return _empty_region(self.path(base_offset, suffix))
         if self.read_only:

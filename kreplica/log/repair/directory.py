@@ -7,9 +7,11 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
+from kreplica.common.config import LogConfig
 from kreplica.common.errors import InvalidFile, LogDirLocked
 from kreplica.common.types import TopicPartition
 from kreplica.log.file_names import STATE_FILE, parse_directory_name, parse_file_name
+from kreplica.log.local_log import Listing, LocalLog
 from kreplica.log.log_directory import LogDirectory
 from kreplica.log.repair.checkpoints import NodeCheckpoints
 from kreplica.log.repair.finding import Finding
@@ -89,6 +91,8 @@ def _repair_one(
         parent = LogDirectory(storage, os.path.dirname(path))
         checkpoints = NodeCheckpoints(storage, parent.path) if parent.is_formatted else None
     known = Checkpointed() if checkpoints is None else checkpoints.of(partition)
+    if apply_changes:
+        LocalLog(path, LogConfig(), storage).finish_replacements(Listing(storage.list_directory(path)))
     plan = make_plan(storage, path, recovery_point=known.recovery_point, progress=progress)
     if peer is not None:
         take_from_peer(storage, plan, peer)

@@ -21,8 +21,8 @@ from kreplica.log.file_names import (
     SETTINGS_FILE,
     SNAPSHOT_SUFFIX,
     STATE_FILE,
+    SWAP_SUFFIX,
     TXN_INDEX_SUFFIX,
-    file_name,
     parse_file_name,
 )
 from kreplica.log.leader_epoch_file_cache import LeaderEpochFileCache
@@ -127,9 +127,7 @@ class _Planner:
         self._recovery_point = recovery_point
         self._verifier = PartitionVerifier(storage, directory, progress)
         self._names = storage.list_directory(directory)
-        self._bases = sorted(
-            found[0] for found in map(parse_file_name, self._names) if found and found[1] == LOG_SUFFIX
-        )
+        self._bases: list[int] = []
         self.plan = PartitionPlan(directory)
         self._damaged: list[Problem] = []  # problems with batches
         self._surveys: dict[int, SegmentSurvey] = {}
@@ -141,6 +139,7 @@ class _Planner:
         plan.standing = self._read_standing()
         plan.epochs = self._read_epochs()
         problems = list(self._verifier.problems())
+        self._bases = self._verifier.all_bases
         problems += small_files(self._storage, self._directory, self._names)
         plan.is_compacted = self._verifier.has_gaps
         plan.end = max(self._verifier.next_offset, self._promised())
@@ -197,7 +196,7 @@ class _Planner:
 
     def _sort_out(self, problem: Problem) -> None:
         plan, name = self.plan, problem.path.rpartition("/")[2]
-        found = parse_file_name(name)
+        found = _file_at(problem.path)
         if problem.is_known:
             self._add(problem, NOTHING)
         elif found is None:
@@ -253,7 +252,7 @@ class _Planner:
     def _survey_segments(self) -> None:
         wanted = {self._bases[-1]} if self._bases else set()
         for problem in self._damaged:
-            found = parse_file_name(problem.path.rpartition("/")[2])
+            found = _file_at(problem.path)
             if found is not None and found[0] in self._bases:
                 at = self._bases.index(found[0])
                 wanted |= set(self._bases[max(0, at - 1) : at + 1])
@@ -476,7 +475,7 @@ class _Planner:
         """Report batches with a valid CRC and bad records: they were written that way and cannot be
         repaired."""
         for problem in self._damaged:
-            found = parse_file_name(problem.path.rpartition("/")[2])
+            found = _file_at(problem.path)
             surveyed = self._surveys.get(found[0]) if found else None
             if surveyed is None or problem.kind in _PLACEMENT:
                 continue
@@ -484,4 +483,9 @@ class _Planner:
                 self._add(problem, BLOCKED, "its CRC fits: it was written so")
 
     def _path(self, base: int) -> str:
-        return f"{self._directory}/{file_name(base, LOG_SUFFIX)}"
+        return self._verifier.path_of(base, LOG_SUFFIX)
+
+
+def _file_at(path: str) -> tuple[int, str] | None:
+    """Return base offset and suffix of a segment's file, also of one that an interrupted replacement left."""
+    return parse_file_name(path.rpartition("/")[2].removesuffix(SWAP_SUFFIX))

@@ -10,7 +10,8 @@
 - No checkpoint or snapshot has an offset beyond its log.
 
 Harmless remains of a crash are no problem: zeros behind the last batch of the last segment and in its
-indexes, and files that wait for their deletion. Thread rule: one verification runs in one thread and shares
+indexes, files that wait for their deletion, and a replacement of segments that the next opening finishes or
+drops. Thread rule: one verification runs in one thread and shares
 nothing.
 """
 

@@ -9,18 +9,25 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING, TypeVar
 
 from kreplica._core.log_state import LogStanding, read_standing
-from kreplica.common.errors import KreplicaError
+from kreplica.common.config import LogConfig
+from kreplica.common.errors import KafkaStorageError, KreplicaError
 from kreplica.log import missing_segments
 from kreplica.log.checkpoint import LEADER_EPOCH_CHECKPOINT, EpochEntry, LeaderEpochCheckpointFile
 from kreplica.log.damage_search import LARGEST_GAP
-from kreplica.log.file_names import STATE_FILE, parse_directory_name
+from kreplica.log.file_names import (
+    DELETED_SUFFIX,
+    LOG_SUFFIX,
+    STATE_FILE,
+    SWAP_SUFFIX,
+    parse_directory_name,
+)
+from kreplica.log.local_log import Listing, LocalLog
 from kreplica.log.producer_state_manager import parse_snapshot, snapshot_offset
 from kreplica.log.quarantine import is_note, parse_note
 from kreplica.log.settings_file import SettingsFile
 from kreplica.log.transaction_index import AbortedTxn, parse_entries
 from kreplica.log.verify.epochs import EpochCheck
 from kreplica.log.verify.indexes import OffsetIndexCheck, TimeIndexCheck
-from kreplica.log.verify.places import SEGMENT
 from kreplica.log.verify.plain import PlainRuns
 from kreplica.log.verify.problem import Problem
 from kreplica.log.verify.quarantines import QuarantineCheck
@@ -60,8 +67,9 @@ class PartitionVerifier:
     """Walks the segments of `directory`, or only the segment file named `only`.
 
     Afterwards `next_offset` is the log end, `whole` is whether every segment was walked to its last batch,
-    and `has_gaps` is whether the log was compacted. If a writer has published the log's state since the
-    machine started, the walk ends there, because the writer may be appending behind it.
+    `has_gaps` is whether the log was compacted, and `all_bases` are the base offsets of its segments. If a
+    writer has published the log's state since the machine started, the walk ends there, because the writer
+    may be appending behind it.
     """
 
     def __init__(
@@ -85,14 +93,16 @@ class PartitionVerifier:
         self._epochs: EpochCheck | None = None
         self._standing: LogStanding | None = None
         self._bound: LogStanding | None = None  # the published state, while its writer may be running
-        self._names: set[str] = set()
+        # An interrupted replacement leaves segments whose files end in .swap. Their opening will finish it.
+        self._files = LocalLog(directory, LogConfig(), storage, read_only=True)
+        self._listing = Listing(())
         self._bases: list[int] = []
+        self.all_bases: list[int] = []
         self._quarantines = QuarantineCheck([])
 
     def problems(self) -> Iterator[Problem]:
         # Read the published state first, so that everything read later includes what it describes.
         yield from self._read_standing()
-        self._names = {self._only} if self._only else set(self._storage.list_directory(self._directory))
         self._bases = self._segments()
         self.has_gaps = self._was_cleaned()
         entries = yield from self._read_epochs()
@@ -112,7 +122,15 @@ class PartitionVerifier:
 
     def _segments(self) -> list[int]:
         """Return the base offsets of the segments to walk."""
-        bases = sorted(int(found[1]) for name in self._names if (found := SEGMENT.fullmatch(name)))
+        names = [self._only] if self._only else self._storage.list_directory(self._directory)
+        self._listing = Listing(names)
+        try:
+            bases = self._files.base_offsets(self._listing)
+        except KafkaStorageError:
+            if self._only or set(self._storage.list_directory(self._directory)) == self._listing.all:
+                raise
+            return self._segments()  # a cleaner at work has renamed a file
+        self.all_bases = bases
         if self._bound is None:
             return bases
         return [base for base in bases if base <= self._bound.active_base_offset]
@@ -121,7 +139,7 @@ class PartitionVerifier:
         missing: dict[int, Problem] = {}
         previous = None
         for base, stop in zip_longest(self._bases, self._bases[1:]):
-            path = self._path(base, ".log")
+            path = self.path_of(base, ".log")
             if previous is not None and may_be_missing(self._standing, self.next_offset, base):
                 text = f"offsets {self.next_offset} to {base - 1} are in no segment"
                 missing[previous] = Problem(path, "MissingOffsets", text, self.next_offset, 0)
@@ -154,7 +172,7 @@ class PartitionVerifier:
         )
 
     def _segment(self, base: int, stop: int | None) -> Iterator[Problem]:
-        path = self._path(base, ".log")
+        path = self.path_of(base, ".log")
         self.next_offset = max(self.next_offset, base)
         records = RecordsCheck(path, base, self.next_offset, self._leader_epoch, self._quarantines, stop)
         end = self._end_of(base)
@@ -165,7 +183,7 @@ class PartitionVerifier:
             if check is not None:
                 checks.append(check)
             elif self._only is None and not (self._crashed() and base == self._bases[-1]):
-                index = self._path(base, kind.SUFFIX)
+                index = self.path_of(base, kind.SUFFIX)
                 yield Problem(index, "MissingIndex", "its segment has no such index")
         if self._epochs is not None:
             self._epochs.segment = path
@@ -173,16 +191,16 @@ class PartitionVerifier:
         if self._only is None:
             try:
                 aborted = self._aborted_transactions(base)
-                checks.append(TransactionCheck(self._path(base, ".txnindex"), aborted, self._began))
+                checks.append(TransactionCheck(self.path_of(base, ".txnindex"), aborted, self._began))
             except KreplicaError as error:
-                yield _unreadable(self._path(base, ".txnindex"), error, position=error.where)
+                yield _unreadable(self.path_of(base, ".txnindex"), error, position=error.where)
         with self._storage.open_region(path, max(1, self._storage.size(path)), writable=False) as region:
             plain = PlainRuns(region, base, records, self._quarantines, self._epochs, offsets, times)
             walk = BatchWalk(region, end.published, self._progress, plain.skip)
             yield from verify_batches(path, walk, records, checks, end)
             self.whole &= walk.whole
             if region.length == 0 and self._has(base, ".timeindex"):
-                time_index = self._storage.read_file(self._path(base, ".timeindex"))
+                time_index = self._storage.read_file(self.path_of(base, ".timeindex"))
                 self._held[base] = missing_segments.has_entries(time_index)
                 self.has_gaps |= self._held[base] is False and stop is not None
         self.next_offset = records.next_offset
@@ -192,7 +210,7 @@ class PartitionVerifier:
     def _index(self, base: int, kind: type[Index], end: SegmentEnd) -> Index | None:
         if not self._has(base, kind.SUFFIX):
             return None
-        path = self._path(base, kind.SUFFIX)
+        path = self.path_of(base, kind.SUFFIX)
         return kind(path, self._storage.read_file(path), base, end.may_be_unused)
 
     def _end_of(self, base: int) -> SegmentEnd:
@@ -209,14 +227,25 @@ class PartitionVerifier:
     def _aborted_transactions(self, base: int) -> list[AbortedTxn]:
         if not self._has(base, ".txnindex"):
             return []
-        path = self._path(base, ".txnindex")
+        path = self.path_of(base, ".txnindex")
         return parse_entries(self._storage.read_file(path), path, base)
 
-    def _path(self, base: int, suffix: str) -> str:
-        return f"{self._directory}/{base:020d}{suffix}"
+    def path_of(self, base: int, suffix: str) -> str:
+        """Return the path of a segment's file, or that at which it is missing."""
+        return self._found(base, suffix) or self._files.path(base, suffix)
 
     def _has(self, base: int, suffix: str) -> bool:
-        return f"{base:020d}{suffix}" in self._names
+        return self._found(base, suffix) is not None
+
+    def _found(self, base: int, suffix: str) -> str | None:
+        path = self._files.path_in(self._listing, base, suffix)
+        if path is None and base < self._listing.bound:
+            # Kafka removes the ending of the .log first.
+            path = self._files.path(base, suffix) + SWAP_SUFFIX
+            path = path if os.path.basename(path) in self._listing.all else None
+        if path is not None and path.endswith(SWAP_SUFFIX) and not self._storage.exists(path):
+            return self._files.path(base, suffix)  # a cleaner at work has put it in place
+        return path
 
     # ---- other files ---------------------------------------------------------------------------------
 
@@ -262,10 +291,10 @@ class PartitionVerifier:
         ):
             start = standing.log_start_offset
             text = f"offsets {start} to {first - 1} are in no segment"
-            yield Problem(self._path(first, ".log"), "MissingOffsets", text, start, 0)
+            yield Problem(self.path_of(first, ".log"), "MissingOffsets", text, start, 0)
 
     def _read_epochs(self) -> Generator[Problem, None, Sequence[EpochEntry]]:
-        if LEADER_EPOCH_CHECKPOINT not in self._names:
+        if LEADER_EPOCH_CHECKPOINT not in self._listing.all:
             return ()
         path = f"{self._directory}/{LEADER_EPOCH_CHECKPOINT}"
         try:
@@ -286,7 +315,7 @@ class PartitionVerifier:
 
     def _read_quarantines(self) -> Iterator[Problem]:
         found = []
-        for name in filter(is_note, sorted(self._names)):
+        for name in filter(is_note, sorted(self._listing.all)):
             path = f"{self._directory}/{name}"
             try:
                 found.append(parse_note(self._storage.read_file(path), path))
@@ -295,10 +324,11 @@ class PartitionVerifier:
         self._quarantines = QuarantineCheck(found)
 
     def _beside_segments(self) -> Iterator[Problem]:
-        for name in sorted(self._names):
+        for name in sorted(self._listing.all):
             path = f"{self._directory}/{name}"
             found = _OF_A_SEGMENT.fullmatch(name)
-            if found and f"{found[1]}.log" not in self._names:
+            log = f"{found[1]}{LOG_SUFFIX}" if found else ""
+            if found and self._listing.all.isdisjoint((log, log + SWAP_SUFFIX, log + DELETED_SUFFIX)):
                 yield Problem(path, "IndexWithoutSegment", "there is no segment of that name")
             offset = snapshot_offset(name)
             # The writer may be just writing the snapshot at the published end.

@@ -13,6 +13,8 @@ from kreplica._core.log_state import LogState
 from kreplica._core.records import batches
 from kreplica._core.region import descriptor_budget, map_budget
 from kreplica.common.errors import KafkaStorageError, LogCleaningAborted, StorageFull
+from kreplica.log.repair import repair
+from kreplica.log.verify import verify
 from kreplica.sim.storage import SimStorage
 from tests.support.clock import ManualClock
 from tests.support.crashing import Stopped
@@ -165,6 +167,33 @@ def test_a_stop_at_any_step_leaves_the_old_or_the_new(step):
         log.close()
         again = _open(state)
         assert _offsets(again) == [*seen, 60]
+
+
+@pytest.mark.parametrize("step", range(_stops()))
+def test_what_a_stop_leaves_is_no_problem_to_verify_and_repair_finishes_it(step):
+    storage, _ = _stopped_at(step)
+    state = storage.after_kill()
+    seen = _offsets(_open(state, read_only=True))
+    assert list(verify(state, DIRECTORY)) == []
+    assert list(repair(state, ManualClock(), DIRECTORY)) == []
+    _spoil_first_segment(state)
+    (found,) = verify(state, DIRECTORY)
+    assert found.offset == 1
+    planned = list(repair(state, ManualClock(), DIRECTORY))
+    assert [(each.kind, each.offset, each.next_offset) for each in planned] == [("Rot", 1, 2)]
+    assert all(each.done for each in repair(state, ManualClock(), DIRECTORY, apply_changes=True))
+    assert _names(state) == []
+    left = [offset for offset in seen if offset != 1]
+    assert _offsets(_open(state, read_only=True)) == left
+    assert _offsets(_open(state)) == left
+
+
+def _spoil_first_segment(state):
+    """Flip a bit in the value of the record at offset 1."""
+    path = f"{DIRECTORY}/{0:020d}.log"
+    whole = bytearray(state.read_file(path))
+    whole[2 * (12 + int.from_bytes(whole[8:12], "big")) - 50] ^= 1
+    state.write_file_atomically(path, bytes(whole))
 
 
 @pytest.mark.parametrize("seed", range(16))
@@ -332,6 +361,7 @@ def test_kafkas_cleaned_files_are_dropped_with_the_swaps_that_need_them():
 def test_kafkas_swap_takes_the_place_of_the_segments_in_its_range():
     endings = dict.fromkeys((".log", ".index", ".timeindex"), ".swap")
     storage, base, survivors = _kafka_left(endings)
+    assert not list(verify(storage, DIRECTORY))
     reader = _open(storage, read_only=True)
     assert [o for o in _offsets(reader) if o <= base + 30] == [o for o in survivors if o <= base + 30]
     log = _open(storage)
@@ -346,6 +376,18 @@ def test_an_index_that_kafka_had_not_renamed_yet_gets_its_place():
     log = _open(storage)
     assert _names(storage) == []
     assert _offsets(log)[: survivors.index(base) if base in survivors else 5] == survivors[:5]
+
+
+def test_verify_finds_an_index_that_kafka_had_not_renamed_yet():
+    storage, base, _ = _kafka_left({".log": "", ".index": ".swap", ".timeindex": ".swap"})
+    replaced = [segment.base_offset for segment in _sources(_filled(SimStorage()))]
+    for name in storage.list_directory(DIRECTORY):
+        # What was replaced is gone, and its index with it.
+        old = name.endswith("index") if name.startswith(f"{base:020d}") else name[:20].isdigit()
+        if old and int(name[:20]) in replaced:
+            storage.remove(f"{DIRECTORY}/{name}")
+    storage.remove(f"{DIRECTORY}/kreplica.state")
+    assert not list(verify(storage, DIRECTORY))
 
 
 # ---- gaps -------------------------------------------------------------------------------------------------
