@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from spark_connector.java_runtime import use_java
-from spark_connector.progress import lag
+from spark_connector.offsets import lag
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -1,4 +1,4 @@
-"""Offsets as JSON, in the form of Spark's Kafka source: {"topic": {"0": 23, "1": -2}}.
+"""Offsets as JSON, in the form of Spark's Kafka source, {"topic": {"0": 23, "1": -2}}; the lag of a stream.
 
 Each of the two sources can use the other's checkpoint. -2 is the earliest offset, -1 the latest. Thread rule:
 pure functions.
@@ -102,3 +102,30 @@ def _object(text: str, example: str) -> dict[str, Any]:
     if not isinstance(found, dict) or not found:
         raise ValueError(f"{text[:80]!r} does not look like {example}")
     return found
+
+
+def lag(progress: Any) -> dict[TopicPartition, int]:
+    """Return the lag of each partition: the records that the stream had not read when the batch ended.
+
+    `progress`: `query.lastProgress`, or what a listener gets. Gaps left by compaction or transactions count
+    as records. Raises ValueError if the query has had no batch.
+    """
+    if progress is None:
+        raise ValueError("the query has had no batch yet")
+    found: dict[TopicPartition, int] = {}
+    for source in _member(progress, "sources"):
+        latest = _offsets(_member(source, "latestOffset"))
+        reached = _offsets(_member(source, "endOffset"))
+        for at, end in latest.items():
+            found[at] = max(0, end - reached.get(at, 0))
+    return found
+
+
+def _member(given: Any, name: str) -> Any:
+    # Spark passes an object, and in some versions and calls a dict.
+    return given[name] if isinstance(given, Mapping) else getattr(given, name)
+
+
+def _offsets(given: Any) -> dict[TopicPartition, int]:
+    found = json.loads(given) if isinstance(given, str) else given
+    return from_json(found) if found else {}

@@ -16,10 +16,9 @@ from pyspark.sql.types import StructType
 
 from spark_connector import jvm_reader
 from spark_connector import schema as schemas
-from spark_connector.batch_reader import KreplicaReader
 from spark_connector.options import parse_read, parse_write
+from spark_connector.readers import KreplicaReader, KreplicaStreamReader
 from spark_connector.sink import KreplicaStreamWriter, KreplicaWriter
-from spark_connector.stream_reader import KreplicaStreamReader
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import re
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
@@ -121,7 +124,6 @@ def _with_spark(master: str, command: Callable[[SparkSession], int]) -> int:
         from pyspark.errors import PySparkException
 
         from spark_connector.java_runtime import NoJavaRuntime
-        from spark_connector.jobs.session import session
     except ImportError as error:
         package = (error.name or "").partition(".")[0]
         if package not in ("pyspark", "py4j", "pyarrow"):
@@ -132,12 +134,55 @@ def _with_spark(master: str, command: Callable[[SparkSession], int]) -> int:
     # Spark logs the stack of a failed batch, and raises it too.
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
     try:
-        with session(master) as spark:
+        with _session(master) as spark:
             return command(spark)
     except NoJavaRuntime as error:
         return _refuse(f"--engine spark: {error}")
     except PySparkException as error:
         return _refuse(f"Spark: {_told(str(error))}")
+
+
+@contextmanager
+def _session(master: str) -> Iterator[SparkSession]:
+    """Yield the active session; else a new one on `master`, a Spark URL, which is stopped at the end.
+
+    Raises NoJavaRuntime.
+    """
+    from pyspark.sql import SparkSession
+
+    import spark_connector
+
+    running = SparkSession.getActiveSession()
+    session = _new_session(master) if running is None else running
+    try:
+        spark_connector.register(session)
+        yield session
+    finally:
+        if running is None:
+            session.stop()
+
+
+def _new_session(master: str) -> SparkSession:
+    from pyspark.sql import SparkSession
+
+    import spark_connector
+
+    spark_connector.use_java()
+    builder = (
+        SparkSession.builder.master(master)
+        .appName("kreplica")
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.log.level", "ERROR")
+        .config("spark.sql.session.timeZone", "UTC")
+        .config("spark.python.unix.domain.socket.enabled", "true")
+    )
+    if master.startswith("local"):
+        # This Python has the packages; the first python3 on the PATH may not. And this machine's own host
+        # name may not resolve.
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+        builder = builder.config("spark.driver.host", "127.0.0.1")
+    return builder.getOrCreate()
 
 
 def _told(text: str) -> str:

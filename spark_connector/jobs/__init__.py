@@ -10,9 +10,8 @@ kreplica[spark] installed. Thread rule: as Spark's.
 """
 
 from spark_connector.jobs.comparison import compare, diff
-from spark_connector.jobs.latest_view import export_latest, latest, latest_of
 from spark_connector.jobs.offsets_table import offsets
-from spark_connector.jobs.parquet_export import Exported, export
+from spark_connector.jobs.parquet_export import Exported, export, export_latest, latest, latest_of
 from spark_connector.jobs.records import JobError
 from spark_connector.jobs.verification import verify
 

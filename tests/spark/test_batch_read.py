@@ -13,10 +13,10 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 import kreplica
-from spark_connector.batch_reader import KreplicaReader
 from spark_connector.log_source import DataLossError
 from spark_connector.option_table import OptionError
 from spark_connector.options import parse_read
+from spark_connector.readers import KreplicaReader
 from spark_connector.schema import SCHEMA
 from tests.support.spark_session import reading_by
 

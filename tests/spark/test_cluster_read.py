@@ -15,12 +15,11 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 import kreplica
 from kreplica.common.errors import NetworkException
 from spark_connector import cluster_client
-from spark_connector.batch_reader import KreplicaReader
 from spark_connector.log_source import DataLossError
 from spark_connector.option_table import OptionError
 from spark_connector.options import parse_read
+from spark_connector.readers import KreplicaReader, KreplicaStreamReader
 from spark_connector.schema import SCHEMA, SCHEMA_WITH_HEADERS
-from spark_connector.stream_reader import KreplicaStreamReader
 
 TIMEOUT_S = 60
 

@@ -15,8 +15,8 @@ import kreplica
 from kreplica.common.errors import InvalidFile
 from kreplica.common.types import INT32_MAX, TopicPartition
 from spark_connector.cluster_client import ClusterClient
-from spark_connector.cluster_sink import Cluster, IdempotentProducer, sequence_after
 from spark_connector.commit_log import CommitLog
+from spark_connector.sink import Cluster, IdempotentProducer, sequence_after
 from spark_connector.sink_rows import Rows, StagedFile, Staging
 
 TIMEOUT_S = 60

@@ -19,8 +19,8 @@ from kreplica.common.types import TopicPartition
 from spark_connector.directory_source import DirectorySource
 from spark_connector.log_source import Bounds, DataLossError
 from spark_connector.options import parse_read
+from spark_connector.readers import KreplicaStreamReader, shared_out
 from spark_connector.schema import SCHEMA
-from spark_connector.stream_reader import KreplicaStreamReader, shared_out
 from tests.support.spark_session import reading_by
 
 

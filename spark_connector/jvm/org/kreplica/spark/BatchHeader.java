@@ -2,6 +2,7 @@ package org.kreplica.spark;
 
 import java.io.IOException;
 import java.nio.ByteBuffer;
+import org.kreplica.spark.Segment.SegmentWindow;
 
 /**
  * The most recently read header of a record batch of format 2; one object is used for many batches.

@@ -8,6 +8,10 @@ import org.apache.spark.sql.types.StructType;
 import org.apache.spark.sql.vectorized.ColumnVector;
 import org.apache.spark.sql.vectorized.ColumnarBatch;
 import org.apache.spark.unsafe.types.UTF8String;
+import org.kreplica.spark.BatchRecords.BadRecords;
+import org.kreplica.spark.BatchRecords.RecordCursor;
+import org.kreplica.spark.Planner.LogRange;
+import org.kreplica.spark.ReaderFactory.ReadSettings;
 
 /**
  * Returns the number of records in a task's range as one row, counted from batch headers and not from offsets.

@@ -8,6 +8,9 @@ import org.apache.spark.sql.connector.expressions.Transform;
 import org.apache.spark.sql.sources.DataSourceRegister;
 import org.apache.spark.sql.types.StructType;
 import org.apache.spark.sql.util.CaseInsensitiveStringMap;
+import org.kreplica.spark.KreplicaTable.PythonSource;
+import org.slf4j.Logger;
+import org.slf4j.LoggerFactory;
 
 /**
  * The provider of format("kreplica") if this jar is on the class path: for both readers and the sink.
@@ -16,6 +19,7 @@ import org.apache.spark.sql.util.CaseInsensitiveStringMap;
  */
 public final class KreplicaProvider implements TableProvider, DataSourceRegister, SessionConfigSupport {
     static final String FORMAT = "kreplica";
+    static final Logger LOGGER = LoggerFactory.getLogger("org.kreplica.spark");
 
     public String shortName() {
         return FORMAT;

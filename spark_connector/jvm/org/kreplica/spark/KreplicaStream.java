@@ -1,7 +1,10 @@
 package org.kreplica.spark;
 
 import java.io.IOException;
+import java.math.BigInteger;
 import java.util.ArrayList;
+import java.util.Arrays;
+import java.util.Comparator;
 import java.util.HashMap;
 import java.util.Iterator;
 import java.util.List;
@@ -20,6 +23,9 @@ import org.apache.spark.sql.connector.read.streaming.ReadLimit;
 import org.apache.spark.sql.connector.read.streaming.ReportsSourceMetrics;
 import org.apache.spark.sql.connector.read.streaming.SupportsTriggerAvailableNow;
 import org.apache.spark.sql.types.StructType;
+import org.kreplica.spark.LogEnd.Bounds;
+import org.kreplica.spark.Planner.LogRange;
+import org.kreplica.spark.ReaderFactory.ReadSettings;
 
 /**
  * The reader of a stream: each batch reads from the checkpoint's offsets to the currently published ones.
@@ -239,5 +245,70 @@ final class KreplicaStream implements MicroBatchStream, SupportsTriggerAvailable
     }
 
     public void stop() {
+    }
+}
+
+/** The progress of a stream in each partition, in the JSON of Spark's Kafka source. Immutable. */
+final class LogOffsets extends Offset {
+    /** A Long for each TopicPartition. */
+    final SortedMap offsets;
+
+    LogOffsets(SortedMap offsets) {
+        this.offsets = offsets;
+    }
+
+    static LogOffsets of(String json) {
+        return new LogOffsets(Json.numbers("checkpoint", json, "offset", 0));
+    }
+
+    public String json() {
+        return Json.text(offsets);
+    }
+}
+
+/** Divides a limit among partitions. */
+final class Shares {
+    private Shares() {
+    }
+
+    /** Returns the end offsets of a batch of `limit` records, shared in proportion to what is unread. */
+    static SortedMap of(SortedMap begin, SortedMap end, long limit) {
+        final Object[] all = end.keySet().toArray();
+        long[] sizes = new long[all.length];
+        long total = 0;
+        for (int i = 0; i < all.length; i++) {
+            sizes[i] = Math.max(0, KreplicaStream.offset(end, all[i]) - KreplicaStream.offset(begin, all[i]));
+            total += sizes[i];
+        }
+        if (total <= limit) {
+            return end;
+        }
+        long[] taken = new long[all.length];
+        final long[] rests = new long[all.length];
+        long left = limit;
+        Integer[] order = new Integer[all.length];
+        for (int i = 0; i < all.length; i++) {
+            BigInteger[] share = BigInteger.valueOf(sizes[i]).multiply(BigInteger.valueOf(limit))
+                .divideAndRemainder(BigInteger.valueOf(total));
+            taken[i] = share[0].longValue();
+            rests[i] = share[1].longValue();
+            left -= taken[i];
+            order[i] = Integer.valueOf(i);
+        }
+        // The records that rounding left over go to the partitions it cut most.
+        Arrays.sort(order, new Comparator() {
+            public int compare(Object one, Object other) {
+                return Long.compare(rests[((Integer) other).intValue()], rests[((Integer) one).intValue()]);
+            }
+        });
+        for (int i = 0; i < left; i++) {
+            taken[order[i].intValue()]++;
+        }
+        SortedMap found = new TreeMap();
+        for (int i = 0; i < all.length; i++) {
+            long stop = KreplicaStream.offset(end, all[i]);
+            found.put(all[i], Long.valueOf(sizes[i] > 0 ? KreplicaStream.offset(begin, all[i]) + taken[i] : stop));
+        }
+        return found;
     }
 }

@@ -9,6 +9,8 @@ import java.nio.file.Paths;
 import java.util.Collections;
 import java.util.HashMap;
 import java.util.Map;
+import org.kreplica.spark.LogWalk.LostRange;
+import org.kreplica.spark.PartitionDirectories.Listing;
 
 /**
  * Finds how far a log may be read.
@@ -140,5 +142,21 @@ final class LogEnd {
             }
         }
         return whole;
+    }
+
+    /**
+     * The offsets [start, end) of a partition that a reader may see. Records below `logEnd` exist, but may not be known
+     * to be committed.
+     */
+    static final class Bounds {
+        final long start;
+        final long end;
+        final long logEnd;
+
+        Bounds(long start, long end, long logEnd) {
+            this.start = start;
+            this.end = end;
+            this.logEnd = Math.max(end, logEnd);
+        }
     }
 }

@@ -8,6 +8,7 @@ import java.nio.file.Files;
 import java.nio.file.NoSuchFileException;
 import java.nio.file.Paths;
 import java.util.zip.CRC32C;
+import org.kreplica.spark.ReadException.NotForThisReader;
 
 /**
  * The state of a log of kreplica's, as its writer has published it in `kreplica.state.deleted`.

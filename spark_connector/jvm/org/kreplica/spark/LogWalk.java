@@ -4,6 +4,7 @@ import java.io.IOException;
 import java.nio.ByteBuffer;
 import java.util.ArrayList;
 import java.util.List;
+import org.kreplica.spark.Segment.SegmentWindow;
 
 /**
  * A walk through the batches of a log with offsets in [start, stop); it yields only complete batches in order.
@@ -216,7 +217,25 @@ final class LogWalk {
         if (!skipDamaged) {
             throw new ReadException(log.at + ": damaged records, " + range + "; skipDamaged=true skips them");
         }
-        Logs.logger.warn("{}: skipped damaged records, {}", log.at, range);
+        KreplicaProvider.LOGGER.warn("{}: skipped damaged records, {}", log.at, range);
         lost.add(range);
+    }
+
+    /** The damaged offsets [first, next) and their place in the file; `next` -1 if nothing valid follows. Immutable. */
+    static final class LostRange {
+        final long first;
+        final long next;
+        private final String text;
+
+        LostRange(long first, long next, String path, int position, int endPosition, String reason) {
+            this.first = first;
+            this.next = next;
+            text = "offsets " + first + " to " + (next < 0 ? "the end" : String.valueOf(next - 1)) + " (" + path
+                + ", bytes " + position + " to " + endPosition + ": " + reason + ")";
+        }
+
+        public String toString() {
+            return text;
+        }
     }
 }

@@ -12,6 +12,9 @@ import java.nio.file.StandardOpenOption;
 import java.util.Arrays;
 import java.util.Iterator;
 import java.util.TreeSet;
+import org.kreplica.spark.PartitionDirectories.Listing;
+import org.kreplica.spark.ReadException.NotForThisReader;
+import org.kreplica.spark.Segment.SegmentWindow;
 
 /**
  * A snapshot of a partition's log: its segments, and the offsets between which it may be read.

@@ -10,6 +10,12 @@ import java.util.Map;
 import java.util.SortedMap;
 import java.util.SortedSet;
 import java.util.TreeMap;
+import org.apache.spark.sql.connector.read.InputPartition;
+import org.kreplica.spark.BatchRecords.BadRecords;
+import org.kreplica.spark.BatchRecords.RecordCursor;
+import org.kreplica.spark.LogEnd.Bounds;
+import org.kreplica.spark.ReadOptions.Position;
+import org.kreplica.spark.Segment.SegmentWindow;
 
 /**
  * Plans a read: partitions from a subscription, offsets from positions, tasks from ranges. It looks at indexes and
@@ -212,6 +218,84 @@ final class Planner {
             return wanted;
         } finally {
             window.close();
+        }
+    }
+
+    /** The work of one task: the offsets [start, stop) of the partition in a directory. Immutable. */
+    static final class LogRange implements InputPartition {
+        private static final long serialVersionUID = 1;
+        static final LogRange NOTHING = new LogRange(new TopicPartition("", 0), null, 0, 0, Long.MIN_VALUE);
+
+        final TopicPartition at;
+        final String directory;
+        final long start;
+        final long stop;
+        /** The earliest wanted time (ms since 1970); a reader may also return earlier records. */
+        final long fromTime;
+
+        LogRange(TopicPartition at, String directory, long start, long stop, long fromTime) {
+            this.at = at;
+            this.directory = directory;
+            this.start = start;
+            this.stop = stop;
+            this.fromTime = fromTime;
+        }
+
+        LogRange between(long first, long end) {
+            return new LogRange(at, directory, first, end, fromTime);
+        }
+    }
+
+    /** Searches a log by time, with the time indexes. */
+    static final class TimestampSearch {
+        private TimestampSearch() {
+        }
+
+        /** Returns the first offset below `end` with this time (ms since 1970) or a later one, else -1. */
+        static long offsetFor(PartitionLog log, long end, long timestamp) throws IOException {
+            for (int i = log.segmentOf(log.logStartOffset); i < log.segments.length; i++) {
+                Segment segment = log.segments[i];
+                if (segment.baseOffset >= end) {
+                    return -1;
+                }
+                long next = i + 1 < log.segments.length ? log.segments[i + 1].baseOffset : end;
+                long first = Math.max(log.logStartOffset, segment.offsetBefore(timestamp));
+                long found = first < next ? search(log, first, Math.min(next, end), timestamp) : -1;
+                if (found >= 0) {
+                    return found;
+                }
+            }
+            return -1;
+        }
+
+        private static long search(PartitionLog log, long first, long end, long timestamp) throws IOException {
+            LogRange range = new LogRange(log.at, log.directory, first, end, timestamp);
+            // The times of damaged records are unknown; the answer is the first readable record.
+            RangeWalk walk = new RangeWalk(log, range);
+            try {
+                return search(walk, first, end, timestamp);
+            } finally {
+                walk.close();
+            }
+        }
+
+        private static long search(RangeWalk walk, long first, long end, long timestamp) throws IOException {
+            BatchRecords records = new BatchRecords(walk, true);
+            while (records.nextBatch()) {
+                RecordCursor cursor = records.cursor;
+                try {
+                    while (cursor.left > 0) {
+                        cursor.next();
+                        if (cursor.timestamp >= timestamp && cursor.offset >= first && cursor.offset < end) {
+                            return cursor.offset;
+                        }
+                    }
+                } catch (BadRecords error) {
+                    walk.skipRecords(error.getMessage());
+                }
+                records.reuse();
+            }
+            return -1;
         }
     }
 }

@@ -9,6 +9,8 @@ import org.apache.spark.sql.connector.expressions.Literal;
 import org.apache.spark.sql.connector.expressions.NamedReference;
 import org.apache.spark.sql.connector.expressions.filter.Predicate;
 import org.apache.spark.unsafe.types.UTF8String;
+import org.kreplica.spark.Planner.LogRange;
+import org.kreplica.spark.Planner.TimestampSearch;
 
 /**
  * Turns filters on offset, partition, topic and timestamp into ranges, so that excluded records are not read.

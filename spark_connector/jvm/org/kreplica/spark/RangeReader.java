@@ -5,6 +5,10 @@ import java.nio.ByteBuffer;
 import org.apache.spark.sql.connector.read.PartitionReader;
 import org.apache.spark.sql.types.StructType;
 import org.apache.spark.sql.vectorized.ColumnarBatch;
+import org.kreplica.spark.BatchRecords.BadRecords;
+import org.kreplica.spark.BatchRecords.RecordCursor;
+import org.kreplica.spark.Planner.LogRange;
+import org.kreplica.spark.ReaderFactory.ReadSettings;
 
 /** Returns a task's records as columns that point into the bytes read from segments. One thread. */
 final class RangeReader implements PartitionReader {

@@ -70,6 +70,15 @@ class ReadException extends IllegalArgumentException implements SparkThrowable {
         if (fail) {
             throw new ReadException(text + "; with failOnDataLoss=false the read continues with what exists");
         }
-        Logs.logger.warn("{}; the read continues with what exists", text);
+        KreplicaProvider.LOGGER.warn("{}; the read continues with what exists", text);
+    }
+
+    /** Only the Python reader can read this; the message says why. */
+    static final class NotForThisReader extends ReadException {
+        private static final long serialVersionUID = 1;
+
+        NotForThisReader(String message) {
+            super(message);
+        }
     }
 }

@@ -1,10 +1,12 @@
 package org.kreplica.spark;
 
 import java.io.IOException;
+import java.io.Serializable;
 import org.apache.spark.sql.connector.read.InputPartition;
 import org.apache.spark.sql.connector.read.PartitionReader;
 import org.apache.spark.sql.connector.read.PartitionReaderFactory;
 import org.apache.spark.sql.types.StructType;
+import org.kreplica.spark.Planner.LogRange;
 
 /** Creates the readers of tasks, on the executors. Immutable. */
 final class ReaderFactory implements PartitionReaderFactory {
@@ -40,6 +42,21 @@ final class ReaderFactory implements PartitionReaderFactory {
             return new RangeReader(range, schema, settings, limit);
         } catch (IOException error) {
             throw ReadException.of(error);
+        }
+    }
+
+    /** What a task needs besides its range. Immutable. */
+    static final class ReadSettings implements Serializable {
+        private static final long serialVersionUID = 1;
+
+        final boolean committed;
+        final boolean skipDamaged;
+        final boolean failOnDataLoss;
+
+        ReadSettings(ReadOptions options) {
+            committed = options.committed;
+            skipDamaged = options.skipDamaged;
+            failOnDataLoss = options.failOnDataLoss;
         }
     }
 }

@@ -1,12 +1,20 @@
 package org.kreplica.spark;
 
 import java.nio.ByteBuffer;
+import java.util.Arrays;
 import org.apache.spark.sql.execution.vectorized.ConstantColumnVector;
+import org.apache.spark.sql.types.ArrayType;
+import org.apache.spark.sql.types.DataType;
+import org.apache.spark.sql.types.Decimal;
 import org.apache.spark.sql.types.StructField;
 import org.apache.spark.sql.types.StructType;
 import org.apache.spark.sql.vectorized.ColumnVector;
+import org.apache.spark.sql.vectorized.ColumnarArray;
 import org.apache.spark.sql.vectorized.ColumnarBatch;
+import org.apache.spark.sql.vectorized.ColumnarMap;
 import org.apache.spark.unsafe.types.UTF8String;
+import org.kreplica.spark.BatchRecords.BadRecords;
+import org.kreplica.spark.BatchRecords.RecordCursor;
 
 /** Some thousand rows as Spark's columns, only the wanted ones; reused for the next rows. */
 final class RowBatch {
@@ -120,5 +128,245 @@ final class RowBatch {
         }
         batch.setNumRows(rows);
         return batch;
+    }
+
+    /** The headers of each record as an array of (key, value), null for a record without, as in Spark's own source. */
+    static final class HeadersVector extends FixedVector {
+        private final Pairs pairs;
+        private final int[] firsts;
+        private final int[] counts;
+        private int size;
+        private int nulls;
+
+        HeadersVector(DataType type, int capacity) {
+            super(type);
+            pairs = new Pairs((StructType) ((ArrayType) type).elementType(), capacity);
+            firsts = new int[capacity];
+            counts = new int[capacity];
+        }
+
+        void clear() {
+            size = 0;
+            nulls = 0;
+            pairs.keys.clear();
+            pairs.values.clear();
+        }
+
+        void begin(int count) {
+            firsts[size] = pairs.keys.size();
+            counts[size++] = count;
+            if (count == 0) {
+                nulls++;
+            }
+        }
+
+        void key(int position, int length) {
+            pairs.keys.add(position, length);
+        }
+
+        void value(int position, int length) {
+            pairs.values.add(position, length);
+        }
+
+        void lieIn(ByteBuffer bytes) {
+            pairs.keys.lieIn(bytes);
+            pairs.values.lieIn(bytes);
+        }
+
+        public boolean hasNull() {
+            return nulls > 0;
+        }
+
+        public int numNulls() {
+            return nulls;
+        }
+
+        public boolean isNullAt(int row) {
+            return counts[row] == 0;
+        }
+
+        public ColumnarArray getArray(int row) {
+            return counts[row] == 0 ? null : new ColumnarArray(pairs, firsts[row], counts[row]);
+        }
+
+        private static final class Pairs extends FixedVector {
+            final BytesVector keys;
+            final BytesVector values;
+
+            Pairs(StructType type, int capacity) {
+                super(type);
+                keys = new BytesVector(type.fields()[0].dataType(), capacity);
+                values = new BytesVector(type.fields()[1].dataType(), capacity);
+            }
+
+            public ColumnVector getChild(int ordinal) {
+                return ordinal == 0 ? keys : values;
+            }
+        }
+    }
+}
+
+/** The base of our columns: refuses every access that Spark's interface has; each kind overrides what it supports. */
+abstract class FixedVector extends ColumnVector {
+    FixedVector(DataType type) {
+        super(type);
+    }
+
+    public void close() {
+    }
+
+    public boolean hasNull() {
+        return false;
+    }
+
+    public int numNulls() {
+        return 0;
+    }
+
+    public boolean isNullAt(int row) {
+        return false;
+    }
+
+    public boolean getBoolean(int row) {
+        throw wrongType();
+    }
+
+    public byte getByte(int row) {
+        throw wrongType();
+    }
+
+    public short getShort(int row) {
+        throw wrongType();
+    }
+
+    public int getInt(int row) {
+        throw wrongType();
+    }
+
+    public long getLong(int row) {
+        throw wrongType();
+    }
+
+    public float getFloat(int row) {
+        throw wrongType();
+    }
+
+    public double getDouble(int row) {
+        throw wrongType();
+    }
+
+    public ColumnarArray getArray(int row) {
+        throw wrongType();
+    }
+
+    public ColumnarMap getMap(int row) {
+        throw wrongType();
+    }
+
+    public Decimal getDecimal(int row, int precision, int scale) {
+        throw wrongType();
+    }
+
+    public UTF8String getUTF8String(int row) {
+        throw wrongType();
+    }
+
+    public byte[] getBinary(int row) {
+        throw wrongType();
+    }
+
+    public ColumnVector getChild(int ordinal) {
+        throw wrongType();
+    }
+
+    private UnsupportedOperationException wrongType() {
+        return new UnsupportedOperationException("not supported by a column of " + dataType().simpleString());
+    }
+}
+
+/** Offsets, timestamps (microseconds) or timestamp types. */
+final class NumbersVector extends FixedVector {
+    final long[] values;
+
+    NumbersVector(DataType type, int capacity) {
+        super(type);
+        values = new long[capacity];
+    }
+
+    public int getInt(int row) {
+        return (int) values[row];
+    }
+
+    public long getLong(int row) {
+        return values[row];
+    }
+}
+
+/**
+ * Keys or values, as positions in the bytes read from the segment or decompressed. Getting one makes the only copy.
+ */
+final class BytesVector extends FixedVector {
+    private ByteBuffer data;
+    private int[] positions;
+    private int[] lengths;
+    private int size;
+    private int nulls;
+
+    BytesVector(DataType type, int capacity) {
+        super(type);
+        positions = new int[capacity];
+        lengths = new int[capacity];
+    }
+
+    void clear() {
+        size = 0;
+        nulls = 0;
+    }
+
+    /** Adds a position; `length` -1 means null. */
+    void add(int position, int length) {
+        if (size == positions.length) {
+            positions = Arrays.copyOf(positions, size * 2);
+            lengths = Arrays.copyOf(lengths, size * 2);
+        }
+        positions[size] = position;
+        lengths[size++] = length;
+        if (length < 0) {
+            nulls++;
+        }
+    }
+
+    int size() {
+        return size;
+    }
+
+    /** Sets the bytes that all positions refer to. */
+    void lieIn(ByteBuffer bytes) {
+        data = bytes;
+    }
+
+    public boolean hasNull() {
+        return nulls > 0;
+    }
+
+    public int numNulls() {
+        return nulls;
+    }
+
+    public boolean isNullAt(int row) {
+        return lengths[row] < 0;
+    }
+
+    public byte[] getBinary(int row) {
+        if (lengths[row] < 0) {
+            return null;
+        }
+        byte[] bytes = new byte[lengths[row]];
+        data.get(positions[row], bytes);
+        return bytes;
+    }
+
+    public UTF8String getUTF8String(int row) {
+        return UTF8String.fromBytes(getBinary(row));
     }
 }
