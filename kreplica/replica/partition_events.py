@@ -27,11 +27,18 @@ MOST_NAMES = 3
 
 
 class PartitionEvents:
-    """Logs for broker `broker_id`, which hosts `partitions`."""
+    """Logs for broker `broker_id`, which hosts `partitions`.
 
-    def __init__(self, broker_id: int, partitions: Iterable[Partition]) -> None:
+    `is_shutting_down()`: whether the broker asked the controller to move its leaderships away.
+    """
+
+    def __init__(
+        self, broker_id: int, partitions: Iterable[Partition], is_shutting_down: Callable[[], bool]
+    ) -> None:
         self._broker_id = broker_id
         self._partitions = partitions
+        self._is_shutting_down = is_shutting_down
+        self._handed_over = 0  # leaderships lost in a controlled shutdown
         self._counts: Counter[str] = Counter()
 
     def leadership_taken(self, partition: Partition) -> None:
@@ -48,7 +55,13 @@ class PartitionEvents:
         )
 
     def leadership_lost(self, partition: Partition, end_offset: int, why: str) -> None:
-        """Log that the broker no longer leads the partition. `end_offset`: its log end then."""
+        """Log that the broker no longer leads the partition. `end_offset`: its log end then.
+
+        In a controlled shutdown leaderships are only counted; `stopped` logs their number.
+        """
+        if self._is_shutting_down():
+            self._handed_over += 1
+            return
         self._log(
             "leadership lost",
             "%s: broker %d is no longer the leader since epoch %d: %s; its log ends at %d",
@@ -73,6 +86,12 @@ class PartitionEvents:
                 change.leader_epoch,
                 change.partition_epoch,
             )
+
+    def stopped(self) -> None:
+        """Log how many partitions the broker handed over before it stopped."""
+        if self._handed_over:
+            count = "1 partition" if self._handed_over == 1 else f"{self._handed_over} partitions"
+            LOGGER.info("broker %d: handed over the leadership of %s", self._broker_id, count)
 
     def _log(self, kind: str, text: str, *values: object) -> None:
         self._counts[kind] += 1

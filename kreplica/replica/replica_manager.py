@@ -101,7 +101,9 @@ class ReplicaManager:
         self.metrics = metrics or MetricRegistry()
         self.log_manager = log_manager
         self.partitions = HostedPartitions(metadata_cache.contains)
-        self.events = PartitionEvents(broker_id, self.partitions)
+        self.events = PartitionEvents(
+            broker_id, self.partitions, partial(metadata_cache.is_broker_shutting_down, broker_id)
+        )
         self._loop = loop = new_loop("replica-manager")
         self.delayed = DelayedRequests(clock, loop, self.metrics)
         self.quotas = ReplicationQuotas(broker_id, config, clock)
@@ -218,6 +220,7 @@ class ReplicaManager:
         self.delayed.shutdown()
         self.fetches.shutdown()
         self.checkpoint_high_watermarks()
+        self.events.stopped()
 
     def checkpoint_high_watermarks(self) -> None:
         """Write every log's high watermark, including partitions without a role (KAFKA-1647)."""

@@ -7,14 +7,16 @@
     advertised.listeners=PLAINTEXT://a.example.org:9092
     controller.quorum.voters=1@10.0.0.1:9093,2@10.0.0.2:9093,3@10.0.0.3:9093
 
-A listener without a host listens on 127.0.0.1 only. A voter without a controller listener gets one at its
-address in controller.quorum.voters; if that is the address of the client listener, one port serves both. An
-unknown name is rejected, with the nearest known one. Stateless; any thread.
+A listener without a host listens on all interfaces; as in Kafka, clients and nodes are given the machine's
+host name for it. Without any listener a broker listens on 127.0.0.1. A voter without a controller listener
+gets one at its address in controller.quorum.voters; if that is the address of the client listener, one port
+serves both. An unknown name is rejected, with the nearest known one. Stateless; any thread.
 """
 
 from __future__ import annotations
 
 import difflib
+import socket
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -63,9 +65,9 @@ MAX_FILE_BYTES = 1 << 20
 class KafkaConfig:
     """A node, its listeners, and the addresses of the quorum's voters.
 
-    `listeners`: all of them, with the scope of each. `listen`: the listener for clients, or for a pure
-    controller its own. `voters`: the voters of controller.quorum.voters, and the bootstrap servers under
-    negative ids.
+    `listeners`: all of them, with the scope of each; the host "" means all interfaces. `listen`: the listener
+    for clients, or for a pure controller its own. `voters`: the voters of controller.quorum.voters, and the
+    bootstrap servers under negative ids.
     """
 
     node: NodeConfig
@@ -249,7 +251,8 @@ class _Parser:
                 raise InvalidConfig(
                     f"advertised.listeners: clients cannot connect to {address[0]}; name a host"
                 )
-            endpoints.append(Endpoint(name=name, host=address[0], port=address[1], security_protocol=0))
+            host = address[0] or socket.getfqdn()
+            endpoints.append(Endpoint(name=name, host=host, port=address[1], security_protocol=0))
         return tuple(endpoints)
 
     def _of_controller(
@@ -263,7 +266,7 @@ class _Parser:
             return ()
         # A shared listener has another name; the quorum expects the controller listener's name.
         name = name if controllers else self._controller_names()[0]
-        return (Endpoint(name=name, host=host, port=port, security_protocol=0),)
+        return (Endpoint(name=name, host=host or socket.getfqdn(), port=port, security_protocol=0),)
 
     # ---- values -------------------------------------------------------------------------------------------
 
@@ -308,17 +311,23 @@ def _parse_listeners(what: str, words: list[str]) -> dict[str, Address]:
         name, separator, address = word.partition("://")
         if not name or not separator or name in found:
             raise InvalidConfig(f"{what}: {word[:80]!r} is not NAME://host:port, or its name is repeated")
-        found[name] = parse_address(what, address)
+        found[name] = _parse_address(what, address)
     return found
 
 
 def parse_address(what: str, text: str) -> Address:
     """Parse `host:port`, `[host]:port` or `:port` (this machine only). Raises InvalidConfig."""
+    host, port = _parse_address(what, text)
+    return host or LOOPBACK, port
+
+
+def _parse_address(what: str, text: str) -> Address:
+    """Parse an address whose host may be missing, as "". Raises InvalidConfig."""
     host, separator, port = text.rpartition(":")
     host = host[1:-1] if host.startswith("[") and host.endswith("]") else host
     if not separator or not (port.isascii() and port.isdecimal() and len(port) <= 5 and int(port) <= 0xFFFF):
         raise InvalidConfig(f"{what}: {text[:80]!r} is not host:port")
-    return host or LOOPBACK, int(port)
+    return host, int(port)
 
 
 def _addresses(voters: VoterSet) -> dict[int, Address]:

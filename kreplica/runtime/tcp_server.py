@@ -17,6 +17,7 @@ outside the event loop; everything else happens in it.
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import os
 import socket
@@ -37,6 +38,7 @@ LOGGER = logging.getLogger(__name__)
 # API key, version and correlation id.
 SMALLEST_REQUEST = 8
 BACKLOG = 512
+NO_SUCH_FAMILY = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL)
 
 # Takes an answer's buffers (None: no answer), or the error that closes the connection.
 Answered = Callable[[list[Any] | None, BaseException | None], object]
@@ -139,7 +141,10 @@ class TcpServer:
         self._sweep: asyncio.TimerHandle | None = None
 
     def bind(self, host: str, port: int) -> tuple[str, int]:
-        """Bind the port (0: a free one); return the address. Raises OSError, which names host and port."""
+        """Bind the port (0: a free one); return the address. The host "" means all interfaces.
+
+        Raises OSError, which names host and port.
+        """
         self._sockets = _listening_sockets(host, port)
         taken = self._sockets[0].getsockname()
         return taken[0], taken[1]
@@ -472,25 +477,39 @@ def _client_id(frame: memoryview) -> str:
 
 
 def _listening_sockets(host: str, port: int) -> list[socket.socket]:
-    """Return a socket for each address of the host, all on one port.
+    """Return a socket for each address of the host, all on one port; "" means all interfaces.
 
     Raises OSError, which names host and port.
     """
     made: list[socket.socket] = []
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         for family, _, _, _, address in dict.fromkeys(found):
-            made.append(socket.socket(family, socket.SOCK_STREAM))
-            made[-1].setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if family == socket.AF_INET6:
-                made[-1].setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-            taken = made[0].getsockname()[1] if len(made) > 1 else port
-            made[-1].bind((address[0], taken, *address[2:]))
-            # Two sockets may bind the same port as long as neither listens.
-            made[-1].listen(BACKLOG)
+            taken = made[0].getsockname()[1] if made else port
+            try:
+                made.append(_listening_socket(family, (address[0], taken, *address[2:])))
+            except OSError as error:
+                # A machine may lack IPv6, or IPv4.
+                if host or error.errno not in NO_SUCH_FAMILY:
+                    raise
     except OSError as error:
         for each in made:
             each.close()
         why = os.strerror(error.errno) if error.errno is not None and error.errno > 0 else error.strerror
         raise OSError(error.errno, f"cannot listen on {host}:{port}: {why}") from error
+    return made
+
+
+def _listening_socket(family: int, address: tuple[Any, ...]) -> socket.socket:
+    made = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        made.bind(address)
+        # Two sockets may bind the same port as long as neither listens.
+        made.listen(BACKLOG)
+    except OSError:
+        made.close()
+        raise
     return made

@@ -35,6 +35,16 @@ def test_leadership_is_logged_when_it_is_taken_and_when_it_is_lost(caplog) -> No
     ]
 
 
+def test_a_broker_that_stops_in_order_counts_what_it_hands_over(caplog, monkeypatch) -> None:
+    at = Replicas()
+    monkeypatch.setattr(at.manager(1).events, "_is_shutting_down", lambda: True)
+    at.settle()
+    at.elect(2)
+    at.manager(1).shutdown()
+    assert said(caplog, "no longer") == []
+    assert said(caplog, "handed over") == ["broker 1: handed over the leadership of 1 partition"]
+
+
 def test_a_replica_that_leaves_the_isr_and_comes_back_is_logged_with_reason_and_offsets(caplog) -> None:
     at = Replicas()
     at.cluster.kill(3)

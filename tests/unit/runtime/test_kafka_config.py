@@ -59,15 +59,29 @@ def test_listeners_of_brokers_and_controllers_and_what_clients_are_told() -> Non
     assert [(each.host, each.port) for each in config.node.endpoints] == [("a.example.org", 19092)]
 
 
+def test_a_listener_without_a_host_is_on_all_interfaces_and_advertised_by_the_machines_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("socket.getfqdn", lambda: "node.example.org")
+    config = parse(controller_quorum_voters="", listeners="PLAINTEXT://:9092,CONTROLLER://:9093")
+    assert list(config.listeners) == [("", 9092), ("", 9093)]
+    assert [(each.host, each.port) for each in config.node.endpoints] == [("node.example.org", 9092)]
+    assert [(each.host, each.port) for each in config.node.controller_endpoints] == [
+        ("node.example.org", 9093)
+    ]
+    advertised = parse(listeners="PLAINTEXT://:9092", advertised_listeners="PLAINTEXT://:19092")
+    assert [(each.host, each.port) for each in advertised.node.endpoints] == [("node.example.org", 19092)]
+
+
 def test_a_controller_alone_listens_as_such() -> None:
     config = parse(process_roles="controller", listeners="CONTROLLER://:9093")
-    assert (config.listen, config.listeners) == (("127.0.0.1", 9093), {("127.0.0.1", 9093): AMONG_NODES})
+    assert (config.listen, config.listeners) == (("", 9093), {("", 9093): AMONG_NODES})
     assert config.node.endpoints == ()
 
 
 def test_a_controllers_listener_may_have_another_name() -> None:
     config = parse(listeners="PLAINTEXT://:1,QUORUM://:2", controller_listener_names="QUORUM")
-    assert list(config.listeners) == [("127.0.0.1", 1), ("127.0.0.1", 2)]
+    assert list(config.listeners) == [("", 1), ("", 2)]
 
 
 def test_a_port_that_the_voters_know_and_clients_use_is_for_all() -> None:
@@ -88,7 +102,7 @@ def test_where_other_nodes_may_find_a_broker_only_at_its_clients_port_they_are_a
 def test_brokers_have_a_listener_of_their_own_where_it_is_named() -> None:
     listeners = "INNER://:9094,PLAINTEXT://:9092"
     config = parse(node_id=7, listeners=listeners, inter_broker_listener_name="INNER")
-    assert config.listeners == {("127.0.0.1", 9092): Scope.CLIENTS, ("127.0.0.1", 9094): Scope.BROKERS}
+    assert config.listeners == {("", 9092): Scope.CLIENTS, ("", 9094): Scope.BROKERS}
     assert [each.name for each in config.node.endpoints] == ["PLAINTEXT", "INNER"]
 
 

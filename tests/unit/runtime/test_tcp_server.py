@@ -478,6 +478,16 @@ def test_a_port_that_is_taken_is_named_and_the_other_one_stays(thread: EventLoop
             assert read_frame(client) == body(1)
 
 
+def test_no_host_means_all_interfaces(thread: EventLoopThread) -> None:
+    with contextlib.closing(TcpServer(thread, by_futures(echo))) as server:
+        host, port = server.bind("", 0)
+        assert host in ("0.0.0.0", "::")
+        server.start()
+        with connected(("127.0.0.1", port)) as client:
+            client.sendall(framed(body(1)))
+            assert read_frame(client) == body(1)
+
+
 def test_a_host_that_nobody_knows_is_named(thread: EventLoopThread) -> None:
     with pytest.raises(OSError, match=r"cannot listen on no\.such\.host\.invalid:9092"):
         TcpServer(thread, by_futures(echo)).bind("no.such.host.invalid", 9092)
