@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from functools import partial
 from itertools import islice
 
 from kio.schema.assign_replicas_to_dirs.v0.request import (
@@ -24,7 +23,7 @@ from kio.schema.assign_replicas_to_dirs.v0.request import (
 )
 from kio.schema.assign_replicas_to_dirs.v0.response import AssignReplicasToDirsResponse
 
-from kreplica.common.controller_requests import ControllerRequests
+from kreplica.common.controller_requests import ControllerRequests, OneAtATime
 from kreplica.common.errors import UnknownTopicId, UnknownTopicOrPartition
 from kreplica.common.future import Future
 from kreplica.common.ports import Loop, Transport
@@ -57,17 +56,17 @@ class AssignmentsManager:
         self._broker_id = broker_id
         self._broker_epoch = broker_epoch
         self._loop = loop
-        self._requests = ControllerRequests(
+        requests = ControllerRequests(
             controller,
             transport=transport,
             loop=loop,
             request_timeout_ms=REQUEST_TIMEOUT_MS,
             retry_backoff_ms=RETRY_MS,
         )
+        self._reports = OneAtATime(requests, self._request, self._take)
         # Owned by the loop:
         self._waiting: dict[Replica, Uuid] = {}
         self._sent: dict[Replica, Uuid] = {}
-        self._is_busy = False  # a request is in flight or a retry is scheduled
         self._is_closed = False
 
     @property
@@ -85,15 +84,11 @@ class AssignmentsManager:
 
     def _add(self, replica: Replica, directory: Uuid) -> None:
         self._waiting[replica] = directory
-        if not self._is_busy:
-            # Assignments that are added at the same time are sent in the same request.
-            self._is_busy = True
-            self._loop.post(partial(self._requests.ask, self._request, self._take))
+        self._reports.begin_later(self._loop)
 
     def _request(self) -> AssignReplicasToDirsRequest | None:
         """Return the next request; None if there is nothing to report."""
         if self._is_closed or not self._waiting:
-            self._is_busy = False
             return None
         sent = self._sent = dict(islice(self._waiting.items(), MAX_ASSIGNMENTS_PER_REQUEST))
         by_directory: dict[Uuid, dict[Uuid, list[int]]] = {}
@@ -131,8 +126,6 @@ class AssignmentsManager:
         refused = self._settle(self._sent, reply.result())
         # Put them at the end of the line, so that others go first.
         self._waiting.update(refused)
-        if not refused:
-            self._requests.ask(self._request, self._take)
         return bool(refused)
 
     def _settle(

@@ -19,7 +19,7 @@ from typing import Any
 from kio.schema.controller_registration.v0.request import ControllerRegistrationRequest, Feature, Listener
 from kio.schema.controller_registration.v0.response import ControllerRegistrationResponse
 
-from kreplica.common.controller_requests import ControllerRequests
+from kreplica.common.controller_requests import ControllerRequests, OneAtATime
 from kreplica.common.future import Future
 from kreplica.common.ports import Loop, Transport
 from kreplica.common.types import Uuid
@@ -59,18 +59,18 @@ class ControllerRegistrationManager:
         self._incarnation_id = incarnation_id
         self._endpoints = endpoints
         self._loop = loop
-        self._requests = ControllerRequests(
+        requests = ControllerRequests(
             controller,
             transport=transport,
             loop=loop,
             request_timeout_ms=REQUEST_TIMEOUT_MS,
             retry_backoff_ms=RETRY_MS,
         )
+        self._registrations = OneAtATime(requests, self._request, self._take)
         # Owned by the quorum's loop: whether a registration was missing in the last metadata.
         self._was_missing = False
         # Owned by this manager's loop:
         self._is_missing = False
-        self._is_asking = False
 
     def on_metadata_update(
         self, delta: MetadataDelta, metadata: ClusterMetadata, applied: OffsetAndEpoch
@@ -92,13 +92,11 @@ class ControllerRegistrationManager:
 
     def _look(self, is_missing: bool) -> None:
         self._is_missing = is_missing
-        if is_missing and not self._is_asking:
-            self._is_asking = True
-            self._requests.ask(self._request, self._take)
+        if is_missing:
+            self._registrations.begin()
 
     def _request(self) -> ControllerRegistrationRequest | None:
         if not self._is_missing:
-            self._is_asking = False
             return None
         return ControllerRegistrationRequest(
             controller_id=self._node_id,
@@ -128,5 +126,5 @@ class ControllerRegistrationManager:
             LOGGER.info("controller %d: could not register, retrying: %s", self._node_id, error)
             return True
         # The registration is committed. The metadata will have it in a moment.
-        self._is_missing = self._is_asking = False
+        self._is_missing = False
         return False

@@ -17,7 +17,7 @@ from functools import partial
 
 from kio.schema.elect_leaders.v2.request import ElectLeadersRequest, TopicPartitions
 
-from kreplica.common.controller_requests import ControllerRequests
+from kreplica.common.controller_requests import ControllerRequests, OneAtATime
 from kreplica.common.ports import Loop, Transport
 from kreplica.controller.replication_control import HANDOVER
 from kreplica.replica.partition import Partition
@@ -31,16 +31,17 @@ class HandoverRequests:
 
     def __init__(self, *, controller: Callable[[], int | None], transport: Transport, loop: Loop) -> None:
         self._loop = loop
-        self._requests = ControllerRequests(
+        requests = ControllerRequests(
             controller,
             transport=transport,
             loop=loop,
             request_timeout_ms=REQUEST_TIMEOUT_MS,
             retry_backoff_ms=RETRY_MS,
         )
+        # The answer does not matter: the metadata shows who leads.
+        self._requests = OneAtATime(requests, self._request, lambda _: True)
         # Owned by the loop: the partitions to hand over, and whether each handover is still wanted.
         self._wanted: dict[Partition, Callable[[], bool]] = {}
-        self._is_asking = False
         self._is_closed = False
 
     def ask(self, partition: Partition, is_wanted: Callable[[], bool] | None = None) -> None:
@@ -56,17 +57,13 @@ class HandoverRequests:
 
     def _ask(self, partition: Partition, is_wanted: Callable[[], bool]) -> None:
         self._wanted[partition] = is_wanted
-        if not self._is_asking:
-            self._is_asking = True
-            # The answer does not matter: the metadata shows who leads.
-            self._requests.ask(self._request, lambda _: True)
+        self._requests.begin()
 
     def _request(self) -> ElectLeadersRequest | None:
         for partition, is_wanted in list(self._wanted.items()):
             if not is_wanted():
                 del self._wanted[partition]
         if self._is_closed or not self._wanted:
-            self._is_asking = False
             return None
         topics: dict[str, list[int]] = {}
         for partition in self._wanted:

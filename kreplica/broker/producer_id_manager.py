@@ -18,7 +18,7 @@ from kio.schema.errors import ErrorCode
 from kio.schema.init_producer_id.v4.request import InitProducerIdRequest
 from kio.schema.init_producer_id.v4.response import InitProducerIdResponse
 
-from kreplica.common.controller_requests import ControllerRequests
+from kreplica.common.controller_requests import ControllerRequests, OneAtATime
 from kreplica.common.errors import CoordinatorLoadInProgress, TransactionalIdAuthorizationFailed
 from kreplica.common.future import Future, resolved, then
 from kreplica.common.ports import Loop, Transport
@@ -48,17 +48,17 @@ class ProducerIdManager:
         self._broker_id = broker_id
         self._broker_epoch = broker_epoch
         self._loop = loop
-        self._requests = ControllerRequests(
+        requests = ControllerRequests(
             controller,
             transport=transport,
             loop=loop,
             request_timeout_ms=REQUEST_TIMEOUT_MS,
             retry_backoff_ms=RETRY_BACKOFF_MS,
         )
+        self._blocks = OneAtATime(requests, self._request, self._take)
         # Owned by the loop:
         self._next = self._end = 0
         self._waiting: deque[Future[int]] = deque()
-        self._is_asking = False
 
     def generate(self) -> Future[int]:
         """Return a future of a new id. It fails with CoordinatorLoadInProgress if no controller allocates
@@ -90,13 +90,11 @@ class ProducerIdManager:
             future = self._waiting.popleft()
             self._next += 1
             future.set_result(self._next - 1)
-        if self._waiting and not self._is_asking:
-            self._is_asking = True
-            self._requests.ask(self._request, self._take)
+        if self._waiting:
+            self._blocks.begin()
 
     def _request(self) -> AllocateProducerIdsRequest | None:
         if not self._waiting:
-            self._is_asking = False
             return None
         return AllocateProducerIdsRequest(broker_id=self._broker_id, broker_epoch=self._broker_epoch())
 
@@ -108,7 +106,6 @@ class ProducerIdManager:
             return True
         block = reply.result()
         self._next, self._end = block.producer_id_start, block.producer_id_start + block.producer_id_len
-        self._is_asking = False
         self._serve()
         return False
 

@@ -1,9 +1,8 @@
 """ControllerRequests: sends requests to the active controller and retries until the answer is accepted.
 
 The controller may be unknown, may change at any moment, or may not answer. A request is built anew for each
-try, since the cluster may have changed meanwhile. Thread rule: `ask` runs in the loop, and so do the
-functions
-passed to it.
+try, since the cluster may have changed meanwhile. Thread rule: the methods run in the loop, and so do the
+functions passed to them.
 """
 
 from __future__ import annotations
@@ -44,8 +43,8 @@ class ControllerRequests:
         """Send what `make` returns, and retry after the back-off while `take` asks for it.
 
         `make()` returns the current request, or None to stop. `take(reply)` gets the finished reply,
-        successful
-        or failed, and returns True to retry. `left_ms()`: the time left, which shortens the request timeout.
+        successful or failed, and returns True to retry. `left_ms()`: the time left, which shortens the
+        request timeout.
         """
         request = make()
         if request is None:
@@ -66,3 +65,46 @@ class ControllerRequests:
     ) -> None:
         if take(reply):
             self._loop.post_later(again, self._retry_backoff_ms)
+
+
+class OneAtATime:
+    """Sends one request at a time, as long as there is something to request.
+
+    `make()` returns the next request, or None if nothing is left. `take(reply)` gets the finished reply,
+    successful or failed, and returns True to retry after the back-off; else the next request follows at once.
+    """
+
+    def __init__(
+        self,
+        requests: ControllerRequests,
+        make: Callable[[], Any | None],
+        take: Callable[[Future[Any]], bool],
+    ) -> None:
+        self._requests = requests
+        self._make = make
+        self._take = take
+        self._is_busy = False  # a request is in flight or a retry is scheduled
+
+    def begin(self) -> None:
+        """Send the next request, unless one is in flight or will be retried."""
+        if not self._is_busy:
+            self._is_busy = True
+            self._requests.ask(self._next, self._taken)
+
+    def begin_later(self, loop: Loop) -> None:
+        """Call `begin` in a later step of the loop; what is added until then is in the same request."""
+        if not self._is_busy:
+            self._is_busy = True
+            loop.post(partial(self._requests.ask, self._next, self._taken))
+
+    def _next(self) -> Any | None:
+        request = self._make()
+        self._is_busy = request is not None
+        return request
+
+    def _taken(self, reply: Future[Any]) -> bool:
+        if self._take(reply):
+            return True
+        self._is_busy = False
+        self.begin()
+        return False

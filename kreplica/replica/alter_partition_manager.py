@@ -14,7 +14,6 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from kio.schema.alter_partition.v3.request import (
@@ -26,6 +25,7 @@ from kio.schema.alter_partition.v3.request import (
 from kio.schema.alter_partition.v3.response import AlterPartitionResponse
 from kio.schema.alter_partition.v3.response import PartitionData as PartitionAnswer
 
+from kreplica.common.controller_requests import ControllerRequests, OneAtATime
 from kreplica.common.errors import (
     NetworkException,
     NotController,
@@ -70,16 +70,20 @@ class AlterPartitionManager:
     ) -> None:
         self._broker_id = broker_id
         self._broker_epoch = broker_epoch
-        self._controller = controller
-        self._transport = transport
         self._loop = loop
-        self._retry_backoff_ms = retry_backoff_ms
-        self._request_timeout_ms = request_timeout_ms
+        requests = ControllerRequests(
+            controller,
+            transport=transport,
+            loop=loop,
+            request_timeout_ms=request_timeout_ms,
+            retry_backoff_ms=retry_backoff_ms,
+        )
+        self._changes = OneAtATime(requests, self._request, self._take)
         self._lock = Lock()
         # Guarded by _lock:
         self._pending: dict[TopicPartition, _Item] = {}
         # Owned by the loop:
-        self._in_flight = False
+        self._sent: list[_Item] = []  # the changes in the last request
         self._closed = False
 
     def submit(self, wanted: LeaderAndIsr, broker_epochs: Sequence[int]) -> Future[LeaderAndIsr]:
@@ -97,7 +101,7 @@ class AlterPartitionManager:
                     OperationNotAttempted(f"{wanted.topic_partition}: another change of the ISR is in flight")
                 )
             self._pending[wanted.topic_partition] = item
-        self._loop.post(self._send)
+        self._loop.post(self._changes.begin)
         return item.future
 
     def shutdown(self) -> None:
@@ -111,20 +115,11 @@ class AlterPartitionManager:
 
     # ---- in the loop --------------------------------------------------------------------------------------
 
-    def _send(self) -> None:
+    def _request(self) -> AlterPartitionRequest | None:
         with self._lock:
-            items = list(self._pending.values())
-        if self._in_flight or self._closed or not items:
-            return
-        self._in_flight = True
-        controller = self._controller()
-        if controller is None:
-            self._again_later()
-            return
-        reply = self._transport.send(controller, self._request(items), timeout_ms=self._request_timeout_ms)
-        reply.add_done_callback(lambda done: self._loop.post(partial(self._answered, items, done)))
-
-    def _request(self, items: list[_Item]) -> AlterPartitionRequest:
+            items = self._sent = list(self._pending.values())
+        if self._closed or not items:
+            return None
         topics: dict[Uuid, list[PartitionData]] = {}
         for item in items:
             wanted = item.wanted
@@ -149,24 +144,22 @@ class AlterPartitionManager:
             ),
         )
 
-    def _answered(self, items: list[_Item], reply: Future[AlterPartitionResponse]) -> None:
+    def _take(self, reply: Future[AlterPartitionResponse]) -> bool:
         if self._closed:
-            return
+            return False
         error = reply.exception()
         if error is None:
             error = error_of(reply.result().error_code)
         if isinstance(error, (NetworkException, NotController, StaleBrokerEpoch)):
             # The controller has changed, or it does not know this broker's registration yet.
-            self._again_later()
-            return
-        self._in_flight = False
+            return True
         answers = {} if error else _by_partition(reply.result())
         with self._lock:
-            for item in items:
+            for item in self._sent:
                 del self._pending[item.wanted.topic_partition]
-        for item in items:
+        for item in self._sent:
             self._settle(item, error, answers)
-        self._send()
+        return False
 
     def _settle(
         self, item: _Item, error: BaseException | None, answers: Mapping[Any, PartitionAnswer]
@@ -196,14 +189,6 @@ class AlterPartitionManager:
                 leader_recovery_state=LeaderRecoveryState(answer.leader_recovery_state),
             )
         )
-
-    def _again_later(self) -> None:
-        self._in_flight = True
-        self._loop.post_later(self._again, self._retry_backoff_ms)
-
-    def _again(self) -> None:
-        self._in_flight = False
-        self._send()
 
 
 def _by_partition(response: AlterPartitionResponse) -> dict[tuple[bytes, int], PartitionAnswer]:

@@ -6,9 +6,9 @@ import random
 
 import pytest
 
-from kreplica.common.controller_requests import ControllerRequests
+from kreplica.common.controller_requests import ControllerRequests, OneAtATime
 from kreplica.common.errors import NetworkException
-from kreplica.common.future import failed, resolved
+from kreplica.common.future import Future, failed, resolved
 from kreplica.sim.scheduler import Incarnation, SimScheduler, VirtualTime
 
 
@@ -78,3 +78,26 @@ def test_a_try_waits_no_longer_than_there_is_time(stage):
     stage.answers = [resolved("done")]
     stage.requests.ask(lambda: "a", stage.take, left_ms=lambda: 300)
     assert stage.sent == [(5, "a", 300)]
+
+
+def test_one_request_is_in_flight_and_the_next_follows_while_there_is_something_to_request(stage):
+    first, wanted = Future(), ["a"]
+    stage.answers = [first, failed(NetworkException("gone")), resolved("done")]
+    requests = OneAtATime(stage.requests, lambda: "".join(wanted) or None, stage.take)
+    requests.begin()
+    wanted.append("b")
+    requests.begin()
+    stage.scheduler.run_for(1_000)
+    assert [request for _, request, _ in stage.sent] == ["a"]
+    first.set_result("done")
+    stage.scheduler.run_for(10)
+    assert [request for _, request, _ in stage.sent] == ["a", "ab"]
+    wanted.clear()
+    stage.scheduler.run_for(1_000)
+    assert len(stage.sent) == 2
+    wanted.append("c")
+    requests.begin()
+    assert [request for _, request, _ in stage.sent] == ["a", "ab", "c"]
+    wanted.clear()
+    stage.scheduler.run_for(1_000)
+    assert len(stage.sent) == 3
