@@ -153,7 +153,7 @@ bench-page: .make/build .make/bench
 	$(BIN)/python -m bench.page
 
 settings: build
-	$(BIN)/python -m kreplica.cli.settings_page > docs/SETTINGS.md
+	$(BIN)/python docs/settings_page.py > docs/SETTINGS.md
 
 pictures: .make/build .make/bench
 	$(BIN)/python -m bench.pictures

@@ -1,15 +1,20 @@
-"""The subcommands of `kreplica`: names, arguments, options. Each is implemented in a file of its own."""
+"""The subcommands of `kreplica`: names, arguments, options. Each is implemented in a file of its own.
+
+That file is imported when the subcommand runs, so that `kreplica --help` is fast.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable, Mapping
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import typer
 
-from kreplica.cli import cluster_app, serve_app
+T = TypeVar("T")
 
 app = typer.Typer(
     help="A durable, replicated, partitioned log: inspect its files, check them, run nodes.",
@@ -422,5 +427,551 @@ def sim(
     raise typer.Exit(command.run(driver, range(seed, seed + seeds), minutes, events, reduce, as_json))
 
 
-serve_app.register(app)
-cluster_app.register(app)
+# ---- nodes ---------------------------------------------------------------------------------------------
+
+
+class LogFormat(StrEnum):
+    TEXT = "text"
+    JSON = "json"
+
+
+class LogLevel(StrEnum):
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+@app.command("format")
+def format_directories(
+    directory: Annotated[
+        list[Path],
+        typer.Option(
+            help="Log directory; may be repeated. The first holds the metadata log.", show_default=False
+        ),
+    ],
+    node_id: Annotated[int, typer.Option(min=0, max=0x7FFFFFFF, help="Id of the node.", show_default=False)],
+    cluster_id: Annotated[
+        str | None, typer.Option(help="Id of the cluster, the same on all nodes. Default: a new id.")
+    ] = None,
+    initial_controllers: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ID@HOST:PORT:DIRECTORY-ID,...",
+            help="First voters of a quorum whose voters can change later; the same on all nodes.",
+        ),
+    ] = None,
+    ignore_formatted: Annotated[
+        bool,
+        typer.Option("--ignore-formatted", help="Skip directories that are already formatted for this node."),
+    ] = False,
+    is_recovery: Annotated[
+        bool,
+        typer.Option(
+            "--recover",
+            help="Format nothing; lower a quorum epoch that has become too large. Stop all nodes, then run"
+            " this on every voter.",
+        ),
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Prepare directories for a node.
+
+    Each gets a meta.properties file with the ids of node and cluster, as Kafka writes it.
+    """
+    from kreplica.cli import format as command
+
+    paths = [str(path.absolute()) for path in directory]
+    if is_recovery:
+        if cluster_id is not None or initial_controllers is not None or ignore_formatted:
+            raise typer.BadParameter("--recover takes only --directory, --node-id and --json")
+        raise typer.Exit(command.recover(paths, node_id, as_json))
+    code = command.run(paths, node_id, cluster_id, ignore_formatted, as_json, initial_controllers)
+    raise typer.Exit(code)
+
+
+@app.command()
+def serve(
+    config: Annotated[
+        Path | None,
+        typer.Option(exists=True, dir_okay=False, help="File with Kafka's properties, .toml or .properties."),
+    ] = None,
+    node_id: Annotated[
+        int | None, typer.Option(min=0, max=0x7FFFFFFF, help="Id of the node (node.id).")
+    ] = None,
+    directory: Annotated[
+        list[Path] | None, typer.Option(help="Log directory (log.dirs); may be repeated.")
+    ] = None,
+    listen: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="Address to listen on for clients. Default: 127.0.0.1:9092."),
+    ] = None,
+    controller_listen: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT", help="Address to listen on for the quorum. Default: that of --listen."
+        ),
+    ] = None,
+    quorum: Annotated[
+        str | None,
+        typer.Option(metavar="ID@HOST:PORT,...", help="Voters of the quorum (controller.quorum.voters)."),
+    ] = None,
+    advertise: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="Address that clients connect to (advertised.listeners)."),
+    ] = None,
+    setting: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="NAME=VALUE", help="Set a property; overrides --config; may be repeated."
+        ),
+    ] = None,
+    brokers: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="For development: run this number of nodes as processes, on ports from --listen on."
+        ),
+    ] = None,
+    metrics_listen: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="Address for Prometheus metrics and health checks."),
+    ] = None,
+    log_format: Annotated[
+        LogFormat, typer.Option(help="Format of the log on standard error.")
+    ] = LogFormat.TEXT,
+    log_level: Annotated[LogLevel, typer.Option(help="Lowest level that is logged.")] = (LogLevel.INFO),
+) -> None:
+    """Run a node, or with --brokers a whole cluster.
+
+    A node runs in this process, on directories that `kreplica format` has prepared; --brokers prepares its
+    own. A node prints a line when it is ready. SIGTERM or Ctrl-C stops it in order, a second one at once.
+    """
+    from kreplica.cli import serve as command
+
+    options = command.ProcessOptions(
+        log_format=log_format, log_level=log_level, metrics_listen=metrics_listen
+    )
+    paths = [str(path.absolute()) for path in directory or []]
+    try:
+        settings = command.from_config(None if config is None else str(config), setting or [])
+        if brokers is not None:
+            for name, value in (
+                ("--node-id", node_id),
+                ("--controller-listen", controller_listen),
+                ("--quorum", quorum),
+                ("--advertise", advertise),
+            ):
+                if value is not None:
+                    raise ValueError(f"{name} belongs to one node and cannot be used with --brokers")
+            if len(paths) != 1:
+                raise ValueError("--brokers needs exactly one --directory")
+        properties = command.from_flags(
+            settings, node_id, paths, listen, controller_listen, quorum, advertise
+        )
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    if brokers is not None:
+        from kreplica.cli import supervisor
+
+        raise typer.Exit(supervisor.run(brokers, paths[0], listen, settings, options))
+    raise typer.Exit(command.run(properties, options))
+
+
+# ---- clusters ------------------------------------------------------------------------------------------
+
+
+topic_app = typer.Typer(help="Manage the topics of a Kafka-compatible cluster.", no_args_is_help=True)
+quorum_app = typer.Typer(help="Show and change the metadata quorum of a cluster.", no_args_is_help=True)
+transactions_app = typer.Typer(
+    help="Find and abort abandoned transactions.",
+    no_args_is_help=True,
+)
+
+app.add_typer(topic_app, name="topic")
+app.add_typer(quorum_app, name="quorum")
+app.add_typer(transactions_app, name="transactions")
+
+Bootstrap = Annotated[
+    str,
+    typer.Option(
+        "--bootstrap",
+        "-b",
+        envvar="KREPLICA_BOOTSTRAP",
+        metavar="HOST:PORT,...",
+        help="Addresses of some brokers.",
+    ),
+]
+DEFAULT_BOOTSTRAP = "127.0.0.1:9092"
+Name = Annotated[str, typer.Argument(help="Name of the topic.", show_default=False)]
+Names = Annotated[list[str], typer.Argument(help="Names of the topics.", show_default=False)]
+Properties = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--property", "-X", metavar="NAME=VALUE", help="Set a property of librdkafka; may be repeated."
+    ),
+]
+
+
+def _parsed(parse: Callable[[], T], hint: str) -> T:
+    try:
+        return parse()
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint=hint) from error
+
+
+# ---- topic -----------------------------------------------------------------------------------------------
+
+
+@topic_app.command("list")
+def topic_list(
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    internal: Annotated[
+        bool, typer.Option("--internal", help="Include internal topics, whose names begin with __.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """List all topics.
+
+    Shows for each how many partitions have no leader, or fewer in-sync replicas than replicas.
+    """
+    from kreplica.cli import topic as command
+
+    raise typer.Exit(command.list_topics(bootstrap, internal, as_json))
+
+
+@topic_app.command("describe")
+def topic_describe(names: Names, bootstrap: Bootstrap = DEFAULT_BOOTSTRAP, as_json: Json = False) -> None:
+    """Show the partitions and settings of topics.
+
+    Shows the leader, replicas, in-sync replicas and offsets of each partition, and the topic's own settings.
+    """
+    from kreplica.cli import topic as command
+
+    raise typer.Exit(command.describe(bootstrap, names, as_json))
+
+
+@topic_app.command("create")
+def topic_create(
+    name: Name,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    partitions: Annotated[int, typer.Option("--partitions", "-p", min=1, help="Number of partitions.")] = 1,
+    replicas: Annotated[
+        int,
+        typer.Option(
+            "--replicas",
+            "-r",
+            min=-1,
+            help="Number of replicas of each partition; -1: the cluster's default.",
+            show_default=True,
+        ),
+    ] = -1,
+    config: Annotated[
+        list[str] | None,
+        typer.Option("--config", "-c", metavar="NAME=VALUE", help="Setting of the topic; may be repeated."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Create a topic."""
+    from kreplica.cli import stock_client
+    from kreplica.cli import topic as command
+
+    settings = _parsed(lambda: stock_client.parse_properties(config or ()), "--config")
+    raise typer.Exit(command.create(bootstrap, name, partitions, replicas, settings, as_json))
+
+
+@topic_app.command("delete")
+def topic_delete(names: Names, bootstrap: Bootstrap = DEFAULT_BOOTSTRAP, as_json: Json = False) -> None:
+    """Delete topics and all their records."""
+    from kreplica.cli import topic as command
+
+    raise typer.Exit(command.delete(bootstrap, names, as_json))
+
+
+@topic_app.command("add-partitions")
+def topic_add_partitions(
+    name: Name,
+    total: Annotated[
+        int, typer.Argument(min=1, help="New number of partitions in total.", show_default=False)
+    ],
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    as_json: Json = False,
+) -> None:
+    """Add partitions to a topic.
+
+    Afterwards new records with the same key may go to another partition than before.
+    """
+    from kreplica.cli import topic as command
+
+    raise typer.Exit(command.add_partitions(bootstrap, name, total, as_json))
+
+
+@topic_app.command("config")
+def topic_config(
+    name: Name,
+    settings: Annotated[
+        list[str] | None, typer.Argument(metavar="[NAME=VALUE]...", help="Settings to change.")
+    ] = None,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    drop: Annotated[
+        list[str] | None,
+        typer.Option("--drop", metavar="NAME", help="Reset this setting to its default; may be repeated."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Change a topic's settings, or print them."""
+    from kreplica.cli import stock_client
+    from kreplica.cli import topic as command
+
+    changes = _parsed(lambda: stock_client.parse_properties(settings or ()), "SETTINGS")
+    raise typer.Exit(command.configure(bootstrap, name, changes, drop or (), as_json))
+
+
+# ---- records ---------------------------------------------------------------------------------------------
+
+
+@app.command()
+def produce(
+    topic: Name,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    file: Annotated[
+        Path | None,
+        typer.Option(
+            "--file", "-f", exists=True, dir_okay=False, help="Read this file instead of standard input."
+        ),
+    ] = None,
+    json: Annotated[
+        bool, typer.Option("--json", help="Read lines as JSON objects, as `consume --json` writes them.")
+    ] = False,
+    key_separator: Annotated[
+        str | None,
+        typer.Option("--key-separator", "-k", help="Split each line into key and value at this text."),
+    ] = None,
+    partition: Annotated[
+        int | None, typer.Option(min=0, help="Append all records to this partition.")
+    ] = None,
+    keep_partitions: Annotated[
+        bool,
+        typer.Option("--keep-partitions", help="Append each record to the partition in its JSON object."),
+    ] = False,
+    properties: Properties = None,
+    summary_json: Annotated[
+        bool, typer.Option("--summary-json", help="Print the summary as a JSON object.")
+    ] = False,
+) -> None:
+    """Append each line of the input as a record.
+
+    Returns when all in-sync replicas have acknowledged all records. Exits with 1 if some were not
+    acknowledged; the summary says how many.
+    """
+    from kreplica.cli import produce as command
+    from kreplica.cli import stock_client
+
+    if json and key_separator is not None:
+        raise typer.BadParameter(
+            "cannot be used with --json, where each object has its own key", param_hint="--key-separator"
+        )
+    if keep_partitions and (not json or partition is not None):
+        raise typer.BadParameter(
+            "needs --json, and cannot be used with --partition", param_hint="--keep-partitions"
+        )
+    separator = key_separator.encode().decode("unicode_escape").encode() if key_separator else None
+    lines = command.Lines(json, separator, keep_partitions)
+    given = _parsed(lambda: stock_client.parse_properties(properties or ()), "--property")
+    source = sys.stdin.buffer if file is None else file.open("rb")
+    with source:
+        raise typer.Exit(command.run(bootstrap, topic, source, lines, given, partition, summary_json))
+
+
+@app.command()
+def consume(
+    sources: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="TOPIC|DIRECTORY...", help="A topic of a cluster, or log directories.", show_default=False
+        ),
+    ],
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    topic: Annotated[
+        list[str] | None, typer.Option(help="Topic to read from a node's directory; may be repeated.")
+    ] = None,
+    start: Annotated[
+        str,
+        typer.Option(
+            "--from",
+            metavar="WHERE",
+            help="Where to start: earliest, latest, an offset, -N (N before the end), or @TIME.",
+        ),
+    ] = "earliest",
+    partition: Annotated[
+        list[int] | None,
+        typer.Option("--partition", "-p", min=0, help="Read only this partition; may be repeated."),
+    ] = None,
+    group: Annotated[
+        str | None,
+        typer.Option("--group", "-g", help="Read as a member of this consumer group, and commit offsets."),
+    ] = None,
+    limit: Annotated[
+        int | None, typer.Option("--limit", "-n", min=1, help="Maximum number of records.")
+    ] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Wait for more records until Ctrl-C.")
+    ] = False,
+    uncommitted: Annotated[
+        bool, typer.Option("--uncommitted", help="Include records of open and aborted transactions.")
+    ] = False,
+    values: Annotated[bool, typer.Option("--values", help="Print only the values, one a line.")] = False,
+    properties: Properties = None,
+    as_json: Json = False,
+) -> None:
+    """Print records of a cluster or of log directories.
+
+    Directories can be read whether or not a node runs on them.
+    """
+    from kreplica.cli import consume as command
+    from kreplica.cli import export, stock_client
+
+    begin = _parsed(lambda: command.parse_start(start, export.parse_time), "--from")
+    wanted = command.Wanted(begin, tuple(partition or ()), limit, follow, not uncommitted)
+    show = command.printer(sources[0], as_json=as_json, values=values)
+    if _are_directories(sources):
+        if group is not None:
+            raise typer.BadParameter("works with a cluster only, not with directories", param_hint="--group")
+        paths = [Path(each) for each in sources]
+        found = _parsed(lambda: command.directories(paths, topic or (), wanted.partitions), "DIRECTORY")
+        raise typer.Exit(command.run_directories(found, wanted, show))
+    if len(sources) > 1 or topic:
+        raise typer.BadParameter(
+            "name one topic of a cluster, or one or more directories", param_hint="TOPIC|DIRECTORY"
+        )
+    if group is not None and (partition or start != "earliest"):
+        text = "cannot be used with --partition or --from: the cluster assigns partitions and offsets"
+        raise typer.BadParameter(text, param_hint="--group")
+    given = _parsed(lambda: stock_client.parse_properties(properties or ()), "--property")
+    raise typer.Exit(command.run(bootstrap, sources[0], group, wanted, given, show))
+
+
+def _are_directories(sources: list[str]) -> bool:
+    # No topic's name has a slash; a name without one may be both, and is a directory where there is one.
+    return any("/" in each or Path(each).is_dir() for each in sources)
+
+
+# ---- quorum ----------------------------------------------------------------------------------------------
+
+VoterId = Annotated[
+    int, typer.Option("--node-id", min=0, help="Id of the controller node.", show_default=False)
+]
+VoterDirectory = Annotated[
+    str,
+    typer.Option(
+        "--directory-id", help="Id of the node's metadata directory, as `quorum describe` prints it."
+    ),
+]
+ClusterId = Annotated[str | None, typer.Option("--cluster-id", help="Fail if the cluster has another id.")]
+
+
+@quorum_app.command("describe")
+def quorum_describe(bootstrap: Bootstrap = DEFAULT_BOOTSTRAP, as_json: Json = False) -> None:
+    """Show the leader, the voters and the observers.
+
+    Shows for each how far it has replicated the metadata log.
+    """
+    from kreplica.cli import quorum as command
+
+    raise typer.Exit(_parsed(lambda: command.describe(bootstrap, as_json), "--bootstrap"))
+
+
+@quorum_app.command("add-voter")
+def quorum_add_voter(
+    node_id: VoterId,
+    directory_id: VoterDirectory,
+    listener: Annotated[
+        list[str],
+        typer.Option(
+            "--listener", metavar="NAME://HOST:PORT", help="Listener of the controller; may be repeated."
+        ),
+    ],
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    cluster_id: ClusterId = None,
+) -> None:
+    """Make a running controller a voter.
+
+    The controller must have caught up with the metadata log.
+    """
+    from kreplica.cli import quorum as command
+
+    change = partial(command.add_voter, bootstrap, cluster_id, node_id, directory_id, listener)
+    raise typer.Exit(_parsed(change, "--listener, --bootstrap"))
+
+
+@quorum_app.command("remove-voter")
+def quorum_remove_voter(
+    node_id: VoterId,
+    directory_id: VoterDirectory,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    cluster_id: ClusterId = None,
+) -> None:
+    """Remove a voter from the quorum."""
+    from kreplica.cli import quorum as command
+
+    change = partial(command.remove_voter, bootstrap, cluster_id, node_id, directory_id)
+    raise typer.Exit(_parsed(change, "--bootstrap"))
+
+
+# ---- transactions ----------------------------------------------------------------------------------------
+
+
+@transactions_app.command("find-hanging")
+def transactions_find_hanging(
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    topic: Annotated[str | None, typer.Option(help="Look only at this topic.")] = None,
+    partition: Annotated[int | None, typer.Option(min=0, help="Look only at this partition.")] = None,
+    broker_id: Annotated[
+        int | None, typer.Option(help="Look only at partitions that this broker leads.")
+    ] = None,
+    max_transaction_timeout: Annotated[
+        int,
+        typer.Option(
+            metavar="MINUTES",
+            min=0,
+            help="Show only transactions without a write for this time; 0 shows all.",
+        ),
+    ] = 15,
+    as_json: Json = False,
+) -> None:
+    """List open transactions that seem abandoned.
+
+    They hide all later records from readers of committed records. Exits with 1 if a partition could not be
+    checked.
+    """
+    from kreplica.cli import transactions as command
+
+    find = partial(
+        command.find_hanging, bootstrap, topic, partition, broker_id, max_transaction_timeout, as_json
+    )
+    raise typer.Exit(_parsed(find, "--bootstrap"))
+
+
+@transactions_app.command("abort")
+def transactions_abort(
+    topic: Annotated[str, typer.Option(help="Topic of the transaction.", show_default=False)],
+    partition: Annotated[int, typer.Option(min=0, help="Partition of the transaction.", show_default=False)],
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    start_offset: Annotated[
+        int | None, typer.Option(min=0, help="First offset of the transaction, as find-hanging prints it.")
+    ] = None,
+    producer_id: Annotated[int | None, typer.Option(min=0, help="Id of the producer that began it.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Abort an open transaction in one partition.
+
+    Its records stay hidden for good; later records become visible. Use this only if no producer and no
+    coordinator will commit the transaction.
+    """
+    from kreplica.cli import transactions as command
+    from kreplica.common.types import TopicPartition
+
+    if start_offset is None and producer_id is None:
+        raise typer.BadParameter("give --start-offset or --producer-id", param_hint="--start-offset")
+    at = TopicPartition(topic, partition)
+    abort = partial(command.abort, bootstrap, at, start_offset, producer_id, as_json)
+    raise typer.Exit(_parsed(abort, "--bootstrap"))

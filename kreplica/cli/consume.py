@@ -7,20 +7,17 @@ are committed; without a group nothing is committed.
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from kreplica.cli import export, stock_client
 from kreplica.cli.output import Fact, print_json, print_table
 from kreplica.common.errors import InvalidPartitions, UnknownTopicOrPartition
-from kreplica.common.types import TopicPartition
-from kreplica.log.file_names import parse_directory_name
 
 if TYPE_CHECKING:
     from kreplica.engine import Isolation, Log
@@ -80,10 +77,8 @@ def parse_start(text: str, parse_time: Callable[[str], int | None]) -> Start:
 # ---- how records are shown -------------------------------------------------------------------------------
 
 
-class Printer(Protocol):
-    """Prints records as they arrive."""
-
-    def __call__(self, facts: Sequence[Fact]) -> None: ...
+# Prints records as they arrive.
+Printer = Callable[[Sequence[Fact]], None]
 
 
 def printer(topic: str, *, as_json: bool, values: bool) -> Printer:
@@ -244,15 +239,10 @@ def _of_message(message: Any) -> Fact:
 def directories(paths: Sequence[Path], topics: Sequence[str], partitions: Sequence[int]) -> list[str]:
     """Return the directories of the partitions, each once. Raises ValueError."""
     found = export.partitions(paths, topics)
-    kept = [each for each in found if not partitions or _partition(each).partition in partitions]
+    kept = [each for each in found if not partitions or export.partition_of(each).partition in partitions]
     if not kept:
         raise ValueError(f"there is no partition {partitions[0]}")
     return kept
-
-
-def _partition(directory: str) -> TopicPartition:
-    name = os.path.basename(directory)
-    return parse_directory_name(name) or TopicPartition(name, 0)
 
 
 def run_directories(directories: Sequence[str], wanted: Wanted, show: Printer) -> int:
@@ -299,7 +289,7 @@ def _first_offset(log: Log, start: Start) -> int:
 
 def _pieces(log: Log, start: int, isolation: Isolation) -> Iterator[tuple[list[Fact], int]]:
     """Yield lists of records, each with the offset after it."""
-    at = _partition(log.path)
+    at = export.partition_of(log.path)
     facts: list[Fact] = []
     next_offset = start
     for record in log.read(start, isolation=isolation):

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich import progress as bars
-
-from kreplica.cli.output import console, print_json, print_table
+from kreplica.cli.output import console, print_json, print_table, progress
 from kreplica.log.diff import Pair, agrees, compare_pair, pair_up
 from kreplica.log.verify import total_bytes
 from kreplica.runtime.clock import SystemClock
@@ -62,7 +59,8 @@ def report(facts: Iterable[Fact], as_json: bool) -> int:
 def _facts(found: Sequence[Pair], by_record: bool) -> Iterator[Fact]:
     storage, clock = FileStorage(), SystemClock()
     both = [pair.left for pair in found if pair.left is not None and pair.right is not None]
-    with _progress(sum(total_bytes(storage, directory) for directory in both)) as advance:
+    size = sum(total_bytes(storage, directory) for directory in both)
+    with progress("diff", size) as advance:
         for pair in found:
             yield compare_pair(storage, clock, pair, by_record=by_record, progress=advance)
 
@@ -111,19 +109,3 @@ def _places(divergence: Fact) -> Iterator[Fact]:
     for side in SIDES:
         if divergence[side] is not None:
             yield {"side": side, **divergence[side]}
-
-
-@contextmanager
-def _progress(total: int) -> Iterator[Callable[[int], None] | None]:
-    """Yield a callback for the number of compared bytes, which moves a bar; None without a terminal."""
-    out = console(stderr=True)
-    if not out.is_terminal:
-        yield None
-        return
-    columns = (
-        *(bars.BarColumn(), bars.DownloadColumn()),
-        *(bars.TransferSpeedColumn(), bars.TimeRemainingColumn()),
-    )
-    with bars.Progress(*columns, console=out, transient=True) as bar:
-        task = bar.add_task("diff", total=total)
-        yield lambda size: bar.advance(task, size)

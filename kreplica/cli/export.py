@@ -8,19 +8,18 @@ import os
 import re
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from functools import partial
 from itertools import count, islice, pairwise, repeat
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, NoReturn, Protocol, Self
 
-from rich import progress as bars
-
 from kreplica._core.arrow import BinaryColumn, Columns, HeadersColumn, to_arrow
-from kreplica.cli.output import Fact, console, print_json
+from kreplica.cli.output import Fact, console, print_json, row_progress
 from kreplica.common.config import LogConfig
 from kreplica.common.errors import exception_for_os
 from kreplica.common.types import INT64_MAX, TopicPartition
@@ -105,19 +104,20 @@ def partitions(paths: Sequence[Path], topics: Sequence[str]) -> list[str]:
                 if not known
                 else f"{path} is a node's directory: name a --topic, of {', '.join(known)}"
             )
-        found += [f"{path}/{name}" for name in sorted(inside, key=_partition)]
+        found += [f"{path}/{name}" for name in sorted(inside, key=partition_of)]
     if len(set(found)) < len(found):
         raise ValueError("a partition is named twice")
     return found
 
 
-def _partition(directory: str) -> TopicPartition:
+def partition_of(directory: str) -> TopicPartition:
+    """Return the partition that a directory is named after; partition 0 for another name."""
     name = os.path.basename(directory)
     return parse_directory_name(name) or TopicPartition(name, 0)
 
 
 def _topic(directory: str) -> str:
-    return _partition(directory).topic
+    return partition_of(directory).topic
 
 
 def output_path(
@@ -180,11 +180,13 @@ def run(
     started = time.monotonic()
     facts: list[Fact] = []
     total = sum(total_bytes(FileStorage(), directory) for directory in directories)
-    with _progress(total) as progress, Output(path, form, file_rows) as output:
+    with row_progress("export", total, "rows") as see, Output(path, form, file_rows) as output:
+        rows = size = 0
         for directory in directories:
-            facts.append(_export(directory, output, columns, wanted, progress))
+            facts.append(_export(directory, output, columns, wanted, partial(_see, see, rows, size)))
+            rows += int(str(facts[-1]["rows"]))
+            size += total_bytes(FileStorage(), directory)
     seconds = max(time.monotonic() - started, 1e-9)
-    rows = sum(int(str(fact["rows"])) for fact in facts)
     summary = {
         "rows": rows,
         "bytes": sum(int(str(fact["bytes"])) for fact in facts),
@@ -202,10 +204,19 @@ def run(
     return 0
 
 
+def _see(see: Callable[[int, int], None], rows: int, size: int, reader: ColumnReader) -> None:
+    """Report the progress of a reader, after `rows` of `size` bytes in other partitions."""
+    see(rows + reader.rows, size + reader.bytes)
+
+
 def _export(
-    directory: str, output: Output, columns: Sequence[str], wanted: Range, progress: _Progress
+    directory: str,
+    output: Output,
+    columns: Sequence[str],
+    wanted: Range,
+    see: Callable[[ColumnReader], None],
 ) -> Fact:
-    partition = _partition(directory)
+    partition = partition_of(directory)
     with closing(_open(directory, partition)) as log:
         reader = ColumnReader(
             log,
@@ -220,8 +231,7 @@ def _export(
         )
         for piece in reader:
             output.write(piece, partition)
-            progress.see(reader)
-    progress.finish(reader, total_bytes(FileStorage(), directory))
+            see(reader)
     for damage in reader.skipped:
         _warn(partition, damage)
     return {
@@ -249,47 +259,6 @@ def _warn(partition: TopicPartition, damage: Damage) -> None:
     count = "an unknown number of" if following is None else f"{following - damage.first_offset:,}"
     text = f"kreplica: {partition}: {count} offsets skipped as damaged: {damage}"
     console(stderr=True).print(text, markup=False, soft_wrap=True)
-
-
-# ---- progress --------------------------------------------------------------------------------------------
-
-
-class _Progress:
-    """Counts the rows and bytes of all partitions, and shows a bar on a terminal."""
-
-    def __init__(self, bar: bars.Progress | None, total: int) -> None:
-        self._bar = bar
-        self._task = None if bar is None else bar.add_task("export", total=total, rows=0, rate=0)
-        self._rows = self._bytes = 0
-        self._started = time.monotonic()
-
-    def see(self, reader: ColumnReader) -> None:
-        self._update(self._rows + reader.rows, self._bytes + reader.bytes)
-
-    def finish(self, reader: ColumnReader, size: int) -> None:
-        self._rows += reader.rows
-        self._bytes += size
-        self._update(self._rows, self._bytes)
-
-    def _update(self, rows: int, size: int) -> None:
-        if self._bar is not None and self._task is not None:
-            seconds = max(time.monotonic() - self._started, 1e-9)
-            self._bar.update(self._task, completed=size, rows=rows, rate=rows / seconds)
-
-
-@contextmanager
-def _progress(total: int) -> Iterator[_Progress]:
-    out = console(stderr=True)
-    if not out.is_terminal:
-        yield _Progress(None, total)
-        return
-    columns = (
-        *(bars.BarColumn(), bars.DownloadColumn()),
-        bars.TextColumn("{task.fields[rows]:,} rows, {task.fields[rate]:,.0f} rows/s"),
-        bars.TimeRemainingColumn(),
-    )
-    with bars.Progress(*columns, console=out, transient=True) as bar:
-        yield _Progress(bar, total)
 
 
 # ---- files -----------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import json
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -18,7 +19,18 @@ from rich import box
 from rich.console import Console, JustifyMethod
 from rich.markup import escape
 from rich.measure import Measurement
-from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    FileSizeColumn,
+    Progress,
+    ProgressColumn,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
 from rich.table import Table
 
 Fact = Mapping[str, object]
@@ -145,3 +157,30 @@ def progress(label: str, total: int) -> Iterator[Callable[[int], None] | None]:
     with Progress(*columns, console=out, transient=True) as bar:
         task = bar.add_task(label, total=total)
         yield lambda size: bar.advance(task, size)
+
+
+@contextmanager
+def row_progress(label: str, total: int | None, what: str) -> Iterator[Callable[[int, int], None]]:
+    """Yield a callback for the rows and bytes so far, which moves a bar; without a terminal it does nothing.
+
+    `total`: the bytes at the end, if known. `what`: the rows' name, with what was done to them.
+    """
+    out = console(stderr=True)
+    if not out.is_terminal:
+        yield lambda *_: None
+        return
+    rate = TextColumn(f"{{task.fields[rows]:,}} {what}, {{task.fields[rate]:,.0f}} a second")
+    columns: tuple[ProgressColumn, ...]
+    if total is None:
+        columns = (SpinnerColumn(), TimeElapsedColumn(), FileSizeColumn(), TransferSpeedColumn(), rate)
+    else:
+        columns = (BarColumn(), DownloadColumn(), rate, TimeRemainingColumn())
+    started = time.monotonic()
+    with Progress(*columns, console=out, transient=True) as bar:
+        task = bar.add_task(label, total=total, rows=0, rate=0)
+
+        def see(rows: int, size: int) -> None:
+            seconds = max(time.monotonic() - started, 1e-9)
+            bar.update(task, completed=size, rows=rows, rate=rows / seconds)
+
+        yield see

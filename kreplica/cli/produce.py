@@ -13,15 +13,12 @@ import binascii
 import json
 import sys
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import IO, Any
 
-from rich import progress as bars
-
 from kreplica.cli import stock_client
-from kreplica.cli.output import console, print_json
+from kreplica.cli.output import print_json, row_progress
 from kreplica.common.errors import InvalidRecord, KreplicaError, NetworkException
 
 # A multiple of librdkafka's own limit, so that it always has lines to send.
@@ -57,7 +54,7 @@ def run(
     connected = stock_client.connect("Producer", bootstrap, own, properties, topic=topic)
     producer, sent = connected.client, _Sent()
     problem: KreplicaError | None = None
-    with _progress() as sent.bar:
+    with row_progress("produce", None, "records acknowledged") as sent.see:
         try:
             for number, line in enumerate(source, 1):
                 _send(producer, topic, _record(line, lines, number), partition, sent)
@@ -82,7 +79,7 @@ class _Sent:
     """Counts acknowledged records, for the bar and the summary."""
 
     def __init__(self) -> None:
-        self.bar: _Bar | None = None
+        self.see: Callable[[int, int], None] = lambda *_: None
         self.records = self.bytes = self.queued = 0
         self.error: Any = None
         self.started = time.monotonic()
@@ -93,8 +90,8 @@ class _Sent:
             return
         self.records += 1
         self.bytes += len(message)
-        if self.bar is not None and self.records % SERVE_EVERY == 0:
-            self.bar.see(self.records, self.bytes)
+        if self.records % SERVE_EVERY == 0:
+            self.see(self.records, self.bytes)
 
 
 def _send(producer: Any, topic: str, record: dict[str, Any], partition: int | None, sent: _Sent) -> None:
@@ -159,31 +156,6 @@ def _as_text(value: object) -> str:
 
 
 # ---- what is shown ---------------------------------------------------------------------------------------
-
-
-class _Bar:
-    def __init__(self, bar: bars.Progress, task: bars.TaskID) -> None:
-        self._bar = bar
-        self._task = task
-        self._started = time.monotonic()
-
-    def see(self, records: int, size: int) -> None:
-        seconds = max(time.monotonic() - self._started, 1e-9)
-        self._bar.update(self._task, completed=size, records=records, rate=records / seconds)
-
-
-@contextmanager
-def _progress() -> Iterator[_Bar | None]:
-    out = console(stderr=True)
-    if not out.is_terminal:
-        yield None
-        return
-    columns = (
-        *(bars.SpinnerColumn(), bars.TimeElapsedColumn(), bars.FileSizeColumn(), bars.TransferSpeedColumn()),
-        bars.TextColumn("{task.fields[records]:,} records acknowledged, {task.fields[rate]:,.0f} a second"),
-    )
-    with bars.Progress(*columns, console=out, transient=True) as bar:
-        yield _Bar(bar, bar.add_task("produce", total=None, records=0, rate=0))
 
 
 def _summary(topic: str, sent: _Sent, connected: stock_client.Connected, as_json: bool) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from docs.settings_page import page
 from kreplica.broker.node_config import NodeConfig
 from kreplica.broker.node_settings import IGNORED, OF_PROCESS, REFUSED, known_names
-from kreplica.cli.settings_page import page
 
-PAGE = Path(__file__).resolve().parents[3] / "docs" / "SETTINGS.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "SETTINGS.md"
 
 
 def test_the_page_is_current() -> None:

@@ -1,4 +1,4 @@
-"""Generates docs/SETTINGS.md from the settings: `python -m kreplica.cli.settings_page`.
+"""Generates docs/SETTINGS.md from the settings: `make settings`.
 
 No state; any thread.
 """
