@@ -869,6 +869,46 @@ VoterDirectory = Annotated[
 ClusterId = Annotated[str | None, typer.Option("--cluster-id", help="Fail if the cluster has another id.")]
 
 
+@app.command()
+def watch(
+    path: Annotated[str, typer.Argument(help="Path of a node; the nodes below it are watched too.")] = "/",
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    directory: Annotated[
+        Path | None,
+        typer.Option(
+            exists=True, file_okay=False, help="Read a node's log directory instead of asking the cluster."
+        ),
+    ] = None,
+    from_beginning: Annotated[
+        bool, typer.Option("--from-beginning", help="Begin with the oldest change in the metadata log.")
+    ] = False,
+    timeout: Annotated[
+        float | None, typer.Option(min=0, help="Stop after this many seconds without a change.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Print changes of brokers, topics, partitions, settings and controllers as they happen.
+
+    Each change has a path, such as /brokers/topics/orders/partitions/0, and a version, its offset in the
+    metadata log. The quorum's leader is asked, at its own listener, which must be reachable from here. With
+    --directory a metadata log is read, also while its node runs; its last changes may not be committed yet.
+    Runs until it is stopped, or until --timeout.
+    """
+    from kreplica.cli import watch as command
+    from kreplica.cli.isr_history import metadata_log_in
+
+    _parsed(partial(command.checked_path, path), "PATH")
+    if directory is None:
+        changes = command.of_quorum(bootstrap, from_beginning=from_beginning, timeout_s=timeout)
+    else:
+        log = metadata_log_in(directory)
+        if log is None:
+            text = f"{directory} has no metadata log: name a node's log directory"
+            raise typer.BadParameter(text, param_hint="--directory")
+        changes = command.of_directory(log, from_beginning=from_beginning, timeout_s=timeout)
+    raise typer.Exit(_parsed(partial(command.run, changes, path, as_json), "--bootstrap"))
+
+
 @quorum_app.command("describe")
 def quorum_describe(bootstrap: Bootstrap = DEFAULT_BOOTSTRAP, as_json: Json = False) -> None:
     """Show the leader, the voters and the observers.

@@ -6,26 +6,18 @@ command only reads files, also those of a running node. The last changes may not
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from kreplica.cli.output import Fact, print_json, print_table
-from kreplica.common.errors import KreplicaError
-from kreplica.common.types import Uuid
+from kreplica.common.errors import KreplicaError, OffsetOutOfRange
+from kreplica.common.leader_and_isr import NO_LEADER
 from kreplica.log.file_names import CLUSTER_METADATA_DIRECTORY, LOG_SUFFIX, parse_file_name
 from kreplica.log.verify.segment import BatchWalk
-from kreplica.metadata.records import (
-    AbortTransactionRecord,
-    BeginTransactionRecord,
-    EndTransactionRecord,
-    MetadataRecord,
-    PartitionChangeRecord,
-    PartitionRecord,
-    RemoveTopicRecord,
-    TopicRecord,
-)
-from kreplica.metadata.registrations import PartitionRegistration
-from kreplica.metadata.serde import decode
+from kreplica.metadata.image_paths import TreeChange, partition_at
+from kreplica.metadata.metadata_loader import TreeReplay
+from kreplica.raft.batch_reader import Batch, decoded
 from kreplica.raft.snapshots import parse_snapshot_name
 from kreplica.runtime.storage import FileStorage
 
@@ -39,7 +31,7 @@ def run(directory: Path, topic: str | None, partition: int | None, as_json: bool
     """Print the changes, oldest first; returns the exit code. `directory`: that of the metadata log."""
     facts = (
         fact
-        for fact in History(directory)
+        for fact in history(directory)
         if topic in (None, fact["topic"]) and partition in (None, fact["partition"])
     )
     if as_json:
@@ -58,101 +50,82 @@ def metadata_log_in(directory: Path) -> Path | None:
     return None
 
 
-class History:
-    """Iterates over the changes of leaders and ISRs in the metadata log at `directory`."""
-
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
-        self._topics: dict[Uuid, str] = {}
-        self._partitions: dict[tuple[Uuid, int], PartitionRegistration] = {}
-
-    def __iter__(self) -> Iterator[Fact]:
-        names = [path.name for path in self._directory.iterdir()]
-        segments = sorted(name for name in names if name.endswith(LOG_SUFFIX) and parse_file_name(name))
-        first = int(segments[0].removesuffix(LOG_SUFFIX))
-        snapshots = sorted(found for name in names if (found := parse_snapshot_name(name)) is not None)
-        before = [each for each in snapshots if each.offset <= first]
-        # A log that does not go back to an earlier snapshot has lost what is below the next one.
-        start = (before[-1:] or (snapshots[:1] if first else [])) or None
-        offset = 0
-        if start is not None:
-            offset = start[0].offset
-            name = next(name for name in names if parse_snapshot_name(name) == start[0])
-            for at, timestamp, record in _records(self._directory / name):
-                yield from self._replay(record, at, timestamp, created="snapshot")
-        for at, timestamp, record in _committed([self._directory / name for name in segments]):
-            if at >= offset:
-                yield from self._replay(record, at, timestamp, created="created")
-
-    def _replay(self, record: MetadataRecord, offset: int, timestamp: int, *, created: str) -> Iterator[Fact]:
-        if isinstance(record, TopicRecord):
-            self._topics[record.topic_id] = record.name
-        elif isinstance(record, PartitionRecord):
-            key = record.topic_id, record.partition_id
-            self._partitions[key] = new = PartitionRegistration.of(record)
-            yield self._fact(key, created, offset, timestamp, None, new)
-        elif isinstance(record, PartitionChangeRecord):
-            key = record.topic_id, record.partition_id
-            old = self._partitions.get(key)
-            if old is not None:
-                self._partitions[key] = new = old.merge(record)
-                if _shown(old) != _shown(new):
-                    yield self._fact(key, "changed", offset, timestamp, old, new)
-        elif isinstance(record, RemoveTopicRecord):
-            for key in [each for each in self._partitions if each[0] == record.topic_id]:
-                old = self._partitions.pop(key)
-                yield self._fact(key, "deleted", offset, timestamp, old, old._replace(isr=()))
-            self._topics.pop(record.topic_id, None)
-
-    def _fact(
-        self,
-        key: tuple[Uuid, int],
-        change: str,
-        offset: int,
-        timestamp: int,
-        old: PartitionRegistration | None,
-        new: PartitionRegistration,
-    ) -> Fact:
-        before = new.isr if old is None else old.isr
-        return {
-            "timestamp": timestamp,
-            "offset": offset,
-            "topic": self._topics.get(key[0], str(key[0])),
-            "partition": key[1],
-            "change": change,
-            "leader": new.leader,
-            "leader_epoch": new.leader_epoch,
-            "isr": list(new.isr),
-            "left": [each for each in before if each not in new.isr],
-            "joined": [each for each in new.isr if each not in before],
+def history(directory: Path) -> Iterator[Fact]:
+    """Yield the changes of leaders and ISRs in the metadata log at `directory`."""
+    files = MetadataFiles(directory)
+    for change in files.changes(TreeReplay()):
+        place = partition_at(change.path)
+        value = change.new or change.old
+        if place is None or (change.old and change.new and _shown(change.old) == _shown(change.new)):
+            continue
+        kind = "changed" if change.old else "snapshot" if files.is_of_snapshot(change) else "created"
+        before = value["isr"] if change.old is None else change.old["isr"]
+        after = [] if change.new is None else change.new["isr"]
+        yield {
+            "timestamp": change.timestamp_ms,
+            "offset": change.version,
+            "topic": place.topic,
+            "partition": place.partition,
+            "change": kind if change.new else "deleted",
+            "leader": NO_LEADER if value["leader"] is None else value["leader"],
+            "leader_epoch": value["leader_epoch"],
+            "isr": after,
+            "left": [each for each in before if each not in after],
+            "joined": [each for each in after if each not in before],
         }
 
 
-def _shown(partition: PartitionRegistration) -> tuple[object, ...]:
+def _shown(partition: dict[str, Any]) -> tuple[object, ...]:
     """What a change has to concern to be printed."""
-    return partition.leader, partition.leader_epoch, set(partition.isr)
+    return partition["leader"], partition["leader_epoch"], set(partition["isr"])
 
 
-def _committed(paths: Sequence[Path]) -> Iterator[tuple[int, int, MetadataRecord]]:
-    """Yield the records of the segments; those of a transaction when it ends, and not if it was aborted."""
-    pending: list[tuple[int, int, MetadataRecord]] | None = None
-    for path in paths:
-        for found in _records(path, may_be_cut=path == paths[-1]):
-            if isinstance(found[2], BeginTransactionRecord):
-                pending = []
-            elif isinstance(found[2], EndTransactionRecord | AbortTransactionRecord):
-                if isinstance(found[2], EndTransactionRecord):
-                    yield from pending or ()
-                pending = None
-            elif pending is not None:
-                pending.append(found)
-            else:
-                yield found
+class MetadataFiles:
+    """Reads the metadata log at `directory`, from its first snapshot or record on, and again as it grows."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._snapshot_end = 0
+
+    def is_of_snapshot(self, change: TreeChange) -> bool:
+        """Whether the change is an object of the snapshot at the start of the log."""
+        return change.version < self._snapshot_end
+
+    def changes(self, replay: TreeReplay) -> Iterator[TreeChange]:
+        """Replay what the log has since the last call, and yield the changes.
+
+        Raises CorruptMessage and similar errors, and OffsetOutOfRange if the log no longer has the next
+        record.
+        """
+        names = [path.name for path in self._directory.iterdir()]
+        segments = sorted(
+            (int(name.removesuffix(LOG_SUFFIX)), name)
+            for name in names
+            if name.endswith(LOG_SUFFIX) and parse_file_name(name)
+        )
+        if not replay.end.offset and segments:
+            yield from self._load(replay, names, segments[0][0])
+        end = replay.end.offset
+        if segments and segments[0][0] > end:
+            raise OffsetOutOfRange(f"{self._directory}: the log begins at {segments[0][0]}, after {end}")
+        for place, (_, name) in enumerate(segments):
+            if place + 1 == len(segments) or segments[place + 1][0] > end:
+                for batch in _batches(self._directory / name, may_be_cut=place + 1 == len(segments)):
+                    yield from replay.replay(batch)
+
+    def _load(self, replay: TreeReplay, names: list[str], first: int) -> Iterator[TreeChange]:
+        snapshots = {found: name for name in names if (found := parse_snapshot_name(name)) is not None}
+        before = sorted(each for each in snapshots if each.offset <= first)
+        # A log that does not go back to an earlier snapshot has lost what is below the next one.
+        start = (before[-1:] or (sorted(snapshots)[:1] if first else [])) or None
+        if start is not None:
+            batches = list(_batches(self._directory / snapshots[start[0]]))
+            self._snapshot_end = start[0].offset
+            yield from replay.load(batches, start[0], max(batch.append_timestamp for batch in batches))
 
 
-def _records(path: Path, *, may_be_cut: bool = False) -> Iterator[tuple[int, int, MetadataRecord]]:
-    """Yield (offset, timestamp, record) for each record of the file. Raises CorruptMessage and similar
-    errors.
+def _batches(path: Path, *, may_be_cut: bool = False) -> Iterator[Batch]:
+    """Yield the batches of the file. Raises CorruptMessage and similar errors.
 
     `may_be_cut`: the last batch may be incomplete, because the node runs or was killed.
     """
@@ -162,12 +135,6 @@ def _records(path: Path, *, may_be_cut: bool = False) -> Iterator[tuple[int, int
         for _, batch in walk:
             if isinstance(batch, KreplicaError):
                 raise batch
-            if not batch.is_control:
-                for record in batch:
-                    yield (
-                        int(record.offset or 0),
-                        int(record.timestamp or 0),
-                        decode(record.value or b"").message,
-                    )
+            yield decoded(batch)
         if walk.error is not None and not may_be_cut and not walk.rest_is_zero():
             raise walk.error

@@ -66,6 +66,10 @@ class KafkaConnection:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connection."""
         self._socket.close()
 
     def newest(self, api_key: int, versions: Sequence[int]) -> type[Any]:

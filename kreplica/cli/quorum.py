@@ -26,7 +26,7 @@ COLUMNS = ("node", "role", "log_end_offset", "lag", "last_fetch_timestamp", "lis
 def describe(bootstrap: str, as_json: bool) -> int:
     """Print the leader, the voters and the observers; returns the exit code."""
     with any_broker(bootstrap) as broker:
-        answer = _described(broker)
+        answer = described_quorum(broker)
     partition = answer.topics[0].partitions[0]
     facts = list(_replicas(answer, partition))
     if as_json:
@@ -86,7 +86,8 @@ def _change(bootstrap: str, request: Any, done: str) -> int:
     return 0
 
 
-def _described(broker: KafkaConnection) -> Any:
+def described_quorum(broker: KafkaConnection) -> Any:
+    """Return the answer to DescribeQuorum. Raises the error that it contains."""
     kind = broker.newest(DESCRIBE_QUORUM, (1, 2))
     messages: Any = import_module(kind.__module__)
     wanted = messages.TopicData(

@@ -114,7 +114,7 @@ class ClusterAdministration(ABC):
     def partition(self, topic: str, partition: int = 0) -> PartitionView:
         """Return a live view of a partition. Raises UnknownTopicOrPartition."""
         at = self._require(topic, partition)
-        return PartitionView(at, self._newest, self._node)
+        return PartitionView(at, self._newest_node, self._node)
 
     def reassign(
         self,
@@ -175,9 +175,12 @@ class ClusterAdministration(ABC):
     def _wait(self, condition: Callable[[], bool], timeout: float, what: str) -> None:
         """Return when the condition holds. Raises RequestTimedOut."""
 
-    @abstractmethod
     def _newest(self) -> ClusterMetadata:
-        """Return the most recent metadata that any node has. Raises KreplicaError if no node runs."""
+        return self._newest_node().loader.published
+
+    @abstractmethod
+    def _newest_node(self) -> Node:
+        """Return the node with the most recent metadata. Raises KreplicaError if no node runs."""
 
     @abstractmethod
     def _known(self) -> list[ClusterMetadata]:

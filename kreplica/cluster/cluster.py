@@ -43,8 +43,7 @@ from kreplica.cluster.settings import (
     node_config,
     read_layout,
 )
-from kreplica.cluster.views import describe_topics
-from kreplica.cluster.watching import ClusterWatch
+from kreplica.cluster.views import ClusterWatch, describe_topics
 from kreplica.common.errors import (
     ClusterClosed,
     InvalidConfig,
@@ -422,8 +421,8 @@ class Cluster(ClusterAdministration):
         # The client enforces the timeout itself.
         return self._answer(ask)
 
-    def _newest(self) -> ClusterMetadata:
-        return self._nodes.newest_metadata()
+    def _newest_node(self) -> Node:
+        return self._nodes.newest()
 
     def _known(self) -> list[ClusterMetadata]:
         return self._nodes.known_metadata()

@@ -199,12 +199,16 @@ class ClusterNodes:
             if (found := brokers.get(node.config.node_id)) is not None and not found.fenced
         ]
 
-    def newest_metadata(self) -> ClusterMetadata:
-        """Return the most recent metadata that any node has. Raises InvalidRequest if no node runs."""
+    def newest(self) -> Node:
+        """Return the node with the most recent metadata. Raises InvalidRequest if no node runs."""
         live = self.live()
         if not live:
             raise InvalidRequest("no node of the cluster is running")
-        return max(live, key=lambda node: node.loader.applied.offset).loader.published
+        return max(live, key=lambda node: node.loader.applied.offset)
+
+    def newest_metadata(self) -> ClusterMetadata:
+        """Return the most recent metadata that any node has. Raises InvalidRequest if no node runs."""
+        return self.newest().loader.published
 
 
 def _listening(config: NodeConfig, listener: LocalListener | None) -> NodeConfig:

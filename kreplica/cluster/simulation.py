@@ -26,8 +26,7 @@ from kreplica.cluster.pending_futures import PendingFutures
 from kreplica.cluster.promises import SETTLE_TIMEOUT, BrokenPromise, Promises
 from kreplica.cluster.reading import Isolation, read
 from kreplica.cluster.records import ClusterRecords
-from kreplica.cluster.views import describe_topics
-from kreplica.cluster.watching import ClusterWatch
+from kreplica.cluster.views import ClusterWatch, describe_topics
 from kreplica.common.errors import (
     ClusterClosed,
     InvalidRequest,
@@ -457,10 +456,11 @@ class Simulation(ClusterAdministration):
     def _ask(self, ask: Callable[[], Future[T]], timeout: float) -> T:
         return self._result(ask(), timeout)
 
-    def _newest(self) -> ClusterMetadata:
-        if not self._cluster.live():
+    def _newest_node(self) -> Node:
+        live = self._cluster.live()
+        if not live:
             raise InvalidRequest("no node of the simulation is running")
-        return self._cluster.metadata()
+        return max(live, key=lambda node: node.loader.applied.offset)
 
     def _known(self) -> list[ClusterMetadata]:
         machines = self._cluster.brokers

@@ -1,39 +1,55 @@
-"""Views of a Cluster: PartitionView, a live view of a partition, and plain descriptions."""
+"""Views of a Cluster: PartitionView, a live view of a partition; ClusterWatch, an iterator over changes; and
+plain descriptions.
+
+One thread at a time reads a ClusterWatch; any thread may close it, and use the rest.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
 
 from kreplica.common.errors import NotLeaderOrFollower, UnknownTopicOrPartition
+from kreplica.common.future import Future
 from kreplica.common.leader_and_isr import NO_LEADER
 from kreplica.common.types import TopicPartition, Uuid
 from kreplica.metadata.cluster_metadata import ClusterMetadata
+from kreplica.metadata.image_paths import TreeChange, partition_path, shown_partition
+from kreplica.metadata.metadata_loader import TreeReplay
 from kreplica.metadata.registrations import PartitionRegistration
+from kreplica.metadata.watches import Watch
+from kreplica.raft.batch_reader import decoded_batches
+from kreplica.raft.snapshots import RecordsSnapshotReader
+from kreplica.replica.isr_history import IsrChange, IsrChangeReason
 
 if TYPE_CHECKING:
     from kreplica.broker.node import Node
-    from kreplica.replica.isr_history import IsrChange, OutOfIsr
+    from kreplica.raft.kafka_metadata_log import KafkaMetadataLog
+    from kreplica.replica.isr_history import OutOfIsr
     from kreplica.replica.partition import Partition
+
+# Bytes of the metadata log to read at once.
+READ_BYTES = 1 << 20
 
 
 class PartitionView:
     """A live view of a partition: each property returns the current state.
 
     The controller's decisions come from the node with the most recent metadata, offsets from the running
-    leader.
-    Every property raises UnknownTopicOrPartition once the partition is deleted.
+    leader. Every property raises UnknownTopicOrPartition once the partition is deleted.
     """
 
     def __init__(
-        self,
-        at: TopicPartition,
-        metadata: Callable[[], ClusterMetadata],
-        node: Callable[[int], Node | None],
+        self, at: TopicPartition, newest: Callable[[], Node], node: Callable[[int], Node | None]
     ) -> None:
+        """`newest()`: the node with the most recent metadata."""
         self._at = at
-        self._metadata = metadata
+        self._newest = newest
         self._node = node
+
+    def _metadata(self) -> ClusterMetadata:
+        return self._newest().loader.published
 
     @property
     def topic(self) -> str:
@@ -113,12 +129,24 @@ class PartitionView:
         return self._leading().why_not_in_isr(broker_id)
 
     @property
-    def isr_history(self) -> tuple[IsrChange, ...]:
-        """The last changes of the ISR, oldest first, each with its time, reason and offsets.
+    def changes(self) -> tuple[TreeChange, ...]:
+        """Every change of the partition that the metadata log has, oldest first, such as another leader.
 
-        Each leader records the changes of its own term; this merges the records of all replicas that run in
-        this
-        process. A restarted node begins with an empty history.
+        They are those that Cluster.watch yields at the partition's path. They survive restarts and go back to
+        the oldest snapshot of the log.
+        """
+        self._registration()
+        path = partition_path(*self._at)
+        found = [each for each in _changes_in(self._newest().raft.log) if each.path == path]
+        created = max(place for place, each in enumerate(found) if each.old is None)
+        return tuple(found[created:])
+
+    @property
+    def isr_history(self) -> tuple[IsrChange, ...]:
+        """The changes of the ISR that the metadata log has, oldest first, each with its time.
+
+        Reasons and offsets come from the leader that made the change: it keeps its last changes in memory.
+        After its restart the reason is UNKNOWN, the offsets are -1 and the times of fetches None.
         """
         found: dict[tuple[int, int, str], IsrChange] = {}
         for broker_id in self._registration().replicas:
@@ -128,6 +156,10 @@ class PartitionView:
             partition = node.broker.replica_manager.partitions.get(self._at)
             for change in () if partition is None else partition.isr_history:
                 found.setdefault((change.partition_epoch, change.broker_id, change.kind), change)
+        for each in self.changes:
+            for change in _isr_changes(each):
+                key = change.partition_epoch, change.broker_id, change.kind
+                found[key] = found.get(key, change)._replace(time_ms=change.time_ms)
         return tuple(found[key] for key in sorted(found))
 
     def _registration(self) -> PartitionRegistration:
@@ -152,22 +184,90 @@ class PartitionView:
         )
 
 
+def _changes_in(log: KafkaMetadataLog) -> Iterator[TreeChange]:
+    """Yield the committed changes in a metadata log, from its oldest snapshot or first record on."""
+    replay = TreeReplay()
+    oldest = log.earliest_snapshot_id if log.start_offset else None
+    raw = None if oldest is None else log.read_snapshot(oldest)
+    if raw is not None:
+        with RecordsSnapshotReader(raw) as reader:
+            yield from replay.load(reader, reader.snapshot_id, reader.last_contained_log_timestamp)
+    while replay.end.offset < log.high_watermark:
+        records = log.read(replay.end.offset, READ_BYTES, committed_only=True).records
+        for batch in decoded_batches(b"" if records is None else records):
+            yield from replay.replay(batch)
+
+
+def _isr_changes(change: TreeChange) -> Iterator[IsrChange]:
+    if change.old is None or change.new is None:
+        return
+    before, after = change.old["isr"], change.new["isr"]
+    left = [(broker_id, "shrink") for broker_id in before if broker_id not in after]
+    joined = [(broker_id, "expand") for broker_id in after if broker_id not in before]
+    for broker_id, kind in left + joined:
+        yield IsrChange(
+            time_ms=change.timestamp_ms,
+            kind=kind,
+            broker_id=broker_id,
+            reason=IsrChangeReason.UNKNOWN,
+            log_end_offset=-1,
+            leader_log_end_offset=-1,
+            high_watermark=-1,
+            last_fetch_time_ms=None,
+            last_caught_up_time_ms=None,
+            leader_epoch=change.new["leader_epoch"],
+            partition_epoch=change.new["partition_epoch"],
+            isr=tuple(after),
+        )
+
+
+class ClusterWatch:
+    """An iterator over changes, oldest first. Close it, or use it as a context manager.
+
+    The iteration ends when no change has come within the watch's timeout; iterating again continues. It also
+    ends when the watch is closed. It raises WatchOverflowed if the reader was too slow, and ClusterClosed,
+    both after the changes before that.
+    """
+
+    def __init__(self, watch: Watch, wait: Callable[[Future[None]], bool]) -> None:
+        """`wait(future)` returns whether the future was done in time."""
+        self._watch = watch
+        self._wait = wait
+
+    @property
+    def path(self) -> str:
+        """The path that is watched, with all paths below it."""
+        return self._watch.path
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> TreeChange:
+        while (change := self._watch.pop()) is None:
+            if self._watch.is_closed or not self._wait(self._watch.ready()):
+                raise StopIteration
+        return change
+
+    def close(self) -> None:
+        """End the watch, also for a reader in another thread."""
+        self._watch.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
 def describe_topics(metadata: ClusterMetadata) -> dict[str, dict[str, Any]]:
     """Return every topic with its partitions, as JSON-compatible values."""
     return {
         name: {
             "topic_id": str(topic.topic_id),
             "partitions": {
-                number: {
-                    "leader": None if each.leader == NO_LEADER else each.leader,
-                    "leader_epoch": each.leader_epoch,
-                    "replicas": list(each.replicas),
-                    "isr": list(each.isr),
-                    "elr": list(each.elr),
-                    "adding_replicas": list(each.adding_replicas),
-                    "removing_replicas": list(each.removing_replicas),
-                }
-                for number, each in sorted(topic.partitions.items())
+                number: shown_partition(each) for number, each in sorted(topic.partitions.items())
             },
         }
         for name, topic in sorted(metadata.topics.items())

@@ -32,7 +32,7 @@ from typing import Any, NamedTuple
 from kreplica.common.errors import CorruptImage, KreplicaError
 from kreplica.common.leader_and_isr import NO_LEADER
 from kreplica.common.rare_collections import rare_collections
-from kreplica.common.types import Uuid
+from kreplica.common.types import TopicPartition, Uuid
 from kreplica.metadata import records as kinds
 from kreplica.metadata.cluster_metadata import ClusterMetadata, Step
 from kreplica.metadata.image_format import Node
@@ -51,6 +51,8 @@ BROKERS = "/brokers/ids"
 TOPICS = "/brokers/topics"
 CONTROLLER = "/controller"
 
+# The names in a partition's path, with the empty one before its first slash.
+_PARTITION_DEPTH = 6
 # Longer names, escaped, would not fit into a key with the rest of the path.
 _LONGEST_NAME = 255
 _UNSAFE = re.compile(rb"[^A-Za-z0-9._~-]")
@@ -69,6 +71,14 @@ def topic_path(name: str) -> str:
 def partition_path(name: str, number: int) -> str:
     """Return the path of a partition."""
     return f"{TOPICS}/{name}/partitions/{number}"
+
+
+def partition_at(path: str) -> TopicPartition | None:
+    """Return the partition at a path; None if it is the path of something else."""
+    names = path.split("/")
+    if len(names) != _PARTITION_DEPTH or names[1:3] != ["brokers", "topics"]:
+        return None
+    return TopicPartition(names[3], int(names[5]))
 
 
 def broker_path(broker_id: int) -> str:
@@ -245,7 +255,7 @@ def load(contents: Iterable[tuple[list[str], Node]]) -> ClusterMetadata:
         try:
             if names[1] != "brokers":
                 _load_other(metadata, names, data, version)
-            elif len(names) == 6:  # /brokers/topics/<name>/partitions/<number>
+            elif len(names) == _PARTITION_DEPTH:
                 partitions[names[3]][int(names[5])] = decode_partition(data, version)
             elif len(names) == 4 and names[2] == "topics":
                 name = names[3]

@@ -23,13 +23,21 @@ from kreplica.common.errors import KreplicaError
 from kreplica.common.metrics import MetricRegistry
 from kreplica.common.ports import Loop
 from kreplica.metadata import image_paths
-from kreplica.metadata.cluster_metadata import ClusterMetadata, difference, restored
+from kreplica.metadata.cluster_metadata import ClusterMetadata, Step, difference, restored
+from kreplica.metadata.control_records import ControlMessage, LeaderChangeMessage
 from kreplica.metadata.image_format import OffsetAndEpoch
+from kreplica.metadata.image_paths import TreeChange
 from kreplica.metadata.image_writer import ImageWriter
 from kreplica.metadata.metadata_delta import MetadataDelta
 from kreplica.metadata.records import BeginTransactionRecord, MetadataRecord
 from kreplica.metadata.serde import ApiMessageAndVersion
-from kreplica.metadata.watches import TimedStep, Watches
+from kreplica.metadata.watches import (
+    LeaderOfEpoch,
+    TimedStep,
+    Watches,
+    changes_of,
+    controller_change,
+)
 
 LOGGER = logging.getLogger(__name__)
 METRICS = "MetadataLoader"
@@ -70,6 +78,9 @@ class CommittedBatch(Protocol):
 
     @property
     def records(self) -> Iterable[ApiMessageAndVersion[MetadataRecord]]: ...
+
+    @property
+    def control_records(self) -> Iterable[ControlMessage]: ...
 
 
 class Batches(Iterable[Any], Protocol):
@@ -305,6 +316,56 @@ class MetadataLoader:
             LOGGER.exception(
                 "%s failed to process the metadata up to %s", type(publisher).__name__, self.applied
             )
+
+
+class TreeReplay:
+    """Replays the metadata log into changes of the tree, for programs that read the log themselves.
+
+    Changes of a transaction of the log come with its end. Belongs to one thread.
+    """
+
+    def __init__(self) -> None:
+        # The position up to which the log is replayed.
+        self.end = OffsetAndEpoch(0, 0)
+        self._metadata = ClusterMetadata()
+        self._metadata.record_steps()
+        self._controller: LeaderOfEpoch | None = None
+
+    def load(
+        self, batches: Iterable[CommittedBatch], snapshot_id: OffsetAndEpoch, timestamp_ms: int = -1
+    ) -> list[TreeChange]:
+        """Replace the state by a snapshot; return the differences.
+
+        Raises what `restored` does, and nothing has changed then.
+        """
+        metadata = restored(record for batch in batches for record in batch.records)
+        delta = difference(self._metadata, metadata)
+        steps = image_paths.steps_of(delta, metadata, snapshot_id.offset)
+        metadata.record_steps()
+        self._metadata, self.end = metadata, OffsetAndEpoch(*snapshot_id)
+        return list(changes_of((step, timestamp_ms) for step in steps))
+
+    def replay(self, batch: CommittedBatch) -> list[TreeChange]:
+        """Apply the next batch; return its changes. A batch that was applied already changes nothing.
+
+        Raises the typed error of a record that does not fit.
+        """
+        if batch.last_offset < self.end.offset:
+            return []
+        steps: list[Step] = []
+        for offset, (message, version) in enumerate(batch.records, batch.base_offset):
+            if offset >= self.end.offset:
+                if isinstance(message, BeginTransactionRecord):
+                    steps += self._metadata.take_steps()
+                _replay_one(self._metadata, message, version, offset)
+        self.end = OffsetAndEpoch(batch.last_offset + 1, batch.epoch)
+        steps += self._metadata.take_steps()
+        changes = list(changes_of((step, batch.append_timestamp) for step in steps))
+        for control in batch.control_records:
+            if isinstance(control, LeaderChangeMessage):
+                old, self._controller = self._controller, LeaderOfEpoch(control.leader_id, batch.epoch)
+                changes.append(controller_change(old, self._controller, batch.append_timestamp))
+        return changes
 
 
 def _replay_one(metadata: ClusterMetadata, message: MetadataRecord, version: int, offset: int) -> None:

@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import InvalidStateError
 from contextlib import suppress
+from typing import NamedTuple
 
 from kreplica.common.errors import ClusterClosed, KreplicaError, WatchOverflowed
 from kreplica.common.future import Future
@@ -32,6 +33,13 @@ TimedStep = tuple[Step, int]
 """A step, and the timestamp of its record in ms since 1970 (-1: unknown)."""
 
 
+class LeaderOfEpoch(NamedTuple):
+    """The quorum's leader in an epoch."""
+
+    leader: int
+    epoch: int
+
+
 class Watches:
     """The watches of one cluster."""
 
@@ -40,7 +48,7 @@ class Watches:
         # Guarded by _lock: the newest state that any node has reported, and the open watches.
         self._metadata = ClusterMetadata()
         self._end_offset = 0
-        self._controller: tuple[int, int] | None = None  # the quorum's leader, and its epoch
+        self._controller: LeaderOfEpoch | None = None
         self._watches: list[Watch] = []
         self._closed_by: ClusterClosed | None = None
 
@@ -64,18 +72,19 @@ class Watches:
             else:
                 delta = difference(known, metadata)
                 steps = [(step, -1) for step in steps_of(delta, metadata, applied.offset)]
-            awake = self._offer(_changes(steps))
+            awake = self._offer(changes_of(steps))
         _wake(awake)
 
     def on_leader_change(self, leader_id: int, epoch: int) -> None:
         """Take the quorum's leader of an epoch."""
         with self._lock:
             old = self._controller
-            if old is not None and epoch <= old[1]:
-                assert old[1] != epoch or old[0] == leader_id, f"epoch {epoch} has two leaders: {old}"
+            if old is not None and epoch <= old.epoch:
+                one = epoch < old.epoch or old.leader == leader_id
+                assert one, f"epoch {epoch} has two leaders: {old.leader} and {leader_id}"
                 return
-            self._controller = leader_id, epoch
-            awake = self._offer(iter([_controller_change(old, self._controller)]))
+            self._controller = LeaderOfEpoch(leader_id, epoch)
+            awake = self._offer(iter([controller_change(old, self._controller)]))
         _wake(awake)
 
     def _offer(self, changes: Iterator[TreeChange]) -> list[Future[None]]:
@@ -200,23 +209,25 @@ class Watch:
             self._ready = None
 
 
-def _changes(steps: Iterable[TimedStep]) -> Iterator[TreeChange]:
+def changes_of(steps: Iterable[TimedStep]) -> Iterator[TreeChange]:
+    """Yield the steps as changes with plain values."""
     for step, timestamp_ms in steps:
         yield shown(step, path_of_step(step), timestamp_ms)
 
 
+def controller_change(old: LeaderOfEpoch | None, new: LeaderOfEpoch, timestamp_ms: int = -1) -> TreeChange:
+    """Return the change of /controller."""
+    was = None if old is None else old._asdict()
+    return TreeChange(CONTROLLER, new.epoch, was, new._asdict(), timestamp_ms)
+
+
 def _existing(
-    metadata: ClusterMetadata, end_offset: int, controller: tuple[int, int] | None
+    metadata: ClusterMetadata, end_offset: int, controller: LeaderOfEpoch | None
 ) -> Iterator[TreeChange]:
     if controller is not None:
-        yield _controller_change(None, controller)
+        yield controller_change(None, controller)
     delta = difference(ClusterMetadata(), metadata)
-    yield from _changes((step, -1) for step in steps_of(delta, metadata, end_offset))
-
-
-def _controller_change(old: tuple[int, int] | None, new: tuple[int, int]) -> TreeChange:
-    was, now = (None if each is None else {"leader": each[0], "epoch": each[1]} for each in (old, new))
-    return TreeChange(CONTROLLER, new[1], was, now)
+    yield from changes_of((step, -1) for step in steps_of(delta, metadata, end_offset))
 
 
 def _wake(futures: list[Future[None]]) -> None:

@@ -26,6 +26,7 @@ class IsrChangeReason(enum.StrEnum):
     DAMAGED = "damaged"  # a range of its log has rotted
     CAUGHT_UP = "caught up"  # it has all committed records, so it may lead
     CONTROLLER = "controller"  # the controller changed it without being asked
+    UNKNOWN = "unknown"  # the leader that recorded the reason has restarted since
 
 
 class IsrChange(NamedTuple):

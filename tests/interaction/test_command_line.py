@@ -201,6 +201,27 @@ def test_creating_a_topic_waits_for_the_last_broker() -> None:
         assert created.result(60).exit_code == 0
 
 
+def test_a_watch_prints_what_the_quorum_commits(cli: CommandLine) -> None:
+    cli.ok("topic", "create", "watched", "-p", "2", "-r", "3")
+    until(lambda: "watched" in cli.run("topic", "list").stdout)
+    cli.ok("topic", "delete", "watched")
+    options = ("--from-beginning", "--timeout", "0")
+    found = cli.facts("watch", "/brokers/topics/watched", *options)
+    paths = [f"/brokers/topics/watched{end}" for end in ("", "/partitions/0", "/partitions/1")]
+    assert [change["path"] for change in found[:3]] == paths
+    assert all(change["old"] is None for change in found[:3])
+    assert sorted(change["path"] for change in found[-3:]) == paths
+    assert all(change["new"] is None for change in found[-3:])
+    versions = [int(str(change["version"])) for change in found]
+    assert versions == sorted(versions)
+    assert cli.facts("watch", "/brokers", "--timeout", "0") == []
+    text = cli.ok("watch", "/controller", *options)
+    assert text.splitlines()[-1].split()[1:3] == ["/controller", "created"]
+    wrong = cli.run("watch", "controller")
+    assert wrong.exit_code == 2
+    assert "is not a path" in wrong.output
+
+
 def test_no_broker_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stock_client, "CONNECT_S", 0.3)
     for arguments in (("consume", "t"), ("produce", "t"), ("topic", "list"), ("topic", "delete", "t")):
