@@ -28,18 +28,16 @@ from kio.schema.errors import ErrorCode
 
 from kreplica.broker.node_config import BrokerConfig
 from kreplica.common.errors import (
-    BY_CODE,
     InconsistentClusterId,
     InvalidRequest,
     RequestTimedOut,
     StaleBrokerEpoch,
-    UnknownServerError,
     UnsupportedVersion,
 )
 from kreplica.common.future import Future
 from kreplica.common.ports import NANOSECONDS_PER_MS, Cancellable, Clock, Loop, Transport
 from kreplica.common.types import Uuid
-from kreplica.common.wire import uuid_of
+from kreplica.common.wire import error_of, uuid_of
 from kreplica.metadata.records import Endpoint, SupportedFeature
 
 NO_BROKER_EPOCH = -1
@@ -285,12 +283,12 @@ class BrokerLifecycleManager:
         )
 
     def _registration_answered(self, response: BrokerRegistrationResponse, _sent_ns: int) -> None:
-        if response.error_code is not ErrorCode.none:
-            error = BY_CODE.get(int(response.error_code), UnknownServerError)
-            if not self.registered.done() and error in FATAL:
+        error = error_of(response.error_code)
+        if error is not None:
+            if not self.registered.done() and isinstance(error, FATAL):
                 self._close()
                 self.registered.set_exception(
-                    error(f"the controller rejected broker {self._broker_id}: {error.__doc__}")
+                    type(error)(f"the controller rejected broker {self._broker_id}: {error}")
                 )
                 return
             self._retry()

@@ -3,9 +3,8 @@
 Every error that kreplica raises is a `KreplicaError`. `code` is Kafka's error code, as sent over the wire;
 `retriable` says whether the same call may succeed later. Kafka uses one code for several faults: every broken
 batch is CORRUPT_MESSAGE, every disk error KAFKA_STORAGE_ERROR. Subclasses here let a program distinguish
-them.
-`exception_for` maps a status of the native core to an exception; importing this module, and only this one,
-installs it there.
+them. `exception_for` maps a status of the native core to an exception; importing this module, and only this
+one, installs it there.
 """
 
 from __future__ import annotations
@@ -25,593 +24,407 @@ class RecordError(NamedTuple):
     message: str
 
 
+# By Kafka's error code.
+BY_CODE: dict[int, type[KreplicaError]] = {}
+
+
 class KreplicaError(Exception):
     """The base class of all errors.
 
-    `code`: Kafka's error code. `retriable`: the same call may succeed later. `where`: the byte position or
-    offset that the message refers to, or None. `record_errors`: the records that caused a batch to be
-    rejected,
-    where they can be named.
+    `code`: Kafka's error code. `retriable`: the same call may succeed later. A class that does not state them
+    has those of its base. `where`: the byte position or offset that the message refers to, or None.
+    `record_errors`: the records that caused a batch to be rejected, where they can be named.
     """
 
     code: int = -1
     retriable: bool = False
     record_errors: Sequence[RecordError] = ()
 
+    def __init_subclass__(cls, *, code: int | None = None, retriable: bool | None = None) -> None:
+        if retriable is not None:
+            cls.retriable = retriable
+        if code is not None:
+            assert code not in BY_CODE, f"code {code} is that of {BY_CODE[code].__name__}"
+            cls.code = code
+            BY_CODE[code] = cls
+
     def __init__(self, message: str = "", *, where: int | None = None) -> None:
         super().__init__(message or (type(self).__doc__ or "").split("\n")[0])
         self.where = where
 
 
-class InvalidMetadata(KreplicaError):
+class InvalidMetadata(KreplicaError, retriable=True):
     """The caller's metadata is out of date: look the leader up again."""
 
-    retriable = True
 
-
-class UnknownServerError(KreplicaError):
+class UnknownServerError(KreplicaError, code=-1):
     """The server failed with an error that has no code of its own."""
 
-    code = -1
 
-
-class OffsetOutOfRange(KreplicaError):
+class OffsetOutOfRange(KreplicaError, code=1):
     """The offset is outside the range that the log holds."""
 
-    code = 1
 
-
-class CorruptMessage(KreplicaError):
+class CorruptMessage(KreplicaError, code=2, retriable=True):
     """A record batch failed its checks: length, magic, CRC, count, deltas, codec."""
 
-    code = 2
-    retriable = True
 
-
-class UnknownTopicOrPartition(InvalidMetadata):
+class UnknownTopicOrPartition(InvalidMetadata, code=3):
     """This node knows no such topic or partition."""
 
-    code = 3
 
-
-class LeaderNotAvailable(InvalidMetadata):
+class LeaderNotAvailable(InvalidMetadata, code=5):
     """The partition has no leader at the moment."""
 
-    code = 5
 
-
-class NotLeaderOrFollower(InvalidMetadata):
+class NotLeaderOrFollower(InvalidMetadata, code=6):
     """This broker is not the leader, or not a replica, of the partition."""
 
-    code = 6
 
-
-class RequestTimedOut(KreplicaError):
+class RequestTimedOut(KreplicaError, code=7, retriable=True):
     """The request was not answered within its timeout."""
 
-    code = 7
-    retriable = True
 
-
-class BrokerNotAvailable(KreplicaError):
+class BrokerNotAvailable(KreplicaError, code=8):
     """The broker is not available."""
 
-    code = 8
 
-
-class ReplicaNotAvailable(InvalidMetadata):
+class ReplicaNotAvailable(InvalidMetadata, code=9):
     """The replica is not available here."""
 
-    code = 9
 
-
-class MessageTooLarge(KreplicaError):
+class MessageTooLarge(KreplicaError, code=10):
     """A record or batch is larger than max.message.bytes."""
 
-    code = 10
 
-
-class StaleControllerEpoch(KreplicaError):
+class StaleControllerEpoch(KreplicaError, code=11):
     """The message comes from a controller that has been replaced."""
 
-    code = 11
 
-
-class OffsetMetadataTooLarge(KreplicaError):
+class OffsetMetadataTooLarge(KreplicaError, code=12):
     """The text beside a committed offset is longer than offset.metadata.max.bytes."""
 
-    code = 12
 
-
-class NetworkException(InvalidMetadata):
+class NetworkException(InvalidMetadata, code=13):
     """The node could not be reached, or the connection was lost before it answered."""
 
-    code = 13
 
-
-class CoordinatorLoadInProgress(KreplicaError):
+class CoordinatorLoadInProgress(KreplicaError, code=14, retriable=True):
     """The coordinator is still loading."""
 
-    code = 14
-    retriable = True
 
-
-class CoordinatorNotAvailable(KreplicaError):
+class CoordinatorNotAvailable(KreplicaError, code=15, retriable=True):
     """There is no coordinator at the moment."""
 
-    code = 15
-    retriable = True
 
-
-class NotCoordinator(KreplicaError):
+class NotCoordinator(KreplicaError, code=16, retriable=True):
     """This broker is not the coordinator."""
 
-    code = 16
-    retriable = True
 
-
-class InvalidTopic(KreplicaError):
+class InvalidTopic(KreplicaError, code=17):
     """The topic's name is not allowed, or the operation is not allowed on it."""
 
-    code = 17
 
-
-class RecordListTooLarge(KreplicaError):
+class RecordListTooLarge(KreplicaError, code=18):
     """The batch is larger than a segment."""
 
-    code = 18
 
-
-class NotEnoughReplicas(KreplicaError):
+class NotEnoughReplicas(KreplicaError, code=19, retriable=True):
     """The in-sync replicas are fewer than min.insync.replicas; nothing was written."""
 
-    code = 19
-    retriable = True
 
-
-class NotEnoughReplicasAfterAppend(KreplicaError):
+class NotEnoughReplicasAfterAppend(KreplicaError, code=20, retriable=True):
     """Written, but the in-sync replicas fell below min.insync.replicas before it was replicated."""
 
-    code = 20
-    retriable = True
 
-
-class InvalidRequiredAcks(KreplicaError):
+class InvalidRequiredAcks(KreplicaError, code=21):
     """acks must be 0, 1 or all (-1)."""
 
-    code = 21
 
-
-class IllegalGeneration(KreplicaError):
+class IllegalGeneration(KreplicaError, code=22):
     """The request names another generation of the group than the current one."""
 
-    code = 22
 
-
-class InconsistentGroupProtocol(KreplicaError):
+class InconsistentGroupProtocol(KreplicaError, code=23):
     """The member supports no protocol that all others of the group support, or has another protocol type."""
 
-    code = 23
 
-
-class InvalidGroupId(KreplicaError):
+class InvalidGroupId(KreplicaError, code=24):
     """The group's id is empty."""
 
-    code = 24
 
-
-class UnknownMemberId(KreplicaError):
+class UnknownMemberId(KreplicaError, code=25):
     """The group knows no such member."""
 
-    code = 25
 
-
-class InvalidSessionTimeout(KreplicaError):
+class InvalidSessionTimeout(KreplicaError, code=26):
     """The session timeout is outside the bounds that the broker sets."""
 
-    code = 26
 
-
-class RebalanceInProgress(KreplicaError):
+class RebalanceInProgress(KreplicaError, code=27):
     """The group is rebalancing."""
 
-    code = 27
 
-
-class InvalidCommitOffsetSize(KreplicaError):
+class InvalidCommitOffsetSize(KreplicaError, code=28):
     """The offsets of one commit do not fit into one batch."""
 
-    code = 28
 
-
-class InvalidTimestamp(KreplicaError):
+class InvalidTimestamp(KreplicaError, code=32):
     """A record's timestamp is out of the accepted range."""
 
-    code = 32
 
-
-class UnsupportedSaslMechanism(KreplicaError):
+class UnsupportedSaslMechanism(KreplicaError, code=33):
     """The SASL mechanism is not supported."""
 
-    code = 33
 
-
-class IllegalSaslState(KreplicaError):
+class IllegalSaslState(KreplicaError, code=34):
     """SASL authentication is not enabled on this listener."""
 
-    code = 34
 
-
-class UnsupportedVersion(KreplicaError):
+class UnsupportedVersion(KreplicaError, code=35):
     """The version of a request, file or record is not supported."""
 
-    code = 35
 
-
-class TopicAlreadyExists(KreplicaError):
+class TopicAlreadyExists(KreplicaError, code=36):
     """A topic of this name exists."""
 
-    code = 36
 
-
-class InvalidPartitions(KreplicaError):
+class InvalidPartitions(KreplicaError, code=37):
     """The number of partitions is not allowed."""
 
-    code = 37
 
-
-class InvalidReplicationFactor(KreplicaError):
+class InvalidReplicationFactor(KreplicaError, code=38):
     """The replication factor is below 1 or above the number of brokers."""
 
-    code = 38
 
-
-class InvalidReplicaAssignment(KreplicaError):
+class InvalidReplicaAssignment(KreplicaError, code=39):
     """The replica assignment is not allowed."""
 
-    code = 39
 
-
-class InvalidConfig(KreplicaError):
+class InvalidConfig(KreplicaError, code=40):
     """A configuration value is not allowed, or its name is unknown."""
 
-    code = 40
 
-
-class NotController(KreplicaError):
+class NotController(KreplicaError, code=41, retriable=True):
     """This node is not the active controller."""
 
-    code = 41
-    retriable = True
 
-
-class InvalidRequest(KreplicaError):
+class InvalidRequest(KreplicaError, code=42):
     """The request contradicts itself."""
 
-    code = 42
 
-
-class UnsupportedForMessageFormat(KreplicaError):
+class UnsupportedForMessageFormat(KreplicaError, code=43):
     """The message format on disk does not support this."""
 
-    code = 43
 
-
-class PolicyViolation(KreplicaError):
+class PolicyViolation(KreplicaError, code=44):
     """A policy refuses the request."""
 
-    code = 44
 
-
-class TransactionalIdAuthorizationFailed(KreplicaError):
+class TransactionalIdAuthorizationFailed(KreplicaError, code=53):
     """Transactions cannot be started here: there is no transaction coordinator."""
 
-    code = 53
 
-
-class SecurityDisabled(KreplicaError):
+class SecurityDisabled(KreplicaError, code=54):
     """There are no access rules to describe or change: authorization is not supported."""
 
-    code = 54
 
-
-class OutOfOrderSequenceNumber(KreplicaError):
+class OutOfOrderSequenceNumber(KreplicaError, code=45):
     """A producer's sequence number skips ahead: a batch before it is missing."""
 
-    code = 45
 
-
-class DuplicateSequenceNumber(KreplicaError):
+class DuplicateSequenceNumber(KreplicaError, code=46):
     """The producer's batch was appended before, too long ago to name its offset."""
 
-    code = 46
 
-
-class InvalidProducerEpoch(KreplicaError):
+class InvalidProducerEpoch(KreplicaError, code=47):
     """The producer's epoch is older than one seen before."""
 
-    code = 47
 
-
-class OperationNotAttempted(KreplicaError):
+class OperationNotAttempted(KreplicaError, code=55):
     """Not attempted: a similar operation is in progress, or another part of the request failed."""
 
-    code = 55
 
-
-class InvalidTxnState(KreplicaError):
+class InvalidTxnState(KreplicaError, code=48):
     """The transaction is in the wrong state for this operation."""
 
-    code = 48
 
-
-class InvalidProducerIdMapping(KreplicaError):
+class InvalidProducerIdMapping(KreplicaError, code=49):
     """The producer id does not belong to this transactional id."""
 
-    code = 49
 
-
-class ConcurrentTransactions(KreplicaError):
+class ConcurrentTransactions(KreplicaError, code=51, retriable=True):
     """Another transaction of this producer is being completed."""
 
-    code = 51
-    retriable = True
 
-
-class TransactionCoordinatorFenced(KreplicaError):
+class TransactionCoordinatorFenced(KreplicaError, code=52):
     """A transaction marker comes from a coordinator that has been replaced."""
 
-    code = 52
 
-
-class KafkaStorageError(InvalidMetadata):
+class KafkaStorageError(InvalidMetadata, code=56):
     """The disk, or the log directory, failed; the log is offline."""
 
-    code = 56
 
-
-class LogDirNotFound(KreplicaError):
+class LogDirNotFound(KreplicaError, code=57):
     """There is no such log directory."""
 
-    code = 57
 
-
-class UnknownProducerId(KreplicaError):
+class UnknownProducerId(KreplicaError, code=59):
     """The log has no entry, or no longer one, for this producer id."""
 
-    code = 59
 
-
-class ReassignmentInProgress(KreplicaError):
+class ReassignmentInProgress(KreplicaError, code=60):
     """The partition is being reassigned."""
 
-    code = 60
 
-
-class NonEmptyGroup(KreplicaError):
+class NonEmptyGroup(KreplicaError, code=68):
     """The group has members."""
 
-    code = 68
 
-
-class GroupIdNotFound(KreplicaError):
+class GroupIdNotFound(KreplicaError, code=69):
     """There is no such group."""
 
-    code = 69
 
-
-class FetchSessionIdNotFound(KreplicaError):
+class FetchSessionIdNotFound(KreplicaError, code=70, retriable=True):
     """There is no such fetch session."""
 
-    code = 70
-    retriable = True
 
-
-class InvalidFetchSessionEpoch(KreplicaError):
+class InvalidFetchSessionEpoch(KreplicaError, code=71, retriable=True):
     """The fetch session's epoch is not the expected one."""
 
-    code = 71
-    retriable = True
 
-
-class FencedLeaderEpoch(InvalidMetadata):
+class FencedLeaderEpoch(InvalidMetadata, code=74):
     """The leader epoch in the request is older than the current one."""
 
-    code = 74
 
-
-class UnknownLeaderEpoch(KreplicaError):
+class UnknownLeaderEpoch(KreplicaError, code=75, retriable=True):
     """The leader epoch in the request is newer than the one known here."""
 
-    code = 75
-    retriable = True
 
-
-class StaleBrokerEpoch(KreplicaError):
+class StaleBrokerEpoch(KreplicaError, code=77):
     """The broker epoch is not the registered one."""
 
-    code = 77
 
-
-class OffsetNotAvailable(KreplicaError):
+class OffsetNotAvailable(KreplicaError, code=78, retriable=True):
     """The offset is not known yet: the new leader has not caught up."""
 
-    code = 78
-    retriable = True
 
-
-class MemberIdRequired(KreplicaError):
+class MemberIdRequired(KreplicaError, code=79):
     """The member must join again with the member id in this response (KIP-394)."""
 
-    code = 79
     member_id = ""
 
 
-class PreferredLeaderNotAvailable(InvalidMetadata):
+class PreferredLeaderNotAvailable(InvalidMetadata, code=80):
     """The preferred leader is not in sync."""
 
-    code = 80
 
-
-class GroupMaxSizeReached(KreplicaError):
+class GroupMaxSizeReached(KreplicaError, code=81):
     """The group has group.max.size members."""
 
-    code = 81
 
-
-class FencedInstanceId(KreplicaError):
+class FencedInstanceId(KreplicaError, code=82):
     """Another member has taken the place of this static one (KIP-345)."""
 
-    code = 82
 
-
-class EligibleLeadersNotAvailable(InvalidMetadata):
+class EligibleLeadersNotAvailable(InvalidMetadata, code=83):
     """No eligible replica is alive."""
 
-    code = 83
 
-
-class ElectionNotNeeded(InvalidMetadata):
+class ElectionNotNeeded(InvalidMetadata, code=84):
     """The partition already has the requested leader."""
 
-    code = 84
 
-
-class NoReassignmentInProgress(KreplicaError):
+class NoReassignmentInProgress(KreplicaError, code=85):
     """There is no reassignment to cancel."""
 
-    code = 85
 
-
-class GroupSubscribedToTopic(KreplicaError):
+class GroupSubscribedToTopic(KreplicaError, code=86):
     """A member of the group is subscribed to the topic."""
 
-    code = 86
 
-
-class InvalidRecord(KreplicaError):
+class InvalidRecord(KreplicaError, code=87):
     """A record breaks a rule of its topic: no key in a compacted one, a control record from a client."""
-
-    code = 87
 
 
 class NoRecords(InvalidRecord):
     """A batch needs at least one record."""
 
 
-class ThrottlingQuotaExceeded(KreplicaError):
+class ThrottlingQuotaExceeded(KreplicaError, code=89, retriable=True):
     """A quota is exceeded."""
 
-    code = 89
-    retriable = True
 
-
-class ProducerFenced(KreplicaError):
+class ProducerFenced(KreplicaError, code=90):
     """A newer producer with the same transactional id has taken over."""
 
-    code = 90
 
-
-class InconsistentVoterSet(KreplicaError):
+class InconsistentVoterSet(KreplicaError, code=94):
     """The voter sets of two nodes differ."""
 
-    code = 94
 
-
-class InvalidUpdateVersion(KreplicaError):
+class InvalidUpdateVersion(KreplicaError, code=95):
     """The partition epoch or version is not the current one."""
 
-    code = 95
 
-
-class FeatureUpdateFailed(KreplicaError):
+class FeatureUpdateFailed(KreplicaError, code=96):
     """The cluster's features could not be changed to the requested levels."""
 
-    code = 96
 
-
-class SnapshotNotFound(KreplicaError):
+class SnapshotNotFound(KreplicaError, code=98):
     """There is no such snapshot."""
 
-    code = 98
 
-
-class PositionOutOfRange(KreplicaError):
+class PositionOutOfRange(KreplicaError, code=99):
     """The position lies outside the snapshot."""
 
-    code = 99
 
-
-class UnknownTopicId(InvalidMetadata):
+class UnknownTopicId(InvalidMetadata, code=100):
     """This node knows no such topic id."""
 
-    code = 100
 
-
-class DuplicateBrokerRegistration(KreplicaError):
+class DuplicateBrokerRegistration(KreplicaError, code=101):
     """Another live broker has this id."""
 
-    code = 101
 
-
-class BrokerIdNotRegistered(KreplicaError):
+class BrokerIdNotRegistered(KreplicaError, code=102):
     """The broker is not registered."""
 
-    code = 102
 
-
-class InconsistentTopicId(InvalidMetadata):
+class InconsistentTopicId(InvalidMetadata, code=103):
     """The log and the request have different topic ids."""
 
-    code = 103
 
-
-class InconsistentClusterId(KreplicaError):
+class InconsistentClusterId(KreplicaError, code=104):
     """The cluster ids differ."""
 
-    code = 104
 
-
-class TransactionalIdNotFound(KreplicaError):
+class TransactionalIdNotFound(KreplicaError, code=105):
     """There is no such transaction."""
 
-    code = 105
 
-
-class IneligibleReplica(KreplicaError):
+class IneligibleReplica(KreplicaError, code=107):
     """A proposed ISR contains a replica that is not eligible."""
 
-    code = 107
 
-
-class NewLeaderElected(KreplicaError):
+class NewLeaderElected(KreplicaError, code=108):
     """The change was not made; another leader was elected instead."""
 
-    code = 108
 
-
-class UnsupportedEndpointType(KreplicaError):
+class UnsupportedEndpointType(KreplicaError, code=115):
     """The listener describes brokers only."""
 
-    code = 115
 
-
-class InvalidVoterKey(KreplicaError):
+class InvalidVoterKey(KreplicaError, code=125):
     """The request is for another voter: its voter id or directory id is not this node's."""
 
-    code = 125
 
-
-class DuplicateVoter(KreplicaError):
+class DuplicateVoter(KreplicaError, code=126):
     """The voter is already in the set of voters."""
 
-    code = 126
 
-
-class VoterNotFound(KreplicaError):
+class VoterNotFound(KreplicaError, code=127):
     """The voter is not in the set of voters."""
-
-    code = 127
 
 
 # ---- finer than Kafka's codes ------------------------------------------------------------------------
@@ -665,10 +478,8 @@ class NotLeader(NotLeaderOrFollower):
     """This node does not lead the metadata quorum in that epoch."""
 
 
-class BufferExhausted(KreplicaError):
+class BufferExhausted(KreplicaError, retriable=True):
     """Too many records of the metadata log are waiting to be appended."""
-
-    retriable = True
 
 
 class IllegalQuorumTransition(UnknownServerError):
@@ -727,10 +538,8 @@ class OutOfDescriptors(KafkaStorageError):
     """The process has reached its limit of open files."""
 
 
-class LogDirLocked(KafkaStorageError):
+class LogDirLocked(KafkaStorageError, retriable=False):
     """Another process, or another object in this one, writes to the directory."""
-
-    retriable = False
 
 
 class DamagedLog(KafkaStorageError):
@@ -769,26 +578,20 @@ class ReadOnlyLog(KreplicaError):
     """The log was opened for reading, or is read-only because of damage."""
 
 
-class LogCleaningAborted(KreplicaError):
+class LogCleaningAborted(KreplicaError, retriable=True):
     """The log was truncated, deleted from or paused while being cleaned; no segment was replaced."""
-
-    retriable = True
 
 
 class UseAfterFork(KreplicaError):
     """The object was opened by the parent process: open it again in this one."""
 
 
-class BufferPinned(KreplicaError):
+class BufferPinned(KreplicaError, retriable=True):
     """A slice of the bytes to be changed is still in use."""
 
-    retriable = True
 
-
-class OutOfMaps(KreplicaError):
+class OutOfMaps(KreplicaError, retriable=True):
     """The process has reached its limit of memory mappings."""
-
-    retriable = True
 
 
 _BY_STATUS: dict[str, type[KreplicaError]] = {
@@ -853,22 +656,5 @@ def known_error(error: BaseException) -> KreplicaError:
     """Return the error itself if it is of this tree, else an UnknownServerError that names it."""
     return error if isinstance(error, KreplicaError) else UnknownServerError(repr(error))
 
-
-def _by_code() -> dict[int, type[KreplicaError]]:
-    table: dict[int, type[KreplicaError]] = {}
-    for kind in list(globals().values()):
-        if (
-            isinstance(kind, type)
-            and issubclass(kind, KreplicaError)
-            and "code" in vars(kind)
-            and kind is not KreplicaError
-        ):
-            if kind.code in table:
-                raise AssertionError(f"code {kind.code} twice: {kind.__name__}, {table[kind.code].__name__}")
-            table[kind.code] = kind
-    return table
-
-
-BY_CODE: dict[int, type[KreplicaError]] = _by_code()
 
 _status.install(exception_for)

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Iterable, Sequence
-from functools import partial
-from typing import NamedTuple, TypeVar
+from functools import partial, wraps
+from typing import Concatenate, NamedTuple, ParamSpec, TypeVar
 
 from kreplica.common.errors import (
     CoordinatorLoadInProgress,
@@ -45,6 +45,7 @@ from kreplica.coordinator.group_rebalances import (
 )
 from kreplica.coordinator.group_store import GroupStore, OffsetsLog, Shard
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 LOGGER = logging.getLogger(__name__)
@@ -94,6 +95,34 @@ def partition_for(group_id: str, partition_count: int) -> int:
         value = (31 * value + (high << 8 | low)) & 0xFFFFFFFF
     signed = value - (1 << 32) if value >> 31 else value
     return (abs(signed) & 0x7FFFFFFF) % partition_count
+
+
+def _in_loop(
+    step: Callable[Concatenate[GroupCoordinator, Future[T], P], None],
+) -> Callable[Concatenate[GroupCoordinator, P], Future[T]]:
+    """Let a method run in the coordinator's loop. Callers get the future that it resolves.
+
+    The future fails with the error that the method raises; an unforeseen one is logged.
+    """
+
+    @wraps(step)
+    def post(self: GroupCoordinator, /, *arguments: P.args, **named: P.kwargs) -> Future[T]:
+        future: Future[T] = Future()
+
+        def run() -> None:
+            try:
+                step(self, future, *arguments, **named)
+            except KreplicaError as error:
+                future.set_exception(error)
+            except Exception as error:
+                LOGGER.exception("a request of a group failed")
+                if not future.done():
+                    future.set_exception(UnknownServerError(repr(error)))
+
+        self._loop.post(run)
+        return future
+
+    return post
 
 
 class GroupCoordinator:
@@ -153,11 +182,9 @@ class GroupCoordinator:
 
     # ---- members ------------------------------------------------------------------------------------------
 
-    def join(self, asked: JoinRequest) -> Future[Joined]:
+    @_in_loop
+    def join(self, future: Future[Joined], asked: JoinRequest) -> None:
         """Handle JoinGroup; done when the group's next generation is complete."""
-        return self._in_loop(partial(self._join, asked))
-
-    def _join(self, asked: JoinRequest, future: Future[Joined]) -> None:
         shard = self._shard(asked.group_id)
         config = self._config
         least, most = config.group_min_session_timeout_ms, config.group_max_session_timeout_ms
@@ -176,11 +203,9 @@ class GroupCoordinator:
             if group.size:
                 shard.groups.setdefault(asked.group_id, group)
 
-    def sync(self, asked: SyncRequest) -> Future[Synced]:
+    @_in_loop
+    def sync(self, future: Future[Synced], asked: SyncRequest) -> None:
         """Handle SyncGroup; done when the leader has sent the assignments."""
-        return self._in_loop(partial(self._sync, asked))
-
-    def _sync(self, asked: SyncRequest, future: Future[Synced]) -> None:
         try:
             shard = self._shard(asked.group_id)
         except CoordinatorLoadInProgress as error:
@@ -188,20 +213,16 @@ class GroupCoordinator:
             raise RebalanceInProgress(str(error)) from None
         self._rebalances.sync(shard, self._member_group(shard, asked.group_id), asked, future)
 
+    @_in_loop
     def heartbeat(
-        self, group_id: str, generation_id: int, member_id: str, group_instance_id: str | None
-    ) -> Future[None]:
-        """Handle Heartbeat; fails with RebalanceInProgress if the member must join again."""
-        return self._in_loop(partial(self._heartbeat, group_id, generation_id, member_id, group_instance_id))
-
-    def _heartbeat(
         self,
+        future: Future[None],
         group_id: str,
         generation_id: int,
         member_id: str,
         group_instance_id: str | None,
-        future: Future[None],
     ) -> None:
+        """Handle Heartbeat; fails with RebalanceInProgress if the member must join again."""
         try:
             shard = self._shard(group_id)
         except CoordinatorLoadInProgress:
@@ -216,13 +237,11 @@ class GroupCoordinator:
             raise RebalanceInProgress(f"group {group_id} is rebalancing")
         future.set_result(None)
 
-    def leave(self, group_id: str, members: Sequence[LeavingMember]) -> Future[list[KreplicaError | None]]:
-        """Handle LeaveGroup; the result is each member's error, or None."""
-        return self._in_loop(partial(self._leave, group_id, members))
-
-    def _leave(
-        self, group_id: str, members: Sequence[LeavingMember], future: Future[list[KreplicaError | None]]
+    @_in_loop
+    def leave(
+        self, future: Future[list[KreplicaError | None]], group_id: str, members: Sequence[LeavingMember]
     ) -> None:
+        """Handle LeaveGroup; the result is each member's error, or None."""
         shard = self._shard(group_id)
         results: list[KreplicaError | None] = []
         for leaving in members:
@@ -250,11 +269,9 @@ class GroupCoordinator:
 
     # ---- offsets ------------------------------------------------------------------------------------------
 
-    def commit_offsets(self, asked: CommitRequest) -> Future[CommitResults]:
+    @_in_loop
+    def commit_offsets(self, future: Future[CommitResults], asked: CommitRequest) -> None:
         """Handle OffsetCommit; each partition's error or None, once all in-sync replicas have the offsets."""
-        return self._in_loop(partial(self._commit_offsets, asked))
-
-    def _commit_offsets(self, asked: CommitRequest, future: Future[CommitResults]) -> None:
         shard = self._shard(asked.group_id)
         group = shard.groups.get(asked.group_id)
         if group is None:
@@ -263,18 +280,14 @@ class GroupCoordinator:
             group = shard.group(asked.group_id, self._clock.time_ms())
         self._offsets.commit(shard, group, asked, future)
 
+    @_in_loop
     def fetch_offsets(
-        self, group_id: str, partitions: Collection[TopicPartition] | None
-    ) -> Future[dict[TopicPartition, OffsetAndMetadata]]:
-        """Handle OffsetFetch: the committed offsets of these partitions, or of all for None."""
-        return self._in_loop(partial(self._fetch_offsets, group_id, partitions))
-
-    def _fetch_offsets(
         self,
+        future: Future[dict[TopicPartition, OffsetAndMetadata]],
         group_id: str,
         partitions: Collection[TopicPartition] | None,
-        future: Future[dict[TopicPartition, OffsetAndMetadata]],
     ) -> None:
+        """Handle OffsetFetch: the committed offsets of these partitions, or of all for None."""
         group = self._shard(group_id).groups.get(group_id)
         offsets = {} if group is None else group.offsets
         if partitions is None:
@@ -282,16 +295,14 @@ class GroupCoordinator:
         else:
             future.set_result({at: offsets[at] for at in partitions if at in offsets})
 
-    def delete_offsets(self, group_id: str, partitions: Collection[TopicPartition]) -> Future[CommitResults]:
+    @_in_loop
+    def delete_offsets(
+        self, future: Future[CommitResults], group_id: str, partitions: Collection[TopicPartition]
+    ) -> None:
         """Handle OffsetDelete (KIP-496); the result is each partition's error, or None.
 
         Fails with GroupIdNotFound, NonEmptyGroup.
         """
-        return self._in_loop(partial(self._delete_offsets, group_id, partitions))
-
-    def _delete_offsets(
-        self, group_id: str, partitions: Collection[TopicPartition], future: Future[CommitResults]
-    ) -> None:
         shard = self._shard(group_id)
         group = shard.groups.get(group_id)
         if group is None:
@@ -300,24 +311,23 @@ class GroupCoordinator:
 
     # ---- for tools ----------------------------------------------------------------------------------------
 
-    def list_groups(self, states: Collection[str] = ()) -> Future[tuple[bool, list[ListedGroup]]]:
+    @_in_loop
+    def list_groups(
+        self, future: Future[tuple[bool, list[ListedGroup]]], states: Collection[str] = ()
+    ) -> None:
         """Handle ListGroups: whether partitions are loading, and the groups in these states (or in any)."""
-        return self._in_loop(partial(self._list_groups, {state.lower() for state in states}))
-
-    def _list_groups(self, states: set[str], future: Future[tuple[bool, list[ListedGroup]]]) -> None:
+        wanted = {state.lower() for state in states}
         groups = [
             ListedGroup(group.group_id, group.protocol_type or "", group.state.value)
             for shard in self._store.active_shards()
             for group in shard.groups.values()
-            if not states or group.state.value.lower() in states
+            if not wanted or group.state.value.lower() in wanted
         ]
         future.set_result((self._store.is_loading, groups))
 
-    def describe_group(self, group_id: str) -> Future[DescribedGroup]:
+    @_in_loop
+    def describe_group(self, future: Future[DescribedGroup], group_id: str) -> None:
         """Handle DescribeGroups for one group."""
-        return self._in_loop(partial(self._describe_group, group_id))
-
-    def _describe_group(self, group_id: str, future: Future[DescribedGroup]) -> None:
         group = self._shard(group_id).groups.get(group_id)
         if group is None:
             future.set_result(DescribedGroup(group_id, GroupState.DEAD.value))
@@ -339,11 +349,9 @@ class GroupCoordinator:
             DescribedGroup(group_id, group.state.value, group.protocol_type or "", name or "", members)
         )
 
-    def delete_group(self, group_id: str) -> Future[None]:
+    @_in_loop
+    def delete_group(self, future: Future[None], group_id: str) -> None:
         """Handle DeleteGroups for one group; fails with GroupIdNotFound, NonEmptyGroup."""
-        return self._in_loop(partial(self._delete_group, group_id))
-
-    def _delete_group(self, group_id: str, future: Future[None]) -> None:
         shard = self._shard(group_id)
         group = shard.groups.get(group_id)
         if group is None:
@@ -368,19 +376,3 @@ class GroupCoordinator:
         if count is None:
             raise CoordinatorNotAvailable("the topic __consumer_offsets does not exist yet: retry")
         return self._store.shard(partition_for(group_id, count))
-
-    def _in_loop(self, step: Callable[[Future[T]], None]) -> Future[T]:
-        future: Future[T] = Future()
-
-        def run() -> None:
-            try:
-                step(future)
-            except KreplicaError as error:
-                future.set_exception(error)
-            except Exception as error:
-                LOGGER.exception("a request of a group failed")
-                if not future.done():
-                    future.set_exception(UnknownServerError(repr(error)))
-
-        self._loop.post(run)
-        return future
