@@ -7,13 +7,17 @@ the cluster has settled.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
 
+from kreplica.cluster.administration import TIMEOUT
 from kreplica.cluster.appending import AppendResult
 from kreplica.cluster.cluster import Cluster
 from kreplica.cluster.promises import SETTLE_TIMEOUT, BrokenPromise, Promises
 from kreplica.common.errors import RequestTimedOut
 from kreplica.common.future import Future
+from kreplica.common.types import TopicPartition
+from kreplica.controller.topic_settings import DEFAULTS
 
 if TYPE_CHECKING:
     from kreplica._core.batch_builder import _RecordList as RecordList
@@ -28,16 +32,32 @@ class CheckedCluster(Cluster):
 
     def append(self, topic: str, records: RecordList, **options: Any) -> Future[AppendResult]:
         """Append as Cluster does, and record what is acknowledged with acks=all."""
+        self._pending.require_open()
+        epochs = {at: known.leader_epoch for at, _, known in self._newest().partitions() if at.topic == topic}
         future = super().append(topic, records, **options)
         if options.get("acks", "all") in ("all", -1):
-            future.add_done_callback(self._promises.note)
+            future.add_done_callback(partial(self._promises.note, leader_epochs=epochs))
         return future
+
+    def elect(
+        self,
+        topic: str,
+        partition: int = 0,
+        kind: Literal["preferred", "unclean"] = "preferred",
+        *,
+        timeout: float = TIMEOUT,
+    ) -> None:
+        """Elect a leader as Cluster does. An unclean election may lose what was acknowledged before."""
+        super().elect(topic, partition, kind, timeout=timeout)
+        if kind == "unclean":
+            self._promises.void(TopicPartition(topic, partition))
 
     def check(self, timeout: float | None = None) -> None:
         """Resume and reconnect running nodes, let the cluster settle, and verify all invariants.
 
-        Dead nodes stay dead. Raises BrokenPromise if an invariant does not hold within `timeout` seconds
-        (SETTLE_TIMEOUT by default).
+        Dead nodes stay dead. Where a topic allows unclean elections, only what was acknowledged since the
+        partition's last election counts. Raises BrokenPromise if an invariant does not hold within `timeout`
+        seconds (SETTLE_TIMEOUT by default).
         """
         if self.failures:
             raise BrokenPromise(f"tasks of nodes failed: {self.failures}")
@@ -50,9 +70,11 @@ class CheckedCluster(Cluster):
         problems: list[str] = []
 
         def is_well() -> bool:
-            problems[:] = self._promises.problems(
-                self._nodes.newest_metadata(), {each.config.node_id: each for each in self._nodes.live()}
-            )
+            metadata, live = self._newest(), {each.config.node_id: each for each in self._nodes.live()}
+            is_allowed = any(node.config.log.unclean_leader_election_enable for node in live.values())
+            defaults = DEFAULTS._replace(unclean_leader_election_enable=is_allowed)
+            self._promises.void_where_lost(metadata, defaults)
+            problems[:] = self._promises.problems(metadata, live)
             return not problems
 
         try:

@@ -14,6 +14,7 @@ from kreplica.broker.node import Node
 from kreplica.cluster.appending import AppendResult
 from kreplica.common.future import Future
 from kreplica.common.types import TopicPartition
+from kreplica.controller.topic_settings import ElectionSettings, settings_by
 from kreplica.log.unified_log import UnifiedLog
 from kreplica.metadata.cluster_metadata import ClusterMetadata
 from kreplica.metadata.registrations import PartitionRegistration
@@ -21,6 +22,7 @@ from kreplica.replica.partition import Partition
 
 # How long, in seconds, a cluster whose nodes run and are connected may take to settle.
 SETTLE_TIMEOUT = 20.0
+NO_EPOCHS: Mapping[TopicPartition, int] = {}
 
 
 class BrokenPromise(AssertionError):
@@ -35,18 +37,36 @@ class Promises:
 
     def __init__(self) -> None:
         self._acknowledged: dict[TopicPartition, int] = {}
+        # The leader epochs in which the last of these appends may have been made, or later ones.
+        self._leader_epochs: dict[TopicPartition, int] = {}
 
     def void(self, topic_partition: TopicPartition) -> None:
         """Forget the appends to a partition: an unclean election may have lost them."""
         self._acknowledged.pop(topic_partition, None)
+        self._leader_epochs.pop(topic_partition, None)
 
-    def note(self, future: Future[AppendResult]) -> None:
-        """Record a finished append with acks=all."""
+    def void_where_lost(self, metadata: ClusterMetadata, defaults: ElectionSettings) -> None:
+        """Forget the appends to the partitions that allow unclean elections and had an election since.
+
+        `defaults`: the settings of topics that have none of their own.
+        """
+        for at, epoch in list(self._leader_epochs.items()):
+            now = metadata.partition(at)
+            is_allowed = settings_by(metadata.configs, at.topic, defaults).unclean_leader_election_enable
+            if is_allowed and now is not None and now.leader_epoch > epoch:
+                self.void(at)
+
+    def note(
+        self, future: Future[AppendResult], leader_epochs: Mapping[TopicPartition, int] = NO_EPOCHS
+    ) -> None:
+        """Record a finished append with acks=all. `leader_epochs`: as they were when it was sent."""
         if future.cancelled() or future.exception() is not None:
             return
         for info in future.result().batches:
             at = TopicPartition(info.topic, info.partition)
             self._acknowledged[at] = max(self._acknowledged.get(at, 0), info.last_offset + 1)
+            if at in leader_epochs:
+                self._leader_epochs[at] = leader_epochs[at]
 
     def problems(self, metadata: ClusterMetadata, nodes: Mapping[int, Node]) -> list[str]:
         """Return the violated invariants of a cluster whose running nodes are `nodes`."""

@@ -11,6 +11,7 @@ from kreplica.cluster.checked_cluster import CheckedCluster
 from kreplica.cluster.promises import BrokenPromise
 from kreplica.testing import replay
 from tests.mutants.mutants import switched_on
+from tests.support.polling import wait_until
 
 pytest_plugins = ["pytester"]
 
@@ -82,6 +83,43 @@ def test_what_was_acknowledged_and_is_gone_is_found(cluster):
     cluster._promises._acknowledged[("orders", 0)] = 7
     with pytest.raises(BrokenPromise, match=r"acknowledged up to 7, but the leader's high watermark is 1"):
         cluster.check(timeout=0.2)
+
+
+def lose_uncleanly(cluster, elect):
+    """Acknowledge a record that only the leader has, and let a replica without it lead."""
+    put(cluster, b"a")
+    view = cluster.partition("orders")
+    leader, *others = view.isr
+    for other in others:
+        cluster.kill(other)
+    wait_until(lambda: view.isr == (leader,), "a leader on its own")
+    cluster.append("orders", [b"lost"], partition=0).result(20)
+    cluster.kill(leader)
+    for other in others:
+        cluster.start(other)
+    elect()
+    wait_until(lambda: view.leader in others, "another leader")
+    cluster.check()
+    assert [record.value for record in cluster.read("orders", 0)] == [b"a"]
+    # What is acknowledged from then on is a promise again.
+    put(cluster, b"b")
+    cluster._promises._acknowledged[("orders", 0)] += 5
+    with pytest.raises(BrokenPromise, match="acknowledged up to"):
+        cluster.check(timeout=0.2)
+
+
+@pytest.mark.parametrize("of_topic", [True, False])
+def test_what_an_allowed_unclean_election_lost_is_no_broken_promise(tmp_path, of_topic):
+    allowed = {"unclean.leader.election.enable": True}
+    with CheckedCluster(3, tmp_path, controllers=1, config={} if of_topic else allowed) as cluster:
+        cluster.create_topic("orders", config=allowed if of_topic else {})
+        lose_uncleanly(cluster, lambda: None)
+
+
+def test_what_was_lost_by_an_unclean_election_on_request_is_no_broken_promise(tmp_path):
+    with CheckedCluster(3, tmp_path, controllers=1) as cluster:
+        cluster.create_topic("orders")
+        lose_uncleanly(cluster, lambda: cluster.elect("orders", 0, "unclean"))
 
 
 def test_a_task_that_failed_is_told(cluster):
