@@ -143,15 +143,17 @@ class ConfigurationControl:
         elif resource_type == BROKER_RESOURCE:
             if name != ALL_BROKERS and not (name.isdecimal() and int(name) in self._metadata.brokers):
                 raise BrokerIdNotRegistered(f"broker {name[:80]!r} is not registered")
-            for setting in settings:
-                if setting in self._fixed_settings and not is_dynamic_for_brokers(setting):
-                    raise InvalidConfig(
-                        f"{setting} cannot be changed at run time: set it in the node's file and restart"
-                        " the node"
-                    )
+            self._require_dynamic(settings)
             check_broker_settings(settings)
         else:
             raise InvalidRequest(f"resources of type {resource_type} have no settings that can be changed")
+
+    def _require_dynamic(self, names: Iterable[str]) -> None:
+        for name in names:
+            if name in self._fixed_settings and not is_dynamic_for_brokers(name):
+                raise InvalidConfig(
+                    f"{name} cannot be changed at run time: set it in the node's file and restart the node"
+                )
 
     def _alter(
         self, resources: Sequence[Any], change_of: Callable[[Any], Change], answer: Callable[..., Any]
@@ -182,6 +184,8 @@ class ConfigurationControl:
         names = Counter(config.name for config in configs)
         if twice := [name for name, times in names.items() if times > 1]:
             raise InvalidRequest(f"the request names {twice[0][:80]} twice")
+        if key[0] == BROKER_RESOURCE:
+            self._require_dynamic(names)  # to delete one would change nothing
         changed = dict(self._metadata.config(*key))
         change_of(configs)(changed)
         return self.records_for(*key, changed)

@@ -169,6 +169,12 @@ def test_a_setting_of_nodes_files_cannot_be_changed_while_they_run(
     with pytest.raises(InvalidConfig, match=r"num\.io\.threads cannot be changed at run time"):
         control.check(BROKER_RESOURCE, resource_name, {"num.io.threads": "4"})
     control.check(BROKER_RESOURCE, resource_name, {"log.retention.ms": "5000"})
+    for operation in (SET, DELETE):
+        change = resource(("num.io.threads", operation, "4"), kind=BROKER_RESOURCE, name=resource_name)
+        request = IncrementalAlterConfigsRequest(resources=(change,), validate_only=False)
+        (answer,) = control.incremental_alter_configs(request).response.responses
+        assert answer.error_code is ErrorCode.invalid_config
+        assert "num.io.threads cannot be changed at run time" in answer.error_message
 
 
 @given(
