@@ -1,11 +1,14 @@
 """PendingFutures: the futures that callers of a cluster wait for; closing the cluster fails them.
 
+In a forked child they fail with UseAfterFork, since the threads that would resolve them do not exist there.
+
 Thread rule: any thread; `_lock` guards the set. Futures are resolved outside the lock.
 """
 
 from __future__ import annotations
 
 import os
+import weakref
 from concurrent.futures import InvalidStateError
 from contextlib import suppress
 from typing import Any, TypeVar
@@ -27,6 +30,7 @@ class PendingFutures:
         # Guarded by _lock:
         self._futures: set[Future[Any]] = set()
         self._is_closed = False
+        _of_this_process.add(self)
 
     def require_open(self) -> None:
         """Raises ClusterClosed after `close`, UseAfterFork in a forked child."""
@@ -37,7 +41,15 @@ class PendingFutures:
     def require_own(self) -> None:
         """Raises UseAfterFork in a forked child of the process that created it."""
         if self.is_forked:
-            raise UseAfterFork(f"{self.name} belongs to the parent process: open another one in this process")
+            raise self._use_after_fork()
+
+    def _use_after_fork(self) -> UseAfterFork:
+        return UseAfterFork(f"{self.name} belongs to the parent process: open another one in this process")
+
+    def abandon(self) -> None:
+        """Fail all pending futures in a forked child, without a callback or a lock of the parent."""
+        for future in tuple(self._futures):
+            future.abandon(self._use_after_fork())
 
     @property
     def is_forked(self) -> bool:
@@ -81,3 +93,16 @@ class PendingFutures:
         # A task that was running when the network stopped may have resolved it first.
         with suppress(InvalidStateError):
             future.set_exception(ClusterClosed(f"{self.name} was closed during the call"))
+
+
+# The clusters of this process; a forked child inherits them.
+_of_this_process: weakref.WeakSet[PendingFutures] = weakref.WeakSet()
+
+
+def _abandon_all() -> None:
+    for pending in tuple(_of_this_process):
+        pending.abandon()
+    _of_this_process.clear()
+
+
+os.register_at_fork(after_in_child=_abandon_all)

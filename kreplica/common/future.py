@@ -100,6 +100,15 @@ class Future(concurrent.futures.Future[T], Generic[T]):
         self._exception = exception
         self._pass_to(FINISHED)
 
+    def abandon(self, exception: BaseException) -> None:
+        """Fail a pending future in a forked child, whose parent alone resolves it.
+
+        Callbacks are not called: they belong to the parent, and may wait for its locks.
+        """
+        if self._state == PENDING:
+            self._exception, self._callbacks, self._changed = exception, None, None
+            self._state = FINISHED
+
     def set_running_or_notify_cancel(self) -> bool:
         return self._state == PENDING
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from threading import Event
 
 import pytest
@@ -568,6 +568,26 @@ def test_a_forked_child_leaves_the_cluster_alone():
         cluster.kill(1)
         cluster.start(1)
         assert values(cluster) == [b"a"]
+
+
+def test_a_forked_child_waits_for_no_answer_that_only_the_parent_gets():
+    with Cluster(1) as cluster:
+        cluster.create_topic("orders")
+        cluster.pause(1)
+        future = cluster.append("orders", [b"a"], partition=0)
+        child = os.fork()
+        if child == 0:
+            try:
+                with pytest.raises(errors.UseAfterFork):
+                    future.result(PATIENCE)
+                assert isinstance(future.exception(PATIENCE), errors.UseAfterFork)
+                assert wait([future], PATIENCE).done == {future}
+                os._exit(0)
+            finally:
+                os._exit(1)
+        assert os.waitpid(child, 0)[1] == 0
+        cluster.resume(1)
+        assert future.result(PATIENCE).base_offset == 0
 
 
 def test_nobody_waits_for_a_closed_cluster(tmp_path):
