@@ -24,5 +24,6 @@ cdef class MessageReader:
     cdef object _rare_value(self, Field *field, int kind)
     cdef object _long_duration(self, int64_t milliseconds)
     cdef object _sized(self, Field *field, bint is_flexible, bint is_nullable)
+    cdef object _content(self, int64_t size)
     cdef object _text(self, int64_t size)
     cdef object _view(self, int64_t size)

@@ -49,6 +49,8 @@ import_datetime()
 # Maximum elements in all arrays of one message.
 cdef int64_t LIMIT = 262_144
 MAX_ELEMENTS = LIMIT
+# Kafka refuses longer strings in every version.
+cdef int64_t MOST_TEXT = 0x7FFF
 
 cdef int64_t DAY_MS = 86_400_000
 # Longer durations do not fit a timedelta.
@@ -98,6 +100,9 @@ cdef class MessageReader:
         """Skip the tagged fields: the reader knows no tags."""
         self._tags(None, None)
 
+    def unsigned_varint(self):
+        return self._varint()
+
     # ---- bytes ---------------------------------------------------------------------------------------------
 
     cdef const uint8_t *_take(self, int64_t size) except NULL:
@@ -137,8 +142,12 @@ cdef class MessageReader:
             value = self._field(field, schema.is_flexible, False)
             field.set(field.slot, <PyObject *>entity, <PyObject *>value)
             field += 1
+        for _left in range(schema.absent_count):
+            _set_default(&schema.absent[_left], entity)
         if schema.is_flexible:
             self._tags(schema, entity)
+        elif schema.make_unknown is not None:
+            _set_default(&schema.unknown, entity)
         return entity
 
     cdef int _tags(self, MessageSchema schema, object entity) except -1:
@@ -148,6 +157,7 @@ cdef class MessageReader:
         cdef int known_count = 0 if schema is None else schema.tagged_count
         cdef int known = 0
         cdef uint32_t tag
+        cdef list unknown = None
         while left:
             left -= 1
             tag = self._varint()
@@ -160,11 +170,18 @@ cdef class MessageReader:
             if known < known_count and schema.tagged[known].tag == tag:
                 self._tagged(&schema.tagged[known], entity)
                 known += 1
-            else:
+            elif schema is None or schema.make_unknown is None:
                 self._take(self._varint())
+            else:
+                if unknown is None:
+                    unknown = []
+                unknown.append(schema.make_unknown(tag, self._content(self._varint())))
         while known < known_count:
             _set_default(&schema.tagged[known], entity)
             known += 1
+        if schema is not None and schema.make_unknown is not None:
+            value = <object>schema.unknown.default if unknown is None else tuple(unknown)
+            schema.unknown.set(schema.unknown.slot, <PyObject *>entity, <PyObject *>value)
         return 0
 
     cdef int _tagged(self, Field *field, object entity) except -1:
@@ -268,10 +285,17 @@ cdef class MessageReader:
             size = load32(self._take(4))
         if size == -1 and is_nullable:
             return None
+        if size == -1:
+            check(BAD_MESSAGE, "null for a field that is not nullable", self.position)
         if field.kind == STRING:
+            if size > MOST_TEXT:
+                check(BAD_MESSAGE, f"a string of {size} bytes, more than {MOST_TEXT},", self.position)
             return self._text(size)
         if field.kind == RECORDS:
             return self._view(size)
+        return self._content(size)
+
+    cdef object _content(self, int64_t size):
         return PyBytes_FromStringAndSize(<const char *>self._take(size), size)
 
     cdef object _text(self, int64_t size):

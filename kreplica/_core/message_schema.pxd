@@ -21,7 +21,7 @@ cdef struct Field:
     PyObject *slot
     descrsetfunc set
     descrgetfunc get
-    # The value of an absent tagged field.
+    # The value of an absent field. Of a field that is present and has no tag: the value that stands for None, if any.
     PyObject *default
     # For a STRUCTURE.
     PyObject *schema
@@ -31,13 +31,19 @@ cdef struct Field:
 
 
 cdef class MessageSchema:
-    cdef readonly type entity
+    cdef readonly object entity     # a class
     cdef readonly bint is_flexible
     cdef int plain_count
     cdef int tagged_count
+    cdef int absent_count
     cdef Field *plain
     cdef Field *tagged      # sorted by tag
+    cdef Field *absent      # fields of other versions; only slot and default are set
+    cdef object refuse      # makes the error for a set field that the version lacks; None: it is dropped
+    cdef object make_unknown
+    cdef Field unknown      # the slot of the unknown tagged fields, if make_unknown is set
     cdef list _kept
 
     cdef int _add(self, Field *field, tuple declared) except -1
+    cdef int _add_slot(self, Field *field, name, default) except -1
     cdef object made(self)

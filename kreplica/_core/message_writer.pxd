@@ -17,6 +17,7 @@ cdef class MessageWriter:
     cdef int _varint(self, int64_t value) except -1
     cdef int _structure(self, MessageSchema schema, object entity) except -1
     cdef int _tags(self, MessageSchema schema, object entity) except -1
+    cdef int _all_tags(self, MessageSchema schema, object entity, object unknown) except -1
     cdef int _tagged(self, Field *field, object value) except -1
     cdef int _field(self, Field *field, object value, bint is_flexible, bint is_tagged) except -1
     cdef int _array(self, Field *field, object values, bint is_flexible) except -1

@@ -51,6 +51,8 @@ import_datetime()
 # Below this size a copy is cheaper than one more entry for the system call.
 cdef int64_t COPIED = 1024
 COPIED_BYTES = COPIED
+# Kafka refuses longer strings in every version.
+cdef int64_t MOST_TEXT = 0x7FFF
 # The size field before a frame.
 cdef int64_t SIZE_BYTES = 4
 
@@ -96,6 +98,15 @@ cdef class MessageWriter:
         store32(<uint8_t *>PyBytes_AS_STRING(self._buffers[0]), <int32_t>(self._size - SIZE_BYTES))
         return self._buffers
 
+    def content(self, MessageSchema schema not None, entity not None):
+        """Write an entity and return everything written as one piece, without its size. Nothing may follow."""
+        # Copies what would be a buffer of its own.
+        self._depth += 1
+        self.write(schema, entity)
+        return PyBytes_FromStringAndSize(
+            <char *>self._gathered.data + SIZE_BYTES, self._gathered.size - SIZE_BYTES
+        )
+
     # ---- bytes ---------------------------------------------------------------------------------------------
 
     cdef uint8_t *_room(self, int64_t size) except NULL:
@@ -137,8 +148,47 @@ cdef class MessageWriter:
             value = field.get(field.slot, <PyObject *>entity, <PyObject *>schema.entity)
             self._field(field, value, schema.is_flexible, False)
             field += 1
+        if schema.refuse is not None:
+            for _left in range(schema.absent_count):
+                field = &schema.absent[_left]
+                value = field.get(field.slot, <PyObject *>entity, <PyObject *>schema.entity)
+                if <PyObject *>value != field.default and value != <object>field.default:
+                    raise schema.refuse((<object>field.slot).__name__)
+        if schema.make_unknown is not None:
+            value = schema.unknown.get(schema.unknown.slot, <PyObject *>entity, <PyObject *>schema.entity)
+            if value:
+                if not schema.is_flexible:
+                    raise schema.refuse("for unknown tagged fields")
+                return self._all_tags(schema, entity, value)
         if schema.is_flexible:
             self._tags(schema, entity)
+        return 0
+
+    cdef int _all_tags(self, MessageSchema schema, object entity, object unknown) except -1:
+        # Write the tagged fields that differ from their defaults and the unknown ones, by ascending tag.
+        cdef int index
+        cdef Field *field
+        cdef dict data = {tag: content for tag, content in unknown}
+        cdef dict known = {}
+        if len(data) != len(unknown):
+            check(BAD_MESSAGE, "two tagged fields with the same tag")
+        for index in range(schema.tagged_count):
+            field = &schema.tagged[index]
+            if field.tag in data:
+                check(BAD_MESSAGE, "two tagged fields with the same tag")
+            value = field.get(field.slot, <PyObject *>entity, <PyObject *>schema.entity)
+            if <PyObject *>value != field.default and value != <object>field.default:
+                data[field.tag] = None
+                known[field.tag] = index, value
+        self._varint(len(data))
+        for tag in sorted(data):
+            if tag in known:
+                index, value = known[tag]
+                self._tagged(&schema.tagged[index], value)
+            else:
+                self._varint(tag)
+                self._varint(len(data[tag]))
+                self.raw(data[tag])
         return 0
 
     cdef int _tags(self, MessageSchema schema, object entity) except -1:
@@ -232,7 +282,9 @@ cdef class MessageWriter:
             self._room(1)[0] = <uint8_t><int8_t>number
             return 0
         if kind == BOOL:
-            self._room(1)[0] = 1 if value else 0
+            if value is not True and value is not False:
+                check(BAD_MESSAGE, f"{value!r} instead of a boolean")
+            self._room(1)[0] = value is True
             return 0
         return self._rare_value(field, value)
 
@@ -283,8 +335,12 @@ cdef class MessageWriter:
             if not is_nullable:
                 check(BAD_MESSAGE, "null for a field that is not nullable")
             return self._size_of(field, -1, is_flexible)
-        if PyUnicode_Check(value):
+        if PyUnicode_Check(value) != (field.kind == STRING):
+            check(BAD_MESSAGE, f"a {type(value).__name__} instead of {'text' if field.kind == STRING else 'bytes'}")
+        if field.kind == STRING:
             text = PyUnicode_AsUTF8AndSize(value, &size)
+            if size > MOST_TEXT:
+                check(BAD_MESSAGE, f"a string of {size} bytes; at most {MOST_TEXT} bytes are allowed")
             self._size_of(field, size, is_flexible)
             return self._bytes(<const uint8_t *>text, size)
         PyObject_GetBuffer(value, &buffer, PyBUF_SIMPLE)
@@ -298,7 +354,6 @@ cdef class MessageWriter:
         if is_flexible:
             return self._varint(size + 1)
         if field.kind == STRING:
-            self._number(size, -1, 0x7FFF)
             store16(self._room(2), <int16_t>size)
             return 0
         self._number(size, -1, 0x7FFFFFFF)

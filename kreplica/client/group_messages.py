@@ -13,9 +13,8 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
-from typing import Annotated, ClassVar, NamedTuple, TypeAlias, TypeVar
+from typing import ClassVar, NamedTuple, TypeVar
 
 from kio.schema.heartbeat.v4.request import HeartbeatRequest
 from kio.schema.join_group.v9.request import JoinGroupRequest, JoinGroupRequestProtocol
@@ -33,53 +32,42 @@ from kio.schema.offset_fetch.v8.request import (
 from kio.schema.sync_group.v5.request import SyncGroupRequest, SyncGroupRequestAssignment
 
 from kreplica.common.errors import InvalidRecord
+from kreplica.common.message import NEVER, Int32, Record, decode, encode
 from kreplica.common.types import TopicPartition
-from kreplica.metadata.message import Message, Structure, layout_of
-from kreplica.metadata.records import Ids, String, Strings
-from kreplica.metadata.wire_types import NULLABLE_BYTES, Array, ByteReader
 
 PROTOCOL_TYPE = "consumer"
 RANGE = "range"
-# These messages have no flexible version (KIP-482) at all.
-NEVER = 1 << 15
 NO_GENERATION = -1
 _VERSION = struct.Struct(">h")
 
-M = TypeVar("M", bound=Message)
-NullableBytes: TypeAlias = Annotated[bytes | None, NULLABLE_BYTES]
+M = TypeVar("M", bound=Record)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConsumerProtocolSubscription(Message):
+class ConsumerProtocolSubscription(Record):
     """The topics that a member reads."""
 
     FLEXIBLE_SINCE: ClassVar[int] = NEVER
 
-    topics: Strings
-    user_data: NullableBytes = None
+    topics: tuple[str, ...]
+    user_data: bytes | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AssignedPartitions(Message):
+class AssignedPartitions(Record):
     """Partitions of one topic."""
 
     FLEXIBLE_SINCE: ClassVar[int] = NEVER
 
-    topic: String
-    partitions: Ids
+    topic: str
+    partitions: tuple[Int32, ...]
 
 
-Assigned: TypeAlias = Annotated[tuple[AssignedPartitions, ...], Array(Structure(AssignedPartitions))]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConsumerProtocolAssignment(Message):
+class ConsumerProtocolAssignment(Record):
     """The partitions assigned to a member."""
 
     FLEXIBLE_SINCE: ClassVar[int] = NEVER
 
-    assigned_partitions: Assigned
-    user_data: NullableBytes = None
+    assigned_partitions: tuple[AssignedPartitions, ...]
+    user_data: bytes | None = None
 
 
 def encode_subscription(topics: Iterable[str]) -> bytes:
@@ -130,19 +118,16 @@ def assign_ranges(
     return assigned
 
 
-def _encode(message: Message) -> bytes:
-    out = bytearray(_VERSION.pack(0))
-    layout_of(type(message), 0).write(out, message)
-    return bytes(out)
+def _encode(message: Record) -> bytes:
+    return encode(message, 0, _VERSION.pack(0))
 
 
 def _decode(data: bytes, kind: type[M]) -> M:
     """Decode any version: later versions only append fields to those of the first."""
-    reader = ByteReader(data)
-    version = reader.unpack(_VERSION)[0]
+    version = _VERSION.unpack_from(data)[0] if len(data) >= _VERSION.size else -1
     if version < 0:
         raise InvalidRecord(f"a {kind.__name__} has the invalid version {version}")
-    return layout_of(kind, 0).read(reader)
+    return decode(kind, 0, data, _VERSION.size, may_have_more=True)
 
 
 # ---- requests ----------------------------------------------------------------------------------------------

@@ -14,7 +14,6 @@ records. Owned by the controller's loop.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from typing import Any, Protocol
 
 from kio.schema.broker_heartbeat.v1.request import BrokerHeartbeatRequest
@@ -34,6 +33,7 @@ from kreplica.common.errors import (
     InvalidRequest,
     StaleBrokerEpoch,
 )
+from kreplica.common.message import replace
 from kreplica.common.ports import Clock
 from kreplica.common.types import Uuid
 from kreplica.common.wire import NO_THROTTLE, topic_id_of

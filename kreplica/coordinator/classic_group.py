@@ -13,10 +13,11 @@ from __future__ import annotations
 import enum
 from collections import Counter
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from kreplica.common.errors import InvalidRecord
 from kreplica.common.future import Future
+from kreplica.common.message import NEVER, Record, decode
 from kreplica.common.ports import Cancellable
 from kreplica.common.types import TopicPartition
 from kreplica.coordinator.group_records import (
@@ -27,11 +28,17 @@ from kreplica.coordinator.group_records import (
     encode_key,
     encode_value,
 )
-from kreplica.metadata.classic_types import CLASSIC_STRING, ClassicArray
-from kreplica.metadata.wire_types import ByteReader
 
 CONSUMER = "consumer"
 _VERSION_BYTES = 2
+
+
+class _Subscription(Record):
+    """The start of a consumer's metadata, after its version."""
+
+    FLEXIBLE_SINCE: ClassVar[int] = NEVER
+
+    topics: tuple[str, ...]
 
 
 class GroupState(enum.Enum):
@@ -294,10 +301,9 @@ class ClassicGroup:
             return None
         topics: set[str] = set()
         for member in self.members.values():
-            reader = ByteReader(member.metadata_of(self.protocol_name))
+            metadata = member.metadata_of(self.protocol_name)
             try:
-                reader.take(_VERSION_BYTES)
-                topics.update(ClassicArray(CLASSIC_STRING).read(reader) or ())
+                topics.update(decode(_Subscription, 0, metadata, _VERSION_BYTES, may_have_more=True).topics)
             except InvalidRecord:
                 return None
         return topics

@@ -9,16 +9,13 @@ ones raise InvalidRecord, unknown versions UnsupportedVersion. Records are immut
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
 from typing import Annotated, ClassVar, TypeAlias, TypeVar
 
+from kreplica.common import message as messages
 from kreplica.common.errors import InvalidRecord, UnsupportedVersion
+from kreplica.common.message import NEVER, Int32, Int64, Record, Since, Tag, Uuid
 from kreplica.common.types import Uuid as KafkaUuid
-from kreplica.metadata.message import Message, Since, Structure, Tag, layout_of
-from kreplica.metadata.records import Bytes, Int32, Int64, NullableString, String, Uuid
-from kreplica.metadata.wire_types import Array, ByteReader
 
-NEVER = 1 << 15
 OFFSET_COMMIT_KINDS = (0, 1)
 GROUP_METADATA_KIND = 2
 HIGHEST_VERSION = 4
@@ -27,76 +24,68 @@ WRITTEN_VERSION = 3
 _PREFIX = struct.Struct(">h")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OffsetCommitKey(Message):
+class OffsetCommitKey(Record):
     """The key of the offset that a group has committed for a partition."""
 
     FLEXIBLE_SINCE: ClassVar[int] = NEVER
 
-    group: String
-    topic: String
+    group: str
+    topic: str
     partition: Int32
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OffsetCommitValue(Message):
+class OffsetCommitValue(Record):
     """A committed offset; times in ms since 1970. `expire_timestamp` is only set by clients before 0.9."""
 
     FLEXIBLE_SINCE: ClassVar[int] = 4
 
     offset: Int64
     leader_epoch: Annotated[Int32, Since(3)] = -1
-    metadata: String
+    metadata: str
     commit_timestamp: Int64
     expire_timestamp: Annotated[Int64, Since(1, last=1)] = -1
     topic_id: Annotated[Uuid, Since(4), Tag(0)] = KafkaUuid.ZERO
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GroupMetadataKey(Message):
+class GroupMetadataKey(Record):
     """The key of a group."""
 
     FLEXIBLE_SINCE: ClassVar[int] = NEVER
 
-    group: String
+    group: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemberMetadata(Message):
+class MemberMetadata(Record):
     """A member of a group in one generation; timeouts in ms."""
 
     FLEXIBLE_SINCE: ClassVar[int] = 4
 
-    member_id: String
-    group_instance_id: Annotated[NullableString, Since(3)] = None
-    client_id: String
-    client_host: String
+    member_id: str
+    group_instance_id: Annotated[str | None, Since(3)] = None
+    client_id: str
+    client_host: str
     rebalance_timeout: Annotated[Int32, Since(1)] = 0
     session_timeout: Int32
-    subscription: Bytes
-    assignment: Bytes
+    subscription: bytes
+    assignment: bytes
 
 
-Members: TypeAlias = Annotated[tuple[MemberMetadata, ...], Array(Structure(MemberMetadata))]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GroupMetadataValue(Message):
+class GroupMetadataValue(Record):
     """A group in one generation, with its members' assignments."""
 
     FLEXIBLE_SINCE: ClassVar[int] = 4
 
-    protocol_type: String
+    protocol_type: str
     generation: Int32
-    protocol: NullableString
-    leader: NullableString
+    protocol: str | None
+    leader: str | None
     current_state_timestamp: Annotated[Int64, Since(2)] = -1
-    members: Members
+    members: tuple[MemberMetadata, ...]
 
 
 Key: TypeAlias = OffsetCommitKey | GroupMetadataKey
 Value: TypeAlias = OffsetCommitValue | GroupMetadataValue
-M = TypeVar("M", bound=Message)
+M = TypeVar("M", bound=Record)
 
 
 def encode_key(key: Key) -> bytes:
@@ -140,30 +129,25 @@ def to_json(key_data: bytes, data: bytes | None) -> dict[str, object] | None:
     shown: dict[str, object] = {
         "type": "OffsetCommit" if isinstance(key, OffsetCommitKey) else "GroupMetadata",
         "version": None,
-        "key": layout_of(type(key), 0).to_json(key),
+        "key": messages.to_json(key, 0),
         "data": None,
     }
     if data is not None:
         value, version = decode_value(key, data), _prefix(data)
-        shown |= {"version": version, "data": layout_of(type(value), version).to_json(value)}
+        shown |= {"version": version, "data": messages.to_json(value, version)}
     return shown
 
 
-def _encode(prefix: int, version: int, message: Message) -> bytes:
-    out = bytearray(_PREFIX.pack(prefix))
-    layout_of(type(message), version).write(out, message)
-    return bytes(out)
+def _encode(prefix: int, version: int, message: Record) -> bytes:
+    return messages.encode(message, version, _PREFIX.pack(prefix))
 
 
 def _prefix(data: bytes) -> int:
-    kind: int = ByteReader(data).unpack(_PREFIX)[0]
+    if len(data) < _PREFIX.size:
+        raise InvalidRecord(f"{len(data)} bytes hold no type or version", where=0)
+    kind: int = _PREFIX.unpack_from(data)[0]
     return kind
 
 
 def _decode(data: bytes, kind: type[M], version: int) -> M:
-    reader = ByteReader(data)
-    reader.take(_PREFIX.size)
-    message = layout_of(kind, version).read(reader)
-    if reader.left:
-        raise InvalidRecord(f"{reader.left} unexpected bytes after a {kind.__name__}", where=reader.position)
-    return message
+    return messages.decode(kind, version, data, _PREFIX.size)

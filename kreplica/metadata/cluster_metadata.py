@@ -29,9 +29,9 @@ from kreplica.common.errors import (
     UnknownTopicOrPartition,
     UnsupportedVersion,
 )
+from kreplica.common.message import TaggedField
 from kreplica.common.types import TopicPartition, Uuid, check_topic_name
 from kreplica.metadata import records as kinds
-from kreplica.metadata.message import TaggedField
 from kreplica.metadata.metadata_delta import Change, MetadataDelta, PartitionChange, topic_changes
 from kreplica.metadata.records import (
     AccessControlEntryRecord,

@@ -10,14 +10,11 @@ The messages are immutable; any thread may share them.
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from kreplica.common.errors import InvalidRecord, UnsupportedVersion
+from kreplica.common.message import Int16, Int32, Int64, Record, Since, Uint16, Uuid, decode, encode, to_json
 from kreplica.common.types import Uuid as KafkaUuid
-from kreplica.metadata.message import Message, Since, Structure, layout_of
-from kreplica.metadata.records import Int16, Int32, Int64, String, Uint16, Uuid
-from kreplica.metadata.wire_types import Array, ByteReader
 from kreplica.record.control import ControlRecordType, parse_control_key
 
 if TYPE_CHECKING:
@@ -26,8 +23,7 @@ if TYPE_CHECKING:
 _VERSION = struct.Struct(">h")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ControlMessage(Message):
+class ControlMessage(Record):
     """The value of a control record; `version` is its schema version."""
 
     TYPE: ClassVar[ControlRecordType]
@@ -36,18 +32,13 @@ class ControlMessage(Message):
     version: Int16 = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QuorumVoter(Message):
+class QuorumVoter(Record):
     """A voter as listed by a new leader."""
 
     voter_id: Int32
     voter_directory_id: Annotated[Uuid, Since(1)] = KafkaUuid.ZERO
 
 
-QuorumVoters: TypeAlias = Annotated[tuple[QuorumVoter, ...], Array(Structure(QuorumVoter))]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LeaderChangeMessage(ControlMessage):
     """The first record of a leader's epoch: the leader, all voters, and those that granted their vote."""
 
@@ -55,11 +46,10 @@ class LeaderChangeMessage(ControlMessage):
     HIGHEST_VERSION = 1
 
     leader_id: Int32
-    voters: QuorumVoters
-    granting_voters: QuorumVoters
+    voters: tuple[QuorumVoter, ...]
+    granting_voters: tuple[QuorumVoter, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotHeaderRecord(ControlMessage):
     """The first record of a snapshot, with the timestamp of its last record in ms since 1970."""
 
@@ -68,14 +58,12 @@ class SnapshotHeaderRecord(ControlMessage):
     last_contained_log_timestamp: Int64
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotFooterRecord(ControlMessage):
     """The last record of a snapshot; a snapshot without it is truncated."""
 
     TYPE = ControlRecordType.SNAPSHOT_FOOTER
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class KRaftVersionRecord(ControlMessage):
     """The version of the quorum's protocol: 0, or 1 with dynamic voters (KIP-853)."""
 
@@ -84,40 +72,36 @@ class KRaftVersionRecord(ControlMessage):
     k_raft_version: Int16
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VoterEndpoint(Message):
+class VoterEndpoint(Record):
     """An address on which a voter listens."""
 
-    name: String
-    host: String
+    name: str
+    host: str
     port: Uint16
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KRaftVersionFeature(Message):
+class KRaftVersionFeature(Record):
     """The range of protocol versions that a voter supports."""
 
     min_supported_version: Int16
     max_supported_version: Int16
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Voter(Message):
+class Voter(Record):
     """A voter, its directory, and its endpoints."""
 
     voter_id: Int32
     voter_directory_id: Uuid
-    endpoints: Annotated[tuple[VoterEndpoint, ...], Array(Structure(VoterEndpoint))]
-    k_raft_version_feature: Annotated[KRaftVersionFeature, Structure(KRaftVersionFeature)]
+    endpoints: tuple[VoterEndpoint, ...]
+    k_raft_version_feature: KRaftVersionFeature
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class VotersRecord(ControlMessage):
     """The set of voters from this record on."""
 
     TYPE = ControlRecordType.KRAFT_VOTERS
 
-    voters: Annotated[tuple[Voter, ...], Array(Structure(Voter))]
+    voters: tuple[Voter, ...]
 
 
 CONTROL_MESSAGES: dict[int, type[ControlMessage]] = {
@@ -132,9 +116,7 @@ CONTROL_MESSAGES: dict[int, type[ControlMessage]] = {
 
 def encode_control(message: ControlMessage) -> bytes:
     """Encode a record's value; its key is `control_key(message.TYPE)`. Raises what `serde.encode` does."""
-    out = bytearray()
-    layout_of(type(message), _checked(type(message), message.version)).write(out, message)
-    return bytes(out)
+    return encode(message, _checked(type(message), message.version))
 
 
 def decode_control(key: Buffer | None, value: Buffer | None) -> ControlMessage | None:
@@ -146,20 +128,15 @@ def decode_control(key: Buffer | None, value: Buffer | None) -> ControlMessage |
     if kind is None:
         return None
     data = bytes(value or b"")
-    reader = ByteReader(data)
-    version = _checked(kind, reader.unpack(_VERSION)[0])
-    reader.position = 0
-    message = layout_of(kind, version).read(reader)
-    if reader.left:
-        raise InvalidRecord(
-            f"{kind.__name__}: {reader.left} unexpected bytes after it", where=reader.position
-        )
-    return message
+    if len(data) < _VERSION.size:
+        raise InvalidRecord(f"{kind.__name__}: {len(data)} bytes hold no version", where=0)
+    version = _checked(kind, _VERSION.unpack_from(data)[0])
+    return decode(kind, version, data)
 
 
 def control_to_json(message: ControlMessage) -> dict[str, object]:
     """Return the message as Kafka's DumpLogSegments shows it."""
-    return layout_of(type(message), _checked(type(message), message.version)).to_json(message)
+    return to_json(message, _checked(type(message), message.version))
 
 
 def _checked(kind: type[ControlMessage], version: int) -> int:

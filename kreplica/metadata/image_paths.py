@@ -21,7 +21,6 @@ functions are pure.
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import re
@@ -31,12 +30,12 @@ from typing import Any, NamedTuple
 
 from kreplica.common.errors import CorruptImage, KreplicaError
 from kreplica.common.leader_and_isr import NO_LEADER
+from kreplica.common.message import TaggedField, fields_of
 from kreplica.common.rare_collections import rare_collections
 from kreplica.common.types import TopicPartition, Uuid
 from kreplica.metadata import records as kinds
 from kreplica.metadata.cluster_metadata import ClusterMetadata, Step
 from kreplica.metadata.image_format import Node
-from kreplica.metadata.message import TaggedField
 from kreplica.metadata.metadata_delta import Change, MetadataDelta
 from kreplica.metadata.records import Endpoint, MetadataRecord
 from kreplica.metadata.registrations import (
@@ -227,12 +226,8 @@ def _plain(value: Any) -> Any:
     if isinstance(value, tuple):
         return [_plain(each) for each in value]
     if isinstance(value, (MetadataRecord, Endpoint, kinds.SupportedFeature)):
-        fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-        return {
-            name: _plain(each)
-            for name, each in fields.items()
-            if name != "unknown_tagged_fields" and not isinstance(each, bytes)
-        }
+        fields = {field.name: getattr(value, field.name) for field in fields_of(type(value))}
+        return {name: _plain(each) for name, each in fields.items() if not isinstance(each, bytes)}
     return str(value) if isinstance(value, Uuid) else value
 
 

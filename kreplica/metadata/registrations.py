@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 from kreplica.common.errors import InvalidRecord
 from kreplica.common.leader_and_isr import LeaderAndIsr, LeaderRecoveryState
+from kreplica.common.message import TaggedField
 from kreplica.common.types import TopicPartition, Uuid
-from kreplica.metadata.message import TaggedField
 from kreplica.metadata.records import (
     NO_LEADER_CHANGE,
     BrokerRegistrationChangeRecord,

@@ -3,7 +3,7 @@
     frame version   unsigned varint, 1
     api key         unsigned varint: the kind of record
     version         unsigned varint: its schema version
-    message         see kreplica.metadata.message
+    message         see kreplica.common.message
 
 Bytes come from disks and other nodes and are not trusted: truncated data, trailing bytes or a length out of
 bounds raise InvalidRecord; an unknown frame version, kind or version raises UnsupportedVersion.
@@ -12,13 +12,13 @@ bounds raise InvalidRecord; an unknown frame version, kind or version raises Uns
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
+from kreplica._core.message_reader import MessageReader
 from kreplica._core.varint import encode_unsigned_varint
-from kreplica.common.errors import InvalidRecord, UnknownMetadataRecord, UnsupportedVersion
-from kreplica.metadata.message import Field, Layout, declared_fields, layout_of
+from kreplica.common import message as messages
+from kreplica.common.errors import InvalidRecord, InvalidRequest, UnknownMetadataRecord, UnsupportedVersion
 from kreplica.metadata.records import RECORDS, MetadataRecord
-from kreplica.metadata.wire_types import ByteReader
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -28,10 +28,10 @@ FRAME_VERSION = 1
 R = TypeVar("R", bound=MetadataRecord, covariant=True)
 S = TypeVar("S", bound=MetadataRecord)
 
-# (kind, version) -> the frame before a record, and the record's layout.
-_FRAMES: dict[tuple[type[MetadataRecord], int], tuple[bytes, Layout[Any]]] = {}
+# (kind, version) -> the frame before a record.
+_FRAMES: dict[tuple[type[MetadataRecord], int], bytes] = {}
 # For each kind the fields that its first version lacks, sorted by descending version.
-_LATER_FIELDS: dict[type[MetadataRecord], list[Field]] = {}
+_LATER_FIELDS: dict[type[MetadataRecord], list[messages.Field]] = {}
 
 
 class ApiMessageAndVersion(NamedTuple, Generic[R]):
@@ -46,7 +46,7 @@ def in_lowest_version(message: S) -> ApiMessageAndVersion[S]:
     kind = type(message)
     later = _LATER_FIELDS.get(kind)
     if later is None:
-        fields = [field for field in declared_fields(kind) if field.since]
+        fields = [field for field in messages.fields_of(kind) if field.since]
         later = _LATER_FIELDS[kind] = sorted(fields, key=lambda field: -field.since)
     for field in later:
         if getattr(message, field.name) != field.default:
@@ -61,15 +61,11 @@ def encode(message: MetadataRecord, version: int) -> bytes:
     that lacks a field which is set.
     """
     kind = type(message)
-    known = _FRAMES.get((kind, version))
-    if known is None:
+    frame = _FRAMES.get((kind, version))
+    if frame is None:
         numbers = (FRAME_VERSION, kind.API_KEY, _checked(kind, version))
-        frame = b"".join(encode_unsigned_varint(number) for number in numbers)
-        known = _FRAMES[kind, version] = frame, layout_of(kind, version)
-    frame, layout = known
-    out = bytearray(frame)
-    layout.write(out, message)
-    return bytes(out)
+        frame = _FRAMES[kind, version] = b"".join(encode_unsigned_varint(number) for number in numbers)
+    return messages.encode(message, version, frame)
 
 
 def decode(value: Buffer) -> ApiMessageAndVersion[MetadataRecord]:
@@ -77,32 +73,27 @@ def decode(value: Buffer) -> ApiMessageAndVersion[MetadataRecord]:
 
     Raises InvalidRecord, UnsupportedVersion, or UnknownMetadataRecord for an unknown api key.
     """
-    reader = ByteReader(bytes(value))
-    frame_version = reader.unsigned_varint()
-    if frame_version != FRAME_VERSION:
-        raise UnsupportedVersion(f"frame version {frame_version} of a metadata record is not supported")
-    api_key = reader.unsigned_varint()
-    version = reader.unsigned_varint()
+    reader = MessageReader(value)
+    try:
+        frame_version = reader.unsigned_varint()
+        if frame_version != FRAME_VERSION:
+            raise UnsupportedVersion(f"frame version {frame_version} of a metadata record is not supported")
+        api_key, version = reader.unsigned_varint(), reader.unsigned_varint()
+    except InvalidRequest as error:
+        raise InvalidRecord(f"the frame of a metadata record: {error}", where=error.where) from None
     kind = RECORDS.get(api_key)
     if kind is None:
         raise UnknownMetadataRecord(f"a metadata record has the unknown api key {api_key}")
-    layout = layout_of(kind, _checked(kind, version))
-    try:
-        message = layout.read(reader)
-    except InvalidRecord as error:
-        raise InvalidRecord(f"{kind.__name__}: {error}", where=error.where) from None
-    if reader.left:
-        raise InvalidRecord(
-            f"{kind.__name__}: {reader.left} unexpected bytes after it", where=reader.position
-        )
-    return ApiMessageAndVersion(message, version)
+    return ApiMessageAndVersion(
+        messages.decode(kind, _checked(kind, version), value, reader.position), version
+    )
 
 
 def to_json(record: ApiMessageAndVersion[MetadataRecord]) -> dict[str, object]:
     """Return the record as Kafka's DumpLogSegments shows it: its `type`, `version` and `data`."""
     kind = type(record.message)
     name = re.sub(r"(?<!^)(?=[A-Z])", "_", kind.__name__).upper()
-    data = layout_of(kind, _checked(kind, record.version)).to_json(record.message)
+    data = messages.to_json(record.message, _checked(kind, record.version))
     return {"type": name, "version": record.version, "data": data}
 
 

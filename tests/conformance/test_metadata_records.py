@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 import kreplica
+from kreplica.common.message import Message, fields_of
 from kreplica.common.types import Uuid
-from kreplica.metadata import wire_types as types
 from kreplica.metadata.control_records import (
     CONTROL_MESSAGES,
     ControlMessage,
@@ -20,7 +20,6 @@ from kreplica.metadata.control_records import (
     control_to_json,
     encode_control,
 )
-from kreplica.metadata.message import Message, Structure, declared_fields
 from kreplica.metadata.records import RECORDS, MetadataRecord
 from kreplica.metadata.serde import decode, encode, to_json
 from kreplica.record import batches
@@ -32,18 +31,6 @@ from tests.support.metadata_records import control_examples, examples
 
 pytestmark = pytest.mark.conformance
 
-# What a schema says of a field, and what stands for it here.
-NAMES = {
-    **{
-        getattr(types, name.upper()): name
-        for name in ("int8", "int16", "uint16", "int32", "int64", "float64")
-    },
-    types.BOOLEAN: "bool",
-    types.UUID: "uuid",
-    types.STRING: "string",
-    types.NULLABLE_STRING: "string",
-    types.BYTES: "bytes",
-}
 # The value of a field that a schema gives no default.
 PLAIN_DEFAULTS = {"string": "", "bool": False, "uuid": Uuid.ZERO}
 
@@ -82,16 +69,14 @@ def default(field: dict) -> object:
 def declared(kind: type[Message]) -> list[tuple]:
     """The same of what is declared here."""
     rows = []
-    for field in declared_fields(kind):
-        element = field.type.element if isinstance(field.type, types.Array) else field.type
-        nullable = field.type is types.NULLABLE_STRING or getattr(field.type, "nullable", False)
-        name = "structure" if isinstance(element, Structure) else NAMES[element]
-        inner = declared(element.kind) if isinstance(element, Structure) else None
+    for field in fields_of(kind):
+        name = "structure" if field.kind is None else field.kind.name
+        inner = None if field.structure is None else declared(field.structure)
         rows.append(
             (
                 field.json_name[0].upper() + field.json_name[1:],
-                f"[]{name}" if element is not field.type else name,
-                nullable,
+                f"[]{name}" if field.is_array else name,
+                field.is_nullable,
                 field.since,
                 field.tag,
                 field.default,

@@ -2,9 +2,9 @@
 
 from hypothesis import strategies as st
 
+from kreplica.common.message import TaggedField
 from kreplica.common.types import Uuid
 from kreplica.metadata import records as kinds
-from kreplica.metadata.message import TaggedField
 from kreplica.metadata.records import NO_LEADER_CHANGE, MetadataRecord
 from kreplica.metadata.serde import ApiMessageAndVersion, in_lowest_version
 

@@ -11,6 +11,7 @@ import pytest
 
 from kreplica.broker.broker_metadata_publisher import FEW_LOGS, RETRY_MS, ROLES_A_STEP
 from kreplica.common.errors import StorageFull, StorageIOError, UnknownTopicOrPartition
+from kreplica.common.message import replace
 from kreplica.common.types import TopicPartition, Uuid
 from kreplica.log.log_loader import NewLog
 from kreplica.log.log_manager import Logs
@@ -552,7 +553,7 @@ def test_a_replica_on_a_disk_that_is_gone_is_not_made_anew_elsewhere() -> None:
     assert isinstance(partition, kinds.PartitionRecord)
     stage.apply(
         kinds.TopicRecord(name="t", topic_id=A),
-        dataclasses.replace(partition, directories=(directory, Uuid.ZERO)),
+        replace(partition, directories=(directory, Uuid.ZERO)),
     )
     assert stage.on(1).broker.replica_manager.partitions.is_offline(T0)
     assert logs.get_log(T0) is None

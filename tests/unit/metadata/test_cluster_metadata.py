@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -21,10 +19,10 @@ from kreplica.common.errors import (
     UnknownTopicOrPartition,
     UnsupportedVersion,
 )
+from kreplica.common.message import TaggedField, replace
 from kreplica.common.types import TopicPartition, Uuid
 from kreplica.metadata import records as kinds
 from kreplica.metadata.cluster_metadata import VERSIONS_TAG, ClusterMetadata, difference, restored
-from kreplica.metadata.message import TaggedField
 from kreplica.metadata.metadata_delta import Change, PartitionChange
 from kreplica.metadata.records import RECORDS, MetadataRecord
 from kreplica.metadata.registrations import UNKNOWN_VERSION
@@ -285,7 +283,7 @@ def test_what_came_and_went_is_no_change() -> None:
 
 def test_the_eligible_leaders_of_a_topic_or_of_all_are_forgotten() -> None:
     metadata = cluster(*topic(partitions=2), *topic(B, "u"), change(eligible_leader_replicas=(3,)))
-    metadata.replay(dataclasses.replace(change(last_known_elr=(2,)), topic_id=B))
+    metadata.replay(replace(change(last_known_elr=(2,)), topic_id=B))
     metadata.replay(kinds.ClearElrRecord(topic_name="u"))
     assert metadata.topics["u"].partitions[0].last_known_elr == ()
     assert metadata.topics["t"].partitions[0].elr == (3,)

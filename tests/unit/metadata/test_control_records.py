@@ -96,7 +96,7 @@ def test_noise_is_a_message_or_an_error(kind: int, start: bytes, noise: bytes) -
     ("key", "value", "kind", "text"),
     [
         (None, b"", CorruptMessage, "has no type"),
-        (LEADER_CHANGE, None, InvalidRecord, "2 bytes expected"),
+        (LEADER_CHANGE, None, InvalidRecord, "0 bytes hold no version"),
         (LEADER_CHANGE, b"\x00\x02", UnsupportedVersion, "version 2 is not supported; supported are 0 to 1"),
         (LEADER_CHANGE, b"\xff\xff", UnsupportedVersion, "version -1"),
         (

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kreplica.common.errors import CorruptImage, KreplicaError
+from kreplica.common.message import TaggedField, replace
 from kreplica.common.types import Uuid
 from kreplica.metadata import image_paths
 from kreplica.metadata import records as kinds
@@ -16,7 +15,6 @@ from kreplica.metadata.cluster_metadata import ClusterMetadata, difference
 from kreplica.metadata.image_format import Node, OffsetAndEpoch
 from kreplica.metadata.image_paths import PartitionDecoder, encode_partition
 from kreplica.metadata.image_writer import ImageStore
-from kreplica.metadata.message import TaggedField
 from kreplica.metadata.metadata_delta import MetadataDelta
 from kreplica.metadata.metadata_store import MemoryMetadataStore
 from kreplica.metadata.registrations import UNKNOWN_VERSION, PartitionRegistration
@@ -97,7 +95,7 @@ def test_a_topic_of_the_same_id_and_another_name_is_another() -> None:
     old.replay(RECORD)
     write(image, difference(ClusterMetadata(), old), old, 1)
     new.replay(kinds.TopicRecord(name="b", topic_id=RECORD.topic_id))
-    new.replay(dataclasses.replace(RECORD, partition_id=RECORD.partition_id + 1))
+    new.replay(replace(RECORD, partition_id=RECORD.partition_id + 1))
     delta = difference(old, new)
     assert [topic.name for topic in delta.topics_deleted + delta.topics_created] == ["a", "b"]
     assert [change.topic_partition.topic for change in delta.partitions] == ["a", "b"]

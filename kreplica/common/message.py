@@ -1,0 +1,361 @@
+"""Declares messages, and compiles their declarations to the schemas of the native reader and writer.
+
+A message is a class whose annotations give each field's type, the versions that have it, and its tag:
+
+    class OffsetCommitValue(Record):
+        FLEXIBLE_SINCE = 4
+
+        offset: Int64
+        leader_epoch: Annotated[Int32, Since(3)] = -1
+        topic_id: Annotated[Uuid, Since(4), Tag(0)] = KafkaUuid.ZERO
+
+`tuple[T, ...]` is an array, `T | None` is nullable, and a message class is a structure. One class serves all
+versions of a message: a field that a version lacks has its default. Fields without a tag are encoded in the
+order of their declaration, then the tagged fields by ascending tag; a tagged field with its default value is
+omitted. Versions below FLEXIBLE_SINCE have no tagged fields, and lengths of fixed size.
+
+Messages are immutable. A schema is compiled once per class and version, on first use; any thread may use it.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+from collections.abc import Callable
+from dataclasses import MISSING, FrozenInstanceError, dataclass
+from functools import lru_cache, partial
+from operator import attrgetter
+from types import NoneType, UnionType
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    ClassVar,
+    NamedTuple,
+    TypeAlias,
+    TypeVar,
+    Union,
+    dataclass_transform,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
+
+from kreplica._core.message_reader import MessageReader
+from kreplica._core.message_schema import MessageSchema
+from kreplica._core.message_writer import MessageWriter
+from kreplica.common.errors import InvalidRecord, InvalidRequest, UnsupportedVersion
+from kreplica.common.types import Uuid as KafkaUuid
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+# FLEXIBLE_SINCE of a message without any flexible version (KIP-482).
+NEVER = 1 << 15
+
+
+@dataclass(frozen=True, slots=True)
+class Since:
+    """The first version that has the field, and the last if there is one."""
+
+    version: int
+    last: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Tag:
+    """The tag of a field that is written only if it differs from its default."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A type of values: its native name, and the converters from the message's value and back, if any."""
+
+    name: str
+    decode: Callable[[Any], Any] | None = None
+    encode: Callable[[Any], Any] | None = None
+
+
+class TaggedField(NamedTuple):
+    """A field of a later version: its tag and bytes."""
+
+    tag: int
+    data: bytes
+
+
+Int8: TypeAlias = Annotated[int, Kind("int8")]
+Int16: TypeAlias = Annotated[int, Kind("int16")]
+Uint16: TypeAlias = Annotated[int, Kind("uint16")]
+Int32: TypeAlias = Annotated[int, Kind("int32")]
+Int64: TypeAlias = Annotated[int, Kind("int64")]
+Uuid: TypeAlias = Annotated[KafkaUuid, Kind("uuid", KafkaUuid, attrgetter("raw"))]
+# Types that need no annotation.
+_PLAIN = {bool: Kind("bool"), float: Kind("float64"), str: Kind("string"), bytes: Kind("bytes")}
+
+
+# ---- classes -----------------------------------------------------------------------------------------------
+
+
+@dataclass_transform(kw_only_default=True, frozen_default=True)
+class MessageType(type):
+    """The class of message classes. It makes a slot of each annotated field."""
+
+    _defaults: dict[str, Any]
+    _make: Callable[..., Any] | None
+
+    def __new__(cls, name: str, bases: tuple[type, ...], namespace: dict[str, Any]) -> MessageType:
+        own = [
+            field for field, kind in namespace.get("__annotations__", {}).items() if "ClassVar" not in kind
+        ]
+        defaults: dict[str, Any] = {}
+        for base in bases:
+            defaults |= getattr(base, "_defaults", {})
+        defaults |= {field: namespace.pop(field, MISSING) for field in own}
+        made = super().__new__(cls, name, bases, {**namespace, "__slots__": own})
+        # The names of all fields, in order, with their defaults; MISSING if a value is required.
+        made._defaults = defaults
+        made._make = None
+        return made
+
+    def __call__(cls, **values: Any) -> Any:
+        return (cls._make or maker(cls))(**values)
+
+
+class Message(metaclass=MessageType):
+    """Base of all messages: values by field name, as keyword arguments."""
+
+    FLEXIBLE_SINCE: ClassVar[int] = 0
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise FrozenInstanceError(f"cannot assign to {name}: messages are immutable")
+
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other) and _values(self) == _values(other)
+
+    def __hash__(self) -> int:
+        return hash(tuple(_values(self).values()))
+
+    def __repr__(self) -> str:
+        shown = ", ".join(f"{name}={value!r}" for name, value in _values(self).items() if value != ())
+        return f"{type(self).__name__}({shown})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _remade, (type(self), _values(self))
+
+
+class Record(Message):
+    """Base of messages that are kept: their unknown tagged fields, by ascending tag, are written back.
+
+    A field that a version lacks must have its default when the record is written in that version.
+    """
+
+    unknown_tagged_fields: tuple[TaggedField, ...] = ()
+
+
+M = TypeVar("M", bound=Message)
+
+
+def maker(kind: type[M]) -> Callable[..., M]:
+    """Return the function that makes a message of the class from keyword arguments."""
+    scope: dict[str, Any] = {"new": object.__new__, "kind": kind}
+    parameters, steps = [], []
+    for name, default in kind._defaults.items():
+        scope[f"set_{name}"] = getattr(kind, name).__set__
+        steps.append(f"    set_{name}(made, {name})\n")
+        scope[f"default_{name}"] = default
+        parameters.append(name if default is MISSING else f"{name}=default_{name}")
+    given = f"*, {', '.join(parameters)}" if parameters else ""
+    exec(f"def {kind.__name__}({given}):\n    made = new(kind)\n{''.join(steps)}    return made\n", scope)
+    kind._make = scope[kind.__name__]
+    return scope[kind.__name__]  # type: ignore[no-any-return]
+
+
+def replace(message: M, **changes: Any) -> M:
+    """Return the message with other values in some fields."""
+    return type(message)(**_values(message) | changes)
+
+
+def _values(message: Message) -> dict[str, Any]:
+    return {name: getattr(message, name) for name in type(message)._defaults}
+
+
+def _remade(kind: type[M], values: dict[str, Any]) -> M:
+    return kind(**values)
+
+
+# ---- fields ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """A declared field. Of `kind` and `structure` one is set; `default` is MISSING if a value is required."""
+
+    name: str
+    kind: Kind | None
+    structure: type[Message] | None
+    is_array: bool
+    is_nullable: bool
+    since: int
+    last: int | None
+    tag: int | None
+    default: Any
+
+    def is_in(self, version: int) -> bool:
+        """Whether this version has the field."""
+        return self.since <= version and (self.last is None or version <= self.last)
+
+    @property
+    def json_name(self) -> str:
+        """The field's name in Kafka's JSON, in camel case."""
+        head, *rest = self.name.split("_")
+        return head + "".join(part.capitalize() for part in rest)
+
+
+@lru_cache(None)
+def fields_of(kind: type[Message]) -> tuple[Field, ...]:
+    """Return a message's fields in order, without the unknown tagged ones."""
+    hints = get_type_hints(kind, include_extras=True)
+    return tuple(
+        _field(kind, name, hints[name], default)
+        for name, default in kind._defaults.items()
+        if name != "unknown_tagged_fields"
+    )
+
+
+def _field(kind: type[Message], name: str, hint: Any, default: Any) -> Field:
+    marks: list[Any] = []
+    is_nullable = is_array = False
+    while True:
+        origin = get_origin(hint)
+        if origin is Annotated:
+            hint, *more = get_args(hint)
+            marks += more
+        elif origin in (UnionType, Union):
+            (hint,) = (each for each in get_args(hint) if each is not NoneType)
+            is_nullable = True
+        elif origin is tuple:
+            hint, is_array = get_args(hint)[0], True
+        else:
+            break
+    since = next((mark for mark in marks if isinstance(mark, Since)), Since(0))
+    tag = next((mark.number for mark in marks if isinstance(mark, Tag)), None)
+    if default is MISSING and (since != Since(0) or tag is not None):
+        raise TypeError(f"{kind.__name__}.{name} is missing in some versions: give it a default")
+    value = next((mark for mark in marks if isinstance(mark, Kind)), _PLAIN.get(hint))
+    structure = None if value is not None else hint
+    return Field(name, value, structure, is_array, is_nullable, since.version, since.last, tag, default)
+
+
+# ---- schemas -----------------------------------------------------------------------------------------------
+
+
+@lru_cache(None)
+def schema_of(kind: type[Message], version: int, is_flexible: bool | None = None) -> MessageSchema:
+    """Return the schema of a message in a version.
+
+    `is_flexible`: whether tagged fields and compact lengths apply; None for the outermost message, which
+    decides by its version.
+    """
+    if is_flexible is None:
+        is_flexible = version >= kind.FLEXIBLE_SINCE
+    declared = fields_of(kind)
+    present = [
+        (
+            field.name,
+            "structure" if field.kind is None else field.kind.name,
+            field.is_array,
+            field.is_nullable,
+            field.tag,
+            None if field.tag is None else field.default,
+            None if field.structure is None else schema_of(field.structure, version, is_flexible),
+            None if field.kind is None else field.kind.decode,
+            None if field.kind is None else field.kind.encode,
+        )
+        for field in declared
+        if field.is_in(version)
+    ]
+    absent = [(field.name, field.default) for field in declared if not field.is_in(version)]
+    if not issubclass(kind, Record):
+        return MessageSchema(kind, is_flexible, present, absent)
+    refuse = partial(_refused, kind, version)
+    return MessageSchema(kind, is_flexible, present, absent, refuse, TaggedField)
+
+
+def _refused(kind: type[Record], version: int, name: str) -> UnsupportedVersion:
+    return UnsupportedVersion(f"{kind.__name__} version {version} has no field {name}")
+
+
+def encode(message: Message, version: int, prefix: bytes = b"") -> bytes:
+    """Return `prefix` and the message in a version.
+
+    Raises InvalidRecord if a value does not fit its field, UnsupportedVersion if a field is set that the
+    version lacks.
+    """
+    schema = schema_of(type(message), version)
+    into = MessageWriter()
+    into.raw(prefix)
+    try:
+        return into.content(schema, message)
+    except InvalidRequest as error:
+        raise InvalidRecord(f"{type(message).__name__}: {_reason(error)}") from None
+    except (TypeError, AttributeError, ValueError, OverflowError) as error:
+        raise InvalidRecord(f"{type(message).__name__}: {error}") from None
+
+
+def decode(kind: type[M], version: int, data: Buffer, start: int = 0, *, may_have_more: bool = False) -> M:
+    """Read a message from byte `start` on. It ends with the data unless it `may_have_more`.
+
+    Raises InvalidRecord, and nothing else, for any other bytes.
+    """
+    try:
+        reader = MessageReader(data, min(start, len(memoryview(data))))
+        message: M = reader.read(schema_of(kind, version))
+    except InvalidRequest as error:
+        raise InvalidRecord(f"{kind.__name__}: {_reason(error)}", where=error.where) from None
+    if reader.left and not may_have_more:
+        raise InvalidRecord(
+            f"{kind.__name__}: {reader.left} unexpected bytes after it", where=reader.position
+        )
+    return message
+
+
+def _reason(error: InvalidRequest) -> str:
+    # Without the description of InvalidRequest, which is about requests.
+    return str(error).rpartition(": ")[0]
+
+
+# ---- JSON --------------------------------------------------------------------------------------------------
+
+
+def to_json(message: Record, version: int) -> dict[str, object]:
+    """Return the fields of the version as Kafka's tools show them, without tagged ones that have their
+    default.
+    """
+    shown: dict[str, object] = {}
+    for field in fields_of(type(message)):
+        value = getattr(message, field.name)
+        if field.is_in(version) and (field.tag is None or value != field.default):
+            if field.is_array and value is not None:
+                shown[field.json_name] = [_json_value(each, version) for each in value]
+            else:
+                shown[field.json_name] = _json_value(value, version)
+    if message.unknown_tagged_fields:
+        shown["unknownTaggedFields"] = [
+            {"tag": each.tag, "data": base64.b64encode(each.data).decode()}
+            for each in message.unknown_tagged_fields
+        ]
+    return shown
+
+
+def _json_value(value: Any, version: int) -> object:
+    if isinstance(value, Record):
+        return to_json(value, version)
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    if isinstance(value, KafkaUuid):
+        return str(value)
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    return value
