@@ -93,20 +93,17 @@ class Log:
         `config` and `settings` are Kafka's topic settings, named like `segment.bytes` or `segment_bytes`, and
         `durability`: "page_cache" (Kafka's default: survives a crash of the process) or "fsync" (survives a
         power failure; an append returns after its flush, which it shares with others). The settings are
-        stored
-        in the directory and apply to later openings until they are given again. A LogConfig replaces all of
-        them, even if the file that stores them is damaged. In a node's log directory they apply to this
-        opening
-        only.
+        stored in the directory and apply to later openings until they are given again. A LogConfig replaces
+        all of them, even if the file that stores them is damaged. In a node's log directory they apply to
+        this opening only.
 
         `read_only` may be used next to a live writer, in this or another process, and sees what the writer
-        has
-        published. It also opens directories of Kafka's.
+        has published. It also opens directories of Kafka's.
 
         Raises LogDirLocked, naming the process that holds the lock, if another writer has the log open or a
         running node (Kafka's or kreplica's) uses its log directory; ValueError if `path` is empty;
-        InvalidConfig,
-        InvalidFile, KafkaStorageError. Damage found while opening raises nothing: see `damage`.
+        InvalidConfig, InvalidFile, KafkaStorageError. Damage found while opening raises nothing: see
+        `damage`.
         """
         if not os.fspath(path):
             raise ValueError("path is empty: name the directory of the log")
@@ -149,9 +146,8 @@ class Log:
         datetime with a time zone. RecordColumns, in Arrow's memory layout, are accepted as well.
 
         Returns once the log's durability is met. Raises TypeError, ValueError for a timestamp that
-        milliseconds
-        cannot represent, InvalidRecord if there are no records, MessageTooLarge, InvalidTimestamp,
-        StorageFull, KafkaStorageError, ReadOnlyLog, LogClosed.
+        milliseconds cannot represent, InvalidRecord if there are no records, MessageTooLarge,
+        InvalidTimestamp, StorageFull, KafkaStorageError, ReadOnlyLog, LogClosed.
         """
         return self._log.append_records(records, self._epoch(leader_epoch))
 
@@ -168,8 +164,7 @@ class Log:
         """Append Arrow data as one batch.
 
         `rows`: an object of pyarrow, polars, pandas, DuckDB, or anything else that has `__arrow_c_stream__`
-        or
-        `__arrow_c_array__`. Columns: `value`, and optionally `key`, `timestamp` (ms since 1970, or Arrow's
+        or `__arrow_c_array__`. Columns: `value`, and optionally `key`, `timestamp` (ms since 1970, or Arrow's
         timestamp) and `headers` (list of struct of key and value). Keys and values are binary or strings, and
         may be null. The other columns of `to_arrow` (offset, timestamp_type, leader_epoch, producer_id) are
         accepted and ignored: the log assigns new ones.
@@ -201,9 +196,8 @@ class Log:
         """Iterate over the records with offsets in [start, stop), in order; by default over the whole log.
 
         `stop` defaults to the log end offset at the time of the call. `isolation`: "log_end",
-        "high_watermark",
-        or "txn_committed", which skips aborted transactions and stops at the first open one. Raises
-        OffsetOutOfRange, DamagedLog, CorruptMessage.
+        "high_watermark", or "txn_committed", which skips aborted transactions and stops at the first open
+        one. Raises OffsetOutOfRange, DamagedLog, CorruptMessage.
         """
         first = self.log_start_offset if start is None else integer("start", start)
         stop = _bound("stop", stop)
@@ -262,11 +256,9 @@ class Log:
         """Iterate over the records in [start, stop) as pyarrow.RecordBatches of up to 65,536 rows.
 
         `columns`: a selection, in this order, from offset, timestamp, timestamp_type, key, value, headers
-        (the
-        default), leader_epoch and producer_id. `views`: keys and values are binary_view columns that point
-        into the log's mapped files. Raises what `read` raises, ValueError for an unknown column, ImportError
-        if
-        pyarrow is not installed.
+        (the default), leader_epoch and producer_id. `views`: keys and values are binary_view columns that
+        point into the log's mapped files. Raises what `read` raises, ValueError for an unknown column,
+        ImportError if pyarrow is not installed.
         """
         names = COLUMNS[:6] if columns is None else columns
         reader = self.column_reader(start, stop, columns=names, isolation=isolation, views=views)
@@ -384,8 +376,7 @@ class Log:
         """The first damaged range, or None.
 
         The log is readable before it, and from `damage.next_offset` on. It is read-only if recovery had to
-        stop
-        at the damage.
+        stop at the damage.
         """
         self._log.offsets_lock.look()
         return self._log.damage
@@ -433,9 +424,8 @@ class Log:
         """Remove the records from `offset` on; return whether there were any.
 
         If `offset` is inside a batch, the batch's first records stay, as a batch with a new CRC. Damaged
-        bytes
-        cannot be split: a damaged range is removed as a whole. Raises OffsetOutOfRange for a negative offset,
-        DecompressionTooLarge, ReadOnlyLog, LogClosed, KafkaStorageError.
+        bytes cannot be split: a damaged range is removed as a whole. Raises OffsetOutOfRange for a negative
+        offset, DecompressionTooLarge, ReadOnlyLog, LogClosed, KafkaStorageError.
         """
         return self._log.truncate_to(integer("offset", offset), splits=True)
 
@@ -454,17 +444,13 @@ class Log:
         """Keep only the last record of each key, now; return statistics.
 
         Requires a cleanup.policy with compact (else InvalidConfig). Starts a new segment, so that all records
-        are
-        compacted except those younger than min.compaction.lag.ms and those of open transactions. A record
-        without
-        a value is removed once delete.retention.ms have passed since it was first compacted. Offsets stay.
-        `dedupe_buffer_size`: bytes of memory for keys; with more keys than fit, the log is compacted in
-        several
-        passes. Appends and reads continue meanwhile.
+        are compacted except those younger than min.compaction.lag.ms and those of open transactions. A record
+        without a value is removed once delete.retention.ms have passed since it was first compacted. Offsets
+        stay. `dedupe_buffer_size`: bytes of memory for keys; with more keys than fit, the log is compacted in
+        several passes. Appends and reads continue meanwhile.
 
         Raises CorruptMessage if a batch is damaged, LogCleaningAborted if the log was truncated meanwhile,
-        and
-        ReadOnlyLog, StorageFull, KafkaStorageError; after an error the log is as it was.
+        and ReadOnlyLog, StorageFull, KafkaStorageError; after an error the log is as it was.
         """
         if not self.config.compact:
             raise InvalidConfig("compact() requires a cleanup.policy that includes compact")

@@ -104,8 +104,7 @@ def log_to_clean(log: UnifiedLog, checkpoint: int, now_ms: int) -> LogToClean:
     """Return the cleanable part of the log. `checkpoint`: where its last round ended, or 0.
 
     The part begins where the last round ended. It ends at the first of these: the segment with the last
-    stable offset, the active segment, and the first segment with a record younger than
-    min.compaction.lag.ms.
+    stable offset, the active segment, and the first segment with a record younger than min.compaction.lag.ms.
     """
     start, end = log.log_start_offset, log.log_end_offset
     # A checkpoint outside the log was written before the log was lost or truncated.

@@ -149,11 +149,6 @@ class LeaderEpochFileCache:
         found = self.entries[at : at + 1]
         return found[0] if found and found[0].epoch == epoch else None
 
-    def next_epoch(self, epoch: int) -> int | None:
-        """Return the least known epoch above `epoch`, or None."""
-        at = bisect_right(self.entries, epoch, key=_EPOCH)
-        return self.entries[at].epoch if at < len(self.entries) else None
-
     def epoch_for_offset(self, offset: int) -> int | None:
         """Return the epoch of `offset`, or None below the first entry. The log end is not considered."""
         at = bisect_right(self.entries, offset, key=_START_OFFSET)

@@ -9,7 +9,6 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from operator import lt
 
 from kreplica._core.crc32c import checksum
 from kreplica._core.log_segment import LogSegment
@@ -58,7 +57,7 @@ class LogSegments:
     def __init__(self, segments: tuple[LogSegment, ...]) -> None:
         self._segments = segments
         self._bases = bases = [segment.base_offset for segment in segments]
-        assert all(map(lt, bases, bases[1:])), f"the segments overlap: {bases}"
+        assert bases == sorted(bases), bases
 
     def __iter__(self) -> Iterator[LogSegment]:
         return iter(self._segments)
@@ -89,6 +88,7 @@ class LogSegments:
         return offset if found is None else min(offset, found[2])
 
     def with_added(self, segment: LogSegment) -> LogSegments:
+        assert not self._bases or self._bases[-1] < segment.base_offset, (self._bases[-1], segment)
         return LogSegments((*self._segments, segment))
 
     def without(self, gone: set[int]) -> LogSegments:
@@ -549,11 +549,10 @@ class LocalLog:
         """Update a reader's segments to the state that the log's writer has published.
 
         New segments are opened, and the last one ends where the writer says. (Files are allocated ahead of
-        the writer, so their sizes mean nothing.)
-        `anew`: open all files again, since the writer has truncated the log or replaced files.
-        `check` raises if the writer does so meanwhile.
-        Raises KafkaStorageError if the writer has removed or trimmed a file since; retry with the next state
-        that it publishes.
+        the writer, so their sizes mean nothing.) `anew`: open all files again, since the writer has truncated
+        the log or replaced files.
+        `check` raises if the writer does so meanwhile. Raises KafkaStorageError if the writer has removed or
+        trimmed a file since; retry with the next state that it publishes.
         """
         kept = [s for s in self.segments if s.base_offset <= standing.active_base_offset and not anew]
         if not kept or kept[-1].base_offset < standing.active_base_offset:

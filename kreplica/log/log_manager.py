@@ -660,8 +660,7 @@ class LogManager:
     def move_stray_aside(self, partition: TopicPartition) -> str:
         """Set aside a stray log, which belongs to no topic of the cluster; return its new path.
 
-        Its directory is renamed and keeps its files. Raises
-        UnknownTopicOrPartition, KafkaStorageError.
+        Its directory is renamed and keeps its files. Raises UnknownTopicOrPartition, KafkaStorageError.
         """
         for _, _, path in self._move_aside([partition], STRAY_DIRECTORY_SUFFIX):
             return path
@@ -745,46 +744,6 @@ class LogManager:
     def _remove_later(self, directory: LogDirectory, path: str, delay_ms: int) -> None:
         remove = partial(self._guarded, directory, partial(self._storage.remove, path))
         self._scheduler.schedule("delete-file", remove, delay_ms)
-
-    # ---- cutting ------------------------------------------------------------------------------------------
-
-    def truncate_to(self, offsets: Mapping[TopicPartition, int]) -> list[TopicPartition]:
-        """Truncate each log to its offset, and write the recovery points; return the truncated partitions.
-
-        Cleaning of these logs is paused meanwhile. Raises UnknownTopicOrPartition, KafkaStorageError, and
-        like UnifiedLog.truncate_to.
-        """
-        cut = []
-        for partition, offset in offsets.items():
-            if self._cut(partition, partial(UnifiedLog.truncate_to, offset=offset)):
-                cut.append(partition)
-        self._checkpoint_after(cut)
-        return cut
-
-    def truncate_fully_and_start_at(self, partition: TopicPartition, offset: int) -> None:
-        """Empty the log, restart it at `offset`, and write the recovery points. Raises like `truncate_to`."""
-        self._cut(partition, lambda log: log.truncate_fully_and_start_at(offset))
-        self._checkpoint_after([partition])
-
-    def _cut(self, partition: TopicPartition, cut: Callable[[UnifiedLog], object]) -> bool:
-        log = self.get_log(partition)
-        if log is None:
-            raise UnknownTopicOrPartition(f"{partition}: no log of it here")
-        self.cleaner.manager.abort_and_pause_cleaning(partition)
-        try:
-            return bool(cut(log))
-        except KafkaStorageError as error:
-            self._fail_directory_of(log, error)
-            raise
-        finally:
-            self.cleaner.manager.resume_cleaning(partition)
-
-    def _checkpoint_after(self, cut: Sequence[TopicPartition]) -> None:
-        # With a recovery point above the new end, recovery would report the next appends there as lost.
-        for directory in self._online():
-            if any(partition in directory.logs for partition in cut):
-                self._write(directory, directory.write_recovery_points)
-                self._write(directory, directory.write_log_starts)
 
     # ---- moving to another directory (KIP-113); see LogMove -----------------------------------------------
 
@@ -888,11 +847,6 @@ class LogManager:
             self._storage.sync_directory(directory.path)
 
     # ---- periodic work ------------------------------------------------------------------------------------
-
-    def checkpoint(self) -> None:
-        """Write the recovery points and log start offsets of every directory."""
-        self.checkpoint_recovery_points()
-        self.checkpoint_log_starts()
 
     def checkpoint_recovery_points(self) -> None:
         """Write the recovery points of every directory."""

@@ -8,9 +8,9 @@ An entry has 34 bytes, big-endian:
     18 last offset        8      of its abort marker, which is in this segment; grows from entry to entry
     26 last stable offset 8      when the marker was written
 
-The file is made with the first aborted transaction; most segments have none. It is written in place; a torn
-entry at the end, or anything else that contradicts the above, is an InvalidFile: the loader then reads the
-log again from that segment on and rebuilds the index.
+The first aborted transaction creates the file; most segments have none. It is written in place. A torn entry
+at the end, or any other contradiction to this layout, is an InvalidFile: the loader then reads the log again
+from that segment on and rebuilds the index.
 
 Owned by one LogSegment. Changes happen under the log's lock; `collect` may be called by any thread meanwhile.
 """
@@ -35,17 +35,17 @@ VERSION = 0
 
 _ENTRY = struct.Struct(">hqqqq")
 ENTRY_SIZE = _ENTRY.size
-# No index: where it stands in for one, the log is read again from its segment on.
+# An invalid index: it makes the loader read the log again from its segment on.
 TORN = b"\0"
 
 _LAST_OFFSET = itemgetter(2)
 
-# Guards the first reading of any index, which happens once and is short. One for all keeps an index small.
+# Guards the first read of any index, which is short. One lock for all keeps an index small.
 _loading = process_lock()
 
 
 class AbortedTxn(NamedTuple):
-    """A transaction that was aborted: whose, from where to where, and the last stable offset at its end."""
+    """An aborted transaction: its producer, its offsets, and the last stable offset at its end."""
 
     producer_id: int
     first_offset: int
@@ -62,14 +62,14 @@ class TransactionIndex:
         self._storage = storage
         self.path = path
         self.base_offset = base_offset
-        # None until the file was read. Readers take the list as it is: it only grows, or is replaced.
+        # None until the file is read. Readers take the list without a lock: it only grows, or is replaced.
         self._entries: list[AbortedTxn] | None = None
-        self._unflushed = False  # the contents, or (_unnamed) the very name, may be lost in a power cut
+        self._unflushed = False  # a power cut may lose the contents, or (_unnamed) the name
         self._unnamed = False
-        self._is_anew = False  # since `reset`: the file holds what was there before
+        self._is_anew = False  # since `reset`: the file still holds the former entries
 
     def entries(self) -> list[AbortedTxn]:
-        """All entries, in the order of their last offsets; not to be changed. Raises InvalidFile."""
+        """Return all entries in the order of their last offsets; do not change them. Raises InvalidFile."""
         entries = self._entries
         if entries is None:
             with _loading:
@@ -83,11 +83,11 @@ class TransactionIndex:
         self.entries()
 
     def mark_empty(self) -> None:
-        """There is no file; for readers, whose writer may make one that belongs to other bytes."""
+        """Assume no file, for a reader: its writer may create one that belongs to other bytes."""
         self._entries = []
 
     def append(self, entry: AbortedTxn) -> None:
-        """Add a transaction that ended behind all that are here."""
+        """Add a transaction that ended behind all others."""
         entries = self.entries()
         assert not entries or entries[-1].last_offset < entry.last_offset, (entries[-1], entry)
         if not self._is_anew:
@@ -97,9 +97,9 @@ class TransactionIndex:
         entries.append(entry)
 
     def collect(self, fetch_offset: int, upper_bound: int) -> tuple[list[AbortedTxn], bool]:
-        """The transactions here that a fetch of [fetch_offset, upper_bound) has to hide.
+        """Return the transactions that a fetch of [fetch_offset, upper_bound) has to hide, and a flag.
 
-        With True if none that ended in a later segment can belong to it, so that the search may stop.
+        True means that the search is done: no later segment has a transaction that belongs to the fetch.
         """
         found = []
         entries = self.entries()
@@ -112,7 +112,7 @@ class TransactionIndex:
         return found, False
 
     def truncate_to(self, offset: int) -> None:
-        """Drop what ended at or after `offset`; the shorter file outlives a power cut when this returns."""
+        """Remove the transactions that ended at or after `offset`, durably."""
         entries = self.entries()
         kept = entries[: bisect_left(entries, offset, key=_LAST_OFFSET)]
         if len(kept) < len(entries):
@@ -121,10 +121,10 @@ class TransactionIndex:
             self._entries = kept
 
     def take_back(self, offset: int) -> None:
-        """Drop what was appended for a marker at or above `offset` that was not.
+        """Remove the entries of markers at or above `offset`, whose append failed.
 
-        In place, since there may be no room for another file. Raises KafkaStorageError; then the file still
-        has an entry that would hide records once the log goes on over that offset.
+        The file is changed in place, since there may be no room for another. Raises KafkaStorageError. The
+        file then still has an entry that would hide later records at that offset.
         """
         entries = self.entries()
         kept = bisect_left(entries, offset, key=_LAST_OFFSET)
@@ -135,15 +135,17 @@ class TransactionIndex:
             self._entries = entries[:kept]
 
     def reset(self) -> None:
-        """Drop all entries, to be built anew, whatever the file holds. `flush` replaces the file: if a crash
-        comes first, a torn one still lets recovery begin at its segment."""
+        """Remove all entries from memory, to rebuild the index. `flush` replaces the file.
+
+        After a crash in between, a torn file still makes recovery begin at its segment.
+        """
         self._entries = []
         self._is_anew = True
 
     def replace(self, entries: list[AbortedTxn]) -> None:
-        """Have these entries and no others; they outlive a power cut when this returns.
+        """Replace all entries durably. Readers see the former ones or these.
 
-        A reader sees the former ones or these. Raises KafkaStorageError; the former ones stay then.
+        Raises KafkaStorageError, and keeps the former ones.
         """
         try:
             is_same = self.entries() == entries
@@ -154,7 +156,7 @@ class TransactionIndex:
             self._entries = list(entries)
 
     def flush(self) -> None:
-        """Make what was appended outlive a power cut."""
+        """Make the entries durable."""
         if self._is_anew:
             entries = self.entries()
             if entries or self._storage.exists(self.path):
@@ -168,7 +170,7 @@ class TransactionIndex:
             self._unnamed = False
 
     def fits(self, log_end_offset: int) -> bool:
-        """Whether the file is whole and names no transaction that ended at or above `log_end_offset`."""
+        """Return whether the file is valid and all its transactions ended below `log_end_offset`."""
         try:
             entries = self.entries()
         except InvalidFile:
@@ -176,13 +178,13 @@ class TransactionIndex:
         return not entries or entries[-1].last_offset < log_end_offset
 
     def rename(self, path: str) -> None:
-        """Give the file, if there is one, another name."""
+        """Rename the file, if it exists."""
         if self._storage.exists(self.path):
             self._storage.rename(self.path, path)
         self.path = path
 
     def delete(self) -> None:
-        """Remove the file and forget what was in it. It is gone for good once the directory is flushed."""
+        """Remove the file and all entries. The removal is durable once the directory is flushed."""
         self._storage.remove(self.path)
         self._entries = []
         self._unflushed = self._unnamed = self._is_anew = False
@@ -206,7 +208,7 @@ def format_entries(entries: list[AbortedTxn]) -> bytes:
 
 
 def parse_entries(data: bytes, path: str, base_offset: int) -> list[AbortedTxn]:
-    """The entries of the index of a segment. Raises InvalidFile with the byte position of the wrong entry."""
+    """Return the entries of a segment's index. Raises InvalidFile with the byte position of the bad entry."""
     if len(data) % ENTRY_SIZE:
         raise InvalidFile(f"{path}: {len(data)} bytes are no whole number of entries", where=len(data))
     entries: list[AbortedTxn] = []
@@ -225,9 +227,9 @@ def parse_entries(data: bytes, path: str, base_offset: int) -> list[AbortedTxn]:
 
 
 class AbortedFilter:
-    """Tells a reader of committed data which batches belong to an aborted transaction.
+    """Filters the batches of aborted transactions for a reader of committed data.
 
-    It must see the batches in order: a transaction is over at its producer's abort marker.
+    It must see the batches in order: a transaction ends at its producer's abort marker.
     """
 
     __slots__ = ("_active", "_waiting")

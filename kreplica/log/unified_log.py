@@ -151,7 +151,6 @@ class UnifiedLog:
 
     __slots__ = (
         "_closing",
-        "_failure",
         "_flushed_at_ms",
         "_group_commit",
         "_lowest_cut",
@@ -162,6 +161,7 @@ class UnifiedLog:
         "damages",
         "durable",
         "epochs",
+        "failure",
         "leader_epoch",
         "local",
         "lock",
@@ -230,7 +230,8 @@ class UnifiedLog:
         self.active = local.segments.active
         self.damages = damages if stopped_at is None else damages.with_added(stopped_at)
         self.leader_epoch = state.leader_epoch if epochs.latest_epoch is None else epochs.latest_epoch
-        self._failure: BaseException | None = None
+        # What took the log offline.
+        self.failure: BaseException | None = None
         self._lowest_cut: int | None = None
         self._flushed_at_ms = clock.time_ms()
         self._group_commit = GroupCommit(self._flush_to_end, state.flush_offset)
@@ -342,7 +343,7 @@ class UnifiedLog:
             if info is None:
                 info = self._append_with_care(records, leader_epoch, origin)
         if self.durable and wait:
-            self._make_durable(info)
+            self.wait_durable(info)
         return info
 
     def check_ahead(self, records: Buffer, origin: AppendOrigin) -> None:
@@ -368,7 +369,7 @@ class UnifiedLog:
                 built = plain.builder.build(records, now_ms=now_ms)
                 info = self._append_with_care(built, leader_epoch, AppendOrigin.CLIENT)
         if self.durable and wait:
-            self._make_durable(info)
+            self.wait_durable(info)
         return info
 
     def append_as_follower(
@@ -384,15 +385,8 @@ class UnifiedLog:
             self.require_writable()
             info = self._append_batches_as_follower(records, leader_epoch)
         if self.durable and wait and info is not None:
-            self._make_durable(info)
+            self.wait_durable(info)
         return info
-
-    def wait_durable(self, info: LogAppendInfo) -> None:
-        """Wait until an append that did not wait meets the log's durability.
-
-        Raises KafkaStorageError, and NotLeaderOrFollower if it was truncated before it was flushed.
-        """
-        self._make_durable(info)
 
     def _append_with_care(self, records: Buffer, leader_epoch: int, origin: AppendOrigin) -> LogAppendInfo:
         with self.step:
@@ -437,7 +431,7 @@ class UnifiedLog:
     @property
     def is_writable(self) -> bool:
         """Whether the log takes appends: open for writing, not offline, and recovery reached its end."""
-        return not (self.closed or self._failure or self.stopped_at or self.local.read_only)
+        return not (self.closed or self.failure or self.stopped_at or self.local.read_only)
 
     def require_writable(self) -> None:
         """Raise LogClosed, KafkaStorageError or ReadOnlyLog if the log cannot be changed."""
@@ -450,10 +444,8 @@ class UnifiedLog:
     def _require_open(self) -> None:
         if self.closed:
             raise LogClosed(f"{self.topic_partition}: the log is closed")
-        if self._failure is not None:
-            raise KafkaStorageError(
-                f"{self.topic_partition}: offline since {self._failure}"
-            ) from self._failure
+        if self.failure is not None:
+            raise KafkaStorageError(f"{self.topic_partition}: offline since {self.failure}") from self.failure
 
     # ---- the careful path of an append ---------------------------------------------------------------------
 
@@ -1906,8 +1898,11 @@ class UnifiedLog:
         assert flushed <= state.log_end_offset, (flushed, state.log_end_offset)
         state.update(flush_offset=flushed)
 
-    def _make_durable(self, info: LogAppendInfo) -> None:
-        """Wait until the append is as safe as the configuration requires."""
+    def wait_durable(self, info: LogAppendInfo) -> None:
+        """Wait until an append that did not wait is as safe as the configuration requires.
+
+        Raises KafkaStorageError, and NotLeaderOrFollower if it was truncated before it was flushed.
+        """
         config = self.config
         if config.durability != "page_cache":
             require_kept(self._group_commit.wait(info.last_offset + 1), info.base_offset)
@@ -1928,17 +1923,12 @@ class UnifiedLog:
     @property
     def is_offline(self) -> bool:
         """Whether its disk failed."""
-        return self._failure is not None
-
-    @property
-    def failure(self) -> BaseException | None:
-        """What took the log offline."""
-        return self._failure
+        return self.failure is not None
 
     def fail(self, error: BaseException) -> None:
         """Take the log offline because its disk failed. From now on everything raises KafkaStorageError."""
         with self.offsets_lock:  # not `lock`: an append in progress on a failed disk may never end
-            self._failure = self._failure or error
+            self.failure = self.failure or error
             self.choose_path()
 
     def abandon(self) -> None:

@@ -67,13 +67,12 @@ def entries_of(cache: LeaderEpochFileCache) -> str:
     return " ".join(f"{entry.epoch}:{entry.start_offset}" for entry in cache.entries)
 
 
-def previous_epoch(cache: LeaderEpochFileCache, epoch: int) -> int | None:
-    return max((entry.epoch for entry in cache.entries if entry.epoch < epoch), default=None)
-
-
 def asked(cache: LeaderEpochFileCache, epoch: int, offset: int) -> str:
     entry = cache.entry_for(epoch)
-    others = (previous_epoch(cache, epoch), cache.next_epoch(epoch), cache.epoch_for_offset(offset))
+    epochs = [each.epoch for each in cache.entries]
+    before = max((each for each in epochs if each < epoch), default=None)
+    behind = min((each for each in epochs if each > epoch), default=None)
+    others = (before, behind, cache.epoch_for_offset(offset))
     found = [*cache.end_offset_for(epoch, offset), *others, None if entry is None else entry.start_offset]
     return " ".join("-9" if answer is None else str(answer) for answer in found)
 

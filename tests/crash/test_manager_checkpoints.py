@@ -15,7 +15,7 @@ from kreplica.runtime.scheduler import ThreadScheduler
 from kreplica.sim.storage import SimStorage
 from tests.support.clocks import ManualClock
 from tests.support.crashing import Stopped
-from tests.support.logs import get_or_create_log
+from tests.support.logs import checkpoint, get_or_create_log
 
 DIRECTORY = "/data"
 PARTITIONS = [TopicPartition("orders", number) for number in range(3)]
@@ -72,23 +72,25 @@ class Node:
         for known in (self.acknowledged, self.flushed):
             known[partition] = min(known[partition], offset)
         self.generation += 1
-        self.manager.truncate_to({partition: offset})
+        log = self.manager.get_log(partition)
+        assert log is not None
+        log.truncate_to(offset)
 
     def run(self) -> None:
         """Appends, checkpoints, cuts, appends over what was cut, the periodic work, a stop in order."""
         self.manager.startup()
         for partition in PARTITIONS:
             self.append(partition, 20)
-        self.manager.checkpoint()
+        checkpoint(self.manager)
         self.flush()
-        self.manager.checkpoint()
+        checkpoint(self.manager)
         self.manager.checkpoint_high_watermarks()
         self.truncate(PARTITIONS[0], 12)
         self.append(PARTITIONS[0], 9)
         self.truncate(PARTITIONS[1], 0)
         self.append(PARTITIONS[1], 3)
         self.flush()
-        self.manager.checkpoint()
+        checkpoint(self.manager)
         self.append(PARTITIONS[2], 15)
         self.clock.advance(30_000)
         self.scheduler.run_due()

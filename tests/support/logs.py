@@ -67,6 +67,12 @@ def get_or_create_log(
     return made
 
 
+def checkpoint(manager: LogManager) -> None:
+    """Write the recovery points and log start offsets of every directory."""
+    manager.checkpoint_recovery_points()
+    manager.checkpoint_log_starts()
+
+
 def values(
     log: UnifiedLog, start: int | None = None, isolation: str = "log_end"
 ) -> list[tuple[int, bytes | None]]:

@@ -66,7 +66,6 @@ def test_end_offset_for(epoch: int, answer: tuple[int, int]) -> None:
 
 def test_neighbours() -> None:
     cache = cache_with((2, 5), (4, 20), (7, 30))
-    assert [cache.next_epoch(e) for e in (1, 2, 5, 7)] == [2, 4, 7, None]
     assert [cache.epoch_for_offset(o) for o in (4, 5, 19, 20, 1000)] == [None, 2, 2, 4, 7]
     assert cache.entry_for(4) == (4, 20)
     assert cache.entry_for(5) is None

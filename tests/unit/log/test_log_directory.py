@@ -20,7 +20,7 @@ from kreplica.log.unified_log import UnifiedLog
 from kreplica.runtime.scheduler import ThreadScheduler
 from kreplica.sim.storage import SimStorage
 from tests.support.clocks import ManualClock
-from tests.support.logs import get_or_create_log
+from tests.support.logs import checkpoint, get_or_create_log
 
 DIRECTORY = "/data"
 ORDERS, OTHER = TopicPartition("orders", 0), TopicPartition("orders", 1)
@@ -69,7 +69,7 @@ def committed(storage: SimStorage) -> LogManager:
         log.flush()
         log.update_high_watermark(10)
         log.maybe_increment_log_start_offset(6)
-    manager.checkpoint()
+    checkpoint(manager)
     manager.checkpoint_high_watermarks()
     return manager
 

@@ -32,7 +32,7 @@ from kreplica.log.unified_log import UnifiedLog
 from kreplica.runtime.scheduler import ThreadScheduler, ThreadWorkers
 from kreplica.runtime.storage import FileStorage
 from tests.support.clocks import ManualClock
-from tests.support.logs import get_or_create_log
+from tests.support.logs import checkpoint, get_or_create_log
 
 CLUSTER = "dpbFJ6ZBRoSUiuWQ5q1v1w"
 ORDERS = TopicPartition("orders", 0)
@@ -303,7 +303,7 @@ def test_checkpoints_hold_what_is_flushed_started_and_replicated(tmp_path: Path)
     append(log, 2)
     log.maybe_increment_high_watermark(11)
     log.maybe_increment_log_start_offset(6)
-    manager.checkpoint()
+    checkpoint(manager)
     manager.checkpoint_high_watermarks()
     both = [TopicPartition("orders", 0), TopicPartition("orders", 1)]
     assert rows(tmp_path, "recovery-point-offset-checkpoint") == dict(zip(both, (10, 0), strict=True))

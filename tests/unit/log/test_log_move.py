@@ -14,7 +14,7 @@ from kreplica.log.log_manager import LogManager
 from kreplica.sim.machines import SimWorkers
 from kreplica.sim.scheduler import VirtualClock, VirtualTime
 from kreplica.sim.storage import SimStorage
-from tests.support.logs import get_or_create_log
+from tests.support.logs import checkpoint, get_or_create_log
 
 AT = TopicPartition("orders", 0)
 OTHER = TopicPartition("other", 0)
@@ -202,7 +202,7 @@ def test_whatever_ends_the_change_of_names_the_log_is_whole_in_one_place(ending:
     for stop_at in range(count + 1):
         stage = Stage()
         stage.log.flush()
-        stage.manager.checkpoint()
+        checkpoint(stage.manager)
         move = stage.move()
         copied(move)
         left = [stop_at]

@@ -11,7 +11,7 @@ import pytest
 
 import kreplica
 from kreplica.common.config import CleanerConfig, LogConfig, LogManagerConfig
-from kreplica.common.errors import DamagedLog, KafkaStorageError, StorageIOError, UnknownTopicOrPartition
+from kreplica.common.errors import DamagedLog
 from kreplica.common.types import TopicPartition
 from kreplica.log import periodic_job
 from kreplica.log.checkpoint import OffsetCheckpointFile
@@ -215,38 +215,6 @@ def test_what_nobody_uses_holds_nothing() -> None:
     assert busy.active.region.is_mapped
     assert offsets(idle) == list(range(300))
     append(idle, 1)
-
-
-def test_a_cut_log_is_checkpointed_at_once() -> None:
-    node = Node()
-    orders, table = (get_or_create_log(node.manager, each) for each in (ORDERS, TABLE))
-    for log in (orders, table):
-        append(log, 100)
-        log.flush()
-    node.manager.checkpoint()
-    assert node.manager.truncate_to({ORDERS: 40, TABLE: 100}) == [ORDERS]
-    assert node.rows("recovery-point-offset-checkpoint") == {ORDERS: 40, TABLE: 100}
-    node.manager.truncate_fully_and_start_at(TABLE, 500)
-    assert (table.log_start_offset, table.log_end_offset) == (500, 500)
-    assert node.rows("recovery-point-offset-checkpoint")[TABLE] <= 500
-    with pytest.raises(UnknownTopicOrPartition):
-        node.manager.truncate_to({TopicPartition("none", 0): 1})
-
-
-def test_a_disk_that_fails_in_a_cut_goes_offline() -> None:
-    node = Node()
-    log = get_or_create_log(node.manager, ORDERS)
-    append(log, 100)
-
-    def refuse(operation: str, path: str) -> None:
-        if operation == "rename" and path.endswith(".log"):
-            raise StorageIOError(f"{path}: the disk is gone")
-
-    node.storage.before = refuse
-    with pytest.raises(KafkaStorageError):
-        node.manager.truncate_to({ORDERS: 10})
-    assert list(node.manager.offline_directories) == [DIRECTORY]
-    assert node.manager.logs() == []
 
 
 def test_a_log_that_is_deleted_leaves_the_jobs_alone() -> None:

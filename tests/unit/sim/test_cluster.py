@@ -13,7 +13,7 @@ from kreplica.common.future import resolved
 from kreplica.common.types import TopicPartition
 from kreplica.log.log_manager import LogManager
 from kreplica.sim.cluster import SimCluster
-from tests.support.logs import get_or_create_log
+from tests.support.logs import checkpoint, get_or_create_log
 
 PARTITION = TopicPartition("t", 0)
 
@@ -116,7 +116,7 @@ def test_nothing_of_a_dead_life_acts(cluster):
     with pytest.raises(NetworkException):
         late.result(0)
     program.log.append_records([b"zombie"])
-    program.logs.checkpoint()
+    checkpoint(program.logs)
     assert isinstance(program.logs.offline_directories["/data"], KafkaStorageError)
     cluster.start(1)
     assert values(cluster) == [b"a"]
