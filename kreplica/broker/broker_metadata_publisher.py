@@ -45,9 +45,10 @@ from kreplica.metadata.cluster_metadata import (
     CLUSTER_DEFAULT,
     TOPIC_RESOURCE,
     ClusterMetadata,
+    MetadataDelta,
+    PartitionChange,
 )
 from kreplica.metadata.image_format import OffsetAndEpoch
-from kreplica.metadata.metadata_delta import MetadataDelta, PartitionChange
 from kreplica.metadata.registrations import (
     LOST_DIRECTORY,
     MIGRATING_DIRECTORY,

@@ -25,9 +25,8 @@ from kreplica.common.ports import Loop, Transport
 from kreplica.common.types import Uuid
 from kreplica.common.wire import error_of, uuid_of
 from kreplica.controller.feature_control import METADATA_VERSION, SUPPORTED_FEATURES
-from kreplica.metadata.cluster_metadata import ClusterMetadata
+from kreplica.metadata.cluster_metadata import ClusterMetadata, MetadataDelta
 from kreplica.metadata.image_format import OffsetAndEpoch
-from kreplica.metadata.metadata_delta import MetadataDelta
 from kreplica.metadata.records import Endpoint
 
 LOGGER = logging.getLogger(__name__)

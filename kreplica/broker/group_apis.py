@@ -78,9 +78,8 @@ from kreplica.coordinator.group_coordinator import DescribedGroup as Described
 from kreplica.coordinator.group_coordinator import GroupCoordinator, LeavingMember
 from kreplica.coordinator.group_offsets import CommitRequest, CommitResults, CommittedOffset
 from kreplica.coordinator.group_rebalances import JoinRequest, SyncRequest
-from kreplica.metadata.cluster_metadata import ClusterMetadata
+from kreplica.metadata.cluster_metadata import ClusterMetadata, MetadataDelta
 from kreplica.metadata.image_format import OffsetAndEpoch
-from kreplica.metadata.metadata_delta import MetadataDelta
 from kreplica.replica.replica_manager import ReplicaManager
 
 GROUP_KEY, TRANSACTION_KEY = 0, 1

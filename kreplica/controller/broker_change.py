@@ -12,12 +12,16 @@ from collections.abc import Collection, Iterable
 
 from kreplica.common.types import Uuid
 from kreplica.controller.controller_broker_request_batch import ControllerBrokerRequestBatch
-from kreplica.controller.controller_context import ControllerContext, PartitionContext
+from kreplica.controller.controller_context import (
+    ControllerContext,
+    PartitionContext,
+    PartitionState,
+    ReplicaState,
+)
 from kreplica.controller.leader_selectors import ControlledShutdownLeaderSelector
 from kreplica.controller.partition_reassignment import PartitionReassignment
 from kreplica.controller.partition_state_machine import PartitionStateMachine
 from kreplica.controller.replica_state_machine import Replica, ReplicaStateMachine
-from kreplica.controller.states import PartitionState, ReplicaState
 from kreplica.controller.topic_deletion_manager import TopicDeletionManager
 
 

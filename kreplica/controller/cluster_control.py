@@ -14,8 +14,12 @@ records. Owned by the controller's loop.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from datetime import timedelta
 from typing import Any, Protocol
 
+from kio.schema.allocate_producer_ids.v0.request import AllocateProducerIdsRequest
+from kio.schema.allocate_producer_ids.v0.response import AllocateProducerIdsResponse
 from kio.schema.broker_heartbeat.v1.request import BrokerHeartbeatRequest
 from kio.schema.broker_heartbeat.v1.response import BrokerHeartbeatResponse
 from kio.schema.broker_registration.v4.request import BrokerRegistrationRequest
@@ -32,13 +36,15 @@ from kreplica.common.errors import (
     InconsistentClusterId,
     InvalidRequest,
     StaleBrokerEpoch,
+    UnknownServerError,
 )
 from kreplica.common.message import replace
 from kreplica.common.ports import Clock
-from kreplica.common.types import Uuid
+from kreplica.common.types import INT64_MAX, Uuid
 from kreplica.common.wire import NO_THROTTLE, topic_id_of
 from kreplica.controller.broker_change import BrokerChange
 from kreplica.controller.broker_heartbeat_manager import BrokerControlState, BrokerHeartbeatManager
+from kreplica.controller.controller_broker_request_batch import ControllerResult
 from kreplica.controller.controller_context import ControllerContext
 from kreplica.controller.feature_control import check_supported
 from kreplica.metadata.cluster_metadata import ClusterMetadata
@@ -46,6 +52,7 @@ from kreplica.metadata.records import (
     BrokerRegistrationChangeRecord,
     Endpoint,
     MetadataRecord,
+    ProducerIdsRecord,
     RegisterBrokerRecord,
     RegisterControllerRecord,
     SupportedFeature,
@@ -57,6 +64,7 @@ from kreplica.metadata.registrations import (
     UNASSIGNED_DIRECTORY,
     BrokerRegistration,
 )
+from kreplica.metadata.serde import in_lowest_version
 
 RESERVED_DIRECTORIES = frozenset({LOST_DIRECTORY, MIGRATING_DIRECTORY, UNASSIGNED_DIRECTORY})
 # How often to guess the offset of a registration again if records of the quorum itself took it.
@@ -367,3 +375,36 @@ def _feature(feature: Any) -> SupportedFeature:
         min_supported_version=int(feature.min_supported_version),
         max_supported_version=int(feature.max_supported_version),
     )
+
+
+PRODUCER_ID_BLOCK_SIZE = 1_000
+
+
+class ProducerIdControl:
+    """Checks requests against `metadata` and returns the records to write. Owned by the controller's loop."""
+
+    def __init__(self, metadata: ClusterMetadata) -> None:
+        self._metadata = metadata
+
+    def allocate(self, request: AllocateProducerIdsRequest) -> ControllerResult[AllocateProducerIdsResponse]:
+        """Handle AllocateProducerIds (67): give the next block to the broker, whether it will be used or not.
+
+        Raises StaleBrokerEpoch if the broker's epoch is not current, UnknownServerError if all ids are used
+        up.
+        """
+        check_broker_epoch(self._metadata, request.broker_id, request.broker_epoch)
+        first = self._metadata.next_producer_id
+        if first > INT64_MAX - PRODUCER_ID_BLOCK_SIZE:
+            raise UnknownServerError(f"all producer ids are used up: the next one would be {first}")
+        record = ProducerIdsRecord(
+            broker_id=request.broker_id,
+            broker_epoch=request.broker_epoch,
+            next_producer_id=first + PRODUCER_ID_BLOCK_SIZE,
+        )
+        response = AllocateProducerIdsResponse(
+            throttle_time=timedelta(0),
+            error_code=ErrorCode.none,
+            producer_id_start=first,
+            producer_id_len=PRODUCER_ID_BLOCK_SIZE,
+        )
+        return ControllerResult((in_lowest_version(record),), response)

@@ -40,7 +40,7 @@ from kreplica.common.errors import (
 )
 from kreplica.common.settings import checked, int64
 from kreplica.common.wire import NO_THROTTLE
-from kreplica.controller.controller_result import ControllerResult, Records
+from kreplica.controller.controller_broker_request_batch import ControllerResult, Records
 from kreplica.controller.feature_control import ELIGIBLE_LEADER_REPLICAS
 from kreplica.controller.topic_settings import MIN_ISR, settings_by
 from kreplica.metadata.cluster_metadata import BROKER_RESOURCE, TOPIC_RESOURCE, ClusterMetadata

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Generic, NamedTuple, TypeVar
 
 from kreplica.common.errors import OperationNotAttempted, UnknownTopicOrPartition
 from kreplica.common.types import TopicPartition, Uuid
@@ -30,6 +31,17 @@ from kreplica.controller.partition_change_builder import PartitionChangeBuilder
 from kreplica.controller.state_change_logger import StateChangeLogger
 from kreplica.metadata.records import MetadataRecord, RemoveTopicRecord
 from kreplica.metadata.serde import ApiMessageAndVersion
+
+T = TypeVar("T")
+Records = tuple[ApiMessageAndVersion[MetadataRecord], ...]
+
+
+class ControllerResult(NamedTuple, Generic[T]):
+    """The records are written atomically. `response` is sent once they are committed."""
+
+    records: Records
+    response: T
+
 
 Append = Callable[[int, Sequence[ApiMessageAndVersion[MetadataRecord]]], int]
 

@@ -13,14 +13,13 @@ from typing import Protocol, TypeVar
 from kreplica.common.errors import NotController, NotLeader, UnexpectedEpoch
 from kreplica.common.ports import Clock, Random
 from kreplica.controller.broker_heartbeat_manager import BrokerHeartbeatManager
-from kreplica.controller.cluster_control import ClusterControl
+from kreplica.controller.cluster_control import ClusterControl, ProducerIdControl
 from kreplica.controller.configuration_control import ConfigurationControl
+from kreplica.controller.controller_broker_request_batch import ControllerResult
 from kreplica.controller.controller_config import ControllerConfig
 from kreplica.controller.controller_context import ControllerContext
-from kreplica.controller.controller_result import ControllerResult
 from kreplica.controller.directory_control import DirectoryControl
 from kreplica.controller.feature_control import FeatureControl
-from kreplica.controller.producer_id_control import ProducerIdControl
 from kreplica.controller.state_change_logger import StateChangeLogger
 from kreplica.controller.state_machines import StateMachines
 from kreplica.metadata.cluster_metadata import ClusterMetadata

@@ -22,9 +22,8 @@ from kreplica.common.errors import KreplicaError, NotLeaderOrFollower, UnknownTo
 from kreplica.common.types import TopicPartition, Uuid
 from kreplica.common.wire import topic_id_of
 from kreplica.controller.cluster_control import check_broker_epoch
-from kreplica.controller.controller_context import PartitionContext
+from kreplica.controller.controller_context import PartitionContext, PartitionState, ReplicaState
 from kreplica.controller.state_machines import StateMachines
-from kreplica.controller.states import PartitionState, ReplicaState
 
 
 class DirectoryControl:

@@ -17,7 +17,7 @@ from kio.schema.update_features.v1.request import FeatureUpdateKey, UpdateFeatur
 from kio.schema.update_features.v1.response import UpdatableFeatureResult, UpdateFeaturesResponse
 
 from kreplica.common.errors import FeatureUpdateFailed, InvalidRequest, KreplicaError, UnsupportedVersion
-from kreplica.controller.controller_result import ControllerResult, Records
+from kreplica.controller.controller_broker_request_batch import ControllerResult, Records
 from kreplica.metadata.cluster_metadata import ClusterMetadata
 from kreplica.metadata.records import FeatureLevelRecord, SupportedFeature
 from kreplica.metadata.serde import in_lowest_version

@@ -10,10 +10,14 @@ from collections.abc import Iterable, Sequence
 
 from kreplica.common.types import TopicPartition, Uuid
 from kreplica.controller.controller_broker_request_batch import ControllerBrokerRequestBatch
-from kreplica.controller.controller_context import ControllerContext, PartitionContext
+from kreplica.controller.controller_context import (
+    ControllerContext,
+    PartitionContext,
+    PartitionState,
+    ReplicaState,
+)
 from kreplica.controller.partition_state_machine import PartitionStateMachine
 from kreplica.controller.replica_state_machine import ReplicaStateMachine
-from kreplica.controller.states import PartitionState, ReplicaState
 from kreplica.metadata.records import TopicRecord
 
 

@@ -17,11 +17,15 @@ from collections.abc import Sequence
 from kreplica.common.errors import InvalidReplicaAssignment, NoReassignmentInProgress
 from kreplica.common.leader_and_isr import NO_LEADER
 from kreplica.controller.controller_broker_request_batch import ControllerBrokerRequestBatch
-from kreplica.controller.controller_context import ControllerContext, PartitionContext
+from kreplica.controller.controller_context import (
+    ControllerContext,
+    PartitionContext,
+    PartitionState,
+    ReplicaState,
+)
 from kreplica.controller.leader_selectors import ReassignedPartitionLeaderSelector
 from kreplica.controller.partition_state_machine import PartitionStateMachine
 from kreplica.controller.replica_state_machine import ReplicaStateMachine
-from kreplica.controller.states import PartitionState, ReplicaState
 
 
 class PartitionReassignment:

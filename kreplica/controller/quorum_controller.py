@@ -26,14 +26,13 @@ from kreplica.common.errors import KreplicaError, NotController, UnexpectedBaseO
 from kreplica.common.future import Future
 from kreplica.common.metrics import Meter, MetricRegistry
 from kreplica.common.ports import NANOSECONDS_PER_MS, Cancellable, Clock, Loop, Random
+from kreplica.controller.controller_broker_request_batch import ControllerResult
 from kreplica.controller.controller_config import ControllerConfig
-from kreplica.controller.controller_result import ControllerResult
 from kreplica.controller.controller_term import ControllerTerm, Quorum
 from kreplica.controller.feature_control import bootstrap_records
 from kreplica.controller.state_change_logger import StateChangeLogger
-from kreplica.metadata.cluster_metadata import ClusterMetadata
+from kreplica.metadata.cluster_metadata import ClusterMetadata, MetadataDelta
 from kreplica.metadata.image_format import OffsetAndEpoch
-from kreplica.metadata.metadata_delta import MetadataDelta
 from kreplica.metadata.records import NoOpRecord
 
 LOGGER = logging.getLogger(__name__)

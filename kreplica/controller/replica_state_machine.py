@@ -11,9 +11,13 @@ from collections.abc import Iterable
 from kreplica.common.errors import IllegalStateTransition, StateChangeFailed
 from kreplica.common.leader_and_isr import NO_LEADER
 from kreplica.controller.controller_broker_request_batch import ControllerBrokerRequestBatch
-from kreplica.controller.controller_context import ControllerContext, PartitionContext
+from kreplica.controller.controller_context import (
+    PREVIOUS_REPLICA_STATES,
+    ControllerContext,
+    PartitionContext,
+    ReplicaState,
+)
 from kreplica.controller.state_change_logger import StateChangeLogger
-from kreplica.controller.states import PREVIOUS_REPLICA_STATES, ReplicaState
 
 Replica = tuple[PartitionContext, int]
 

@@ -55,14 +55,12 @@ from kreplica.common.errors import (
 from kreplica.common.leader_and_isr import NO_LEADER
 from kreplica.common.types import TopicPartition
 from kreplica.controller.alter_partition_control import AlterPartitionControl
-from kreplica.controller.assignments import check_assignment
 from kreplica.controller.controller_broker_request_batch import ControllerBrokerRequestBatch
-from kreplica.controller.controller_context import ControllerContext, PartitionContext
+from kreplica.controller.controller_context import ControllerContext, PartitionContext, PartitionState
 from kreplica.controller.leader_selectors import HandoverLeaderSelector, OfflinePartitionLeaderSelector
 from kreplica.controller.partition_reassignment import PartitionReassignment
-from kreplica.controller.partition_state_machine import PartitionStateMachine
-from kreplica.controller.preferred_replica_leader_election import PreferredReplicaLeaderElection
-from kreplica.controller.states import PartitionState
+from kreplica.controller.partition_state_machine import PartitionStateMachine, PreferredReplicaLeaderElection
+from kreplica.controller.replica_placer import check_assignment
 from kreplica.controller.topic_control import TopicControl
 
 NO_DELAY = datetime.timedelta(0)

@@ -13,9 +13,9 @@ from kreplica.controller.controller_broker_request_batch import Append, Controll
 from kreplica.controller.controller_context import ControllerContext
 from kreplica.controller.partition_creation import PartitionCreation
 from kreplica.controller.partition_reassignment import PartitionReassignment
-from kreplica.controller.partition_state_machine import PartitionStateMachine
-from kreplica.controller.preferred_replica_leader_election import (
+from kreplica.controller.partition_state_machine import (
     LEADER_IMBALANCE_PER_BROKER_PERCENTAGE,
+    PartitionStateMachine,
     PreferredReplicaLeaderElection,
 )
 from kreplica.controller.replica_state_machine import ReplicaStateMachine

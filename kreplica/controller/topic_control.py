@@ -40,11 +40,10 @@ from kreplica.common.errors import (
 )
 from kreplica.common.ports import Random
 from kreplica.common.types import Uuid, check_topic_name
-from kreplica.controller.assignments import check_assignment, check_same_size, usable_brokers
 from kreplica.controller.controller_broker_request_batch import ControllerBrokerRequestBatch
 from kreplica.controller.controller_context import ControllerContext
 from kreplica.controller.partition_creation import PartitionCreation
-from kreplica.controller.replica_placer import place
+from kreplica.controller.replica_placer import check_assignment, check_same_size, place, usable_brokers
 from kreplica.controller.topic_deletion_manager import TopicDeletionManager
 from kreplica.metadata.cluster_metadata import TOPIC_RESOURCE
 from kreplica.metadata.records import ConfigRecord

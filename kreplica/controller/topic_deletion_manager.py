@@ -12,10 +12,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from kreplica.controller.controller_broker_request_batch import ControllerBrokerRequestBatch
-from kreplica.controller.controller_context import ControllerContext, TopicDeletion
+from kreplica.controller.controller_context import (
+    ControllerContext,
+    PartitionState,
+    ReplicaState,
+    TopicDeletion,
+)
 from kreplica.controller.partition_state_machine import PartitionStateMachine
 from kreplica.controller.replica_state_machine import Replica, ReplicaStateMachine
-from kreplica.controller.states import PartitionState, ReplicaState
 
 CAN_START = (ReplicaState.ONLINE, ReplicaState.OFFLINE, ReplicaState.DELETION_INELIGIBLE, ReplicaState.NEW)
 

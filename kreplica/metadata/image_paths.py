@@ -34,7 +34,7 @@ from kreplica.common.message import TaggedField, fields_of
 from kreplica.common.rare_collections import rare_collections
 from kreplica.common.types import TopicPartition, Uuid
 from kreplica.metadata import records as kinds
-from kreplica.metadata.cluster_metadata import ClusterMetadata, Step
+from kreplica.metadata.cluster_metadata import Change, ClusterMetadata, MetadataDelta, Step
 from kreplica.metadata.image_format import Node
 from kreplica.metadata.metadata_delta import Change, MetadataDelta
 from kreplica.metadata.records import Endpoint, MetadataRecord

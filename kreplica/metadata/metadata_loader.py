@@ -23,12 +23,11 @@ from kreplica.common.errors import KreplicaError
 from kreplica.common.metrics import MetricRegistry
 from kreplica.common.ports import Loop
 from kreplica.metadata import image_paths
-from kreplica.metadata.cluster_metadata import ClusterMetadata, Step, difference, restored
+from kreplica.metadata.cluster_metadata import ClusterMetadata, MetadataDelta, Step, difference, restored
 from kreplica.metadata.control_records import ControlMessage, LeaderChangeMessage
 from kreplica.metadata.image_format import OffsetAndEpoch
 from kreplica.metadata.image_paths import TreeChange
 from kreplica.metadata.image_writer import ImageWriter
-from kreplica.metadata.metadata_delta import MetadataDelta
 from kreplica.metadata.records import BeginTransactionRecord, MetadataRecord
 from kreplica.metadata.serde import ApiMessageAndVersion
 from kreplica.metadata.watches import (

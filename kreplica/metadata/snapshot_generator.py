@@ -16,9 +16,8 @@ from typing import Protocol
 
 from kreplica.common.errors import KreplicaError
 from kreplica.common.ports import NANOSECONDS_PER_MS, Clock, Loop
-from kreplica.metadata.cluster_metadata import ClusterMetadata
+from kreplica.metadata.cluster_metadata import ClusterMetadata, MetadataDelta
 from kreplica.metadata.image_format import OffsetAndEpoch
-from kreplica.metadata.metadata_delta import MetadataDelta
 from kreplica.metadata.records import MetadataRecord
 from kreplica.metadata.serde import ApiMessageAndVersion
 

@@ -22,10 +22,9 @@ from kreplica.common.types import TopicPartition, Uuid
 from kreplica.controller.controller_config import ControllerConfig
 from kreplica.controller.feature_control import SUPPORTED_FEATURES
 from kreplica.controller.quorum_controller import QuorumController
-from kreplica.metadata.cluster_metadata import ClusterMetadata
+from kreplica.metadata.cluster_metadata import ClusterMetadata, MetadataDelta
 from kreplica.metadata.image_format import OffsetAndEpoch
 from kreplica.metadata.image_writer import ImageWriter
-from kreplica.metadata.metadata_delta import MetadataDelta
 from kreplica.metadata.metadata_loader import MetadataLoader
 from kreplica.metadata.metadata_store import MemoryImageDirectory
 from kreplica.metadata.registrations import PartitionRegistration

@@ -20,7 +20,7 @@ from kreplica.common.leader_and_isr import NO_LEADER
 from kreplica.common.ports import NANOSECONDS_PER_MS, Random
 from kreplica.common.rare_collections import rare_collections
 from kreplica.common.types import TopicPartition
-from kreplica.metadata.metadata_delta import MetadataDelta
+from kreplica.metadata.cluster_metadata import MetadataDelta
 from kreplica.raft.epoch_state import EpochState
 from kreplica.sim.actions import Actions
 from kreplica.sim.history import History, Operation, Poll, Polled, Send, Sent, check

@@ -17,8 +17,7 @@ from kreplica.common.leader_and_isr import NO_LEADER, LeaderAndIsr, LeaderRecove
 from kreplica.common.types import TopicPartition, Uuid
 from kreplica.common.wire import topic_id_of
 from kreplica.controller.topic_settings import DEFAULTS, ElectionSettings, settings_by
-from kreplica.metadata.cluster_metadata import ClusterMetadata, difference
-from kreplica.metadata.metadata_delta import MetadataDelta, PartitionChange
+from kreplica.metadata.cluster_metadata import ClusterMetadata, MetadataDelta, PartitionChange, difference
 from kreplica.metadata.records import PartitionChangeRecord
 from kreplica.metadata.registrations import PartitionRegistration
 from kreplica.raft.batch_reader import decoded_batches

@@ -17,9 +17,8 @@ from kreplica.common.errors import NetworkException
 from kreplica.common.future import Future, failed, resolved
 from kreplica.common.types import Uuid
 from kreplica.common.wire import uuid_of
-from kreplica.metadata.cluster_metadata import ClusterMetadata, difference
+from kreplica.metadata.cluster_metadata import ClusterMetadata, MetadataDelta, difference
 from kreplica.metadata.image_format import OffsetAndEpoch
-from kreplica.metadata.metadata_delta import MetadataDelta
 from kreplica.metadata.records import Endpoint, FeatureLevelRecord, RegisterControllerRecord
 from kreplica.sim.scheduler import Incarnation, SimScheduler, VirtualTime
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kreplica.common.leader_and_isr import NO_LEADER
-from kreplica.controller.states import PartitionState, ReplicaState
+from kreplica.controller.controller_context import PartitionState, ReplicaState
 from kreplica.metadata.records import PartitionChangeRecord
 from tests.support.controllers import ControllerStage, directory_of
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kreplica.common.errors import InvalidReplicaAssignment, NoReassignmentInProgress
-from kreplica.controller.states import PartitionState, ReplicaState
+from kreplica.controller.controller_context import PartitionState, ReplicaState
 from tests.support.controllers import ControllerStage, directory_of
 
 

@@ -13,8 +13,7 @@ from kreplica.common.errors import (
 )
 from kreplica.common.leader_and_isr import NO_LEADER
 from kreplica.common.types import TopicPartition, Uuid
-from kreplica.controller.controller_context import PartitionContext
-from kreplica.controller.states import PartitionState
+from kreplica.controller.controller_context import PartitionContext, PartitionState
 from kreplica.metadata.records import PartitionRecord, TopicRecord
 from kreplica.metadata.serde import ApiMessageAndVersion
 from tests.support.controllers import ControllerStage

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kreplica.controller.preferred_replica_leader_election import PreferredReplicaLeaderElection
+from kreplica.controller.partition_state_machine import PreferredReplicaLeaderElection
 from tests.support.controllers import ControllerStage
 
 

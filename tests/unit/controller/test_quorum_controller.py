@@ -22,7 +22,7 @@ from kreplica.common.errors import (
     UnknownServerError,
 )
 from kreplica.common.future import Future
-from kreplica.controller.controller_result import ControllerResult
+from kreplica.controller.controller_broker_request_batch import ControllerResult
 from kreplica.controller.controller_term import ControllerTerm
 from kreplica.metadata.records import FeatureLevelRecord, FenceBrokerRecord, NoOpRecord
 from kreplica.metadata.serde import in_lowest_version

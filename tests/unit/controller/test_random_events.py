@@ -27,8 +27,7 @@ from kio.schema.elect_leaders.v2.request import ElectLeadersRequest
 
 from kreplica.common.errors import BufferExhausted
 from kreplica.common.leader_and_isr import NO_LEADER
-from kreplica.controller.controller_context import PartitionContext
-from kreplica.controller.states import PartitionState, ReplicaState
+from kreplica.controller.controller_context import PartitionContext, PartitionState, ReplicaState
 from kreplica.metadata.registrations import PartitionRegistration
 from tests.support.controllers import ControllerStage, creatable, directory_of, topics_request
 

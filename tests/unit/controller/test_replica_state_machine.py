@@ -8,7 +8,7 @@ import pytest
 
 from kreplica.common.errors import IllegalStateTransition, StateChangeFailed
 from kreplica.common.leader_and_isr import NO_LEADER
-from kreplica.controller.states import ReplicaState
+from kreplica.controller.controller_context import ReplicaState
 from tests.support.controllers import ControllerStage
 
 S = ReplicaState

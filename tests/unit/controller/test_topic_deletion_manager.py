@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from kreplica.controller.controller_context import PartitionContext
-from kreplica.controller.states import PartitionState, ReplicaState
+from kreplica.controller.controller_context import PartitionContext, PartitionState, ReplicaState
 from kreplica.metadata.records import RemoveTopicRecord
 from tests.support.controllers import ControllerStage
 

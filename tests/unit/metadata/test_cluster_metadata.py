@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kreplica.metadata.metadata_delta import Change, PartitionChange
 
 from kreplica.common.errors import (
     BrokerIdNotRegistered,
@@ -22,8 +23,14 @@ from kreplica.common.errors import (
 from kreplica.common.message import TaggedField, replace
 from kreplica.common.types import TopicPartition, Uuid
 from kreplica.metadata import records as kinds
-from kreplica.metadata.cluster_metadata import VERSIONS_TAG, ClusterMetadata, difference, restored
-from kreplica.metadata.metadata_delta import Change, PartitionChange
+from kreplica.metadata.cluster_metadata import (
+    VERSIONS_TAG,
+    Change,
+    ClusterMetadata,
+    PartitionChange,
+    difference,
+    restored,
+)
 from kreplica.metadata.records import RECORDS, MetadataRecord
 from kreplica.metadata.registrations import UNKNOWN_VERSION
 from kreplica.metadata.serde import ApiMessageAndVersion, decode, encode, in_lowest_version

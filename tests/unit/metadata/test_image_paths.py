@@ -5,17 +5,17 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kreplica.metadata.metadata_delta import MetadataDelta
 
 from kreplica.common.errors import CorruptImage, KreplicaError
 from kreplica.common.message import TaggedField, replace
 from kreplica.common.types import Uuid
 from kreplica.metadata import image_paths
 from kreplica.metadata import records as kinds
-from kreplica.metadata.cluster_metadata import ClusterMetadata, difference
+from kreplica.metadata.cluster_metadata import ClusterMetadata, MetadataDelta, difference
 from kreplica.metadata.image_format import Node, OffsetAndEpoch
 from kreplica.metadata.image_paths import PartitionDecoder, encode_partition
 from kreplica.metadata.image_writer import ImageStore
-from kreplica.metadata.metadata_delta import MetadataDelta
 from kreplica.metadata.metadata_store import MemoryMetadataStore
 from kreplica.metadata.registrations import UNKNOWN_VERSION, PartitionRegistration
 from tests.support.cluster_records import NAMES, cluster_records

@@ -21,10 +21,9 @@ from kreplica.common.metrics import MetricRegistry
 from kreplica.common.types import Uuid
 from kreplica.metadata import image_paths
 from kreplica.metadata import records as kinds
-from kreplica.metadata.cluster_metadata import ClusterMetadata
+from kreplica.metadata.cluster_metadata import ClusterMetadata, MetadataDelta
 from kreplica.metadata.image_format import OffsetAndEpoch, key_of
 from kreplica.metadata.image_writer import GATHER_MS, NO_SPACE_RETRY_MS, ImageStore, ImageWriter
-from kreplica.metadata.metadata_delta import MetadataDelta
 from kreplica.metadata.metadata_loader import CATCH_UP_RETRY_MS, IDLE_RECORDS, MetadataLoader
 from kreplica.metadata.metadata_store import MemoryImageDirectory
 from kreplica.runtime.lmdb_store import DATA_FILE, LmdbImageDirectory
