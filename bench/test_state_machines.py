@@ -9,8 +9,8 @@ import logging
 import pytest
 
 from kreplica.controller.controller_context import ControllerContext
+from kreplica.controller.controller_term import StateMachines
 from kreplica.controller.state_change_logger import StateChangeLogger
-from kreplica.controller.state_machines import StateMachines
 from kreplica.metadata.serde import encode
 from tests.support.controllers import ControllerStage, creatable, topics_request
 

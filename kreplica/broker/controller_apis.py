@@ -73,7 +73,9 @@ OPERATIONS: dict[type[Any], Operation] = {
     ListPartitionReassignmentsRequest: lambda term, request: (
         term.machines.replication_control.list_partition_reassignments(request)
     ),
-    AssignReplicasToDirsRequest: lambda term, request: term.directories.assign_replicas_to_dirs(request),
+    AssignReplicasToDirsRequest: lambda term, request: (
+        term.machines.replication_control.assign_replicas_to_dirs(request)
+    ),
     BrokerRegistrationRequest: lambda term, request: term.cluster.register_broker(request),
     BrokerHeartbeatRequest: lambda term, request: term.cluster.process_broker_heartbeat(request),
     UnregisterBrokerRequest: lambda term, request: term.cluster.unregister_broker(request),

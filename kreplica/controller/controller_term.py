@@ -12,16 +12,28 @@ from typing import Protocol, TypeVar
 
 from kreplica.common.errors import NotController, NotLeader, UnexpectedEpoch
 from kreplica.common.ports import Clock, Random
+from kreplica.controller.broker_change import BrokerChange
 from kreplica.controller.broker_heartbeat_manager import BrokerHeartbeatManager
 from kreplica.controller.cluster_control import ClusterControl, ProducerIdControl
 from kreplica.controller.configuration_control import ConfigurationControl
-from kreplica.controller.controller_broker_request_batch import ControllerResult
+from kreplica.controller.controller_broker_request_batch import (
+    Append,
+    ControllerBrokerRequestBatch,
+    ControllerResult,
+)
 from kreplica.controller.controller_config import ControllerConfig
 from kreplica.controller.controller_context import ControllerContext
-from kreplica.controller.directory_control import DirectoryControl
 from kreplica.controller.feature_control import FeatureControl
+from kreplica.controller.partition_reassignment import PartitionReassignment
+from kreplica.controller.partition_state_machine import (
+    LEADER_IMBALANCE_PER_BROKER_PERCENTAGE,
+    PartitionStateMachine,
+    PreferredReplicaLeaderElection,
+)
+from kreplica.controller.replica_state_machine import ReplicaStateMachine
+from kreplica.controller.replication_control import ReplicationControl
 from kreplica.controller.state_change_logger import StateChangeLogger
-from kreplica.controller.state_machines import StateMachines
+from kreplica.controller.topic_deletion_manager import TopicDeletionManager
 from kreplica.metadata.cluster_metadata import ClusterMetadata
 from kreplica.metadata.records import (
     AbortTransactionRecord,
@@ -31,6 +43,56 @@ from kreplica.metadata.records import (
     PartitionChangeRecord,
 )
 from kreplica.metadata.serde import ApiMessageAndVersion, in_lowest_version
+
+
+class StateMachines:
+    """`append(epoch, records)`: see ControllerBrokerRequestBatch. The other arguments have Kafka's names."""
+
+    def __init__(
+        self,
+        context: ControllerContext,
+        append: Append,
+        state_change_logger: StateChangeLogger,
+        random: Random,
+        *,
+        num_partitions: int = 1,
+        default_replication_factor: int = 1,
+        leader_imbalance_per_broker_percentage: int = LEADER_IMBALANCE_PER_BROKER_PERCENTAGE,
+    ) -> None:
+        state_change_logger.epoch = context.epoch
+        self.context = context
+        self.batch = ControllerBrokerRequestBatch(context, append, state_change_logger)
+        self.partitions = PartitionStateMachine(context, self.batch, state_change_logger)
+        self.replicas = ReplicaStateMachine(context, self.batch, state_change_logger)
+        machines = context, self.batch, self.partitions, self.replicas
+        self.topic_deletion = TopicDeletionManager(*machines)
+        self.reassignment = PartitionReassignment(*machines)
+        self.broker_change = BrokerChange(*machines, self.topic_deletion, self.reassignment)
+        self.preferred_election = PreferredReplicaLeaderElection(
+            context, self.partitions, imbalance_percentage=leader_imbalance_per_broker_percentage
+        )
+        self.replication_control = ReplicationControl(
+            *machines,
+            self.reassignment,
+            self.preferred_election,
+            self.topic_deletion,
+            state_change_logger,
+            random,
+            num_partitions=num_partitions,
+            default_replication_factor=default_replication_factor,
+        )
+
+    def startup(self) -> None:
+        """Determine the states of replicas and partitions, elect missing leaders, and continue reassignments.
+
+        All of it is one batch.
+        """
+        with self.batch.collected():
+            self.replicas.startup()
+            self.partitions.startup()
+            for partition in list(self.context.partitions_being_reassigned):
+                self.reassignment.complete_if_possible(partition)
+
 
 T = TypeVar("T")
 NO_OFFSET = -1
@@ -109,7 +171,6 @@ class ControllerTerm:
         self.configs = ConfigurationControl(metadata, fixed_settings)
         self.producer_ids = ProducerIdControl(metadata)
         self.features = FeatureControl(metadata)
-        self.directories = DirectoryControl(self.machines)
 
     # ---- one event ----------------------------------------------------------------------------------------
 

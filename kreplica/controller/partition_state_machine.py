@@ -1,7 +1,7 @@
 """PartitionStateMachine: moves partitions between states, as the ZooKeeper-era controller did.
 
 A partition is New once it has replicas, Online once it has a leader, Offline when it has lost its leader, and
-NonExistent before and after. Only the transitions in `states.PREVIOUS_PARTITION_STATES` are legal. A
+NonExistent before and after. Only the transitions in PREVIOUS_PARTITION_STATES are legal. A
 transition writes to the open batch or to one of its own. Owned by the controller's loop.
 """
 

@@ -20,7 +20,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Collection
 from functools import partial
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from kreplica.common.errors import KreplicaError, NotController, UnexpectedBaseOffset, UnknownServerError
 from kreplica.common.future import Future
@@ -33,6 +33,7 @@ from kreplica.controller.feature_control import bootstrap_records
 from kreplica.controller.state_change_logger import StateChangeLogger
 from kreplica.metadata.cluster_metadata import ClusterMetadata, MetadataDelta
 from kreplica.metadata.image_format import OffsetAndEpoch
+from kreplica.metadata.metadata_loader import LeaderAndEpoch
 from kreplica.metadata.records import NoOpRecord
 
 LOGGER = logging.getLogger(__name__)
@@ -46,16 +47,6 @@ MOST_NAMES = 3
 
 T = TypeVar("T")
 Operation = Callable[[ControllerTerm], T | ControllerResult[T]]
-
-
-class LeaderAndEpoch(Protocol):
-    """The epoch of the quorum and its leader, None if it is unknown."""
-
-    @property
-    def leader_id(self) -> int | None: ...
-
-    @property
-    def epoch(self) -> int: ...
 
 
 class Deferred(NamedTuple):

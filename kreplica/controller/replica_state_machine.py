@@ -1,6 +1,6 @@
 """ReplicaStateMachine: moves replicas between states, as the ZooKeeper-era controller did.
 
-Only the transitions in `states.PREVIOUS_REPLICA_STATES` are legal. A replica that goes Offline leaves the
+Only the transitions in PREVIOUS_REPLICA_STATES are legal. A replica that goes Offline leaves the
 ISR. A transition writes to the open batch or to one of its own. Owned by the controller's loop.
 """
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from kreplica.controller.alter_partition_control import AlterPartitionControl
 from kreplica.controller.broker_change import BrokerChange
 from kreplica.controller.partition_change_builder import PartitionChangeBuilder
+from kreplica.controller.replication_control import ReplicationControl
 from kreplica.replica import isr_policy, partition
 from tests.mutants.mutants import Mutant, Replacement
 
@@ -60,7 +60,7 @@ def forget_unclean_shutdowns(_: Replacement) -> Replacement:
     return nothing
 
 
-@control_mutant(AlterPartitionControl, "_check_eligible")
+@control_mutant(ReplicationControl, "_check_eligible")
 def admit_the_fenced(_: Replacement) -> Replacement:
     """The controller takes into the ISR whomever a leader asks for (KIP-841)."""
 

@@ -15,8 +15,8 @@ from kio.schema.create_topics.v7.request import (
 from kreplica.common.errors import BufferExhausted
 from kreplica.common.types import TopicPartition, Uuid
 from kreplica.controller.controller_context import ControllerContext, PartitionContext
+from kreplica.controller.controller_term import StateMachines
 from kreplica.controller.state_change_logger import StateChangeLogger
-from kreplica.controller.state_machines import StateMachines
 from kreplica.metadata.cluster_metadata import ClusterMetadata
 from kreplica.metadata.records import (
     BrokerRegistrationChangeRecord,

@@ -89,7 +89,7 @@ def test_nobody_alive_for_a_new_partition() -> None:
     stage = ControllerStage()
     stage.fence(0)
     with pytest.raises(NoReplicaOnline, match="none of its replicas \\[0\\] is alive"):
-        stage.machines.creation.on_new_topic_creation("orders", Uuid(bytes(15) + b"\x09"), [(1,), (0,)])
+        stage.control.on_new_topic_creation("orders", Uuid(bytes(15) + b"\x09"), [(1,), (0,)])
     assert stage.context.partitions == {}
     assert "orders" not in stage.context.metadata.topics
     assert stage.context.partitions_on_broker(1) == []
