@@ -14,7 +14,6 @@ records. Owned by the controller's loop.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from datetime import timedelta
 from typing import Any, Protocol
 

@@ -33,7 +33,6 @@ from kreplica.common.errors import (
 from kreplica.common.message import TaggedField
 from kreplica.common.types import TopicPartition, Uuid, check_topic_name
 from kreplica.metadata import records as kinds
-from kreplica.metadata.metadata_delta import Change, MetadataDelta, PartitionChange, topic_changes
 from kreplica.metadata.records import (
     AccessControlEntryRecord,
     ClientQuotaRecord,

@@ -36,7 +36,6 @@ from kreplica.common.types import TopicPartition, Uuid
 from kreplica.metadata import records as kinds
 from kreplica.metadata.cluster_metadata import Change, ClusterMetadata, MetadataDelta, Step
 from kreplica.metadata.image_format import Node
-from kreplica.metadata.metadata_delta import Change, MetadataDelta
 from kreplica.metadata.records import Endpoint, MetadataRecord
 from kreplica.metadata.registrations import (
     RECOVERY_STATES,

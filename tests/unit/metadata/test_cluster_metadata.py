@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kreplica.metadata.metadata_delta import Change, PartitionChange
 
 from kreplica.common.errors import (
     BrokerIdNotRegistered,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kreplica.metadata.metadata_delta import MetadataDelta
 
 from kreplica.common.errors import CorruptImage, KreplicaError
 from kreplica.common.message import TaggedField, replace
