@@ -25,9 +25,8 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 from kreplica import engine
 from kreplica._core.record import Record
-from kreplica.cluster.appending import Acks, AppendResult
 from kreplica.cluster.cluster import Cluster as BlockingCluster
-from kreplica.cluster.reading import Isolation, Question
+from kreplica.cluster.records import Acks, AppendResult, Isolation, Question
 from kreplica.cluster.views import PartitionView
 from kreplica.engine import LogAppendInfo
 from kreplica.metadata import watches

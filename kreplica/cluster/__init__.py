@@ -5,8 +5,8 @@ network and started again. Appends are retried until they are acknowledged, wher
 """
 
 from kreplica.client.producer import RecordMetadata
-from kreplica.cluster.appending import AppendResult
 from kreplica.cluster.cluster import Cluster
+from kreplica.cluster.records import AppendResult
 from kreplica.cluster.views import PartitionView
 
 __all__ = ["AppendResult", "Cluster", "PartitionView", "RecordMetadata"]

@@ -26,15 +26,12 @@ from kreplica.client.admin import Admin
 from kreplica.client.client import Client
 from kreplica.client.client_config import ClientConfig
 from kreplica.cluster.administration import TIMEOUT, ClusterAdministration
-from kreplica.cluster.appending import Acks, AppendResult
 from kreplica.cluster.arguments import (
     milliseconds,
 )
 from kreplica.cluster.cluster_nodes import ClusterNodes
-from kreplica.cluster.consuming import consume
 from kreplica.cluster.pending_futures import PendingFutures
-from kreplica.cluster.reading import Isolation, read
-from kreplica.cluster.records import ClusterRecords
+from kreplica.cluster.records import Acks, AppendResult, ClusterRecords, Isolation, consume, read
 from kreplica.cluster.settings import (
     Layout,
     check_cluster_id,
@@ -192,11 +189,10 @@ class Cluster(ClusterAdministration):
         """Iterate over the committed records with offsets in [start, stop), in order, read from the leader.
 
         Starts at the log start by default. Stops at the current high watermark; with `follow` at `stop`,
-        waiting
-        for records still to come (forever without a `stop`). `isolation`: "txn_committed" skips records of
-        aborted or open transactions. Raises UnknownTopicOrPartition; while iterating OffsetOutOfRange if
-        `start`
-        is below the log start or above the log end, RequestTimedOut, CorruptMessage.
+        waiting for records still to come (forever without a `stop`). `isolation`: "txn_committed" skips
+        records of aborted or open transactions. Raises UnknownTopicOrPartition; while iterating
+        OffsetOutOfRange if `start` is below the log start or above the log end, RequestTimedOut,
+        CorruptMessage.
         """
         reading = self.records.reading(topic, partition, start, stop, isolation, follow=follow)
         return read(reading, self._answer)
@@ -212,17 +208,13 @@ class Cluster(ClusterAdministration):
         """Iterate over the topics' committed records as a member of the consumer group.
 
         The group's members share the partitions; reading starts at the group's committed offsets. The
-        iterator
-        waits for more records, or ends after `timeout` seconds without any.
+        iterator waits for more records, or ends after `timeout` seconds without any.
 
         A record counts as processed when the next one is requested. Each is delivered at least once: again if
-        its
-        offset could not be committed before the partition moved to another member. Leaving the loop leaves
-        the
-        group. `config`: Kafka's consumer properties, such as {"group.instance.id": "a"}. Raises
-        InvalidConfig;
-        while iterating FencedInstanceId, InvalidGroupId, InvalidSessionTimeout, InconsistentGroupProtocol,
-        CorruptMessage, and RequestTimedOut if it cannot become a member.
+        its offset could not be committed before the partition moved to another member. Leaving the loop
+        leaves the group. `config`: Kafka's consumer properties, such as {"group.instance.id": "a"}. Raises
+        InvalidConfig; while iterating FencedInstanceId, InvalidGroupId, InvalidSessionTimeout,
+        InconsistentGroupProtocol, CorruptMessage, and RequestTimedOut if it cannot become a member.
         """
         return consume(self.records.consuming(topics, group, timeout, config), self._answer)
 
@@ -303,8 +295,7 @@ class Cluster(ClusterAdministration):
         """Start a node again on its directory; returns when its broker is able to lead.
 
         Raises InvalidRequest if it runs already or there is no such node, RequestTimedOut, BrokerNotAvailable
-        if
-        the node fails, and what Cluster raises.
+        if the node fails, and what Cluster raises.
         """
         self._pending.require_open()
         ready = self._nodes.start(node_id)

@@ -1,8 +1,7 @@
 """ClusterNodes: the nodes of a cluster in one process: directories, life cycles and metadata.
 
 Ownership: it owns the nodes, not the network. Thread rule: any thread; `_lock` guards the life cycles, so
-that
-only one node at a time starts, stops or is killed. Reading the nodes' metadata takes no lock.
+that only one node at a time starts, stops or is killed. Reading the nodes' metadata takes no lock.
 """
 
 from __future__ import annotations

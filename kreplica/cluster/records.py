@@ -1,33 +1,325 @@
-"""ClusterRecords: builds the requests to append to a cluster and to read from it; the caller waits for them.
+"""The records of a cluster: appending, reading, and reading as a member of a consumer group.
 
-A request is a function that sends something and returns a future. Cluster waits in a thread, Simulation by
-advancing virtual time, kreplica.aio in a task. The only state is the next partition for records without a
-key.
-Thread rule: any thread.
+`ClusterRecords` builds requests; `Reading` and `Consuming` return the next request and turn its answer into
+records. A request is a function that sends something and returns a future. Cluster waits for it in a thread,
+Simulation by advancing virtual time, kreplica.aio in a task.
+
+Thread rule: any thread may append; the only state is the next partition for records without a key. One thread
+at a time uses a reader.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import dataclasses
+import difflib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from kreplica._core.batch_builder import require_list
+from kreplica._core.partitioner import partitions_of
+from kreplica._core.record import Record
 from kreplica.client.client import Client
 from kreplica.client.client_config import ConsumerConfig
-from kreplica.client.fetcher import ISOLATION_LEVEL
-from kreplica.cluster.appending import Acks, AppendResult, KeyedRecords, acks_of, as_one, one_batch
+from kreplica.client.fetcher import EARLIEST, ISOLATION_LEVEL, LATEST, Fetched, Fetcher
+from kreplica.client.group_consumer import GroupConsumer
+from kreplica.client.producer import ALL, RecordMetadata
 from kreplica.cluster.arguments import choice, milliseconds, offset_of, partition_of, topic_name
-from kreplica.cluster.consuming import CONSUMER, Consuming, consumer_config
 from kreplica.cluster.pending_futures import PendingFutures
-from kreplica.cluster.reading import Isolation, Reading
-from kreplica.common.errors import NoRecords, UnknownTopicOrPartition
-from kreplica.common.future import Future
+from kreplica.common.errors import (
+    ClusterClosed,
+    InvalidConfig,
+    InvalidRequiredAcks,
+    NoRecords,
+    RequestTimedOut,
+    UnknownTopicOrPartition,
+)
+from kreplica.common.future import Future, MadeFuture, all_of, then
 from kreplica.common.types import TopicPartition
+from kreplica.log.transaction_index import AbortedFilter, AbortedTxn
 from kreplica.metadata.cluster_metadata import ClusterMetadata
+from kreplica.metadata.registrations import TopicRegistration
 
 if TYPE_CHECKING:
+    from kreplica._core.batch_builder import _RecordLike as RecordLike
     from kreplica._core.batch_builder import _RecordList as RecordList
+
+
+Acks = Literal["all", -1, 0, 1]
+
+
+@dataclass(frozen=True, slots=True)
+class AppendResult:
+    """The position of the records of one append: one RecordMetadata for each partition that received any.
+
+    `partition`, `base_offset` and `last_offset` describe the only batch. They raise ValueError if the records
+    were spread over several partitions, which an append to a named partition never does.
+    """
+
+    batches: tuple[RecordMetadata, ...]
+
+    @property
+    def topic(self) -> str:
+        """The topic of all batches."""
+        return self.batches[0].topic
+
+    @property
+    def partition(self) -> int:
+        """The partition that received the records. Raises ValueError if there are several partitions."""
+        return self._only.partition
+
+    @property
+    def base_offset(self) -> int:
+        """The first record's offset; -1 if unknown. Raises ValueError if there are several partitions."""
+        return self._only.base_offset
+
+    @property
+    def last_offset(self) -> int:
+        """The last record's offset; -1 if unknown. Raises ValueError if there are several partitions."""
+        return self._only.last_offset
+
+    @property
+    def record_count(self) -> int:
+        """The number of appended records, in all partitions together."""
+        return sum(batch.record_count for batch in self.batches)
+
+    @property
+    def _only(self) -> RecordMetadata:
+        if len(self.batches) == 1:
+            return self.batches[0]
+        numbers = sorted(batch.partition for batch in self.batches)
+        raise ValueError(f"the records were spread over partitions {numbers}: look at `batches`")
+
+
+class KeyedRecords:
+    """Chooses partitions for records, as Kafka's clients do.
+
+    A record with a key goes to the partition of its murmur2 hash. The records without a key of one call go to
+    one partition, and those of the next call to the next partition.
+    """
+
+    def __init__(self) -> None:
+        self._next_partition = 0
+
+    def by_partition(
+        self, topic: TopicRegistration, records: Iterable[RecordLike]
+    ) -> dict[int, list[RecordLike]]:
+        """Group the records by partition, in their order. Raises TypeError for an invalid key."""
+        records = tuple(records)
+        count = len(topic.partitions)
+        self._next_partition += 1
+        keys = [_key_of(record) for record in records]
+        chosen: dict[int, list[RecordLike]] = {}
+        for number, record in zip(
+            partitions_of(keys, count, self._next_partition % count), records, strict=True
+        ):
+            chosen.setdefault(number, []).append(record)
+        return chosen
+
+
+def _key_of(record: Any) -> bytes | None:
+    key: object = None
+    if isinstance(record, tuple):
+        key = record[0] if record else None
+    elif isinstance(record, Record):
+        key = record.key
+    if key is None or isinstance(key, bytes):
+        return key
+    if isinstance(key, (bytearray, memoryview)):
+        return bytes(key)
+    raise TypeError(f"a key must be bytes, bytearray, memoryview or None, not {type(key).__name__}")
+
+
+def acks_of(acks: object) -> int:
+    """Return acks as an integer of the protocol. Raises InvalidRequiredAcks."""
+    if acks == "all":
+        return ALL
+    if isinstance(acks, int) and not isinstance(acks, bool) and acks in (-1, 0, 1):
+        return acks
+    raise InvalidRequiredAcks(f'acks must be "all", 1 or 0, not {acks!r}')
+
+
+def one_batch() -> Future[Any]:
+    """Return a future for Producer.send: resolved with a RecordMetadata, its result is an AppendResult."""
+    return MadeFuture(lambda metadata: AppendResult((metadata,)))
+
+
+def as_one(parts: Sequence[Future[RecordMetadata]]) -> Future[AppendResult]:
+    """Return a future of all results, in order; it fails with the first part's error."""
+    assert parts, "an append without records is refused"
+    return then(all_of(parts), lambda results: AppendResult(tuple(results)))
+
+
+Isolation = Literal["high_watermark", "txn_committed"]
+Question = Callable[[], Future[Any]]
+# How long one fetch of a following reader may wait at the leader.
+FOLLOW_WAIT_MS = 500
+
+
+class Reading:
+    """Reads the records with offsets in [start, stop), or without `start` from the log start.
+
+    It stops at the end of the readable part; with `follow` it stops at `stop` and waits for records to come.
+    """
+
+    def __init__(
+        self,
+        fetcher: Fetcher,
+        at: TopicPartition,
+        start: int | None,
+        stop: int | None,
+        isolation: Isolation,
+        *,
+        follow: bool = False,
+        timeout_ms: int | None = None,
+    ) -> None:
+        self._offset_of = partial(fetcher.offset, at, isolation=isolation, timeout_ms=timeout_ms)
+        self._fetch = partial(
+            fetcher.fetch, at, isolation=isolation, max_wait_ms=FOLLOW_WAIT_MS if follow else 0
+        )
+        self._offset = start
+        self._stop = stop
+        self._follows = follow
+        self._knows_end = follow
+        # Whether reading starts above the readable part; the leader reports if that is also above its log
+        # end.
+        self._is_beyond = False
+        self._is_over = False
+
+    def question(self) -> Question | None:
+        """Return the next request; None when there is nothing more to read."""
+        if self._offset is None:
+            return partial(self._offset_of, EARLIEST)
+        if not self._knows_end:
+            return partial(self._offset_of, LATEST)
+        if self._is_over:
+            return None
+        if self._stop is not None and self._offset >= self._stop and not self._is_beyond:
+            return None
+        return partial(self._fetch, self._offset)
+
+    def answer(self, found: Any) -> Iterator[Record]:
+        """Iterate over the records of the answer; exhaust the iterator before the next `question`."""
+        if self._offset is None:
+            self._offset = found
+        elif not self._knows_end:
+            self._knows_end = True
+            self._is_beyond = self._offset > found
+            self._stop = found if self._stop is None else min(self._stop, found)
+        elif self._is_beyond:
+            # The offset is valid, but nothing can be read there yet.
+            self._is_over, self._is_beyond = True, False
+        else:
+            yield from self._records(found, self._offset)
+
+    def _records(self, fetched: Fetched, first: int) -> Iterator[Record]:
+        aborted = AbortedFilter([AbortedTxn(pid, start, -1, -1) for pid, start in fetched.aborted])
+        offset = first
+        for batch in fetched.batches():
+            if aborted.admits(batch) and not batch.is_control:
+                yield from batch.records(start=first, stop=self._stop)
+            offset = max(offset, batch.next_offset)
+        # No progress means the end of the readable part, unless following.
+        self._is_over = offset == first and not self._follows
+        self._offset = offset
+
+
+def read(reading: Reading, result: Callable[[Question], Any]) -> Iterator[Record]:
+    """Iterate over all records; `result(question)` sends the request and waits for its result."""
+    while (question := reading.question()) is not None:
+        yield from reading.answer(result(question))
+
+
+# The wait of one poll if the iteration has no timeout.
+POLL_MS = 500
+# How long an iteration with a timeout waits to become a member.
+JOIN_TIMEOUT_MS = 30_000
+# In one process a coordinator answers in microseconds; the session only has to outlast a busy machine.
+CONSUMER = ConsumerConfig(
+    session_timeout_ms=3_000,
+    heartbeat_interval_ms=50,
+    auto_commit_interval_ms=200,
+    metadata_max_age_ms=500,
+)
+
+
+class Consuming:
+    """A consumer's records, poll by poll; ends after `timeout_ms` as a member without any record."""
+
+    def __init__(self, consumer: GroupConsumer, timeout_ms: int | None) -> None:
+        self._consumer = consumer
+        self._is_endless = timeout_ms is None
+        self._wait_ms = POLL_MS if timeout_ms is None else max(timeout_ms, 1)
+        self._joining_ms = 0
+        self._term: Any = None
+        self._is_over = False
+
+    def question(self) -> Callable[[], Future[Any]] | None:
+        """Return the next request; None at the end, after which the caller must call `leave`."""
+        if self._is_over:
+            return None
+        self._term = self._consumer.term if self._consumer.is_settled else None
+        return lambda: self._consumer.poll(self._wait_ms)
+
+    def answer(self, chunks: Any) -> Iterator[Record]:
+        """Iterate over the records of the answer, marking each as processed when the next is requested.
+
+        Raises RequestTimedOut if the consumer does not become a member.
+        """
+        if not chunks and not self._is_endless:
+            self._nothing_came()
+        for chunk in chunks:
+            for record in chunk.records:
+                if not self._consumer.owns(chunk):
+                    break
+                yield record
+                self._consumer.mark(chunk, (record.offset or 0) + 1)
+            else:
+                self._consumer.mark(chunk, chunk.next_offset)
+
+    def _nothing_came(self) -> None:
+        if self._consumer.is_settled and self._consumer.term == self._term:
+            self._is_over = True
+            return
+        self._joining_ms += self._wait_ms
+        if self._joining_ms > JOIN_TIMEOUT_MS + self._wait_ms:
+            raise RequestTimedOut(f"the consumer did not join its group within {JOIN_TIMEOUT_MS} ms")
+
+    def leave(self) -> Future[Any]:
+        """Leave the group; must be called however the reading ended."""
+        return self._consumer.close()
+
+
+def consume(consuming: Consuming, result: Callable[[Callable[[], Future[Any]]], Any]) -> Iterator[Record]:
+    """Iterate over all records; `result(ask)` sends the request and waits for its result."""
+    try:
+        while (question := consuming.question()) is not None:
+            yield from consuming.answer(result(question))
+    finally:
+        with suppress(ClusterClosed):  # the group's coordinator is closed, too
+            result(consuming.leave)
+
+
+def consumer_config(settings: Mapping[str, object], base: ConsumerConfig = CONSUMER) -> ConsumerConfig:
+    """Return `base` with these properties changed; by default the settings for one process.
+
+    Raises InvalidConfig.
+    """
+    known = {field.name.replace("_", "."): field.name for field in dataclasses.fields(ConsumerConfig)}
+    changes: dict[str, Any] = {}
+    for given, value in settings.items():
+        name = given.replace("_", ".")
+        if name not in known:
+            near = difflib.get_close_matches(name, known, 1)
+            raise InvalidConfig(f"there is no setting {given!r}" + (f"; is it {near[0]!r}?" if near else ""))
+        is_number = isinstance(getattr(base, known[name]), int)
+        if is_number is not (isinstance(value, int) and not isinstance(value, bool)):
+            raise InvalidConfig(f"{name} must be {'an integer' if is_number else 'text'}, not {value!r}")
+        changes[known[name]] = value
+    return dataclasses.replace(base, **changes)
+
 
 T = TypeVar("T")
 

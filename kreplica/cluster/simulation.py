@@ -20,12 +20,18 @@ from kreplica._core.record import Record
 from kreplica.broker.node import CONTROLLED_SHUTDOWN_MS, Node
 from kreplica.client.admin import Admin
 from kreplica.cluster.administration import TIMEOUT, ClusterAdministration
-from kreplica.cluster.appending import Acks, AppendResult, acks_of
-from kreplica.cluster.consuming import JOIN_TIMEOUT_MS, consume
 from kreplica.cluster.pending_futures import PendingFutures
 from kreplica.cluster.promises import SETTLE_TIMEOUT, BrokenPromise, Promises
-from kreplica.cluster.reading import Isolation, read
-from kreplica.cluster.records import ClusterRecords
+from kreplica.cluster.records import (
+    JOIN_TIMEOUT_MS,
+    Acks,
+    AppendResult,
+    ClusterRecords,
+    Isolation,
+    acks_of,
+    consume,
+    read,
+)
 from kreplica.cluster.views import ClusterWatch, describe_topics
 from kreplica.common.errors import (
     ClusterClosed,
@@ -354,8 +360,7 @@ class Simulation(ClusterAdministration):
 
         `events`: the number of events; `minutes`: virtual minutes instead. The result has the event hash and
         counters. `violation` is None if all invariants held; else `story` describes the run, reduced for up
-        to
-        `reduce_for` real seconds to the actions that are needed.
+        to `reduce_for` real seconds to the actions that are needed.
         """
         ends = round_ends_ns(minutes) if minutes is not None else ()
         ran = run_nodes(seed, events, round_ends_ns=ends)
