@@ -177,6 +177,9 @@ def _opened_again(log: UnifiedLog, *, clock: Clock) -> UnifiedLog:
     return opened
 
 
+INDEX_SUFFIXES = (INDEX_SUFFIX, TIME_INDEX_SUFFIX)
+
+
 class _LogLoader:
     """Opens one log, once."""
 
@@ -201,16 +204,15 @@ class _LogLoader:
     def load(self) -> UnifiedLog:
         names = self.storage.list_directory(self.local.directory)
         if not self.options.read_only:
-            names = _tidied(self.local, names)
-        standing = self._read_standing(names)
-        same_boot = standing is not None and standing.boot_id == self.storage.boot_id()
+            names = self._tidied(names)
+        standing = self.standing = self._read_standing(names)
+        self.same_boot = standing is not None and standing.boot_id == self.storage.boot_id()
         listing = Listing(names)
         bases = self.local.base_offsets(listing)
         if not self.options.read_only:
-            _remove_orphans(self.local, names, set(bases))
-        indexes = (INDEX_SUFFIX, TIME_INDEX_SUFFIX)
+            self._remove_orphans(names, set(bases))
         self.without_index = {
-            b for b in bases for suffix in indexes if file_name(b, suffix) not in listing.all
+            b for b in bases for suffix in INDEX_SUFFIXES if file_name(b, suffix) not in listing.all
         }
         self.with_transactions = {b for b in bases if file_name(b, TXN_INDEX_SUFFIX) in listing.all}
         segments = [self.local.open_segment(base, names=listing) for base in bases]
@@ -219,16 +221,13 @@ class _LogLoader:
             self.local.require_unchanged(listing, standing_base)
         self.local.segments = LogSegments(tuple(segments))
         if not (standing is not None and standing.clean and standing.segments == len(segments)):
-            is_current = standing is not None and (same_boot or standing.clean)
-            _drop_strays(self.local, LogTail(self.local, self.recovery.cut), standing, is_current=is_current)
+            self._drop_strays()
             segments = list(self.local.segments)
         self.epochs = LeaderEpochFileCache.load(LeaderEpochCheckpointFile(self.storage, self.local.directory))
         self.epochs_on_disk = self.epochs.entries
         self.producers = ProducerStateManager(
             self.storage, self.local.directory, names, self.options.producer_id_expiration_ms
         )
-        self.standing = standing
-        self.same_boot = same_boot
         # Another program wrote these files. Empty files do not count: a failed creation leaves them behind.
         self.adopted = standing is None and any(segment.size for segment in segments)
         self.scan = RecoveryScan(
@@ -237,7 +236,7 @@ class _LogLoader:
             epochs=self.epochs,
             producers=self.producers,
             standing=standing,
-            same_boot=same_boot,
+            same_boot=self.same_boot,
             known=self._remembered_damage(),
             without_index=self.without_index,
         )
@@ -250,6 +249,64 @@ class _LogLoader:
         else:
             self._begin(start)
         return self._finished(start)
+
+    # ---- leftovers of an interrupted change, as a crash leaves them ---------------------------------------
+
+    def _tidied(self, names: list[str]) -> list[str]:
+        """Finish or undo the interrupted changes among `names`; return the files that remain."""
+        local = self.local
+        gone = [n for n in names if n.endswith((DELETED_SUFFIX, TEMPORARY_SUFFIX)) and n != STATE_FILE]
+        for name in gone:
+            self.storage.remove(f"{local.directory}/{name}")
+        if any(name.endswith((CLEANED_SUFFIX, SWAP_SUFFIX)) for name in names):
+            local.finish_replacements(Listing(names))
+            return self.storage.list_directory(local.directory)
+        return [name for name in names if name not in gone]
+
+    def _remove_orphans(self, names: list[str], bases: Container[int]) -> None:
+        """Remove indexes without a segment. `bases`: the base offsets of the existing segments."""
+        for name in names:
+            found = parse_file_name(name)
+            if found and found[0] not in bases and found[1] in (*INDEX_SUFFIXES, TXN_INDEX_SUFFIX):
+                self.storage.remove(f"{self.local.directory}/{name}")
+
+    def _drop_strays(self) -> None:
+        """Remove stray segments: files that begin below the log end and never became part of the log.
+
+        A failed roll, or another program, leaves such files. The records before them decide where the log
+        ends; trusting the files would lose those records. If no power cut has come in between, even a stray
+        with bytes can be recognized; its bytes are kept aside.
+        """
+        segments, standing = list(self.local.segments), self.standing
+        tail = LogTail(self.local, self.recovery.cut)
+        last_base = -1 if standing is None else standing.active_base_offset
+        following: int | None = None
+        for index in range(len(segments) - 1, 0, -1):
+            base, before = segments[index].base_offset, segments[:index]
+            if (
+                standing is not None
+                and (self.same_boot or standing.clean)
+                and last_base < base < standing.log_end_offset
+            ):
+                tail.drop_from(segments[: index + 1], index, "the log's writer never began this segment")
+            elif base != last_base and only_zeros(segments[index], 0) and _covers(before, base, following):
+                tail.drop_from(segments[: index + 1], index, "begun below the end of the segment before")
+            else:
+                following = base
+
+    def _first_torn(self, first: int) -> int:
+        """Return the index of the segment to scan from: `first`, or an earlier one with a bad transaction
+        index, which the scan rebuilds."""
+        if self.options.read_only:
+            return first
+        for index, segment in enumerate(list(self.local.segments)[:first]):
+            if segment.base_offset in self.with_transactions:
+                try:
+                    self.local.transaction_index(segment).entries()
+                except InvalidFile as error:
+                    self.recovery.unreadable.append(str(error))
+                    return index
+        return first
 
     # ---- what lies in the directory -----------------------------------------------------------------------
 
@@ -310,7 +367,7 @@ class _LogLoader:
             # could not find out where its own log diverges.
             safe = min(safe, start)
         first = max(0, self.local.segments.index_for(safe))
-        first = _first_torn(self.local, first, self.with_transactions, self.recovery.unreadable)
+        first = self._first_torn(first)
         if not self.options.read_only:
             # Now, since the indexes of empty segments are about to be rebuilt.
             self._look_for_emptied(segments, start)
@@ -548,59 +605,6 @@ class _LogLoader:
         return state
 
 
-# ---- leftovers of an interrupted change, as a crash leaves them -------------------------------------------
-
-
-def _tidied(local: LocalLog, names: list[str]) -> list[str]:
-    """Finish or undo the interrupted changes among `names`, the files in the directory.
-
-    Returns the files that are there afterwards.
-    """
-    gone = [n for n in names if n.endswith((DELETED_SUFFIX, TEMPORARY_SUFFIX)) and n != STATE_FILE]
-    for name in gone:
-        local.storage.remove(f"{local.directory}/{name}")
-    if any(name.endswith((CLEANED_SUFFIX, SWAP_SUFFIX)) for name in names):
-        local.finish_replacements(Listing(names))
-        return local.storage.list_directory(local.directory)
-    return [name for name in names if name not in gone]
-
-
-def _remove_orphans(local: LocalLog, names: list[str], bases: set[int]) -> None:
-    """Remove indexes without a segment. `bases`: the base offsets of the existing segments."""
-    for name in names:
-        found = parse_file_name(name)
-        if (
-            found
-            and found[0] not in bases
-            and found[1] in (INDEX_SUFFIX, TIME_INDEX_SUFFIX, TXN_INDEX_SUFFIX)
-        ):
-            local.storage.remove(f"{local.directory}/{name}")
-
-
-def _drop_strays(local: LocalLog, tail: LogTail, standing: LogStanding | None, *, is_current: bool) -> None:
-    """Remove stray segments: files that begin below the log end and never became part of the log.
-
-    A failed roll, or another program, leaves such files. The records before them decide where the log ends;
-    trusting the files would lose those records.
-
-    `standing`: the state that the log's writer published.
-    `is_current`: no power cut has come in between. Then even a stray with bytes can be recognized; its bytes
-    are kept aside.
-    """
-    segments = list(local.segments)
-    last_base = -1 if standing is None else standing.active_base_offset
-    following: int | None = None
-    for index in range(len(segments) - 1, 0, -1):
-        segment = segments[index]
-        base = segment.base_offset
-        if standing is not None and is_current and last_base < base < standing.log_end_offset:
-            tail.drop_from(segments[: index + 1], index, "the log's writer never began this segment")
-        elif base != last_base and only_zeros(segment, 0) and _covers(segments[:index], base, following):
-            tail.drop_from(segments[: index + 1], index, "begun below the end of the segment before")
-        else:
-            following = base
-
-
 def _covers(segments: list[LogSegment], base: int, following: int | None) -> bool:
     """Return whether the records of these segments extend above `base`, and up to `following` if given."""
     filled = next((segment for segment in reversed(segments) if segment.size), None)
@@ -609,19 +613,3 @@ def _covers(segments: list[LogSegment], base: int, following: int | None) -> boo
     except CorruptMessage:
         return False
     return end is not None and end > base and (following is None or end >= following)
-
-
-def _first_torn(local: LocalLog, first: int, bases: Container[int], unreadable: list[str]) -> int:
-    """Return the index of the segment to scan from: `first`, or an earlier one with a bad transaction index.
-
-    The scan rebuilds that index. `bases`: the base offsets of segments with a transaction index. The reason
-    is added to `unreadable`.
-    """
-    for index, segment in enumerate(list(local.segments)[:first]):
-        if segment.base_offset in bases and not local.read_only:
-            try:
-                local.transaction_index(segment).sanity_check()
-            except InvalidFile as error:
-                unreadable.append(str(error))
-                return index
-    return first

@@ -78,10 +78,6 @@ class TransactionIndex:
                 entries = self._entries
         return entries
 
-    def sanity_check(self) -> None:
-        """Raise InvalidFile if the file is damaged."""
-        self.entries()
-
     def mark_empty(self) -> None:
         """Assume no file, for a reader: its writer may create one that belongs to other bytes."""
         self._entries = []

@@ -517,11 +517,8 @@ class UnifiedLog:
             yield
             return
         segment = self.local.segments.active
-        try:
+        with self._offline_on(StorageIOError):
             self.producers.note_abort(self.local, segment, done)
-        except StorageIOError as error:
-            self.fail(error)
-            raise
         try:
             yield
         except BaseException:
@@ -532,12 +529,9 @@ class UnifiedLog:
             self._take_back_abort(segment, done)
 
     def _take_back_abort(self, segment: LogSegment, done: CompletedTxn) -> None:
-        try:
+        # If the entry stays, it hides records that follow.
+        with self._offline_on(KafkaStorageError):
             self.local.transaction_index(segment).take_back(done.last_offset)
-        except KafkaStorageError as error:
-            # The entry would hide records that follow.
-            self.fail(error)
-            raise
 
     def _append_batch(
         self,
@@ -1141,11 +1135,8 @@ class UnifiedLog:
         fails, which takes the log offline.
         """
         with self.lock:
-            try:
+            with self._offline_on(StorageIOError):
                 DamageFile(self.local.storage, self.local.directory).write(self.damages)
-            except StorageIOError as error:
-                self.fail(error)
-                raise
             if segment is self.active:
                 self.roll()
         self.flush()
@@ -1376,13 +1367,9 @@ class UnifiedLog:
             base = max(state.log_end_offset, -1 if base_offset is None else base_offset)
             if self.active.base_offset == base and self.active.size == 0:
                 return
-            try:
-                # A restart rebuilds producers' state from the last snapshot, so each roll leaves one.
-                with self.producers.snapshot_at(base, sync=self.durable):
-                    self.active = self.local.roll(base)
-            except StorageIOError as error:
-                self.fail(error)
-                raise
+            # A restart rebuilds producers' state from the last snapshot, so each roll leaves one.
+            with self._offline_on(StorageIOError), self.producers.snapshot_at(base, sync=self.durable):
+                self.active = self.local.roll(base)
             state.update(active_base_offset=base, valid_length=0, log_end_offset=base)
 
     def delete_old_segments(self) -> int:
@@ -1555,21 +1542,12 @@ class UnifiedLog:
         base_offset, epochs_end = local.segments[keep].base_offset, offset if head else end
         # What may need room on the disk comes first, so that a full disk leaves everything unchanged.
         self._publish_and_forget(published, base_offset, position, epochs_end)
-        with self._all_or_nothing():
+        # A truncation that stops halfway, even for lack of room, leaves what only the next opening can tell.
+        with self._offline_on(KafkaStorageError):
             self._cut(offset, keep, end, position, head)
             if head:
                 self.update_high_watermark(mark)
         return True
-
-    @contextmanager
-    def _all_or_nothing(self) -> Iterator[None]:
-        """Take the log offline if the disk, even a full one, stops a truncation halfway. What the log holds
-        is known again when it is opened."""
-        try:
-            yield
-        except KafkaStorageError as error:
-            self.fail(error)
-            raise
 
     def _cut(self, offset: int, keep: int, end: int, position: int, head: bytes) -> None:
         """Truncate the segment with index `keep` at `position`, where offset `end` is, and remove all later
@@ -1627,7 +1605,7 @@ class UnifiedLog:
         except KafkaStorageError as error:
             self.fail(error)
             raise
-        with self._all_or_nothing():
+        with self._offline_on(KafkaStorageError):
             self.active = local.segments.active
             self.producers.truncate_fully_and_start_at(offset)
             self._forget_epochs(offset)
@@ -1677,11 +1655,8 @@ class UnifiedLog:
 
     def _restore_epochs(self, entries: tuple[EpochEntry, ...]) -> None:
         """Restore the epochs of a truncation that failed; take the log offline if they cannot be written."""
-        try:
+        with self._offline_on(KafkaStorageError):
             self.epochs.restore(entries)
-        except KafkaStorageError as error:
-            self.fail(error)
-            raise
 
     def _forget_epochs(self, end_offset: int) -> None:
         """Forget the leader epochs that begin at `end_offset` or above, in memory and on disk, or in neither.
@@ -1759,7 +1734,7 @@ class UnifiedLog:
         # From here on there is no way back: an error takes the log offline, and its next opening goes on.
         local = self.local
         gone = []
-        try:
+        with self._offline_on(KreplicaError):
             for segment in reversed(new):
                 local.rename_segment(segment, RENAMING_ORDER[-1:], CLEANED_SUFFIX, SWAP_SUFFIX)
             local.storage.sync_directory(local.directory)
@@ -1780,9 +1755,6 @@ class UnifiedLog:
                 gone += [] if snapshot is None else [snapshot]
             self.state.count_cut()
             self.state.update()
-        except KreplicaError as error:
-            self.fail(error)
-            raise
         return gone
 
     # ---- durability ----------------------------------------------------------------------------------------
@@ -1813,11 +1785,8 @@ class UnifiedLog:
         """Put the state file with the log's present offsets on disk. Raises KafkaStorageError."""
         region = self.state.region
         if region is not None:
-            try:
+            with self._offline_on(KreplicaError):
                 region.flush()
-            except KreplicaError as error:
-                self.fail(error)
-                raise
 
     def flush_job(self) -> tuple[FlushJob, Callable[[], None]] | None:
         """Return a job for a disk thread that flushes the log up to its present end, and a function to call
@@ -1832,11 +1801,8 @@ class UnifiedLog:
         job = FlushJob(self.active.region)
 
         def finish() -> None:
-            try:
+            with self._offline_on(KreplicaError):
                 job.require_done()
-            except KreplicaError as error:
-                self.fail(error)
-                raise
             with self.offsets_lock:
                 is_kept = self.state.cuts == cuts
                 if is_kept:
@@ -1856,11 +1822,8 @@ class UnifiedLog:
             return False
         if self.state.flush_offset >= self.state.log_end_offset:
             return True
-        try:
+        with self._offline_on(KreplicaError):
             self.active.region.flush()
-        except KreplicaError as error:
-            self.fail(error)
-            raise
         with self.offsets_lock:
             self._set_flushed(self.state.log_end_offset)
         return True
@@ -1879,12 +1842,9 @@ class UnifiedLog:
         """Flush outside of the lock, so that appends go on. Return the log's end that this covers."""
         with self.offsets_lock:
             end = self.state.log_end_offset
-        try:
-            # Along with it the flush point of the last flush, which on disk is never further behind.
+        # Along with it the flush point of the last flush, which on disk is never further behind.
+        with self._offline_on(KreplicaError):
             self.local.flush(self.state.flush_offset, along=self.state.region if self.durable else None)
-        except KreplicaError as error:
-            self.fail(error)
-            raise
         with self.offsets_lock:
             # Only what a truncation in between has left counts.
             end = min(end, self._group_commit.limit)
@@ -1930,6 +1890,15 @@ class UnifiedLog:
         with self.offsets_lock:  # not `lock`: an append in progress on a failed disk may never end
             self.failure = self.failure or error
             self.choose_path()
+
+    @contextmanager
+    def _offline_on(self, kind: type[KreplicaError]) -> Iterator[None]:
+        """Take the log offline if the block raises an error of this kind."""
+        try:
+            yield
+        except kind as error:
+            self.fail(error)
+            raise
 
     def abandon(self) -> None:
         """Close without a flush or a write: the log is about to be deleted, or its disk is gone."""

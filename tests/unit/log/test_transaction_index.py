@@ -32,7 +32,7 @@ def index_with(entries: list[AbortedTxn], storage: MemoryStorage | None = None) 
 def test_no_file_before_the_first_entry() -> None:
     storage = MemoryStorage()
     index = index_with([], storage)
-    index.sanity_check()
+    index.entries()
     index.flush()
     index.truncate_to(0)
     assert index.collect(0, 100) == ([], False)
@@ -156,7 +156,7 @@ def test_impossible_entries_are_refused_with_their_place(entries: list[AbortedTx
     storage = MemoryStorage()
     storage.files[PATH] = format_entries(entries)
     with pytest.raises(InvalidFile, match=f"^{PATH}: .*byte {position}: ") as caught:
-        index_with([], storage).sanity_check()
+        index_with([], storage).entries()
     assert caught.value.where == position
 
 
