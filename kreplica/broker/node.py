@@ -49,7 +49,7 @@ from kreplica.broker.handover_requests import HandoverRequests
 from kreplica.broker.kraft_metadata_cache import KRaftMetadataCache
 from kreplica.broker.metadata_apis import MetadataApis, SuspectedBrokers
 from kreplica.broker.node_config import NodeConfig, NodePorts
-from kreplica.broker.node_directories import METADATA_LOG, check_files, read_properties
+from kreplica.broker.node_directories import check_files, read_properties
 from kreplica.broker.node_settings import OF_PROCESS, known_names
 from kreplica.broker.producer_id_manager import ProducerIdManager
 from kreplica.broker.request_context import IN_PROCESS, RequestContext
@@ -67,6 +67,7 @@ from kreplica.common.ports import DirectoryLock, Loop
 from kreplica.common.types import Uuid
 from kreplica.controller.feature_control import METADATA_VERSION, SUPPORTED_FEATURES
 from kreplica.controller.quorum_controller import QuorumController
+from kreplica.log.file_names import CLUSTER_METADATA_DIRECTORY
 from kreplica.metadata.control_records import VoterEndpoint
 from kreplica.metadata.image_writer import ImageWriter
 from kreplica.metadata.metadata_loader import MetadataLoader
@@ -197,7 +198,7 @@ class Node:
 
     def _open_quorum(self, directory_id: Uuid) -> None:
         config, ports = self.config, self._ports
-        directory = f"{config.metadata_directory}/{METADATA_LOG}"
+        directory = f"{config.metadata_directory}/{CLUSTER_METADATA_DIRECTORY}"
         self._log = log = KafkaMetadataLog.open(
             directory, storage=ports.storage, clock=ports.clock, config=config.metadata_log
         )

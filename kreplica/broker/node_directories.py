@@ -17,11 +17,11 @@ from posixpath import dirname
 from typing import NamedTuple
 
 from kreplica.broker.node_config import NodeConfig
-from kreplica.common.errors import InconsistentClusterId, InvalidFile
+from kreplica.common.errors import InvalidFile
 from kreplica.common.ports import Clock, Random, Storage, Workers
 from kreplica.common.quorum_state import LAST_EPOCH, QuorumStateData
 from kreplica.common.types import Uuid
-from kreplica.log.file_names import parse_directory_name
+from kreplica.log.file_names import CLUSTER_METADATA_DIRECTORY, parse_directory_name
 from kreplica.log.log_directory import LogDirectory
 from kreplica.log.meta_properties import MetaProperties, MetaPropertiesFile
 from kreplica.raft.kafka_metadata_log import KafkaMetadataLog
@@ -34,7 +34,6 @@ from kreplica.raft.snapshots import (
 )
 from kreplica.raft.voter_set import ReplicaKey, VoterNode, VoterSet
 
-METADATA_LOG = "__cluster_metadata-0"
 # The level of a quorum whose voters are named by records (KIP-853).
 KRAFT_VERSION = 1
 # Suffix of the metadata log's directory until it is complete.
@@ -65,19 +64,14 @@ def read_properties(config: NodeConfig, storage: Storage, path: str) -> MetaProp
     if found is None:
         _require_unused(storage, path)
         return None
-    if found.cluster_id != config.cluster_id:
-        raise InconsistentClusterId(
-            f"{path} belongs to cluster {found.cluster_id}, not to {config.cluster_id}"
-        )
-    if found.node_id != config.node_id:
-        raise InvalidFile(f"{path} belongs to node {found.node_id}, not to {config.node_id}")
+    found.require_owner(path, config.cluster_id, config.node_id)
     return found
 
 
 def _require_unused(storage: Storage, path: str) -> None:
     """Raise InvalidFile if a node has used the directory. Without meta.properties the owner is unknown."""
     for name in storage.list_directory(path):
-        if name == METADATA_LOG:
+        if name == CLUSTER_METADATA_DIRECTORY:
             # An interrupted format leaves only the first snapshot there.
             files = storage.list_directory(f"{path}/{name}")
             is_used = any(file != snapshot_name(BOOTSTRAP_SNAPSHOT_ID) for file in files)
@@ -142,7 +136,7 @@ def format_node(
     for path in reversed(config.all_directories):
         storage.make_directory(path)
         if path == config.metadata_directory and initial_voters is not None:
-            _write_bootstrap_snapshot(f"{path}/{METADATA_LOG}", storage, clock, initial_voters)
+            _write_bootstrap_snapshot(f"{path}/{CLUSTER_METADATA_DIRECTORY}", storage, clock, initial_voters)
         if MetaPropertiesFile(storage, path).read() is None:
             properties = MetaProperties(config.cluster_id, config.node_id, ids[path])
             MetaPropertiesFile(storage, path).write(properties)
@@ -176,7 +170,7 @@ def check_files(config: NodeConfig, storage: Storage) -> None:
     """
     for path in config.directories:
         LogDirectory(storage, path).read_checkpoints()
-    directory = f"{config.metadata_directory}/{METADATA_LOG}"
+    directory = f"{config.metadata_directory}/{CLUSTER_METADATA_DIRECTORY}"
     if config.voters is None and not config.bootstrap_ids and not storage.is_directory(directory):
         raise InvalidFile(f"{directory}, which names the voters, does not exist: format the node again")
     store = FileBasedStateStore(storage, directory)
@@ -213,7 +207,7 @@ def recover_election(config: NodeConfig, *, storage: Storage, clock: Clock) -> R
             if read_properties(config, storage, path) is None:
                 raise InvalidFile(f"{path} is not formatted")
             stack.callback(storage.lock_directory(path).release)
-        directory = f"{config.metadata_directory}/{METADATA_LOG}"
+        directory = f"{config.metadata_directory}/{CLUSTER_METADATA_DIRECTORY}"
         if not storage.is_directory(directory):
             raise InvalidFile(f"{directory} does not exist, so there is nothing to recover")
         log = KafkaMetadataLog.open(directory, storage=storage, clock=clock, config=config.metadata_log)

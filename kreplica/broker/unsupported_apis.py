@@ -98,14 +98,6 @@ def _add_partitions_to_txn(request: AddPartitionsToTxnRequest) -> AddPartitionsT
     )
 
 
-def _add_offsets_to_txn(_: AddOffsetsToTxnRequest) -> AddOffsetsToTxnResponse:
-    return AddOffsetsToTxnResponse(throttle_time=NO_THROTTLE, error_code=_NO_TRANSACTIONS)
-
-
-def _end_txn(_: EndTxnRequest) -> EndTxnResponse:
-    return EndTxnResponse(throttle_time=NO_THROTTLE, error_code=_NO_TRANSACTIONS)
-
-
 def _txn_offset_commit(request: TxnOffsetCommitRequest) -> TxnOffsetCommitResponse:
     return TxnOffsetCommitResponse(
         throttle_time=NO_THROTTLE,
@@ -143,28 +135,7 @@ def _describe_transactions(request: DescribeTransactionsRequest) -> DescribeTran
     )
 
 
-def _list_transactions(_: ListTransactionsRequest) -> ListTransactionsResponse:
-    # An empty list is not an error.
-    return ListTransactionsResponse(
-        throttle_time=NO_THROTTLE, error_code=ErrorCode.none, transaction_states=()
-    )
-
-
 # ---- security ----------------------------------------------------------------------------------------------
-
-
-def _sasl_handshake(_: SaslHandshakeRequest) -> SaslHandshakeResponse:
-    return SaslHandshakeResponse(error_code=_code(IllegalSaslState), mechanisms=())
-
-
-def _sasl_authenticate(_: SaslAuthenticateRequest) -> SaslAuthenticateResponse:
-    return SaslAuthenticateResponse(
-        error_code=_code(IllegalSaslState), error_message=_text(IllegalSaslState), auth_bytes=b""
-    )
-
-
-def _describe_acls(_: DescribeAclsRequest) -> DescribeAclsResponse:
-    return DescribeAclsResponse(throttle_time=NO_THROTTLE, resources=(), **_NO_RULES)
 
 
 def _create_acls(request: CreateAclsRequest) -> CreateAclsResponse:
@@ -178,12 +149,6 @@ def _delete_acls(request: DeleteAclsRequest) -> DeleteAclsResponse:
 
 
 # ---- groups of KIP-848 -------------------------------------------------------------------------------------
-
-
-def _consumer_group_heartbeat(_: ConsumerGroupHeartbeatRequest) -> ConsumerGroupHeartbeatResponse:
-    return ConsumerGroupHeartbeatResponse(
-        throttle_time=NO_THROTTLE, member_epoch=0, heartbeat_interval=NO_THROTTLE, **_NO_SUCH_GROUPS
-    )
 
 
 def _consumer_group_describe(request: ConsumerGroupDescribeRequest) -> ConsumerGroupDescribeResponse:
@@ -204,19 +169,30 @@ def _consumer_group_describe(request: ConsumerGroupDescribeRequest) -> ConsumerG
     )
 
 
-_ANSWERS: Mapping[type[Any], Callable[[Any], Any]] = {
+# The answers that are the same for every request.
+_FIXED: Mapping[type[Any], Any] = {
+    AddOffsetsToTxnRequest: AddOffsetsToTxnResponse(throttle_time=NO_THROTTLE, error_code=_NO_TRANSACTIONS),
+    EndTxnRequest: EndTxnResponse(throttle_time=NO_THROTTLE, error_code=_NO_TRANSACTIONS),
+    # An empty list is not an error.
+    ListTransactionsRequest: ListTransactionsResponse(
+        throttle_time=NO_THROTTLE, error_code=ErrorCode.none, transaction_states=()
+    ),
+    SaslHandshakeRequest: SaslHandshakeResponse(error_code=_code(IllegalSaslState), mechanisms=()),
+    SaslAuthenticateRequest: SaslAuthenticateResponse(
+        error_code=_code(IllegalSaslState), error_message=_text(IllegalSaslState), auth_bytes=b""
+    ),
+    DescribeAclsRequest: DescribeAclsResponse(throttle_time=NO_THROTTLE, resources=(), **_NO_RULES),
+    ConsumerGroupHeartbeatRequest: ConsumerGroupHeartbeatResponse(
+        throttle_time=NO_THROTTLE, member_epoch=0, heartbeat_interval=NO_THROTTLE, **_NO_SUCH_GROUPS
+    ),
+}
+# The answers that list what the request lists.
+_MADE: Mapping[type[Any], Callable[[Any], Any]] = {
     AddPartitionsToTxnRequest: _add_partitions_to_txn,
-    AddOffsetsToTxnRequest: _add_offsets_to_txn,
-    EndTxnRequest: _end_txn,
     TxnOffsetCommitRequest: _txn_offset_commit,
     DescribeTransactionsRequest: _describe_transactions,
-    ListTransactionsRequest: _list_transactions,
-    SaslHandshakeRequest: _sasl_handshake,
-    SaslAuthenticateRequest: _sasl_authenticate,
-    DescribeAclsRequest: _describe_acls,
     CreateAclsRequest: _create_acls,
     DeleteAclsRequest: _delete_acls,
-    ConsumerGroupHeartbeatRequest: _consumer_group_heartbeat,
     ConsumerGroupDescribeRequest: _consumer_group_describe,
 }
 
@@ -225,6 +201,11 @@ def _handler(answer: Callable[[Any], Any]) -> Callable[[Any], Future[Any]]:
     return lambda request: resolved(answer(request))
 
 
+def _handler_of_fixed(answer: Any) -> Callable[[Any], Future[Any]]:
+    return lambda _: resolved(answer)
+
+
 HANDLERS: Mapping[type[Any], Callable[[Any], Future[Any]]] = {
-    kind: _handler(answer) for kind, answer in _ANSWERS.items()
+    **{kind: _handler_of_fixed(answer) for kind, answer in _FIXED.items()},
+    **{kind: _handler(answer) for kind, answer in _MADE.items()},
 }

@@ -15,10 +15,10 @@ from kreplica.cli.output import Fact, console, print_json, print_table
 from kreplica.common.errors import UnknownServerError
 from kreplica.common.types import Uuid
 from kreplica.common.wire import error_of, topic_id_of, uuid_of
+from kreplica.raft.raft_messages import METADATA_TOPIC
 
 DESCRIBE_QUORUM = 55
 DESCRIBE_CLUSTER = 60
-METADATA_TOPIC = "__cluster_metadata"
 CHANGE_TIMEOUT = timedelta(seconds=15)
 COLUMNS = ("node", "role", "log_end_offset", "lag", "last_fetch_timestamp", "listeners", "directory")
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 
-from kreplica.common.errors import InconsistentClusterId, InvalidFile, KafkaStorageError, StorageFull
+from kreplica.common.errors import InvalidFile, KafkaStorageError, StorageFull
 from kreplica.common.json_file import integer, parse_object
 from kreplica.common.locks import Lock
 from kreplica.common.ports import DirectoryLock, Random, Storage
@@ -174,14 +174,7 @@ class LogDirectory:
         found = self._meta.read()
         if found is None:
             return
-        if found.cluster_id != cluster_id:
-            raise InconsistentClusterId(
-                f"{self.path} belongs to cluster {found.cluster_id}, not {cluster_id}; use another directory"
-            )
-        if found.node_id != node_id:
-            raise InvalidFile(
-                f"{self.path} belongs to node {found.node_id}, not {node_id}; use another directory"
-            )
+        found.require_owner(self.path, cluster_id, node_id)
         self.id = found.directory_id
 
     def begin(self, cluster_id: str, node_id: int, random: Random) -> None:

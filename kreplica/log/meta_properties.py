@@ -18,7 +18,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kreplica.common.errors import InvalidFile, InvalidRequest
+from kreplica.common.errors import InconsistentClusterId, InvalidFile, InvalidRequest
 from kreplica.common.types import INT32_MAX, Uuid
 
 if TYPE_CHECKING:
@@ -45,6 +45,17 @@ class MetaProperties:
     cluster_id: str
     node_id: int
     directory_id: Uuid | None = None
+
+    def require_owner(self, path: str, cluster_id: str, node_id: int) -> None:
+        """Raise InconsistentClusterId or InvalidFile if the directory at `path` is not this node's."""
+        if self.cluster_id != cluster_id:
+            raise InconsistentClusterId(
+                f"{path} belongs to cluster {self.cluster_id}, not to {cluster_id}; use another directory"
+            )
+        if self.node_id != node_id:
+            raise InvalidFile(
+                f"{path} belongs to node {self.node_id}, not to {node_id}; use another directory"
+            )
 
 
 class MetaPropertiesFile:

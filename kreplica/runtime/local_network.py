@@ -22,7 +22,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from kreplica._core.held_exceptions import HeldExceptions
 from kreplica._core.timing_wheel import TimingWheel
@@ -36,6 +36,9 @@ from kreplica.runtime.scheduler import LONGEST_WAIT_MS, OnError, log_error
 
 Task = Callable[[], object]
 Handler = Callable[[Any], Future[Any]]
+# Intercepts messages before they travel: gate(sender, receiver, body, is_request=..., deliver=...) returns
+# True to keep one, and may call `deliver` later.
+Gate = Callable[..., bool]
 
 
 # Turns that a caller's thread runs before the network's own thread takes over.
@@ -146,14 +149,6 @@ class LocalEndpoint:
     def schedule(self, name: str, task: Task, delay_ms: int, period_ms: int | None = None) -> LocalTimer:
         """Run `task` after `delay_ms`, then, if given, every `period_ms` counted from the end of a run."""
         return self._network.arm(LocalTimer(self._network, self.loop(name), task, period_ms), delay_ms)
-
-
-class Gate(Protocol):
-    """Intercepts messages before they travel; returns True to keep one, and may `deliver` it later."""
-
-    def __call__(
-        self, sender: int, receiver: int, body: Any, *, is_request: bool, deliver: Callable[[], None]
-    ) -> bool: ...
 
 
 class _Call(LocalTimer):

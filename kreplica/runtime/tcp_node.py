@@ -21,11 +21,12 @@ from kreplica.broker.api_versions import Scope
 from kreplica.broker.forwarding_manager import ForwardingManager
 from kreplica.broker.node import Node
 from kreplica.broker.node_config import NodeConfig, NodePorts
-from kreplica.broker.node_directories import METADATA_LOG, read_properties
+from kreplica.broker.node_directories import read_properties
 from kreplica.broker.request_channel import RequestChannel
 from kreplica.broker.request_context import RequestContext
 from kreplica.common.errors import InvalidConfig, InvalidFile, InvalidRequest
 from kreplica.common.future import Future, pass_on
+from kreplica.log.file_names import CLUSTER_METADATA_DIRECTORY
 from kreplica.log.meta_properties import MetaPropertiesFile
 from kreplica.runtime.clock import SystemClock
 from kreplica.runtime.disk_threads import NodeDisks
@@ -258,7 +259,7 @@ class KafkaRaftServer(TcpNode):
 
     def __init__(self, properties: Mapping[str, object], on_failure: Callable[[BaseException], None]) -> None:
         parsed = KafkaConfig.parse(properties, cluster_id_of(directories_of(properties)[0]))
-        metadata_log = f"{parsed.node.metadata_directory}/{METADATA_LOG}"
+        metadata_log = f"{parsed.node.metadata_directory}/{CLUSTER_METADATA_DIRECTORY}"
         if not parsed.voters and not FileStorage().is_directory(metadata_log):
             raise InvalidConfig(
                 "the quorum is unknown: set controller.quorum.voters (--quorum) to id@host:port,..., or"

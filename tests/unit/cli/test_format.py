@@ -10,11 +10,12 @@ from typer.testing import CliRunner
 
 from kreplica import Cluster
 from kreplica.broker.node_config import NodeConfig
-from kreplica.broker.node_directories import METADATA_LOG, read_properties
+from kreplica.broker.node_directories import read_properties
 from kreplica.cli import format as command
 from kreplica.cli.app import app
 from kreplica.common.errors import InvalidConfig, InvalidFile, LogDirLocked
 from kreplica.common.types import Uuid
+from kreplica.log.file_names import CLUSTER_METADATA_DIRECTORY
 from kreplica.metadata.control_records import VoterEndpoint
 from kreplica.runtime.storage import FileStorage
 
@@ -87,7 +88,7 @@ def test_a_cluster_whose_epochs_are_used_up_comes_back_with_all_its_records(
         cluster.create_topic("orders")
         cluster.append("orders", [b"before"], partition=0).result(60)
     for node_id, epoch in enumerate(stored, 1):
-        file = tmp_path / f"node-{node_id}" / METADATA_LOG / "quorum-state"
+        file = tmp_path / f"node-{node_id}" / CLUSTER_METADATA_DIRECTORY / "quorum-state"
         fields = {**json.loads(file.read_text()), "leaderEpoch": epoch, "leaderId": -1, "votedId": -1}
         file.write_text(json.dumps(fields))
     if 2**31 in stored:
