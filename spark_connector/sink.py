@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import logging
 import os
-import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -34,8 +33,8 @@ from kreplica._core.arrow import record_columns
 from kreplica._core.batch_builder import BatchBuilder
 from kreplica._core.records import batches
 from kreplica.common.errors import DuplicateSequenceNumber, InvalidFile
-from kreplica.common.ports import NANOSECONDS_PER_MS
 from kreplica.common.types import INT32_MAX, TopicPartition
+from kreplica.runtime.clock import SystemClock
 from spark_connector.cluster_client import ClusterClient
 from spark_connector.commit_log import CommitLog, Facts, Files, at_of, directory_commits
 from spark_connector.offsets import LATEST
@@ -75,7 +74,7 @@ class IdempotentProducer:
         """
         first = self._next_sequence.get(at, 0)
         self._builder.base_sequence = first
-        batch = self._builder.build(record_columns(rows), now_ms=time.time_ns() // NANOSECONDS_PER_MS)
+        batch = self._builder.build(record_columns(rows), now_ms=SystemClock().time_ms())
         # The batch may be in the log already, but too far back for the leader to remember its offset.
         with suppress(DuplicateSequenceNumber):
             self._client.produce(at, batch)

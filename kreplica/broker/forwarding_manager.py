@@ -65,10 +65,10 @@ class ForwardingManager:
             request_data=bytes(frame), request_principal=None, client_host_address=_packed(client_host)
         )
         answer: Future[bytes] = Future()
-        deadline_ms = self._now_ms() + FORWARD_TIMEOUT_MS
+        deadline_ms = monotonic_ms(self._clock) + FORWARD_TIMEOUT_MS
 
         def left_ms() -> int:
-            return deadline_ms - self._now_ms()
+            return deadline_ms - monotonic_ms(self._clock)
 
         def make() -> EnvelopeRequest | None:
             if left_ms() > 0:
@@ -79,9 +79,6 @@ class ForwardingManager:
         ask = partial(self._requests.ask, make, partial(_is_to_be_asked_again, answer), left_ms=left_ms)
         self._loop.post(ask)
         return answer
-
-    def _now_ms(self) -> int:
-        return monotonic_ms(self._clock)
 
 
 def _is_to_be_asked_again(answer: Future[bytes], reply: Future[EnvelopeResponse]) -> bool:

@@ -32,9 +32,9 @@ from kreplica.common.errors import (
     UnknownServerError,
     UnknownTopicOrPartition,
 )
-from kreplica.common.ports import NANOSECONDS_PER_MS
 from kreplica.common.types import TopicPartition
 from kreplica.common.wire import error_of
+from kreplica.runtime.clock import SystemClock
 
 METADATA, DESCRIBE_PRODUCERS, WRITE_TXN_MARKERS = 3, 61, 27
 # Versions of Metadata that name topics and include the cluster's id.
@@ -192,7 +192,7 @@ def find_hanging(
     `topic`, `partition` and `broker` (a leader) restrict the search. Returns the exit code: 1 if a partition
     could not be checked.
     """
-    now_ms = time.time_ns() // NANOSECONDS_PER_MS
+    now_ms = SystemClock().time_ms()
     found: list[OpenTransaction] = []
     failures: list[tuple[TopicPartition, KreplicaError]] = []
     with Leaders(bootstrap) as leaders:
@@ -270,7 +270,7 @@ def abort(
         if error is not None:
             raise type(error)(f"{at}: producer {transaction.producer_id}: {error}")
     if as_json:
-        print_json({**transaction.fact(time.time_ns() // NANOSECONDS_PER_MS), "done": "aborted"})
+        print_json({**transaction.fact(SystemClock().time_ms()), "done": "aborted"})
     else:
         console().print(
             f"aborted the transaction of producer {transaction.producer_id} that begins at offset"

@@ -237,7 +237,7 @@ class Admin:
         timeout_ms: int | None,
     ) -> Future[None]:
         patience_ms = self._config.default_api_timeout_ms if timeout_ms is None else timeout_ms
-        asked = _Ask(request, error_in, done_already, self._now_ms() + patience_ms)
+        asked = _Ask(request, error_in, done_already, monotonic_ms(self._clock) + patience_ms)
         make, take = partial(self._request, asked), partial(self._take, asked)
         self._loop.post(partial(self._requests.ask, make, take, left_ms=partial(self._left_ms, asked)))
         return asked.future
@@ -247,7 +247,7 @@ class Admin:
         return nodes[self._tries % len(nodes)] if nodes else None
 
     def _left_ms(self, asked: _Ask) -> int:
-        return asked.deadline_ms - self._now_ms()
+        return asked.deadline_ms - monotonic_ms(self._clock)
 
     def _request(self, asked: _Ask) -> Any | None:
         if self._left_ms(asked) > 0:
@@ -277,9 +277,6 @@ class Admin:
 
     def _was_done(self, asked: _Ask, error: BaseException) -> bool:
         return asked.may_be_done and asked.done_already is not None and isinstance(error, asked.done_already)
-
-    def _now_ms(self) -> int:
-        return monotonic_ms(self._clock)
 
 
 def _only(answers: Sequence[Any]) -> Any:

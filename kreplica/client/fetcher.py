@@ -176,14 +176,14 @@ class Fetcher:
         timeout_ms: int | None,
     ) -> Future[T]:
         patience_ms = self._config.default_api_timeout_ms if timeout_ms is None else timeout_ms
-        asked = _Question(at, make, read, max_wait_ms, self._now_ms() + patience_ms)
+        asked = _Question(at, make, read, max_wait_ms, monotonic_ms(self._clock) + patience_ms)
         self._loop.post(partial(self._start, asked))
         return asked.future
 
     # ---- in the loop --------------------------------------------------------------------------------------
 
     def _start(self, asked: _Question[Any]) -> None:
-        left_ms = asked.deadline_ms - self._now_ms()
+        left_ms = asked.deadline_ms - monotonic_ms(self._clock)
         asked.timer = self._loop.post_later(partial(self._expire, asked), left_ms)
         self._ask(asked)
 
@@ -205,7 +205,7 @@ class Fetcher:
     def _ask(self, asked: _Question[Any]) -> None:
         if asked.future.done():
             return
-        left_ms = max(asked.deadline_ms - self._now_ms(), 0)
+        left_ms = max(asked.deadline_ms - monotonic_ms(self._clock), 0)
         topic = self._metadata.topic(asked.at.topic)
         leader = self._metadata.leader(asked.at)
         if topic is None or leader is None:
@@ -238,9 +238,6 @@ class Fetcher:
             self._loop.post_later(partial(self._refresh, asked), self._config.retry_backoff_ms)
         else:
             self._ask(asked)
-
-    def _now_ms(self) -> int:
-        return monotonic_ms(self._clock)
 
 
 def _fetched(response: FetchResponse) -> tuple[BaseException | None, Fetched | None]:

@@ -188,7 +188,7 @@ class GroupConsumer:
     # ---- polls --------------------------------------------------------------------------------------------
 
     def _poll(self, future: Future[list[Chunk]], max_wait_ms: int) -> None:
-        self._last_poll_ms = self._now_ms()
+        self._last_poll_ms = monotonic_ms(self._clock)
         if self._failure is not None:
             future.set_exception(self._failure)
             return
@@ -345,7 +345,7 @@ class GroupConsumer:
             return
         self._wanted = len(partitions)
         self._is_joining, self._is_joined = False, True
-        self._last_poll_ms = self._now_ms()
+        self._last_poll_ms = monotonic_ms(self._clock)
         self._heartbeat_later(self.term)
         self._commit_later(self.term)
         if partitions:
@@ -459,7 +459,7 @@ class GroupConsumer:
         self._then(heard, lambda _: self._heartbeat_later(term))
 
     def _is_forgotten(self) -> bool:
-        now_ms = self._now_ms()
+        now_ms = monotonic_ms(self._clock)
         marked = self._ownership.snapshot()
         if self._polls or marked != self._last_marks:
             self._last_poll_ms, self._last_marks = now_ms, marked
@@ -517,9 +517,6 @@ class GroupConsumer:
             return resolved(None)
         request = leave_request(self._membership)
         return self._session.ask(request, _error_code, timeout_ms=self._client.request_timeout_ms)
-
-    def _now_ms(self) -> int:
-        return monotonic_ms(self._clock)
 
 
 def records_from(fetched: Fetched, offset: int) -> tuple[list[Record], int]:

@@ -90,12 +90,12 @@ class GroupSession:
         future fails with other errors, and with RequestTimedOut.
         """
         patience_ms = self._config.request_timeout_ms if answer_ms is None else answer_ms
-        asked = _Ask(request, error_in, patience_ms, self._now_ms() + timeout_ms)
+        asked = _Ask(request, error_in, patience_ms, monotonic_ms(self._clock) + timeout_ms)
         self._send(asked)
         return asked.future
 
     def _send(self, asked: _Ask) -> None:
-        left_ms = asked.deadline_ms - self._now_ms()
+        left_ms = asked.deadline_ms - monotonic_ms(self._clock)
         if left_ms <= 0:
             error = RequestTimedOut(f"group {self._group_id}: no coordinator answered in time")
             error.__cause__ = asked.last_error
@@ -165,6 +165,3 @@ class GroupSession:
         waiting, self._waiting = self._waiting, []
         for asked in waiting:
             self._send(asked)
-
-    def _now_ms(self) -> int:
-        return monotonic_ms(self._clock)

@@ -172,7 +172,9 @@ class PartitionSender:
         """Send the batch after all earlier ones."""
         batch.number = self._count = self._count + 1
         self._queue.append(batch)
-        batch.timer = self._loop.post_later(partial(self._expire, batch), batch.deadline_ms - self._now_ms())
+        batch.timer = self._loop.post_later(
+            partial(self._expire, batch), batch.deadline_ms - monotonic_ms(self._clock)
+        )
         self._send()
 
     # ---- sending ------------------------------------------------------------------------------------------
@@ -233,7 +235,9 @@ class PartitionSender:
         return True
 
     def _send_one(self, batch: Batch, leader: int) -> None:
-        timeout_ms = max(1, min(self._config.request_timeout_ms, batch.deadline_ms - self._now_ms()))
+        timeout_ms = max(
+            1, min(self._config.request_timeout_ms, batch.deadline_ms - monotonic_ms(self._clock))
+        )
         topic = _topic(
             name=self._at.topic,
             partition_data=(_data(index=self._at.partition, records=batch.data),),
@@ -264,7 +268,7 @@ class PartitionSender:
             self._end(batch, None, base_offset)
         elif self._may_try_again(batch, error):
             self._failed.append(batch)
-        elif self._now_ms() >= batch.deadline_ms:
+        elif monotonic_ms(self._clock) >= batch.deadline_ms:
             self._give_up(batch, self._too_late(batch))
         else:
             self._give_up(batch, error)
@@ -293,7 +297,7 @@ class PartitionSender:
     def _may_try_again(self, batch: Batch, error: BaseException) -> bool:
         if not isinstance(error, NOT_APPENDED):
             batch.may_be_appended = True
-        if self._now_ms() >= batch.deadline_ms or batch.acks == 0:
+        if monotonic_ms(self._clock) >= batch.deadline_ms or batch.acks == 0:
             return False
         if isinstance(error, OutOfOrderSequenceNumber):
             return self._may_begin_anew(batch)
@@ -436,9 +440,6 @@ class PartitionSender:
         self._producer_id, self._sequence = answer.result(), 0
         self._has_gap = self._is_known = False
         self._send()
-
-    def _now_ms(self) -> int:
-        return monotonic_ms(self._clock)
 
 
 class Producer:

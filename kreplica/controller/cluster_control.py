@@ -14,7 +14,6 @@ records. Owned by the controller's loop.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from datetime import timedelta
 from typing import Any, Protocol
 
 from kio.schema.allocate_producer_ids.v0.request import AllocateProducerIdsRequest
@@ -401,7 +400,7 @@ class ProducerIdControl:
             next_producer_id=first + PRODUCER_ID_BLOCK_SIZE,
         )
         response = AllocateProducerIdsResponse(
-            throttle_time=timedelta(0),
+            throttle_time=NO_THROTTLE,
             error_code=ErrorCode.none,
             producer_id_start=first,
             producer_id_len=PRODUCER_ID_BLOCK_SIZE,

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from datetime import timedelta
 from typing import Any
 
 from kio.schema.errors import ErrorCode
@@ -17,6 +16,7 @@ from kio.schema.update_features.v1.request import FeatureUpdateKey, UpdateFeatur
 from kio.schema.update_features.v1.response import UpdatableFeatureResult, UpdateFeaturesResponse
 
 from kreplica.common.errors import FeatureUpdateFailed, InvalidRequest, KreplicaError, UnsupportedVersion
+from kreplica.common.wire import NO_THROTTLE
 from kreplica.controller.controller_broker_request_batch import ControllerResult, Records
 from kreplica.metadata.cluster_metadata import ClusterMetadata
 from kreplica.metadata.records import FeatureLevelRecord, SupportedFeature
@@ -81,7 +81,7 @@ class FeatureControl:
                 )
             )
         response = UpdateFeaturesResponse(
-            throttle_time=timedelta(0),
+            throttle_time=NO_THROTTLE,
             error_code=ErrorCode.none if first_error is None else ErrorCode(first_error.code),
             error_message=None if first_error is None else str(first_error),
             results=tuple(results),

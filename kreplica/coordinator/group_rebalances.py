@@ -412,23 +412,23 @@ class GroupRebalances:
 
     def touch(self, member: Member) -> None:
         """Extend the member's session, because the member was heard from."""
-        member.deadline_ms = self._now_ms() + member.session_timeout_ms
+        member.deadline_ms = monotonic_ms(self._clock) + member.session_timeout_ms
 
     def watch(self, shard: Shard, group: ClassicGroup, member: Member, timeout_ms: int) -> None:
         """Start watching the member's session, which first lasts `timeout_ms`."""
-        member.deadline_ms = self._now_ms() + timeout_ms
+        member.deadline_ms = monotonic_ms(self._clock) + timeout_ms
         self._look_later(shard, group, member)
 
     def _look_later(self, shard: Shard, group: ClassicGroup, member: Member) -> None:
         # The session may be replaced by a shorter one meanwhile.
-        delay_ms = min(max(member.deadline_ms - self._now_ms(), 1), member.session_timeout_ms)
-        look = partial(self._look, shard, group, member, self._now_ms() + delay_ms)
+        delay_ms = min(max(member.deadline_ms - monotonic_ms(self._clock), 1), member.session_timeout_ms)
+        look = partial(self._look, shard, group, member, monotonic_ms(self._clock) + delay_ms)
         member.timer = self._loop.post_later(look, delay_ms)
 
     def _look(self, shard: Shard, group: ClassicGroup, member: Member, due_ms: int) -> None:
         if not shard.is_current or group.members.get(member.member_id) is not member:
             return
-        now_ms = self._now_ms()
+        now_ms = monotonic_ms(self._clock)
         if now_ms - due_ms > LATE_MS:
             self.touch(member)
         if not member.is_new and any(
@@ -450,9 +450,6 @@ class GroupRebalances:
             if member.timer is not None:
                 member.timer.cancel()
             _fail(member, error)
-
-    def _now_ms(self) -> int:
-        return monotonic_ms(self._clock)
 
 
 def known_member(group: ClassicGroup, member_id: str, group_instance_id: str | None) -> Member:

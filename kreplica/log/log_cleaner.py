@@ -30,7 +30,7 @@ from kreplica.common.errors import (
     StorageFull,
 )
 from kreplica.common.locks import Lock
-from kreplica.common.ports import Clock, Random, Storage
+from kreplica.common.ports import Clock, Random, Storage, monotonic_ms
 from kreplica.common.types import TopicPartition
 from kreplica.log.checkpoint import CLEANER_CHECKPOINT, OffsetCheckpointFile
 from kreplica.log.cleaner import Cleaner, CleanerStats, LogToClean, log_to_clean
@@ -375,4 +375,4 @@ class LogCleaner:
         return math.ceil(moved * 1000 / self.config.io_max_bytes_per_second)
 
     def _monotonic_ms(self) -> int:
-        return self._clock.monotonic_ns() // 1_000_000
+        return monotonic_ms(self._clock)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from kreplica.common.locks import RLock
-from kreplica.common.ports import Cancellable, Clock, Scheduler
+from kreplica.common.ports import Cancellable, Clock, Scheduler, monotonic_ms
 from kreplica.common.types import TopicPartition
 from kreplica.log.unified_log import UnifiedLog
 
@@ -117,7 +117,7 @@ class Sweep:
         self._error: Exception | None = None
 
     def __call__(self) -> int:
-        now_ms = self._clock.monotonic_ns() // 1_000_000
+        now_ms = monotonic_ms(self._clock)
         if not self._left:
             self._left, self._began_ms, self._error = list(self._logs()), now_ms, None
         for _ in range(min(LOGS_AT_ONCE, len(self._left))):
@@ -181,7 +181,7 @@ class ProducerExpiration:
         self._producers_left: list[int] = []
 
     def __call__(self) -> int:
-        now_ms = self._clock.monotonic_ns() // 1_000_000
+        now_ms = monotonic_ms(self._clock)
         if self._log is None and not self._logs_left:
             self._logs_left, self._began_ms = list(self._logs()), now_ms
         for _ in range(LOGS_AT_ONCE):

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from kreplica.common.config import LogManagerConfig
 from kreplica.common.errors import KreplicaError
-from kreplica.common.ports import Clock
+from kreplica.common.ports import Clock, monotonic_ms
 from kreplica.common.types import TopicPartition
 from kreplica.log.damage_search import SegmentExamination
 from kreplica.log.unified_log import UnifiedLog
@@ -62,7 +62,7 @@ class Scrubber:
 
     def do_work(self) -> int:
         """Run one step; return the milliseconds until the next one is due."""
-        now_ms, interval_ms = self.clock.monotonic_ns() // 1_000_000, self._config.log_scrub_interval_ms
+        now_ms, interval_ms = monotonic_ms(self.clock), self._config.log_scrub_interval_ms
         if not self._left:
             if self._started_at_ms is not None and now_ms - self._started_at_ms < interval_ms:
                 return self._started_at_ms + interval_ms - now_ms

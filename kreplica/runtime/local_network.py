@@ -251,7 +251,7 @@ class LocalNetwork:
         self._cut: set[tuple[int, int]] = set()  # (sender, receiver) pairs whose messages are dropped
         self._calls: dict[int, _Call] = {}
         self._numbers = 0
-        self._wheel = TimingWheel(start_ms=self._now_ms())
+        self._wheel = TimingWheel(start_ms=monotonic_ms(self._clock))
         self._timers: dict[int, LocalTimer] = {}  # waiting timers, by ticket
         self._tickets = 0
         self._wakes_at_ms = 0  # when the network's thread next checks for due timers
@@ -414,7 +414,9 @@ class LocalNetwork:
     def _is_idle(self) -> bool:
         following = self._wheel.next_deadline()
         is_ready = bool(self._ready or self._ready_apart)
-        return not (is_ready or self._running) and (following is None or following > self._now_ms())
+        return not (is_ready or self._running) and (
+            following is None or following > monotonic_ms(self._clock)
+        )
 
     def _run(self) -> None:
         self._thread_local.depth = 1
@@ -423,7 +425,7 @@ class LocalNetwork:
                 due = self._take_due()
                 while not (due or self._ready or self._is_stopping):
                     following = self._wheel.next_deadline()
-                    now_ms = self._now_ms()
+                    now_ms = monotonic_ms(self._clock)
                     self._wakes_at_ms = now_ms + LONGEST_WAIT_MS
                     if following is not None:
                         self._wakes_at_ms = min(self._wakes_at_ms, following)
@@ -565,9 +567,6 @@ class LocalNetwork:
 
     # ---- timers -------------------------------------------------------------------------------------------
 
-    def _now_ms(self) -> int:
-        return monotonic_ms(self._clock)
-
     def arm(self, timer: LocalTimer, delay_ms: int) -> LocalTimer:
         """Run the timer in its loop after `delay_ms`."""
         with self._lock:
@@ -580,7 +579,7 @@ class LocalNetwork:
             return
         self._tickets += 1
         # One ms more, because part of the current millisecond has passed: a timer must not fire early.
-        timer.deadline_ms = self._now_ms() + max(delay_ms, 0) + 1
+        timer.deadline_ms = monotonic_ms(self._clock) + max(delay_ms, 0) + 1
         timer.ticket = self._tickets
         timer.handle = self._wheel.add(timer.deadline_ms, timer.ticket)
         self._timers[timer.ticket] = timer
@@ -600,7 +599,7 @@ class LocalNetwork:
 
     def _take_due(self) -> list[LocalTimer]:
         # Under _lock.
-        due = [self._timers.pop(ticket) for ticket in self._wheel.advance(self._now_ms())]
+        due = [self._timers.pop(ticket) for ticket in self._wheel.advance(monotonic_ms(self._clock))]
         return sorted(due, key=lambda timer: (timer.deadline_ms, timer.ticket))
 
     # ---- messages -----------------------------------------------------------------------------------------

@@ -62,7 +62,7 @@ class ThreadScheduler:
         self._on_error = on_error
         self._changed = Condition()
         # Guarded by _changed:
-        self._wheel = TimingWheel(start_ms=self._now_ms())
+        self._wheel = TimingWheel(start_ms=monotonic_ms(self._clock))
         self._tasks: dict[int, ScheduledTask] = {}  # waiting tasks, by ticket
         self._handles: dict[int, int] = {}  # handles in the wheel, by ticket
         self._tickets = 0
@@ -75,7 +75,7 @@ class ThreadScheduler:
         """Run `task` after `delay_ms`, then every `period_ms` if that is given."""
         scheduled = ScheduledTask(self, name, task, period_ms)
         with self._changed:
-            self._add(scheduled, self._now_ms() + max(delay_ms, 0))
+            self._add(scheduled, monotonic_ms(self._clock) + max(delay_ms, 0))
         return scheduled
 
     def __len__(self) -> int:
@@ -123,7 +123,7 @@ class ThreadScheduler:
     def _take_due(self) -> list[ScheduledTask]:
         with self._changed:
             due = []
-            for ticket in self._wheel.advance(self._now_ms()):
+            for ticket in self._wheel.advance(monotonic_ms(self._clock)):
                 scheduled = self._tasks.pop(ticket)
                 del self._handles[ticket]
                 due.append(scheduled)
@@ -143,7 +143,7 @@ class ThreadScheduler:
                 scheduled.ticket = None
             elif scheduled.ticket is not None:
                 # At a fixed rate, but missed turns are skipped.
-                following, now_ms = scheduled.deadline_ms + scheduled.period_ms, self._now_ms()
+                following, now_ms = scheduled.deadline_ms + scheduled.period_ms, monotonic_ms(self._clock)
                 self._add(scheduled, following if following > now_ms else now_ms + scheduled.period_ms)
 
     # ---- under the lock -----------------------------------------------------------------------------------
@@ -162,10 +162,7 @@ class ThreadScheduler:
                 self._wheel.cancel(self._handles.pop(ticket))
 
     def _until(self, deadline_ms: int) -> int:
-        return min(max(deadline_ms - self._now_ms(), 0), LONGEST_WAIT_MS)
-
-    def _now_ms(self) -> int:
-        return monotonic_ms(self._clock)
+        return min(max(deadline_ms - monotonic_ms(self._clock), 0), LONGEST_WAIT_MS)
 
 
 THREADS_A_CORE = 4
