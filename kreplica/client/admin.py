@@ -10,6 +10,7 @@ thread; futures are resolved in the loop.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
 from typing import Any, Literal
@@ -60,19 +61,15 @@ ELSEWHERE = (NotController, NetworkException, RequestTimedOut)
 ErrorIn = Callable[[Any], KreplicaError | None]
 
 
+@dataclass(slots=True, eq=False)
 class _Ask:
-    __slots__ = ("deadline_ms", "done_already", "error_in", "future", "last_error", "may_be_done", "request")
-
-    def __init__(
-        self, request: Any, error_in: ErrorIn, done_already: type[KreplicaError] | None, deadline_ms: int
-    ) -> None:
-        self.request = request
-        self.error_in = error_in
-        self.done_already = done_already
-        self.deadline_ms = deadline_ms
-        self.future: Future[None] = Future()
-        self.may_be_done = False  # a try was sent and its answer was lost
-        self.last_error: BaseException | None = None
+    request: Any
+    error_in: ErrorIn
+    done_already: type[KreplicaError] | None
+    deadline_ms: int
+    future: Future[None] = field(default_factory=Future)
+    may_be_done: bool = False  # a try was sent and its answer was lost
+    last_error: BaseException | None = None
 
 
 class Admin:

@@ -11,6 +11,7 @@ metadata cache persists between fetches. Thread rule: any thread; futures are re
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
@@ -57,32 +58,22 @@ EARLIEST, LATEST = -2, -1
 CONSUMER = -1
 
 
+@dataclass(slots=True, eq=False)
 class _Question(Generic[T]):
     """A pending request to a partition's leader.
 
     `make(topic, left_ms)` builds the request; `read(response)` returns its (error, result). `max_wait_ms`:
-    how
-    long the leader may delay the response.
+    how long the leader may delay the response.
     """
 
-    __slots__ = ("at", "deadline_ms", "future", "last_error", "make", "max_wait_ms", "read", "timer")
-
-    def __init__(
-        self,
-        at: TopicPartition,
-        make: Callable[[TopicInfo, int], Any],
-        read: Callable[[Any], tuple[BaseException | None, T | None]],
-        max_wait_ms: int,
-        deadline_ms: int,
-    ) -> None:
-        self.at = at
-        self.make = make
-        self.read = read
-        self.max_wait_ms = max_wait_ms
-        self.deadline_ms = deadline_ms
-        self.future: Future[T] = Future()
-        self.timer: Cancellable | None = None
-        self.last_error: BaseException | None = None
+    at: TopicPartition
+    make: Callable[[TopicInfo, int], Any]
+    read: Callable[[Any], tuple[BaseException | None, T | None]]
+    max_wait_ms: int
+    deadline_ms: int
+    future: Future[T] = field(default_factory=Future)
+    timer: Cancellable | None = None
+    last_error: BaseException | None = None
 
 
 class Fetcher:

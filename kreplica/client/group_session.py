@@ -9,6 +9,7 @@ everything runs in the client's loop, where futures are resolved too.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -33,22 +34,14 @@ ELSEWHERE = (NotCoordinator, CoordinatorNotAvailable, InvalidMetadata, RequestTi
 NOT_YET = (CoordinatorLoadInProgress,)
 
 
+@dataclass(slots=True, eq=False)
 class _Ask:
-    __slots__ = ("answer_ms", "deadline_ms", "error_in", "future", "last_error", "request")
-
-    def __init__(
-        self,
-        request: Any,
-        error_in: Callable[[Any], KreplicaError | None],
-        answer_ms: int,
-        deadline_ms: int,
-    ) -> None:
-        self.request = request
-        self.error_in = error_in
-        self.answer_ms = answer_ms
-        self.deadline_ms = deadline_ms
-        self.future: Future[Any] = Future()
-        self.last_error: BaseException | None = None
+    request: Any
+    error_in: Callable[[Any], KreplicaError | None]
+    answer_ms: int
+    deadline_ms: int
+    future: Future[Any] = field(default_factory=Future)
+    last_error: BaseException | None = None
 
 
 class GroupSession:

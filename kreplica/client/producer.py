@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -81,41 +82,21 @@ class RecordMetadata(NamedTuple):
         return self.base_offset + self.record_count - 1 if self.base_offset >= 0 else NO_OFFSET
 
 
+@dataclass(slots=True, eq=False)
 class Batch:
     """Records sent as one batch, and the future that waits for the result."""
 
-    __slots__ = (
-        "acks",
-        "attempt",
-        "data",
-        "deadline_ms",
-        "future",
-        "last_error",
-        "may_be_appended",
-        "number",
-        "records",
-        "sequence",
-        "timer",
-    )
-
-    def __init__(
-        self,
-        records: Sequence[RecordLike],
-        acks: int,
-        deadline_ms: int,
-        future: Future[RecordMetadata] | None = None,
-    ) -> None:
-        self.records = records
-        self.acks = acks
-        self.deadline_ms = deadline_ms
-        self.future: Future[RecordMetadata] = Future() if future is None else future
-        self.data: bytes | None = None  # the encoded batch, once it has been sent
-        self.sequence = NO_SEQUENCE
-        self.attempt = 0  # number of sends
-        self.number = 0  # position among all batches for the partition
-        self.may_be_appended = False  # a try was sent and its answer was lost
-        self.last_error: BaseException | None = None
-        self.timer: Cancellable | None = None
+    records: Sequence[RecordLike]
+    acks: int
+    deadline_ms: int
+    future: Future[RecordMetadata] = field(default_factory=Future)
+    data: bytes | None = None  # the encoded batch, once it has been sent
+    sequence: int = NO_SEQUENCE
+    attempt: int = 0  # number of sends
+    number: int = 0  # position among all batches for the partition
+    may_be_appended: bool = False  # a try was sent and its answer was lost
+    last_error: BaseException | None = None
+    timer: Cancellable | None = None
 
 
 class PartitionSender:
@@ -484,7 +465,12 @@ class Producer:
         if acks not in ACKS:
             raise InvalidRequiredAcks(f"acks={acks} is not supported: use 0, 1 or -1 (all)")
         patience_ms = self._config.delivery_timeout_ms if timeout_ms is None else timeout_ms
-        batch = Batch(list(records), acks, monotonic_ms(self._clock) + patience_ms, future)
+        batch = Batch(
+            list(records),
+            acks,
+            monotonic_ms(self._clock) + patience_ms,
+            Future() if future is None else future,
+        )
         self._loop.post(partial(self._add, at, batch))
         return batch.future
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import enum
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 from kreplica.common.errors import InvalidRecord
@@ -96,49 +97,23 @@ class OffsetAndMetadata(NamedTuple):
     log_offset: int
 
 
+@dataclass(slots=True, eq=False)
 class Member:
     """A member; timeouts in ms. `join` and `sync` are the futures of its pending requests."""
 
-    __slots__ = (
-        "assignment",
-        "client_host",
-        "client_id",
-        "deadline_ms",
-        "group_instance_id",
-        "is_new",
-        "join",
-        "member_id",
-        "protocols",
-        "rebalance_timeout_ms",
-        "session_timeout_ms",
-        "sync",
-        "timer",
-    )
-
-    def __init__(
-        self,
-        member_id: str,
-        *,
-        group_instance_id: str | None,
-        client_id: str,
-        client_host: str,
-        rebalance_timeout_ms: int,
-        session_timeout_ms: int,
-        protocols: Sequence[Protocol],
-    ) -> None:
-        self.member_id = member_id
-        self.group_instance_id = group_instance_id
-        self.client_id = client_id
-        self.client_host = client_host
-        self.rebalance_timeout_ms = rebalance_timeout_ms
-        self.session_timeout_ms = session_timeout_ms
-        self.protocols = tuple(protocols)
-        self.assignment = b""
-        self.join: Future[Joined] | None = None
-        self.sync: Future[Synced] | None = None
-        self.is_new = False
-        self.deadline_ms = 0
-        self.timer: Cancellable | None = None
+    member_id: str
+    group_instance_id: str | None
+    client_id: str
+    client_host: str
+    rebalance_timeout_ms: int
+    session_timeout_ms: int
+    protocols: tuple[Protocol, ...]
+    assignment: bytes = b""
+    join: Future[Joined] | None = None
+    sync: Future[Synced] | None = None
+    is_new: bool = False
+    deadline_ms: int = 0
+    timer: Cancellable | None = None
 
     def metadata_of(self, protocol_name: str | None) -> bytes:
         """Return the member's data for a protocol; empty if it does not support the protocol."""
