@@ -1,7 +1,7 @@
 """Broker: the logs and replicas of one node, wired together from a set of ports.
 
-It owns its LogManager and its ReplicaManager. Decisions of the controller arrive through
-`become_leader_or_follower` and `stop_replicas`, requests of nodes and clients through `handle`.
+It owns its LogManager and its ReplicaManager. Requests of nodes and clients arrive through `handle`. Roles
+arrive through the ReplicaManager, or through `become_leader_or_follower` where logs have to be created.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any
 
 from kreplica.broker.kafka_apis import KafkaApis
-from kreplica.broker.replica_apis import ReplicaApis, TransactionMarkerApis
+from kreplica.broker.replica_apis import ReplicaApis
 from kreplica.common.config import CleanerConfig, LogConfig, LogManagerConfig
 from kreplica.common.errors import KreplicaError, UnsupportedVersion
 from kreplica.common.future import Future, failed
@@ -99,8 +99,7 @@ class Broker:
         self.handle_produce = apis.handle_produce
         self.handlers: dict[type[Any], Callable[[Any], Future[Any]]] = {
             **apis.handlers,
-            **ReplicaApis(self.replica_manager).handlers,
-            **TransactionMarkerApis(self.replica_manager, clock).handlers,
+            **ReplicaApis(self.replica_manager, clock).handlers,
         }
 
     def startup(self) -> None:
@@ -149,9 +148,3 @@ class Broker:
         if partition is not None and partition.log is not None:
             return None
         return NewLog(state.topic_partition, state.topic_id)
-
-    def stop_replicas(
-        self, stopped: Mapping[TopicPartition, bool]
-    ) -> dict[TopicPartition, KreplicaError | None]:
-        """Stop being a replica of these partitions. True: also delete the log."""
-        return self.replica_manager.stop_replicas(stopped)

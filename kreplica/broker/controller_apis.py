@@ -14,22 +14,15 @@ from collections.abc import Callable
 from typing import Any
 
 from kio.schema.allocate_producer_ids.v0.request import AllocateProducerIdsRequest
-from kio.schema.allocate_producer_ids.v0.response import AllocateProducerIdsResponse
 from kio.schema.alter_configs.v2.request import AlterConfigsRequest
 from kio.schema.alter_configs.v2.response import AlterConfigsResourceResponse as AlterAnswer
 from kio.schema.alter_configs.v2.response import AlterConfigsResponse
 from kio.schema.alter_partition.v3.request import AlterPartitionRequest
-from kio.schema.alter_partition.v3.response import AlterPartitionResponse
 from kio.schema.alter_partition_reassignments.v1.request import AlterPartitionReassignmentsRequest
-from kio.schema.alter_partition_reassignments.v1.response import AlterPartitionReassignmentsResponse
 from kio.schema.assign_replicas_to_dirs.v0.request import AssignReplicasToDirsRequest
-from kio.schema.assign_replicas_to_dirs.v0.response import AssignReplicasToDirsResponse
 from kio.schema.broker_heartbeat.v1.request import BrokerHeartbeatRequest
-from kio.schema.broker_heartbeat.v1.response import BrokerHeartbeatResponse
 from kio.schema.broker_registration.v4.request import BrokerRegistrationRequest
-from kio.schema.broker_registration.v4.response import BrokerRegistrationResponse
 from kio.schema.controller_registration.v0.request import ControllerRegistrationRequest
-from kio.schema.controller_registration.v0.response import ControllerRegistrationResponse
 from kio.schema.create_partitions.v3.request import CreatePartitionsRequest
 from kio.schema.create_partitions.v3.response import CreatePartitionsResponse, CreatePartitionsTopicResult
 from kio.schema.create_topics.v7.request import CreateTopicsRequest
@@ -37,18 +30,15 @@ from kio.schema.create_topics.v7.response import CreatableTopicResult, CreateTop
 from kio.schema.delete_topics.v6.request import DeleteTopicsRequest
 from kio.schema.delete_topics.v6.response import DeletableTopicResult, DeleteTopicsResponse
 from kio.schema.elect_leaders.v2.request import ElectLeadersRequest
-from kio.schema.elect_leaders.v2.response import ElectLeadersResponse
 from kio.schema.errors import ErrorCode
 from kio.schema.incremental_alter_configs.v1.request import IncrementalAlterConfigsRequest
 from kio.schema.incremental_alter_configs.v1.response import AlterConfigsResourceResponse as IncrementalAnswer
 from kio.schema.incremental_alter_configs.v1.response import IncrementalAlterConfigsResponse
 from kio.schema.list_partition_reassignments.v0.request import ListPartitionReassignmentsRequest
-from kio.schema.list_partition_reassignments.v0.response import ListPartitionReassignmentsResponse
 from kio.schema.unregister_broker.v0.request import UnregisterBrokerRequest
-from kio.schema.unregister_broker.v0.response import UnregisterBrokerResponse
 from kio.schema.update_features.v1.request import UpdateFeaturesRequest
-from kio.schema.update_features.v1.response import UpdateFeaturesResponse
 
+from kreplica.broker.api_versions import response_type
 from kreplica.common.errors import KreplicaError, UnsupportedVersion, known_error
 from kreplica.common.future import Future, failed, then
 from kreplica.common.wire import NO_THROTTLE
@@ -117,16 +107,18 @@ def refusal(request: Any, error: KreplicaError) -> Any:
 # ---- refusals ----------------------------------------------------------------------------------------------
 
 
-def _with_code(response: type[Any], **fields: Any) -> Refuse:
-    return lambda _request, error: response(
-        throttle_time=NO_THROTTLE, error_code=ErrorCode(error.code), **fields
-    )
+def _with_code(**fields: Any) -> Refuse:
+    """Make the answer, of the request's version, with these fields and the error's code."""
+
+    def refuse(request: Any, error: KreplicaError) -> Any:
+        answer = response_type(request.__api_key__, request.__version__)
+        return answer(throttle_time=NO_THROTTLE, error_code=ErrorCode(error.code), **fields)
+
+    return refuse
 
 
-def _with_message(response: type[Any], **fields: Any) -> Refuse:
-    return lambda _request, error: response(
-        throttle_time=NO_THROTTLE, error_code=ErrorCode(error.code), error_message=str(error), **fields
-    )
+def _with_message(**fields: Any) -> Refuse:
+    return lambda request, error: _with_code(error_message=str(error), **fields)(request, error)
 
 
 def _refuse_create_topics(request: CreateTopicsRequest, error: KreplicaError) -> CreateTopicsResponse:
@@ -193,19 +185,17 @@ REFUSALS: dict[type[Any], Refuse] = {
     CreateTopicsRequest: _refuse_create_topics,
     DeleteTopicsRequest: _refuse_delete_topics,
     CreatePartitionsRequest: _refuse_create_partitions,
-    AlterPartitionRequest: _with_code(AlterPartitionResponse, topics=()),
-    ElectLeadersRequest: _with_code(ElectLeadersResponse, replica_election_results=()),
-    AlterPartitionReassignmentsRequest: _with_message(AlterPartitionReassignmentsResponse, responses=()),
-    ListPartitionReassignmentsRequest: _with_message(ListPartitionReassignmentsResponse, topics=()),
-    AssignReplicasToDirsRequest: _with_code(AssignReplicasToDirsResponse, directories=()),
-    BrokerRegistrationRequest: _with_code(BrokerRegistrationResponse),
-    BrokerHeartbeatRequest: _with_code(BrokerHeartbeatResponse, should_shut_down=False),
-    UnregisterBrokerRequest: _with_message(UnregisterBrokerResponse),
-    ControllerRegistrationRequest: _with_message(ControllerRegistrationResponse),
+    AlterPartitionRequest: _with_code(topics=()),
+    ElectLeadersRequest: _with_code(replica_election_results=()),
+    AlterPartitionReassignmentsRequest: _with_message(responses=()),
+    ListPartitionReassignmentsRequest: _with_message(topics=()),
+    AssignReplicasToDirsRequest: _with_code(directories=()),
+    BrokerRegistrationRequest: _with_code(),
+    BrokerHeartbeatRequest: _with_code(should_shut_down=False),
+    UnregisterBrokerRequest: _with_message(),
+    ControllerRegistrationRequest: _with_message(),
     IncrementalAlterConfigsRequest: _refuse_configs(IncrementalAlterConfigsResponse, IncrementalAnswer),
     AlterConfigsRequest: _refuse_configs(AlterConfigsResponse, AlterAnswer),
-    AllocateProducerIdsRequest: _with_code(
-        AllocateProducerIdsResponse, producer_id_start=-1, producer_id_len=0
-    ),
-    UpdateFeaturesRequest: _with_message(UpdateFeaturesResponse, results=()),
+    AllocateProducerIdsRequest: _with_code(producer_id_start=-1, producer_id_len=0),
+    UpdateFeaturesRequest: _with_message(results=()),
 }

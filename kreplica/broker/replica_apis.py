@@ -73,13 +73,15 @@ Responses = Mapping[TopicPartition, AppendResponse]
 class ReplicaApis:
     """The replica handlers of one broker. `handlers`: by type of request."""
 
-    def __init__(self, replicas: ReplicaManager) -> None:
+    def __init__(self, replicas: ReplicaManager, clock: Clock) -> None:
         self._replicas = replicas
+        self._clock = clock
         self.handlers: dict[type[Any], Callable[[Any], Future[Any]]] = {
             AlterReplicaLogDirsRequest: self.handle_alter_replica_log_dirs,
             DeleteRecordsRequest: self.handle_delete_records,
             DescribeLogDirsRequest: self.handle_describe_log_dirs,
             DescribeProducersRequest: self.handle_describe_producers,
+            WriteTxnMarkersRequest: self.handle_write_txn_markers,
         }
 
     # ---- DeleteRecords ------------------------------------------------------------------------------------
@@ -99,6 +101,53 @@ class ReplicaApis:
             wanted, min(request.timeout // timedelta(milliseconds=1), LONGEST_WAIT_MS)
         )
         return then(done, partial(_deleted, twice))
+
+    # ---- WriteTxnMarkers ----------------------------------------------------------------------------------
+
+    def handle_write_txn_markers(self, request: WriteTxnMarkersRequest) -> Future[WriteTxnMarkersResponse]:
+        """Handle WriteTxnMarkers (27): append a marker to each partition, and answer when all replicas in
+        sync have it (KIP-98, KIP-664).
+
+        It comes from a transaction coordinator, or from an operator who aborts a transaction that no
+        coordinator will end (`kafka-transactions abort`, `kreplica transactions abort`).
+
+        The future fails with InvalidRequest for a producer id or epoch that no producer can have. Errors of a
+        partition: InvalidProducerEpoch if the producer has written in a later epoch,
+        TransactionCoordinatorFenced if a later coordinator has written a marker, and those of any append.
+        """
+        for marker in request.markers:
+            if marker.producer_id < 0 or marker.producer_epoch < 0:
+                text = f"a marker of producer id {marker.producer_id}, epoch {marker.producer_epoch}"
+                return failed(InvalidRequest(f"{text}: both must be 0 or more"))
+        appended = all_of([self._append_marker(marker) for marker in request.markers])
+        return then(appended, partial(_marked, request.markers))
+
+    def _append_marker(self, marker: WritableTxnMarker) -> Future[Responses]:
+        batch = build_end_transaction_marker(
+            EndTransactionMarker(marker.transaction_result, marker.coordinator_epoch),
+            producer_id=marker.producer_id,
+            producer_epoch=marker.producer_epoch,
+            timestamp_ms=self._clock.time_ms(),
+        )
+        entries: dict[TopicPartition, bytes] = {}
+        refused: dict[TopicPartition, AppendResponse] = {}
+        for topic in marker.topics:
+            for number in topic.partition_indexes:
+                at = TopicPartition(topic.name, number)
+                if marker.transaction_result and topic.name == CONSUMER_OFFSETS:
+                    # The group coordinator reads a transaction's offsets only when it loads the log.
+                    text = f"{at}: offsets of a transaction can only be aborted here, not committed"
+                    refused[at] = response_to(InvalidTxnState(text))
+                else:
+                    entries[at] = batch
+        is_second = marker.transaction_version >= 2
+        appended = self._replicas.append_records(
+            entries,
+            timeout_ms=MARKER_TIMEOUT_MS,
+            internal_topics_allowed=True,
+            origin=AppendOrigin.COORDINATOR_TV2 if is_second else AppendOrigin.COORDINATOR,
+        )
+        return then(appended, lambda responses: {**responses, **refused}) if refused else appended
 
     # ---- AlterReplicaLogDirs ------------------------------------------------------------------------------
 
@@ -268,70 +317,14 @@ def _deleted(
     )
 
 
-class TransactionMarkerApis:
-    """Ends transactions in the partitions that one broker leads (KIP-98, KIP-664). `handlers`: by type of
-    request.
-
-    WriteTxnMarkers comes from a transaction coordinator, or from an operator who aborts a transaction that no
-    coordinator will end (`kafka-transactions abort`, `kreplica transactions abort`).
-    """
-
-    def __init__(self, replicas: ReplicaManager, clock: Clock) -> None:
-        self._replicas = replicas
-        self._clock = clock
-        self.handlers: dict[type[Any], Callable[[Any], Future[Any]]] = {
-            WriteTxnMarkersRequest: self.handle_write_txn_markers
-        }
-
-    def handle_write_txn_markers(self, request: WriteTxnMarkersRequest) -> Future[WriteTxnMarkersResponse]:
-        """Handle WriteTxnMarkers (27): append a marker to each partition, and answer when all replicas in
-        sync have it.
-
-        The future fails with InvalidRequest for a producer id or epoch that no producer can have. Errors of a
-        partition: InvalidProducerEpoch if the producer has written in a later epoch,
-        TransactionCoordinatorFenced if a later coordinator has written a marker, and those of any append.
-        """
-        for marker in request.markers:
-            if marker.producer_id < 0 or marker.producer_epoch < 0:
-                text = f"a marker of producer id {marker.producer_id}, epoch {marker.producer_epoch}"
-                return failed(InvalidRequest(f"{text}: both must be 0 or more"))
-        appended = all_of([self._append(marker) for marker in request.markers])
-        return then(appended, partial(_response, request.markers))
-
-    def _append(self, marker: WritableTxnMarker) -> Future[Responses]:
-        batch = build_end_transaction_marker(
-            EndTransactionMarker(marker.transaction_result, marker.coordinator_epoch),
-            producer_id=marker.producer_id,
-            producer_epoch=marker.producer_epoch,
-            timestamp_ms=self._clock.time_ms(),
-        )
-        entries: dict[TopicPartition, bytes] = {}
-        refused: dict[TopicPartition, AppendResponse] = {}
-        for topic in marker.topics:
-            for number in topic.partition_indexes:
-                at = TopicPartition(topic.name, number)
-                if marker.transaction_result and topic.name == CONSUMER_OFFSETS:
-                    # The group coordinator reads a transaction's offsets only when it loads the log.
-                    text = f"{at}: offsets of a transaction can only be aborted here, not committed"
-                    refused[at] = response_to(InvalidTxnState(text))
-                else:
-                    entries[at] = batch
-        is_second = marker.transaction_version >= 2
-        appended = self._replicas.append_records(
-            entries,
-            timeout_ms=MARKER_TIMEOUT_MS,
-            internal_topics_allowed=True,
-            origin=AppendOrigin.COORDINATOR_TV2 if is_second else AppendOrigin.COORDINATOR,
-        )
-        return then(appended, lambda responses: {**responses, **refused}) if refused else appended
-
-
-def _response(markers: Sequence[WritableTxnMarker], appended: Sequence[Responses]) -> WriteTxnMarkersResponse:
-    results = [_result(marker.producer_id, each) for marker, each in zip(markers, appended, strict=True)]
+def _marked(markers: Sequence[WritableTxnMarker], appended: Sequence[Responses]) -> WriteTxnMarkersResponse:
+    results = [
+        _marker_result(marker.producer_id, each) for marker, each in zip(markers, appended, strict=True)
+    ]
     return WriteTxnMarkersResponse(markers=tuple(results))
 
 
-def _result(producer_id: int, responses: Responses) -> WritableTxnMarkerResult:
+def _marker_result(producer_id: int, responses: Responses) -> WritableTxnMarkerResult:
     topics: dict[str, list[WritableTxnMarkerPartitionResult]] = {}
     for (topic, number), response in responses.items():
         error = response.error
