@@ -48,6 +48,10 @@ from spark_connector.worker import settle
 if TYPE_CHECKING:
     from pyarrow import RecordBatch as ArrowRecordBatch
 
+Json = dict[str, Any]
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
 
 class RangePartition(InputPartition):
     """A range as Spark sends it to a task; None if there is nothing to read."""
@@ -108,9 +112,6 @@ def source_of(options: ReadOptions) -> LogSource:
         skip_damaged=options.skip_damaged,
         fail_on_data_loss=options.fail_on_data_loss,
     )
-
-
-Json = dict[str, Any]
 
 
 class KreplicaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -225,9 +226,6 @@ def shared_out(begin: Mapping[TopicPartition, int], end: Offsets, limit: int) ->
     for at in sorted(sizes, key=lambda at: (-(sizes[at] * limit % total), at))[:left]:
         taken[at] += 1
     return {at: begin[at] + taken[at] if sizes[at] else stop for at, stop in end.items()}
-
-
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Filters:

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 CHECKPOINT = "_checkpoint"
 PARTITIONED_BY = ("topic", "partition", "batch")
+_KEY = ("topic", "partition", "key")
 # Where Spark puts a batch's files before it moves them into place; a killed run leaves it behind.
 STAGING = ".spark-staging-*"
 # On a file system without our lock, only a staging directory older than this counts as left behind.
@@ -188,7 +189,7 @@ def _end(progress: Any) -> Mapping[str, Mapping[str, int]]:
     return offsets or {}
 
 
-_KEY = ("topic", "partition", "key")
+# ---- compaction as a query ---------------------------------------------------------------------------------
 
 
 def latest(spark: SparkSession, source: Source) -> DataFrame:
