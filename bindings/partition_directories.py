@@ -1,9 +1,8 @@
 """Find the partitions below some directories, and open a reader's log of each.
 
-A path is a partition's directory, or one that contains several, such as a node's log directory. If a
-partition is there more than once, as in the directories of several nodes, the replica with the highest high
-watermark is read. Nothing is written or locked. Thread rule: a PartitionDirectories is immutable; each opened
-log belongs to its caller.
+If a partition is there more than once, as in the directories of several nodes, the replica with the highest
+high watermark is read. Thread rule: a PartitionDirectories is immutable; each opened log belongs to its
+caller.
 """
 
 from __future__ import annotations
@@ -11,13 +10,9 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 
-from kreplica.common.config import LogConfig
-from kreplica.common.errors import InvalidFile
 from kreplica.common.types import TopicPartition
-from kreplica.log.diff import is_partition
 from kreplica.log.file_names import parse_directory_name
-from kreplica.log.live_reader import LiveReader
-from kreplica.log.log_directory import LogDirectory
+from kreplica.log.replica_directories import Replica, open_replica, replicas_in
 from kreplica.log.unified_log import UnifiedLog
 from kreplica.runtime.clock import SystemClock
 from kreplica.runtime.storage import FileStorage
@@ -35,12 +30,7 @@ class PartitionDirectories:
         found: dict[TopicPartition, list[str]] = {}
         for given in paths:
             path = os.path.realpath(os.fspath(given))
-            for directory in _partitions_in(path):
-                partition = parse_directory_name(os.path.basename(directory))
-                if partition is None:
-                    raise InvalidFile(
-                        f"{directory}: not a partition's directory, whose name looks like topic-0"
-                    )
+            for partition, directory in replicas_in(FileStorage(), path):
                 replicas = found.setdefault(partition, [])
                 if directory not in replicas:
                     replicas.append(directory)
@@ -72,19 +62,7 @@ def open_log(directory: str) -> UnifiedLog:
     """
     name = os.path.basename(directory)
     partition = parse_directory_name(name) or TopicPartition(name, 0)
-    return LiveReader(directory, partition, LogConfig(), FileStorage(), SystemClock()).open()
-
-
-def _partitions_in(path: str) -> list[str]:
-    storage = FileStorage()
-    if not storage.is_directory(path):
-        raise InvalidFile(f"{path}: there is no such directory")
-    if is_partition(storage, path):
-        return [path]
-    names = LogDirectory(storage, path).partitions()[0]
-    if not names:
-        raise InvalidFile(f"{path}: neither a partition's directory nor a directory of partitions")
-    return [f"{path}/{name}" for name in names if is_partition(storage, f"{path}/{name}")]
+    return open_replica(FileStorage(), SystemClock(), Replica(partition, directory))
 
 
 def _standing(directory: str) -> tuple[int, int]:

@@ -20,16 +20,15 @@ from typing import IO, Any, NoReturn, Protocol, Self
 
 from kreplica._core.arrow import BinaryColumn, Columns, HeadersColumn, to_arrow
 from kreplica.cli.output import Fact, console, print_json, row_progress
-from kreplica.common.config import LogConfig
 from kreplica.common.errors import exception_for_os
 from kreplica.common.types import INT64_MAX, TopicPartition
 from kreplica.log.column_reader import ColumnReader
 from kreplica.log.damage import Damage
 from kreplica.log.diff import is_partition
 from kreplica.log.file_names import parse_directory_name
-from kreplica.log.live_reader import LiveReader
 from kreplica.log.log_directory import LogDirectory
 from kreplica.log.partition_columns import ALL_COLUMNS, OF_PARTITION, PartitionColumns, of_records
+from kreplica.log.replica_directories import Replica, open_replica
 from kreplica.log.unified_log import UnifiedLog
 from kreplica.log.verify import total_bytes
 from kreplica.runtime.clock import SystemClock
@@ -217,7 +216,7 @@ def _export(
     see: Callable[[ColumnReader], None],
 ) -> Fact:
     partition = partition_of(directory)
-    with closing(_open(directory, partition)) as log:
+    with closing(open_replica(FileStorage(), SystemClock(), Replica(partition, directory))) as log:
         reader = ColumnReader(
             log,
             of_records(columns),
@@ -243,10 +242,6 @@ def _export(
         "bytes": reader.bytes,
         "skipped": [asdict(damage) for damage in reader.skipped],
     }
-
-
-def _open(directory: str, partition: TopicPartition) -> UnifiedLog:
-    return LiveReader(directory, partition, LogConfig(), FileStorage(), SystemClock()).open()
 
 
 def _first(log: UnifiedLog, from_offset: int | None) -> int | None:

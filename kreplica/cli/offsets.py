@@ -8,14 +8,9 @@ from dataclasses import asdict
 
 from kreplica.cli.output import console, print_json, print_table
 from kreplica.common.types import TopicPartition
-from kreplica.coordinator.partition_offsets import (
-    PartitionOffsets,
-    group_offsets,
-    open_replica,
-    replicas,
-    table,
-)
+from kreplica.coordinator.partition_offsets import PartitionOffsets, group_offsets, replicas, table
 from kreplica.log.record_counts import bounds_of, count
+from kreplica.log.replica_directories import open_replica
 from kreplica.runtime.clock import SystemClock
 from kreplica.runtime.storage import FileStorage
 

@@ -6,31 +6,19 @@ live writers. Thread rule: pure functions.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from typing import NamedTuple
 
-from kreplica.common.config import LogConfig
 from kreplica.common.errors import InvalidFile, KreplicaError
 from kreplica.common.ports import Clock, Storage
 from kreplica.common.types import TopicPartition
 from kreplica.coordinator.group_records import OffsetCommitKey, OffsetCommitValue, decode_key, decode_value
-from kreplica.log.diff import is_partition
-from kreplica.log.file_names import CONSUMER_OFFSETS_DIRECTORY, parse_directory_name
-from kreplica.log.live_reader import LiveReader
-from kreplica.log.log_directory import LogDirectory
+from kreplica.log.file_names import CONSUMER_OFFSETS_DIRECTORY
 from kreplica.log.record_counts import LogBounds, RecordCounts
+from kreplica.log.replica_directories import Replica, open_replica, replicas_in
 from kreplica.log.unified_log import UnifiedLog
 from kreplica.record import Record
-
-
-class Replica(NamedTuple):
-    """A replica: its partition and directory."""
-
-    at: TopicPartition
-    directory: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,39 +56,18 @@ def replicas(storage: Storage, paths: Iterable[str], topics: Sequence[str] = ())
     """Return the replicas in `paths`, which are partition directories or contain some, without duplicates.
 
     Directories that contain partitions are restricted to `topics` if given, else to topics that are not
-    Kafka's
-    internal ones. Raises InvalidFile for a path without replicas.
+    Kafka's internal ones. Raises InvalidFile for a path without replicas.
     """
     found: dict[str, Replica] = {}
     for path in paths:
-        if not storage.is_directory(path):
-            raise InvalidFile(f"{path}: there is no such directory")
-        if is_partition(storage, path):
-            inside = [path]
-        else:
-            names = LogDirectory(storage, path).partitions()[0]
-            inside = [f"{path}/{name}" for name in names if is_partition(storage, f"{path}/{name}")]
-            if not inside:
-                raise InvalidFile(f"{path}: neither a partition's directory nor a directory of partitions")
-            inside = [each for each in inside if _is_wanted(each, topics)]
-        for directory in inside:
-            at = parse_directory_name(os.path.basename(directory))
-            if at is None:
-                raise InvalidFile(f"{directory}: is not named like a partition's directory (topic-0)")
-            found[directory] = Replica(at, directory)
+        for replica in replicas_in(storage, path):
+            if replica.directory == path or _is_wanted(replica.at.topic, topics):
+                found[replica.directory] = replica
     return sorted(found.values())
 
 
-def _is_wanted(directory: str, topics: Sequence[str]) -> bool:
-    at = parse_directory_name(os.path.basename(directory))
-    if at is None:
-        return False
-    return at.topic in topics if topics else not at.topic.startswith("__")
-
-
-def open_replica(storage: Storage, clock: Clock, replica: Replica) -> UnifiedLog:
-    """Open a replica's log read-only; the caller closes it. Raises InvalidFile, KafkaStorageError."""
-    return LiveReader(replica.directory, replica.at, LogConfig(), storage, clock).open()
+def _is_wanted(topic: str, topics: Sequence[str]) -> bool:
+    return topic in topics if topics else not topic.startswith("__")
 
 
 def group_offsets(

@@ -15,15 +15,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType
 
 from kreplica.common.errors import InvalidFile
-from kreplica.coordinator.partition_offsets import (
-    PartitionOffsets,
-    Replica,
-    group_offsets,
-    open_replica,
-    replicas,
-    table,
-)
+from kreplica.coordinator.partition_offsets import PartitionOffsets, group_offsets, replicas, table
 from kreplica.log.record_counts import LogBounds, RecordCounts, bounds_of, count, parts_of
+from kreplica.log.replica_directories import Replica, open_replica
 from kreplica.runtime.clock import SystemClock
 from kreplica.runtime.storage import FileStorage
 from spark_connector.jobs.records import JobError, Path, local_paths

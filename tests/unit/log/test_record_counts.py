@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 import kreplica
 from kreplica.common.types import TopicPartition
-from kreplica.coordinator.partition_offsets import Replica, open_replica
 from kreplica.log import record_counts
 from kreplica.log.record_counts import RecordCounts, bounds_of, count, counted, parts_of
+from kreplica.log.replica_directories import Replica, open_replica
 from kreplica.runtime.clock import SystemClock
 from kreplica.runtime.storage import FileStorage
 from tests.conformance.expectation import FIXTURES
