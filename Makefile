@@ -112,8 +112,7 @@ fuzz: .make/build
 	KREPLICA_FUZZ_SECONDS=$(FUZZ_SECONDS) $(PYTEST) tests/crash -k fuzz
 
 sim: .make/build
-	KREPLICA_SEEDS=$(SIM_SEEDS) $(PYTEST) tests/simulation/test_random_runs.py \
-		tests/simulation/test_node_runs.py tests/simulation/test_quorum_runs.py
+	KREPLICA_SEEDS=$(SIM_SEEDS) $(PYTEST) tests/simulation/test_random_runs.py
 
 conformance: .make/build
 	$(PYTEST) tests/conformance -m conformance

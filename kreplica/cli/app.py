@@ -398,7 +398,7 @@ def sim(
     seeds: Annotated[int, typer.Option(min=1, help="Number of seeds to run, one after the other.")] = 1,
     minutes: Annotated[
         float | None,
-        typer.Option(min=0.001, help="Simulated minutes for each seed; only with --driver nodes."),
+        typer.Option(min=0.001, help="Simulated minutes for each seed, instead of --events."),
     ] = None,
     events: Annotated[
         int, typer.Option(min=1, help="Number of events for each seed, without --minutes.")
@@ -422,8 +422,6 @@ def sim(
     """
     from kreplica.cli import sim as command
 
-    if minutes is not None and driver is not Driver.NODES:
-        raise typer.BadParameter("needs --driver nodes", param_hint="--minutes")
     raise typer.Exit(command.run(driver, range(seed, seed + seeds), minutes, events, reduce, as_json))
 
 

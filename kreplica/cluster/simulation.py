@@ -50,7 +50,7 @@ from kreplica.runtime.clock import SystemClock
 from kreplica.sim.network import LinkConditions
 from kreplica.sim.nodes.node_checker import NodeChecker
 from kreplica.sim.nodes.node_cluster import CONSUMER_CONFIG, NodeCluster
-from kreplica.sim.reduction import RandomRun, reduced, round_ends_ns, run_nodes
+from kreplica.sim.reduction import RandomRun, reduced, round_ends_ns, run_seed
 
 if TYPE_CHECKING:
     from kreplica._core.batch_builder import _RecordList as RecordList
@@ -363,7 +363,7 @@ class Simulation(ClusterAdministration):
         to `reduce_for` real seconds to the actions that are needed.
         """
         ends = round_ends_ns(minutes) if minutes is not None else ()
-        ran = run_nodes(seed, events, round_ends_ns=ends)
+        ran = run_seed("nodes", seed, events, round_ends_ns=ends)
         if ran.violation is None:
             return ran
         clock = SystemClock()

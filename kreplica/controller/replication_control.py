@@ -7,10 +7,6 @@ by the controller's loop.
 
 Topics and partitions are created in the order of the ZooKeeper-era controller: partitions New, replicas New,
 partitions Online, replicas Online.
-
-The checks of AlterPartition are in Kafka's order, since it decides what the leader does next. A broker may
-not join an ISR if it is fenced, is shutting down, or has registered again since the fetch that the leader
-refers to (KIP-841, KIP-903).
 """
 
 # mypy: disable-error-code="arg-type"
@@ -25,7 +21,6 @@ from kio.schema.alter_partition.v3.request import AlterPartitionRequest
 from kio.schema.alter_partition.v3.request import PartitionData as Asked
 from kio.schema.alter_partition.v3.response import AlterPartitionResponse
 from kio.schema.alter_partition.v3.response import PartitionData as AlteredPartition
-from kio.schema.alter_partition.v3.response import TopicData as AlteredTopic
 from kio.schema.alter_partition_reassignments.v1.request import (
     AlterPartitionReassignmentsRequest,
     ReassignablePartition,
@@ -67,8 +62,6 @@ from kreplica.common.config import LogConfig
 from kreplica.common.errors import (
     ElectionNotNeeded,
     EligibleLeadersNotAvailable,
-    FencedLeaderEpoch,
-    IneligibleReplica,
     InvalidConfig,
     InvalidPartitions,
     InvalidReplicaAssignment,
@@ -78,7 +71,6 @@ from kreplica.common.errors import (
     InvalidUpdateVersion,
     KreplicaError,
     NewLeaderElected,
-    NotController,
     NotLeaderOrFollower,
     PreferredLeaderNotAvailable,
     TopicAlreadyExists,
@@ -97,6 +89,15 @@ from kreplica.controller.controller_context import (
     PartitionState,
     ReplicaState,
 )
+from kreplica.controller.isr_change import (
+    NO_BROKER_EPOCH,
+    accepted,
+    check_eligible,
+    check_isr_change,
+    refused,
+    response_to,
+    stale_broker_epoch,
+)
 from kreplica.controller.leader_selectors import HandoverLeaderSelector, OfflinePartitionLeaderSelector
 from kreplica.controller.partition_reassignment import PartitionReassignment
 from kreplica.controller.partition_state_machine import PartitionStateMachine, PreferredReplicaLeaderElection
@@ -106,13 +107,11 @@ from kreplica.controller.state_change_logger import StateChangeLogger
 from kreplica.controller.topic_deletion_manager import TopicDeletionManager
 from kreplica.metadata.cluster_metadata import TOPIC_RESOURCE
 from kreplica.metadata.records import ConfigRecord, TopicRecord
-from kreplica.metadata.registrations import RECOVERY_STATES
 
 METADATA_TOPIC = "__cluster_metadata"
 MAX_PARTITIONS_PER_BATCH = 10_000
 # The source of a topic's setting, as in DescribeConfigs.
 DYNAMIC_TOPIC_CONFIG, DEFAULT_CONFIG = 1, 5
-NO_BROKER_EPOCH = -1
 PREFERRED, UNCLEAN = 0, 1
 # kreplica's own type: the leader cannot go on, so another replica in sync should lead.
 HANDOVER = 100
@@ -386,12 +385,10 @@ class ReplicationControl:
 
     def alter_partition(self, request: AlterPartitionRequest) -> AlterPartitionResponse:
         """Make the allowed changes. Each partition gets its own answer."""
-        broker = self._context.metadata.brokers.get(request.broker_id)
-        if broker is None or request.broker_epoch not in (NO_BROKER_EPOCH, broker.epoch):
-            return AlterPartitionResponse(
-                throttle_time=NO_THROTTLE, error_code=ErrorCode.stale_broker_epoch, topics=()
-            )
-        accepted: dict[tuple[int, int], PartitionContext] = {}
+        epoch = self._epoch_of(request.broker_id)
+        if epoch is None or request.broker_epoch not in (NO_BROKER_EPOCH, epoch):
+            return stale_broker_epoch()
+        changed: dict[tuple[int, int], PartitionContext] = {}
         answers: dict[tuple[int, int], AlteredPartition] = {}
         with self._batch.collected():
             for place, topic in enumerate(request.topics):
@@ -401,22 +398,12 @@ class ReplicationControl:
                         partition = self._asked_partition(topic.topic_id, asked.partition_index)
                         self._check_alter(request.broker_id, partition, asked)
                         self._alter_isr(partition, asked)
-                        accepted[key] = partition
+                        changed[key] = partition
                     except KreplicaError as error:
-                        answers[key] = _refused(asked.partition_index, error)
+                        answers[key] = refused(asked.partition_index, error)
             # The answers contain the epochs after the change, so all changes are made first.
-            answers.update({key: self._accepted(partition) for key, partition in accepted.items()})
-        return AlterPartitionResponse(
-            throttle_time=NO_THROTTLE,
-            error_code=ErrorCode.none,
-            topics=tuple(
-                AlteredTopic(
-                    topic_id=topic.topic_id,
-                    partitions=tuple(answers[place, asked.partition_index] for asked in topic.partitions),
-                )
-                for place, topic in enumerate(request.topics)
-            ),
-        )
+            answers.update({key: self._accepted(partition) for key, partition in changed.items()})
+        return response_to(request, lambda place, asked: answers[place, asked.partition_index])
 
     def _asked_partition(self, topic_id: uuid.UUID | None, number: int) -> PartitionContext:
         name = self._context.metadata.topic_names.get(Uuid(topic_id.bytes)) if topic_id else None
@@ -431,54 +418,18 @@ class ReplicationControl:
         state = partition.registration
         if state is None or partition.change is not None:
             raise InvalidUpdateVersion(f"{partition.topic_partition} has a change in progress: retry")
-        isr = [broker.broker_id for broker in asked.new_isr_with_epochs]
-        if asked.leader_epoch > state.leader_epoch or asked.partition_epoch > state.partition_epoch:
-            raise NotController(
-                f"{partition.topic_partition}: the request has newer epochs than this controller"
-            )
-        if asked.leader_epoch < state.leader_epoch:
-            raise FencedLeaderEpoch(
-                f"leader epoch {asked.leader_epoch} is over; the current one is {state.leader_epoch}"
-            )
-        if broker_id != state.leader:
-            raise InvalidRequest(f"broker {broker_id} is not the leader of {partition.topic_partition}")
-        if asked.partition_epoch < state.partition_epoch:
-            raise InvalidUpdateVersion(
-                f"partition epoch {asked.partition_epoch} is over; the current one is {state.partition_epoch}"
-            )
-        if not isr or len(set(isr)) < len(isr) or not set(isr) <= set(state.replicas):
-            raise InvalidRequest(
-                f"the ISR {isr} must be a non-empty subset of the replicas {list(state.replicas)}"
-            )
-        if broker_id not in isr:
-            raise InvalidRequest(f"the ISR {isr} must contain the leader {broker_id}")
-        self._check_recovery(state.leader_recovery_state, int(asked.leader_recovery_state), isr)
+        check_isr_change(broker_id, partition.topic_partition, state, asked)
         self._check_eligible(asked)
-
-    @staticmethod
-    def _check_recovery(now: LeaderRecoveryState, wanted: int, isr: list[int]) -> None:
-        if wanted not in RECOVERY_STATES:
-            raise InvalidRequest(f"unknown leader recovery state {wanted}")
-        if wanted == LeaderRecoveryState.RECOVERING:
-            if len(isr) > 1:
-                raise InvalidRequest(f"a recovering leader must be alone in its ISR, which is {isr}")
-            if now is LeaderRecoveryState.RECOVERED:
-                raise InvalidRequest("a recovered leader cannot go back to recovering")
 
     def _check_eligible(self, asked: Asked) -> None:
         context = self._context
-        for each in asked.new_isr_with_epochs:
-            broker = context.metadata.brokers.get(each.broker_id)
-            if broker is None:
-                raise IneligibleReplica(f"broker {each.broker_id} is not registered")
-            if each.broker_id in context.shutting_down_broker_ids:
-                raise IneligibleReplica(f"broker {each.broker_id} is shutting down")
-            if each.broker_id not in context.live_broker_ids:
-                raise IneligibleReplica(f"broker {each.broker_id} is fenced")
-            if each.broker_epoch not in (NO_BROKER_EPOCH, broker.epoch):
-                raise IneligibleReplica(
-                    f"broker {each.broker_id} is registered in epoch {broker.epoch}, not {each.broker_epoch}"
-                )
+        check_eligible(
+            asked, self._epoch_of, live=context.live_broker_ids, leaving=context.shutting_down_broker_ids
+        )
+
+    def _epoch_of(self, broker_id: int) -> int | None:
+        broker = self._context.metadata.brokers.get(broker_id)
+        return None if broker is None else broker.epoch
 
     def _alter_isr(self, partition: PartitionContext, asked: Asked) -> None:
         change = self._batch.change_of(partition)
@@ -504,16 +455,8 @@ class ReplicationControl:
         after = state if record is None else state.merge(record.message)
         if after.leader_epoch != state.leader_epoch:
             # This ISR completed a reassignment, whose end removed replicas and so began a new leader epoch.
-            return _refused(number, NewLeaderElected(f"{partition.topic_partition} was reassigned"))
-        return AlteredPartition(
-            partition_index=number,
-            error_code=ErrorCode.none,
-            leader_id=after.leader,
-            leader_epoch=after.leader_epoch,
-            isr=after.isr,
-            leader_recovery_state=int(after.leader_recovery_state),
-            partition_epoch=after.partition_epoch,
-        )
+            return refused(number, NewLeaderElected(f"{partition.topic_partition} was reassigned"))
+        return accepted(number, after)
 
     # ---- ElectLeaders -------------------------------------------------------------------------------------
 
@@ -758,16 +701,6 @@ class ReplicationControl:
         )
         self._partitions.handle_state_changes(led, PartitionState.OFFLINE)
         self._partitions.trigger_online_partition_state_change()
-
-
-def _refused(partition: int, error: KreplicaError) -> AlteredPartition:
-    return AlteredPartition(
-        partition_index=partition,
-        error_code=ErrorCode(error.code),
-        leader_id=-1,
-        leader_epoch=-1,
-        partition_epoch=-1,
-    )
 
 
 def _without_dots(name: str) -> str:

@@ -1,35 +1,47 @@
 """ScriptedController: a stand-in for the controller that a script or a random driver operates.
 
-It never elects a leader on its own. It keeps the decisions and the epochs of registered brokers. It answers
-AlterPartition like the active controller, with the same checks in the same order, or, if so configured,
-refuses requests or holds them until a decision. Thread rule: any thread may call; `lock` guards everything,
-and futures are resolved outside it.
+It keeps the decisions and the epochs of registered brokers, and elects a leader only when it is asked to. It
+checks AlterPartition and chooses leaders with the functions of the active controller (kreplica.controller).
+If so configured, it refuses requests or holds them until a decision. Thread rule: any thread may call; `lock`
+guards everything, and futures are resolved outside it.
 """
-
-# mypy: disable-error-code="arg-type"
 
 from __future__ import annotations
 
 import dataclasses
-import datetime
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from kio.schema.alter_partition.v3.request import AlterPartitionRequest
 from kio.schema.alter_partition.v3.request import PartitionData as Asked
-from kio.schema.alter_partition.v3.response import AlterPartitionResponse, PartitionData, TopicData
-from kio.schema.errors import ErrorCode
+from kio.schema.alter_partition.v3.response import AlterPartitionResponse, PartitionData
 
 from kreplica.common.config import LogConfig
-from kreplica.common.errors import UnsupportedVersion
+from kreplica.common.errors import KreplicaError, UnknownTopicId, UnsupportedVersion
 from kreplica.common.future import Future, failed
 from kreplica.common.leader_and_isr import NO_LEADER, LeaderAndIsr, LeaderRecoveryState
 from kreplica.common.locks import RLock
 from kreplica.common.types import TopicPartition, Uuid
+from kreplica.controller.controller_context import ControllerContext, PartitionContext
+from kreplica.controller.isr_change import (
+    NO_BROKER_EPOCH,
+    accepted,
+    check_eligible,
+    check_isr_change,
+    refused,
+    response_to,
+    stale_broker_epoch,
+)
+from kreplica.controller.leader_selectors import (
+    HandoverLeaderSelector,
+    LeaderSelection,
+    OfflinePartitionLeaderSelector,
+)
+from kreplica.metadata.cluster_metadata import ClusterMetadata
+from kreplica.metadata.registrations import UNASSIGNED_DIRECTORY, PartitionRegistration
 
 # Far from the ids that brokers have in scripts.
 CONTROLLER_ID = 1000
-NO_BROKER_EPOCH = -1
 
 
 class AlterPartitionWaiting(NamedTuple):
@@ -57,8 +69,6 @@ class ScriptedController:
     def __init__(self, on_change: Callable[[LeaderAndIsr], None] = lambda _: None) -> None:
         self.on_change = on_change
         self.on_handover: Callable[[int, TopicPartition], object] = lambda *_: None
-        # KIP-903; disabled to show what happens without the controller's check.
-        self.checks_broker_epochs = True
         self.lock = RLock()
         # Guarded by lock; a caller that reads and then decides in one step holds it:
         self.topics: dict[str, Topic] = {}
@@ -66,7 +76,6 @@ class ScriptedController:
         self.broker_epochs: dict[int, int] = {}
         self.fenced: set[int] = set()
         self.racks: dict[int, str] = {}
-        self.shutting_down: set[int] = set()
         self.holds = False
         self.waiting: list[AlterPartitionWaiting] = []
         self.handovers: list[tuple[int, TopicPartition]] = []  # (leader, partition), as they were asked for
@@ -81,7 +90,6 @@ class ScriptedController:
             self._last_broker_epoch += 1
             self.broker_epochs[broker_id] = self._last_broker_epoch
             self.fenced.discard(broker_id)
-            self.shutting_down.discard(broker_id)
             return self._last_broker_epoch
 
     def is_broker_fenced(self, broker_id: int) -> bool:
@@ -95,8 +103,9 @@ class ScriptedController:
         """Return a name and no port; simulated brokers listen on no address."""
         return f"broker-{broker_id}", 0
 
-    def is_broker_shutting_down(self, broker_id: int) -> bool:
-        return broker_id in self.shutting_down
+    def is_broker_shutting_down(self, broker_id: int) -> bool:  # noqa: ARG002
+        """Return False: a scripted broker stops without asking the controller."""
+        return False
 
     def get_alive_broker_epoch(self, broker_id: int) -> int | None:
         """Return the epoch of the broker's registration, None for a fenced or unknown one."""
@@ -188,6 +197,28 @@ class ScriptedController:
                 leader_recovery_state=recovery,
             )
 
+    def select_leader(
+        self, state: LeaderAndIsr, live: Collection[int], *, unclean: bool = False
+    ) -> LeaderSelection:
+        """Choose a leader for a partition without one, as the active controller does; change nothing.
+
+        `live`: the brokers that may lead. `unclean`: whether unclean election is enabled. Raises
+        NoReplicaOnline.
+        """
+        context = self._context(live)
+        return OfflinePartitionLeaderSelector(context, always_unclean=unclean).select_leader(
+            _context_of(state)
+        )
+
+    def select_successor(self, state: LeaderAndIsr, live: Collection[int]) -> LeaderSelection:
+        """Choose a leader instead of one that cannot go on. Raises StateChangeFailed."""
+        return HandoverLeaderSelector(self._context(live)).select_leader(_context_of(state))
+
+    def _context(self, live: Collection[int]) -> ControllerContext:
+        context = ControllerContext(ClusterMetadata(), self.epoch)
+        context.live_broker_ids = set(live)
+        return context
+
     def handover_wanted(self, broker_id: int, topic_partition: TopicPartition) -> None:
         """Record that the broker cannot lead the partition, so another leader has to be elected."""
         with self.lock:
@@ -209,7 +240,7 @@ class ScriptedController:
             self.answer()
         return waiting.future
 
-    def answer(self, error: ErrorCode | None = None) -> int:
+    def answer(self, error: KreplicaError | None = None) -> int:
         """Decide all held requests: by the rules, or refuse their partitions with `error`."""
         with self.lock:
             waiting, self.waiting = self.waiting, []
@@ -222,105 +253,76 @@ class ScriptedController:
         joining: set[int] = set()
         with self.lock:
             for request, _ in self.waiting:
-                for state, asked in self._asked_for(request):
-                    if self._objection(request.broker_id, state, asked) is None:
-                        joining |= {each.broker_id for each in asked.new_isr_with_epochs} - set(state.isr)
+                for state, asked in self._allowed(request):
+                    joining |= {each.broker_id for each in asked.new_isr_with_epochs} - set(state.isr)
         return sorted(joining)
 
-    def _asked_for(self, request: AlterPartitionRequest) -> Iterator[tuple[LeaderAndIsr, Asked]]:
+    def _allowed(self, request: AlterPartitionRequest) -> Iterator[tuple[LeaderAndIsr, Asked]]:
         for topic in request.topics:
-            assert topic.topic_id is not None
             for asked in topic.partitions:
-                state = self._partition(topic.topic_id.bytes, asked.partition_index)
-                if state is not None:
-                    yield state, asked
+                try:
+                    yield self._checked(request.broker_id, topic.topic_id, asked), asked
+                except KreplicaError:
+                    continue
 
-    def _answer_to(self, request: AlterPartitionRequest, error: ErrorCode | None) -> AlterPartitionResponse:
+    def _answer_to(
+        self, request: AlterPartitionRequest, error: KreplicaError | None
+    ) -> AlterPartitionResponse:
         changed: list[LeaderAndIsr] = []
-        with self.lock:
-            known = self.broker_epochs.get(request.broker_id)
-            if request.broker_epoch != NO_BROKER_EPOCH and request.broker_epoch != known:
-                return _response(ErrorCode.stale_broker_epoch, ())
-            topics = tuple(
-                TopicData(
-                    topic_id=topic.topic_id,
-                    partitions=tuple(
-                        self._decide(request, topic.topic_id, asked, error, changed)
-                        for asked in topic.partitions
-                    ),
-                )
-                for topic in request.topics
+
+        def answer(place: int, asked: Asked) -> PartitionData:
+            number = asked.partition_index
+            try:
+                state = self._checked(request.broker_id, request.topics[place].topic_id, asked, error)
+            except KreplicaError as refusal:
+                return refused(number, refusal)
+            state = self.decide(
+                state.topic_partition,
+                isr=tuple(broker.broker_id for broker in asked.new_isr_with_epochs),
+                leader_recovery_state=LeaderRecoveryState(asked.leader_recovery_state),
             )
+            changed.append(state)
+            return accepted(number, state)
+
+        with self.lock:
+            epoch = self.broker_epochs.get(request.broker_id)
+            if epoch is None or request.broker_epoch not in (NO_BROKER_EPOCH, epoch):
+                return stale_broker_epoch()
+            response = response_to(request, answer)
         for state in changed:
             self.on_change(state)
-        return _response(ErrorCode.none, topics)
+        return response
 
-    def _decide(
-        self,
-        request: AlterPartitionRequest,
-        topic_id: Any,
-        asked: Asked,
-        error: ErrorCode | None,
-        changed: list[LeaderAndIsr],
-    ) -> PartitionData:
-        state = self._partition(topic_id.bytes, asked.partition_index)
-        if state is None:
-            return _refused(asked.partition_index, ErrorCode.unknown_topic_id)
-        error = error or self._objection(request.broker_id, state, asked)
-        if error is not None:
-            return _refused(asked.partition_index, error)
-        state = self.decide(
-            state.topic_partition,
-            isr=tuple(broker.broker_id for broker in asked.new_isr_with_epochs),
-            leader_recovery_state=LeaderRecoveryState(asked.leader_recovery_state),
-        )
-        changed.append(state)
-        return PartitionData(
-            partition_index=asked.partition_index,
-            error_code=ErrorCode.none,
-            leader_id=state.leader,
-            leader_epoch=state.leader_epoch,
-            isr=state.isr,
-            leader_recovery_state=int(state.leader_recovery_state),
-            partition_epoch=state.partition_epoch,
-        )
-
-    def _partition(self, topic_id: bytes, index: int) -> LeaderAndIsr | None:
+    def _checked(
+        self, broker_id: int, topic_id: Any, asked: Asked, error: KreplicaError | None = None
+    ) -> LeaderAndIsr:
+        """Return the partition's state if the change is allowed. Raises `error`, or why it is not."""
         for state in self.partitions.values():
-            if state.topic_id.raw == topic_id and state.topic_partition.partition == index:
-                return state
-        return None
-
-    def _objection(self, broker_id: int, state: LeaderAndIsr, asked: Asked) -> ErrorCode | None:
-        # The order of Kafka's ReplicationControlManager; the error decides what the leader does next.
-        isr = [broker.broker_id for broker in asked.new_isr_with_epochs]
-        if asked.leader_epoch > state.leader_epoch or asked.partition_epoch > state.partition_epoch:
-            return ErrorCode.not_controller
-        if asked.leader_epoch < state.leader_epoch:
-            return ErrorCode.fenced_leader_epoch
-        if broker_id != state.leader:
-            return ErrorCode.invalid_request
-        if asked.partition_epoch < state.partition_epoch:
-            return ErrorCode.invalid_update_version
-        is_recovering = int(asked.leader_recovery_state) == LeaderRecoveryState.RECOVERING
-        if broker_id not in isr or not set(isr) <= set(state.replicas) or (is_recovering and len(isr) > 1):
-            return ErrorCode.invalid_request
-        if any(not self._may_join(each.broker_id, each.broker_epoch) for each in asked.new_isr_with_epochs):
-            return ErrorCode.ineligible_replica
-        return None
-
-    def _may_join(self, broker_id: int, broker_epoch: int) -> bool:
-        if broker_id in self.fenced or broker_id in self.shutting_down:
-            return False
-        is_known = broker_epoch in (NO_BROKER_EPOCH, self.broker_epochs.get(broker_id))
-        return is_known or not self.checks_broker_epochs
+            number = state.topic_partition.partition
+            if state.topic_id.raw == topic_id.bytes and number == asked.partition_index:
+                break
+        else:
+            raise UnknownTopicId(f"unknown topic id {topic_id}")
+        if error is not None:
+            raise error
+        check_isr_change(broker_id, state.topic_partition, state, asked)
+        live = self.broker_epochs.keys() - self.fenced
+        check_eligible(asked, self.broker_epochs.get, live=live, leaving=())
+        return state
 
 
-def _response(error: ErrorCode, topics: tuple[TopicData, ...]) -> AlterPartitionResponse:
-    return AlterPartitionResponse(throttle_time=datetime.timedelta(0), error_code=error, topics=topics)
-
-
-def _refused(partition: int, error: ErrorCode) -> PartitionData:
-    return PartitionData(
-        partition_index=partition, error_code=error, leader_id=-1, leader_epoch=-1, partition_epoch=-1
+def _context_of(state: LeaderAndIsr) -> PartitionContext:
+    registration = PartitionRegistration(
+        replicas=state.replicas,
+        directories=(UNASSIGNED_DIRECTORY,) * len(state.replicas),
+        isr=state.isr,
+        removing_replicas=state.removing_replicas,
+        adding_replicas=state.adding_replicas,
+        elr=state.elr,
+        last_known_elr=(),
+        leader=state.leader,
+        leader_recovery_state=state.leader_recovery_state,
+        leader_epoch=state.leader_epoch,
+        partition_epoch=state.partition_epoch,
     )
+    return PartitionContext(state.topic_partition, state.topic_id, registration)

@@ -1,84 +1,388 @@
-"""Faults of disks in random runs."""
+"""Faults: the faults of a random run, drawn from its seed, and their repair after a while.
+
+Machines are killed, lose power, are paused: one or all. Their disks become slow or full, or fail; bits rot.
+Links are cut, in one direction or both, or become slow or lossy; dates jump. A failing disk refuses changes;
+the machine is restarted with a working disk, without what was not flushed. Each kind of cluster adds faults
+of its own, and has a table of how often each is drawn. Thread rule: one thread.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from random import Random
-from typing import Any
+from typing import Any, ClassVar, TypeVar
 
 from kreplica._core.records import batches
-from kreplica.common.errors import CorruptMessage, StorageIOError
+from kreplica.common.errors import CorruptMessage, KreplicaError, StorageIOError
 from kreplica.common.leader_and_isr import LeaderAndIsr
+from kreplica.common.ports import NANOSECONDS_PER_MS
 from kreplica.common.types import TopicPartition
 from kreplica.log.file_names import LOG_SUFFIX
-from kreplica.sim.cluster import SimCluster
-from kreplica.sim.machines import DIRECTORY, SimBroker
+from kreplica.sim.machines import DIRECTORY, SimBroker, SimMachines
+from kreplica.sim.network import LinkConditions
 from kreplica.sim.storage import SimStorage
 
+T = TypeVar("T")
+
+CALM = LinkConditions(delay_us=(100, 1_000))
+# The time after the faults until an operator looks at what does not recover without help.
+OPERATOR_MS = 1_500
 CHANGES = ("create", "write", "rename", "remove", "make_directory")
 FLUSHES = ("flush", "sync_directory")
 
 
-class DiskFaults:
-    """The disk faults of `cluster`; `counts` is the observer's."""
+def weighted(random: Random, weights: Mapping[T, int]) -> T:
+    """Draw one of the keys, each as often as its weight says."""
+    drawn = random.randrange(sum(weights.values()))
+    for kind, weight in weights.items():
+        drawn -= weight
+        if drawn < 0:
+            return kind
+    raise AssertionError(f"{drawn} of {weights}")
 
-    def __init__(self, cluster: SimCluster, counts: Counter[str], random: Random) -> None:
+
+class Faults:
+    """The faults of `cluster`, each drawn as often as `weights` says; `counts` has what happened.
+
+    A fault's method gets the random node that it is meant for; most kinds need no more than that.
+    """
+
+    # The links during faults.
+    CONDITIONS: ClassVar[LinkConditions]
+    CALM: ClassVar[LinkConditions] = CALM
+    # The average times until a node is repaired, and until a start that found no room is tried again.
+    REPAIR_MS: ClassVar[int] = 300
+    RETRY_MS: ClassVar[int] = 100
+    # The time for which a node hands over before it stops.
+    SHUTDOWN_MS: ClassVar[int] = 1_000
+    SLOW_FLUSHES_US: ClassVar[Sequence[int]] = (0, 500, 10_000)
+    DATE_JUMPS_MS: ClassVar[Sequence[int]] = (-3_600_000, -10_000, 10_000, 3_600_000)
+    # A bad network has one of these latencies, and loses and duplicates messages with one of these chances.
+    WORST_DELAYS_US: ClassVar[Sequence[int]] = (1_000, 10_000, 60_000)
+    CHANCES: ClassVar[Sequence[float]] = (0.0, 0.02, 0.1)
+    BAD_FOR_MS: ClassVar[int] = 200
+
+    def __init__(
+        self, cluster: SimMachines, counts: Counter[str], random: Random, weights: Mapping[str, int]
+    ) -> None:
+        self.is_calm = True
+        # The nodes whose disk failed in this life or the previous one.
+        self.failing: set[int] = set()
         self._cluster = cluster
         self._counts = counts
         self._random = random
+        self._weights = weights
+        self.kinds: dict[str, Callable[[int], None]] = {
+            "kill": self._kill,
+            "power cut": self._power_cut,
+            "shutdown": self._shut_down,
+            "power cut of all": self._power_cut_all,
+            "pause": self._pause,
+            "slow disk": self._slow_disk,
+            "full disk": self._fill_disk,
+            "broken disk": self._break_disk,
+            "written pages": self._write_back,
+            "bad network": self._worsen_network,
+            "broken connections": self._disconnect,
+            "date jump": self._jump_date,
+        }
 
-    # ---- room ---------------------------------------------------------------------------------------------
+    def begin(self) -> None:
+        """Start the faults."""
+        self.is_calm = False
+        self._cluster.network.set_conditions(self.CONDITIONS)
 
-    def fill(self, broker_id: int) -> None:
-        """Make the broker's disk full: no file can grow."""
+    def strike(self) -> None:
+        """Inject one fault, on a random node."""
+        node_id = self._random.choice(self._ids)
+        machine = self._cluster.brokers[node_id]
+        if machine.is_alive and not machine.is_paused:
+            self.kinds[self._drawn()](node_id)
+
+    def heal(self) -> None:
+        """Stop the faults, and repair everything now."""
+        self.is_calm = True
+        self._cluster.network.set_conditions(self.CALM)
+        for node_id, machine in self._cluster.brokers.items():
+            machine.flush_us = 0
+            machine.storage.full = False
+            if machine.is_alive and machine.is_paused:
+                machine.resume()
+            if machine.is_alive and node_id in self.failing:
+                self._cluster.power_cut(node_id, self._random)
+            self._cluster.network.disconnect(node_id)
+        self.start_dead()
+
+    def healed(self) -> None:
+        """Start over after the cluster has recovered."""
+
+    def start_dead(self) -> None:
+        """Start every node that is down, including those that have just shut down cleanly."""
+        for node_id, machine in self._cluster.brokers.items():
+            if not machine.is_alive:
+                self._start(node_id)
+
+    # ---- life cycle ---------------------------------------------------------------------------------------
+
+    def _start(self, node_id: int) -> None:
+        machine = self._cluster.brokers[node_id]
+        if machine.is_alive:
+            return
+        machine.disk_fault = None
+        try:
+            self._cluster.start(node_id)
+        except KreplicaError:
+            if not machine.storage.full:
+                raise
+            # Its directory is still full, and the recovered logs' checkpoints have no room.
+            self._counts["starts without room"] += 1
+            self.later(self.RETRY_MS, f"start {node_id}", partial(self._start, node_id))
+            return
+        self.failing.discard(node_id)
+        self._started(node_id)
+
+    def _started(self, node_id: int) -> None:
+        """Take in that a node has started."""
+
+    def _gone(self, node_id: int) -> None:
+        """Take in that a node was killed or paused."""
+
+    def _lost_power(self, node_id: int) -> None:
+        """Take in that a node has lost power."""
+
+    def _start_later(self, node_id: int) -> None:
+        self.later(self.REPAIR_MS, f"start {node_id}", partial(self._start, node_id))
+
+    def _kill(self, node_id: int) -> None:
+        if node_id in self.failing:
+            # A process started afterwards would read from memory what the disk has lost.
+            self._power_cut(node_id)
+            return
+        self._counts["kills"] += 1
+        self._cluster.kill(node_id)
+        self._gone(node_id)
+        self._start_later(node_id)
+
+    def _power_cut(self, node_id: int) -> None:
+        self._counts["power cuts"] += 1
+        self._cluster.power_cut(node_id, self._random)
+        storage = self._cluster.brokers[node_id].storage
+        self._counts["lost pages"] += storage.lost_pages
+        self._counts["torn pages"] += storage.torn_pages
+        self._lost_power(node_id)
+        self._start_later(node_id)
+
+    def _shut_down(self, node_id: int) -> None:
+        if node_id in self.failing:
+            return
+        self._counts["shutdowns in order"] += 1
+        self._cluster.shut_down(node_id, self.SHUTDOWN_MS)
+        self.later(2 * self.REPAIR_MS, f"start {node_id}", partial(self._start_or_wait, node_id))
+
+    def _start_or_wait(self, node_id: int) -> None:
+        if self.is_calm:
+            return
+        if self._cluster.brokers[node_id].is_alive:
+            self.later(self.RETRY_MS, f"start {node_id}", partial(self._start_or_wait, node_id))
+        else:
+            self._start(node_id)
+
+    def _power_cut_all(self, _: int) -> None:
+        self._counts["outages of all"] += 1
+        for node_id, machine in self._cluster.brokers.items():
+            if machine.is_alive:
+                self._power_cut(node_id)
+
+    def _pause(self, node_id: int) -> None:
+        self._counts["pauses"] += 1
+        machine = self._cluster.brokers[node_id]
+        machine.pause()
+        self._gone(node_id)
+        self.later(self.REPAIR_MS, f"resume {node_id}", partial(self._resume, node_id, machine.life))
+
+    def _resume(self, node_id: int, life: object) -> None:
+        machine = self._cluster.brokers[node_id]
+        if machine.life is life and machine.is_alive and machine.is_paused:
+            machine.resume()
+
+    # ---- disks --------------------------------------------------------------------------------------------
+
+    def _slow_disk(self, node_id: int) -> None:
+        self._counts["slow disks"] += 1
+        self._cluster.brokers[node_id].flush_us = self._random.choice(self.SLOW_FLUSHES_US)
+
+    def _fill_disk(self, node_id: int) -> None:
+        """Make the disk full for a while: no file can grow. The node must then continue without help."""
         self._counts["full disks"] += 1
-        self._cluster.brokers[broker_id].storage.full = True
+        self._cluster.brokers[node_id].storage.full = True
+        self.later(self.REPAIR_MS, f"room for {node_id}", partial(self._make_room, node_id))
 
-    def make_room(self, broker_id: int) -> None:
-        self._cluster.brokers[broker_id].storage.full = False
+    def _make_room(self, node_id: int) -> None:
+        self._cluster.brokers[node_id].storage.full = False
 
-    # ---- failures -----------------------------------------------------------------------------------------
+    def _break_disk(self, node_id: int) -> None:
+        """Make the disk refuse all changes, in some runs flushes as well.
 
-    def fail(self, broker_id: int) -> None:
-        """Make the disk refuse all changes, in some runs flushes as well."""
+        The node continues as far as it can until its machine is taken down.
+        """
         self._counts["broken disks"] += 1
         refused = CHANGES if self._random.randrange(2) else (*CHANGES, *FLUSHES)
-        self._cluster.brokers[broker_id].disk_fault = partial(_refuse, refused)
+        self._fail(node_id, partial(_refuse, refused))
 
-    def fail_once(self, broker_id: int) -> None:
-        """Make the disk refuse one or two changes or flushes, of any file or of one log's, and then work
-        again."""
-        self._counts["passing disk errors"] += 1
-        refused = self._random.choice((CHANGES, FLUSHES, (*CHANGES, *FLUSHES)))
-        logs = [f"/{log.topic_partition}/" for log in self._cluster.program(broker_id).log_manager.logs()]
-        where = self._random.choice(("/", *sorted(logs)))
-        times = 1 + self._random.randrange(2)
-        self._cluster.brokers[broker_id].disk_fault = _Passing(refused, where, times)
+    def _fail(self, node_id: int, fault: Callable[[str, str], None]) -> None:
+        """Let the disk fail as `fault` says, and replace it later."""
+        self.failing.add(node_id)
+        self._cluster.brokers[node_id].disk_fault = fault
+        self._replace_later(node_id)
 
-    def fail_a_flush(self, broker_id: int) -> None:
-        """Make the disk refuse to flush a segment of a log that is flushed before appends are acknowledged.
+    def _replace_later(self, node_id: int) -> None:
+        replace = partial(self._replace_disk, node_id, self._cluster.brokers[node_id].life)
+        self.later(self.REPAIR_MS, f"another disk for {node_id}", replace)
 
-        The disk then works again. Pages it lost stay lost, except those written next.
+    def _replace_disk(self, node_id: int, life: object) -> None:
+        machine = self._cluster.brokers[node_id]
+        if machine.life is life and machine.is_alive and not self.is_calm:
+            self._power_cut(node_id)
+
+    def _write_back(self, node_id: int) -> None:
+        self._counts["pages written back"] += 1
+        self._cluster.brokers[node_id].storage.write_back(self._random)
+
+    # ---- links and dates ----------------------------------------------------------------------------------
+
+    def cut_link(self, one: int, other: int, mean_ms: int) -> None:
+        """Cut the link between two nodes in one direction or both, and restore it later."""
+        both_ways = self._random.random() < 0.5
+        self._counts["two-way cuts" if both_ways else "one-way cuts"] += 1
+        self._cluster.network.cut(one, other, both_ways=both_ways)
+        self.later(mean_ms, f"heal {one} {other}", partial(self._cluster.network.heal, one, other))
+
+    def _cut_off(self, node_id: int, others: Iterable[int], mean_ms: int) -> None:
+        """Cut a node off from the others, in both directions."""
+        self._counts["isolations"] += 1
+        network = self._cluster.network
+        for other in others:
+            network.cut(node_id, other)
+            self.later(mean_ms, f"heal {node_id} {other}", partial(network.heal, node_id, other))
+
+    def _slow_links(self, node_id: int, others: Iterable[int]) -> None:
+        """Slow a node's links: messages take long, and arrive in any order."""
+        self._counts["slow links"] += 1
+        for other in others:
+            for way in ((node_id, other), (other, node_id)):
+                self._cluster.network.change_link(*way, delay_us=(1_000, 80_000), in_order=False)
+                self.later(200, f"quicken {way}", partial(self.quicken, *way))
+
+    def quicken(self, sender: int, receiver: int) -> None:
+        if not self.is_calm:
+            delay_us, in_order = self.CONDITIONS.delay_us, self.CONDITIONS.in_order
+            self._cluster.network.change_link(sender, receiver, delay_us=delay_us, in_order=in_order)
+
+    def _worsen_network(self, _: int) -> None:
+        self._counts["bad networks"] += 1
+        self._cluster.network.set_conditions(
+            LinkConditions(
+                delay_us=(100, self._random.choice(self.WORST_DELAYS_US)),
+                loss=self._random.choice(self.CHANCES),
+                duplication=self._random.choice(self.CHANCES),
+                in_order=self._random.random() < 0.5,
+            )
+        )
+        self.later(self.BAD_FOR_MS, "a better network", self._improve_network)
+
+    def _improve_network(self) -> None:
+        if not self.is_calm:
+            self._cluster.network.set_conditions(self.CONDITIONS)
+
+    def _disconnect(self, node_id: int) -> None:
+        self._counts["connections broken"] += 1
+        self._cluster.disconnect(node_id)
+
+    def _jump_date(self, node_id: int) -> None:
+        self._counts["date jumps"] += 1
+        self._cluster.jump_date(node_id, self._random.choice(self.DATE_JUMPS_MS))
+
+    # ---- for subclasses -----------------------------------------------------------------------------------
+
+    @property
+    def _ids(self) -> list[int]:
+        return list(self._cluster.brokers)
+
+    def _others(self, node_id: int) -> list[int]:
+        return [each for each in self._cluster.brokers if each != node_id]
+
+    def _drawn(self) -> str:
+        return weighted(self._random, self._weights)
+
+    def later(self, mean_ms: int, summary: str, action: Callable[[], None]) -> None:
+        delay_ms = self._random.expovariate(1 / mean_ms)
+        self._cluster.scheduler.add("fault", summary, action, delay_ns=int(delay_ms * NANOSECONDS_PER_MS))
+
+
+class ReplicaFaults(Faults):
+    """Faults of a cluster with replicated partitions: bits also rot, in a place that can be repaired."""
+
+    def __init__(
+        self,
+        cluster: SimMachines,
+        counts: Counter[str],
+        random: Random,
+        weights: Mapping[str, int],
+        replicas_of: Callable[[TopicPartition], Sequence[int]],
+        decided: Callable[[], Iterable[LeaderAndIsr]],
+    ) -> None:
+        super().__init__(cluster, counts, random, weights)
+        self._bits = RotFaults(cluster.brokers, replicas_of, counts, random)
+        self._decided = decided
+        self.kinds |= {"retention": self._retain}
+
+    def heal(self) -> None:
+        super().heal()
+        self._expect_an_operator()
+
+    def healed(self) -> None:
+        self._bits.forget_healed()
+
+    def _retain(self, node_id: int) -> None:
+        """Apply the topics' retention on the broker."""
+        self._counts["retention rounds"] += 1
+        self._cluster.program(node_id).log_manager.delete_old_segments()
+
+    def _expect_an_operator(self) -> None:
+        """Let the brokers detect what has rotted; an operator looks later at what they cannot repair."""
+        self._bits.look()
+        delay_ns = OPERATOR_MS * NANOSECONDS_PER_MS
+        self._cluster.scheduler.add("fault", "an operator looks", self._look_for_loss, delay_ns=delay_ns)
+
+    def _look_for_loss(self) -> None:
+        """Act as an operator, who has to choose where rot destroyed what no replica can provide.
+
+        A log whose recovery stopped at the rot cannot lead. If it is alone in the ISR, another replica is
+        elected uncleanly. If the leader runs, and is the only one that had not deleted the range, its records
+        are deleted up to there.
         """
-        logs = [log for log in self._cluster.program(broker_id).log_manager.logs() if _is_flushed(log)]
-        if not logs or self.is_failing(broker_id):
-            return
-        self._counts["flushes that failed"] += 1
-        where = f"/{self._random.choice(logs).topic_partition}/"
-        self._cluster.brokers[broker_id].disk_fault = _Passing(FLUSHES, where, 1, LOG_SUFFIX)
+        for state in list(self._decided()):
+            if self._bits.cannot_lead(state):
+                self._elect_past_rot(state)
+            elif (offset := self._bits.lost_before(state)) >= 0:
+                self._counts["deletions past rot"] += 1
+                leader = self._cluster.program(state.leader)
+                leader.replica_manager.delete_records({state.topic_partition: offset})
 
-    def is_failing(self, broker_id: int) -> bool:
-        return self._cluster.brokers[broker_id].disk_fault is not None
-
-    def replace(self, broker_id: int) -> None:
-        """Give the machine, which is off, a working disk."""
-        self._cluster.brokers[broker_id].disk_fault = None
+    def _elect_past_rot(self, state: LeaderAndIsr) -> None:
+        """Let another replica lead, uncleanly."""
+        raise NotImplementedError
 
 
-class _Passing:
-    """Refuses `times` of the operations on paths that contain `where` and end in `suffix`.
+def _refuse(refused: tuple[str, ...], operation: str, path: str) -> None:
+    if operation in refused:
+        raise StorageIOError(f"{operation} of {path}")
+
+
+class PassingFault:
+    """A disk fault that refuses `times` of the operations on paths that contain `where` and end in `suffix`.
 
     What a refused flush has lost stays lost.
     """
@@ -94,15 +398,6 @@ class _Passing:
         if is_meant and self._times > 0:
             self._times -= 1
             _refuse(self._refused, operation, path)
-
-
-def _is_flushed(log: Any) -> bool:
-    return bool(log.config.durability != "page_cache")
-
-
-def _refuse(refused: tuple[str, ...], operation: str, path: str) -> None:
-    if operation in refused:
-        raise StorageIOError(f"{operation} of {path}")
 
 
 def flip_a_bit(storage: Any, root: str, topic_partition: TopicPartition, offset: int) -> bool:
@@ -148,15 +443,16 @@ def _batch_at(
 
 
 class RotFaults:
-    """The rot of the brokers on `machines`; `replicas_of(partition)`: the replicas with its log.
+    """The rot on the disks of `machines`; `replicas_of(partition)`: the replicas with its log.
 
-    `counts` is the observer's.
+    A bit rots in one replica's log at a time, where the others have the range on disk, so that it can be
+    repaired. Until it is, nothing else of the partition rots.
     """
 
     def __init__(
         self,
         machines: Mapping[int, SimBroker],
-        replicas_of: Callable[[TopicPartition], Iterable[int]],
+        replicas_of: Callable[[TopicPartition], Sequence[int]],
         counts: Counter[str],
         random: Random,
     ) -> None:
@@ -255,7 +551,7 @@ class RotFaults:
         return self._machines[broker_id].storage
 
     def _offset_to_rot(self, broker_id: int, at: TopicPartition) -> int | None:
-        replicas = list(self._replicas_of(at))
+        replicas = self._replicas_of(at)
         if at in self._rotten or broker_id not in replicas:
             return None
         logs = []

@@ -256,6 +256,27 @@ class SimMachines:
         self.upheavals += 1
         self.brokers[broker_id].stop()
 
+    def shut_down(self, node_id: int, timeout_ms: int) -> Future[None]:
+        """Shut the node down cleanly: it hands over first. Done when it has stopped; it may be killed
+        earlier."""
+        life = self.brokers[node_id].life
+        stopped: Future[None] = Future()
+
+        def stop() -> None:
+            try:
+                self.stop(node_id)
+            except KafkaStorageError:
+                # Its files could not be closed cleanly; the process ends anyway.
+                self.kill(node_id)
+            stopped.set_result(None)
+
+        def left(_: Future[None]) -> None:
+            # Stop it in an event of its own, not within one of the node's.
+            self.scheduler.add("fault", f"node {node_id} stops", stop, incarnation=life)
+
+        self.program(node_id).leave(timeout_ms).add_done_callback(left)
+        return stopped
+
     def kill(self, broker_id: int) -> None:
         self.upheavals += 1
         self.brokers[broker_id].kill()

@@ -1,4 +1,4 @@
-"""Reduction: find the few actions of a failing random run, of nodes or of brokers, that cause the failure.
+"""Reduction: find the few actions of a failing random run that cause the failure.
 
 A run is repeated without some of its actions. If the same invariant is violated they are left out for good:
 first halves, then ever smaller parts (delta debugging; Zeller and Hildebrandt, 2002). The random numbers of
@@ -9,20 +9,26 @@ rule: one thread.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from kreplica.common.ports import NANOSECONDS_PER_MS
-from kreplica.sim.brokers.driver import RandomDriver
+from kreplica.sim.brokers.driver import BrokerDriver
+from kreplica.sim.driver import ROUNDS, Driver
 from kreplica.sim.invariants.violation import InvariantViolated
-from kreplica.sim.nodes.driver import ROUNDS, NodeDriver
-from kreplica.sim.story import BrokerStory, NodeStory, Story
+from kreplica.sim.nodes.driver import NodeDriver
+from kreplica.sim.quorum.quorum_driver import QuorumDriver
 
+# What a random run may simulate.
+DRIVERS: Mapping[str, Callable[..., Driver]] = {
+    "nodes": NodeDriver,
+    "brokers": BrokerDriver,
+    "quorum": QuorumDriver,
+}
 # How long a repeated run continues after its last action, to let a violation show.
 GRACE_MS = 50
 NANOSECONDS_PER_MINUTE = 60_000_000_000
-# run_nodes or run_brokers.
-Again = Callable[..., "RandomRun"]
 
 
 class AllBut:
@@ -37,13 +43,13 @@ class AllBut:
 
 @dataclass(frozen=True, slots=True)
 class RandomRun:
-    """A finished run; `again` repeats it.
+    """A finished run of one of DRIVERS.
 
     `actions`: the number of actions drawn. `violation`: the failure, None without one. `story`: the account
     of the run, if one was requested.
     """
 
-    again: Again
+    driver: str
     seed: int
     events: int
     virtual_ms: int
@@ -55,59 +61,36 @@ class RandomRun:
     story: list[str] = field(default_factory=list)
 
 
-def run_nodes(
+def run_seed(
+    driver: str,
     seed: int,
     events: int = 2_000,
     *,
     round_ends_ns: Sequence[int] = (),
     without: Container[int] = (),
-    tells: bool = False,
+    with_story: bool = False,
 ) -> RandomRun:
-    """Run NodeDriver once; a violation ends the run and is part of the result."""
-    driver = NodeDriver(seed, without=without)
-    return _run(run_nodes, driver, seed, events, round_ends_ns, NodeStory(driver.cluster) if tells else None)
-
-
-def run_brokers(
-    seed: int,
-    events: int = 2_000,
-    *,
-    round_ends_ns: Sequence[int] = (),
-    without: Container[int] = (),
-    tells: bool = False,
-) -> RandomRun:
-    """As `run_nodes`, with RandomDriver."""
-    driver = RandomDriver(seed, without=without)
-    story = BrokerStory(driver.cluster, driver.will) if tells else None
-    return _run(run_brokers, driver, seed, events, round_ends_ns, story)
-
-
-def _run(
-    again: Again,
-    driver: NodeDriver | RandomDriver,
-    seed: int,
-    events: int,
-    round_ends_ns: Sequence[int],
-    story: Story | None,
-) -> RandomRun:
+    """Run one of DRIVERS once; a violation ends the run and is part of the result. Parameters as there."""
+    made = DRIVERS[driver](seed, without=without)
+    story = made.story() if with_story else None
     violation: InvariantViolated | None = None
     try:
-        driver.run(events, round_ends_ns=round_ends_ns)
+        made.run(events, round_ends_ns=round_ends_ns)
     except InvariantViolated as violated:
         violation = violated
         if story is not None:
             story.tell(f"violated: {violated}")
-    ends = list(driver.round_ends_ns)
-    if violation is not None and driver.is_in_round:
-        ends.append(driver.cluster.time.now_ns + GRACE_MS * NANOSECONDS_PER_MS)
+    ends = list(made.round_ends_ns)
+    if violation is not None and made.is_in_round:
+        ends.append(made.cluster.time.now_ns + GRACE_MS * NANOSECONDS_PER_MS)
     return RandomRun(
-        again=again,
+        driver=driver,
         seed=seed,
-        events=driver.cluster.scheduler.events,
-        virtual_ms=driver.cluster.now_ms(),
-        event_hash=driver.cluster.scheduler.event_hash,
-        counts=driver.counts,
-        actions=driver.actions.number,
+        events=made.cluster.scheduler.events,
+        virtual_ms=made.cluster.now_ms(),
+        event_hash=made.cluster.scheduler.event_hash,
+        counts=made.counts,
+        actions=made.actions.number,
         violation=violation,
         round_ends_ns=tuple(ends),
         story=[] if story is None else story.lines,
@@ -123,10 +106,10 @@ def reduced(failed: RandomRun, is_over: Callable[[], bool]) -> RandomRun:
     """Return a run with the same failure, as few actions as found before `is_over()`, and its story."""
     assert failed.violation is not None
     name = failed.violation.invariant
-    ends = failed.round_ends_ns
+    again = partial(run_seed, failed.driver, failed.seed, round_ends_ns=failed.round_ends_ns)
 
     def fails(kept: Sequence[int]) -> bool:
-        ran = failed.again(failed.seed, round_ends_ns=ends, without=AllBut(kept))
+        ran = again(without=AllBut(kept))
         return ran.violation is not None and ran.violation.invariant == name
 
     kept: Sequence[int] = range(1, failed.actions + 1)
@@ -144,4 +127,4 @@ def reduced(failed: RandomRun, is_over: Callable[[], bool]) -> RandomRun:
             if parts >= len(kept):
                 break
             parts = min(2 * parts, len(kept))
-    return failed.again(failed.seed, round_ends_ns=ends, without=AllBut(kept), tells=True)
+    return again(without=AllBut(kept), with_story=True)

@@ -21,6 +21,7 @@ from kreplica.sim.cluster import SimCluster
 from kreplica.sim.machines import SimMachines
 from kreplica.sim.network import LinkConditions
 from kreplica.sim.nodes.node_cluster import NodeCluster, SimClient
+from kreplica.sim.quorum.sim_quorum import SimQuorum
 from kreplica.sim.scheduler import SimEvent
 
 # The methods that the story records for a node, and their lines.
@@ -266,6 +267,27 @@ class NodeStory(Story):
         self._news.look()
         for line in self._news.take():
             self.tell(line)
+        super()._look()
+
+
+class QuorumStory(Story):
+    """Records the story of a quorum alone: also appends and elections."""
+
+    def __init__(self, cluster: SimQuorum) -> None:
+        super().__init__(cluster)
+        self._quorum = cluster
+        self._led: tuple[int, int] | None = None
+        self._tell_before(
+            cluster, "append", lambda node_id, *values: f"append {','.join(values)} at {node_id}"
+        )
+        self._tell_before(cluster, "wipe", lambda node_id, _=None: f"wipe {node_id}")
+
+    def _look(self) -> None:
+        leader = self._quorum.leader
+        led = None if leader is None else (leader, self._quorum.client(leader).quorum.epoch)
+        if led is not None and led != self._led:
+            self._led = led
+            self.tell(f"{led[0]} leads epoch {led[1]}")
         super()._look()
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from kreplica.sim.brokers.driver import RandomDriver, draw_workload
+from kreplica.sim.brokers.driver import BrokerDriver, draw_workload
 from kreplica.sim.invariants.violation import InvariantViolated
 from kreplica.sim.nodes.driver import NodeDriver
 from kreplica.sim.quorum.quorum_driver import QuorumDriver
@@ -27,12 +27,12 @@ def brokers_before(seed):
     """Brokers that ask where their logs part, as before fetches told it (Kafka 2.7)."""
     workload = draw_workload(random.Random(f"{seed}/workload"))
     config = replace(workload.replica_config, truncation_on_fetch=False)
-    return RandomDriver(seed, replace(workload, replica_config=config))
+    return BrokerDriver(seed, replace(workload, replica_config=config))
 
 
 DRIVERS = {
     "nodes": (NodeDriver, 1_500),
-    "brokers": (RandomDriver, 1_500),
+    "brokers": (BrokerDriver, 1_500),
     "brokers-before": (brokers_before, 1_500),
     "quorum": (QuorumDriver, 800),
 }

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kreplica.common.errors import CorruptMessage
-from kreplica.sim.brokers.driver import RandomDriver
+from kreplica.sim.brokers.driver import BrokerDriver
 from kreplica.sim.invariants.checker import INVARIANTS
 from kreplica.sim.invariants.rules import LogMatching
 from kreplica.sim.invariants.violation import InvariantViolated
@@ -49,7 +49,7 @@ def repin(name, invariant, seed):
 
 def violation_of(seed, invariants):
     try:
-        RandomDriver(seed, invariants=invariants).run(EVENTS)
+        BrokerDriver(seed, invariants=invariants).run(EVENTS)
     except InvariantViolated as violated:
         return violated
     except CorruptMessage:

@@ -15,13 +15,14 @@ from functools import partial
 from random import Random
 from typing import Any
 
-from kreplica.common.errors import KafkaStorageError, StorageFull
+from kreplica.common.errors import KafkaStorageError, NoReplicaOnline, StateChangeFailed, StorageFull
 from kreplica.common.leader_and_isr import NO_LEADER, LeaderAndIsr
 from kreplica.common.ports import NANOSECONDS_PER_MS
 from kreplica.common.types import TopicPartition
 from kreplica.replica.remote_leader_endpoint import fetch_answers
 from kreplica.sim.brokers.observer import Observer
 from kreplica.sim.cluster import SimCluster
+from kreplica.sim.faults import Faults
 from kreplica.sim.network import LinkConditions, Message, SimNetwork
 
 # A broker without news then gets one decision after the other, each at most this long after the previous one.
@@ -132,30 +133,33 @@ class ControllersWill:
 
     # ---- internals ----------------------------------------------------------------------------------------
 
+    def _live(self, state: LeaderAndIsr) -> list[int]:
+        return [each for each in state.replicas if self.may_lead(each)]
+
     def _elect_among_the_living(self, state: LeaderAndIsr) -> bool:
-        candidates = [each for each in state.replicas if self.may_lead(each)]
-        in_sync = [each for each in candidates if each in state.isr]
-        if in_sync:
-            if self._cluster.brokers[in_sync[0]].lost_power and len(state.isr) == 1:
-                self._counts["elections of a harmed replica"] += 1
-            self.elect(state, in_sync[0], tuple(each for each in state.isr if self.may_lead(each)))
-        elif candidates and state.topic_partition.topic in self._unclean_topics:
-            self._counts["unclean elections"] += 1
-            self.elect(state, candidates[0], (candidates[0],), unclean=True)
-        else:
+        unclean = state.topic_partition.topic in self._unclean_topics
+        try:
+            chosen = self._controller.select_leader(state, self._live(state), unclean=unclean)
+        except NoReplicaOnline:
             return False
+        if chosen.unclean:
+            self._counts["unclean elections"] += 1
+        elif self._cluster.brokers[chosen.leader].lost_power and len(state.isr) == 1:
+            self._counts["elections of a harmed replica"] += 1
+        self.elect(state, chosen.leader, chosen.isr, unclean=chosen.unclean)
         return True
 
     def _hand_over(self, broker_id: int, topic_partition: TopicPartition) -> None:
-        """Replace a leader that asks for it: by a replica in sync or, with unclean election, by any."""
+        """Replace a leader that asks for it by another replica in sync."""
         self._counts["handovers"] += 1
         state = self._controller.partitions[topic_partition]
         if state.leader != broker_id:
             return
-        others = [each for each in state.replicas if each != broker_id and self.may_lead(each)]
-        in_sync = [each for each in others if each in state.isr]
-        if in_sync:
-            self.elect(state, in_sync[0], state.isr)
+        try:
+            chosen = self._controller.select_successor(state, self._live(state))
+        except StateChangeFailed:
+            return
+        self.elect(state, chosen.leader, chosen.isr)
 
     def _isr_changed(self, state: LeaderAndIsr) -> None:
         self._observer.isr_changed(state)
@@ -216,12 +220,9 @@ SLOW_FOR_MS = 200
 REQUESTS_HELD_MS = 100
 LOOK_MS = 10
 
-Later = Callable[[int, str, Callable[[], None]], None]
-
 
 class LeaderChanges:
-    """The leader changes of `cluster`, decided by `will`. `later(mean_ms, summary, action)` postpones an
-    action.
+    """The leader changes of `cluster`, decided by `will`; `faults` are the other ones of the run.
 
     `restart(broker_id)` kills a broker and starts it again at once.
     """
@@ -232,7 +233,7 @@ class LeaderChanges:
         will: ControllersWill,
         counts: Counter[str],
         random: Random,
-        later: Later,
+        faults: Faults,
         restart: Callable[[int], None],
     ) -> None:
         self._cluster = cluster
@@ -240,7 +241,7 @@ class LeaderChanges:
         self._will = will
         self._counts = counts
         self._random = random
-        self._later = later
+        self._faults = faults
         self._restart = restart
 
     def heal(self) -> None:
@@ -269,7 +270,7 @@ class LeaderChanges:
         one, other = state.leader, self._random.choice([each for each in candidates if each != state.leader])
         link = self._random.randrange(5)
         if link > 2:
-            self.cut(one, other, self._random.choice(SHORT_MS))
+            self._faults.cut_link(one, other, self._random.choice(SHORT_MS))
         elif link > 0:
             self.slow_down(other, one)
         if self._random.randrange(2):
@@ -291,7 +292,9 @@ class LeaderChanges:
         """Keep decisions from the broker for a while; then deliver each of them, or only the last ones."""
         self._counts["late words"] += 1
         self._will.deafen(broker_id)
-        self._later(self._random.choice(SHORT_MS), f"{broker_id} hears again", partial(self._hear, broker_id))
+        self._faults.later(
+            self._random.choice(SHORT_MS), f"{broker_id} hears again", partial(self._hear, broker_id)
+        )
 
     def hold_requests(self, _: int) -> None:
         """Hold leaders' requests at the controller for a while; often a replica that they would add is
@@ -300,23 +303,17 @@ class LeaderChanges:
             return
         self._counts["slow controllers"] += 1
         self._controller.holds = True
-        self._later(REQUESTS_HELD_MS, "the controller answers", self._answer_requests)
+        self._faults.later(REQUESTS_HELD_MS, "the controller answers", self._answer_requests)
         if self._random.randrange(3):
             self._look_who_is_to_join()
-
-    def cut(self, one: int, other: int, mean_ms: int) -> None:
-        """Cut the link between two brokers in one direction or both, and restore it later."""
-        both_ways = self._random.random() < 0.5
-        self._counts["two-way partitions" if both_ways else "one-way partitions"] += 1
-        network = self._cluster.network
-        network.cut(one, other, both_ways=both_ways)
-        self._later(mean_ms, f"heal {one} {other}", partial(network.heal, one, other))
 
     def slow_down(self, sender: int, receiver: int) -> None:
         """Slow the messages from one broker to another so much that other leaders are elected meanwhile."""
         self._counts["slow answers"] += 1
         self._cluster.network.change_link(sender, receiver, delay_us=SLOW_US, in_order=False)
-        self._later(SLOW_FOR_MS, f"quicken {sender}->{receiver}", partial(self._quicken, sender, receiver))
+        self._faults.later(
+            SLOW_FOR_MS, f"quicken {sender}->{receiver}", partial(self._faults.quicken, sender, receiver)
+        )
 
     def elect(self, at: TopicPartition, leader: int) -> None:
         """Elect a replica, if it is in sync and runs."""
@@ -325,12 +322,6 @@ class LeaderChanges:
             self._will.elect(state, leader, state.isr)
 
     # ---- internals ----------------------------------------------------------------------------------------
-
-    def _quicken(self, sender: int, receiver: int) -> None:
-        if not self._will.is_calm:
-            self._cluster.network.change_link(
-                sender, receiver, delay_us=CONDITIONS.delay_us, in_order=CONDITIONS.in_order
-            )
 
     def _hear(self, broker_id: int) -> None:
         self._will.hear(broker_id, in_order=self._random.randrange(2) == 0)

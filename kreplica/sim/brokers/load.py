@@ -1,6 +1,7 @@
-"""Load: the clients of a random run: producers (plain, idempotent, transactional), consumers, administrators.
+"""BrokerLoad: the clients of a random run of brokers: producers, consumers and administrators.
 
-The view checks the responses that producers and consumers get. Thread rule: one thread.
+Producers are plain, idempotent or transactional. The view checks the responses that producers and consumers
+get. Thread rule: one thread.
 """
 
 from __future__ import annotations
@@ -18,11 +19,8 @@ from kreplica.common.types import TopicPartition
 from kreplica.sim import client
 from kreplica.sim.cluster import SimCluster
 from kreplica.sim.invariants.checker import InvariantChecker
-from kreplica.sim.invariants.cluster_view import PartitionView
-from kreplica.sim.invariants.violation import InvariantViolated
-from kreplica.sim.load import READ_COMMITTED, Transactions
+from kreplica.sim.load import PRODUCE_TIMEOUT_MS, Load
 
-PRODUCE_TIMEOUT_MS = 400
 # How often an idempotent producer sends a batch before it starts over with another producer id.
 TRIES = 4
 
@@ -37,11 +35,10 @@ class IdempotentProducer:
         self.request: client.ProduceRequest | None = None
 
 
-class Load:
-    """Runs client operations on random partitions. `pending`: requests without a response.
+class BrokerLoad(Load):
+    """Runs client operations on random partitions. `value_bytes`: the minimum size of a value."""
 
-    `value_bytes`: the minimum size of a value.
-    """
+    _at: TopicPartition  # of the current operation
 
     def __init__(
         self,
@@ -51,36 +48,27 @@ class Load:
         random: Random,
         value_bytes: int = 0,
     ) -> None:
-        self.pending = 0
+        super().__init__(checker.watched, counts, random)
         self._cluster = cluster
         self._controller = cluster.controller
-        self._checker = checker
         self._view = checker.view
-        self._counts = counts
-        self._random = random
         self._values = 0
         self._value_bytes = value_bytes
         self._positions: Counter[TopicPartition] = Counter()
         self._producer_ids = 0
         self._producers: dict[TopicPartition, IdempotentProducer] = {}
-        self._transactions = Transactions(self._random, counts, PRODUCE_TIMEOUT_MS)
+        self.kinds = {
+            self._produce: 38,
+            self._produce_once: 15,
+            self._produce_in_transaction: 12,
+            self._consume: 32,
+            self._delete: 3,
+        }
 
     def operate(self) -> None:
-        """Run one operation of a random client."""
-        at = self._random.choice(list(self._controller.partitions))
-        self._look_for_a_frozen_mark(at)
-        chance = self._random.randrange(100)
-        if chance < 38:
-            self._produce(at)
-        elif chance < 53:
-            self._produce_once(at)
-        elif chance < 65:
-            now_ms = self._cluster.brokers[1].clock.time_ms()
-            self._send(self._transactions.next_request(at, self._new_values, now_ms), None)
-        elif chance < 97:
-            self._consume(at)
-        else:
-            self._delete(at)
+        self._at = self._random.choice(list(self._controller.partitions))
+        self._look_for_a_frozen_mark(self._at)
+        super().operate()
 
     # ---- producers ----------------------------------------------------------------------------------------
 
@@ -95,11 +83,12 @@ class Load:
         self._values += count
         return [b"%0*d" % (self._value_bytes, value) for value in range(self._values - count, self._values)]
 
-    def _produce(self, at: TopicPartition) -> None:
+    def _produce(self) -> None:
         acks = self._random.choice((-1, -1, -1, 1, 0))
-        self._send(client.ProduceRequest(at, self._new_values(), acks, PRODUCE_TIMEOUT_MS), None)
+        self._send(client.ProduceRequest(self._at, self._new_values(), acks, PRODUCE_TIMEOUT_MS), None)
 
-    def _produce_once(self, at: TopicPartition) -> None:
+    def _produce_once(self) -> None:
+        at = self._at
         producer = self._producers.get(at)
         if producer is None or producer.tries > TRIES:
             self._producer_ids += 1
@@ -109,24 +98,27 @@ class Load:
             builder = BatchBuilder()
             builder.producer_id, builder.producer_epoch = producer.producer_id, 0
             builder.base_sequence = producer.sequence
-            now_ms = self._cluster.brokers[1].clock.time_ms()
-            batch = builder.build(values, now_ms=now_ms)
+            batch = builder.build(values, now_ms=self._now_ms())
             producer.request = client.ProduceRequest(at, values, -1, PRODUCE_TIMEOUT_MS, batch)
         producer.tries += 1
         self._send(producer.request, producer)
+
+    def _produce_in_transaction(self) -> None:
+        self._send(self._transactions.next_request(self._at, self._new_values, self._now_ms()), None)
+
+    def _now_ms(self) -> int:
+        return self._cluster.brokers[1].clock.time_ms()
 
     def _send(self, request: client.ProduceRequest, producer: IdempotentProducer | None) -> None:
         receiver = self._receiver(request.topic_partition)
         if receiver == NO_LEADER:
             return
-        self.pending += 1
         answer = self._cluster.send(receiver, request, timeout_ms=2 * PRODUCE_TIMEOUT_MS)
-        answer.add_done_callback(self._checker.watched(partial(self._produced, request, producer)))
+        self._await(answer, partial(self._produced, request, producer))
 
     def _produced(
         self, request: client.ProduceRequest, producer: IdempotentProducer | None, answer: Future[Any]
     ) -> None:
-        self.pending -= 1
         outcome = client.produced(answer)
         if outcome.error is not None:
             self._counts["refused"] += 1
@@ -146,7 +138,8 @@ class Load:
 
     # ---- consumers and others -----------------------------------------------------------------------------
 
-    def _consume(self, at: TopicPartition) -> None:
+    def _consume(self) -> None:
+        at = self._at
         state = self._controller.partitions[at]
         if state.leader == NO_LEADER:
             return
@@ -165,7 +158,7 @@ class Load:
         )
         answer = self._cluster.send(state.leader, request, timeout_ms=PRODUCE_TIMEOUT_MS)
         consumed = partial(self._consumed, at, offset, unclean_epoch, read_committed)
-        answer.add_done_callback(self._checker.watched(consumed))
+        answer.add_done_callback(self._watched(consumed))
 
     def _consumed(
         self,
@@ -184,38 +177,24 @@ class Load:
             self._counts["read"] += len(got.records)
             self._view.consumed(at, got.records)
             if read_committed:
-                self._check_read_committed(view, offset, got)
+                given = {at: value for at, _, value in got.records}
+                self._transactions.check(view, offset, got.next_offset, given)
             # Now and then start again at the beginning.
             again = self._random.random() < 0.1
             self._positions[at] = 0 if again else got.next_offset
 
-    def _check_read_committed(self, view: PartitionView, offset: int, got: client.Consumed) -> None:
-        """Check that the consumer got no records of open or aborted transactions, and all other records."""
-        wrong = self._transactions.wrongly_given(value for _, _, value in got.records)
-        if wrong:
-            raise InvariantViolated(READ_COMMITTED, f"a consumer got {wrong}, not committed; {view}")
-        given = {at for at, _, _ in got.records}
-        for at, cell in enumerate(view.committed[offset : got.next_offset], offset):
-            # The values of markers are not numbers.
-            if at in given or cell is None or cell.value is None or not cell.value.isdigit():
-                continue
-            if self._transactions.is_visible(cell.value):
-                raise InvariantViolated(READ_COMMITTED, f"a consumer was not given {cell} at {at}; {view}")
-            self._counts["aborted records left out"] += 1
-
-    def _delete(self, at: TopicPartition) -> None:
+    def _delete(self) -> None:
+        at = self._at
         leader = self._view.partitions[at].leader
         if leader is None or leader.high_watermark <= leader.log_start:
             return
         ahead = leader.high_watermark - leader.log_start
         offset = -1 if self._random.randrange(4) == 0 else leader.log_start + self._random.randrange(ahead)
         request = client.DeleteRecords(at, offset, PRODUCE_TIMEOUT_MS)
-        self.pending += 1
         answer = self._cluster.send(leader.broker_id, request, timeout_ms=2 * PRODUCE_TIMEOUT_MS)
-        answer.add_done_callback(self._checker.watched(partial(self._deleted, at)))
+        self._await(answer, partial(self._deleted, at))
 
     def _deleted(self, at: TopicPartition, answer: Future[Any]) -> None:
-        self.pending -= 1
         if answer.exception() is None and answer.result()[at].error is None:
             self._counts["records deleted"] += 1
 

@@ -47,8 +47,8 @@ EXPECTED = (
     "torn pages",
     "lost pages",
     "pauses",
-    "one-way partitions",
-    "two-way partitions",
+    "one-way cuts",
+    "two-way cuts",
     "slow links",
     "date jumps",
     "slow disks",
@@ -101,12 +101,6 @@ class Observer:
     def decided(self, state: LeaderAndIsr) -> None:
         """Take in an ISR that the controller has set itself, without a proposal."""
         self._isr[state.topic_partition] = state.isr
-
-    def finish(self) -> None:
-        """Add the network's counts."""
-        network = self._cluster.network.counts
-        for name in ("lost", "duplicated", "cut"):
-            self.counts[f"messages {name}"] += network[name]
 
     def _see(self, what: str, message: Message) -> None:
         key = message.number, message.is_request

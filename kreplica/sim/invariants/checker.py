@@ -48,11 +48,14 @@ class InvariantChecker:
     """Checks `cluster` after each of its events, from now on."""
 
     def __init__(self, cluster: SimCluster, invariants: Sequence[type[Invariant]] = INVARIANTS) -> None:
-        self.view = ClusterView(cluster.brokers, ScriptedWord(cluster.controller))
+        self._prepare(ClusterView(cluster.brokers, ScriptedWord(cluster.controller)), invariants)
+        cluster.scheduler.after_event = self.check
+
+    def _prepare(self, view: ClusterView, invariants: Sequence[type[Invariant]]) -> None:
+        self.view = view
         self.checks = 0
         self._failure: Exception | None = None
         self._invariants = [invariant() for invariant in invariants]
-        cluster.scheduler.after_event = self.check
 
     def watched(self, callback: Callable[[Any], None]) -> Callable[[Any], None]:
         """Wrap the callback of a future; the next check raises what the callback raises."""
@@ -74,7 +77,11 @@ class InvariantChecker:
             raise self._failure
         # What a script does to a broker is not an event of that broker.
         of_broker = event is not None and event.node_id in self.view.brokers
-        touched = self.view.look((event.node_id,) if event is not None and of_broker else None)
+        self._check_partitions((event.node_id,) if event is not None and of_broker else None)
+
+    def _check_partitions(self, broker_ids: Sequence[int] | None) -> None:
+        """Check the partitions that have changed on these brokers (None: on any), or by a decision."""
+        touched = self.view.look(broker_ids)
         for partition in touched:
             for invariant in self._invariants:
                 invariant.check(partition)

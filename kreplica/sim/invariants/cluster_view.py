@@ -288,6 +288,42 @@ class PartitionView:
         self.acks_to_check = [offset for offset in self.acks_to_check if offset >= end]
         self.reads_to_check = [offset for offset in self.reads_to_check if offset >= end]
 
+    def ailment(self) -> str | None:
+        """Return what is wrong with the partition while no fault is left, None if it is well."""
+        leader, decided = self.leader, self.decided
+        if leader is None or decided is None:
+            return f"no leader: {decided}; {self}"
+        if len(decided.isr) < len(decided.replicas) or decided.elr:
+            return f"the ISR is not full: {decided}, {leader.partition.state}; {self}"
+        if decided.adding_replicas or decided.removing_replicas:
+            return f"a reassignment is under way: {decided}; {self}"
+        if leader.partition.state.is_inflight:
+            return f"an AlterPartition is under way; {self}"
+        replicas = [self.replicas[each] for each in decided.replicas]
+        if {(each.log_end, each.high_watermark) for each in replicas} != {(leader.log_end, leader.log_end)}:
+            return f"the replicas do not end together; {self}"
+        # Records that another replica has deleted can no longer be fetched, but a leader's readers need them.
+        start = max(each.log_start for each in replicas)
+        for each in replicas:
+            needed = leader.log_start if each is leader else start
+            if any(damage.stop_offset > needed for damage in each.damages):
+                return f"a range is damaged; {self}"
+        if any(each.is_excused for each in replicas):
+            return f"a replica has not come back to the committed log; {self}"
+        return None
+
+    def inequality(self) -> str | None:
+        """Return how the replicas' logs differ, None if they are byte-equal."""
+        logs = [replica.log for replica in self.replicas.values() if replica.log is not None]
+        start = max(log.log_start_offset for log in logs)
+        # A batch that begins earlier may have been removed with deleted records.
+        first, *others = (
+            [bytes(batch) for batch in log.batches(start) if batch.base_offset >= start] for log in logs
+        )
+        if any(other != first for other in others):
+            return f"the replicas are not byte-equal from {start} on; {self}"
+        return None
+
 
 MARKS = f"{DIRECTORY}/{REPLICATION_CHECKPOINT}"
 
@@ -364,6 +400,21 @@ class ClusterView:
                 )
             view.consumed[offset] = cell
             view.reads_to_check.append(offset)
+
+    def ails(self) -> Iterator[str]:
+        """Yield what is wrong with brokers and partitions while no fault is left; nothing if all is well."""
+        for broker_id, broker in self.brokers.items():
+            if broker.program is None:
+                continue
+            # Followers' fetches always wait.
+            delayed = broker.program.replica_manager.delayed
+            for purgatory in (delayed.produce, delayed.delete_records):
+                if purgatory.delayed:
+                    yield f"{purgatory.delayed} operations wait at broker {broker_id}"
+        for view in self.partitions.values():
+            ailment = view.ailment()
+            if ailment is not None:
+                yield ailment
 
     # ---- internals ----------------------------------------------------------------------------------------
 

@@ -1,37 +1,36 @@
 """NodeDriver: whole nodes under random load and faults from one seed, with every invariant checked.
 
-A run has rounds of faults. After each, all faults are repaired, and within a bounded time the cluster must be
-healthy: a leader of the quorum, the same metadata on all nodes, partition leaders, full ISRs, equal replicas,
-and no operation left waiting. At the end all records are read, and the clients' history is checked. Thread
-rule: one thread.
+After the faults there must be a leader of the quorum, the same metadata on all nodes, partition leaders, full
+ISRs, equal replicas, and no operation left waiting. At the end all records are read, and the clients' history
+is checked. Thread rule: one thread.
 """
 
 from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from kio.schema.alter_partition.v3.response import AlterPartitionResponse
 
 from kreplica.client.fetcher import EARLIEST
 from kreplica.common.leader_and_isr import NO_LEADER
-from kreplica.common.ports import NANOSECONDS_PER_MS, Random
-from kreplica.common.rare_collections import rare_collections
+from kreplica.common.ports import Random
 from kreplica.common.types import TopicPartition
 from kreplica.metadata.cluster_metadata import MetadataDelta
 from kreplica.raft.epoch_state import EpochState
-from kreplica.sim.actions import Actions
+from kreplica.sim.driver import ReplicaDriver
+from kreplica.sim.faults import CALM
 from kreplica.sim.history import History, Operation, Poll, Polled, Send, Sent, check
 from kreplica.sim.invariants.cluster_view import PartitionView
 from kreplica.sim.invariants.rules import Invariant
-from kreplica.sim.invariants.violation import InvariantViolated
 from kreplica.sim.network import Message
 from kreplica.sim.nodes.node_checker import NODE_INVARIANTS, NodeChecker
 from kreplica.sim.nodes.node_cluster import NodeCluster
-from kreplica.sim.nodes.node_faults import CALM, NodeFaults
+from kreplica.sim.nodes.node_faults import NodeFaults
 from kreplica.sim.nodes.node_load import PLAIN, NodeLoad, polled
+from kreplica.sim.story import NodeStory, Story
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,39 +157,31 @@ class NodeObserver:
             answers = [partition for topic in body.topics for partition in topic.partitions]
             self._counts["AlterPartition rejections"] += sum(bool(each.error_code) for each in answers)
 
-    def healed(self) -> None:
-        """Count at the end of a round of faults."""
-        for view in self._checker.view.partitions.values():
-            for replica in view.replicas.values():
-                self._counts["truncations"] += replica.truncations
-                replica.truncations = 0
-
     def finish(self) -> None:
         """Add what other objects have counted."""
-        network, promises = self._cluster.network.counts, self._checker.promises
-        for name in ("lost", "duplicated", "cut"):
-            self._counts[f"messages {name}"] += network[name]
+        promises = self._checker.promises
         if self._cluster.as_bytes:
-            self._counts["messages as bytes"] += network["sent"]
+            self._counts["messages as bytes"] += self._cluster.network.counts["sent"]
         self._counts["values promised to producers"] += promises.acknowledged
         self._counts["values given to consumers"] += promises.consumed
         self._counts["records of metadata"] += self._checker.quorum.committed_end
 
 
-ROUNDS = 2
 FIRST_TOPICS = 2
 BOOT_MS = 10_000
-# Several elections, sessions and a client's deadline in sequence.
-HEALED_WITHIN_MS = 10_000
-LOOK_MS = 50
 
 
-class NodeDriver:
-    """One random run. `counts` has what happened in it; many runs together must show all of
-    node_observer.EXPECTED.
+class NodeDriver(ReplicaDriver):
+    """One random run of whole nodes."""
 
-    `without`: the numbers of the actions to leave out.
-    """
+    cluster: NodeCluster
+    checker: NodeChecker
+    load: NodeLoad
+    faults: NodeFaults
+    EXPECTED = EXPECTED
+    # Several elections, sessions and a client's deadline in sequence.
+    HEALED_WITHIN_MS = 10_000
+    LOOK_MS = 50
 
     def __init__(
         self,
@@ -200,113 +191,31 @@ class NodeDriver:
         *,
         without: Container[int] = (),
     ) -> None:
-        self.actions = Actions(seed, without)
-        self.workload = workload or draw_node_workload(random.Random(f"{seed}/workload"))
-        self.counts: Counter[str] = Counter()
-        self.cluster = NodeCluster(
-            self.workload.brokers,
-            controllers=self.workload.controllers,
-            standbys=self.workload.standbys,
+        super().__init__(seed, without)
+        workload = workload or draw_node_workload(random.Random(f"{seed}/workload"))
+        self.operation_every_ms, self.fault_every_ms = workload.operation_every_ms, workload.fault_every_ms
+        cluster = self.cluster = NodeCluster(
+            workload.brokers,
+            controllers=workload.controllers,
+            standbys=workload.standbys,
             seed=seed,
             conditions=CALM,
-            settings=self.workload.settings,
+            settings=workload.settings,
         )
-        self.checker = NodeChecker(self.cluster, invariants)
-        self.observer = NodeObserver(self.cluster, self.checker, self.counts)
-        self.faults = NodeFaults(self.cluster, self.checker, self.counts, self.actions.random)
-        self.load = NodeLoad(self.cluster, self.checker, self.counts, self.actions.random)
-        # The times at which the rounds of faults ended, so far.
-        self.round_ends_ns: list[int] = []
-        self.is_in_round = False
-        self.cluster.on_fatal = self._died
-        self.checker.is_harmed = self.faults.is_harmed
+        checker = self.checker = NodeChecker(cluster, invariants)
+        self.observer = NodeObserver(cluster, checker, self.counts)
+        self.faults = NodeFaults(cluster, checker, self.counts, self.actions.random)
+        self.load = NodeLoad(cluster, checker, self.counts, self.actions.random)
+        cluster.on_fatal = self._died
+        checker.is_harmed = self.faults.is_harmed
 
-    @rare_collections()
-    def run(self, events: int = 2_000, *, round_ends_ns: Sequence[int] = ()) -> None:
-        """Run this number of events, and check that the cluster recovers. Raises InvariantViolated.
-
-        `round_ends_ns`: end the rounds of faults at these virtual times instead.
-        """
+    def begin(self) -> None:
         self.cluster.boot(BOOT_MS)
         for _ in range(FIRST_TOPICS):
             self.load.create_topic(2)
-        self._require_well()
-        for number in range(len(round_ends_ns) or ROUNDS):
-            self.faults.begin()
-            self.is_in_round = True
-            self._later(self.workload.operation_every_ms, "client", "operation", self._operate)
-            self._later(self.workload.fault_every_ms, "fault", "fault", self._strike)
-            if round_ends_ns:
-                self._pass_time(round_ends_ns[number])
-            else:
-                self._pass_events(events * (number + 1) // ROUNDS)
-            self.round_ends_ns.append(self.cluster.time.now_ns)
-            self.is_in_round = False
-            self._heal()
-        self._check_history()
-        self.observer.finish()
+        self.require_well()
 
-    # ---- internals ----------------------------------------------------------------------------------------
-
-    def _pass_events(self, until: int) -> None:
-        while self.cluster.scheduler.events < until:
-            if self.cluster.scheduler.step() is None:
-                raise AssertionError("nothing is left to happen")
-        # Finish the current moment, so that a run limited by time is the same run.
-        self._pass_time(self.cluster.time.now_ns)
-
-    def _pass_time(self, until_ns: int) -> None:
-        while self.cluster.scheduler.step(until_ns) is not None:
-            pass
-
-    def _operate(self) -> None:
-        if not self.faults.is_calm:
-            self._later(self.workload.operation_every_ms, "client", "operation", self._operate)
-            self.actions.run(self.load.operate)
-
-    def _strike(self) -> None:
-        if not self.faults.is_calm:
-            self._later(self.workload.fault_every_ms, "fault", "fault", self._strike)
-            self.actions.run(self.faults.strike)
-
-    def _later(self, mean_ms: int, kind: str, summary: str, action: Callable[[], None]) -> None:
-        delay_ms = self.actions.delay_ms(mean_ms)
-        self.cluster.scheduler.add(kind, summary, action, delay_ns=int(delay_ms * NANOSECONDS_PER_MS))
-
-    def _died(self, node_id: int, error: BaseException) -> None:
-        """Handle a node's fatal error, which only its disk may cause."""
-        if not self.faults.may_die(node_id):
-            raise self._violation("Fatal", f"node {node_id} cannot go on: {error!r}") from error
-        self.counts["nodes that gave up"] += 1
-        self.faults.take_down(node_id)
-
-    # ---- after the faults ---------------------------------------------------------------------------------
-
-    def _heal(self) -> None:
-        # Run it as an event, so that every invariant is checked after it.
-        scheduler = self.cluster.scheduler
-        scheduler.add("fault", "heal", self.faults.heal)
-        scheduler.run_until(lambda: self.faults.is_calm)
-        self._require_well()
-        for view in self.checker.view.partitions.values():
-            self._compare(view)
-        self.faults.healed()
-        self.observer.healed()
-
-    def _require_well(self) -> None:
-        scheduler = self.cluster.scheduler
-        stop_ms = self.cluster.now_ms() + HEALED_WITHIN_MS
-        while self.cluster.now_ms() < stop_ms:
-            scheduler.run_for(LOOK_MS)
-            # A node may just have been shutting down.
-            self.faults.start_dead()
-            if next(self._ails(), None) is None:
-                return
-        why = "; ".join(self._ails())
-        raise self._violation("Liveness", f"{HEALED_WITHIN_MS} ms after all faults: {why}")
-
-    def _ails(self) -> Iterator[str]:
-        """Yield what is wrong with the cluster; nothing if it is healthy."""
+    def ails(self) -> Iterator[str]:
         cluster = self.cluster
         if cluster.controller is None:
             yield "no controller is active"
@@ -316,24 +225,8 @@ class NodeDriver:
         for node in cluster.live():
             if node.loader.applied.offset != end:
                 yield f"node {node.config.node_id} knows the metadata up to {node.loader.applied}, not {end}"
-        if self.load.pending:
-            yield f"{self.load.pending} clients wait"
-        yield from self._waiting()
-        for view in self.checker.view.partitions.values():
-            ailment = self._what_ails(view)
-            if ailment is not None:
-                yield ailment
+        yield from super().ails()
         yield from self._leftovers()
-
-    def _waiting(self) -> Iterator[str]:
-        """Yield the operations in purgatories, without followers' fetches, which always wait."""
-        for node in self.cluster.live():
-            if node.broker is None:
-                continue
-            delayed = node.broker.replica_manager.delayed
-            for purgatory in (delayed.produce, delayed.delete_records):
-                if purgatory.delayed:
-                    yield f"{purgatory.delayed} operations wait at node {node.config.node_id}"
 
     def _leftovers(self) -> Iterator[str]:
         """Yield replicas on nodes to which they are not assigned."""
@@ -346,43 +239,23 @@ class NodeDriver:
                 if known is None or node.config.node_id not in known.replicas:
                     yield f"node {node.config.node_id} has {at}, and is no replica of it"
 
-    def _what_ails(self, view: PartitionView) -> str | None:
-        """Return what is wrong with the partition, None if it is healthy."""
-        leader, known = view.leader, self.checker.word.registration(view.topic_partition)
-        if leader is None or known is None:
-            return f"no leader: {known}; {view}"
-        if len(known.isr) < len(known.replicas) or known.elr:
-            return f"the ISR is not full: {known}, {leader.partition.state}; {view}"
-        if known.is_reassigning:
-            return f"a reassignment is under way: {known}; {view}"
-        if leader.partition.state.is_inflight:
-            return f"an AlterPartition is under way; {view}"
-        replicas = [view.replicas[each] for each in known.replicas]
-        if {(each.log_end, each.high_watermark) for each in replicas} != {(leader.log_end, leader.log_end)}:
-            return f"the replicas do not end together; {view}"
-        # Records that another replica has deleted can no longer be fetched, but a leader's readers need them.
-        start = max(each.log_start for each in replicas)
-        for each in replicas:
-            needed = leader.log_start if each is leader else start
-            if any(damage.stop_offset > needed for damage in each.damages):
-                return f"a range is damaged; {view}"
-        if any(each.is_excused for each in replicas):
-            return f"a replica has not come back to the committed log; {view}"
-        return None
+    def finish(self) -> None:
+        self.check_history()
+        self.observer.finish()
 
-    def _compare(self, view: PartitionView) -> None:
-        logs = [replica.log for replica in view.replicas.values() if replica.log is not None]
-        start = max(log.log_start_offset for log in logs)
-        # A batch that begins earlier may have been removed with deleted records.
-        first, *others = (
-            [bytes(batch) for batch in log.batches(start) if batch.base_offset >= start] for log in logs
-        )
-        if any(other != first for other in others):
-            raise self._violation("Equal", f"the replicas are not byte-equal from {start} on; {view}")
+    def story(self) -> Story:
+        return NodeStory(self.cluster)
+
+    def _died(self, node_id: int, error: BaseException) -> None:
+        """Handle a node's fatal error, which only its disk may cause."""
+        if not self.faults.may_die(node_id):
+            raise self.violation("Fatal", f"node {node_id} cannot go on: {error!r}") from error
+        self.counts["nodes that gave up"] += 1
+        self.faults.take_down(node_id)
 
     # ---- the history --------------------------------------------------------------------------------------
 
-    def _check_history(self) -> None:
+    def check_history(self) -> None:
         """Read all records, and check them against the clients' history."""
         views = self.checker.view.partitions
         # A late response makes a client repeat a topic's creation, perhaps after the topic was deleted.
@@ -397,12 +270,12 @@ class NodeDriver:
                 self.counts["partitions kept past unclean elections"] += 1
         for operation in (*self.load.sends, *self.load.operations):
             if operation is None:
-                raise self._violation("Liveness", "a send was never answered")
+                raise self.violation("Liveness", "a send was never answered")
             history.add(_of(operation, kept))
         anomalies = check(history, log_starts=starts, may_duplicate=_is_plain)
         self.counts["operations in histories"] += len(history.operations)
         if anomalies:
-            raise self._violation("History", "; ".join(map(str, anomalies[:5])))
+            raise self.violation("History", "; ".join(map(str, anomalies[:5])))
 
     def _read(self, at: TopicPartition) -> tuple[int, list[Polled]]:
         cluster, found = self.cluster, list[Polled]()
@@ -415,11 +288,6 @@ class NodeDriver:
                 return start, found
             found += records
             offset = next_offset
-
-    def _violation(self, name: str, facts: str) -> InvariantViolated:
-        error = InvariantViolated(name, facts)
-        error.add_note(f"{self.cluster.scheduler.name}after event {self.cluster.scheduler.steps}")
-        return error
 
 
 def _of(operation: Operation, kept: Container[TopicPartition]) -> Operation:

@@ -22,7 +22,7 @@ from kreplica.metadata.records import PartitionChangeRecord
 from kreplica.metadata.registrations import PartitionRegistration
 from kreplica.raft.batch_reader import decoded_batches
 from kreplica.sim import client
-from kreplica.sim.invariants.checker import INVARIANTS
+from kreplica.sim.invariants.checker import INVARIANTS, InvariantChecker
 from kreplica.sim.invariants.cluster_view import ClusterView, Decision, PartitionView
 from kreplica.sim.invariants.rules import CandidateCompleteness, Invariant, QuorumSuperset
 from kreplica.sim.invariants.violation import InvariantViolated
@@ -402,7 +402,7 @@ def _is_quiet(request: Message) -> bool:
     return len(topics) == 1 and topic_id_of(topics[0].topic_id) == Uuid.METADATA_TOPIC
 
 
-class NodeChecker:
+class NodeChecker(InvariantChecker):
     """Checks `cluster` after each of its events, from now on."""
 
     def __init__(self, cluster: NodeCluster, invariants: Sequence[type[Invariant]] = NODE_INVARIANTS) -> None:
@@ -412,35 +412,21 @@ class NodeChecker:
         self.quorum = QuorumLogChecker(cluster.brokers)
         self.quorum.on_commit = self.word.committed
         brokers = {node_id: cluster.brokers[node_id] for node_id in cluster.broker_ids}
-        self.view = ClusterView(brokers, self.word)
+        self._prepare(ClusterView(brokers, self.word), invariants)
         self.promises = Promises(self.view, cluster.brokers)
-        self.checks = 0
         # Returns whether the node's disk refuses operations or lost data, which excuses failures.
         self.is_harmed: Callable[[int], bool] = lambda _: False
         # Called with the node of each event before committed changes count as decided, and with each message.
         self.listeners: list[Callable[[int], object]] = []
         self.message_listeners: list[Callable[[str, Message], object]] = []
-        self._invariants = [invariant() for invariant in invariants]
         self._published: dict[int, ClusterMetadata] = {}
         # By node: the publisher whose errors have a known reason, and the number of these errors.
         self._errors: dict[int, tuple[object, int]] = {}
-        self._failure: Exception | None = None
         self._upheavals = 0
         self._took_request = False
         cluster.network.tap = self._heard
         cluster.scheduler.after_event = self.check
         self.check()
-
-    def watched(self, callback: Callable[[Any], None]) -> Callable[[Any], None]:
-        """Wrap the callback of a future; the next check raises what the callback raises."""
-
-        def call(answer: Any) -> None:
-            try:
-                callback(answer)
-            except Exception as error:
-                self._failure = self._failure or error
-
-        return call
 
     def check(self, event: SimEvent | None = None) -> None:
         """Check what the event has touched (None: everything).
@@ -477,13 +463,8 @@ class NodeChecker:
             return list(self.cluster.configs)
         return (event.node_id,) if event.node_id in self.cluster.configs else ()
 
-    def _check_partitions(self, broker_ids: Sequence[int]) -> None:
-        touched = self.view.look(broker_ids)
-        for partition in touched:
-            for invariant in self._invariants:
-                invariant.check(partition)
-                self.checks += 1
-        self.view.done(touched)
+    def _check_partitions(self, broker_ids: Sequence[int] | None) -> None:
+        super()._check_partitions(broker_ids)
         # The committed records are known now.
         self.promises.keep()
 

@@ -20,7 +20,7 @@ from kreplica.broker.node_settings import with_settings
 from kreplica.client.client import Client
 from kreplica.client.client_config import ClientConfig, ConsumerConfig
 from kreplica.common.config import MetadataLogConfig
-from kreplica.common.errors import BrokerNotAvailable, KafkaStorageError, RequestTimedOut, UnsupportedVersion
+from kreplica.common.errors import BrokerNotAvailable, RequestTimedOut, UnsupportedVersion
 from kreplica.common.future import Future, failed
 from kreplica.common.message_reader import MessageReader, read_message
 from kreplica.common.message_writer import MessageWriter, write_message
@@ -206,8 +206,12 @@ class NodeProgram:
         self.node.startup()
 
     def shutdown(self) -> None:
-        """Close all files cleanly; for a clean departure call `node.shutdown` before."""
+        """Close all files cleanly; for a clean departure call `leave` before."""
         self.node.close()
+
+    def leave(self, timeout_ms: int) -> Future[None]:
+        """Hand over, so that the node can be shut down when this is done."""
+        return self.node.shutdown(timeout_ms)
 
     def handle(self, request: Any) -> Future[Any]:
         return self.node.handle(request)
@@ -349,25 +353,7 @@ class NodeCluster(SimMachines):
         return all(node is not None and node.ready.done() for node in nodes)
 
     def shut_down(self, node_id: int, timeout_ms: int = CONTROLLED_SHUTDOWN_MS) -> Future[None]:
-        """Shut the node down cleanly; done when it has stopped. It may be killed earlier."""
-        node, life = self.node(node_id), self.brokers[node_id].life
-        assert node is not None, f"node {node_id} does not run"
-        stopped: Future[None] = Future()
-
-        def stop() -> None:
-            try:
-                self.stop(node_id)
-            except KafkaStorageError:
-                # Its files could not be closed cleanly; the process ends anyway.
-                self.kill(node_id)
-            stopped.set_result(None)
-
-        def left(_: Future[None]) -> None:
-            # Stop it in an event of its own, not within one of the node's.
-            self.scheduler.add("fault", f"node {node_id} stops", stop, incarnation=life)
-
-        node.shutdown(timeout_ms).add_done_callback(left)
-        return stopped
+        return super().shut_down(node_id, timeout_ms)
 
     def power_cut(self, broker_id: int, chance: Random | None = None, *, keeps_names: bool = False) -> None:
         """As SimMachines.power_cut; the image's last write may be lost, too."""

@@ -9,7 +9,6 @@ one thread.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
 from random import Random
@@ -32,94 +31,9 @@ from kreplica.common.wire import error_of, uuid_of
 from kreplica.sim import client
 from kreplica.sim.cluster import CLUSTER_ID
 from kreplica.sim.history import Assign, Operation, Poll, Polled, Send, Sent, Status
-from kreplica.sim.invariants.cluster_view import PartitionView
-from kreplica.sim.invariants.violation import InvariantViolated
-from kreplica.sim.load import READ_COMMITTED, Transactions
+from kreplica.sim.load import PRODUCE_TIMEOUT_MS, Load
 from kreplica.sim.nodes.node_checker import NodeChecker
 from kreplica.sim.nodes.node_cluster import NodeCluster, SimClient
-
-PRODUCE_TIMEOUT_MS = 400
-
-Await = Callable[[Future[Any], Callable[[Future[Any]], None]], None]
-
-
-class NodeTransactions:
-    """The transactions of `cluster`. `wait(future, callback)` calls `callback` with the future when it is
-    done."""
-
-    def __init__(
-        self, cluster: NodeCluster, checker: NodeChecker, counts: Counter[str], random: Random, wait: Await
-    ) -> None:
-        self._cluster = cluster
-        self._partitions = checker.view.partitions
-        self._reused_names = checker.word.reused_names
-        self._counts = counts
-        self._random = random
-        self._wait = wait
-        self._client = cluster.add_client()
-        self._transactions = Transactions(random, counts, PRODUCE_TIMEOUT_MS)
-        # The next read position of each partition.
-        self._positions: Counter[TopicPartition] = Counter()
-
-    def produce(self, at: TopicPartition, new_values: Callable[[], list[bytes]]) -> None:
-        """Send the next batch of the partition's transaction, or its end, or a retry; or begin a
-        transaction."""
-        decided = self._partitions[at].decided
-        if decided is None or decided.leader == NO_LEADER:
-            return
-        now_ms = self._cluster.brokers[decided.leader].clock.time_ms()
-        request = self._transactions.next_request(at, new_values, now_ms)
-        answer = self._client.endpoint.send(decided.leader, request, timeout_ms=2 * PRODUCE_TIMEOUT_MS)
-        self._wait(answer, partial(self._produced, request))
-
-    def _produced(self, request: client.ProduceRequest, answer: Future[Any]) -> None:
-        if client.produced(answer).error is None:
-            self._transactions.acknowledged(request)
-
-    def read(self, at: TopicPartition) -> None:
-        """Read committed records."""
-        offset = self._positions[at]
-        answer = self._client.fetcher.fetch(at, offset, isolation="txn_committed")
-        self._wait(answer, partial(self._read, at, offset))
-
-    def _read(self, at: TopicPartition, offset: int, answer: Future[Any]) -> None:
-        view = self._partitions.get(at)
-        if answer.exception() is not None or view is None:
-            leader = None if view is None else view.leader
-            self._positions[at] = 0 if leader is None else leader.log_start
-            return
-        fetched = answer.result()
-        aborted = [(first, producer_id) for producer_id, first in fetched.aborted]
-        try:
-            records, next_offset = client.records_in(fetched.records, offset, aborted)
-        except CorruptMessage:
-            if self._cluster.as_bytes:
-                raise
-            # The response shares memory with the leader, where a bit has flipped since.
-            return
-        # After an unclean election, an earlier leader may return records that it voided. With a reused topic
-        # name, a leader of the deleted topic may return that topic's records.
-        if view.unclean_epoch < 0 and at.topic not in self._reused_names:
-            self._check(view, offset, next_offset, {at: value for at, _, value in records})
-        self._counts["read as committed"] += len(records)
-        # Now and then start again at the beginning.
-        self._positions[at] = 0 if self._random.random() < 0.1 else next_offset
-
-    def _check(
-        self, view: PartitionView, offset: int, next_offset: int, given: dict[int, bytes | None]
-    ) -> None:
-        """Check that the reader got no records of open or aborted transactions, and all other records."""
-        wrong = self._transactions.wrongly_given(given.values())
-        if wrong:
-            raise InvariantViolated(READ_COMMITTED, f"a consumer got {wrong}, not committed; {view}")
-        for at, cell in enumerate(view.committed[offset:next_offset], offset):
-            # The values of markers begin with a byte that is not alphanumeric.
-            if at in given or cell is None or cell.value is None or not cell.value[:1].isalnum():
-                continue
-            if self._transactions.is_visible(cell.value):
-                raise InvariantViolated(READ_COMMITTED, f"a consumer was not given {cell} at {at}; {view}")
-            self._counts["aborted records left out"] += 1
-
 
 TIMEOUT_MS = 500
 # A quorum of one is tried only now and then.
@@ -198,20 +112,18 @@ class Consumer:
         self.busy: set[TopicPartition] = set()
 
 
-class NodeLoad:
-    """Runs random client operations. `pending`: the number without a response yet."""
+class NodeLoad(Load):
+    """Runs random client operations. `operations` and `sends` are their history."""
 
     def __init__(
         self, cluster: NodeCluster, checker: NodeChecker, counts: Counter[str], random: Random
     ) -> None:
-        self.pending = 0
+        super().__init__(checker.watched, counts, random)
         self.operations: list[Operation] = []
         # Sends in the order they were made; responses may come in another order.
         self.sends: list[Send | None] = []
         self._cluster = cluster
         self._checker = checker
-        self._counts = counts
-        self._random = random
         self._values = 0
         self._topics = 0
         self._producers = [cluster.add_client() for _ in range(PRODUCERS)]
@@ -219,31 +131,24 @@ class NodeLoad:
         administrator = cluster.add_client()
         self._admin, self._endpoint = administrator.admin, administrator.endpoint
         self._voters = VoterChanges(cluster, administrator, random)
-        self._transactions = NodeTransactions(cluster, checker, counts, random, self._await)
-        self._kinds: tuple[tuple[int, Callable[[], None]], ...] = (
-            (44, self._produce_once),
-            (12, self._produce_plainly),
-            (34, self._consume),
-            (10, self._produce_in_transaction),
-            (10, self._read_committed),
-            (2, self._create_topic),
-            (1, self._delete_topic),
-            (1, self._add_partitions),
-            (3, self._reassign),
-            (2, self._elect),
-            (2, self._configure),
-            (2, self._delete_records),
-            (1, self._change_voters),
-        )
-
-    def operate(self) -> None:
-        """Run one operation of a random client."""
-        drawn = self._random.randrange(sum(weight for weight, _ in self._kinds))
-        for weight, kind in self._kinds:
-            drawn -= weight
-            if drawn < 0:
-                kind()
-                return
+        self._committed_client = cluster.add_client()
+        # The position from which committed records of each partition are read next.
+        self._committed: Counter[TopicPartition] = Counter()
+        self.kinds = {
+            self._produce_once: 44,
+            self._produce_plainly: 12,
+            self._consume: 34,
+            self._produce_in_transaction: 10,
+            self._read_committed: 10,
+            self._create_topic: 2,
+            self._delete_topic: 1,
+            self._add_partitions: 1,
+            self._reassign: 3,
+            self._elect: 2,
+            self._configure: 2,
+            self._delete_records: 2,
+            self._change_voters: 1,
+        }
 
     # ---- topics -------------------------------------------------------------------------------------------
 
@@ -254,15 +159,6 @@ class NodeLoad:
     def _any_partition(self) -> TopicPartition | None:
         partitions = list(self._checker.view.partitions)
         return self._random.choice(partitions) if partitions else None
-
-    def _await(self, future: Future[Any], callback: Callable[[Future[Any]], None]) -> None:
-        self.pending += 1
-
-        def done(answer: Future[Any]) -> None:
-            self.pending -= 1
-            callback(answer)
-
-        future.add_done_callback(self._checker.watched(done))
 
     # ---- producers ----------------------------------------------------------------------------------------
 
@@ -307,9 +203,26 @@ class NodeLoad:
         self.sends[place] = Send(process, known, sent)
 
     def _produce_in_transaction(self) -> None:
+        """Send the next batch of a partition's transaction, or its end, or a retry; or begin a transaction.
+
+        Nodes have no transaction coordinator, so the methods of the partition's leader carry the request out.
+        """
         at = self._any_partition()
-        if at is not None:
-            self._transactions.produce(at, lambda: [value.encode() for value in self._new_values("t-")])
+        decided = None if at is None else self._checker.view.partitions[at].decided
+        if at is None or decided is None or decided.leader == NO_LEADER:
+            return
+        now_ms = self._cluster.brokers[decided.leader].clock.time_ms()
+        request = self._transactions.next_request(at, self._new_transactional_values, now_ms)
+        endpoint = self._committed_client.endpoint
+        answer = endpoint.send(decided.leader, request, timeout_ms=2 * PRODUCE_TIMEOUT_MS)
+        self._await(answer, partial(self._produced, request))
+
+    def _new_transactional_values(self) -> list[bytes]:
+        return [value.encode() for value in self._new_values("t-")]
+
+    def _produced(self, request: client.ProduceRequest, answer: Future[Any]) -> None:
+        if client.produced(answer).error is None:
+            self._transactions.acknowledged(request)
 
     # ---- consumers ----------------------------------------------------------------------------------------
 
@@ -352,7 +265,32 @@ class NodeLoad:
     def _read_committed(self) -> None:
         at = self._any_partition()
         if at is not None:
-            self._transactions.read(at)
+            offset = self._committed[at]
+            answer = self._committed_client.fetcher.fetch(at, offset, isolation="txn_committed")
+            self._await(answer, partial(self._got_committed, at, offset))
+
+    def _got_committed(self, at: TopicPartition, offset: int, answer: Future[Any]) -> None:
+        view = self._checker.view.partitions.get(at)
+        if answer.exception() is not None or view is None:
+            leader = None if view is None else view.leader
+            self._committed[at] = 0 if leader is None else leader.log_start
+            return
+        fetched = answer.result()
+        aborted = [(first, producer_id) for producer_id, first in fetched.aborted]
+        try:
+            records, next_offset = client.records_in(fetched.records, offset, aborted)
+        except CorruptMessage:
+            if self._cluster.as_bytes:
+                raise
+            # The response shares memory with the leader, where a bit has flipped since.
+            return
+        # After an unclean election, an earlier leader may return records that it voided. With a reused topic
+        # name, a leader of the deleted topic may return that topic's records.
+        if view.unclean_epoch < 0 and at.topic not in self._checker.word.reused_names:
+            self._transactions.check(view, offset, next_offset, {at: value for at, _, value in records})
+        self._counts["read as committed"] += len(records)
+        # Now and then start again at the beginning.
+        self._committed[at] = 0 if self._random.random() < 0.1 else next_offset
 
     def _reset(self, consumer: Consumer, at: TopicPartition) -> None:
         self._counts["polls out of range"] += 1

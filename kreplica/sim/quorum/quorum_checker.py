@@ -16,7 +16,7 @@ from kreplica.raft.raft_listener import LeaderAndEpoch
 from kreplica.sim.invariants.violation import InvariantViolated
 from kreplica.sim.network import Message
 from kreplica.sim.quorum.quorum_log_checker import NodeView, QuorumLogChecker
-from kreplica.sim.quorum.sim_quorum import QuorumNode, SimQuorum
+from kreplica.sim.quorum.sim_quorum import QuorumNode, SimQuorum, Witness
 from kreplica.sim.scheduler import SimEvent
 
 # How much later than it should a leader may resign, because a slow disk delays it.
@@ -35,7 +35,7 @@ def touches_quorum(event: SimEvent) -> bool:
     return event.kind not in ("message", "connection", "client")
 
 
-class QuorumChecker(QuorumLogChecker):
+class QuorumChecker(QuorumLogChecker, Witness):
     """Checks `quorum`: its scheduler's events, its network, its listeners."""
 
     def __init__(self, quorum: SimQuorum) -> None:
@@ -203,8 +203,11 @@ class QuorumObserver(QuorumChecker):
 
     @property
     def pending(self) -> list[str]:
-        """The values of pending appends."""
-        return [waiting.value for waiting in self._pending.values()]
+        """The values of pending appends. One of a node that ended since may be committed or not."""
+        machines = self.quorum.machines
+        return [
+            each.value for each in self._pending.values() if machines[each.node.node_id].program is each.node
+        ]
 
     def appended(self, node: QuorumNode, epoch: int, offset: int, value: str) -> None:
         """Record that a leader has accepted a value."""
@@ -227,11 +230,6 @@ class QuorumObserver(QuorumChecker):
             if waiting.node is node and leader.epoch > waiting.epoch:
                 del self._pending[key]
                 self.counts["rejected"] += 1
-
-    def forget(self, node_id: int) -> None:
-        """Drop the node's pending appends: it is about to end, so they may be committed or not."""
-        for key in [key for key in self._pending if key[0] == node_id]:
-            del self._pending[key]
 
     # ---- counts -------------------------------------------------------------------------------------------
 

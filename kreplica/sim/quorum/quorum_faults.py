@@ -1,14 +1,15 @@
-"""QuorumFaults: the faults of the machines of a quorum and of their network, one at a time.
+"""QuorumFaults: the faults of a random run of a quorum alone.
 
-QuorumOperator is a careful operator, who changes voters and replaces disks; LostMajority is the end of some
-runs, in which most disks are lost. Thread rule: one thread.
+Besides the faults that all clusters have: the nodes are split into two parts, and a careful operator changes
+the voters and replaces disks. LostMajority is the end of some runs, in which most disks are lost. Thread
+rule: one thread.
 """
 
 from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Mapping
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -25,14 +26,15 @@ from kreplica.raft.kafka_raft_client import KafkaRaftClient
 from kreplica.raft.raft_messages import make_vote_request
 from kreplica.raft.snapshots import parse_snapshot_name
 from kreplica.raft.voter_set import ReplicaKey, VoterSet
+from kreplica.sim.faults import CALM, Faults
 from kreplica.sim.invariants.violation import InvariantViolated
-from kreplica.sim.network import LinkConditions
 from kreplica.sim.quorum.quorum_checker import QuorumChecker, QuorumObserver
-from kreplica.sim.quorum.sim_quorum import CLUSTER_ID, LOG_DIRECTORY, NoWitness, SimQuorum
+from kreplica.sim.quorum.sim_quorum import CLUSTER_ID, LOG_DIRECTORY, SimQuorum, Witness
 
 CATCH_UP_MS = 200
 # A request in flight for longer than this was lost.
 SETTLED_MS = 300
+SPLIT_MS = 1_000
 
 
 class QuorumOperator:
@@ -128,22 +130,28 @@ class QuorumOperator:
 
     # ---- disks --------------------------------------------------------------------------------------------
 
-    def replace_disk(self) -> None:
-        """Lose a disk and give its node a new one, once no change of the voters is pending."""
+    def replace_disk(self) -> int | None:
+        """Lose a disk and give its node a new one, once no change of the voters is pending.
+
+        Returns the node, which is down or runs; None if no disk may be lost now.
+        """
         if self.is_static:
-            return
+            return None
         leader = self.quorum.leader
         is_settled = not self.waiting and self.quorum.now_ms() >= self._asked_ms + SETTLED_MS
         if leader is None or not is_settled or not self._knows_all(leader):
             self._wants_disk = True
-            return
+            return None
         self._wants_disk = False
         voters = self.quorum.client(leader).voters
         lost = self._lost(voters)
         spare = len(voters) - voters.majority - len(lost)
         may_go = [i for i in self.quorum.machines if spare > 0 or i not in voters.voters or i in lost]
-        if may_go:
-            self._lose_disk(self._random.choice(may_go), voters)
+        if not may_go:
+            return None
+        node_id = self._random.choice(may_go)
+        self._lose_disk(node_id, voters)
+        return node_id
 
     def _knows_all(self, leader: int) -> bool:
         """Return whether the leader knows everything committed, and its voters are committed."""
@@ -170,9 +178,10 @@ class QuorumOperator:
             self.quorum.start(node_id)
 
     def _end(self, node_id: int) -> None:
-        self._checker.forget(node_id)
-        machine = self.quorum.machines[node_id]
-        machine.power_cut(self._random) if self._random.random() < 0.5 else machine.kill()
+        if self._random.random() < 0.5:
+            self.quorum.power_cut(node_id, self._random)
+        else:
+            self.quorum.kill(node_id)
 
     def _damage_snapshots(self, node_id: int) -> bool:
         """Lose the snapshots of a node that is down, or the end of the last one; return whether it then
@@ -267,7 +276,7 @@ class LostMajority:
     def run(self) -> int:
         """Lose the disks, and watch the other nodes; return how many of them stopped."""
         quorum, scheduler = self.quorum, self.quorum.scheduler
-        quorum.network.tap, quorum.witness = None, NoWitness()
+        quorum.network.tap, quorum.witness = None, Witness()
         scheduler.after_event = lambda _: self._check()
         quorum.setup.on_fatal = self._cannot_go_on
         for node_id in self._logs:
@@ -315,148 +324,69 @@ class LostMajority:
         self._stopped.add(node_id)
 
 
-CALM = LinkConditions(delay_us=(100, 2_000))
+# The weights of the kinds of faults.
+FAULTS: Mapping[str, int] = {
+    "kill": 3,
+    "power cut": 3,
+    "shutdown": 1,
+    "pause": 2,
+    "split": 2,
+    "cut": 2,
+    "bad network": 2,
+    "broken connections": 1,
+    "date jump": 1,
+    "slow disk": 1,
+    "written pages": 1,
+    "another disk": 3,
+}
 
 
-class QuorumFaults:
-    """`forget(node_id)` is called before a node ends, because its pending appends may be committed or not.
+class QuorumFaults(Faults):
+    """The faults of `cluster`; `operator` replaces its disks."""
 
-    `replace_disk()` is called as one of the faults.
-    """
+    CONDITIONS = CALM
+    REPAIR_MS = 400
+    SHUTDOWN_MS = 300
+    SLOW_FLUSHES_US = (0, 500, 20_000)
+    DATE_JUMPS_MS = (-3_600_000, -50, 50, 3_600_000)
+    WORST_DELAYS_US = (2_000, 20_000, 120_000)
+    CHANCES = (0.0, 0.05, 0.3)
+    BAD_FOR_MS = 1_000
+    _cluster: SimQuorum
 
     def __init__(
-        self,
-        quorum: SimQuorum,
-        random: random.Random,
-        counts: Counter[str],
-        forget: Callable[[int], None],
-        replace_disk: Callable[[], None],
+        self, cluster: SimQuorum, operator: QuorumOperator, counts: Counter[str], random: random.Random
     ) -> None:
-        self.quorum = quorum
-        self._random = random
-        self._counts = counts
-        self._forget = forget
-        self._all = (
-            *(self._kill, self._kill, self._power_cut, self._power_cut, self._restart, self._restart),
-            *(self._restart, self._split, self._cut_one_way, self._heal_network, self._heal_network),
-            *(self._pause, self.resume, self.resume, self._worsen_network, self._jump_date),
-            *(self._slow_disk, self._shut_down, self._lose_connections, replace_disk, replace_disk),
-        )
+        super().__init__(cluster, counts, random, FAULTS)
+        self._operator = operator
+        self.kinds |= {"split": self._split, "cut": self._cut, "another disk": self._change_disk}
 
-    def strike(self) -> None:
-        """Inject one random fault."""
-        self._random.choice(self._all)()
+    def _kill(self, node_id: int) -> None:
+        super()._kill(node_id)
+        if self._random.random() < 0.5:
+            self._cluster.lose_connections(node_id)
 
-    def _one(self, node_ids: list[int]) -> int | None:
-        return self._random.choice(node_ids) if node_ids else None
+    def _change_disk(self, _: int) -> None:
+        replaced = self._operator.replace_disk()
+        if replaced is not None:
+            self._start_later(replaced)
 
-    # ---- machines -----------------------------------------------------------------------------------------
-
-    def _kill(self) -> None:
-        node_id = self._one(self.quorum.alive)
-        if node_id is not None:
-            self._forget(node_id)
-            self.quorum.kill(node_id, hint=self._random.random() < 0.5)
-            self._counts["killed"] += 1
-
-    def _power_cut(self) -> None:
-        node_id = self._one(self.quorum.alive)
-        if node_id is not None:
-            self._forget(node_id)
-            chance = self._random if self._random.random() < 0.7 else None
-            self.quorum.machines[node_id].power_cut(chance)
-            self._counts["power cuts"] += 1
-
-    def _restart(self) -> None:
-        dead = [i for i, machine in self.quorum.machines.items() if not machine.is_alive]
-        node_id = self._one(dead)
-        if node_id is not None:
-            self.quorum.start(node_id)
-
-    def _pause(self) -> None:
-        running = [i for i in self.quorum.alive if not self.quorum.machines[i].is_paused]
-        node_id = self._one(running)
-        if node_id is not None:
-            self.quorum.machines[node_id].pause()
-            self._counts["paused"] += 1
-
-    def resume(self) -> None:
-        """Resume all paused nodes."""
-        for machine in self.quorum.machines.values():
-            if machine.is_alive and machine.is_paused:
-                machine.resume()
-
-    def _jump_date(self) -> None:
-        machine = self._random.choice(list(self.quorum.machines.values()))
-        machine.clock.jump_date(self._random.choice((-3_600_000, -50, 50, 3_600_000)))
-        self._counts["dates changed"] += 1
-
-    def _slow_disk(self) -> None:
-        machine = self._random.choice(list(self.quorum.machines.values()))
-        machine.flush_us = self._random.choice((0, 500, 20_000))
-        self._counts["slow disks"] += 1
-
-    def _shut_down(self) -> None:
-        """Shut a node down cleanly: it hands over, then stops."""
-        node_id = self._one([i for i in self.quorum.alive if not self.quorum.machines[i].is_paused])
-        if node_id is None:
-            return
-        machine, life = self.quorum.machines[node_id], self.quorum.machines[node_id].life
-        self._counts["shutdowns"] += 1
-
-        def stop(_: Future[None]) -> None:
-            # In an event of its own, not within the client's step.
-            self.quorum.scheduler.add("fault", "stopped", partial(self._stop, node_id), incarnation=life)
-
-        machine.program.client.shutdown(300).add_done_callback(stop)
-
-    def _stop(self, node_id: int) -> None:
-        self._forget(node_id)
-        self.quorum.machines[node_id].stop()
-
-    # ---- the network --------------------------------------------------------------------------------------
-
-    def _split(self) -> None:
+    def _split(self, _: int) -> None:
         """Split the nodes into two parts that cannot reach each other."""
-        ids = list(self.quorum.machines)
+        ids = self._ids
         self._random.shuffle(ids)
         border = self._random.randrange(1, len(ids)) if len(ids) > 1 else 0
         for one in ids[:border]:
             for other in ids[border:]:
-                self.quorum.network.cut(one, other)
-        self._counts["partitions"] += border > 0
+                self._cluster.cut(one, other)
+        self._counts["splits"] += border > 0
+        self.later(SPLIT_MS, "all are connected", self._cluster.heal_all)
 
-    def _cut_one_way(self) -> None:
-        if len(self.quorum.machines) > 1:
-            sender, receiver = self._random.sample(list(self.quorum.machines), 2)
-            self.quorum.network.cut(sender, receiver, both_ways=False)
-            self._counts["one-way cuts"] += 1
+    def _cut(self, node_id: int) -> None:
+        others = self._others(node_id)
+        if others:
+            self.cut_link(node_id, self._random.choice(others), 500)
 
-    def end(self) -> None:
-        """End all faults, and start every node."""
-        self.quorum.network.set_conditions(CALM)
-        self.resume()
-        for machine in self.quorum.machines.values():
-            machine.flush_us = 0
-        self.quorum.start()
-
-    def _heal_network(self) -> None:
-        self.quorum.network.heal_all()
-
-    def _worsen_network(self) -> None:
-        self.quorum.network.set_conditions(
-            LinkConditions(
-                delay_us=(100, self._random.choice((2_000, 20_000, 120_000))),
-                loss=self._random.choice((0.0, 0.02, 0.2)),
-                duplication=self._random.choice((0.0, 0.05, 0.3)),
-                in_order=self._random.random() < 0.5,
-            )
-        )
-
-    def _lose_connections(self) -> None:
-        node_id = self._one(self.quorum.alive)
-        if node_id is not None:
-            self.quorum.network.disconnect(node_id)
-            for other in self.quorum.alive:
-                self.quorum.client(other).connection_lost(node_id)
-            self._counts["connections lost"] += 1
+    def _disconnect(self, node_id: int) -> None:
+        super()._disconnect(node_id)
+        self._cluster.lose_connections(node_id)

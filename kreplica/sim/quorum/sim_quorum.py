@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from kreplica.common.config import MetadataLogConfig
 from kreplica.common.future import Future
@@ -51,8 +51,8 @@ RAFT_CONFIG = RaftConfig(
 LOG_CONFIG = MetadataLogConfig(log_segment_bytes=1 << 10, max_retention_bytes=1, max_retention_ms=200)
 
 
-class Witness(Protocol):
-    """Receives the notifications that listeners of the quorum's members get."""
+class Witness:
+    """Receives the notifications that listeners of the quorum's members get. This one ignores them."""
 
     def committed(self, node: QuorumNode, offset: int, epoch: int, value: str) -> None: ...
 
@@ -164,6 +164,10 @@ class QuorumNode:
         self.client.close()
         self.log.close()
 
+    def leave(self, timeout_ms: int) -> Future[None]:
+        """Hand over, so that the member can be shut down when this is done."""
+        return self.client.shutdown(timeout_ms)
+
     def handle(self, request: Any) -> Future[Any]:
         return self.client.handle_inbound(request)
 
@@ -202,20 +206,7 @@ class QuorumNode:
         """Do nothing: no work is in progress here."""
 
 
-MakeNode = Callable[[BrokerPorts], QuorumNode]
-
-
 CLIENT_ID = 2000
-
-
-class NoWitness:
-    """Ignores all notifications."""
-
-    def committed(self, node: QuorumNode, offset: int, epoch: int, value: str) -> None: ...
-
-    def loaded(self, node: QuorumNode, snapshot_id: OffsetAndEpoch, values: list[str]) -> None: ...
-
-    def leader_told(self, node: QuorumNode, leader: LeaderAndEpoch) -> None: ...
 
 
 def directory_id_of(node_id: int, disk: int = 0) -> Uuid:
@@ -239,7 +230,7 @@ class SimQuorum(SimMachines):
         **settings: Any,
     ) -> None:
         super().__init__(seed=seed, shuffle=shuffle, conditions=conditions)
-        self.witness: Witness = NoWitness()
+        self.witness: Witness = Witness()
         # The number of disks each node had before its current one.
         self._disks: Counter[int] = Counter()
         ids = range(1, voters + 1)
@@ -303,16 +294,20 @@ class SimQuorum(SimMachines):
     def start(self, *node_ids: int) -> None:
         """Start these nodes, or all that do not run."""
         for node_id in node_ids or [i for i, machine in self.machines.items() if not machine.is_alive]:
-            self.machines[node_id].start()
+            super().start(node_id)
 
     def kill(self, node_id: int, *, hint: bool = False) -> None:
         """End the node as kill -9 does. With `hint` the others notice that its connections closed."""
-        self.machines[node_id].kill()
+        super().kill(node_id)
         if hint:
-            for other in self.alive:
-                life = self.machines[other].life
-                lost = partial(self.client(other).connection_lost, node_id)
-                self.scheduler.add("connection", "closed", lost, incarnation=life)
+            self.lose_connections(node_id)
+
+    def lose_connections(self, node_id: int) -> None:
+        """Let the other nodes notice that their connections to the node closed."""
+        for other in self.alive:
+            life = self.machines[other].life
+            lost = partial(self.client(other).connection_lost, node_id)
+            self.scheduler.add("connection", "closed", lost, incarnation=life)
 
     def wipe(self, node_id: int, known: VoterSet | None = None) -> None:
         """Give a node that is down an empty disk.

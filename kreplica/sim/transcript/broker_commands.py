@@ -18,6 +18,7 @@ from kreplica.common.config import LogConfig
 from kreplica.common.errors import KreplicaError, StorageFull, StorageIOError
 from kreplica.common.leader_and_isr import LeaderAndIsr, LeaderRecoveryState
 from kreplica.common.types import TopicPartition, Uuid
+from kreplica.common.wire import error_of
 from kreplica.log.scrubber import Scrubber
 from kreplica.sim import client
 from kreplica.sim.faults import flip_a_bit
@@ -293,7 +294,7 @@ def isr(script: Transcript, arguments: Arguments) -> Iterator[str]:
         error = arguments.word("an error").lower()
         if error not in ErrorCode.__members__:
             raise ScriptError(f"there is no error {error!r}")
-        if not script.cluster.do(lambda: controller.answer(ErrorCode[error])):
+        if not script.cluster.do(partial(controller.answer, error_of(ErrorCode[error]))):
             raise ScriptError("no request waits")
     else:
         raise ScriptError(f"hold, accept or reject, not {how!r}")

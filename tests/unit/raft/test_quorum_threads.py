@@ -20,7 +20,7 @@ from kreplica.raft.voter_set import ReplicaKey, VoterNode, VoterSet
 from kreplica.runtime.clock import SystemClock
 from kreplica.runtime.local_network import LocalNetwork
 from kreplica.sim.machines import DIRECTORY, BrokerPorts, SimWorkers
-from kreplica.sim.quorum.sim_quorum import NoWitness, QuorumNode, QuorumSetup, directory_id_of, record_of
+from kreplica.sim.quorum.sim_quorum import QuorumNode, QuorumSetup, Witness, directory_id_of, record_of
 from kreplica.sim.storage import SimStorage
 
 IDS = (1, 2, 3)
@@ -84,7 +84,7 @@ class Quorum:
                 random=random.Random(node_id),
                 loop=endpoint.loop,
             )
-            node = self.nodes[node_id] = QuorumNode(ports, setup, NoWitness())
+            node = self.nodes[node_id] = QuorumNode(ports, setup, Witness())
             self.network.register(endpoint, node.handle)
             node.startup()
         self.network.start()

@@ -7,49 +7,58 @@ import itertools
 import pytest
 
 from kreplica.sim.nodes.driver import NodeDriver
-from kreplica.sim.reduction import AllBut, reduced, run_brokers, run_nodes
-from tests.mutants.mutants import switched_on
+from kreplica.sim.reduction import AllBut, reduced, run_seed
+from tests.mutants.mutants import MUTANTS, built_in
+from tests.mutants.quorum_mutants import QUORUM_MUTANTS
 
 EVENTS = 600
 LEAST_ACTIONS = 30
 
 
-@pytest.fixture(scope="module", params=[run_nodes, run_brokers])
+BUGS = {
+    "nodes": MUTANTS["show_the_uncommitted"],
+    "brokers": MUTANTS["show_the_uncommitted"],
+    "quorum": QUORUM_MUTANTS["keep_what_diverges"],
+}
+
+
+@pytest.fixture(scope="module", params=BUGS)
 def failed(request):
     # One that has something to leave out.
-    with switched_on("show_the_uncommitted"):
-        runs = (request.param(seed, EVENTS) for seed in range(1, 50))
+    with built_in(BUGS[request.param]):
+        runs = (run_seed(request.param, seed, EVENTS) for seed in range(1, 200))
         return next(ran for ran in runs if ran.violation and ran.actions >= LEAST_ACTIONS)
 
 
 def test_a_run_that_fails_is_reduced(failed):
     tries = itertools.count()
-    with switched_on("show_the_uncommitted"):
+    with built_in(BUGS[failed.driver]):
         short = reduced(failed, lambda: next(tries) > 60)
     assert short.violation.invariant == failed.violation.invariant
-    done = [line for line in short.story if "produce" in line or "read" in line]
+    done = [line for line in short.story if any(word in line for word in ("produce", "read", "append"))]
     assert 0 < len(done) < failed.actions / 2
     assert "violated: " in short.story[-1]
 
 
 def test_without_time_for_it_the_run_is_told_as_it_was(failed):
-    with switched_on("show_the_uncommitted"):
+    with built_in(BUGS[failed.driver]):
         same = reduced(failed, lambda: True)
     assert (same.violation.invariant, same.event_hash) == (failed.violation.invariant, failed.event_hash)
 
 
 @pytest.mark.parametrize(
-    ("run", "words"),
+    ("driver", "words"),
     [
-        (run_nodes, ("start 1", "produce", "acknowledged at offset", "controller: topic-1-0: leader")),
+        ("nodes", ("start 1", "produce", "acknowledged at offset", "controller: topic-1-0: leader")),
         (
-            run_brokers,
+            "brokers",
             ("all links: ", "produce", "acknowledged at offset", "controller: t-0: leader", "kill "),
         ),
+        ("quorum", ("all links: ", "append v1", "leads epoch")),
     ],
 )
-def test_a_story_changes_nothing_and_tells_what_was_done(run, words):
-    plain, told = run(5, EVENTS), run(5, EVENTS, tells=True)
+def test_a_story_changes_nothing_and_has_what_was_done(driver, words):
+    plain, told = run_seed(driver, 5, EVENTS), run_seed(driver, 5, EVENTS, with_story=True)
     assert plain.violation is told.violation is None
     assert plain.event_hash == told.event_hash
     text = "\n".join(told.story)

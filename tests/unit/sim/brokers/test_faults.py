@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-from kreplica.sim.brokers.driver import FAULTS, RandomDriver, draw_workload
+from kreplica.sim.brokers.driver import FAULTS, BrokerDriver, draw_workload
 
 
 def run(seed, fault, **settings):
@@ -14,7 +14,7 @@ def run(seed, fault, **settings):
         replace(topic, config=topic.config.replace({"durability": "fsync"})) for topic in workload.topics
     )
     only = {name: int(name == fault) for name in FAULTS}
-    driver = RandomDriver(seed, replace(workload, topics=topics, faults=only, straggling=0.0, **settings))
+    driver = BrokerDriver(seed, replace(workload, topics=topics, faults=only, straggling=0.0, **settings))
     driver.run(3_000)
     return driver
 

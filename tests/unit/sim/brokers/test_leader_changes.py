@@ -7,14 +7,14 @@ import random
 import pytest
 
 from kreplica.common.types import TopicPartition
-from kreplica.sim.brokers.driver import RandomDriver, draw_workload
+from kreplica.sim.brokers.driver import BrokerDriver, draw_workload
 
 AT = TopicPartition("t", 0)
 
 
 @pytest.fixture
 def driver():
-    driver = RandomDriver(1)
+    driver = BrokerDriver(1)
     driver.will.is_calm = False
     driver.cluster.scheduler.run_for(300)
     return driver

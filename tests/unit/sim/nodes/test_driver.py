@@ -38,11 +38,11 @@ def test_all_is_not_well_while_readers_of_a_leader_meet_rot_that_the_others_have
     cluster.result(cluster.client.producer.send(AT, [b"a"], acks=1))
     logs = {each: cluster.node(each).broker.log_manager.get_log(AT) for each in (1, 2)}
     assert cluster.run_until(lambda: all(log.high_watermark == 1 for log in logs.values()))
-    driver.faults._rot.strike(1)
+    driver.faults.rot(1)
     logs[2].maybe_increment_log_start_offset(1)
-    driver._heal()
+    driver.heal()
     assert logs[1].log_start_offset == 1
-    driver._check_history()
+    driver.check_history()
 
 
 def test_of_a_name_that_two_topics_have_had_what_leaders_of_the_second_said_must_be_there():
@@ -57,7 +57,7 @@ def test_of_a_name_that_two_topics_have_had_what_leaders_of_the_second_said_must
         if values == ["a", "b"]:
             cluster.result(cluster.client.admin.delete_topic("t"))
     assert [each.offset for send in load.sends for each in send.values] == [0, 1, 0]
-    driver._check_history()
+    driver.check_history()
     driver.checker.view.partitions[AT].acked[0] = b"a"
     with pytest.raises(InvariantViolated, match="inconsistent-offsets"):
-        driver._check_history()
+        driver.check_history()

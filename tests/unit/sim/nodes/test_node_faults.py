@@ -13,7 +13,7 @@ from kreplica.sim.faults import flip_a_bit
 from kreplica.sim.machines import DIRECTORY
 from kreplica.sim.nodes.node_checker import NodeChecker
 from kreplica.sim.nodes.node_cluster import NodeCluster
-from kreplica.sim.nodes.node_faults import NodeRot
+from kreplica.sim.nodes.node_faults import NodeFaults
 
 AT = TopicPartition("t", 0)
 
@@ -25,10 +25,7 @@ class Rotting:
         self.cluster = NodeCluster(seed=1)
         self.checker = NodeChecker(self.cluster)
         self.counts: Counter[str] = Counter()
-        self.failing: set[int] = set()
-        self.rot = NodeRot(
-            self.cluster, self.checker, self.counts, Random(1), lambda node_id: node_id in self.failing
-        )
+        self.faults = NodeFaults(self.cluster, self.checker, self.counts, Random(1))
         # What a node cannot do for the rot on its disk is no violation.
         self.checker.is_harmed = lambda _: True
         self.cluster.boot()
@@ -61,14 +58,14 @@ def rotting():
 
 def test_replicas_heal_what_has_rotted(rotting):
     rotting.produce(b"a")
-    rotting.rot.strike(1)
-    assert rotting.rot.struck == {1}
-    rotting.rot.heal()
+    rotting.faults.rot(1)
+    assert rotting.faults.struck == {1}
+    rotting.faults.heal()
     assert rotting.log(1).damages
     assert rotting.cluster.run_until(lambda: not rotting.log(1).damages and rotting.isr() == {1, 2})
-    rotting.rot.healed()
+    rotting.faults.healed()
     assert rotting.counts["rotten ranges made whole"] == 1
-    assert rotting.rot.struck == set()
+    assert rotting.faults.struck == set()
     assert rotting.read() == [b"a"]
 
 
@@ -77,11 +74,11 @@ def test_nothing_rots_that_could_not_be_healed(rotting, why):
     if why != "empty":
         rotting.produce(b"a")
     if why == "failing":
-        rotting.failing.add(2)
+        rotting.faults.failing.add(2)
     if why == "down":
         rotting.cluster.kill(2)
-    rotting.rot.strike({"no replica": 3, "no broker": 1001}.get(why, 1))
-    assert rotting.rot.struck == set()
+    rotting.faults.rot({"no replica": 3, "no broker": 1001}.get(why, 1))
+    assert rotting.faults.struck == set()
 
 
 def test_an_operator_elects_another_where_the_only_one_in_sync_stopped_at_rot(rotting):
@@ -97,7 +94,7 @@ def test_an_operator_elects_another_where_the_only_one_in_sync_stopped_at_rot(ro
     rotting.cluster.start(1)
     rotting.cluster.start(2)
     assert rotting.cluster.run_until(rotting.cluster.is_ready)
-    rotting.rot.heal()
+    rotting.faults.heal()
     assert rotting.cluster.run_until(lambda: rotting.isr() == {1, 2})
     assert rotting.counts["elections past rot"] == 1
     assert rotting.read() == [b"a"]
@@ -105,9 +102,9 @@ def test_an_operator_elects_another_where_the_only_one_in_sync_stopped_at_rot(ro
 
 def test_an_operator_deletes_what_only_the_leader_had_not_deleted(rotting):
     rotting.produce(b"a")
-    rotting.rot.strike(1)
+    rotting.faults.rot(1)
     rotting.log(2).maybe_increment_log_start_offset(1)
-    rotting.rot.heal()
+    rotting.faults.heal()
     assert rotting.log(1).damages
     assert rotting.cluster.run_until(lambda: rotting.log(1).log_start_offset == 1)
     assert rotting.counts["deletions past rot"] == 1

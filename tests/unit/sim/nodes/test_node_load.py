@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
 from random import Random
 
@@ -12,7 +11,7 @@ from kreplica.common.types import TopicPartition
 from kreplica.sim.invariants.violation import InvariantViolated
 from kreplica.sim.nodes.node_checker import NodeChecker
 from kreplica.sim.nodes.node_cluster import NodeCluster
-from kreplica.sim.nodes.node_load import NodeTransactions, VoterChanges
+from kreplica.sim.nodes.node_load import NodeLoad, VoterChanges
 from tests.mutants.mutants import MUTANTS, built_in
 
 AT = TopicPartition("t", 0)
@@ -22,19 +21,12 @@ def run(as_bytes: bool = False) -> Counter[str]:
     cluster = NodeCluster(seed=1, as_bytes=as_bytes)
     checker, counts = NodeChecker(cluster), Counter[str]()
     cluster.boot()
-    transactions = NodeTransactions(
-        cluster,
-        checker,
-        counts,
-        Random(1),
-        lambda future, told: future.add_done_callback(checker.watched(told)),
-    )
+    load = NodeLoad(cluster, checker, counts, Random(1))
     cluster.result(cluster.client.admin.create_topic("t", partitions=1))
-    numbers = itertools.count()
     for _ in range(60):
-        transactions.produce(AT, lambda: [b"t-%d" % next(numbers)])
+        load._produce_in_transaction()
         cluster.scheduler.run_for(20)
-        transactions.read(AT)
+        load._read_committed()
         cluster.scheduler.run_for(10)
     checker.check()
     return counts
