@@ -98,7 +98,7 @@ class FrameTransport:
         """Send `request`, an entity of the package kio; the future gets the response entity.
 
         It fails with NetworkException after `timeout_ms` or when the connection closes, and with
-        InvalidRequest or TypeError for a request whose fields cannot be written.
+        InvalidRequest for a request whose fields cannot be written.
         """
         future: Future[Any] = Future()
         with self._lock:

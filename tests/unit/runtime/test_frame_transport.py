@@ -111,7 +111,7 @@ def test_a_closed_transport_sends_nothing(pair):
 
 def test_a_request_that_cannot_be_written_fails(pair):
     odd = InitProducerIdRequest(transactional_id=5, transaction_timeout=timedelta(0))
-    assert isinstance(pair.nodes[1].send(2, odd, timeout_ms=LONG_MS).exception(WAIT_S), TypeError)
+    assert isinstance(pair.nodes[1].send(2, odd, timeout_ms=LONG_MS).exception(WAIT_S), InvalidRequest)
 
 
 @pytest.mark.parametrize(
