@@ -430,6 +430,7 @@ class ControllerContext:
     def _take_partition(self, partition: PartitionContext) -> None:
         name, number = partition.topic_partition
         before, now = partition.registration, self.metadata.topics[name].partitions[number]
+        _assert_legal(partition.topic_partition, before, now)
         partition.registration = now
         if (
             before is None
@@ -450,3 +451,17 @@ class ControllerContext:
     def _refresh(self) -> None:
         for topic_partition, _topic_id, registration in self.metadata.partitions():
             self.partitions[topic_partition].registration = registration
+
+
+def _assert_legal(
+    at: TopicPartition, before: PartitionRegistration | None, now: PartitionRegistration
+) -> None:
+    """Assert what brokers rely on: an ISR of replicas, one leader an epoch, and epochs that only rise."""
+    if before is None or now.isr is not before.isr or now.replicas is not before.replicas:
+        assert all(each in now.replicas for each in now.isr), f"{at}: ISR {now.isr} of {now.replicas}"
+    if before is not None:
+        assert now.partition_epoch > before.partition_epoch, f"{at}: {before} became {now}"
+        assert now.leader_epoch >= before.leader_epoch, f"{at}: {before} became {now}"
+        # A partition without a leader may get one in a later epoch only.
+        is_new = now.leader != before.leader
+        assert not is_new or now.leader_epoch > before.leader_epoch, f"{at}: {before} became {now}"

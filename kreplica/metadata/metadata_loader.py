@@ -235,6 +235,7 @@ class MetadataLoader:
     def _replay(self, batch: CommittedBatch) -> None:
         if batch.last_offset < self._next_offset:
             return
+        assert batch.epoch >= self._last_epoch, f"epoch {batch.epoch} after {self._last_epoch}"
         metadata = self.metadata
         offset = batch.base_offset
         self._timestamp_ms = batch.append_timestamp
