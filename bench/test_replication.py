@@ -29,8 +29,7 @@ from kreplica._core.purgatory import Purgatory
 from kreplica.common.future import Future
 from kreplica.common.types import TopicPartition
 from kreplica.common.wire import uuid_of
-from kreplica.replica.delayed_requests import DelayedRequests
-from kreplica.replica.produce import PartitionResponse
+from kreplica.replica.delayed_requests import DelayedRequests, PartitionResponse, ProducePartitionStatus
 from tests.support.waiting import Led, delayed_requests
 
 MIB = 1 << 20
@@ -174,10 +173,10 @@ def test_great_step_of_futures(row: Row) -> None:
         assert all(future.done() for future in waiting)
         delayed, led = delayed_requests(), Led(1)
         answers = [PartitionResponse(offset, offset) for offset in range(WAITING)]
-        waiting[:] = [
-            delayed.await_commit(led, led.watermark, offset + 1, answer, NEVER_MS)
-            for offset, answer in enumerate(answers)
-        ]
+        waiting[:] = [Future() for _ in answers]
+        for offset, (answer, future) in enumerate(zip(answers, waiting, strict=True)):
+            status = ProducePartitionStatus(led, led.watermark, offset + 1, answer)
+            delayed.await_commit(status, NEVER_MS, future)
         return delayed, led
 
     def step(delayed: DelayedRequests, led: Any) -> None:

@@ -45,8 +45,8 @@ from kreplica.common.leader_and_isr import NO_LEADER, LeaderAndIsr, LeaderRecove
 from kreplica.common.locks import RLock
 from kreplica.common.ports import Transport
 from kreplica.common.types import TopicPartition, Uuid, check_topic_name
+from kreplica.replica.delayed_requests import PartitionResponse
 from kreplica.replica.partition import Partition
-from kreplica.replica.produce import PartitionResponse
 from kreplica.replica.replica_config import ReplicaConfig
 from kreplica.replica.replica_manager import ReplicaManager
 from kreplica.runtime.clock import SystemClock

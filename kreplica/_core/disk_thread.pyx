@@ -41,6 +41,10 @@ cdef class DiskJob:
         if self.submitted:
             raise ValueError("a job can be run only once: create another one")
         self.submitted = True
+        if self.cell.job.brief:
+            # Releasing the GIL costs more than the job.
+            self.cell.job.status = self.perform()
+            return
         with nogil:
             self.cell.job.status = self.perform()
 

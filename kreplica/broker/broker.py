@@ -93,7 +93,7 @@ class Broker:
             metrics=self.metrics,
         )
         self._disk_watch = DiskWatch(
-            self.log_manager, new_loop("disk-watch"), self.replica_manager.handle_log_directory_failure
+            self.log_manager, new_loop("disk-watch"), self.replica_manager.disk_hangs
         )
         apis = KafkaApis(self.replica_manager, metadata_cache)
         self.handle_produce = apis.handle_produce

@@ -50,6 +50,7 @@ from kreplica.common.future import Future, MadeFuture, resolved
 from kreplica.common.types import TopicPartition, Uuid
 from kreplica.common.wire import NO_THROTTLE, maker, topic_id_of, uuid_of
 from kreplica.replica.delayed_fetch import FetchParams, FetchPartitionData, FetchResult
+from kreplica.replica.delayed_requests import PartitionResponse, response_to
 from kreplica.replica.fetch_session import (
     FINAL_EPOCH,
     INITIAL_EPOCH,
@@ -59,7 +60,6 @@ from kreplica.replica.fetch_session import (
     with_session,
 )
 from kreplica.replica.metadata_cache import MetadataCache
-from kreplica.replica.produce import PartitionResponse, response_to
 from kreplica.replica.replica_manager import ReplicaManager
 
 _response, _topic_response, _answer = maker(FetchResponse), maker(FetchableTopicResponse), maker(FetchAnswer)

@@ -22,7 +22,7 @@ from kreplica.common.types import AppendOrigin, TopicPartition
 from kreplica.coordinator.group_config import GroupConfig
 from kreplica.coordinator.group_coordinator import partition_for
 from kreplica.coordinator.group_store import LogChunk
-from kreplica.replica.produce import PartitionResponse
+from kreplica.replica.delayed_requests import PartitionResponse
 from kreplica.replica.replica_manager import ReplicaManager
 
 CONSUMER_OFFSETS = "__consumer_offsets"

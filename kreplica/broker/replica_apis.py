@@ -58,9 +58,8 @@ from kreplica.common.wire import NO_THROTTLE
 from kreplica.log.log_move import LogMove
 from kreplica.log.unified_log import UnifiedLog
 from kreplica.record.control import EndTransactionMarker, build_end_transaction_marker
-from kreplica.replica.delayed_delete_records import DeleteRecordsResult
-from kreplica.replica.produce import PartitionResponse as AppendResponse
-from kreplica.replica.produce import response_to
+from kreplica.replica.delayed_requests import DeleteRecordsResult, response_to
+from kreplica.replica.delayed_requests import PartitionResponse as AppendResponse
 from kreplica.replica.replica_alter_log_dirs_manager import AlterResults
 from kreplica.replica.replica_manager import ReplicaManager
 

@@ -82,6 +82,10 @@ class Future(concurrent.futures.Future[T], Generic[T]):
 
     # ---- the owner ----------------------------------------------------------------------------------------
 
+    def prepare(self, result: T) -> None:
+        """Set the result with which `finish` resolves."""
+        self._result = result
+
     def finish(self) -> bool:
         """Resolve with the prepared result. Returns False if the future was cancelled."""
         return self._pass_to(FINISHED)

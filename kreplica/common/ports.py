@@ -165,6 +165,8 @@ class Workers(Protocol):
 class Disk(Protocol):
     """Does disk work for a node's loops, job by job in a separate thread, so that no loop waits for it.
 
+    `append_queue.InlineDisk` does it in the caller's turn instead.
+
     The jobs of a Lane build on each other. If one is not done (its status is not 0), the jobs behind it come
     back held and undone, until `free`.
     """
@@ -176,10 +178,11 @@ class Disk(Protocol):
         lane: Lane | None = None,
         *,
         lazily: bool = False,
-    ) -> None:
+    ) -> bool:
         """Queue the job behind earlier ones; when it is done, call `done(job)` in the node's loop.
 
-        `lazily`: it may be delayed by some ms and overtaken by later jobs.
+        Returns True if the caller's turn was used to do it: it is done, and `done` is not called. `lazily`:
+        it may be delayed by some ms and overtaken by later jobs.
         """
         ...
 
@@ -195,8 +198,11 @@ class Disk(Protocol):
         """Accept jobs of a held lane again; no job of it is running."""
         ...
 
-    def aside(self, task: Callable[[], None], done: Callable[[], None]) -> None:
-        """Run a CPU-bound task off the loops, then call `done()` in the node's loop. It must not raise."""
+    def aside(self, task: Callable[[], None], done: Callable[[], None]) -> bool:
+        """Run a CPU-bound task off the loops, then call `done()` in the node's loop. It must not raise.
+
+        Returns True if it ran in the caller's turn; `done` is not called then.
+        """
         ...
 
     @property

@@ -1,169 +1,532 @@
-"""AppendQueue: runs the appends of one log on the disk thread, in the order of submission.
+"""AppendQueue: gives the appends of one log to its Disk, in the order of submission.
 
-    submit ──▶ waiting ──job──▶ disk thread ──▶ finished ──▶ noted ──▶ owner notified
-                  ▲                 │ declined: the log's lane is blocked, and
-                  └─────────────────┘ the appends behind it return as well
+    admit ──▶ start ──job──▶ disk ──▶ take_back: finished
+      │         ▲              │
+      │         │              │ declined: the log's lane is blocked, and the appends behind it return as well
+      ▼         │              ▼
+    waiting ──▶ next ◀──── returned
+
+An append is one native call, a job of the disk. With a disk thread the job is done later. With InlineDisk
+it is done in `start`, so nothing ever waits. The caller of `start` decides the rest: it checks a compressed
+batch and the producer's sequence numbers, against the log end that the appends in flight will leave. If the
+log then ends elsewhere, the core declines the append.
 
 A batch that is slow to decompress and check is checked on another thread, so that it delays neither the loop
 nor the disk. Meanwhile the queue sets it aside, together with the appends that must not overtake it: later
 ones of the same connection or producer id, and those without a connection. All others pass. Offsets and
 sequence numbers, which depend on the log end, are decided when its turn comes again.
 
-Some appends need a decision: a roll, a transaction, a new leader epoch. The owner makes such an append in the
-loop, once no append of the log is in flight, and before any later one. So appends of one connection or
+Some appends need a decision: a roll, a transaction, a new leader epoch. The owner makes such an append in its
+turn, once no append of the log is in flight, and before any later one. So appends of one connection or
 producer never overtake each other.
 
-Any other change to the log end or the segments is made under `UnifiedLog.lock`, which with a queue is a
+The queue calls no owner. `start`, `take_back` and `next` return what the owner has to act on.
+
+Any other change to the log end or the segments is made under `UnifiedLog.lock`, which with a disk thread is a
 SettledLock (_core/log_lock.pxd). While it is held, no append is in flight, and the producer states of all
 finished appends are noted. Only the high watermark moves meanwhile, under `offsets_lock`. It reaches the
 state file with the next append or with a job of its own, since writing that page may block, too.
 
 Ownership: the log owns its queue. The requests that connections may have in flight bound its length.
-Thread rule: `submit` and its callbacks run in the node's loop; `settle` runs in any thread that holds the
-log's lock. `offsets_lock` guards the tables.
+Thread rule: with a disk thread all methods run in the node's loop, except `settle`, which runs in any thread
+that holds the log's lock; `offsets_lock` guards the tables. With InlineDisk any thread may call.
 """
 
 from __future__ import annotations
 
-from collections import deque
+import logging
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any
 
-from kreplica._core.append_job import PublishJob
+from kreplica._core.append_job import AppendJob, PublishJob, RunJob
 from kreplica._core.disk_thread import DiskJob, Lane
-from kreplica.common.errors import KreplicaError
+from kreplica._core.log_lock import SettledLock
+from kreplica._core.records import RecordBatch, batches
+from kreplica.common.errors import DecompressionTooLarge, KreplicaError, UnknownServerError
 from kreplica.common.ports import Disk
-from kreplica.log.producer_append_info import ProducerAppendInfo
+from kreplica.common.types import AppendOrigin
+from kreplica.log.log_validator import BRIEF_BYTES, ValidBatch
+from kreplica.log.producer_append_info import ProducerAppendInfo, ProducerStateEntry
 
 if TYPE_CHECKING:
-    from kreplica._core.log_lock import LogLock
-    from kreplica._core.log_state import LogState
+    from typing_extensions import Buffer
+
+    from kreplica._core.log_append_info import LogAppendInfo
+    from kreplica.log.unified_log import UnifiedLog
+
+LOGGER = logging.getLogger(__name__)
+
+# What `AppendQueue.start` returns: the append is left to its owner, is in flight, or is in the log.
+LEFT, IN_FLIGHT, MADE = 0, 1, 2
+
+# The position of the producer id in a batch header; see docs/FORMATS.md.
+PRODUCER_ID_BYTES = 8
+PRODUCER_ID = slice(43, 43 + PRODUCER_ID_BYTES)
 
 
-class QueuedLog(Protocol):
-    """The part of UnifiedLog that the queue uses. UnifiedLog imports this module."""
+class InlineDisk:
+    """Implements `kreplica.common.ports.Disk` in the caller's turn: `submit` does the job."""
 
-    @property
-    def offsets_lock(self) -> LogLock: ...
+    __slots__ = ()
 
-    @property
-    def state(self) -> LogState: ...
+    waiting_ms = 0.0
+
+    def submit(
+        self,
+        job: DiskJob,
+        done: Callable[[DiskJob], object],  # noqa: ARG002
+        lane: Lane | None = None,  # noqa: ARG002
+        *,
+        lazily: bool = False,  # noqa: ARG002
+    ) -> bool:
+        """Do the job."""
+        job.run()
+        return True
+
+    def aside(self, task: Callable[[], None], done: Callable[[], None]) -> bool:  # noqa: ARG002
+        """Run the task."""
+        task()
+        return True
+
+    def settle(self, lane: Lane) -> None:
+        """Do nothing: no job is in flight."""
+
+    def is_finished(self, job: DiskJob) -> bool:  # noqa: ARG002
+        """Return True: each job is done when it is submitted."""
+        return True
+
+    def free(self, lane: Lane) -> None:
+        """Do nothing: no lane is ever held."""
 
 
-class QueuedAppend(Protocol):
-    """An append that can be submitted to the queue.
+INLINE = InlineDisk()
+
+
+class QueuedAppend:
+    """An append, and its result.
 
     `connection`: the connection that sent it. With None it stays in order with all other appends.
-    `producer_id`: -1 without a producer id.
+    `info`: what was appended. `error`: why nothing was, or why that is not certain.
+    `check`: the check to run on another thread before a job can be made, or None.
     """
 
-    @property
-    def connection(self) -> object: ...
+    __slots__ = (
+        "check",
+        "connection",
+        "error",
+        "info",
+        "is_declined",
+        "is_given_up",
+        "is_in_check",
+        "is_noted",
+        "job",
+    )
+
+    def __init__(self, connection: object) -> None:
+        self.connection = connection
+        self.info: LogAppendInfo | None = None
+        self.error: KreplicaError | None = None
+        self.check: Callable[[], None] | None = None
+        # Kept by the queue: the job in flight, and whether its effects are recorded; whether the core has
+        # left the append to its owner, the queue has given up on it, its check runs on another thread.
+        self.job: Any = None
+        self.is_noted = self.is_declined = self.is_given_up = self.is_in_check = False
 
     @property
-    def producer_id(self) -> int: ...
+    def producer_id(self) -> int:
+        """The producer id of the first batch, -1 if it has none."""
+        return -1
 
-    def make_job(self, queue: AppendQueue) -> DiskJob | None:
-        """Return the job for the disk thread; None if the append needs a decision. Call with offsets_lock."""
-        ...
+    def make_job(self, log: UnifiedLog, queue: AppendQueue, leader_epoch: int) -> DiskJob | None:
+        """Return the job for the disk; None if the append needs a decision. Call with offsets_lock."""
+        raise NotImplementedError
 
-    @property
-    def check(self) -> Callable[[], None] | None:
-        """The check to run on another thread before a job can be made, or None."""
-        ...
-
-    def note(self) -> None:
+    def note(self, log: UnifiedLog, job: Any) -> None:
         """Record the effects of a job that is done, wholly or in part. Call with offsets_lock."""
-        ...
-
-    def finish(self) -> None:
-        """Notify the owner that the append was made."""
-        ...
-
-    def give_up(self, error: KreplicaError) -> None:
-        """Notify the owner that the queue has given up on the append, though it may still be made."""
-        ...
-
-    def make_carefully(self) -> None:
-        """Leave the append, or the rest of it, to the owner, which handles every error."""
-        ...
+        raise NotImplementedError
 
 
-class _Entry:
-    """An append in the queue.
+class LeaderAppend(QueuedAppend):
+    """Appends a producer's batch to a log that this node leads."""
 
-    `is_declined`: the core has left the append to its owner.
-    `is_given_up`: the owner was notified that the queue has given up.
-    `is_in_check`: its check runs on another thread.
+    __slots__ = ("_checked", "_producer", "origin", "records")
+
+    def __init__(self, records: Buffer, origin: AppendOrigin, connection: object = None) -> None:
+        super().__init__(connection)
+        self.records = records
+        self.origin = origin
+        self._producer: ProducerAppendInfo | None = None
+        # The result of the check.
+        self._checked: list[ValidBatch] | KreplicaError | None = None
+
+    @property
+    def producer_id(self) -> int:
+        """The producer id in the first batch's unchecked header; -1 if the batch is too short to have one."""
+        field = memoryview(self.records).cast("B")[PRODUCER_ID]
+        return int.from_bytes(field, "big", signed=True) if len(field) == PRODUCER_ID_BYTES else -1
+
+    def _check(self, log: UnifiedLog) -> None:
+        # Runs in any thread: the records and the validator are immutable.
+        try:
+            self._checked = log.validator.validate_anew(self.records, log.time_ms(), self.origin)
+        except KreplicaError as error:
+            # Drop the traceback and the context: their frames keep the records alive.
+            self._checked = error.with_traceback(None)
+            error.__context__ = None
+        except Exception as error:
+            LOGGER.exception("%s: checking a batch failed; the producer gets an error", log.topic_partition)
+            self._checked = UnknownServerError(repr(error))
+        self.check = None
+
+    def _valid(self, log: UnifiedLog) -> list[ValidBatch] | None:
+        """Return the checked batches, or None if the check must first run on another thread.
+
+        Raises like LogValidator.validate.
+        """
+        assert not isinstance(self._checked, KreplicaError)
+        if self._checked is None:
+            try:
+                if log.validator.is_brief(self.records):
+                    return log.validator.validate_anew(
+                        self.records,
+                        log.time_ms(),
+                        self.origin,
+                        max_decompressed=min(BRIEF_BYTES, log.validator.max_decompressed),
+                    )
+            except DecompressionTooLarge:
+                pass
+            self.check = partial(self._check, log)
+            return None
+        if self._checked[0].append_time >= 0:
+            # Other batches were appended since the check, so the append time is stale.
+            now_ms = log.time_ms()
+            self._checked = [each._replace(append_time=now_ms) for each in self._checked]
+        return self._checked
+
+    def make_job(self, log: UnifiedLog, queue: AppendQueue, leader_epoch: int) -> AppendJob | None:
+        self._producer = None
+        job = log.plain_job(self.records, leader_epoch)
+        if job is not None and job.producer_id < 0:
+            if queue.end is not None:
+                queue.end += job.offset_count
+            return job
+        if isinstance(self._checked, KreplicaError) or not log.may_append(leader_epoch):
+            # The careful path reports the error in its turn, like the errors raised below. Raised here, it
+            # would refer to this append and its records until the garbage collector runs.
+            return None
+        try:
+            return self._with_decisions(job, log, queue, leader_epoch)
+        except KreplicaError:
+            return None
+
+    def _with_decisions(
+        self, job: AppendJob | None, log: UnifiedLog, queue: AppendQueue, leader_epoch: int
+    ) -> AppendJob | None:
+        """Return the job of a batch that has to be checked first, or has a producer id."""
+        batch: RecordBatch | None = None
+        if job is None:
+            found = self._valid(log)
+            if found is None:
+                return None
+            batch = found[0].batch
+            if len(found) > 1 or batch.is_control:
+                return None
+            job = AppendJob(
+                found[0].data,
+                log.active,
+                log.state,
+                leader_epoch,
+                checked=True,
+                append_time=found[0].append_time,
+            )
+        if job.producer_id >= 0:
+            batch = batch or next(batches(self.records))
+            if queue.end is None or not self._takes_in(log, queue, queue.end, batch):
+                return None
+            job.expect(queue.end)
+        if queue.end is not None:
+            queue.end += job.offset_count
+        return job
+
+    def _takes_in(self, log: UnifiedLog, queue: AppendQueue, offset: int, batch: RecordBatch) -> bool:
+        """Return whether the batch continues its producer's sequence, including the appends in flight."""
+        if batch.is_control or batch.is_transactional:
+            return False
+        known = queue.producers.get(batch.producer_id) or log.producers.last_entry(batch.producer_id)
+        producer = ProducerAppendInfo(known or ProducerStateEntry(batch.producer_id), self.origin)
+        if producer.append(batch, offset) is not None:
+            # A duplicate of an earlier append.
+            return False
+        self._producer = queue.producers[batch.producer_id] = producer
+        return True
+
+    def note(self, log: UnifiedLog, job: AppendJob) -> None:
+        if job.status:
+            return
+        self.info = info = job.info()
+        if self._producer is not None:
+            producers = log.producers
+            producers.map_end_offset = max(producers.map_end_offset, info.last_offset + 1)
+            producers.update(self._producer)
+
+    def make_carefully(self, log: UnifiedLog, leader_epoch: int) -> LogAppendInfo:
+        """Append the batch under the log's lock. Raises as UnifiedLog.append_as_leader."""
+        if isinstance(self._checked, KreplicaError):
+            raise self._checked
+        if self._checked is not None:
+            # Already checked: the log need not check the batch again.
+            found = self._valid(log)
+            assert found is not None
+            log.validator.expect(self.records, found)
+        self.info = log.append_as_leader(self.records, leader_epoch, origin=self.origin, wait=False)
+        return self.info
+
+
+class FollowerAppend(QueuedAppend):
+    """Appends records that a follower fetched from the leader of `leader_epoch`.
+
+    `rest`: what is not appended yet. `info` describes the last batch that was appended.
     """
 
-    __slots__ = ("append", "is_declined", "is_given_up", "is_in_check", "is_noted", "job")
+    __slots__ = ("leader_epoch", "rest")
 
-    def __init__(self, append: QueuedAppend) -> None:
-        self.append = append
-        self.job: DiskJob | None = None
-        self.is_noted = False
-        self.is_declined = False
-        self.is_given_up = False
-        self.is_in_check = False
+    def __init__(self, records: Buffer, leader_epoch: int) -> None:
+        super().__init__(None)  # stays in order with all other appends
+        self.rest = memoryview(records)
+        self.leader_epoch = leader_epoch
+
+    def make_job(self, log: UnifiedLog, queue: AppendQueue, leader_epoch: int) -> RunJob | None:
+        queue.end = None
+        # Refuse records of an older leader epoch than the log's latest.
+        if log.leader_epoch > leader_epoch or not log.may_append(log.leader_epoch):
+            return None
+        with_producers = not log.producers.has_transactions
+        return RunJob(self.rest, log.active, log.state, log.leader_epoch, with_producers=with_producers)
+
+    def note(self, log: UnifiedLog, job: RunJob) -> None:
+        info = job.info()
+        if info is None:
+            return
+        done, self.rest = self.rest[: job.bytes_used], self.rest[job.bytes_used :]
+        self.info = info
+        producers = log.producers
+        producers.map_end_offset = max(producers.map_end_offset, info.last_offset + 1)
+        if job.has_producers:
+            for batch in batches(done):
+                producers.take_over(batch)
+
+
+class _SetAside:
+    """Appends in check, and those that must follow one of them, in order."""
+
+    __slots__ = ("_connections", "_producers", "appends")
+
+    def __init__(self) -> None:
+        self.appends: list[QueuedAppend] = []
+        self._connections: set[object] = set()
+        self._producers: set[int] = set()
+
+    def add(self, append: QueuedAppend) -> None:
+        self.appends.append(append)
+        self._connections.add(append.connection)
+        self._producers.add(append.producer_id)
+
+    def must_precede(self, append: QueuedAppend) -> bool:
+        """Return whether an append that was set aside must be made before this one."""
+        connections = self._connections
+        return (
+            append.connection is None
+            or None in connections
+            or append.connection in connections
+            or (append.producer_id >= 0 and append.producer_id in self._producers)
+        )
 
 
 class AppendQueue:
-    """The queue of one log's appends, which `disk` makes."""
+    """The queue of one log's appends, which `disk` makes.
+
+    `on_done(queue, job)`: called in the node's loop when a job is done, or when a check is (`job` is None).
+    The owner then calls `take_back` and `next`. InlineDisk never calls it.
+    """
 
     __slots__ = (
-        "_connections_set_aside",
+        "_aside",
+        "_blocked",
         "_disk",
         "_in_flight",
-        "_is_going_on",
         "_is_publishing",
+        "_job_done",
         "_lane",
-        "_log",
-        "_producers_set_aside",
+        "_on_done",
         "_returned",
-        "_set_aside",
         "_waiting",
         "end",
+        "log",
         "producers",
     )
 
-    def __init__(self, log: QueuedLog, disk: Disk) -> None:
-        self._log = log
+    def __init__(
+        self,
+        log: UnifiedLog,
+        disk: Disk = INLINE,
+        on_done: Callable[[AppendQueue, DiskJob | None], object] = lambda _queue, _job: None,
+    ) -> None:
+        self.log = log
         self._disk = disk
+        self._on_done = on_done
+        self._job_done = partial(on_done, self)
         self._lane = Lane()
         # The log's offsets_lock guards these and all that follow:
-        self._in_flight: deque[_Entry] = deque()
+        self._in_flight: list[QueuedAppend] = []
         # Returned undone, in order; they precede `_waiting`.
-        self._returned: list[_Entry] = []
-        self._waiting: deque[_Entry] = deque()
-        # In check, or to follow one that is, in order; they precede `_waiting`. With their connections and
-        # producer ids.
-        self._set_aside: list[_Entry] = []
-        self._connections_set_aside: set[object] = set()
-        self._producers_set_aside: set[int] = set()
-        self._is_going_on = False
+        self._returned: list[QueuedAppend] = []
+        self._waiting: list[QueuedAppend] = []
+        # They precede `_waiting`; None without any.
+        self._aside: _SetAside | None = None
+        # The first of `_waiting` if it needs a decision.
+        self._blocked: QueuedAppend | None = None
         self._is_publishing = False
         # The log end, and the producer states, once all appends in flight are done. The end is None if it
         # cannot be known in advance.
         self.end: int | None = None
         self.producers: dict[int, ProducerAppendInfo] = {}
+        log.queue = self
+        if disk is not INLINE:
+            log.lock = SettledLock(log.offsets_lock, self)
+            log.state.share()
 
-    def submit(self, append: QueuedAppend) -> None:
-        """Queue the append; its owner is notified in the loop."""
-        self._waiting.append(_Entry(append))
-        if not self._is_going_on:
-            self._go_on()
+    @classmethod
+    def of(cls, log: UnifiedLog) -> AppendQueue:
+        """Return the log's queue. A log without one gets one whose appends are made in the caller's turn."""
+        queue = log.queue
+        if queue is None:
+            return cls(log)
+        assert isinstance(queue, cls)
+        return queue
 
     @property
     def is_idle(self) -> bool:
         """Whether no append is in flight or waiting."""
-        return not (self._in_flight or self._waiting or self._returned or self._set_aside)
+        return not (self._in_flight or self._waiting or self._returned or self._aside)
 
     @property
     def is_under_way(self) -> bool:
-        """Whether the disk thread may be at work on the log."""
+        """Whether a disk thread may be at work on the log."""
         return bool(self._in_flight) or self._is_publishing
+
+    # ---- the owner's side ---------------------------------------------------------------------------------
+
+    def admit(self, append: QueuedAppend) -> bool:
+        """Return whether it is the append's turn; otherwise `next` returns it when its turn comes."""
+        if self._waiting or self._returned:
+            self._waiting.append(append)
+            return False
+        if self._aside is not None and self._aside.must_precede(append):
+            self._aside.add(append)
+            return False
+        return True
+
+    def start(self, append: QueuedAppend, leader_epoch: int) -> int:
+        """Give the append, whose turn it is, to the disk. Return LEFT if it needs a decision: the owner calls
+        `wait` and then makes it."""
+        log = self.log
+        with log.offsets_lock:
+            if not self._in_flight:
+                self.end = log.state.log_end_offset
+                self.producers.clear()
+            job = None if append.is_declined else append.make_job(log, self, leader_epoch)
+            if job is None:
+                return LEFT
+            with log.step:
+                if self._disk.submit(job, self._job_done, self._lane):
+                    append.note(log, job)
+                    return LEFT if job.status else MADE
+            append.job, append.is_noted = job, False
+            self._in_flight.append(append)
+            return IN_FLIGHT
+
+    def hold_back(self, append: QueuedAppend) -> bool:
+        """Keep the append, which was left to its owner, until its turn comes again. Return True if the owner
+        may go on at once."""
+        if append.check is not None:
+            if self._disk.aside(append.check, partial(self._checked, append)):
+                return True
+            append.is_in_check = True
+            self._put_aside(append)
+            return False
+        if self._in_flight:
+            self._blocked = append
+            self._waiting.insert(0, append)
+            return False
+        return True
+
+    def must_wait(self, append: QueuedAppend) -> bool:
+        """Return whether an append that was left to its owner cannot be made yet."""
+        return append.check is not None or bool(self._in_flight)
+
+    def take_back(self, job: DiskJob) -> Any:
+        """Take back the job, which is done or held. Return its append if that is finished, else None."""
+        with self.log.offsets_lock:
+            self._note_finished()
+            append = self._in_flight.pop(0)
+            assert append.job is job
+            # Release the job: it holds the records, and the owner may keep the append.
+            append.job = None
+            if job.status and not append.is_given_up:
+                append.is_declined = not job.is_held
+                self._returned.append(append)
+        if self._returned and not self._in_flight:
+            # All appends behind it have returned, too.
+            self._disk.free(self._lane)
+            # An append that was set aside may have to follow one that returned.
+            self._take_back_aside()
+            self._waiting[:0] = self._returned
+            self._returned.clear()
+        return None if job.status or append.is_given_up else append
+
+    def next(self) -> Any:
+        """Return the next append whose turn it is, or None."""
+        while self._waiting and not self._returned:
+            append = self._waiting[0]
+            if append is self._blocked and self._in_flight:
+                break
+            del self._waiting[0]
+            aside = self._aside
+            if not append.is_in_check and (aside is None or not aside.must_precede(append)):
+                return append
+            self._put_aside(append)
+        self.publish_soon()
+        return None
+
+    def give_up(self, error: KreplicaError) -> list[Any]:
+        """Give up on all appends, since the log is offline; return them. Those in flight may be made."""
+        self._take_back_aside()
+        left = [each for each in (*self._in_flight, *self._returned, *self._waiting) if not each.is_given_up]
+        self._returned.clear()
+        self._waiting.clear()
+        for append in left:
+            append.is_given_up = True
+            append.error = error
+        return left
+
+    def _put_aside(self, append: QueuedAppend) -> None:
+        if self._aside is None:
+            self._aside = _SetAside()
+        self._aside.add(append)
+
+    def _take_back_aside(self) -> None:
+        """Move the appends that were set aside back to the front of the waiting ones."""
+        if self._aside is not None:
+            self._waiting[:0] = self._aside.appends
+            self._aside = None
+
+    def _checked(self, append: QueuedAppend) -> None:
+        append.is_in_check = False
+        self._take_back_aside()
+        self._on_done(self, None)
+
+    # ---- the log's side -----------------------------------------------------------------------------------
 
     def wait(self) -> None:
         """Wait for the jobs that are in flight now; others may have begun by the time it returns."""
@@ -175,127 +538,21 @@ class AppendQueue:
             self._disk.settle(self._lane)
             self._note_finished()
 
-    def give_up(self, error: KreplicaError) -> None:
-        """Notify all owners that the log is offline. Appends in flight may never finish."""
-        self._take_back()
-        left = [*self._in_flight, *self._returned, *self._waiting]
-        self._returned.clear()
-        self._waiting.clear()
-        for entry in left:
-            if not entry.is_given_up:
-                entry.is_given_up = True
-                entry.append.give_up(error)
-
     def publish_soon(self) -> None:
         """Write an advanced high watermark to the state file soon, if no append will do so."""
-        if not self._is_publishing and not self._in_flight and self._log.state.is_unpublished:
+        if not self._is_publishing and not self._in_flight and self.log.state.is_unpublished:
             self._is_publishing = True
-            self._disk.submit(PublishJob(self._log.state), self._published, self._lane, lazily=True)
-
-    # ---- the loop -----------------------------------------------------------------------------------------
-
-    def _go_on(self) -> None:
-        if self._returned:
-            if self._in_flight:
-                # Not all appends behind it have returned.
-                return
-            self._disk.free(self._lane)
-            # An append that was set aside may have to follow one that returned.
-            self._take_back()
-            self._waiting.extendleft(reversed(self._returned))
-            self._returned.clear()
-        self._is_going_on = True
-        try:
-            while self._waiting and self._take_next():
-                pass
-        finally:
-            self._is_going_on = False
-
-    def _take_next(self) -> bool:
-        """Start the next append or set it aside; return False if it must wait for those in flight."""
-        entry = self._waiting[0]
-        if entry.is_in_check or (self._set_aside and self._must_follow(entry.append)):
-            self._put_aside()
-            return True
-        with self._log.offsets_lock:
-            if not self._in_flight:
-                self.end = self._log.state.log_end_offset
-                self.producers.clear()
-            job = None if entry.is_declined else entry.append.make_job(self)
-            if job is not None:
-                self._waiting.popleft()
-                entry.job, entry.is_noted = job, False
-                self._in_flight.append(entry)
-                self._disk.submit(job, self._back, self._lane)
-                return True
-        check = entry.append.check
-        if check is not None:
-            entry.is_in_check = True
-            self._disk.aside(check, partial(self._checked, entry))
-            self._put_aside()
-            return True
-        if self._in_flight:
-            return False
-        self._waiting.popleft()
-        entry.append.make_carefully()
-        return True
-
-    def _must_follow(self, append: QueuedAppend) -> bool:
-        """Return whether an append that was set aside must be made before this one."""
-        connections = self._connections_set_aside
-        return (
-            append.connection is None
-            or None in connections
-            or append.connection in connections
-            or (append.producer_id >= 0 and append.producer_id in self._producers_set_aside)
-        )
-
-    def _put_aside(self) -> None:
-        entry = self._waiting.popleft()
-        self._set_aside.append(entry)
-        self._connections_set_aside.add(entry.append.connection)
-        self._producers_set_aside.add(entry.append.producer_id)
-
-    def _take_back(self) -> None:
-        """Move the appends that were set aside back to the front of the waiting ones."""
-        self._waiting.extendleft(reversed(self._set_aside))
-        self._set_aside.clear()
-        self._connections_set_aside.clear()
-        self._producers_set_aside.clear()
-
-    def _checked(self, entry: _Entry) -> None:
-        entry.is_in_check = False
-        self._take_back()
-        if not self._is_going_on:
-            self._go_on()
-
-    def _back(self, job: DiskJob) -> None:
-        with self._log.offsets_lock:
-            self._note_finished()
-            entry = self._in_flight.popleft()
-            assert entry.job is job
-            entry.job = None
-            if job.status and not entry.is_given_up:
-                entry.is_declined = not job.is_held
-                self._returned.append(entry)
-        if not job.status and not entry.is_given_up:
-            entry.append.finish()
-        if not self._in_flight:
-            if not self._is_going_on and (self._returned or self._waiting):
-                self._go_on()
-            self.publish_soon()
+            self._disk.submit(PublishJob(self.log.state), self._published, self._lane, lazily=True)
 
     def _note_finished(self) -> None:
-        for entry in self._in_flight:
-            assert entry.job is not None
-            if not entry.is_noted:
-                if not self._disk.is_finished(entry.job):
+        for append in self._in_flight:
+            if not append.is_noted:
+                if not self._disk.is_finished(append.job):
                     return
-                entry.is_noted = True
-                if not entry.job.is_held:
-                    entry.append.note()
+                append.is_noted = True
+                if not append.job.is_held:
+                    append.note(self.log, append.job)
 
     def _published(self, _job: DiskJob) -> None:
         self._is_publishing = False
-        if not self._in_flight:
-            self.publish_soon()
+        self.publish_soon()

@@ -18,6 +18,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from kreplica._core.disk_thread import DiskJob
 from kreplica.common.config import CleanerConfig, LogConfig, LogManagerConfig
 from kreplica.common.errors import (
     DamagedLog,
@@ -36,6 +37,7 @@ from kreplica.common.locks import Lock, RLock
 from kreplica.common.ports import Clock, Disk, Random, Scheduler, Storage, Workers
 from kreplica.common.types import TopicPartition, Uuid
 from kreplica.log import log_loader
+from kreplica.log.append_queue import AppendQueue
 from kreplica.log.file_names import (
     CLUSTER_METADATA_DIRECTORY,
     DELETED_DIRECTORY_SUFFIX,
@@ -152,6 +154,8 @@ class LogManager:
         disk: Callable[[str], Disk] | None = None,
     ) -> None:
         self.disk = disk
+        # Called in the node's loop with the AppendQueue of a log and its job that a disk thread has done.
+        self.on_disk_done: Callable[[AppendQueue, DiskJob | None], object] = lambda _queue, _job: None
         # Called with the id of each directory that goes offline. `_lock` is held, so it should only post.
         self.on_directory_failed: Callable[[Uuid], object] = lambda _: None
         self._storage = storage
@@ -345,7 +349,7 @@ class LogManager:
         log.on_damage = self._on_damage or log.on_damage
         log.producers.producer_id_expiration_ms = self.settings.producer_id_expiration_ms
         if self.disk is not None and log.is_writable:
-            log.use_disk(self.disk(directory.path))
+            AppendQueue(log, self.disk(directory.path), self.on_disk_done)
         with self._lock:
             if directory.failure is None:
                 directory.logs[log.topic_partition] = log

@@ -5,8 +5,8 @@ producers' state, and known damage, and it appends, reads, truncates, deletes an
 
 Thread rule: `lock` guards every change (appends, rolls, truncation, retention, the high watermark). Readers
 take the published offsets and the immutable collection of segments, and hold no lock. A flush runs outside
-`lock`, so appends go on meanwhile. A disk thread (`use_disk`) appends while `lock` is free; what may change
-meanwhile, the high watermark above all, is guarded by `offsets_lock` alone.
+`lock`, so appends go on meanwhile. A disk thread (see append_queue.py) appends while `lock` is free; what may
+change meanwhile, the high watermark above all, is guarded by `offsets_lock` alone.
 
 A read never goes past the bound of its isolation level: the log's end, the high watermark, or the last stable
 offset. It pins what it returns, and stops at a range that is known to be damaged.
@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from kreplica._core.append_job import AppendJob
 from kreplica._core.disk_thread import FlushJob
@@ -55,17 +55,16 @@ from kreplica.common.errors import (
     StorageIOError,
 )
 from kreplica.common.locks import RLock
-from kreplica.common.ports import Clock, Disk
+from kreplica.common.ports import Clock
 from kreplica.common.types import INT32_MAX, INT64_MAX, AppendOrigin, TopicPartition, Uuid, integer
 from kreplica.log import missing_segments
-from kreplica.log.append_queue import AppendQueue
 from kreplica.log.damage import NO_DAMAGE, Damage, DamageFile, Damages
 from kreplica.log.damage_search import LARGEST_GAP, SEARCH_BYTES, SegmentExamination, still_there
 from kreplica.log.file_names import CLEANED_SUFFIX, DELETED_SUFFIX, SWAP_SUFFIX
 from kreplica.log.group_commit import GroupCommit
 from kreplica.log.leader_epoch_file_cache import LeaderEpochFileCache
 from kreplica.log.local_log import RENAMING_ORDER, LocalLog, LogSegments
-from kreplica.log.log_validator import LogValidator, PlainPath, is_compressed
+from kreplica.log.log_validator import LogValidator, PlainPath
 from kreplica.log.producer_append_info import (
     BatchMetadata,
     CompletedTxn,
@@ -140,6 +139,19 @@ class OpenTransaction(NamedTuple):
     producer_epoch: int
     first_offset: int
     last_timestamp: int
+
+
+class AppendsInFlight(Protocol):
+    """The log's side of its AppendQueue, which imports this module."""
+
+    @property
+    def is_under_way(self) -> bool: ...
+
+    def wait(self) -> None: ...
+
+    def settle(self) -> None: ...
+
+    def publish_soon(self) -> None: ...
 
 
 class UnifiedLog:
@@ -224,8 +236,8 @@ class UnifiedLog:
         self._closing = RLock()  # a second thread waits until the first is done
         # Opens the log's files again, as after a crash of the process: see log_loader.
         self.opened_again: Callable[[UnifiedLog], UnifiedLog] | None = None
-        # Set if a disk thread makes the appends.
-        self.queue: AppendQueue | None = None
+        # The AppendQueue of a partition's replica.
+        self.queue: AppendsInFlight | None = None
         # Guarded by lock:
         self.active = local.segments.active
         self.damages = damages if stopped_at is None else damages.with_added(stopped_at)
@@ -346,14 +358,6 @@ class UnifiedLog:
             self.wait_durable(info)
         return info
 
-    def check_ahead(self, records: Buffer, origin: AppendOrigin) -> None:
-        """Check a compressed batch before it is appended, holding no lock: the check may take long.
-
-        Raises as `append_as_leader`. Only the next append of the same object skips the check.
-        """
-        if is_compressed(records):
-            self.validator.expect(records, self.validator.validate_anew(records, self.time_ms(), origin))
-
     def append_records(self, records: Records, leader_epoch: int = 0, *, wait: bool = True) -> LogAppendInfo:
         """Build one batch from Python values or columns (see BatchBuilder) and append it as the leader.
 
@@ -371,6 +375,11 @@ class UnifiedLog:
         if self.durable and wait:
             self.wait_durable(info)
         return info
+
+    def build(self, records: Records) -> bytes:
+        """Build one batch from Python values or columns. Raises TypeError, MessageTooLarge."""
+        with self.offsets_lock:
+            return self._plain.builder.build(records, now_ms=self.time_ms())
 
     def append_as_follower(
         self, records: Buffer, leader_epoch: int | None = None, *, wait: bool = True
@@ -395,12 +404,6 @@ class UnifiedLog:
             self._plain.saw(now_ms)
             return self._append_batches_as_leader(records, leader_epoch, origin, now_ms)
 
-    def use_disk(self, disk: Disk) -> None:
-        """Let a disk thread make the appends that are submitted to `queue` from now on."""
-        self.queue = AppendQueue(self, disk)
-        self.lock = SettledLock(self.offsets_lock, self.queue)
-        self.state.share()
-
     def may_append(self, leader_epoch: int) -> bool:
         """Return whether batches of that epoch may be appended without any other change of the log."""
         if leader_epoch == self._plain.epoch:
@@ -408,8 +411,7 @@ class UnifiedLog:
         return self.is_writable and self.leader_epoch == leader_epoch == self.latest_epoch
 
     def plain_job(self, records: Buffer, leader_epoch: int) -> AppendJob | None:
-        """Return the plain append of this batch as a job for a disk thread; None if the batch needs the
-        careful path."""
+        """Return the plain append of this batch as a job; None if the batch needs the careful path."""
         return self._plain.job(records, leader_epoch, self.active, self.state)
 
     def begin_epoch(self, epoch: int, start_offset: int) -> None:
@@ -1288,7 +1290,7 @@ class UnifiedLog:
                 state.advance(offset, offset)
             else:
                 self.update_high_watermark(offset)
-            if self.queue is not None:
+            if state.is_unpublished and self.queue is not None:
                 self.queue.publish_soon()
             return before
 
@@ -1952,7 +1954,8 @@ class UnifiedLog:
         self.choose_path()
 
     def _stand_as(self, opened: UnifiedLog) -> None:
-        if self.queue is not None:
+        if self.lock is not self.offsets_lock:
+            # A disk thread appends.
             opened.state.share()
         self.local, self.state, self.active = opened.local, opened.state, opened.active
         self.epochs, self.leader_epoch = opened.epochs, opened.leader_epoch

@@ -1,18 +1,22 @@
 """AppendManager: appends of producers to the partitions that this broker leads.
 
-An append is a local append and then a wait. With acks=all its future is done when the high watermark covers
-it. The wait is registered before other parts learn of the append, so that no advance of the high watermark is
-missed. Thread rule: any thread.
+An append to a partition is made at once, or its log's queue makes it later; either way `finish` gets it once
+it is made. With acks=all the request then waits until the high watermark covers its appends. The wait is
+registered before other parts learn of the appends, so that no advance of the high watermark is missed.
+
+Thread rule: any thread; with disk threads the node's loop.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+from kreplica._core.disk_thread import DiskJob
 from kreplica.common.errors import (
     InvalidRequiredAcks,
     InvalidTopic,
@@ -21,29 +25,30 @@ from kreplica.common.errors import (
     NotLeaderOrFollower,
     OutOfOrderSequenceNumber,
 )
-from kreplica.common.future import Future, failed, resolved
+from kreplica.common.future import Future, failed
 from kreplica.common.metrics import MetricRegistry
 from kreplica.common.ports import Loop, monotonic_ms
 from kreplica.common.types import AppendOrigin, TopicPartition
-from kreplica.replica.delayed_requests import DelayedRequests
-from kreplica.replica.hosted_partitions import HostedPartitions
-from kreplica.replica.partition_state import LeaderHwChange
-from kreplica.replica.produce import (
+from kreplica.replica.delayed_requests import (
     ACKS_ALL,
     VALID_ACKS,
+    DelayedRequests,
     PartitionResponse,
     ProducePartitionStatus,
+    not_enough_replicas_after_append,
     response_of,
     response_to,
 )
-from kreplica.replica.queued_produce import QueuedProduce, only_answer
+from kreplica.replica.hosted_partitions import HostedPartitions
+from kreplica.replica.partition import ProducerAppend
+from kreplica.replica.partition_state import LeaderHwChange
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
     from kreplica._core.batch_builder import _RecordList as RecordList
-    from kreplica._core.log_append_info import LogAppendInfo
-    from kreplica.replica.partition import Partition
+    from kreplica.log.append_queue import AppendQueue
+    from kreplica.replica.partition import Partition, ReplicaAppend
 
 LOGGER = logging.getLogger(__name__)
 
@@ -53,7 +58,68 @@ APPENDS_A_STEP = 64
 # Topics that only the broker's own coordinators write to.
 INTERNAL_TOPICS = frozenset({"__consumer_offsets", "__transaction_state", "__share_group_state"})
 
-Append = Callable[["Partition"], tuple["LogAppendInfo", LeaderHwChange]]
+
+class Produce:
+    """One request: a batch for each partition of `entries`.
+
+    `future`: gets the partitions' answers, including errors. If `is_single`, it gets the answer of the only
+    partition, or fails with its error.
+    """
+
+    __slots__ = (
+        "connection",
+        "entries",
+        "future",
+        "internal_topics_allowed",
+        "is_single",
+        "leader_epoch",
+        "left",
+        "manager",
+        "origin",
+        "remaining",
+        "required_acks",
+        "responses",
+        "timeout_ms",
+        "waiting",
+    )
+
+    def __init__(
+        self,
+        manager: AppendManager,
+        entries: Mapping[TopicPartition, Buffer],
+        required_acks: int,
+        timeout_ms: int,
+        origin: AppendOrigin,
+        *,
+        internal_topics_allowed: bool,
+        leader_epoch: int | None,
+        connection: object,
+        future: Future[Any] | None = None,
+        is_single: bool = False,
+    ) -> None:
+        self.manager = manager
+        self.entries = iter(entries.items())
+        self.required_acks = required_acks
+        self.timeout_ms = timeout_ms
+        self.origin = origin
+        self.internal_topics_allowed = internal_topics_allowed
+        self.leader_epoch = leader_epoch
+        self.connection = connection
+        self.future: Future[Any] = Future() if future is None else future
+        self.is_single = is_single
+        # How many partitions have not been submitted yet.
+        self.remaining = len(entries)
+        # Appends that were submitted but are not finished, plus one while more may be submitted.
+        self.left = 1
+        self.responses: dict[TopicPartition, PartitionResponse] = {}
+        self.waiting: dict[TopicPartition, ProducePartitionStatus] = {}
+
+    def finished(self, append: ProducerAppend) -> None:
+        """Take the result of one append; register the request's wait after the last one."""
+        self.manager.take_result(self, append)
+        self.left -= 1
+        if not self.left:
+            self.manager.complete(self)
 
 
 class AppendManager:
@@ -82,7 +148,7 @@ class AppendManager:
         self._silence_ms = silence_ms
         # Requests with partitions that are not submitted yet. Later requests wait for them, so that the
         # appends to each partition keep their order. Owned by the loop.
-        self._begun: deque[QueuedProduce] = deque()
+        self._begun: deque[Produce] = deque()
         self._is_stopped = False
         self._broker_id = broker_id
         self._partitions = partitions
@@ -111,28 +177,19 @@ class AppendManager:
         NotEnoughReplicasAfterAppend, RequestTimedOut or NotLeaderOrFollower after the append; the batch may
         still be committed then.
         """
-        if self._disk_loop is not None:
-            queued = QueuedProduce(
-                self,
-                self._delayed,
-                {topic_partition: records},
-                required_acks,
-                timeout_ms,
-                origin,
-                internal_topics_allowed=origin is not AppendOrigin.CLIENT,
-                leader_epoch=leader_epoch,
-            )
-            self._submit(queued, self._disk_loop)
-            return only_answer(topic_partition, queued.future)
-        return self._append_one(
-            topic_partition,
-            lambda partition: partition.append_records_to_leader(
-                records, origin, required_acks, leader_epoch=leader_epoch
-            ),
+        request = Produce(
+            self,
+            {topic_partition: records},
             required_acks,
             timeout_ms,
             origin,
+            internal_topics_allowed=origin is not AppendOrigin.CLIENT,
+            leader_epoch=leader_epoch,
+            connection=None,
+            is_single=True,
         )
+        self._begin(request)
+        return request.future
 
     def append_values(
         self,
@@ -143,39 +200,11 @@ class AppendManager:
         timeout_ms: int = PRODUCE_TIMEOUT_MS,
     ) -> Future[PartitionResponse]:
         """Build one batch from Python values and append it. Otherwise like `append`."""
-        return self._append_one(
-            topic_partition,
-            lambda partition: partition.append_values_to_leader(values, required_acks),
-            required_acks,
-            timeout_ms,
-            AppendOrigin.CLIENT,
-        )
-
-    def _append_one(
-        self,
-        topic_partition: TopicPartition,
-        append: Append,
-        required_acks: int,
-        timeout_ms: int,
-        origin: AppendOrigin,
-    ) -> Future[PartitionResponse]:
         try:
-            partition = self.partition_to_write(
-                topic_partition, required_acks, origin is not AppendOrigin.CLIENT
-            )
-            # Taken before the append, so that it cannot belong to a later term.
-            mark = partition.watermark
-            info, change = append(partition)
+            records = self._partitions.get_or_error(topic_partition).local_log.build(values)
         except KreplicaError as error:
-            return failed(self.refused(topic_partition, error))
-        self._count(info)
-        response = response_of(info)
-        if required_acks == ACKS_ALL:
-            future = self._delayed.await_commit(partition, mark, info.last_offset + 1, response, timeout_ms)
-        else:
-            future = resolved(response)
-        self._on_appended(partition, change)
-        return future
+            return failed(self._refused(topic_partition, error))
+        return self.append(topic_partition, records, required_acks=required_acks, timeout_ms=timeout_ms)
 
     def append_records(
         self,
@@ -190,126 +219,175 @@ class AppendManager:
     ) -> Future[Any]:
         """Append one batch to each partition. The future gets a dict of each one's answer, including errors.
 
-        With acks=all it is done when every partition is, or after `timeout_ms`; with acks=1 or 0 at once. A
-        request whose partitions all failed does not wait. `future`: the future to resolve; None makes a new
-        one. `connection`: the origin of the request; appends of one connection to a partition keep their
-        order. A request with None keeps its order with all others.
+        With acks=all it is done when every partition is, or after `timeout_ms`; with acks=1 or 0 once the
+        appends are made. A request whose partitions all failed does not wait. `future`: the future to
+        resolve; None makes a new one. `connection`: the origin of the request; appends of one connection to
+        a partition keep their order. A request with None keeps its order with all others.
         """
-        if self._disk_loop is not None:
-            queued = QueuedProduce(
-                self,
-                self._delayed,
-                entries_per_partition,
-                required_acks,
-                timeout_ms,
-                origin,
-                internal_topics_allowed=internal_topics_allowed,
-                future=future,
-                connection=connection,
-            )
-            self._submit(queued, self._disk_loop)
-            return queued.future
-        responses: dict[TopicPartition, PartitionResponse] = {}
-        waiting: dict[TopicPartition, ProducePartitionStatus] = {}
-        moved: list[tuple[Partition, LeaderHwChange]] = []
-        for topic_partition, records in entries_per_partition.items():
-            try:
-                partition, status, change = self.append_to_local_log(
-                    topic_partition, records, required_acks, internal_topics_allowed, origin
-                )
-            except KreplicaError as error:
-                responses[topic_partition] = response_to(self.refused(topic_partition, error))
-                continue
-            responses[topic_partition] = status.response
-            waiting[topic_partition] = status
-            moved.append((partition, change))
-        if required_acks == ACKS_ALL and waiting:
-            future = self._delayed.await_commits(responses, waiting, timeout_ms, future)
-        elif future is None:
-            future = resolved(responses)
-        else:
-            future.set_result(responses)
-        for partition, change in moved:
-            self._on_appended(partition, change)
-        return future
+        request = Produce(
+            self,
+            entries_per_partition,
+            required_acks,
+            timeout_ms,
+            origin,
+            internal_topics_allowed=internal_topics_allowed,
+            leader_epoch=None,
+            connection=connection,
+            future=future,
+        )
+        self._begin(request)
+        return request.future
 
-    def _submit(self, queued: QueuedProduce, loop: Loop) -> None:
-        self._begun.append(queued)
+    # ---- the appends of a request -------------------------------------------------------------------------
+
+    def _begin(self, request: Produce) -> None:
+        if self._disk_loop is None:
+            self._submit(request, request.remaining)
+            return
+        self._begun.append(request)
         if len(self._begun) == 1:
-            self._go_on(loop)
+            self._go_on(self._disk_loop)
 
     def _go_on(self, loop: Loop) -> None:
         room = APPENDS_A_STEP
         try:
             while self._begun and room > 0:
-                queued = self._begun[0]
-                before = queued.remaining
+                request = self._begun[0]
+                before = request.remaining
                 try:
-                    queued.submit(room)
+                    self._submit(request, room)
                 except Exception as error:
                     # An unexpected error: fail the request and go on with those behind it.
                     LOGGER.exception("a produce request failed unexpectedly")
-                    queued.remaining = 0
-                    queued.future.set_exception(error)
-                room -= max(1, before - queued.remaining)
-                if not queued.remaining:
+                    request.remaining = 0
+                    request.future.set_exception(error)
+                room -= max(1, before - request.remaining)
+                if not request.remaining:
                     self._begun.popleft()
         finally:
             if self._begun:
                 loop.post(partial(self._go_on, loop))
 
+    def _submit(self, request: Produce, count: int) -> None:
+        """Submit the appends of the next `count` partitions of the request, or of those that remain."""
+        made: list[ProducerAppend] = []
+        for topic_partition, records in islice(request.entries, count):
+            request.remaining -= 1
+            try:
+                partition = self._partition_to_write(topic_partition, request)
+            except KreplicaError as error:
+                request.responses[topic_partition] = response_to(self._refused(topic_partition, error))
+                continue
+            append = ProducerAppend(
+                partition,
+                records,
+                request.required_acks,
+                request.origin,
+                leader_epoch=request.leader_epoch,
+                connection=request.connection,
+                request=request,
+            )
+            if partition.append(append):
+                self.take_result(request, append)
+                made.append(append)
+            else:
+                request.left += 1
+        if not request.remaining:
+            request.left -= 1
+            if not request.left:
+                self.complete(request)
+        self._notify(made)
+
+    def take_result(self, request: Produce, append: ProducerAppend) -> None:
+        """Note the result of a finished append."""
+        partition, info = append.partition, append.info
+        at = partition.topic_partition
+        if append.error is not None:
+            request.responses[at] = response_to(self._refused(at, append.error))
+            return
+        assert info is not None
+        assert append.mark is not None
+        # The same as `mark`, without two calls for each append.
+        self._bytes_in.count += info.size
+        self._messages_in.count += info.record_count
+        response = request.responses[at] = response_of(info)
+        if request.required_acks == ACKS_ALL:
+            status = ProducePartitionStatus(partition, append.mark, info.last_offset + 1, response)
+            if append.is_short:
+                status.settle(not_enough_replicas_after_append(partition))
+                request.responses[at] = status.response
+            else:
+                request.waiting[at] = status
+
+    def complete(self, request: Produce) -> None:
+        """All appends of the request are finished: answer it, or let it wait for the high watermarks."""
+        if request.is_single:
+            [response] = request.responses.values()
+            if response.error is not None:
+                request.future.set_exception(response.error)
+            elif request.waiting:
+                [status] = request.waiting.values()
+                self._delayed.await_commit(status, request.timeout_ms, request.future)
+            else:
+                request.future.set_result(response)
+        elif request.waiting:
+            self._delayed.await_commits(
+                request.responses, request.waiting, request.timeout_ms, request.future
+            )
+        else:
+            request.future.set_result(request.responses)
+
+    def finish(self, appends: Iterable[ReplicaAppend]) -> None:
+        """Act on appends that the queues of logs have finished: pass their results to the requests."""
+        made: list[ProducerAppend] = []
+        for append in appends:
+            append.request.finished(append)
+            if isinstance(append, ProducerAppend):
+                made.append(append)
+        self._notify(made)
+
+    def _notify(self, made: list[ProducerAppend]) -> None:
+        for append in made:
+            if append.error is None:
+                self._on_appended(append.partition, append.change)
+
+    def disk_done(self, queue: AppendQueue, job: DiskJob | None) -> None:
+        """An event of a disk thread: take back a job, or go on after a check, and let the appends behind take
+        their turns."""
+        finished: list[ReplicaAppend] = []
+        if job is not None:
+            append = queue.take_back(job)
+            if append is not None:
+                append.partition.made(append)
+                finished.append(append)
+        try:
+            while (append := queue.next()) is not None:
+                if append.partition.take_turn(append, queue):
+                    finished.append(append)
+        finally:
+            self.finish(finished)
+
     def shutdown(self) -> None:
         """Reject all further appends and those whose turn has not come: the broker stops."""
         self._is_stopped = True
         while self._begun:
-            queued = self._begun.popleft()
-            queued.submit(queued.remaining)
+            request = self._begun.popleft()
+            self._submit(request, request.remaining)
 
-    def append_to_local_log(
-        self,
-        topic_partition: TopicPartition,
-        records: Buffer,
-        required_acks: int,
-        internal_topics_allowed: bool,
-        origin: AppendOrigin,
-    ) -> tuple[Partition, ProducePartitionStatus, LeaderHwChange]:
-        """Append to the local leader of the partition. Raises as `append` fails; nothing is appended then."""
-        partition = self.partition_to_write(topic_partition, required_acks, internal_topics_allowed)
-        log = partition.leader_log_if_local
-        if log is not None:
-            log.check_ahead(records, origin)
-        mark = partition.watermark
-        info, change = partition.append_records_to_leader(records, origin, required_acks)
-        self._count(info)
-        status = ProducePartitionStatus(partition, mark, info.last_offset + 1, response_of(info))
-        return partition, status, change
-
-    def partition_to_write(
-        self, topic_partition: TopicPartition, required_acks: int, internal_topics_allowed: bool
-    ) -> Partition:
+    def _partition_to_write(self, topic_partition: TopicPartition, request: Produce) -> Partition:
         """Return the partition if an append may be tried. Raises as `append` fails."""
         if self._is_stopped:
             raise NotLeaderOrFollower(f"{topic_partition}: broker {self._broker_id} is shutting down")
-        if topic_partition.topic in INTERNAL_TOPICS and not internal_topics_allowed:
+        if topic_partition.topic in INTERNAL_TOPICS and not request.internal_topics_allowed:
             raise InvalidTopic(f"{topic_partition.topic} can only be written by the brokers")
         partition = self._partitions.get_or_error(topic_partition)
-        if required_acks not in VALID_ACKS:
+        if request.required_acks not in VALID_ACKS:
             if not partition.is_leader:
                 raise NotLeaderOrFollower(f"{topic_partition}: broker {self._broker_id} is not its leader")
-            raise InvalidRequiredAcks(f"acks={required_acks} must be 0, 1 or -1 (all)")
+            raise InvalidRequiredAcks(f"acks={request.required_acks} must be 0, 1 or -1 (all)")
         return partition
 
-    def appended(self, partition: Partition, info: LogAppendInfo, change: LeaderHwChange) -> None:
-        """Act on an append that a log's queue has made."""
-        self._count(info)
-        self._on_appended(partition, change)
-
-    def _count(self, info: LogAppendInfo) -> None:
-        # The same as `mark`, without two calls for each append.
-        self._bytes_in.count += info.size
-        self._messages_in.count += info.record_count
-
-    def refused(self, topic_partition: TopicPartition, error: KreplicaError) -> KreplicaError:
+    def _refused(self, topic_partition: TopicPartition, error: KreplicaError) -> KreplicaError:
         """Return the error to answer to an append that failed with `error`."""
         self._failed.mark()
         self._on_error(topic_partition, error)

@@ -4,34 +4,215 @@ Produces with acks=all wait for the high watermark, deletions of records for the
 replicas; each kind has its purgatory. Fetches wait at their partitions (`delayed_fetch`). The thread that has
 moved a partition reports it here, holding no lock, and resolves the futures. Nothing is called back from
 below.
+
+An append to one partition waits as its bare future. An append to several partitions is a DelayedProduce,
+which tracks what each still lacks; a deletion is a DelayedDeleteRecords. All are tokens in a purgatory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kreplica._core.purgatory import Watermark
-from kreplica.common.errors import KreplicaError, NotLeaderOrFollower, RequestTimedOut
+from kreplica.common.errors import (
+    KafkaStorageError,
+    KreplicaError,
+    NotEnoughReplicasAfterAppend,
+    NotLeaderOrFollower,
+    RecordError,
+    RequestTimedOut,
+)
 from kreplica.common.future import Future
 from kreplica.common.metrics import MetricRegistry
 from kreplica.common.ports import Clock, Loop
-from kreplica.common.types import TopicPartition
-from kreplica.replica.delayed_delete_records import DelayedDeleteRecords
-from kreplica.replica.produce import (
-    NOT_IN_TIME,
-    DelayedProduce,
-    PartitionResponse,
-    ProducePartitionStatus,
-    after_append,
-    no_longer_leader,
-)
+from kreplica.common.types import NO_OFFSET, NO_TIMESTAMP, TopicPartition
 from kreplica.replica.purgatory import DelayedOperationPurgatory
 
 if TYPE_CHECKING:
+    from kreplica._core.log_append_info import LogAppendInfo
     from kreplica.replica.partition import Partition
 
+# ---- produce -----------------------------------------------------------------------------------------------
+
+# The acknowledgements that a producer may ask for.
+ACKS_NONE, ACKS_LEADER, ACKS_ALL = 0, 1, -1
+VALID_ACKS = (ACKS_ALL, ACKS_NONE, ACKS_LEADER)
+
+NOT_IN_TIME = (
+    "the high watermark did not reach the records in time; "
+    "they are in the leader's log and may be committed later"
+)
+
+
+class PartitionResponse(NamedTuple):
+    """The result of one partition's append. If nothing was appended, offsets are -1 and `error` is set.
+
+    `log_append_time`: ms since 1970 if the broker's time replaced the producer's, else -1. With acks=all an
+    error may come after the append: the records are in the leader's log but may not be committed.
+    """
+
+    base_offset: int = NO_OFFSET
+    last_offset: int = NO_OFFSET
+    log_append_time: int = NO_TIMESTAMP
+    log_start_offset: int = NO_OFFSET
+    leader_epoch: int = -1
+    error: KreplicaError | None = None
+    record_errors: Sequence[RecordError] = ()
+
+
+def response_of(info: LogAppendInfo) -> PartitionResponse:
+    """Return the answer to a successful append."""
+    return PartitionResponse(
+        info.base_offset, info.last_offset, info.log_append_time, info.log_start_offset, info.leader_epoch
+    )
+
+
+def response_to(error: KreplicaError) -> PartitionResponse:
+    """Return the answer to a rejected append."""
+    return PartitionResponse(error=error, record_errors=error.record_errors)
+
+
+@dataclass(slots=True)
+class ProducePartitionStatus:
+    """One partition's part. It is done when the high watermark reaches `required_offset`.
+
+    `mark`: the watermark of the leader's term in which the records were appended. If it is closed below the
+    required offset, the records may never be committed.
+    """
+
+    partition: Partition
+    mark: Watermark
+    required_offset: int
+    response: PartitionResponse
+    acks_pending: bool = True
+
+    def settle(self, given_up: KreplicaError | None = None) -> None:
+        """Check whether the part is done, and with what error. `given_up`: the error to use if it is not
+        done.
+        """
+        if not self.acks_pending:
+            return
+        error: KreplicaError | None = None
+        if self.mark.value >= self.required_offset:
+            error = after_append(self.partition)
+        elif self.mark.closed:
+            error = no_longer_leader(self.partition)
+        elif given_up is not None:
+            error = given_up
+        else:
+            return
+        self.acks_pending = False
+        if error is not None:
+            self.response = self.response._replace(error=error)
+
+
+class DelayedProduce:
+    """An append to several partitions that waits until all in-sync replicas have all of it.
+
+    A partition is done when this broker no longer hosts it (case A) or no longer leads it (case B), or when
+    its high watermark covers the append with too few replicas in sync (case C.1) or enough (case C.2).
+    """
+
+    __slots__ = ("_responses", "_waiting", "future")
+
+    def __init__(
+        self,
+        responses: Mapping[TopicPartition, PartitionResponse],
+        waiting: Mapping[TopicPartition, ProducePartitionStatus],
+        future: Future[dict[TopicPartition, PartitionResponse]],
+    ) -> None:
+        self._responses = dict(responses)
+        self._waiting = waiting
+        self.future = future
+
+    def complete(self, given_up: KreplicaError | None = None) -> None:
+        """Resolve the future with each partition's result. `given_up`: the error of those that still wait."""
+        for topic_partition, status in self._waiting.items():
+            status.settle(given_up)
+            self._responses[topic_partition] = status.response
+        self.future.set_result(self._responses)
+
+
+def after_append(partition: Partition) -> KreplicaError | None:
+    """Return an error if fewer replicas than min.insync.replicas are in sync when the records are
+    committed.
+    """
+    return None if partition.has_enough_in_sync else not_enough_replicas_after_append(partition)
+
+
+def not_enough_replicas_after_append(partition: Partition) -> NotEnoughReplicasAfterAppend:
+    """Return the error for records in the leader's log when too few replicas are in sync."""
+    return NotEnoughReplicasAfterAppend(
+        f"{partition.topic_partition}: appended, but fewer replicas are in sync than min.insync.replicas"
+    )
+
+
+def no_longer_leader(partition: Partition) -> KreplicaError:
+    """Return the error for an append that this broker can no longer commit: case A or B."""
+    topic_partition = partition.topic_partition
+    if partition.is_offline:
+        return KafkaStorageError(f"{topic_partition}: the disk failed before the append was committed")
+    return NotLeaderOrFollower(
+        f"{topic_partition}: another broker became the leader before the append was committed"
+    )
+
+
+# ---- deletion of records -----------------------------------------------------------------------------------
+
+
+class DeleteRecordsResult(NamedTuple):
+    """A partition's low watermark, the lowest log start of its live replicas, or the error."""
+
+    low_watermark: int = NO_OFFSET
+    error: KreplicaError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteRecordsPartitionStatus:
+    """One partition's part of a request. It is done when its low watermark reaches `required_offset`."""
+
+    partition: Partition
+    required_offset: int
+
+    def result(self) -> DeleteRecordsResult:
+        """Return the answer for the partition as of now."""
+        try:
+            low_watermark = self.partition.low_watermark_if_leader()
+        except NotLeaderOrFollower as error:
+            return DeleteRecordsResult(error=error)
+        if low_watermark < self.required_offset:
+            text = f"{self.partition.topic_partition}: a replica still holds records from {low_watermark} on"
+            return DeleteRecordsResult(low_watermark, RequestTimedOut(text))
+        return DeleteRecordsResult(low_watermark)
+
+
+class DelayedDeleteRecords:
+    """A deletion in several partitions. `results`: of the partitions that need no wait."""
+
+    __slots__ = ("_results", "future", "waiting")
+
+    def __init__(
+        self,
+        results: Mapping[TopicPartition, DeleteRecordsResult],
+        waiting: Mapping[TopicPartition, DeleteRecordsPartitionStatus],
+    ) -> None:
+        self._results = dict(results)
+        self.waiting = waiting
+        self.future: Future[dict[TopicPartition, DeleteRecordsResult]] = Future()
+
+    def complete(self) -> None:
+        """Resolve the future with the current result of each partition."""
+        for topic_partition, status in self.waiting.items():
+            with status.partition.leader_isr_update_lock:
+                status.partition.low_watermark_waiters -= 1
+            self._results[topic_partition] = status.result()
+        self.future.set_result(self._results)
+
+
+# ---- the purgatories ---------------------------------------------------------------------------------------
 
 STOPPED = "the broker stopped before the append was committed"
 
@@ -52,33 +233,25 @@ class DelayedRequests:
     # ---- produce ------------------------------------------------------------------------------------------
 
     def await_commit(
-        self,
-        partition: Partition,
-        mark: Watermark,
-        required_offset: int,
-        response: PartitionResponse,
-        timeout_ms: int,
-    ) -> Future[PartitionResponse]:
-        """Return the future of one partition's append with acks=all, which the high watermark completes.
-
-        `mark`: the partition's watermark from before the append, so that it cannot belong to a later term.
-        """
-        future = Future(response)
+        self, status: ProducePartitionStatus, timeout_ms: int, future: Future[PartitionResponse]
+    ) -> None:
+        """Let the future of one partition's append with acks=all wait for the high watermark."""
+        partition, mark, required_offset = status.partition, status.mark, status.required_offset
+        future.prepare(status.response)
         if not self.produce.watch(partition.key, required_offset, timeout_ms, future, mark):
             covered = mark.value >= required_offset
             _finish(future, after_append(partition) if covered else no_longer_leader(partition))
         if self.produce.is_closed:
             self._fail_produces()
-        return future
 
     def await_commits(
         self,
         responses: Mapping[TopicPartition, PartitionResponse],
         waiting: Mapping[TopicPartition, ProducePartitionStatus],
         timeout_ms: int,
-        future: Future[dict[TopicPartition, PartitionResponse]] | None = None,
-    ) -> Future[dict[TopicPartition, PartitionResponse]]:
-        """Do the same for an append to several partitions. `future`: the future to resolve, if it exists."""
+        future: Future[dict[TopicPartition, PartitionResponse]],
+    ) -> None:
+        """Do the same for the future of an append to several partitions."""
         operation = DelayedProduce(responses, waiting, future)
         parts: list[tuple[int, int, Watermark | None]] = [
             (status.partition.key, status.required_offset, status.mark) for status in waiting.values()
@@ -87,7 +260,6 @@ class DelayedRequests:
             operation.complete()
         if self.produce.is_closed:
             self._fail_produces()
-        return operation.future
 
     def high_watermark_moved(self, partition: Partition) -> None:
         """Complete the produces that the current high watermark covers."""

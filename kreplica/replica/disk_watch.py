@@ -9,10 +9,9 @@ made. Thread rule: the loop.
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable
 
-from kreplica.common.errors import StorageIOError
+from kreplica.common.errors import KreplicaError, StorageIOError
 from kreplica.common.ports import Cancellable, Loop
 from kreplica.log.log_manager import LogManager
 
@@ -23,12 +22,10 @@ LOOKS = 10
 
 
 class DiskWatch:
-    """Watches the disks of the directories of `log_manager`. `on_failure(path, error)`: a directory is
-    offline.
-    """
+    """Watches the disks of the directories of `log_manager`. `on_failure(path, error)`: one hangs."""
 
     def __init__(
-        self, log_manager: LogManager, loop: Loop, on_failure: Callable[[str, BaseException], None]
+        self, log_manager: LogManager, loop: Loop, on_failure: Callable[[str, KreplicaError], None]
     ) -> None:
         self._log_manager = log_manager
         self._loop = loop
@@ -58,8 +55,4 @@ class DiskWatch:
     def _give_up(self, path: str, waiting_ms: float) -> None:
         error = StorageIOError(f"{path}: the disk has hung in one append for {waiting_ms:.0f} ms")
         LOGGER.error("%s", error)
-        logs = [log for log in self._log_manager.logs() if os.path.dirname(log.local.directory) == path]
         self._on_failure(path, error)
-        for log in logs:
-            if log.queue is not None:
-                log.queue.give_up(error)

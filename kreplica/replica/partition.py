@@ -47,7 +47,7 @@ from kreplica.common.leader_and_isr import NO_LEADER, LeaderAndIsr, LeaderRecove
 from kreplica.common.locks import RLock
 from kreplica.common.ports import Clock, monotonic_ms
 from kreplica.common.types import INT32_MAX, NO_LEADER_EPOCH, AppendOrigin, TopicPartition
-from kreplica.log.queued_append import FollowerAppend, LeaderAppend
+from kreplica.log.append_queue import IN_FLIGHT, LEFT, MADE, AppendQueue, FollowerAppend, LeaderAppend
 from kreplica.log.unified_log import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, MAX_TIMESTAMP, TimestampOffset
 from kreplica.replica import isr_policy
 from kreplica.replica.isr_history import IsrChange, IsrChangeReason, IsrHistory, OutOfIsr
@@ -77,14 +77,9 @@ from kreplica.replica.replica import NEVER_MS, UNKNOWN_BROKER_EPOCH, FetchClock,
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-    from kreplica._core.batch_builder import _RecordList as RecordList
     from kreplica._core.log_append_info import LogAppendInfo
     from kreplica.log.damage import Damage
     from kreplica.log.unified_log import UnifiedLog
-
-    # The outcome of an append that was submitted: its info, or the error for which nothing was appended.
-    Appended = Callable[[LogAppendInfo | KreplicaError, LeaderHwChange], None]
-    Followed = Callable[[LogAppendInfo | KreplicaError | None], None]
 
 LOGGER = logging.getLogger(__name__)
 
@@ -119,6 +114,73 @@ AWAIT_METADATA = (
 IGNORED = BecameLeader(False, False, NOTHING)
 
 
+class ProducerAppend(LeaderAppend):
+    """A producer's batch for a partition that this broker leads.
+
+    `leader_epoch`: the epoch in which this broker must lead, None for any. `request`: the caller's, whose
+    method `finished` gets the append if `Partition.append` could not finish it.
+
+    Once it is finished, `change` says whether the high watermark moved, `mark` is the watermark of the
+    leader's term, and `is_short` says whether the ISR has become too small since the append was started.
+    """
+
+    __slots__ = ("change", "is_short", "leader_epoch", "log", "mark", "partition", "request", "required_acks")
+
+    def __init__(
+        self,
+        partition: Partition,
+        records: Buffer,
+        required_acks: int = 0,
+        origin: AppendOrigin = AppendOrigin.CLIENT,
+        *,
+        leader_epoch: int | None = None,
+        connection: object = None,
+        request: Any = None,
+    ) -> None:
+        super().__init__(records, origin, connection)
+        self.partition = partition
+        self.required_acks = required_acks
+        self.leader_epoch = leader_epoch
+        self.request = request
+        self.log: UnifiedLog | None = None
+        self.mark: Watermark | None = None
+        self.change = SAME
+        self.is_short = False
+
+
+class FetchedAppend(FollowerAppend):
+    """What was fetched from the leader of `leader_epoch`, to be appended as it is.
+
+    `request`, `token`: the caller's.
+
+    Batches of a later epoch are left out (KAFKA-18723). `leader_log_start`: where the leader's log begins. A
+    log that lies wholly below it begins anew there, unless it is in sync. It is finished when the topic's
+    durability is met, so that the next fetch reports flushed offsets. Its `info` is None if nothing was new.
+    """
+
+    __slots__ = ("leader_log_start", "log", "partition", "request", "token")
+
+    def __init__(
+        self,
+        partition: Partition,
+        records: Buffer,
+        leader_epoch: int,
+        leader_log_start: int = 0,
+        *,
+        request: Any = None,
+        token: Any = None,
+    ) -> None:
+        super().__init__(records, leader_epoch)
+        self.token = token
+        self.partition = partition
+        self.leader_log_start = leader_log_start
+        self.request = request
+        self.log: UnifiedLog | None = None
+
+
+ReplicaAppend = ProducerAppend | FetchedAppend
+
+
 class Partition:
     """`topic_partition` on broker `broker_id`: a replica without a role until it is made leader or follower.
 
@@ -129,6 +191,7 @@ class Partition:
 
     __slots__ = (
         "_others",
+        "_queue",
         "_refused_sequences",
         "_remote_replicas",
         "_replicas",
@@ -182,6 +245,7 @@ class Partition:
         self.leader_isr_update_lock = RLock()
         # Guarded by leader_isr_update_lock:
         self.log: UnifiedLog | None = None
+        self._queue: AppendQueue | None = None
         self.term = Term(NO_LEADER, NO_LEADER_EPOCH)
         self.leader_and_isr: LeaderAndIsr | None = None
         self.state: PartitionState = CommittedPartitionState((), LeaderRecoveryState.RECOVERED)
@@ -247,8 +311,11 @@ class Partition:
     def local_log(self) -> UnifiedLog:
         """This replica's log. Raises NotLeaderOrFollower before the first role."""
         if self.log is None:
-            raise NotLeaderOrFollower(f"{self.topic_partition}: no replica of it on broker {self.broker_id}")
+            raise NotLeaderOrFollower(self._without_replica())
         return self.log
+
+    def _without_replica(self) -> str:
+        return f"{self.topic_partition}: no replica of it on broker {self.broker_id}"
 
     @property
     def leader_log_if_local(self) -> UnifiedLog | None:
@@ -390,7 +457,7 @@ class Partition:
             if former.leads:
                 former.watermark.close()
             self.term = Term(NO_LEADER, former.leader_epoch)
-            self.log = None
+            self.log = self._queue = None
             self._assign_replicas(())
             self._set_state(CommittedPartitionState((), LeaderRecoveryState.RECOVERED))
 
@@ -414,7 +481,7 @@ class Partition:
     def _take_log(self, log: UnifiedLog) -> None:
         if self.log is log:
             return
-        self.log = log
+        self.log, self._queue = log, AppendQueue.of(log)
         log.on_damage = self.on_damage
         # What was found before the listener was set.
         for damage in log.damages:
@@ -436,99 +503,142 @@ class Partition:
         self._watched_replicas = tuple(r for r in self._remote_replicas if r.broker_id in maximal)
         self._others = tuple(r for r in self._remote_replicas if r.broker_id not in maximal)
 
-    # ---- the leader's appends -----------------------------------------------------------------------------
+    # ---- appends ------------------------------------------------------------------------------------------
 
-    def append_records_to_leader(
-        self,
-        records: Buffer,
-        origin: AppendOrigin = AppendOrigin.CLIENT,
-        required_acks: int = 0,
-        *,
-        leader_epoch: int | None = None,
-    ) -> tuple[LogAppendInfo, LeaderHwChange]:
-        """Append a producer's batch, and wait for the disk if the topic's durability requires it.
+    def append(self, append: ReplicaAppend) -> bool:
+        """Make an append as leader or follower, or leave it to the queue. Return whether it is finished.
 
-        Raises NotLeaderOrFollower; FencedLeaderEpoch if it leads in another epoch than `leader_epoch`;
-        NotEnoughReplicas if `required_acks` is -1 and fewer replicas are in sync than min.insync.replicas;
-        and as UnifiedLog.append_as_leader. Nothing is appended then.
+        A finished append has its `info` or an `error`. The queue's owner finishes the others: it calls
+        `take_turn` when the queue returns the append, and `made` when the disk thread has made it. Errors of
+        a ProducerAppend: NotLeaderOrFollower, FencedLeaderEpoch, NotEnoughReplicas, and as
+        UnifiedLog.append_as_leader; nothing is appended then. Errors of a FetchedAppend: NotLeaderOrFollower
+        and FencedLeaderEpoch if the role has changed, OffsetsOutOfOrder, CorruptMessage, KafkaStorageError.
         """
-        with self.leader_isr_update_lock:
-            log = self._leader_for(records, required_acks, leader_epoch)
-            end = log.state.log_end_offset
-            info = log.append_as_leader(records, self.term.leader_epoch, origin=origin, wait=False)
-            if self._refused_sequences:
-                self._refused_sequences.pop(_producer_of(records)[:2], None)
-            change = self._appended(log, end)
-        if log.durable:
-            change = self._wait_durable(log, info, change)
-        return info, change
+        queue = self._queue
+        if queue is None:
+            append.error = NotLeaderOrFollower(self._without_replica())
+            return True
+        return queue.admit(append) and self.take_turn(append, queue)
 
-    def append_values_to_leader(
-        self, values: RecordList, required_acks: int = 0
-    ) -> tuple[LogAppendInfo, LeaderHwChange]:
-        """Build one batch from Python values and append it; otherwise as `append_records_to_leader`."""
-        with self.leader_isr_update_lock:
-            log = self.require_leader(required_acks)
-            end = log.state.log_end_offset
-            info = log.append_records(values, self.term.leader_epoch, wait=False)
-            change = self._appended(log, end)
-        if log.durable:
-            change = self._wait_durable(log, info, change)
-        return info, change
+    def take_turn(self, append: ReplicaAppend, queue: AppendQueue) -> bool:
+        """Make or start the append, whose turn in the queue has come. Return whether it is finished.
 
-    def submit_to_leader(
-        self,
-        records: Buffer,
-        origin: AppendOrigin,
-        required_acks: int,
-        leader_epoch: int | None,
-        appended: Appended,
-        connection: object = None,
-    ) -> None:
-        """Append a producer's batch through the log's queue; `appended(info or error, change)` is called in
-        the node's loop. `connection`: where it came from, which decides what may overtake it (AppendQueue).
-
-        Raises what can be known at once: NotLeaderOrFollower, FencedLeaderEpoch, NotEnoughReplicas.
+        The role and the ISR are checked now: they may have changed while the append waited.
         """
-        with self.leader_isr_update_lock:
-            log = self._leader_for(records, required_acks, leader_epoch)
-            term = self.term
-        assert log.queue is not None
+        try:
+            while True:
+                with self.leader_isr_update_lock:
+                    if isinstance(append, ProducerAppend):
+                        state = self._make_as_leader(append, queue)
+                    else:
+                        state = self._make_as_follower(append, queue)
+                if state == MADE:
+                    if append.log is not None and append.log.durable:
+                        self._wait_durable(append)
+                    return True
+                if state == IN_FLIGHT or not queue.hold_back(append):
+                    return False
+        except KreplicaError as error:
+            append.error = _bare(error)
+            return True
 
-        def made(info: LogAppendInfo | KreplicaError) -> None:
-            if isinstance(info, KreplicaError):
-                appended(info, SAME)
-                return
-            try:
-                change = self._appended_aside(log, info)
-                if log.durable:
-                    change = self._wait_durable(log, info, change)
-            except KreplicaError as error:
-                appended(_bare(error), SAME)
-            else:
-                appended(info, change)
+    def made(self, append: ReplicaAppend) -> None:
+        """Take note of an append that the disk thread has made. The role may have changed meanwhile."""
+        assert append.log is not None
+        try:
+            if isinstance(append, ProducerAppend):
+                info = append.info
+                assert info is not None
+                with self.leader_isr_update_lock:
+                    if self.leader_log_if_local is append.log:
+                        append.change = self._appended(append.log, info.base_offset)
+                    # It would be rejected now.
+                    append.is_short = append.required_acks == ACKS_ALL and self.is_under_min_isr
+            self._wait_durable(append)
+        except KreplicaError as error:
+            append.error = _bare(error)
 
-        def declined() -> None:
-            try:
-                info, change = self.append_records_to_leader(
-                    records, origin, required_acks, leader_epoch=leader_epoch
-                )
-            except KreplicaError as error:
-                appended(_bare(error), SAME)
-            else:
-                appended(info, change)
+    def _make_as_leader(self, append: ProducerAppend, queue: AppendQueue) -> int:
+        """Append a producer's batch in one native call if possible, or else with care. Return LEFT if it has
+        to wait."""
+        records, refused = append.records, self._refused_sequences
+        try:
+            log = self.require_leader(append.required_acks)
+        except (NotLeaderOrFollower, NotEnoughReplicas):
+            self._note_refused(records)
+            raise
+        term = self.term
+        if append.leader_epoch is not None and append.leader_epoch != term.leader_epoch:
+            raise FencedLeaderEpoch(
+                f"{self.topic_partition}: led in epoch {term.leader_epoch}, not {append.leader_epoch}"
+            )
+        append.log, append.mark = log, term.watermark
+        end = log.state.log_end_offset
+        is_doubtful = bool(refused) and _producer_of(records)[:2] in refused
+        if log is queue.log and not is_doubtful:
+            state = queue.start(append, term.leader_epoch)
+            if state == MADE:
+                append.change = self._appended(log, end)
+            if state != LEFT:
+                return state
+        if queue.must_wait(append):
+            return LEFT
+        if is_doubtful:
+            self._require_refused_first(log, records)
+        append.make_carefully(log, term.leader_epoch)
+        if is_doubtful:
+            refused.pop(_producer_of(records)[:2], None)
+        append.change = self._appended(log, end)
+        return MADE
 
-        def may_be_made() -> bool:
-            # By the turn of a queued append another broker may lead, or too few replicas may be in sync.
-            # An append that is declined here is checked again in the loop.
-            refused = self._refused_sequences
-            if self.term is not term or (refused and _producer_of(records)[:2] in refused):
-                return False
-            return not (required_acks == ACKS_ALL and self.is_under_min_isr)
+    def _make_as_follower(self, append: FetchedAppend, queue: AppendQueue) -> int:
+        """Append what was fetched as it is, in one native call if possible, or else with care. Return LEFT if
+        it has to wait."""
+        append.log = log = self._follower_log(append.leader_epoch)
+        begins_anew = self._begins_anew(log, append.leader_log_start)
+        if log is queue.log and not begins_anew:
+            state = queue.start(append, append.leader_epoch)
+            if state != LEFT:
+                return state
+        if queue.must_wait(append):
+            return LEFT
+        if begins_anew:
+            log.truncate_fully_and_start_at(log.log_end_offset)
+        append.info = self._append_fetched(log, append) or append.info
+        return MADE
 
-        log.queue.submit(
-            LeaderAppend(log, records, term.leader_epoch, origin, made, declined, may_be_made, connection)
-        )
+    def _append_fetched(self, log: UnifiedLog, append: FetchedAppend) -> LogAppendInfo | None:
+        records, leader_epoch = append.rest, append.leader_epoch
+        try:
+            return log.append_as_follower(records, leader_epoch, wait=False)
+        except OffsetsOutOfOrder:
+            first = next(iter(batches(records)), None)
+            # An empty log may begin inside the leader's first batch, after a deletion of records up to
+            # there: batches are not split, so the log begins with the batch (KAFKA-6975). So does a log
+            # that holds only what the leader has deleted, in other batches than the leader had.
+            if (
+                first is None
+                or log.log_start_offset < log.log_end_offset > append.leader_log_start
+                or not first.base_offset < log.log_end_offset <= first.last_offset
+            ):
+                raise
+            log.truncate_fully_and_start_at(first.base_offset)
+            return log.append_as_follower(records, leader_epoch, wait=False)
+
+    def _wait_durable(self, append: ReplicaAppend) -> None:
+        """Wait for the disk if the topic's durability requires it, holding no lock. The flush may commit what
+        was appended."""
+        log, info = append.log, append.info
+        assert log is not None
+        if info is None or not log.durable:
+            return
+        if isinstance(append, ProducerAppend):
+            log.wait_durable(info)
+            if self.maybe_increment_leader_hw() is INCREASED:
+                append.change = INCREASED
+        elif log.config.durability != "fsync":
+            # With durability fsync only the leader's disk counts; with fsync_quorum this one's counts too.
+            log.wait_durable(info)
 
     def require_leader(self, required_acks: int = 0) -> UnifiedLog:
         """Return the leader's log, ready for an append with `required_acks`.
@@ -546,19 +656,6 @@ class Partition:
                     f"{self.topic_partition}: in sync are {list(isr)}, "
                     f"min.insync.replicas is {log.config.min_insync_replicas}"
                 )
-        return log
-
-    def _leader_for(self, records: Buffer, required_acks: int, leader_epoch: int | None) -> UnifiedLog:
-        """Return the leader's log, ready for an append of the producer's batch. Raises as
-        `append_records_to_leader`."""
-        try:
-            log = self.require_leader(required_acks)
-        except (NotLeaderOrFollower, NotEnoughReplicas):
-            self._note_refused(records)
-            raise
-        self._require_epoch(leader_epoch)
-        if self._refused_sequences:
-            self._require_refused_first(log, records)
         return log
 
     def _note_refused(self, records: Buffer) -> None:
@@ -590,12 +687,6 @@ class Partition:
             )
         del self._refused_sequences[producer_id, epoch]
 
-    def _require_epoch(self, leader_epoch: int | None) -> None:
-        """Raise FencedLeaderEpoch if it leads in another epoch; None allows any."""
-        if leader_epoch is not None and leader_epoch != self.term.leader_epoch:
-            text = f"{self.topic_partition}: led in epoch {self.term.leader_epoch}, not {leader_epoch}"
-            raise FencedLeaderEpoch(text)
-
     def _refuse_leader(self) -> NoReturn:
         raise NotLeaderOrFollower(f"{self.topic_partition}: broker {self.broker_id} does not lead it")
 
@@ -605,16 +696,6 @@ class Partition:
             if replica.log_end_offset == former_end and replica.fetch_clock is not None:
                 replica.leader_moved_on()
         return self._increment_high_watermark(log)
-
-    def _appended_aside(self, log: UnifiedLog, info: LogAppendInfo) -> LeaderHwChange:
-        """Take note of a submitted append. This broker may have ceased to lead meanwhile."""
-        with self.leader_isr_update_lock:
-            return self._appended(log, info.base_offset) if self.leader_log_if_local is log else SAME
-
-    def _wait_durable(self, log: UnifiedLog, info: LogAppendInfo, change: LeaderHwChange) -> LeaderHwChange:
-        """Wait for the disk, holding no lock. The flush may commit what was appended."""
-        log.wait_durable(info)
-        return INCREASED if self.maybe_increment_leader_hw() is INCREASED else change
 
     # ---- deletion of records ------------------------------------------------------------------------------
 
@@ -656,74 +737,6 @@ class Partition:
         return lowest
 
     # ---- the follower's log -------------------------------------------------------------------------------
-
-    def append_records_to_follower(
-        self, records: Buffer, leader_epoch: int, leader_log_start: int = 0
-    ) -> LogAppendInfo | None:
-        """Append what was fetched from the leader of `leader_epoch`, as it is; None if nothing was new.
-
-        `leader_log_start`: where the leader's log begins. A log that lies wholly below it begins anew there,
-        unless it is in sync.
-
-        Batches of a later epoch are left out (KAFKA-18723). Returns when the topic's durability is met, so
-        that the next fetch reports flushed offsets. Raises NotLeaderOrFollower and FencedLeaderEpoch if the
-        role has changed, OffsetsOutOfOrder, CorruptMessage, KafkaStorageError.
-        """
-        with self.leader_isr_update_lock:
-            log = self._follower_log(leader_epoch)
-            if self._begins_anew(log, leader_log_start):
-                log.truncate_fully_and_start_at(log.log_end_offset)
-            try:
-                info = log.append_as_follower(records, leader_epoch, wait=False)
-            except OffsetsOutOfOrder:
-                first = next(iter(batches(records)), None)
-                # An empty log may begin inside the leader's first batch, after a deletion of records up to
-                # there: batches are not split, so the log begins with the batch (KAFKA-6975). So does a log
-                # that holds only what the leader has deleted, in other batches than the leader had.
-                if (
-                    first is None
-                    or log.log_start_offset < log.log_end_offset > leader_log_start
-                    or not first.base_offset < log.log_end_offset <= first.last_offset
-                ):
-                    raise
-                log.truncate_fully_and_start_at(first.base_offset)
-                info = log.append_as_follower(records, leader_epoch, wait=False)
-        _wait_for_quorum_flush(log, info)
-        return info
-
-    def submit_to_follower(
-        self, records: Buffer, leader_epoch: int, leader_log_start: int, appended: Followed
-    ) -> None:
-        """Append what was fetched through the log's queue; `appended(info or None or error)` is called in the
-        node's loop.
-
-        Raises NotLeaderOrFollower and FencedLeaderEpoch at once.
-        """
-        with self.leader_isr_update_lock:
-            log = self._follower_log(leader_epoch)
-            begins_anew = self._begins_anew(log, leader_log_start)
-        assert log.queue is not None
-
-        def made(info: LogAppendInfo | KreplicaError | None) -> None:
-            if isinstance(info, KreplicaError):
-                appended(info)
-                return
-            try:
-                _wait_for_quorum_flush(log, info)
-            except KreplicaError as error:
-                appended(_bare(error))
-            else:
-                appended(info)
-
-        def declined(rest: memoryview, info: LogAppendInfo | None) -> None:
-            try:
-                last = self.append_records_to_follower(rest, leader_epoch, leader_log_start)
-            except KreplicaError as error:
-                appended(_bare(error))
-            else:
-                appended(last or info)
-
-        log.queue.submit(FollowerAppend(log, records, leader_epoch, made, declined, with_care=begins_anew))
 
     def require_no_later_epoch(self, records: Buffer, leader_epoch: int) -> None:
         """Raise OffsetsOutOfOrder if the first batch that the leader of `leader_epoch` gave is of a later
@@ -1398,12 +1411,6 @@ def _flush(log: UnifiedLog) -> None:
     _settle(log)
     if log.flush_offset < log.log_end_offset:
         log.flush()
-
-
-def _wait_for_quorum_flush(log: UnifiedLog, info: LogAppendInfo | None) -> None:
-    # With durability fsync only the leader's disk counts; with fsync_quorum this one's counts too.
-    if info is not None and log.durable and log.config.durability != "fsync":
-        log.wait_durable(info)
 
 
 def _diverging_epoch(

@@ -40,6 +40,7 @@ from kreplica.replica.fetcher_metrics import FetcherMetrics
 from kreplica.replica.fruitless_fetches import IN_A_ROW, FruitlessFetches
 from kreplica.replica.hosted_partitions import HostedPartitions
 from kreplica.replica.offset_truncation import OffsetTruncationState, offset_truncation_state
+from kreplica.replica.partition import FetchedAppend
 from kreplica.replica.partition_fetch_state import InitialFetchState, PartitionFetchState, ReplicaState
 from kreplica.replica.partition_states import PartitionStates, States
 from kreplica.replica.remote_leader_endpoint import (
@@ -57,12 +58,8 @@ if TYPE_CHECKING:
     from kio.schema.list_offsets.v8.response import ListOffsetsResponse
     from kio.schema.offset_for_leader_epoch.v4.response import OffsetForLeaderEpochResponse
 
-    from kreplica._core.log_append_info import LogAppendInfo
     from kreplica.common.types import Uuid
     from kreplica.replica.partition import Partition
-
-    # The result of an append: None if nothing was new, or the error that prevented it.
-    Appended = LogAppendInfo | KreplicaError | None
 
 # How many partitions of an answer one step applies. Heartbeats wait for the step, and there may be thousands.
 ANSWERS_A_STEP = 64
@@ -497,41 +494,45 @@ class ReplicaFetcher:
         self.metrics.byte_rate.mark(len(records))
         if self._quota.is_throttled(state.topic_partition):
             self._quota.record(len(records))
-        if log.queue is None:
-            info = partition.append_records_to_follower(records, epoch, answer.log_start_offset)
-            return self._take_marks(state, answer, info, partition)
+        append = FetchedAppend(
+            partition, records, epoch, answer.log_start_offset, request=self, token=(state, answer)
+        )
+        if partition.append(append):
+            return self._take_marks(state, answer, append, partition)
         self._appending += 1
-        try:
-            partition.submit_to_follower(
-                records, epoch, answer.log_start_offset, partial(self._appended, state, answer)
-            )
-        except BaseException:
-            self._appending -= 1
-            raise
         return False
 
-    def _appended(self, state: PartitionFetchState, answer: FetchAnswer, result: Appended) -> None:
+    def finished(self, append: FetchedAppend) -> None:
         """Continue after the disk thread has appended the records for one partition."""
+        state: PartitionFetchState = append.token[0]
+        answer: FetchAnswer = append.token[1]
         self._appending -= 1
         with self._lock:
             if self.state_of(state.topic_partition) is state:
-                self._apply(state, partial(self._take_marks, state, answer, result))
+                self._apply(state, partial(self._take_marks, state, answer, append))
         if not self._is_taking:
             self._notify()
             self.do_work()
 
     def _take_marks(
-        self, state: PartitionFetchState, answer: FetchAnswer, appended: Appended, partition: Partition
+        self,
+        state: PartitionFetchState,
+        answer: FetchAnswer,
+        append: FetchedAppend | None,
+        partition: Partition,
     ) -> bool:
         """Take over the leader's high watermark and log start after an append. Returns True if anything
         moved.
         """
-        if isinstance(appended, KreplicaError):
-            raise appended
-        if appended is None and answer.records:
-            partition.require_no_later_epoch(answer.records, state.leader_epoch)
+        moved = False
+        if append is not None:
+            if append.error is not None:
+                raise append.error
+            moved = append.info is not None
+            if not moved and answer.records is not None:
+                partition.require_no_later_epoch(answer.records, state.leader_epoch)
         self._fruitless.succeeded(state)
-        log, epoch, moved = partition.local_log, state.leader_epoch, appended is not None
+        log, epoch = partition.local_log, state.leader_epoch
         moved |= partition.update_follower_high_watermark(answer.high_watermark, epoch)
         started = answer.log_start_offset > log.log_start_offset and (
             partition.maybe_increment_log_start_offset(answer.log_start_offset, epoch)

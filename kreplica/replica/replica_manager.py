@@ -31,18 +31,19 @@ from kreplica.common.locks import Lock, RLock
 from kreplica.common.metrics import MetricRegistry
 from kreplica.common.ports import Cancellable, Clock, Loop, Random, Scheduler, Transport, monotonic_ms
 from kreplica.common.types import TopicPartition
+from kreplica.log.append_queue import AppendQueue
 from kreplica.log.log_manager import LogManager
 from kreplica.log.splice import cut_stopped, splice_stopped
 from kreplica.log.unified_log import TimestampOffset
 from kreplica.replica.alter_partition_manager import AlterPartitionManager
 from kreplica.replica.append_manager import PRODUCE_TIMEOUT_MS, AppendManager
 from kreplica.replica.damage_repair import DamageRepair
-from kreplica.replica.delayed_delete_records import (
+from kreplica.replica.delayed_requests import (
     DelayedDeleteRecords,
+    DelayedRequests,
     DeleteRecordsPartitionStatus,
     DeleteRecordsResult,
 )
-from kreplica.replica.delayed_requests import DelayedRequests
 from kreplica.replica.fetch_manager import FetchManager
 from kreplica.replica.fetcher_metrics import FetcherMetrics
 from kreplica.replica.full_disks import FullDisks
@@ -134,6 +135,7 @@ class ReplicaManager:
         self.append_records = self.appends.append_records
         self.append = self.appends.append
         self.append_values = self.appends.append_values
+        log_manager.on_disk_done = self.appends.disk_done
         self.fetchers = ReplicaFetcherManager(config.num_replica_fetchers, self._new_fetcher, self.metrics)
         self._broker_epoch = broker_epoch
         self._metadata_cache = metadata_cache
@@ -535,6 +537,13 @@ class ReplicaManager:
     def handle_log_directory_failure(self, path: str, error: BaseException) -> None:
         """Take the partitions of a failed directory offline until the broker restarts."""
         self._take_offline(self.log_manager.fail(path, error))
+
+    def disk_hangs(self, path: str, error: KreplicaError) -> None:
+        """Take a directory offline whose disk hangs in an append, and answer the appends that wait for it."""
+        logs = [log for log in self.log_manager.logs() if os.path.dirname(log.local.directory) == path]
+        self.handle_log_directory_failure(path, error)
+        for log in logs:
+            self.appends.finish(AppendQueue.of(log).give_up(error))
 
     def _take_offline(self, gone: list[TopicPartition]) -> None:
         with self._role_lock:

@@ -41,12 +41,13 @@ class ThreadedDisk:
         lane: Lane | None = None,
         *,
         lazily: bool = False,
-    ) -> None:
+    ) -> bool:
         """Queue a job; see the port."""
         job.done = done
         self._thread.submit(job, lane, lazily=lazily)
+        return False
 
-    def aside(self, task: Callable[[], None], done: Callable[[], None]) -> None:
+    def aside(self, task: Callable[[], None], done: Callable[[], None]) -> bool:
         """Run a CPU-bound task; see the port.
 
         One thread, shared by all disks of the node, runs them in order.
@@ -57,6 +58,7 @@ class ThreadedDisk:
             self._loop.post(done)
 
         self._checks.submit(run)
+        return False
 
     @property
     def waiting_ms(self) -> float:

@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 from kio.schema.fetch.v17.request import FetchPartition, FetchRequest, FetchTopic
 from kio.schema.fetch.v17.response import FetchResponse
 
-from kreplica._core.batch_builder import BatchBuilder
 from kreplica._core.records import batches
 from kreplica.common.errors import CorruptMessage
 from kreplica.common.future import Future
@@ -75,9 +74,6 @@ class ProduceRequest:
         partition = replicas.partitions.get(at)
         epoch = -1 if partition is None else partition.leader_epoch
         batch = self.batch
-        if batch is None and partition is not None and partition.log is not None and partition.log.queue:
-            # The disk thread appends only ready batches.
-            batch = BatchBuilder().build(self.values, now_ms=partition.log.time_ms())
         if batch is None:
             append = partial(replicas.append_values, at, self.values)
         else:

@@ -48,11 +48,12 @@ class SimDisk:
         lane: Lane | None = None,
         *,
         lazily: bool = False,  # noqa: ARG002
-    ) -> None:
+    ) -> bool:
         """Submit a job; see the port."""
         self._jobs.append((job, done, lane))
         if self._loop is not None:
             self._loop.post_later(self._step, self._delay_ms())
+        return False
 
     def settle(self, lane: Lane) -> None:
         """Perform the lane's jobs now, and all jobs submitted before its last one; see the port."""
@@ -67,13 +68,14 @@ class SimDisk:
         """Release the lane; see the port."""
         self._held.discard(lane)
 
-    def aside(self, task: Callable[[], None], done: Callable[[], None]) -> None:
+    def aside(self, task: Callable[[], None], done: Callable[[], None]) -> bool:
         """Run a task on the side; see the port."""
         task()
         if self._loop is None:
             self._aside.append(done)
         else:
             self._loop.post_later(done, self._delay_ms())
+        return False
 
     def stall(self, waiting_ms: float) -> None:
         """Stop performing jobs, and report that a job has waited for `waiting_ms`."""

@@ -24,6 +24,7 @@ from kreplica.common.errors import (
 )
 from kreplica.common.types import TopicPartition
 from tests.support.batches import build
+from tests.support.partitions import append_as_leader
 from tests.support.sockets import until
 from tests.support.tcp_cluster import CLUSTER_ID, TcpClient, TcpCluster
 
@@ -68,7 +69,7 @@ def begin(cluster: TcpCluster, at: TopicPartition, producer: int, *, age_ms: int
     for node in cluster.nodes.values():
         partition = node.node.broker.replica_manager.partitions.get(at)
         if partition is not None and partition.is_leader:
-            info, _ = partition.append_records_to_leader(records)
+            info, _ = append_as_leader(partition, records)
             return int(info.base_offset)
     raise AssertionError(f"no leader of {at}")
 

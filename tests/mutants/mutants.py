@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from kreplica.common.errors import StorageIOError
-from kreplica.common.future import resolved
 from kreplica.log.local_log import LocalLog
 from kreplica.log.unified_log import UnifiedLog
 from kreplica.replica import isr_policy, partition
@@ -156,9 +155,8 @@ def cut_to_the_mark(follow: Replacement) -> Replacement:
 def acknowledge_at_once(_: Replacement) -> Replacement:
     """A produce with acks=all is answered as soon as the leader has it."""
 
-    def await_commit(*arguments: Any) -> Any:
-        _, _, _, _, response, _ = arguments
-        return resolved(response)
+    def await_commit(_: Any, status: Any, _timeout_ms: int, future: Any) -> None:
+        future.set_result(status.response)
 
     return await_commit
 

@@ -7,20 +7,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from kreplica._core.log_append_info import LogAppendInfo
 from kreplica.common.config import LogConfig
 from kreplica.common.leader_and_isr import NO_LEADER, LeaderAndIsr
-from kreplica.common.types import TopicPartition, Uuid
+from kreplica.common.types import AppendOrigin, TopicPartition, Uuid
 from kreplica.log import log_loader
 from kreplica.log.damage import Damage
 from kreplica.log.log_loader import OpenOptions
 from kreplica.log.unified_log import UnifiedLog
 from kreplica.replica.isr_policy import IsrPolicy, LagByTime
-from kreplica.replica.partition import Partition
+from kreplica.replica.partition import FetchedAppend, Partition, ProducerAppend
 from kreplica.replica.partition_state import (
     INCREASED,
     SAME,
     BecameLeader,
     IsrChangeProposed,
+    LeaderHwChange,
     LogReadInfo,
     PartitionEffects,
 )
@@ -34,6 +36,33 @@ TOPIC_PARTITION = TopicPartition("t", 0)
 TOPIC_ID = Uuid(bytes(range(16)))
 DIRECTORY = "/logs/t-0"
 FETCH_BYTES = 1 << 20
+
+
+def append_as_leader(
+    partition: Partition,
+    records: bytes,
+    origin: AppendOrigin = AppendOrigin.CLIENT,
+    required_acks: int = 0,
+    leader_epoch: int | None = None,
+) -> tuple[LogAppendInfo, LeaderHwChange]:
+    """Append a producer's batch in the caller's turn; raise the error."""
+    append = ProducerAppend(partition, records, required_acks, origin, leader_epoch=leader_epoch)
+    assert partition.append(append)
+    if append.error is not None:
+        raise append.error
+    assert append.info is not None
+    return append.info, append.change
+
+
+def append_as_follower(
+    partition: Partition, records: bytes, leader_epoch: int, leader_log_start: int = 0
+) -> LogAppendInfo | None:
+    """Append what was fetched in the caller's turn; raise the error."""
+    append = FetchedAppend(partition, records, leader_epoch, leader_log_start)
+    assert partition.append(append)
+    if append.error is not None:
+        raise append.error
+    return append.info
 
 
 class Brokers:
@@ -171,8 +200,8 @@ class Replicas:
     # ---- clients and followers --------------------------------------------------------------------------
 
     def append(self, *payload: bytes, required_acks: int = 1):
-        return self.leader.append_records_to_leader(
-            build(list(payload), now_ms=self.clock.now_ms), required_acks=required_acks
+        return append_as_leader(
+            self.leader, build(list(payload), now_ms=self.clock.now_ms), required_acks=required_acks
         )
 
     def read(self, follower: int, **changes: object) -> LogReadInfo:
@@ -201,7 +230,7 @@ class Replicas:
             partition.truncate_to(truncation_offset(node.log, *read.diverging_epoch))
             return
         if read.records is not None:
-            partition.append_records_to_follower(read.records, epoch)
+            append_as_follower(partition, read.records, epoch)
         partition.update_follower_high_watermark(read.high_watermark, epoch)
 
     def fetch(self, *followers: int) -> PartitionEffects:

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kreplica._core.log_append_info import LogAppendInfo
+from kreplica._core.disk_thread import DiskJob
 from kreplica.common.errors import KreplicaError, MessageTooLarge, OutOfOrderSequenceNumber, StorageIOError
 from kreplica.common.types import AppendOrigin
+from kreplica.log.append_queue import LEFT, MADE, AppendQueue, FollowerAppend, LeaderAppend
 from kreplica.log.log_validator import LogValidator
-from kreplica.log.queued_append import FollowerAppend, LeaderAppend
 from kreplica.log.unified_log import UnifiedLog
 from kreplica.sim.disk import SimDisk
 from tests.support.batches import build
@@ -31,7 +31,8 @@ class Stage:
         self.disk = SimDisk()
         self.log: UnifiedLog = open_log(path, **settings)
         self.log.begin_epoch(EPOCH, 0)
-        self.log.use_disk(self.disk)
+        self.queue = AppendQueue(self.log, self.disk, self._go_on)
+        self.names: dict[object, str] = {}
         self.results: dict[str, object] = {}
         self.carefully: list[str] = []
 
@@ -42,35 +43,51 @@ class Stage:
     def lead_batch(self, name: str, records: bytes, connection: object = None) -> None:
         """Submit a producer's batch."""
 
-        def appended(info: LogAppendInfo | KreplicaError) -> None:
-            self.results[name] = type(info) if isinstance(info, KreplicaError) else info.base_offset
-
-        def declined() -> None:
-            self.carefully.append(name)
-            try:
-                info = self.log.append_as_leader(records, EPOCH, origin=AppendOrigin.CLIENT)
-            except KreplicaError as error:
-                self.results[name] = type(error)
-            else:
-                self.results[name] = info.base_offset
-
-        self._queue.submit(
-            LeaderAppend(
-                self.log, records, EPOCH, AppendOrigin.CLIENT, appended, declined, connection=connection
-            )
-        )
+        self._submit(name, LeaderAppend(records, AppendOrigin.CLIENT, connection))
 
     def follow(self, name: str, fetched: bytes) -> None:
         """Submit what was fetched."""
 
-        def appended(info: LogAppendInfo | None) -> None:
-            self.results[name] = None if info is None else info.last_offset
+        self._submit(name, FollowerAppend(fetched, EPOCH))
 
-        def declined(rest: memoryview, info: LogAppendInfo | None) -> None:
-            self.carefully.append(name)
-            appended(self.log.append_as_follower(rest, EPOCH + 1) or info)
+    def _submit(self, name: str, append: LeaderAppend | FollowerAppend) -> None:
+        self.names[append] = name
+        if self.queue.admit(append):
+            self._take_turn(append)
 
-        self._queue.submit(FollowerAppend(self.log, fetched, EPOCH, appended, declined))
+    def _take_turn(self, append: LeaderAppend | FollowerAppend) -> None:
+        queue, state = self.queue, LEFT
+        while state == LEFT:
+            state = queue.start(append, EPOCH)
+            if state == LEFT and not queue.must_wait(append):
+                self.carefully.append(self.names[append])
+                state = MADE
+                try:
+                    if isinstance(append, LeaderAppend):
+                        append.make_carefully(self.log, EPOCH)
+                    else:
+                        append.info = self.log.append_as_follower(append.rest, EPOCH + 1) or append.info
+                except KreplicaError as error:
+                    append.error = error.with_traceback(None)
+            if state == LEFT and not queue.hold_back(append):
+                return
+        if state == MADE:
+            self.note(append)
+
+    def note(self, append: LeaderAppend | FollowerAppend) -> None:
+        info, result = append.info, None
+        if append.error is not None:
+            result = type(append.error)
+        elif info is not None:
+            result = info.base_offset if isinstance(append, LeaderAppend) else info.last_offset
+        self.results[self.names.pop(append)] = result
+
+    def _go_on(self, queue: AppendQueue, job: DiskJob | None) -> None:
+        append = None if job is None else queue.take_back(job)
+        if append is not None:
+            self.note(append)
+        while (append := queue.next()) is not None:
+            self._take_turn(append)
 
     def perform(self, count: int = 1) -> None:
         for _ in range(count):
@@ -82,7 +99,7 @@ class Stage:
 
     def finish(self) -> None:
         self.finish_jobs()
-        assert self._queue.is_idle
+        assert self.queue.is_idle
 
     def finish_jobs(self) -> None:
         """Do what the disk thread does; what is checked aside stays there."""
@@ -90,11 +107,6 @@ class Stage:
             if self.disk:
                 self.disk.perform_next()
             self.disk.tell()
-
-    @property
-    def _queue(self):
-        assert self.log.queue is not None
-        return self.log.queue
 
 
 def test_appends_are_made_in_their_order(tmp_path: Path) -> None:
@@ -154,16 +166,14 @@ def test_what_ends_a_check_unexpectedly_is_logged_with_where_it_was(
         raise ZeroDivisionError("a fault")
 
     monkeypatch.setattr(LogValidator, "is_brief", lambda *_: False)
-    append = LeaderAppend(
-        at.log, build([b"x" * 50], codec="gzip"), EPOCH, AppendOrigin.CLIENT, lambda _: None, lambda: None
-    )
-    assert append.make_job(at.log.queue) is None
+    append = LeaderAppend(build([b"x" * 50], codec="gzip"), AppendOrigin.CLIENT)
+    assert append.make_job(at.log, at.queue, EPOCH) is None
     monkeypatch.setattr(LogValidator, "validate_anew", validate)
     append.check()
     (line,) = caplog.records
     assert "t-0: checking a batch failed" in line.getMessage()
     assert line.exc_info[0] is ZeroDivisionError
-    assert append.make_job(at.log.queue) is None
+    assert append.make_job(at.log, at.queue, EPOCH) is None
 
 
 def test_a_compressed_batch_is_checked_before_and_appended_aside(tmp_path: Path) -> None:
@@ -305,7 +315,8 @@ def test_who_waits_for_a_disk_that_stands_still_can_be_told(tmp_path: Path) -> N
     at.perform()
     error = StorageIOError("the disk stands still")
     at.log.fail(error)
-    at.log.queue.give_up(error)
+    for append in at.queue.give_up(error):
+        at.note(append)
     assert at.results == {"a": StorageIOError, "b": StorageIOError, "c": StorageIOError}
     # It goes on after all: what was under way is made, and nobody hears of it again.
     at.finish()

@@ -56,8 +56,7 @@ def test_a_job_is_made_for_a_plain_batch_of_the_epoch_alone(tmp_path: Path) -> N
     log.begin_epoch(EPOCH, 0)
     plain = build([b"v"])
     in_transaction = build([b"v"], transactional=True, producer_id=7, producer_epoch=0, base_sequence=0)
-    path = path_of()
-    assert path.job(plain, EPOCH, log.active, log.state) is not None
-    assert path.job(plain, EPOCH - 1, log.active, log.state) is None
-    assert path.job(in_transaction, EPOCH, log.active, log.state) is None
+    assert log.plain_job(plain, EPOCH) is not None
+    assert log.plain_job(plain, EPOCH - 1) is None
+    assert log.plain_job(in_transaction, EPOCH) is None
     log.close()

@@ -23,8 +23,8 @@ from kreplica.common.types import TopicPartition
 from kreplica.log import splice as splice_module
 from kreplica.log.file_names import DAMAGE_FILE, STATE_FILE
 from kreplica.log.unified_log import UnifiedLog
+from kreplica.replica.delayed_requests import ACKS_LEADER
 from kreplica.replica.isr_history import IsrChangeReason
-from kreplica.replica.produce import ACKS_LEADER
 from kreplica.sim.machines import DIRECTORY
 from tests.support.replicas import Replicas, batch
 

@@ -13,7 +13,7 @@ from kreplica.log.cleaner import Cleaner
 from kreplica.log.scrubber import Scrubber
 from kreplica.log.unified_log import UnifiedLog
 from kreplica.record.control import EndTransactionMarker, build_end_transaction_marker
-from kreplica.replica.produce import ACKS_LEADER
+from kreplica.replica.delayed_requests import ACKS_LEADER
 from tests.support.batches import build
 from tests.support.replicas import Replicas
 from tests.unit.replica.test_damage_repair import T0, Died, flip, image, place

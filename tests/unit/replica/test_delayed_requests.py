@@ -8,6 +8,7 @@ from typing import Any
 
 from kreplica.common.errors import NotLeaderOrFollower
 from kreplica.common.future import Future
+from kreplica.replica.delayed_requests import ProducePartitionStatus
 from tests.support.waiting import Led, delayed_requests
 
 PARTITIONS = 10_000
@@ -27,7 +28,9 @@ def test_a_million_produces_over_ten_thousand_partitions() -> None:
         for key, partition in enumerate(partitions):
             ends[key] += step
             response: Any = ends[key]
-            future = delayed.await_commit(partition, partition.watermark, ends[key], response, NEVER_MS)
+            future: Future[Any] = Future()
+            status = ProducePartitionStatus(partition, partition.watermark, ends[key], response)
+            delayed.await_commit(status, NEVER_MS, future)
             future.add_done_callback(notes[key])
     assert delayed.produce.delayed == PARTITIONS * PRODUCES_EACH
     # High watermarks move as followers fetch: some partitions often, some in one step, some never.

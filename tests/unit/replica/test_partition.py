@@ -9,11 +9,11 @@ from kreplica.common.leader_and_isr import NO_LEADER, LeaderRecoveryState
 from kreplica.common.types import NO_OFFSET
 from kreplica.log.damage import Damage
 from kreplica.log.unified_log import UnifiedLog
+from kreplica.replica.delayed_requests import after_append, no_longer_leader
 from kreplica.replica.partition_state import INCREASED, SAME, CommittedPartitionState, PendingRecovery
-from kreplica.replica.produce import after_append, no_longer_leader
 from kreplica.replica.replica import FetchClock
 from tests.support.batches import build
-from tests.support.partitions import LAG_MS, Replicas
+from tests.support.partitions import LAG_MS, Replicas, append_as_follower, append_as_leader
 
 
 @pytest.fixture
@@ -34,9 +34,9 @@ def test_without_a_role_it_is_nobodys():
     assert partition.maybe_increment_leader_hw() is SAME
     for step in (
         lambda: partition.high_watermark,
-        lambda: partition.append_records_to_leader(build([b"a"])),
+        lambda: append_as_leader(partition, build([b"a"])),
         lambda: partition.fetch_records(0, 100),
-        lambda: partition.append_records_to_follower(build([b"a"]), -1),
+        lambda: append_as_follower(partition, build([b"a"]), -1),
         lambda: partition.truncate_to(0),
         lambda: partition.delete_records_on_leader(0),
         lambda: partition.why_not_in_isr(1),
@@ -134,7 +134,7 @@ def test_a_mark_is_closed_when_the_term_ends(replicas):
     replicas.leader.close()
     assert mark.closed
     with pytest.raises(errors.NotLeaderOrFollower):
-        replicas.node(2).partition.append_records_to_leader(build([b"a"]))
+        append_as_leader(replicas.node(2).partition, build([b"a"]))
 
 
 def test_a_partition_may_have_no_leader(replicas):
@@ -143,7 +143,7 @@ def test_a_partition_may_have_no_leader(replicas):
     partition = replicas.node(1).partition
     assert (partition.leader, partition.is_leader, partition.leader_epoch) == (NO_LEADER, False, 1)
     with pytest.raises(errors.NotLeaderOrFollower):
-        partition.append_records_to_leader(build([b"a"]))
+        append_as_leader(partition, build([b"a"]))
 
 
 def test_nothing_changes_where_the_epoch_cannot_be_noted(replicas):
@@ -244,7 +244,7 @@ def test_a_single_replica_commits_at_once():
     replicas = Replicas(1)
     replicas.lead(1)
     assert replicas.append(b"a", required_acks=-1)[1] is INCREASED
-    assert replicas.leader.append_values_to_leader([b"b", (b"k", b"c")], -1)[1] is INCREASED
+    assert append_as_leader(replicas.leader, build([b"b", (b"k", b"c")]), -1)[1] is INCREASED
     assert replicas.leader.watermark.value == 3
 
 
@@ -320,7 +320,7 @@ def test_a_refused_append_leaves_no_trace(replicas):
     damaged = bytearray(build([b"a"]))
     damaged[-1] ^= 1
     with pytest.raises(errors.CorruptMessage):
-        replicas.leader.append_records_to_leader(damaged)
+        append_as_leader(replicas.leader, damaged)
     assert replicas.leader.log_end_offset == 0
 
 
@@ -377,7 +377,7 @@ def test_an_append_that_waits_is_on_disk():
     replicas = Replicas(1, durability="fsync")
     replicas.lead(1)
     assert replicas.append(b"a")[1] is INCREASED
-    assert replicas.leader.append_values_to_leader([b"b"])[1] is INCREASED
+    assert append_as_leader(replicas.leader, build([b"b"]))[1] is INCREASED
     assert replicas.node(1).log.flush_offset == 2
     assert Replicas(1).lead(1).is_new_leader
 

@@ -6,7 +6,7 @@ import pytest
 
 from kreplica.common import errors
 from tests.support.batches import build
-from tests.support.partitions import Replicas
+from tests.support.partitions import Replicas, append_as_follower
 
 
 @pytest.fixture
@@ -22,25 +22,25 @@ def batch(offset: int, *payload: bytes, epoch: int = 0) -> bytes:
 
 def test_a_follower_takes_batches_as_they_are(replicas):
     follower = replicas.node(2).partition
-    info = follower.append_records_to_follower(batch(0, b"a", b"b") + batch(2, b"c"), 0)
+    info = append_as_follower(follower, batch(0, b"a", b"b") + batch(2, b"c"), 0)
     assert (info.base_offset, info.last_offset, follower.log_end_offset) == (2, 2, 3)
-    assert follower.append_records_to_follower(b"", 0) is None
+    assert append_as_follower(follower, b"", 0) is None
 
 
 def test_batches_of_a_later_epoch_are_left_out(replicas):
     """KAFKA-18723."""
     follower = replicas.node(2).partition
-    follower.append_records_to_follower(batch(0, b"a") + batch(1, b"b", epoch=1), 0)
+    append_as_follower(follower, batch(0, b"a") + batch(1, b"b", epoch=1), 0)
     assert follower.log_end_offset == 1
 
 
 def test_an_answer_of_another_role_is_refused(replicas):
     with pytest.raises(errors.NotLeaderOrFollower):
-        replicas.leader.append_records_to_follower(batch(0, b"a"), 0)
+        append_as_follower(replicas.leader, batch(0, b"a"), 0)
     follower = replicas.node(2).partition
     replicas.lead(1)
     for step in (
-        lambda: follower.append_records_to_follower(batch(0, b"a"), 0),
+        lambda: append_as_follower(follower, batch(0, b"a"), 0),
         lambda: follower.update_follower_high_watermark(1, 0),
         lambda: follower.maybe_increment_log_start_offset(1, 0),
     ):
@@ -72,7 +72,7 @@ def test_a_follower_cuts(replicas):
 
 def test_a_followers_high_watermark_follows_and_never_goes_back(replicas):
     follower = replicas.node(2).partition
-    follower.append_records_to_follower(batch(0, b"a", b"b"), 0)
+    append_as_follower(follower, batch(0, b"a", b"b"), 0)
     assert follower.update_follower_high_watermark(9, 0)
     assert follower.high_watermark == 2  # as far as its log goes
     assert not follower.update_follower_high_watermark(1, 0)
@@ -81,7 +81,7 @@ def test_a_followers_high_watermark_follows_and_never_goes_back(replicas):
 
 def test_the_log_start_follows_up_to_the_high_watermark(replicas):
     follower = replicas.node(2).partition
-    follower.append_records_to_follower(batch(0, b"a") + batch(1, b"b"), 0)
+    append_as_follower(follower, batch(0, b"a") + batch(1, b"b"), 0)
     follower.update_follower_high_watermark(1, 0)
     assert follower.maybe_increment_log_start_offset(2, 0)
     assert follower.log_start_offset == 1
@@ -91,7 +91,7 @@ def test_an_empty_log_may_begin_inside_of_the_leaders_first_batch(replicas):
     """KAFKA-6975: the leader's records were deleted up to the middle of a batch."""
     follower = replicas.node(2).partition
     follower.truncate_fully_and_start_at(2)
-    info = follower.append_records_to_follower(batch(0, b"a", b"b", b"c") + batch(3, b"d"), 0)
+    info = append_as_follower(follower, batch(0, b"a", b"b", b"c") + batch(3, b"d"), 0)
     assert info.last_offset == 3
     assert (follower.log_start_offset, follower.log_end_offset) == (0, 4)
     follower.update_follower_high_watermark(4, 0)
@@ -103,12 +103,12 @@ def test_a_log_of_what_the_leader_has_deleted_begins_anew_inside_of_its_first_ba
     """The leader had other batches there: whatever is fetched at the log's end lies in one that began before,
     and would be refused for ever."""
     follower = replicas.node(2).partition
-    follower.append_records_to_follower(batch(0, b"x") + batch(1, b"y"), 0)
+    append_as_follower(follower, batch(0, b"x") + batch(1, b"y"), 0)
     fetched = batch(0, b"a", b"b", b"c") + batch(3, b"d")
     with pytest.raises(errors.OffsetsOutOfOrder):
-        follower.append_records_to_follower(fetched, 0, 1)  # offset 1 is not deleted: it has to be cut first
+        append_as_follower(follower, fetched, 0, 1)  # offset 1 is not deleted: it has to be cut first
     assert replicas.node(2).records() == [(0, b"x"), (1, b"y")]
-    info = follower.append_records_to_follower(fetched, 0, 2)
+    info = append_as_follower(follower, fetched, 0, 2)
     assert info.last_offset == 3
     assert replicas.node(2).records() == [(0, b"a"), (1, b"b"), (2, b"c"), (3, b"d")]
 
@@ -121,8 +121,8 @@ def test_what_the_leader_has_deleted_is_not_joined_to_what_it_has(replicas):
         replicas.lead(1, isr=isr, elr=elr)
         epoch = follower.leader_epoch
         follower.truncate_fully_and_start_at(0)
-        follower.append_records_to_follower(batch(0, b"x", b"y", epoch=epoch), epoch)
-        follower.append_records_to_follower(batch(2, b"a", epoch=epoch), epoch, 2)
+        append_as_follower(follower, batch(0, b"x", b"y", epoch=epoch), epoch)
+        append_as_follower(follower, batch(2, b"a", epoch=epoch), epoch, 2)
         assert follower.log_start_offset == start
         assert follower.local_log.local.segments[0].base_offset == start
         assert replicas.node(2).records()[-1] == (2, b"a")
@@ -133,13 +133,13 @@ def test_no_epoch_is_left_of_a_log_that_is_cut_at_its_start(replicas):
     for leader in (1, 2, 1):
         replicas.lead(leader)
     follower = replicas.node(2).partition
-    follower.append_records_to_follower(batch(0, b"x", epoch=3) + batch(1, b"y", epoch=3), 3)
+    append_as_follower(follower, batch(0, b"x", epoch=3) + batch(1, b"y", epoch=3), 3)
     follower.update_follower_high_watermark(1, 3)
     assert follower.maybe_increment_log_start_offset(1, 3)
     assert follower.truncate_to(1)
     assert (follower.log_start_offset, follower.log_end_offset) == (1, 1)
     assert follower.local_log.latest_epoch is None
-    follower.append_records_to_follower(batch(1, b"a", epoch=2), 3)
+    append_as_follower(follower, batch(1, b"a", epoch=2), 3)
     assert replicas.node(2).records() == [(1, b"a")]
 
 
@@ -150,7 +150,7 @@ def test_a_replica_out_of_sync_that_keeps_nothing_begins_at_0(replicas):
         replicas.lead(1, isr=(1, 2, 3))
         epoch = follower.leader_epoch
         follower.truncate_fully_and_start_at(2)
-        follower.append_records_to_follower(batch(2, b"a", epoch=epoch), epoch)
+        append_as_follower(follower, batch(2, b"a", epoch=epoch), epoch)
         follower.update_follower_high_watermark(3, epoch)
         assert follower.truncate_to(cut_at) == (cut_at < 3)
         assert (follower.log_start_offset, follower.log_end_offset) == (min(cut_at, 2), cut_at)
@@ -165,7 +165,7 @@ def test_an_eligible_replica_that_keeps_nothing_begins_where_it_was(replicas):
     follower = replicas.node(2).partition
     replicas.lead(1, isr=(1, 3), elr=(2,))
     follower.truncate_fully_and_start_at(2)
-    follower.append_records_to_follower(batch(2, b"a", epoch=1), 1)
+    append_as_follower(follower, batch(2, b"a", epoch=1), 1)
     follower.update_follower_high_watermark(3, 1)
     follower.maybe_increment_log_start_offset(3, 1)
     follower.truncate_to(3)
@@ -177,11 +177,11 @@ def test_what_lies_below_the_logs_end_is_refused(replicas, first):
     follower = replicas.node(2).partition
     follower.truncate_fully_and_start_at(2)
     with pytest.raises(errors.OffsetsOutOfOrder):
-        follower.append_records_to_follower(batch(first[0], *first[1]), 0)
+        append_as_follower(follower, batch(first[0], *first[1]), 0)
     assert (follower.log_start_offset, follower.log_end_offset) == (2, 2)
-    follower.append_records_to_follower(batch(2, b"c"), 0)
+    append_as_follower(follower, batch(2, b"c"), 0)
     with pytest.raises(errors.OffsetsOutOfOrder):
-        follower.append_records_to_follower(batch(2, b"c", b"d"), 0)
+        append_as_follower(follower, batch(2, b"c", b"d"), 0)
     assert follower.log_end_offset == 3
 
 
@@ -189,5 +189,5 @@ def test_rot_on_the_way_is_refused(replicas):
     rotten = bytearray(batch(0, b"abc"))
     rotten[-2] ^= 1
     with pytest.raises(errors.CorruptMessage):
-        replicas.node(2).partition.append_records_to_follower(bytes(rotten), 0)
+        append_as_follower(replicas.node(2).partition, bytes(rotten), 0)
     assert replicas.node(2).log.log_end_offset == 0

@@ -10,7 +10,7 @@ from kreplica.common.types import NO_OFFSET, AppendOrigin
 from kreplica.record.control import EndTransactionMarker, build_end_transaction_marker
 from kreplica.replica.partition_state import NOTHING
 from tests.support.batches import build
-from tests.support.partitions import Replicas
+from tests.support.partitions import Replicas, append_as_leader
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def test_a_consumer_reads_what_is_committed(replicas):
 def test_a_consumer_of_committed_transactions_stops_before_an_open_one(replicas):
     replicas.append(b"a")
     sent = {"producer_id": 5, "producer_epoch": 0, "base_sequence": 0, "transactional": True}
-    replicas.leader.append_records_to_leader(build([b"b"], **sent))
+    append_as_leader(replicas.leader, build([b"b"], **sent))
     replicas.catch_up(2, 3)
     read = replicas.leader.fetch_records(0, 1 << 20, isolation="txn_committed")
     assert (offsets(read.records), read.high_watermark, read.last_stable_offset) == ([0], 2, 1)
@@ -52,7 +52,7 @@ def test_a_consumer_of_committed_transactions_stops_before_an_open_one(replicas)
     marker = build_end_transaction_marker(
         EndTransactionMarker(False, 0), producer_id=5, producer_epoch=0, timestamp_ms=replicas.clock.now_ms
     )
-    replicas.leader.append_records_to_leader(marker, AppendOrigin.COORDINATOR)
+    append_as_leader(replicas.leader, marker, AppendOrigin.COORDINATOR)
     replicas.catch_up(2, 3)
     read = replicas.leader.fetch_records(0, 1 << 20, isolation="txn_committed")
     assert offsets(read.records) == [0, 1, 2]

@@ -17,7 +17,15 @@ from kreplica.common.leader_and_isr import LeaderAndIsr
 from kreplica.replica.partition import Partition
 from kreplica.replica.partition_state import IsrChangeProposed, LogReadInfo, PartitionEffects
 from tests.support.batches import build
-from tests.support.partitions import FETCH_BYTES, LAG_MS, Node, Replicas, truncation_offset
+from tests.support.partitions import (
+    FETCH_BYTES,
+    LAG_MS,
+    Node,
+    Replicas,
+    append_as_follower,
+    append_as_leader,
+    truncation_offset,
+)
 
 IDS = st.sampled_from([1, 2, 3])
 REFUSED = (
@@ -63,7 +71,7 @@ class ReplicaMachine(RuleBasedStateMachine):
         self.value += 1
         records = build([b"%d" % self.value], now_ms=self.replicas.clock.now_ms)
         with contextlib.suppress(errors.NotLeaderOrFollower, errors.NotEnoughReplicas):
-            self.node(broker_id).partition.append_records_to_leader(records, required_acks=acks)
+            append_as_leader(self.node(broker_id).partition, records, required_acks=acks)
 
     @rule(some=st.integers(1, 2 * LAG_MS))
     def wait(self, some: int) -> None:
@@ -134,7 +142,7 @@ class ReplicaMachine(RuleBasedStateMachine):
             partition.truncate_to(truncation_offset(node.log, *read.diverging_epoch))
             return
         if read.records is not None:
-            partition.append_records_to_follower(read.records, read.leader_epoch)
+            append_as_follower(partition, read.records, read.leader_epoch)
         partition.update_follower_high_watermark(read.high_watermark, read.leader_epoch)
 
     # ---- the controller ---------------------------------------------------------------------------------

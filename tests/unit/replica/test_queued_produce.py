@@ -211,15 +211,15 @@ def test_a_request_that_nobody_foresaw_fails_alone(
     manager, last = at.manager(1), at.partitions[-1]
     many = manager.append_records({each: batch(b"a") for each in at.partitions})
     behind = manager.append(at.partitions[0], batch(b"b"))
-    submit = Partition.submit_to_leader
+    submit = Partition.append
 
-    def failing(self: Partition, *arguments: Any) -> None:
+    def failing(self: Partition, append: Any) -> bool:
         if self.topic_partition == last:
             raise TypeError("nobody expected that")
-        submit(self, *arguments)
+        return submit(self, append)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Partition, "submit_to_leader", failing)
+        patch.setattr(Partition, "append", failing)
         at.settle()
     assert isinstance(many.exception(0), TypeError)
     assert "failed unexpectedly" in caplog.text

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kreplica.common.types import TopicPartition, Uuid
-from kreplica.replica.partition import Partition
+from kreplica.replica.partition import FetchedAppend, Partition
 from kreplica.replica.replica_config import ReplicaConfig
 from kreplica.replica.replica_fetcher import ANSWERS_A_STEP, ReplicaFetcher
 from tests.support.replicas import Replicas, batch
@@ -484,13 +484,15 @@ def test_its_lag_is_a_plain_number() -> None:
 
 def test_a_fetcher_outlives_what_nobody_foresaw(monkeypatch: pytest.MonkeyPatch) -> None:
     at = Replicas(partitions=2)
-    apply = Partition.append_records_to_follower
+    apply = Partition.append
 
-    def fail_once(*_):
-        monkeypatch.setattr(Partition, "append_records_to_follower", apply)
+    def fail_once(partition, given):
+        if not isinstance(given, FetchedAppend):
+            return apply(partition, given)
+        monkeypatch.setattr(Partition, "append", apply)
         raise ZeroDivisionError
 
-    monkeypatch.setattr(Partition, "append_records_to_follower", fail_once)
+    monkeypatch.setattr(Partition, "append", fail_once)
     append(at, 1, b"a")
     with pytest.raises(ZeroDivisionError):
         at.settle()

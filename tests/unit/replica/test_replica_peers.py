@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from kreplica.common.types import TopicPartition
+from kreplica.replica.delayed_requests import ACKS_LEADER
 from kreplica.replica.isr_history import IsrChangeReason
-from kreplica.replica.produce import ACKS_LEADER
 from tests.support.replicas import Replicas, batch
 
 T0 = TopicPartition("t", 0)
