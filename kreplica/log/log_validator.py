@@ -249,12 +249,6 @@ class LogValidator:
         return None
 
 
-def is_compressed(records: Buffer) -> bool:
-    """Return whether the header of the first batch has a compression codec."""
-    data = memoryview(records).cast("B")
-    return len(data) > ATTRIBUTES_AT and bool(data[ATTRIBUTES_AT] & CODEC_BITS)
-
-
 def _refuse(error: KreplicaError, records: Iterator[RecordError]) -> None:
     """Raise the error if there are any such records; attach the first ones, up to MOST_RECORD_ERRORS."""
     error.record_errors = tuple(islice(records, MOST_RECORD_ERRORS))

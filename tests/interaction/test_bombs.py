@@ -19,7 +19,7 @@ from kio.schema.produce.v11.request import PartitionProduceData, ProduceRequest,
 from kreplica import Cluster
 from kreplica.broker.api_versions import response_type
 from kreplica.common.errors import MessageTooLarge
-from kreplica.log.log_validator import LogValidator, is_compressed
+from kreplica.log.log_validator import LogValidator
 from kreplica.record import compress
 from kreplica.record.compression import GZIP, LZ4, ZSTD
 from tests.support.batches import batch_of, build
@@ -35,6 +35,16 @@ CONNECTIONS = 4
 # way out, what the connections hold of requests, and what else there is.
 FLAT_BYTES = 120 << 20
 APPENDS = 100
+
+
+# The low byte of a batch's attributes, and the bits of its compression codec.
+ATTRIBUTES_AT, CODEC_BITS = 22, 0x07
+
+
+def is_compressed(records: bytes) -> bool:
+    """Return whether the header of the first batch has a compression codec."""
+    data = memoryview(records).cast("B")
+    return len(data) > ATTRIBUTES_AT and bool(data[ATTRIBUTES_AT] & CODEC_BITS)
 
 
 @pytest.fixture(scope="module")
