@@ -178,7 +178,8 @@ def test_a_cluster_in_a_program_goes_on_while_a_foreign_batch_is_checked(
     whole = LogValidator.validate_anew
 
     def held(self: LogValidator, records: Any, *rest: Any, **named: Any) -> Any:
-        if is_compressed(records):
+        if is_compressed(records) and not named:
+            # Not the first attempt, which gives up at BRIEF_BYTES.
             begun.set()
             assert may_end.wait(WAIT_S)
         return whole(self, records, *rest, **named)
