@@ -6,24 +6,81 @@ arrive through the ReplicaManager, or through `become_leader_or_follower` where 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any
 
 from kreplica.broker.kafka_apis import KafkaApis
 from kreplica.broker.replica_apis import ReplicaApis
 from kreplica.common.config import CleanerConfig, LogConfig, LogManagerConfig
-from kreplica.common.errors import KreplicaError, UnsupportedVersion
+from kreplica.common.errors import KreplicaError, StorageIOError, UnsupportedVersion
 from kreplica.common.future import Future, failed
 from kreplica.common.leader_and_isr import LeaderAndIsr
 from kreplica.common.metrics import MetricRegistry
-from kreplica.common.ports import Clock, Disk, Loop, Random, Scheduler, Storage, Transport, Workers
+from kreplica.common.ports import (
+    Cancellable,
+    Clock,
+    Disk,
+    Loop,
+    Random,
+    Scheduler,
+    Storage,
+    Transport,
+    Workers,
+)
 from kreplica.common.types import TopicPartition
 from kreplica.log.log_loader import NewLog
 from kreplica.log.log_manager import LogManager
-from kreplica.replica.disk_watch import DiskWatch
 from kreplica.replica.metadata_cache import MetadataCache
 from kreplica.replica.replica_config import ReplicaConfig
 from kreplica.replica.replica_manager import ReplicaManager
+
+LOGGER = logging.getLogger(__name__)
+
+# How many checks are made in the time that a disk has.
+LOOKS = 10
+
+
+class DiskWatch:
+    """Detects a disk that hangs while the loop goes on. `on_failure(path, error)`: its directory is offline.
+
+    Each log directory of `log_manager` has a disk thread. If one has been busy with the same operation for
+    longer than `log.dir.stall.timeout.ms`, its directory goes offline, as after an error. The next heartbeat
+    notifies the controller, which moves the leaders away. Thread rule: the loop.
+    """
+
+    def __init__(
+        self, log_manager: LogManager, loop: Loop, on_failure: Callable[[str, KreplicaError], None]
+    ) -> None:
+        self._log_manager = log_manager
+        self._loop = loop
+        self._on_failure = on_failure
+        self._limit_ms = log_manager.settings.log_dir_stall_timeout_ms
+        self._timer: Cancellable | None = None
+
+    def start(self) -> None:
+        """Start the checks, unless the loop itself makes the appends and there are no disk threads."""
+        if self._log_manager.disk is not None:
+            self._timer = self._loop.post_later(self._look, max(1, self._limit_ms // LOOKS))
+
+    def stop(self) -> None:
+        """Stop the checks."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _look(self) -> None:
+        disk = self._log_manager.disk
+        assert disk is not None
+        for path in list(self._log_manager.directory_ids):
+            waiting_ms = disk(path).waiting_ms
+            if waiting_ms > self._limit_ms:
+                self._give_up(path, waiting_ms)
+        self.start()
+
+    def _give_up(self, path: str, waiting_ms: float) -> None:
+        error = StorageIOError(f"{path}: the disk has hung in one append for {waiting_ms:.0f} ms")
+        LOGGER.error("%s", error)
+        self._on_failure(path, error)
 
 
 class Broker:

@@ -21,13 +21,13 @@ from kreplica.metadata.registrations import PartitionRegistration
 from kreplica.metadata.watches import Watch
 from kreplica.raft.batch_reader import decoded_batches
 from kreplica.raft.snapshots import RecordsSnapshotReader
-from kreplica.replica.isr_history import IsrChange, IsrChangeReason
+from kreplica.replica.partition_state import IsrChange, IsrChangeReason
 
 if TYPE_CHECKING:
     from kreplica.broker.node import Node
     from kreplica.raft.kafka_metadata_log import KafkaMetadataLog
-    from kreplica.replica.isr_history import OutOfIsr
     from kreplica.replica.partition import Partition
+    from kreplica.replica.partition_state import OutOfIsr
 
 # Bytes of the metadata log to read at once.
 READ_BYTES = 1 << 20

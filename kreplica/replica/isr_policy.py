@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from kreplica.replica.isr_history import IsrChangeReason
-from kreplica.replica.partition_state import BrokerMetadata, Term
+from kreplica.replica.partition_state import BrokerMetadata, IsrChangeReason, Term
 from kreplica.replica.replica import NEVER_MS, UNKNOWN_BROKER_EPOCH, Replica
 from kreplica.replica.replica_config import ReplicaConfig
 

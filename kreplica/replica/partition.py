@@ -50,7 +50,6 @@ from kreplica.common.types import INT32_MAX, NO_LEADER_EPOCH, AppendOrigin, Topi
 from kreplica.log.append_queue import IN_FLIGHT, LEFT, MADE, AppendQueue, FollowerAppend, LeaderAppend
 from kreplica.log.unified_log import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, MAX_TIMESTAMP, TimestampOffset
 from kreplica.replica import isr_policy
-from kreplica.replica.isr_history import IsrChange, IsrChangeReason, IsrHistory, OutOfIsr
 from kreplica.replica.isr_policy import IsrPolicy
 from kreplica.replica.partition_state import (
     HIGH_WATERMARK_MOVED,
@@ -61,9 +60,13 @@ from kreplica.replica.partition_state import (
     BrokerMetadata,
     CommittedPartitionState,
     EpochEndOffset,
+    IsrChange,
     IsrChangeProposed,
+    IsrChangeReason,
+    IsrHistory,
     LeaderHwChange,
     LogReadInfo,
+    OutOfIsr,
     PartitionEffects,
     PartitionState,
     PendingExpandIsr,

@@ -12,10 +12,12 @@ the states. It is held while an answer is applied to a partition, so that nothin
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kreplica.common.errors import (
     BY_CODE,
@@ -32,25 +34,28 @@ from kreplica.common.errors import (
 )
 from kreplica.common.future import Future
 from kreplica.common.locks import RLock
+from kreplica.common.metrics import MetricRegistry
 from kreplica.common.ports import NANOSECONDS_PER_MS, Cancellable, Clock, Loop, monotonic_ms
 from kreplica.common.types import NO_OFFSET, TopicPartition
-from kreplica.log.unified_log import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP
-from kreplica.replica.fetch_session_handler import FetchSessionHandler
-from kreplica.replica.fetcher_metrics import FetcherMetrics
-from kreplica.replica.fruitless_fetches import IN_A_ROW, FruitlessFetches
+from kreplica.log.unified_log import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, UnifiedLog
 from kreplica.replica.hosted_partitions import HostedPartitions
-from kreplica.replica.offset_truncation import OffsetTruncationState, offset_truncation_state
 from kreplica.replica.partition import FetchedAppend
-from kreplica.replica.partition_fetch_state import InitialFetchState, PartitionFetchState, ReplicaState
-from kreplica.replica.partition_states import PartitionStates, States
+from kreplica.replica.partition_states import (
+    InitialFetchState,
+    PartitionFetchState,
+    PartitionStates,
+    ReplicaState,
+    States,
+)
 from kreplica.replica.remote_leader_endpoint import (
+    FetchSessionHandler,
     RemoteLeaderEndPoint,
     epoch_answers,
     fetch_answers,
     leader_offset,
 )
 from kreplica.replica.replica_config import ReplicaConfig
-from kreplica.replica.replication_quota import ReplicationQuotaManager
+from kreplica.replica.replication_quotas import ReplicationQuotaManager
 
 if TYPE_CHECKING:
     from kio.schema.fetch.v17.response import FetchResponse
@@ -61,9 +66,140 @@ if TYPE_CHECKING:
     from kreplica.common.types import Uuid
     from kreplica.replica.partition import Partition
 
+LOGGER = logging.getLogger(__name__)
+
 # How many partitions of an answer one step applies. Heartbeats wait for the step, and there may be thousands.
 ANSWERS_A_STEP = 64
 FETCHING, TRUNCATING = ReplicaState.FETCHING, ReplicaState.TRUNCATING
+
+
+class OffsetTruncationState(NamedTuple):
+    """Truncate to `offset`. `completed`: the logs agree below it; if not, ask the leader again."""
+
+    offset: int
+    completed: bool
+
+
+def offset_truncation_state(
+    log: UnifiedLog, leader_epoch: int, leader_end_offset: int
+) -> OffsetTruncationState:
+    """Compute where a follower truncates, from the leader's end of a leader epoch (KIP-101, KIP-279, KIP-320).
+
+    The leader answers its greatest epoch up to the follower's, and where that ends. The answer -1, -1 means that the leader has no epoch that old, so only committed records are kept. If the
+    follower has the same epoch, the logs agree up to the lower of the two ends. If the follower has only
+    lower epochs up to it, the follower has records of an epoch that the leader never had. After those are
+    truncated, the leader is asked about the epoch that is last then.
+    """
+    end = log.log_end_offset
+    if leader_end_offset < 0:
+        return OffsetTruncationState(log.high_watermark, True)
+    if leader_epoch < 0:
+        return OffsetTruncationState(min(leader_end_offset, end), True)
+    epoch, end_offset = log.epochs.end_offset_for(leader_epoch, end)
+    if end_offset < 0:
+        # All epochs of this log are below the leader's.
+        return OffsetTruncationState(min(leader_end_offset, end), True)
+    if epoch != leader_epoch:
+        return OffsetTruncationState(min(end_offset, end), False)
+    return OffsetTruncationState(min(end_offset, leader_end_offset, end), True)
+
+
+# This many failures in a row at one offset are not a coincidence.
+IN_A_ROW = 3
+LOG_EVERY_MS = 60_000
+
+
+@dataclass(slots=True)
+class _Standstill:
+    """A fetch from `offset` has failed, and no fetch from there or above has succeeded since."""
+
+    offset: int
+    since_ms: int
+    failures: int = 0
+    logged_ms: int | None = None
+
+
+class FruitlessFetches:
+    """The partitions that make no progress although the leader, broker `leader_id`, answers, and why.
+
+    Repeated failures at one offset are logged, once a minute. The fetcher's lock guards it.
+    `patience_ms`: how long a failure may last without a warning if it may be temporary, such as an unknown
+    leader.
+    """
+
+    def __init__(self, leader_id: int, patience_ms: int, now_ms: Callable[[], int]) -> None:
+        self._leader_id = leader_id
+        self._patience_ms = patience_ms
+        self._now_ms = now_ms
+        self._standstills: dict[TopicPartition, _Standstill] = {}
+
+    def failed(self, state: PartitionFetchState, reason: str, *, may_pass: bool = False) -> int:
+        """Record a failed fetch. Returns how many have failed in a row at its offset."""
+        topic_partition, offset, now_ms = state.topic_partition, state.fetch_offset, self._now_ms()
+        known = self._standstills.get(topic_partition)
+        if known is None or offset != known.offset:
+            known = self._standstills[topic_partition] = _Standstill(offset, now_ms)
+        known.failures += 1
+        lasts_ms = now_ms - known.since_ms
+        is_serious = lasts_ms >= self._patience_ms if may_pass else known.failures >= IN_A_ROW
+        if is_serious and (known.logged_ms is None or now_ms - known.logged_ms >= LOG_EVERY_MS):
+            known.logged_ms = now_ms
+            LOGGER.warning(
+                "%s: replication from broker %d makes no progress at offset %d (%d attempts in %d ms): %s",
+                *(topic_partition, self._leader_id, offset, known.failures, lasts_ms, reason),
+            )
+        return known.failures
+
+    def succeeded(self, state: PartitionFetchState) -> None:
+        """Record a successful fetch."""
+        if self._standstills:
+            known = self._standstills.get(state.topic_partition)
+            if known is not None and state.fetch_offset >= known.offset:
+                del self._standstills[state.topic_partition]
+
+    def forget(self, topic_partition: TopicPartition) -> None:
+        """Forget the partition: it is no longer fetched, or in another leader epoch."""
+        self._standstills.pop(topic_partition, None)
+
+
+STATS = "FetcherStats"
+LAGS = "FetcherLagMetrics"
+
+
+class FetcherMetrics:
+    """The metrics of the fetcher `fetcher_id` from broker `leader_id`, which listens at `address`.
+
+    Rates are in bytes and requests, times in ms. `close` removes them.
+    """
+
+    def __init__(
+        self, metrics: MetricRegistry, fetcher_id: int, leader_id: int, address: tuple[str, int] | None
+    ) -> None:
+        self._metrics = metrics
+        host, port = address or ("", -1)
+        self._client = {"clientId": f"ReplicaFetcherThread-{fetcher_id}-{leader_id}"}
+        self._tags = tags = {**self._client, "brokerHost": host, "brokerPort": str(port)}
+        self.byte_rate = metrics.meter(STATS, "BytesPerSec", tags)
+        self.request_rate = metrics.meter(STATS, "RequestsPerSec", tags)
+        self.total_time = metrics.duration(STATS, "totalTime", tags)
+        self.request_time = metrics.duration(STATS, "requestTime", tags)
+
+    def watch_lag(self, topic_partition: TopicPartition, lag: Callable[[], int]) -> None:
+        """Add a gauge for `lag()`, in messages."""
+        self._metrics.gauge(LAGS, "ConsumerLag", lag, self._tags_of(topic_partition))
+
+    def forget_lag(self, topic_partition: TopicPartition) -> None:
+        """Remove the gauge of the partition's lag."""
+        self._metrics.remove(LAGS, "ConsumerLag", self._tags_of(topic_partition))
+
+    def close(self) -> None:
+        """Remove the fetcher's rates: it has stopped."""
+        for name in ("BytesPerSec", "RequestsPerSec", "totalTime", "requestTime"):
+            self._metrics.remove(STATS, name, self._tags)
+
+    def _tags_of(self, topic_partition: TopicPartition) -> dict[str, str]:
+        topic, number = topic_partition
+        return {**self._client, "topic": topic, "partition": str(number)}
 
 
 class ReplicaFetcher:

@@ -44,9 +44,8 @@ from kreplica.replica.delayed_requests import (
     DeleteRecordsPartitionStatus,
     DeleteRecordsResult,
 )
-from kreplica.replica.fetch_manager import FetchManager
-from kreplica.replica.fetcher_metrics import FetcherMetrics
-from kreplica.replica.full_disks import FullDisks
+from kreplica.replica.fetch_manager import FetchManager, selector_of
+from kreplica.replica.full_disks import FullDisks, UntakenRoles
 from kreplica.replica.hosted_partitions import HostedPartitions, add_gauges
 from kreplica.replica.isr_policy import isr_policy_of
 from kreplica.replica.metadata_cache import MetadataCache
@@ -62,12 +61,10 @@ from kreplica.replica.partition_state import (
 from kreplica.replica.remote_leader_endpoint import RemoteLeaderEndPoint
 from kreplica.replica.replica_alter_log_dirs_manager import ReplicaAlterLogDirsManager
 from kreplica.replica.replica_config import ReplicaConfig
-from kreplica.replica.replica_fetcher import ReplicaFetcher
+from kreplica.replica.replica_fetcher import FetcherMetrics, ReplicaFetcher
 from kreplica.replica.replica_fetcher_manager import ReplicaFetcherManager
 from kreplica.replica.replica_peers import ReplicaPeers
-from kreplica.replica.replica_selector import selector_of
 from kreplica.replica.replication_quotas import ReplicationQuotas
-from kreplica.replica.untaken_roles import UntakenRoles
 
 if TYPE_CHECKING:
     from kreplica.log.damage import Damage

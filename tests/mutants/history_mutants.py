@@ -18,12 +18,11 @@ from kreplica.log.unified_log import UnifiedLog
 from kreplica.replica import damage_repair, isr_policy, partition, replica_fetcher
 from kreplica.replica.append_manager import AppendManager
 from kreplica.replica.fetch_session import CachedPartition
-from kreplica.replica.offset_truncation import OffsetTruncationState
 from kreplica.replica.partition import Partition
-from kreplica.replica.partition_fetch_state import ReplicaState
+from kreplica.replica.partition_states import ReplicaState
 from kreplica.replica.remote_leader_endpoint import fetch_answers
 from kreplica.replica.replica import UNKNOWN_BROKER_EPOCH, Replica
-from kreplica.replica.replica_fetcher import ReplicaFetcher
+from kreplica.replica.replica_fetcher import OffsetTruncationState, ReplicaFetcher
 from kreplica.replica.replica_fetcher_manager import ReplicaFetcherManager
 from kreplica.replica.replica_manager import ReplicaManager
 from kreplica.sim.storage import TEMPORARY_SUFFIX, SimStorage

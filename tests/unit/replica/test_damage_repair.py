@@ -24,7 +24,7 @@ from kreplica.log import splice as splice_module
 from kreplica.log.file_names import DAMAGE_FILE, STATE_FILE
 from kreplica.log.unified_log import UnifiedLog
 from kreplica.replica.delayed_requests import ACKS_LEADER
-from kreplica.replica.isr_history import IsrChangeReason
+from kreplica.replica.partition_state import IsrChangeReason
 from kreplica.sim.machines import DIRECTORY
 from tests.support.replicas import Replicas, batch
 

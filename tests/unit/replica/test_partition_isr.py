@@ -6,12 +6,14 @@ import pytest
 
 from kreplica.common import errors
 from kreplica.common.leader_and_isr import LeaderRecoveryState
-from kreplica.replica.isr_history import MAX_CHANGES, IsrChangeReason, IsrHistory
 from kreplica.replica.partition_state import (
     INCREASED,
+    MAX_CHANGES,
     NOTHING,
     SAME,
     CommittedPartitionState,
+    IsrChangeReason,
+    IsrHistory,
     PendingExpandIsr,
     PendingShrinkIsr,
 )

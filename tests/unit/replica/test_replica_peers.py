@@ -6,7 +6,7 @@ from typing import Any
 
 from kreplica.common.types import TopicPartition
 from kreplica.replica.delayed_requests import ACKS_LEADER
-from kreplica.replica.isr_history import IsrChangeReason
+from kreplica.replica.partition_state import IsrChangeReason
 from tests.support.replicas import Replicas, batch
 
 T0 = TopicPartition("t", 0)

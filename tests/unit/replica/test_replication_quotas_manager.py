@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kreplica.common.types import TopicPartition
-from kreplica.replica.replication_quota import ReplicationQuotaManager
+from kreplica.replica.replication_quotas import ReplicationQuotaManager
 from tests.support.virtual import VirtualMachine
 
 
