@@ -164,7 +164,12 @@ def clean_round(log, most):
 def opened(path):
     config = LogConfig(cleanup_policy="compact")
     log = log_loader.load(
-        str(path), TopicPartition("t", 0), config, FileStorage(), SystemClock(), log_loader.OpenOptions()
+        str(path),
+        TopicPartition("t", 0),
+        config,
+        FileStorage(),
+        SystemClock(),
+        log_loader.OpenOptions(is_only_replica=True),
     )
     log.roll()
     return log

@@ -534,11 +534,12 @@ def _options(storage: Storage, directory: str, partition: TopicPartition, locks:
     """
     parent = LogDirectory(storage, os.path.dirname(directory))
     if not parent.is_formatted:
-        return OpenOptions(is_settled=True)
+        return OpenOptions(is_only_replica=True, is_settled=True)
     locks.take(parent.path, shared=True)
     was_closed_in_order = parent.no_longer_clean() is not None
     recovery_points, log_starts, _ = parent.read_checkpoints()
     return OpenOptions(
+        is_only_replica=True,
         recovery_point=recovery_points.get(partition, 0),
         log_start_offset=log_starts.get(partition, 0),
         known_start=log_starts.get(partition),

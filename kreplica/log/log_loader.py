@@ -51,8 +51,9 @@ class OpenOptions:
     """Options for opening a log.
 
     `recovery_point`: offsets below it are flushed (from the directory's recovery-point-offset-checkpoint).
-    `high_watermark`: from its checkpoint. None if this log is the only replica: the high watermark then
-    follows the log end.
+    `high_watermark`: from its checkpoint. It moves only when the owner moves it.
+    `is_only_replica`: the high watermark follows the log end instead, so every record counts as committed
+    once it is appended. Only for a log that no other program replicates.
     `scan_from`: scan the segments from this offset on, even if they were flushed.
     `producer_id_expiration_ms`: a producer that has been idle for longer is not restored.
 
@@ -67,7 +68,8 @@ class OpenOptions:
 
     read_only: bool = False
     recovery_point: int = 0
-    high_watermark: int | None = None
+    high_watermark: int = 0
+    is_only_replica: bool = False
     log_start_offset: int = 0
     scan_from: int | None = None
     producer_id_expiration_ms: int = PRODUCER_ID_EXPIRATION_MS
@@ -123,8 +125,7 @@ def create(path: str, wanted: NewLog, config: LogConfig, storage: Storage, clock
     if is_new:
         log = _new(path, wanted, config, storage, clock)
     else:
-        options = OpenOptions(high_watermark=0)
-        log = load(path, wanted.partition, config, storage, clock, options)
+        log = load(path, wanted.partition, config, storage, clock, OpenOptions())
     log.topic_id = wanted.topic_id
     return log
 
@@ -169,7 +170,7 @@ def _opened_again(log: UnifiedLog, *, clock: Clock) -> UnifiedLog:
     for segment in before:
         for region in segment.regions():
             region.trim()  # the writer no longer allocates ahead
-    options = OpenOptions(high_watermark=None if state.follows else 0)
+    options = OpenOptions(is_only_replica=state.follows)
     opened = load(local.directory, log.topic_partition, log.config, local.storage, clock, options)
     if any(region.pins for segment in before for region in segment.regions()):
         for segment in opened.local.segments:
@@ -490,16 +491,12 @@ class _LogLoader:
         state = self._open_state()
         if self.options.read_only:
             return self._finished_reader(start, state)
-        high_watermark = self.options.high_watermark
-        state.follows = high_watermark is None
-        if (
-            high_watermark is not None
-            and self.standing is not None
-            and (self.recovery.clean or self.same_boot)
-        ):
+        state.follows = self.options.is_only_replica
+        high_watermark = end if state.follows else self.options.high_watermark
+        if self.standing is not None and (self.recovery.clean or self.same_boot):
             # The published mark is newer than the checkpoint, which is written every few seconds.
             high_watermark = max(high_watermark, self.standing.high_watermark)
-        mark = end if high_watermark is None else max(start, min(high_watermark, end))
+        mark = max(start, min(high_watermark, end))
         if start < mark < end and not self.same_boot and not self.recovery.clean:
             # A power cut may bring back truncated batches in place of committed ones. So a batch that only
             # partly lies below the mark does not count as committed. (A log may begin inside a batch.)

@@ -114,7 +114,7 @@ class KafkaMetadataLog:
         settings = config or MetadataLogConfig()
         metadata_log_directory.prepare(storage, directory)
         log = log_loader.load(
-            directory, TOPIC_PARTITION, _log_config(settings), storage, clock, OpenOptions(high_watermark=0)
+            directory, TOPIC_PARTITION, _log_config(settings), storage, clock, OpenOptions()
         )
         try:
             metadata_log_directory.require_whole(log)

@@ -391,6 +391,7 @@ class Partition:
             former, known = self.term, self.leader_and_isr
             if new.partition_epoch < self.partition_epoch:
                 return IGNORED
+            self._check_leader_of(new)
             now_ms = self._now_ms()
             is_new_leader = not former.leads
             is_new_epoch = new.leader_epoch > former.leader_epoch
@@ -435,6 +436,7 @@ class Partition:
             former = self.term
             if new.partition_epoch < self.partition_epoch:
                 return False
+            self._check_leader_of(new)
             is_new_epoch = new.leader_epoch > former.leader_epoch
             if former.leads:
                 former.watermark.close()
@@ -463,6 +465,15 @@ class Partition:
             self.log = self._queue = None
             self._assign_replicas(())
             self._set_state(CommittedPartitionState((), LeaderRecoveryState.RECOVERED))
+
+    def _check_leader_of(self, new: LeaderAndIsr) -> None:
+        """Assert that a leader epoch has one leader."""
+        term = self.term
+        assert (
+            new.leader_epoch != term.leader_epoch
+            or new.leader == term.leader
+            or NO_LEADER in (new.leader, term.leader)
+        ), f"{self.topic_partition}: epoch {new.leader_epoch} has leaders {term.leader} and {new.leader}"
 
     def _take_isr(self, new: LeaderAndIsr, known: LeaderAndIsr | None) -> IsrChangeProposed | None:
         state = self.state
@@ -581,6 +592,8 @@ class Partition:
         if log is queue.log and not is_doubtful:
             state = queue.start(append, term.leader_epoch)
             if state == MADE:
+                assert append.info is not None
+                assert append.info.base_offset >= end, (append.info.base_offset, end)
                 append.change = self._appended(log, end)
             if state != LEFT:
                 return state
@@ -869,6 +882,7 @@ class Partition:
         # It stands still below min.insync.replicas, for earlier appends too (KAFKA-15583).
         if offset <= state.high_watermark or self.is_under_min_isr:
             return SAME
+        assert offset <= state.log_end_offset, (offset, state.log_end_offset)
         log.maybe_increment_high_watermark(offset)
         self.term.watermark.advance(offset)
         return INCREASED
@@ -1045,6 +1059,7 @@ class Partition:
             if read.diverging_epoch is not None:
                 self._note_diverged(replica, read)
                 return NOTHING
+            assert read.fetch_offset <= read.log_end_offset, read
             former_end = replica.log_end_offset
             low_watermark = self.low_watermark_if_leader() if self.low_watermark_waiters else -1
             replica.update_fetch_state(

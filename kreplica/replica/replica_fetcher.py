@@ -83,12 +83,13 @@ class OffsetTruncationState(NamedTuple):
 def offset_truncation_state(
     log: UnifiedLog, leader_epoch: int, leader_end_offset: int
 ) -> OffsetTruncationState:
-    """Compute where a follower truncates, from the leader's end of a leader epoch (KIP-101, KIP-279, KIP-320).
+    """Compute where a follower truncates (KIP-101, KIP-279, KIP-320).
 
-    The leader answers its greatest epoch up to the follower's, and where that ends. The answer -1, -1 means that the leader has no epoch that old, so only committed records are kept. If the
-    follower has the same epoch, the logs agree up to the lower of the two ends. If the follower has only
-    lower epochs up to it, the follower has records of an epoch that the leader never had. After those are
-    truncated, the leader is asked about the epoch that is last then.
+    The leader has answered its greatest epoch up to the follower's, and where that ends; -1, -1 means that it
+    has no epoch that old, so only committed records are kept. If the follower has the same epoch, the logs
+    agree up to the lower of the two ends. If the follower has only lower epochs up to it, the follower has
+    records of an epoch that the leader never had. After those are truncated, the leader is asked about the
+    epoch that is last then.
     """
     end = log.log_end_offset
     if leader_end_offset < 0:

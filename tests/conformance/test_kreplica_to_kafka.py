@@ -61,7 +61,9 @@ def engine(directory: Path, **settings: object) -> UnifiedLog:
     partition = TopicPartition(directory.name.removesuffix("-0"), 0)
     directory.mkdir()
     config = LogConfig.parse(settings)
-    return log_loader.load(str(directory), partition, config, FileStorage(), SystemClock(), OpenOptions())
+    return log_loader.load(
+        str(directory), partition, config, FileStorage(), SystemClock(), OpenOptions(is_only_replica=True)
+    )
 
 
 def copy(topic: str, directory: Path) -> None:

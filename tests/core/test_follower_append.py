@@ -94,7 +94,7 @@ def test_runs_leave_what_single_batches_leave(first: bytes, second: bytes, leade
     try:
         outcomes = []
         for name in ("runs-0", "single-0"):
-            log = open_log(root / name, ManualClock(), options=OpenOptions(high_watermark=0), **SETTINGS)
+            log = open_log(root / name, ManualClock(), options=OpenOptions(), **SETTINGS)
             # Without runs the careful path takes every batch.
             takes = append_run if name == "runs-0" else mock.Mock(return_value=None)
             with mock.patch.object(unified_log, "append_run", takes):
@@ -108,7 +108,7 @@ def test_runs_leave_what_single_batches_leave(first: bytes, second: bytes, leade
 
 @pytest.fixture
 def log(tmp_path: Path) -> UnifiedLog:
-    made = open_log(tmp_path / "t-0", ManualClock(), options=OpenOptions(high_watermark=0))
+    made = open_log(tmp_path / "t-0", ManualClock(), options=OpenOptions())
     made.begin_epoch(0, 0)
     return made
 

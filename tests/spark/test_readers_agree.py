@@ -47,7 +47,7 @@ def batch(*payload: bytes, **fields: Any) -> bytes:
 def test_nothing_above_the_published_marks_is_seen(
     spark: SparkSession, reader: dict[str, str], tmp_path: Path
 ) -> None:
-    log = open_log(tmp_path / "t-0", options=OpenOptions(high_watermark=0))
+    log = open_log(tmp_path / "t-0", options=OpenOptions())
     log.append_as_leader(batch(b"0", b"1", b"2"), 0)
     sent = {"producer_id": 7, "producer_epoch": 0, "transactional": True}
     log.append_as_leader(batch(b"3", base_sequence=0, **sent), 0)
@@ -115,7 +115,7 @@ def test_a_range_that_begins_in_a_gap(
 
 def test_a_group_without_records_is_none(spark: SparkSession, reader: dict[str, str], tmp_path: Path) -> None:
     """A range may hold offsets and no records: of a gap, of a marker, of what was aborted."""
-    log = open_log(tmp_path / "t-0", options=OpenOptions(high_watermark=0))
+    log = open_log(tmp_path / "t-0", options=OpenOptions())
     sent = {"producer_id": 7, "producer_epoch": 0, "transactional": True}
     log.append_as_leader(batch(b"0", base_sequence=0, **sent), 0)
     aborted = EndTransactionMarker(False, 0)

@@ -49,7 +49,12 @@ def open_log(
     files.make_directory(str(path))
     config = LogConfig(**settings)
     return log_loader.load(
-        str(path), TopicPartition("t", 0), config, files, clock or ManualClock(), options or OpenOptions()
+        str(path),
+        TopicPartition("t", 0),
+        config,
+        files,
+        clock or ManualClock(),
+        options or OpenOptions(is_only_replica=True),
     )
 
 

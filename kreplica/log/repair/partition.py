@@ -131,7 +131,8 @@ def _reopen(
         high_watermark = max(high_watermark, standing.high_watermark)
     options = OpenOptions(
         recovery_point=plan.end,
-        high_watermark=high_watermark,
+        high_watermark=high_watermark or 0,
+        is_only_replica=high_watermark is None,
         log_start_offset=known.log_start_offset,
         scan_from=plan.scan_from,
     )

@@ -68,7 +68,9 @@ class Model:
     def opened(self):
         config = LogConfig(**SETTINGS)
         partition = TopicPartition("t", 0)
-        return log_loader.load(PATH, partition, config, self.storage, self.clock, OpenOptions())
+        return log_loader.load(
+            PATH, partition, config, self.storage, self.clock, OpenOptions(is_only_replica=True)
+        )
 
     # ---- what happens to the log --------------------------------------------------------------------------
 

@@ -54,7 +54,12 @@ def opened(storage: SimStorage) -> UnifiedLog:
         for parent in ("/", "/data"):
             storage.sync_directory(parent)
     return log_loader.load(
-        DIRECTORY, TopicPartition("orders", 0), LogConfig(), storage, ManualClock(), OpenOptions()
+        DIRECTORY,
+        TopicPartition("orders", 0),
+        LogConfig(),
+        storage,
+        ManualClock(),
+        OpenOptions(is_only_replica=True),
     )
 
 

@@ -47,7 +47,7 @@ class Node:
             LogConfig(**(SETTINGS | settings)),
             self.storage,
             self.clock,
-            OpenOptions(),
+            OpenOptions(is_only_replica=True),
         )
 
     def new_cleaner(self, **config):

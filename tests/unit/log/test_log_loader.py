@@ -10,11 +10,13 @@ import pytest
 
 import kreplica
 from kreplica.common.types import AppendOrigin
+from kreplica.log.log_loader import OpenOptions
 from kreplica.log.producer_state_manager import snapshot_name
 from kreplica.log.verify import verify
 from kreplica.record.control import EndTransactionMarker, build_end_transaction_marker
 from kreplica.runtime.storage import FileStorage
 from tests.support.batches import build
+from tests.support.logs import open_log
 
 
 def killed(log: kreplica.Log, name: str) -> Path:
@@ -177,3 +179,28 @@ def test_snapshots_of_earlier_closes_are_removed(tmp_path: Path) -> None:
     with kreplica.Log.open(tmp_path / "t-0") as log:
         assert [path.name for path in tmp_path.glob("t-0/*.snapshot")] == [snapshot_name(5)]
         assert [record.value for record in log.read()] == [b"v%d" % offset for offset in range(5)]
+
+
+def test_a_log_opened_without_options_counts_nothing_as_committed_that_its_checkpoint_does_not(
+    tmp_path: Path,
+) -> None:
+    """Its owner replicates it: other replicas may lack what is in this log."""
+    log = open_log(tmp_path / "t-0", options=OpenOptions())
+    log.append_as_leader(build([b"a", b"b"]), 0)
+    assert (log.log_end_offset, log.high_watermark) == (2, 0)
+    log.maybe_increment_high_watermark(1)
+    log.append_as_leader(build([b"c"]), 0)
+    log.close()
+    again = open_log(tmp_path / "t-0", options=OpenOptions())
+    assert (again.log_end_offset, again.high_watermark) == (3, 1)
+    again.close()
+
+
+def test_a_log_that_is_the_only_replica_commits_what_it_appends(tmp_path: Path) -> None:
+    with kreplica.Log.open(tmp_path / "t-0") as log:
+        log.append([b"a", b"b"])
+        assert log.high_watermark == 2
+    log = open_log(tmp_path / "t-0", options=OpenOptions(is_only_replica=True))
+    log.append_as_leader(build([b"c"]), 0)
+    assert (log.log_end_offset, log.high_watermark) == (3, 3)
+    log.close()

@@ -25,7 +25,7 @@ class LogModel(RuleBasedStateMachine):
         memory = Path("/dev/shm")
         self.root = Path(tempfile.mkdtemp(dir=memory if memory.is_dir() else None))
         self.clock = ManualClock()
-        self.log = open_log(self.root / "t-0", self.clock, options=OpenOptions(high_watermark=0), **SETTINGS)
+        self.log = open_log(self.root / "t-0", self.clock, options=OpenOptions(), **SETTINGS)
         self.batches: list[tuple[int, int, list[bytes]]] = []
         self.start = self.end = self.mark = self.epoch = self.number = 0
 

@@ -463,11 +463,11 @@ def test_an_adopted_log_without_its_first_segments(tmp_path, settled):
     segments = filled(path)
     by_kafka(path)
     _, stop = lose_first(segments)
-    options = OpenOptions(is_settled=settled)
+    options = OpenOptions(is_settled=settled, is_only_replica=True)
     for _ in range(2):
         log = open_log(path, options=options, segment_bytes=4000)
         lost = [(each.first_offset, each.stop_offset) for each in log.damages]
         assert lost == ([(0, stop)] if settled else [])
         assert log.log_start_offset == (0 if settled else stop)
         log.close()
-        options = OpenOptions()
+        options = OpenOptions(is_only_replica=True)

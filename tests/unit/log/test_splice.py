@@ -24,7 +24,12 @@ DIRECTORY = "/data/orders-0"
 
 def opened(storage: SimStorage) -> UnifiedLog:
     return log_loader.load(
-        DIRECTORY, TopicPartition("orders", 0), LogConfig(), storage, ManualClock(), OpenOptions()
+        DIRECTORY,
+        TopicPartition("orders", 0),
+        LogConfig(),
+        storage,
+        ManualClock(),
+        OpenOptions(is_only_replica=True),
     )
 
 

@@ -13,7 +13,7 @@ from kreplica.record.control import EndTransactionMarker, build_end_transaction_
 from tests.support.batches import build, with_crc, with_field
 from tests.support.logs import NOW_MS, ManualClock, open_log, values
 
-REPLICA = OpenOptions(high_watermark=0)  # one of several: the high watermark comes from elsewhere
+REPLICA = OpenOptions()  # one of several: the high watermark comes from elsewhere
 
 
 @pytest.fixture
