@@ -42,8 +42,6 @@ MOST_RECORD_ERRORS = 1_000
 MOST_TIMES_LARGER = 32
 # The most bytes to decompress, scan or compress while other work waits; this takes about 100 us.
 BRIEF_BYTES = 256 << 10
-# The position of the low byte of a batch's attributes, and its bits for the codec.
-ATTRIBUTES_AT, CODEC_BITS = 22, 0x07
 # A value that no leader epoch has.
 NO_EPOCH = -2
 
