@@ -7,6 +7,7 @@ network and started again. Appends are retried until they are acknowledged, wher
 from kreplica.client.producer import RecordMetadata
 from kreplica.cluster.cluster import Cluster
 from kreplica.cluster.records import AppendResult
-from kreplica.cluster.views import PartitionView
+from kreplica.cluster.views import ClusterWatch, PartitionView
+from kreplica.metadata.image_paths import TreeChange
 
-__all__ = ["AppendResult", "Cluster", "PartitionView", "RecordMetadata"]
+__all__ = ["AppendResult", "Cluster", "ClusterWatch", "PartitionView", "RecordMetadata", "TreeChange"]

@@ -237,7 +237,7 @@ _SHOWN: dict[str, Callable[[Any], Any]] = {"partitions": shown_partition, "topic
 
 
 @rare_collections()
-def load(contents: Iterable[tuple[list[str], Node]]) -> ClusterMetadata:
+def load(contents: Iterable[tuple[list[str], tuple[bytes, int]]]) -> ClusterMetadata:
     """Load the cluster's state from the nodes of an image, as ImageStore.contents yields them.
 
     Raises CorruptImage if the image is damaged or has invalid contents.

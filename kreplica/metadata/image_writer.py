@@ -40,6 +40,7 @@ from kreplica.metadata.image_format import (
     seal_standing,
     unseal,
     unseal_standing,
+    unsealed,
 )
 from kreplica.metadata.metadata_store import Item, MetadataStore
 
@@ -83,9 +84,9 @@ class ImageStore:
                 f"the image is applied to offset {offset} in epoch {epoch}, but the log {found}"
             )
 
-    def contents(self) -> Iterator[tuple[list[str], Node]]:
+    def contents(self) -> Iterator[tuple[list[str], tuple[bytes, int]]]:
         """Iterate over all nodes, those of shorter paths first: the path's names after an empty one, and the
-        node.
+        fields of its Node.
 
         Raises CorruptImage; at the end if a node is missing. Nothing may be written during the iteration.
         """
@@ -93,7 +94,7 @@ class ImageStore:
         for depth in range(1, MAX_DEPTH + 1):
             for items in self._parts(bytes([depth])):
                 for key, value in items:
-                    yield names_of(key), unseal(key, value)
+                    yield names_of(key), unsealed(key, value)
                 count += len(items)
                 crc_sum += sum([crc_of(value) for _, value in items])
         if (count, crc_sum % (1 << 64)) != (self._standing.node_count, self._standing.crc_sum):

@@ -100,7 +100,7 @@ def test_a_leader_without_the_first_records_gives_its_snapshot(monkeypatch: pyte
     topics = [each for each in found if each.path.endswith(("/partitions/0", "/topic-0"))]
     assert len(topics) == 61
     assert {each.path: each.version for each in found} | {"/controller": 1} == {
-        "/".join(names): node.version for names, node in stored(cluster).contents()
+        "/".join(names): version for names, (_, version) in stored(cluster).contents()
     }
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from kreplica import Cluster, Simulation
 from kreplica.common.errors import ClusterClosed
+from kreplica.metadata.image_format import Node
 from kreplica.metadata.image_writer import ImageStore
 from kreplica.sim.nodes.node_cluster import NodeCluster
 
@@ -104,7 +105,7 @@ def test_versions_are_the_same_on_every_node_also_after_a_snapshot() -> None:
     nodes = []
     for node_id in (1, 2, 3):
         image = ImageStore(cluster.images[node_id].open(), cluster.configs[node_id].cluster_id)
-        nodes.append({"/".join(names): node for names, node in image.contents()})
+        nodes.append({"/".join(names): Node(*node) for names, node in image.contents()})
     assert len(nodes[0]) > 120
     assert nodes[0] == nodes[1] == nodes[2]
     assert all(node.version >= 0 for node in nodes[2].values())

@@ -49,7 +49,7 @@ def create(image: ImageStore, *paths: str, offset: int = 1) -> None:
 
 
 def nodes_of(image: ImageStore) -> dict[str, Node]:
-    return {"/".join(names): node for names, node in image.contents()}
+    return {"/".join(names): Node(*node) for names, node in image.contents()}
 
 
 STATE = "/brokers/topics/t/partitions/0"

@@ -239,7 +239,7 @@ def grown_image(directory: str) -> dict:
 
 
 def contents(image: ImageStore) -> dict[str, Node]:
-    return {"/".join(names): node for names, node in image.contents()}
+    return {"/".join(names): Node(*node) for names, node in image.contents()}
 
 
 def is_refused(directory: str, nodes: dict) -> bool:
