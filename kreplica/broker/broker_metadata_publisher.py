@@ -380,7 +380,7 @@ class BrokerMetadataPublisher:
             log = self._logs.get_log(topic_partition)
             if partition is None or log is None:
                 continue
-            directory = directories.get(log.local.directory.rpartition("/")[0])
+            directory = directories.get(log.parent_directory)
             if directory is not None and directory != partition.directory(self._broker_id):
                 self._on_assignment(topic_id, topic_partition.partition, directory)
 

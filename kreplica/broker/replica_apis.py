@@ -171,7 +171,7 @@ class ReplicaApis:
         logs = self._replicas.log_manager
         found: dict[str, list[UnifiedLog]] = {path: [] for path in logs.directory_ids}
         for log in self._logs_of(request):
-            found.setdefault(log.local.directory.rpartition("/")[0], []).append(log)
+            found.setdefault(log.parent_directory, []).append(log)
         moves = list(logs.moves.values())
         results = [
             self._described(path, found[path], [each for each in moves if each.target.path == path])

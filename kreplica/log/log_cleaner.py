@@ -13,9 +13,8 @@ Thread rule: `do_work` and `close` by one thread at a time; everything else by a
 from __future__ import annotations
 
 import math
-import os
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable
 
 from kreplica._core.offset_map import OffsetMap
 from kreplica.common.config import CleanerConfig
@@ -36,9 +35,6 @@ from kreplica.log.checkpoint import CLEANER_CHECKPOINT, OffsetCheckpointFile
 from kreplica.log.cleaner import Cleaner, CleanerStats, LogToClean, log_to_clean
 from kreplica.log.unified_log import UnifiedLog
 
-ReadCheckpoint = Callable[[str], Mapping[TopicPartition, int]]
-WriteCheckpoint = Callable[[str, Mapping[TopicPartition, int]], None]
-
 HASH_KEY_BYTES = 16
 MAY_PASS = (StorageFull, OutOfDescriptors, OutOfMaps)
 
@@ -47,7 +43,7 @@ class LogCleanerManager:
     """Chooses the log to clean next among `logs()`, the online ones, and records how far each log is clean.
 
     It tracks which partitions are being cleaned, aborted, paused or uncleanable, and the checkpoint of each
-    log directory, which `read` and `write` access. Before a log is truncated below its checkpoint, the
+    log directory. Before a log is truncated below its checkpoint, the
     checkpoint is lowered. Otherwise records appended there later would count as clean.
 
     Thread rule: the cleaner's thread chooses logs and reports results; any thread may abort, pause, resume
@@ -61,19 +57,14 @@ class LogCleanerManager:
         "_lock",
         "_logs",
         "_paused",
-        "_read",
         "_retry_at_ms",
-        "_write",
-        "dirtiest_ratio",
+        "_storage",
         "uncleanable",
     )
 
-    def __init__(
-        self, logs: Callable[[], Iterable[UnifiedLog]], read: ReadCheckpoint, write: WriteCheckpoint
-    ) -> None:
+    def __init__(self, logs: Callable[[], Iterable[UnifiedLog]], storage: Storage) -> None:
         self._logs = logs
-        self._read = read
-        self._write = write
+        self._storage = storage
         self._lock = Lock()
         # Guarded by _lock:
         self._checkpoints: dict[str, dict[TopicPartition, int]] = {}
@@ -84,8 +75,6 @@ class LogCleanerManager:
         self._retry_at_ms: dict[TopicPartition, int] = {}
         # The uncleanable partitions, with the reasons.
         self.uncleanable: dict[TopicPartition, str] = {}
-        # The highest cleanable ratio among the logs at the last choice.
-        self.dirtiest_ratio = 0.0
 
     # ---- choosing -----------------------------------------------------------------------------------------
 
@@ -106,7 +95,6 @@ class LogCleanerManager:
                         found.append(log_to_clean(log, checkpoint, now_ms))
                 except KreplicaError as error:
                     on_error(log, error)
-        self.dirtiest_ratio = max((each.cleanable_ratio for each in found), default=0.0)
         due = [each for each in found if each.is_due]
         if not due:
             return None
@@ -139,7 +127,7 @@ class LogCleanerManager:
         self.watch(log)
         with log.lock:
             cut_at = log.take_lowest_cut()
-        directory = _directory_of(log)
+        directory = log.parent_directory
         with self._lock:
             checkpoint = self._table(directory).get(log.topic_partition, 0)
         if cut_at is not None and cut_at < checkpoint:
@@ -160,7 +148,7 @@ class LogCleanerManager:
             was_aborted, self._in_progress = self._aborted, None
             if not was_aborted:
                 self._retry_at_ms.pop(log.topic_partition, None)
-                self._set(_directory_of(log), log.topic_partition, end_offset)
+                self._set(log.parent_directory, log.topic_partition, end_offset)
 
     def gave_up(self, log: UnifiedLog, *, retry_at_ms: int | None = None, reason: str | None = None) -> None:
         """Record that the round failed.
@@ -205,18 +193,18 @@ class LogCleanerManager:
             self._paused.pop(partition, None)
             self._retry_at_ms.pop(partition, None)
             self.uncleanable.pop(partition, None)
-            table = self._table(_directory_of(log))
+            table = self._table(log.parent_directory)
             if table.pop(partition, None) is not None:
-                self._write(_directory_of(log), table)
+                self._file(log.parent_directory).write(table)
 
     def checkpoint(self, log: UnifiedLog) -> int | None:
         """Return the offset up to which the log is clean, or None if it was never cleaned."""
         with self._lock:
-            return self._table(_directory_of(log)).get(log.topic_partition)
+            return self._table(log.parent_directory).get(log.topic_partition)
 
     def _truncating(self, log: UnifiedLog, offset: int) -> None:
         with self._lock:
-            directory = _directory_of(log)
+            directory = log.parent_directory
             if self._table(directory).get(log.topic_partition, 0) > offset:
                 self._set(directory, log.topic_partition, offset)
         self.abort_cleaning(log.topic_partition)
@@ -226,7 +214,7 @@ class LogCleanerManager:
     def _table(self, directory: str) -> dict[TopicPartition, int]:
         if directory not in self._checkpoints:
             try:
-                self._checkpoints[directory] = dict(self._read(directory))
+                self._checkpoints[directory] = self._file(directory).read()
             except InvalidFile:
                 # An unreadable checkpoint loses nothing: the logs are only cleaned once more.
                 self._checkpoints[directory] = {}
@@ -235,18 +223,15 @@ class LogCleanerManager:
     def _set(self, directory: str, partition: TopicPartition, offset: int) -> None:
         table = self._table(directory)
         table[partition] = offset
-        self._write(directory, table)
+        self._file(directory).write(table)
 
-
-def _directory_of(log: UnifiedLog) -> str:
-    return os.path.dirname(log.local.directory)
+    def _file(self, directory: str) -> OffsetCheckpointFile:
+        return OffsetCheckpointFile(self._storage, f"{directory}/{CLEANER_CHECKPOINT}")
 
 
 class LogCleaner:
     """Cleans the logs in `logs()` whose cleanup.policy includes compact.
 
-    `read_checkpoint`, `write_checkpoint`: access to the checkpoint of a log directory; by default its
-    cleaner-offset-checkpoint.
     `on_storage_error(log, error)`: called if the log's disk fails; by default the log goes offline.
     """
 
@@ -270,33 +255,19 @@ class LogCleaner:
         random: Random,
         storage: Storage,
         config: CleanerConfig | None = None,
-        read_checkpoint: ReadCheckpoint | None = None,
-        write_checkpoint: WriteCheckpoint | None = None,
         on_storage_error: Callable[[UnifiedLog, BaseException], object] | None = None,
     ) -> None:
-        def file(directory: str) -> OffsetCheckpointFile:
-            return OffsetCheckpointFile(storage, f"{directory}/{CLEANER_CHECKPOINT}")
-
         self.config = config or CleanerConfig()
         self._clock = clock
         self._random = random
         self._on_storage_error = on_storage_error or (lambda log, error: log.fail(error))
-        self.manager = LogCleanerManager(
-            logs,
-            read_checkpoint or (lambda directory: file(directory).read()),
-            write_checkpoint or (lambda directory, offsets: file(directory).write(offsets)),
-        )
+        self.manager = LogCleanerManager(logs, storage)
         # Created when there is something to clean, since it holds the memory.
         self._cleaner: Cleaner | None = None
         self._log: UnifiedLog | None = None
         self._run: Generator[int, None, CleanerStats] | None = None
         # The statistics of the last round over each log.
         self.stats: dict[TopicPartition, CleanerStats] = {}
-
-    @property
-    def uncleanable(self) -> dict[TopicPartition, str]:
-        """The partitions that cannot be cleaned, with the reasons."""
-        return self.manager.uncleanable
 
     def reconfigure(self, config: CleanerConfig) -> None:
         """Use other settings from the next step on; a round in progress keeps its buffers."""

@@ -10,7 +10,6 @@ scheduler's thread does the periodic work, one step at a time, and takes `_lock`
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
@@ -601,7 +600,7 @@ class LogManager:
             return log
 
     def _lower_checkpoints_of(self, log: UnifiedLog) -> None:
-        directory = self._directory(os.path.dirname(log.local.directory))
+        directory = self._directory(log.parent_directory)
         if not directory.is_offline:
             self._guarded(directory, partial(directory.lower_checkpoints, log))
 
@@ -710,7 +709,7 @@ class LogManager:
             for partition in partitions:
                 log = self.get_log(partition)
                 if log is not None:
-                    found.setdefault(os.path.dirname(log.local.directory), []).append(log)
+                    found.setdefault(log.parent_directory, []).append(log)
             for path, logs in found.items():
                 directory = self._directory(path)
                 for log in logs:
@@ -895,7 +894,7 @@ class LogManager:
     def _fail_directory_of(self, log: UnifiedLog, error: BaseException) -> None:
         if isinstance(error, StorageFull) and not log.is_offline:
             return
-        self.fail(os.path.dirname(log.local.directory), error)
+        self.fail(log.parent_directory, error)
 
 
 def _check_topic_id(log: UnifiedLog, topic_id: Uuid) -> None:

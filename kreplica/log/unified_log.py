@@ -19,6 +19,7 @@ Time comes from the Clock, files from the Storage: see common/ports.py.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple, Protocol
@@ -298,6 +299,11 @@ class UnifiedLog:
     def damage(self) -> Damage | None:
         """The first range that is known to be damaged, or None."""
         return self.damages[0] if self.damages else None
+
+    @property
+    def parent_directory(self) -> str:
+        """The path of the log directory that holds this log's directory."""
+        return os.path.dirname(self.local.directory)
 
     @property
     def lost_ranges(self) -> list[Damage]:

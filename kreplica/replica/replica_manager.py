@@ -10,7 +10,6 @@ and its fetcher agree. It is taken before any partition's lock.
 
 from __future__ import annotations
 
-import os.path
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
@@ -524,7 +523,7 @@ class ReplicaManager:
         """
         log = self.log_manager.get_log(topic_partition)
         if isinstance(error, KafkaStorageError) and log is not None:
-            directory = os.path.dirname(log.local.directory)
+            directory = log.parent_directory
             failure = error if isinstance(error, StorageIOError) else log.failure
             if failure is not None:
                 self.handle_log_directory_failure(directory, failure)

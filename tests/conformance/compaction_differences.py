@@ -42,7 +42,7 @@ def clean(log: kreplica.Log, now_ms: int, slots: int) -> list[list[int]]:
         if stats is not None and stats is not last:
             rounds.append([stats.first_dirty_offset, stats.end_offset])
             last = stats
-    assert cleaner.uncleanable == {}
+    assert cleaner.manager.uncleanable == {}
     return rounds
 
 

@@ -181,8 +181,8 @@ def test_a_bad_batch_makes_the_partition_uncleanable_and_leaves_the_log_as_it_is
     bad.region.write(size + 70, bytes([bad.region.read(size + 70, 1)[0] ^ 1]))
     before = names(node, node.logs[0])
     node.work()
-    assert list(node.cleaner.uncleanable) == [TopicPartition("bad", 0)]
-    reason = node.cleaner.uncleanable[TopicPartition("bad", 0)]
+    assert list(node.cleaner.manager.uncleanable) == [TopicPartition("bad", 0)]
+    reason = node.cleaner.manager.uncleanable[TopicPartition("bad", 0)]
     assert reason.startswith(f"{path}, byte {size}, offset {second}: ")
     assert names(node, node.logs[0]) == before
     assert list(node.checkpoints()) == [TopicPartition("good", 0)]
@@ -201,7 +201,7 @@ def test_a_log_whose_age_cannot_be_told_does_not_keep_the_others_from_their_turn
     region.write(position, bytes([region.read(position, 1)[0] ^ 1]))
     node.clock.now_ms += 10_000
     node.work()
-    assert list(node.cleaner.uncleanable) == [TopicPartition("bad", 0)]
+    assert list(node.cleaner.manager.uncleanable) == [TopicPartition("bad", 0)]
     assert list(node.checkpoints()) == [TopicPartition("good", 0)]
 
 
@@ -312,7 +312,7 @@ def test_a_cut_takes_the_checkpoint_along_and_ends_the_round(back):
     while node.cleaner._run is not None:
         node.cleaner.do_work()
     assert content(log) == at_cut
-    assert node.cleaner.uncleanable == {}
+    assert node.cleaner.manager.uncleanable == {}
     node.clock.now_ms += BACKOFF_MS
     fill(log)
     before = content(log)
@@ -366,7 +366,7 @@ def test_a_round_ends_when_its_log_does(change):
     for _ in range(3):
         node.cleaner.do_work()
     assert node.cleaner._run is None
-    assert node.cleaner.uncleanable == {}
+    assert node.cleaner.manager.uncleanable == {}
     assert not [name for name in names(node, node.logs[0]) if name.endswith((".cleaned", ".swap"))]
     node.logs[0].abandon()
     node.storage = node.storage.after_kill()
