@@ -536,7 +536,7 @@ class ReplicaManager:
 
     def disk_hangs(self, path: str, error: KreplicaError) -> None:
         """Take a directory offline whose disk hangs in an append, and answer the appends that wait for it."""
-        logs = [log for log in self.log_manager.logs() if os.path.dirname(log.local.directory) == path]
+        logs = [log for log in self.log_manager.logs() if log.parent_directory == path]
         self.handle_log_directory_failure(path, error)
         for log in logs:
             self.appends.finish(AppendQueue.of(log).give_up(error))
