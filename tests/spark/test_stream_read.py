@@ -136,7 +136,7 @@ def test_limits(tmp_path: Path) -> None:
 
 def test_a_batch_waits_until_it_is_worth_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [1000.0]
-    monkeypatch.setattr("spark_connector.stream_reader.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("spark_connector.readers.time.monotonic", lambda: now[0])
     append(tmp_path / "t-0", 2)
     stream = stream_reader(tmp_path, minOffsetsPerTrigger="5", maxTriggerDelay="10s")
     limit = stream.getDefaultReadLimit()
