@@ -12,9 +12,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from kio.schema.broker_heartbeat.v1.request import BrokerHeartbeatRequest
-
 from kreplica.common.future import Future
+from kreplica.common.messages.controllers import BrokerHeartbeatRequest
 from kreplica.runtime.clock import SystemClock
 from kreplica.runtime.local_network import LocalEndpoint, LocalNetwork
 from kreplica.runtime.scheduler import ThreadWorkers

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kio.schema.fetch.v17.request import FetchPartition, FetchRequest, FetchTopic, ReplicaState
 
 from bench import memory
 from bench.conftest import LINES, Row
@@ -27,6 +26,7 @@ from bench.peers.kafka_cluster import KafkaCluster, missing
 from kreplica._core.batch_builder import BatchBuilder
 from kreplica._core.purgatory import Purgatory
 from kreplica.common.future import Future
+from kreplica.common.messages.data import FetchPartition, FetchRequest, FetchTopic, ReplicaState
 from kreplica.common.types import TopicPartition
 from kreplica.common.wire import uuid_of
 from kreplica.replica.delayed_requests import DelayedRequests, PartitionResponse, ProducePartitionStatus

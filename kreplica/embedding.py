@@ -418,7 +418,7 @@ class ReplicaNode:
                     yield record
 
     def handle(self, request: Any) -> Future[Any]:
-        """Answer another node's request, an entity of the package kio."""
+        """Answer another node's request."""
         return self._broker.handle(request)
 
     def apply(self, state: ClusterState) -> dict[TopicPartition, KreplicaError]:

@@ -5,20 +5,12 @@ TIMEOUT_S. A request covers one partition, because a Spark task reads or writes 
 Ownership: the connections; a pickled client has none. Thread rule: one thread.
 """
 
-# mypy: disable-error-code="arg-type"
-
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any, NamedTuple, TypeVar
-
-from kio.schema.fetch.v12.request import FetchPartition, FetchRequest, FetchTopic
-from kio.schema.init_producer_id.v3.request import InitProducerIdRequest
-from kio.schema.list_offsets.v7.request import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
-from kio.schema.metadata.v9.request import MetadataRequest
-from kio.schema.produce.v8.request import PartitionProduceData, ProduceRequest, TopicProduceData
 
 from kreplica.cli.kafka_connection import KafkaConnection, parse_bootstrap
 from kreplica.common.errors import (
@@ -28,8 +20,22 @@ from kreplica.common.errors import (
     NetworkException,
     RequestTimedOut,
 )
+from kreplica.common.message import in_version, maker
+from kreplica.common.messages.data import (
+    FetchPartition,
+    FetchRequest,
+    FetchTopic,
+    InitProducerIdRequest,
+    ListOffsetsPartition,
+    ListOffsetsRequest,
+    ListOffsetsTopic,
+    MetadataRequest,
+    PartitionProduceData,
+    ProduceRequest,
+    TopicProduceData,
+)
 from kreplica.common.types import TopicPartition
-from kreplica.common.wire import error_of, maker
+from kreplica.common.wire import error_of
 from spark_connector.option_table import OptionError
 
 TIMEOUT_S = 60.0
@@ -52,6 +58,14 @@ _produce, _produce_topic, _produce_partition = (
     maker(PartitionProduceData),
 )
 _metadata = maker(MetadataRequest)
+# Versions that name topics, as options and offsets of a query do.
+VERSIONS: dict[Any, int] = {
+    FetchRequest: 12,
+    InitProducerIdRequest: 3,
+    ListOffsetsRequest: 7,
+    MetadataRequest: 9,
+    ProduceRequest: 8,
+}
 
 Address = tuple[str, int]
 T = TypeVar("T")
@@ -214,7 +228,7 @@ class ClusterClient:
         failed: list[str] = []
         for address in dict.fromkeys([*self._connections, *self._bootstrap, *known]):
             try:
-                return self._connection(address).ask(request)
+                return self._connection(address).ask(in_version(request, VERSIONS[type(request)]))
             except NetworkException as error:
                 self._drop(address)
                 failed.append(str(error))
@@ -225,7 +239,7 @@ class ClusterClient:
     def _ask(self, leader: Leader, request: Any) -> Any:
         assert leader.address is not None
         try:
-            return self._connection(leader.address).ask(request)
+            return self._connection(leader.address).ask(in_version(request, VERSIONS[type(request)]))
         except NetworkException:
             self._drop(leader.address)
             raise

@@ -11,15 +11,20 @@ import asyncio
 import time
 from datetime import timedelta
 
-from kio.schema.errors import ErrorCode
-from kio.schema.produce.v9.request import PartitionProduceData, ProduceRequest, TopicProduceData
-from kio.schema.produce.v9.response import ProduceResponse
-
 from kreplica._core.batch_builder import BatchBuilder
+from kreplica.common.error_code import ErrorCode
+from kreplica.common.message import at, in_version
 from kreplica.common.message_reader import MessageReader, read_message
 from kreplica.common.message_writer import request_frame
+from kreplica.common.messages.data import (
+    PartitionProduceData,
+    ProduceRequest,
+    ProduceResponse,
+    TopicProduceData,
+)
 from kreplica.runtime.event_loop import new_event_loop
 
+VERSION = 9
 RECORD_BYTES = 100
 NUMBER = 7
 
@@ -44,7 +49,7 @@ def _frame(topic: str) -> bytes:
         timeout=timedelta(seconds=30),
         topic_data=(TopicProduceData(name=topic, partition_data=(data,)),),
     )
-    return b"".join(request_frame(request, NUMBER, b"bench"))
+    return b"".join(request_frame(in_version(request, VERSION), NUMBER, b"bench"))
 
 
 async def _all(host: str, port: int, frame: bytes, connections: int, requests: int) -> float:
@@ -66,7 +71,7 @@ async def _ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, frame
         answer = MessageReader(await reader.readexactly(size))
         assert answer.int32() == NUMBER
         answer.skip_tags()
-        response: ProduceResponse = read_message(ProduceResponse, answer)
+        response: ProduceResponse = read_message(at(ProduceResponse, VERSION), answer)
         error = response.responses[0].partition_responses[0].error_code
         if error is not ErrorCode.none:
             raise RuntimeError(f"a produce request was answered with {error!r}")

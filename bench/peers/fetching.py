@@ -10,14 +10,14 @@ import socket
 import time
 from datetime import timedelta
 
-from kio.schema.errors import ErrorCode
-from kio.schema.fetch.v12.request import FetchPartition, FetchRequest, FetchTopic
-from kio.schema.fetch.v12.response import FetchResponse
-
 from kreplica._core.records import batches
+from kreplica.common.error_code import ErrorCode
+from kreplica.common.message import at, in_version
 from kreplica.common.message_reader import MessageReader, read_message
 from kreplica.common.message_writer import request_frame
+from kreplica.common.messages.data import FetchPartition, FetchRequest, FetchResponse, FetchTopic
 
+VERSION = 12
 FETCH_BYTES = 1 << 20
 # A response has at least one batch, which may be larger.
 ANSWER_BYTES = 4 * FETCH_BYTES
@@ -61,7 +61,7 @@ def _frame(topic: str, offset: int) -> bytes:
         forgotten_topics_data=(),
         rack_id="",
     )
-    return b"".join(request_frame(request, 0, b"bench"))
+    return b"".join(request_frame(in_version(request, VERSION), 0, b"bench"))
 
 
 def _ask(broker: socket.socket, frame: bytes, memory: memoryview) -> int:
@@ -82,7 +82,7 @@ def _next_offset(answer: memoryview) -> int:
     reader = MessageReader(answer)
     reader.int32()
     reader.skip_tags()
-    response: FetchResponse = read_message(FetchResponse, reader)
+    response: FetchResponse = read_message(at(FetchResponse, VERSION), reader)
     data = response.responses[0].partitions[0]
     if data.error_code is not ErrorCode.none or not data.records:
         raise RuntimeError(f"a fetch was answered with {data.error_code!r}, without records")

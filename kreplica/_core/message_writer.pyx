@@ -231,6 +231,8 @@ cdef class MessageWriter:
     # ---- fields --------------------------------------------------------------------------------------------
 
     cdef int _field(self, Field *field, object value, bint is_flexible, bint is_tagged) except -1:
+        if value is None and not field.is_nullable and field.default != <PyObject *>None:
+            value = <object>field.default
         if field.is_array:
             return self._array(field, value, is_flexible)
         # A byte before a nullable structure says whether it is present (KIP-893); for a tagged field the tag does.

@@ -3,8 +3,8 @@
 A handler takes one version of a message. Requests of other versions are converted to it, and answers back
 (message_conversion). Some low versions are advertised but not read, for clients that look for them:
 librdkafka before 2.11.1 does not compress if Produce 0 is missing (KAFKA-18659). No client sends them, since
-those that know them know later ones. Such a request closes the connection, because kio cannot write its
-answer. No state; any thread may call.
+those that know them know later ones. Such a request closes the connection, because its answer is not
+declared. No state; any thread may call.
 """
 
 from __future__ import annotations
@@ -14,7 +14,12 @@ from enum import Flag
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from kio.index import load_request_schema, load_response_schema
+from kreplica.common.errors import UnsupportedVersion
+from kreplica.common.message import REQUESTS, RESPONSES, Message, at
+from kreplica.common.messages import administration, controllers, data, groups, quorum, transactions
+
+# Importing these modules declares the messages.
+_DECLARED = (administration, controllers, data, groups, quorum, transactions)
 
 API_VERSIONS = 18
 PRODUCE, FETCH, LIST_OFFSETS, METADATA, DELETE_TOPICS = 0, 1, 2, 3, 20
@@ -146,11 +151,17 @@ API_RANGES: Mapping[int, ApiVersionRange] = {
 
 @lru_cache(None)
 def request_type(api_key: int, version: int) -> type[Any]:
-    """Return kio's class of the request. Its module is imported on first use."""
-    return load_request_schema(api_key, version)
+    """Return the class of the request. Raises UnsupportedVersion if it is not declared."""
+    return _declared(REQUESTS, api_key, version)
 
 
 @lru_cache(None)
 def response_type(api_key: int, version: int) -> type[Any]:
-    """Return kio's class of the response."""
-    return load_response_schema(api_key, version)
+    """Return the class of the response. Raises UnsupportedVersion if it is not declared."""
+    return _declared(RESPONSES, api_key, version)
+
+
+def _declared(kinds: Mapping[int, type[Message]], api_key: int, version: int) -> type[Message]:
+    if api_key not in kinds:
+        raise UnsupportedVersion(f"API key {api_key} is not declared")
+    return at(kinds[api_key], version)

@@ -7,25 +7,19 @@ Replicas of deleted topics are dropped. Thread rule: any thread may call `on_ass
 rest belongs to the loop.
 """
 
-# mypy: disable-error-code="arg-type"
-
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
 from itertools import islice
 
-from kio.schema.assign_replicas_to_dirs.v0.request import (
-    AssignReplicasToDirsRequest,
-    DirectoryData,
-    PartitionData,
-    TopicData,
-)
-from kio.schema.assign_replicas_to_dirs.v0.response import AssignReplicasToDirsResponse
-
 from kreplica.common.controller_requests import ControllerRequests, OneAtATime
 from kreplica.common.errors import UnknownTopicId, UnknownTopicOrPartition
 from kreplica.common.future import Future
+from kreplica.common.messages.controllers import AssignReplicasToDirsRequest, AssignReplicasToDirsResponse
+from kreplica.common.messages.controllers import AssignReplicasToDirsRequestDirectoryData as DirectoryData
+from kreplica.common.messages.controllers import AssignReplicasToDirsRequestPartitionData as PartitionData
+from kreplica.common.messages.controllers import AssignReplicasToDirsRequestTopicData as TopicData
 from kreplica.common.ports import Loop, Transport
 from kreplica.common.types import Uuid
 from kreplica.common.wire import error_of, topic_id_of, uuid_of

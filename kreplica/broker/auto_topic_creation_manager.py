@@ -6,8 +6,6 @@ controller is configured. The number of creations in progress is limited, since 
 Thread rule: any thread may call `create`, which posts; the rest runs in the loop, which owns the state.
 """
 
-# mypy: disable-error-code="arg-type"
-
 from __future__ import annotations
 
 import logging
@@ -15,11 +13,9 @@ from collections.abc import Callable, Iterable
 from datetime import timedelta
 from functools import partial
 
-from kio.schema.create_topics.v7.request import CreatableTopic, CreateTopicsRequest
-from kio.schema.create_topics.v7.response import CreateTopicsResponse
-from kio.schema.errors import ErrorCode
-
+from kreplica.common.error_code import ErrorCode
 from kreplica.common.future import Future
+from kreplica.common.messages.administration import CreatableTopic, CreateTopicsRequest, CreateTopicsResponse
 from kreplica.common.ports import Loop, Transport
 
 LOGGER = logging.getLogger(__name__)

@@ -172,7 +172,7 @@ class Broker:
         self.log_manager.shutdown(self._broker_epoch())
 
     def handle(self, request: Any) -> Future[Any]:
-        """Answer a request, an entity of the package kio.
+        """Answer a request.
 
         The future fails with UnsupportedVersion if there is no handler for it.
         """

@@ -12,21 +12,14 @@ Thread rule: any thread may call the methods, which post; the rest runs in the l
 thread may read `broker_epoch()`, `is_fenced` and `state`, which may be slightly out of date.
 """
 
-# mypy: disable-error-code="arg-type"
-
 from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from kio.schema.broker_heartbeat.v1.request import BrokerHeartbeatRequest
-from kio.schema.broker_heartbeat.v1.response import BrokerHeartbeatResponse
-from kio.schema.broker_registration.v4.request import BrokerRegistrationRequest, Feature, Listener
-from kio.schema.broker_registration.v4.response import BrokerRegistrationResponse
-from kio.schema.errors import ErrorCode
-
 from kreplica.broker.node_config import BrokerConfig
+from kreplica.common.error_code import ErrorCode
 from kreplica.common.errors import (
     InconsistentClusterId,
     InvalidRequest,
@@ -35,6 +28,14 @@ from kreplica.common.errors import (
     UnsupportedVersion,
 )
 from kreplica.common.future import Future
+from kreplica.common.messages.controllers import (
+    BrokerHeartbeatRequest,
+    BrokerHeartbeatResponse,
+    BrokerRegistrationRequest,
+    BrokerRegistrationResponse,
+    Feature,
+    Listener,
+)
 from kreplica.common.ports import NANOSECONDS_PER_MS, Cancellable, Clock, Loop, Transport
 from kreplica.common.types import Uuid
 from kreplica.common.wire import error_of, uuid_of

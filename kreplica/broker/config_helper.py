@@ -5,28 +5,26 @@ this order. The values that are overridden are its synonyms. It keeps only the n
 no lock; any thread may call.
 """
 
-# mypy: disable-error-code="arg-type"
-
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import NamedTuple
 
-from kio.schema.describe_configs.v4.request import DescribeConfigsRequest, DescribeConfigsResource
-from kio.schema.describe_configs.v4.response import (
+from kreplica.broker.node_config import NodeConfig
+from kreplica.broker.node_settings import settings_of
+from kreplica.common.config import BROKERS_NAMES, LogConfig, topics_settings
+from kreplica.common.error_code import ErrorCode
+from kreplica.common.errors import InvalidRequest, KreplicaError, UnknownTopicOrPartition
+from kreplica.common.future import Future, resolved
+from kreplica.common.messages.administration import (
+    DescribeConfigsRequest,
+    DescribeConfigsResource,
     DescribeConfigsResourceResult,
     DescribeConfigsResponse,
     DescribeConfigsResult,
     DescribeConfigsSynonym,
 )
-from kio.schema.errors import ErrorCode
-
-from kreplica.broker.node_config import NodeConfig
-from kreplica.broker.node_settings import settings_of
-from kreplica.common.config import BROKERS_NAMES, LogConfig, topics_settings
-from kreplica.common.errors import InvalidRequest, KreplicaError, UnknownTopicOrPartition
-from kreplica.common.future import Future, resolved
 from kreplica.common.wire import NO_THROTTLE
 from kreplica.controller.configuration_control import ALL_BROKERS, is_dynamic_for_brokers
 from kreplica.metadata.cluster_metadata import BROKER_RESOURCE, TOPIC_RESOURCE, ClusterMetadata

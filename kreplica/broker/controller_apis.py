@@ -6,41 +6,45 @@ wait when leadership is lost get the same answer, and may or may not have been d
 answer. No state; any thread may call.
 """
 
-# mypy: disable-error-code="arg-type"
-
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
-from kio.schema.allocate_producer_ids.v0.request import AllocateProducerIdsRequest
-from kio.schema.alter_configs.v2.request import AlterConfigsRequest
-from kio.schema.alter_configs.v2.response import AlterConfigsResourceResponse as AlterAnswer
-from kio.schema.alter_configs.v2.response import AlterConfigsResponse
-from kio.schema.alter_partition.v3.request import AlterPartitionRequest
-from kio.schema.alter_partition_reassignments.v1.request import AlterPartitionReassignmentsRequest
-from kio.schema.assign_replicas_to_dirs.v0.request import AssignReplicasToDirsRequest
-from kio.schema.broker_heartbeat.v1.request import BrokerHeartbeatRequest
-from kio.schema.broker_registration.v4.request import BrokerRegistrationRequest
-from kio.schema.controller_registration.v0.request import ControllerRegistrationRequest
-from kio.schema.create_partitions.v3.request import CreatePartitionsRequest
-from kio.schema.create_partitions.v3.response import CreatePartitionsResponse, CreatePartitionsTopicResult
-from kio.schema.create_topics.v7.request import CreateTopicsRequest
-from kio.schema.create_topics.v7.response import CreatableTopicResult, CreateTopicsResponse
-from kio.schema.delete_topics.v6.request import DeleteTopicsRequest
-from kio.schema.delete_topics.v6.response import DeletableTopicResult, DeleteTopicsResponse
-from kio.schema.elect_leaders.v2.request import ElectLeadersRequest
-from kio.schema.errors import ErrorCode
-from kio.schema.incremental_alter_configs.v1.request import IncrementalAlterConfigsRequest
-from kio.schema.incremental_alter_configs.v1.response import AlterConfigsResourceResponse as IncrementalAnswer
-from kio.schema.incremental_alter_configs.v1.response import IncrementalAlterConfigsResponse
-from kio.schema.list_partition_reassignments.v0.request import ListPartitionReassignmentsRequest
-from kio.schema.unregister_broker.v0.request import UnregisterBrokerRequest
-from kio.schema.update_features.v1.request import UpdateFeaturesRequest
-
 from kreplica.broker.api_versions import response_type
+from kreplica.common.error_code import ErrorCode
 from kreplica.common.errors import KreplicaError, UnsupportedVersion, known_error
 from kreplica.common.future import Future, failed, then
+from kreplica.common.messages.administration import (
+    AlterConfigsRequest,
+    AlterConfigsResponse,
+    AlterPartitionReassignmentsRequest,
+    CreatableTopicResult,
+    CreatePartitionsRequest,
+    CreatePartitionsResponse,
+    CreatePartitionsTopicResult,
+    CreateTopicsRequest,
+    CreateTopicsResponse,
+    DeletableTopicResult,
+    DeleteTopicsRequest,
+    DeleteTopicsResponse,
+    ElectLeadersRequest,
+    IncrementalAlterConfigsRequest,
+    IncrementalAlterConfigsResponse,
+    ListPartitionReassignmentsRequest,
+    UnregisterBrokerRequest,
+    UpdateFeaturesRequest,
+)
+from kreplica.common.messages.administration import AlterConfigsResourceResponse as AlterAnswer
+from kreplica.common.messages.administration import AlterConfigsResourceResponse as IncrementalAnswer
+from kreplica.common.messages.controllers import (
+    AllocateProducerIdsRequest,
+    AlterPartitionRequest,
+    AssignReplicasToDirsRequest,
+    BrokerHeartbeatRequest,
+    BrokerRegistrationRequest,
+    ControllerRegistrationRequest,
+)
 from kreplica.common.wire import NO_THROTTLE
 from kreplica.controller.controller_term import ControllerTerm
 from kreplica.controller.quorum_controller import QuorumController

@@ -7,8 +7,6 @@ listeners, since there is no request to unregister. Thread rule: the methods of 
 quorum's loop; the rest runs in the manager's own loop, which owns the state.
 """
 
-# mypy: disable-error-code="arg-type"
-
 from __future__ import annotations
 
 import logging
@@ -16,11 +14,14 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from kio.schema.controller_registration.v0.request import ControllerRegistrationRequest, Feature, Listener
-from kio.schema.controller_registration.v0.response import ControllerRegistrationResponse
-
 from kreplica.common.controller_requests import ControllerRequests, OneAtATime
 from kreplica.common.future import Future
+from kreplica.common.messages.controllers import (
+    ControllerRegistrationRequest,
+    ControllerRegistrationResponse,
+    Feature,
+    Listener,
+)
 from kreplica.common.ports import Loop, Transport
 from kreplica.common.types import Uuid
 from kreplica.common.wire import error_of, uuid_of

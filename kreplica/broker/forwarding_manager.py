@@ -6,21 +6,17 @@ the controller, or does not answer, the request is sent again to the current con
 done it. Kafka does the same. Thread rule: any thread may call; everything else happens in the loop.
 """
 
-# mypy: disable-error-code="arg-type"
-
 from __future__ import annotations
 
 import ipaddress
 from collections.abc import Callable
 from functools import partial
 
-from kio.schema.envelope.v0.request import EnvelopeRequest
-from kio.schema.envelope.v0.response import EnvelopeResponse
-from kio.schema.errors import ErrorCode
-
 from kreplica.common.controller_requests import ControllerRequests
+from kreplica.common.error_code import ErrorCode
 from kreplica.common.errors import KreplicaError, NotController
 from kreplica.common.future import Future
+from kreplica.common.messages.controllers import EnvelopeRequest, EnvelopeResponse
 from kreplica.common.ports import Clock, Loop, Transport, monotonic_ms
 from kreplica.common.wire import error_of
 

@@ -1,11 +1,9 @@
 """GroupApis: a broker's handlers for consumer groups, and the publisher that updates its coordinator.
 
-A handler gets an entity of the package kio and returns a future of the response; it keeps no state. If a
+A handler gets a message and returns a future of the response; it keeps no state. If a
 group cannot be served, the answer has an error code for it. Thread rule: any thread; the publisher's methods
 belong to the quorum's loop.
 """
-
-# mypy: disable-error-code="arg-type"
 
 from __future__ import annotations
 
@@ -14,52 +12,12 @@ from datetime import timedelta
 from functools import partial
 from typing import Any
 
-from kio.schema.delete_groups.v2.request import DeleteGroupsRequest
-from kio.schema.delete_groups.v2.response import DeletableGroupResult, DeleteGroupsResponse
-from kio.schema.describe_groups.v5.request import DescribeGroupsRequest
-from kio.schema.describe_groups.v5.response import (
-    DescribedGroup,
-    DescribedGroupMember,
-    DescribeGroupsResponse,
-)
-from kio.schema.errors import ErrorCode
-from kio.schema.find_coordinator.v4.request import FindCoordinatorRequest
-from kio.schema.find_coordinator.v4.response import Coordinator, FindCoordinatorResponse
-from kio.schema.heartbeat.v4.request import HeartbeatRequest
-from kio.schema.heartbeat.v4.response import HeartbeatResponse
-from kio.schema.join_group.v9.request import JoinGroupRequest
-from kio.schema.join_group.v9.response import JoinGroupResponse, JoinGroupResponseMember
-from kio.schema.leave_group.v5.request import LeaveGroupRequest
-from kio.schema.leave_group.v5.response import LeaveGroupResponse, MemberResponse
-from kio.schema.list_groups.v5.request import ListGroupsRequest
-from kio.schema.list_groups.v5.response import ListedGroup, ListGroupsResponse
-from kio.schema.offset_commit.v8.request import OffsetCommitRequest
-from kio.schema.offset_commit.v8.response import (
-    OffsetCommitResponse,
-    OffsetCommitResponsePartition,
-    OffsetCommitResponseTopic,
-)
-from kio.schema.offset_delete.v0.request import OffsetDeleteRequest
-from kio.schema.offset_delete.v0.response import (
-    OffsetDeleteResponse,
-    OffsetDeleteResponsePartition,
-    OffsetDeleteResponseTopic,
-)
-from kio.schema.offset_fetch.v8.request import OffsetFetchRequest, OffsetFetchRequestGroup
-from kio.schema.offset_fetch.v8.response import (
-    OffsetFetchResponse,
-    OffsetFetchResponseGroup,
-    OffsetFetchResponsePartitions,
-    OffsetFetchResponseTopics,
-)
-from kio.schema.sync_group.v5.request import SyncGroupRequest
-from kio.schema.sync_group.v5.response import SyncGroupResponse
-
 from kreplica.broker.kraft_metadata_cache import KRaftMetadataCache
 from kreplica.broker.metadata_apis import NOWHERE
 from kreplica.broker.node_config import NodePorts
 from kreplica.broker.offsets_topic import CONSUMER_OFFSETS, OffsetsLogs, OffsetsTopic
 from kreplica.broker.request_context import IN_PROCESS, RequestContext
+from kreplica.common.error_code import ErrorCode
 from kreplica.common.errors import (
     CoordinatorLoadInProgress,
     CoordinatorNotAvailable,
@@ -70,6 +28,45 @@ from kreplica.common.errors import (
     known_error,
 )
 from kreplica.common.future import Future, all_of, resolved, then
+from kreplica.common.messages.groups import (
+    Coordinator,
+    DeletableGroupResult,
+    DeleteGroupsRequest,
+    DeleteGroupsResponse,
+    DescribedGroupMember,
+    DescribeGroupsRequest,
+    DescribeGroupsResponse,
+    FindCoordinatorRequest,
+    FindCoordinatorResponse,
+    HeartbeatRequest,
+    HeartbeatResponse,
+    JoinGroupRequest,
+    JoinGroupResponse,
+    JoinGroupResponseMember,
+    LeaveGroupRequest,
+    LeaveGroupResponse,
+    ListedGroup,
+    ListGroupsRequest,
+    ListGroupsResponse,
+    MemberResponse,
+    OffsetCommitRequest,
+    OffsetCommitResponse,
+    OffsetCommitResponsePartition,
+    OffsetCommitResponseTopic,
+    OffsetDeleteRequest,
+    OffsetDeleteResponse,
+    OffsetDeleteResponsePartition,
+    OffsetDeleteResponseTopic,
+    OffsetFetchRequest,
+    OffsetFetchRequestGroup,
+    OffsetFetchResponse,
+    OffsetFetchResponseGroup,
+    OffsetFetchResponsePartitions,
+    OffsetFetchResponseTopics,
+    SyncGroupRequest,
+    SyncGroupResponse,
+)
+from kreplica.common.messages.groups import DescribeGroupsResponseDescribedGroup as DescribedGroup
 from kreplica.common.types import TopicPartition
 from kreplica.common.wire import NO_THROTTLE
 from kreplica.coordinator.classic_group import Joined, OffsetAndMetadata, Protocol, Synced

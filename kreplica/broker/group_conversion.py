@@ -4,23 +4,10 @@ FindCoordinator before 4 is about one coordinator, OffsetFetch before 8 about on
 about one member. JoinGroup 0 has one timeout for two (KIP-62). No state; any thread may call.
 """
 
-# mypy: disable-error-code="arg-type"
-
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
-
-from kio.schema.errors import ErrorCode
-from kio.schema.find_coordinator.v4.request import FindCoordinatorRequest
-from kio.schema.join_group.v9.request import JoinGroupRequest
-from kio.schema.leave_group.v5.request import LeaveGroupRequest, MemberIdentity
-from kio.schema.offset_fetch.v8.request import (
-    OffsetFetchRequest,
-    OffsetFetchRequestGroup,
-    OffsetFetchRequestTopics,
-)
 
 from kreplica.broker.api_versions import (
     FIND_COORDINATOR,
@@ -29,10 +16,18 @@ from kreplica.broker.api_versions import (
     OFFSET_FETCH,
     response_type,
 )
-from kreplica.broker.field_conversion import converter, field_of
+from kreplica.common.error_code import ErrorCode
 from kreplica.common.errors import InvalidRequest
-from kreplica.common.message_schema import default_of, kind_of
-from kreplica.common.wire import maker
+from kreplica.common.message import converter, default_of, fields_of, maker, replace, structure_of
+from kreplica.common.messages.groups import (
+    FindCoordinatorRequest,
+    JoinGroupRequest,
+    LeaveGroupRequest,
+    MemberIdentity,
+    OffsetFetchRequest,
+    OffsetFetchRequestGroup,
+    OffsetFetchRequestTopics,
+)
 
 # The first versions of requests that can name several groups or members instead of one.
 FIRST_OF_SEVERAL = {FIND_COORDINATOR: 4, OFFSET_FETCH: 8, LEAVE_GROUP: 3}
@@ -80,7 +75,7 @@ def _offset_fetch(request: Any) -> tuple[Any, Any]:
 
 def _join_group_0(request: Any) -> tuple[Any, Any]:
     upgraded = converter(type(request), JoinGroupRequest)(request)
-    return dataclasses.replace(upgraded, rebalance_timeout=request.session_timeout), None
+    return replace(upgraded, rebalance_timeout=request.session_timeout), None
 
 
 _UPGRADES: dict[int, Callable[[Any], tuple[Any, Any]]] = {
@@ -117,8 +112,7 @@ def _left(response: Any, version: int, _: Any) -> Any:
 def _offsets(response: Any, version: int, asked: Any) -> Any:
     (group,) = _one(response.groups)
     kind = response_type(OFFSET_FETCH, version)
-    topic_type = kind_of(field_of(kind, "topics")).entity
-    assert topic_type is not None
+    topic_type = structure_of(kind, "topics")
     topics = tuple(converter(type(topic), topic_type)(topic) for topic in group.topics)
     if version < OFFSET_FETCH_WITH_ERROR and group.error_code is not ErrorCode.none:
         topics = tuple(_refused_topic(topic, topic_type, group.error_code) for topic in asked)
@@ -132,9 +126,8 @@ def _offsets(response: Any, version: int, asked: Any) -> Any:
 
 
 def _refused_topic(asked: Any, topic_type: type[Any], error: ErrorCode) -> Any:
-    partition_type = kind_of(field_of(topic_type, "partitions")).entity
-    assert partition_type is not None
-    defaults = {field.name: default_of(field) for field in dataclasses.fields(partition_type)}
+    partition_type = structure_of(topic_type, "partitions")
+    defaults = {field.name: default_of(field) for field in fields_of(partition_type)}
     partitions = tuple(
         partition_type(**{**defaults, "partition_index": number, "committed_offset": -1, "error_code": error})
         for number in asked.partition_indexes
@@ -152,7 +145,7 @@ def _made(api_key: int, version: int, **values: Any) -> Any:
     """Return a response of that version with those of the values that it has fields for."""
     kind = response_type(api_key, version)
     make: Callable[..., Any] = maker(kind)
-    return make(**{field.name: values[field.name] for field in dataclasses.fields(kind)})
+    return make(**{field.name: values[field.name] for field in fields_of(kind)})
 
 
 _DOWNGRADES: dict[int, Callable[[Any, int, Any], Any]] = {

@@ -7,17 +7,14 @@ and no other replica may be in sync yet. Thread rule: any thread may call `ask`,
 the loop, which owns the state.
 """
 
-# mypy: disable-error-code="arg-type"
-
 from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
 
-from kio.schema.elect_leaders.v2.request import ElectLeadersRequest, TopicPartitions
-
 from kreplica.common.controller_requests import ControllerRequests, OneAtATime
+from kreplica.common.messages.administration import ElectLeadersRequest, TopicPartitions
 from kreplica.common.ports import Loop, Transport
 from kreplica.controller.replication_control import HANDOVER
 from kreplica.replica.partition import Partition

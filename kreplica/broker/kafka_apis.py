@@ -1,10 +1,8 @@
 """KafkaApis: the handlers of the requests that producers, consumers and followers send.
 
-A handler gets a decoded request, an entity of the package kio, and returns a future of the response. It keeps
+A handler gets a decoded request, and returns a future of the response. It keeps
 no state and holds no lock. Records are passed on unchanged.
 """
-
-# mypy: disable-error-code="arg-type"
 
 from __future__ import annotations
 
@@ -13,42 +11,34 @@ from datetime import timedelta
 from functools import partial
 from typing import Any
 
-from kio.schema.errors import ErrorCode
-from kio.schema.fetch.v17.request import FetchRequest
-from kio.schema.fetch.v17.response import (
+from kreplica.broker.request_context import IN_PROCESS, RequestContext
+from kreplica.common.error_code import ErrorCode
+from kreplica.common.errors import InvalidRequest, InvalidTxnState, KreplicaError, UnknownTopicId
+from kreplica.common.future import Future, MadeFuture, resolved
+from kreplica.common.message import maker, moment_of
+from kreplica.common.messages.data import (
     AbortedTransaction,
-    EpochEndOffset,
+    BatchIndexAndErrorMessage,
     FetchableTopicResponse,
+    FetchRequest,
     FetchResponse,
-)
-from kio.schema.fetch.v17.response import PartitionData as FetchAnswer
-from kio.schema.list_offsets.v8.request import ListOffsetsRequest
-from kio.schema.list_offsets.v8.response import (
     ListOffsetsPartitionResponse,
+    ListOffsetsRequest,
     ListOffsetsResponse,
     ListOffsetsTopicResponse,
-)
-from kio.schema.offset_for_leader_epoch.v4.request import OffsetForLeaderEpochRequest
-from kio.schema.offset_for_leader_epoch.v4.response import EpochEndOffset as EpochAnswer
-from kio.schema.offset_for_leader_epoch.v4.response import (
+    OffsetForLeaderEpochRequest,
     OffsetForLeaderEpochResponse,
     OffsetForLeaderTopicResult,
-)
-from kio.schema.produce.v11.request import ProduceRequest
-from kio.schema.produce.v11.response import (
-    BatchIndexAndErrorMessage,
     PartitionProduceResponse,
+    ProduceRequest,
     ProduceResponse,
     TopicProduceResponse,
 )
-from kio.serial.readers import tz_aware_from_i64
-from kio.static.primitive import i64
-
-from kreplica.broker.request_context import IN_PROCESS, RequestContext
-from kreplica.common.errors import InvalidRequest, InvalidTxnState, KreplicaError, UnknownTopicId
-from kreplica.common.future import Future, MadeFuture, resolved
+from kreplica.common.messages.data import FetchResponseEpochEndOffset as EpochEndOffset
+from kreplica.common.messages.data import OffsetForLeaderEpochResponseEpochEndOffset as EpochAnswer
+from kreplica.common.messages.data import PartitionData as FetchAnswer
 from kreplica.common.types import TopicPartition, Uuid
-from kreplica.common.wire import NO_THROTTLE, maker, topic_id_of, uuid_of
+from kreplica.common.wire import NO_THROTTLE, topic_id_of, uuid_of
 from kreplica.replica.delayed_fetch import FetchParams, FetchPartitionData, FetchResult
 from kreplica.replica.delayed_requests import PartitionResponse, response_to
 from kreplica.replica.fetch_session import (
@@ -311,7 +301,7 @@ def _produce_answer(number: int, response: PartitionResponse) -> PartitionProduc
         index=number,
         error_code=NO_ERROR if error is None else code_of(error),
         base_offset=response.base_offset,
-        log_append_time=None if appended_at < 0 else tz_aware_from_i64(i64(appended_at)),
+        log_append_time=None if appended_at < 0 else moment_of(appended_at),
         log_start_offset=response.log_start_offset,
         record_errors=tuple(
             [

@@ -1,10 +1,8 @@
 """Converts a message of one version into the same message of another version.
 
-Most fields are copied by name (field_conversion). Fetch, DeleteTopics, Metadata and some group requests
-(group_conversion) need more than that. No state; any thread may call.
+Most fields are copied by name (`common.message.converter`). Fetch, DeleteTopics, Metadata and some group
+requests (group_conversion) need more than that. No state; any thread may call.
 """
-
-# mypy: disable-error-code="arg-type"
 
 from __future__ import annotations
 
@@ -15,19 +13,25 @@ from datetime import timedelta
 from functools import lru_cache
 from typing import Any, Protocol
 
-from kio.schema.delete_topics.v6.request import DeleteTopicsRequest, DeleteTopicState
-from kio.schema.errors import ErrorCode
-from kio.schema.fetch.v17.request import FetchPartition as AskedPartition
-from kio.schema.fetch.v17.request import FetchRequest, FetchTopic, ReplicaState
-from kio.schema.fetch.v17.response import FetchResponse
-
 from kreplica.broker.api_versions import DELETE_TOPICS, FETCH, METADATA, request_type, response_type
-from kreplica.broker.field_conversion import converter, field_of, unchanged
 from kreplica.broker.group_conversion import downgrade_of, upgrade_of
+from kreplica.common.error_code import ErrorCode
 from kreplica.common.errors import InvalidRequest
-from kreplica.common.message_schema import default_of, is_same_layout, kind_of
+from kreplica.common.message import (
+    Message,
+    converter,
+    default_of,
+    fields_of,
+    is_same_layout,
+    maker,
+    replace,
+    structure_of,
+)
+from kreplica.common.messages.administration import DeleteTopicsRequest, DeleteTopicState
+from kreplica.common.messages.data import FetchPartition as AskedPartition
+from kreplica.common.messages.data import FetchRequest, FetchResponse, FetchTopic, ReplicaState
 from kreplica.common.types import Uuid
-from kreplica.common.wire import maker, topic_id_of, uuid_of
+from kreplica.common.wire import topic_id_of, uuid_of
 
 # The first versions of Fetch with topic ids, and with the replica's state as a structure (KIP-903).
 FETCH_BY_ID, FETCH_REPLICA_STATE = 13, 15
@@ -77,7 +81,7 @@ def upgrade(request: Any, handled: int, topics: TopicIds) -> tuple[Any, Any]:
     upgraded = converter(type(request), request_type(api_key, handled))(request)
     if api_key == METADATA and version == 0 and not upgraded.topics:
         # In version 0 an empty list means all topics. Null came later.
-        upgraded = dataclasses.replace(upgraded, topics=None)
+        upgraded = replace(upgraded, topics=None)
     return upgraded, None
 
 
@@ -109,7 +113,7 @@ def _upgrade_fetch(request: Any, topics: TopicIds) -> tuple[FetchRequest, Fetche
     if request.__version__ < FETCH_REPLICA_STATE:
         changes["replica_state"] = ReplicaState(replica_id=request.replica_id)
     if request.__version__ >= FETCH_BY_ID:
-        return dataclasses.replace(upgraded, **changes), None
+        return replace(upgraded, **changes), None
     names, changes["topics"] = FetchedNames(), []
     for topic in request.topics:
         topic_id = topics.topic_id(topic.topic)
@@ -117,10 +121,8 @@ def _upgrade_fetch(request: Any, topics: TopicIds) -> tuple[FetchRequest, Fetche
             names.unknown.append((topic.topic, tuple(each.partition for each in topic.partitions)))
             continue
         names.known[uuid_of(topic_id)] = topic.topic
-        to_asked = converter(type(topic.partitions[0]), AskedPartition) if topic.partitions else unchanged
-        changes["topics"].append(
-            FetchTopic(topic_id=uuid_of(topic_id), partitions=tuple(map(to_asked, topic.partitions)))
-        )
+        asked = tuple(converter(type(each), AskedPartition)(each) for each in topic.partitions)
+        changes["topics"].append(FetchTopic(topic_id=uuid_of(topic_id), partitions=asked))
     changes["topics"] = tuple(changes["topics"])
     changes["forgotten_topics_data"] = ()
     if upgraded.session_id == NO_SESSION:
@@ -129,10 +131,10 @@ def _upgrade_fetch(request: Any, topics: TopicIds) -> tuple[FetchRequest, Fetche
         changes["session_epoch"] = NO_SESSION_EPOCH
     if names.unknown:
         changes["max_wait"] = timedelta(0)
-    return dataclasses.replace(upgraded, **changes), names
+    return replace(upgraded, **changes), names
 
 
-def _downgrade_fetch(response: FetchResponse, version: int, target: type[Any], names: Any) -> Any:
+def _downgrade_fetch(response: FetchResponse, version: int, target: type[Message], names: Any) -> Any:
     if version < FETCH_WITH_ERROR and response.error_code is not ErrorCode.none:
         raise InvalidRequest(f"Fetch {version} cannot express the error {response.error_code}")
     if names is None:
@@ -145,18 +147,15 @@ def _downgrade_fetch(response: FetchResponse, version: int, target: type[Any], n
     for name, numbers in names.unknown:
         answers = [_unknown_partition(number, partition_type) for number in numbers]
         topics.append(make_topic(topic=name, partitions=tuple(answers)))
-    empty = dataclasses.replace(response, responses=())
-    return dataclasses.replace(converter(FetchResponse, target)(empty), responses=tuple(topics))
+    empty = replace(response, responses=())
+    return replace(converter(FetchResponse, target)(empty), responses=tuple(topics))
 
 
 @lru_cache(None)
-def _named_topic(target: type[Any]) -> tuple[Callable[..., Any], type[Any]]:
+def _named_topic(target: type[Message]) -> tuple[Callable[..., Any], type[Any]]:
     """Return the constructor of a topic in such a Fetch response, and the class of its partitions."""
-    topic_type = kind_of(field_of(target, "responses")).entity
-    assert topic_type is not None
-    partition_type = kind_of(field_of(topic_type, "partitions")).entity
-    assert partition_type is not None
-    return maker(topic_type), partition_type
+    topic_type = structure_of(target, "responses")
+    return maker(topic_type), structure_of(topic_type, "partitions")
 
 
 def _name_of(topic_id: uuid.UUID | None, names: FetchedNames) -> str:
@@ -169,12 +168,12 @@ def _name_of(topic_id: uuid.UUID | None, names: FetchedNames) -> str:
 def _answer_by_name(answer: Any, target: type[Any]) -> Any:
     made = converter(type(answer), target)(answer)
     if made.error_code in (ErrorCode.unknown_topic_id, ErrorCode.inconsistent_topic_id):
-        made = dataclasses.replace(made, error_code=ErrorCode.unknown_topic_or_partition)
+        made = replace(made, error_code=ErrorCode.unknown_topic_or_partition)
     return made
 
 
 def _unknown_partition(number: int, target: type[Any]) -> Any:
-    values = {field.name: default_of(field) for field in dataclasses.fields(target)}
+    values = {field.name: default_of(field) for field in fields_of(target)}
     values |= {
         "partition_index": number,
         "error_code": ErrorCode.unknown_topic_or_partition,

@@ -3,32 +3,12 @@
 `metadata()` returns an immutable ClusterMetadata. Nothing else is kept here, and no lock is held.
 """
 
-# mypy: disable-error-code="arg-type"
-
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from kio.schema.describe_cluster.v2.request import DescribeClusterRequest
-from kio.schema.describe_cluster.v2.response import DescribeClusterBroker, DescribeClusterResponse
-from kio.schema.describe_topic_partitions.v0.request import DescribeTopicPartitionsRequest
-from kio.schema.describe_topic_partitions.v0.response import (
-    Cursor,
-    DescribeTopicPartitionsResponse,
-    DescribeTopicPartitionsResponsePartition,
-    DescribeTopicPartitionsResponseTopic,
-)
-from kio.schema.errors import ErrorCode
-from kio.schema.metadata.v12.request import MetadataRequest
-from kio.schema.metadata.v12.response import (
-    MetadataResponse,
-    MetadataResponseBroker,
-    MetadataResponsePartition,
-    MetadataResponseTopic,
-)
-from kio.schema.types import BrokerId
-
+from kreplica.common.error_code import ErrorCode
 from kreplica.common.errors import (
     InvalidRequest,
     InvalidTopic,
@@ -40,9 +20,25 @@ from kreplica.common.errors import (
 )
 from kreplica.common.future import Future, failed, resolved
 from kreplica.common.leader_and_isr import NO_LEADER
+from kreplica.common.message import maker
+from kreplica.common.messages.data import (
+    Cursor,
+    DescribeClusterBroker,
+    DescribeClusterRequest,
+    DescribeClusterResponse,
+    DescribeTopicPartitionsRequest,
+    DescribeTopicPartitionsResponse,
+    DescribeTopicPartitionsResponsePartition,
+    DescribeTopicPartitionsResponseTopic,
+    MetadataRequest,
+    MetadataResponse,
+    MetadataResponseBroker,
+    MetadataResponsePartition,
+    MetadataResponseTopic,
+)
 from kreplica.common.ports import NANOSECONDS_PER_MS, Clock
 from kreplica.common.types import Uuid, check_topic_name
-from kreplica.common.wire import NO_THROTTLE, maker, topic_id_of, uuid_of
+from kreplica.common.wire import NO_THROTTLE, topic_id_of, uuid_of
 from kreplica.metadata.cluster_metadata import ClusterMetadata
 from kreplica.metadata.registrations import BrokerRegistration, PartitionRegistration, TopicRegistration
 
@@ -243,7 +239,7 @@ def _described_topic(
             isr_nodes=partition.isr,
             eligible_leader_replicas=partition.elr,
             last_known_elr=partition.last_known_elr,
-            offline_replicas=tuple(BrokerId(each) for each in partition.replicas if each not in alive),
+            offline_replicas=tuple(each for each in partition.replicas if each not in alive),
         )
         partitions.append(described)
     return DescribeTopicPartitionsResponseTopic(
@@ -323,5 +319,5 @@ def _partitions(
             leader_epoch=partition.leader_epoch,
             replica_nodes=partition.replicas,
             isr_nodes=partition.isr,
-            offline_replicas=tuple(BrokerId(each) for each in partition.replicas if each not in alive),
+            offline_replicas=tuple(each for each in partition.replicas if each not in alive),
         )

@@ -21,21 +21,6 @@ from contextlib import ExitStack, suppress
 from functools import partial
 from typing import Any
 
-from kio.schema.add_raft_voter.v1.request import AddRaftVoterRequest
-from kio.schema.begin_quorum_epoch.v1.request import BeginQuorumEpochRequest
-from kio.schema.describe_configs.v4.request import DescribeConfigsRequest
-from kio.schema.describe_quorum.v2.request import DescribeQuorumRequest
-from kio.schema.end_quorum_epoch.v1.request import EndQuorumEpochRequest
-from kio.schema.fetch.v17.request import FetchRequest
-from kio.schema.fetch_snapshot.v1.request import FetchSnapshotRequest
-from kio.schema.init_producer_id.v4.request import InitProducerIdRequest
-from kio.schema.join_group.v9.request import JoinGroupRequest
-from kio.schema.metadata.v12.request import MetadataRequest
-from kio.schema.produce.v11.request import ProduceRequest
-from kio.schema.remove_raft_voter.v0.request import RemoveRaftVoterRequest
-from kio.schema.update_raft_voter.v0.request import UpdateRaftVoterRequest
-from kio.schema.vote.v2.request import VoteRequest
-
 from kreplica.broker.assignments_manager import AssignmentsManager
 from kreplica.broker.auto_topic_creation_manager import AutoTopicCreationManager
 from kreplica.broker.broker import Broker
@@ -62,6 +47,19 @@ from kreplica.common.errors import (
     NotController,
 )
 from kreplica.common.future import Future, failed, resolved
+from kreplica.common.messages.administration import DescribeConfigsRequest
+from kreplica.common.messages.data import FetchRequest, InitProducerIdRequest, MetadataRequest, ProduceRequest
+from kreplica.common.messages.groups import JoinGroupRequest
+from kreplica.common.messages.quorum import (
+    AddRaftVoterRequest,
+    BeginQuorumEpochRequest,
+    DescribeQuorumRequest,
+    EndQuorumEpochRequest,
+    FetchSnapshotRequest,
+    RemoveRaftVoterRequest,
+    UpdateRaftVoterRequest,
+    VoteRequest,
+)
 from kreplica.common.metrics import MetricRegistry
 from kreplica.common.ports import DirectoryLock, Loop
 from kreplica.common.types import Uuid
@@ -458,7 +456,7 @@ class Node:
         return self._loader
 
     def handle(self, request: Any, context: RequestContext = IN_PROCESS) -> Future[Any]:
-        """Answer a request, an entity of the package kio, from the client in `context`.
+        """Answer a request, from the client in `context`.
 
         The future fails with UnsupportedVersion if this node has no handler for it, and with
         BrokerNotAvailable if the node has failed or is still starting.

@@ -4,19 +4,16 @@ The topic is created when a group is first looked for. No request waits for that
 any thread may read; creation runs in the loop, which owns its state.
 """
 
-# mypy: disable-error-code="arg-type"
-
 from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import timedelta
 
-from kio.schema.create_topics.v7.request import CreatableTopic, CreatableTopicConfig, CreateTopicsRequest
-
 from kreplica.broker.kraft_metadata_cache import KRaftMetadataCache
 from kreplica.common.errors import FencedLeaderEpoch
 from kreplica.common.future import Future, then
 from kreplica.common.leader_and_isr import NO_LEADER
+from kreplica.common.messages.administration import CreatableTopic, CreatableTopicConfig, CreateTopicsRequest
 from kreplica.common.ports import Loop, Transport
 from kreplica.common.types import AppendOrigin, TopicPartition
 from kreplica.coordinator.group_config import GroupConfig

@@ -4,23 +4,18 @@ It requests one block at a time; producers that ask meanwhile wait for it (KIP-7
 may call `generate`, which posts; the rest runs in the loop, which owns the state.
 """
 
-# mypy: disable-error-code="arg-type"
-
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
 from functools import partial
 
-from kio.schema.allocate_producer_ids.v0.request import AllocateProducerIdsRequest
-from kio.schema.allocate_producer_ids.v0.response import AllocateProducerIdsResponse
-from kio.schema.errors import ErrorCode
-from kio.schema.init_producer_id.v4.request import InitProducerIdRequest
-from kio.schema.init_producer_id.v4.response import InitProducerIdResponse
-
 from kreplica.common.controller_requests import ControllerRequests, OneAtATime
+from kreplica.common.error_code import ErrorCode
 from kreplica.common.errors import CoordinatorLoadInProgress, TransactionalIdAuthorizationFailed
 from kreplica.common.future import Future, resolved, then
+from kreplica.common.messages.controllers import AllocateProducerIdsRequest, AllocateProducerIdsResponse
+from kreplica.common.messages.data import InitProducerIdRequest, InitProducerIdResponse
 from kreplica.common.ports import Loop, Transport
 from kreplica.common.wire import NO_THROTTLE, error_of
 

@@ -1,10 +1,8 @@
 """The requests about a broker's replicas: delete records, move and describe logs, end transactions.
 
-A handler gets a decoded request, an entity of the package kio, and returns a future of the response. There
+A handler gets a decoded request, and returns a future of the response. There
 is no state; any thread may call.
 """
-
-# mypy: disable-error-code="arg-type"
 
 from __future__ import annotations
 
@@ -13,45 +11,41 @@ from datetime import timedelta
 from functools import partial
 from typing import Any
 
-from kio.schema.alter_replica_log_dirs.v2.request import AlterReplicaLogDirsRequest
-from kio.schema.alter_replica_log_dirs.v2.response import (
+from kreplica.broker.kafka_apis import LONGEST_WAIT_MS
+from kreplica.broker.offsets_topic import CONSUMER_OFFSETS
+from kreplica.common.error_code import ErrorCode
+from kreplica.common.errors import InvalidRequest, InvalidTxnState, KafkaStorageError, KreplicaError
+from kreplica.common.future import Future, all_of, failed, resolved, then
+from kreplica.common.messages.administration import (
     AlterReplicaLogDirPartitionResult,
+    AlterReplicaLogDirsRequest,
     AlterReplicaLogDirsResponse,
     AlterReplicaLogDirTopicResult,
-)
-from kio.schema.delete_records.v2.request import DeleteRecordsRequest
-from kio.schema.delete_records.v2.response import (
-    DeleteRecordsPartitionResult,
-    DeleteRecordsResponse,
-    DeleteRecordsTopicResult,
-)
-from kio.schema.describe_log_dirs.v4.request import DescribeLogDirsRequest
-from kio.schema.describe_log_dirs.v4.response import (
     DescribeLogDirsPartition,
+    DescribeLogDirsRequest,
     DescribeLogDirsResponse,
     DescribeLogDirsResult,
     DescribeLogDirsTopic,
 )
-from kio.schema.describe_producers.v0.request import DescribeProducersRequest
-from kio.schema.describe_producers.v0.response import (
+from kreplica.common.messages.data import (
+    DeleteRecordsPartitionResult,
+    DeleteRecordsRequest,
+    DeleteRecordsResponse,
+    DeleteRecordsTopicResult,
+    DescribeProducersRequest,
     DescribeProducersResponse,
     PartitionResponse,
     ProducerState,
     TopicResponse,
 )
-from kio.schema.errors import ErrorCode
-from kio.schema.write_txn_markers.v2.request import WritableTxnMarker, WriteTxnMarkersRequest
-from kio.schema.write_txn_markers.v2.response import (
+from kreplica.common.messages.transactions import (
+    WritableTxnMarker,
     WritableTxnMarkerPartitionResult,
     WritableTxnMarkerResult,
     WritableTxnMarkerTopicResult,
+    WriteTxnMarkersRequest,
     WriteTxnMarkersResponse,
 )
-
-from kreplica.broker.kafka_apis import LONGEST_WAIT_MS
-from kreplica.broker.offsets_topic import CONSUMER_OFFSETS
-from kreplica.common.errors import InvalidRequest, InvalidTxnState, KafkaStorageError, KreplicaError
-from kreplica.common.future import Future, all_of, failed, resolved, then
 from kreplica.common.ports import Clock
 from kreplica.common.types import AppendOrigin, TopicPartition
 from kreplica.common.wire import NO_THROTTLE

@@ -1,6 +1,6 @@
 """RequestChannel: converts between the bytes of a connection and a node's handlers.
 
-A frame becomes a request of kio, in the version that its handler takes. The handler's answer goes back in the
+A frame becomes a request in the version that its handler takes. The handler's answer goes back in the
 requested version, as buffers that refer to the records of a log. ApiVersions is answered here, since it is
 about the versions themselves. A failure that Kafka's protocol cannot express fails the future, and the
 connection is to be closed: an unreadable request, an unknown API or version, or a handler that fails.
@@ -10,21 +10,12 @@ Keeps no state and holds no lock; any thread may call. The memory of a frame liv
 its request.
 """
 
-# mypy: disable-error-code="arg-type"
-
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from concurrent.futures import CancelledError
 from functools import partial
 from typing import Any, NamedTuple
-
-from kio.schema.api_versions.v0.response import ApiVersion as OldApiVersion
-from kio.schema.api_versions.v0.response import ApiVersionsResponse as OldApiVersionsResponse
-from kio.schema.api_versions.v3.response import ApiVersion, ApiVersionsResponse
-from kio.schema.envelope.v0.request import EnvelopeRequest
-from kio.schema.envelope.v0.response import EnvelopeResponse
-from kio.schema.errors import ErrorCode
 
 from kreplica.broker.api_versions import (
     API_RANGES,
@@ -40,10 +31,14 @@ from kreplica.broker.api_versions import (
 from kreplica.broker.forwarding_manager import ForwardingManager, envelope_refused, unpacked
 from kreplica.broker.message_conversion import TopicIds, downgrade, read_type, upgrade
 from kreplica.broker.request_context import RequestContext
+from kreplica.common.error_code import ErrorCode
 from kreplica.common.errors import InvalidRequest, KreplicaError, NotController, UnsupportedVersion
 from kreplica.common.future import Future, failed, resolved, then
+from kreplica.common.message import in_version
 from kreplica.common.message_reader import MessageReader, read_message
 from kreplica.common.message_writer import NO_TAGS, MessageWriter, write_message
+from kreplica.common.messages.controllers import EnvelopeRequest, EnvelopeResponse
+from kreplica.common.messages.data import ApiVersion, ApiVersionsResponse
 from kreplica.common.types import Uuid
 from kreplica.common.wire import NO_THROTTLE, uuid_of
 
@@ -235,11 +230,15 @@ class RequestChannel:
             throttle_time=NO_THROTTLE,
         )
 
-    def _refused_versions(self, known: ApiVersionRange) -> OldApiVersionsResponse:
-        version = OldApiVersion(
+    def _refused_versions(self, known: ApiVersionRange) -> ApiVersionsResponse:
+        version = ApiVersion(
             api_key=known.api_key, min_version=known.min_version, max_version=known.max_version
         )
-        return OldApiVersionsResponse(error_code=ErrorCode.unsupported_version, api_keys=(version,))
+        answer = ApiVersionsResponse(
+            error_code=ErrorCode.unsupported_version, api_keys=(version,), throttle_time=NO_THROTTLE
+        )
+        # The client may know no other version.
+        return in_version(answer, 0)
 
 
 def _envelope_answer(answer: Answer) -> EnvelopeResponse:

@@ -3,51 +3,12 @@
 The answers contain an error of Kafka's after which clients stop asking. No state; any thread may call.
 """
 
-# mypy: disable-error-code="arg-type"
-
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from kio.schema.add_offsets_to_txn.v3.request import AddOffsetsToTxnRequest
-from kio.schema.add_offsets_to_txn.v3.response import AddOffsetsToTxnResponse
-from kio.schema.add_partitions_to_txn.v3.request import AddPartitionsToTxnRequest
-from kio.schema.add_partitions_to_txn.v3.response import (
-    AddPartitionsToTxnPartitionResult,
-    AddPartitionsToTxnResponse,
-    AddPartitionsToTxnTopicResult,
-)
-from kio.schema.consumer_group_describe.v1.request import ConsumerGroupDescribeRequest
-from kio.schema.consumer_group_describe.v1.response import ConsumerGroupDescribeResponse, DescribedGroup
-from kio.schema.consumer_group_heartbeat.v1.request import ConsumerGroupHeartbeatRequest
-from kio.schema.consumer_group_heartbeat.v1.response import ConsumerGroupHeartbeatResponse
-from kio.schema.create_acls.v3.request import CreateAclsRequest
-from kio.schema.create_acls.v3.response import AclCreationResult, CreateAclsResponse
-from kio.schema.delete_acls.v3.request import DeleteAclsRequest
-from kio.schema.delete_acls.v3.response import DeleteAclsFilterResult, DeleteAclsResponse
-from kio.schema.describe_acls.v3.request import DescribeAclsRequest
-from kio.schema.describe_acls.v3.response import DescribeAclsResponse
-from kio.schema.describe_transactions.v0.request import DescribeTransactionsRequest
-from kio.schema.describe_transactions.v0.response import DescribeTransactionsResponse, TransactionState
-from kio.schema.end_txn.v3.request import EndTxnRequest
-from kio.schema.end_txn.v3.response import EndTxnResponse
-from kio.schema.errors import ErrorCode
-from kio.schema.list_transactions.v1.request import ListTransactionsRequest
-from kio.schema.list_transactions.v1.response import ListTransactionsResponse
-from kio.schema.sasl_authenticate.v2.request import SaslAuthenticateRequest
-from kio.schema.sasl_authenticate.v2.response import SaslAuthenticateResponse
-from kio.schema.sasl_handshake.v1.request import SaslHandshakeRequest
-from kio.schema.sasl_handshake.v1.response import SaslHandshakeResponse
-from kio.schema.txn_offset_commit.v3.request import TxnOffsetCommitRequest
-from kio.schema.txn_offset_commit.v3.response import (
-    TxnOffsetCommitResponse,
-    TxnOffsetCommitResponsePartition,
-    TxnOffsetCommitResponseTopic,
-)
-from kio.serial.readers import tz_aware_from_i64
-from kio.static.primitive import i64
-
+from kreplica.common.error_code import ErrorCode
 from kreplica.common.errors import (
     IllegalSaslState,
     KreplicaError,
@@ -57,9 +18,54 @@ from kreplica.common.errors import (
     UnsupportedVersion,
 )
 from kreplica.common.future import Future, resolved
+from kreplica.common.message import moment_of
+from kreplica.common.messages.administration import (
+    AclCreationResult,
+    CreateAclsRequest,
+    CreateAclsResponse,
+    DeleteAclsFilterResult,
+    DeleteAclsRequest,
+    DeleteAclsResponse,
+    DescribeAclsRequest,
+    DescribeAclsResponse,
+)
+from kreplica.common.messages.data import (
+    SaslAuthenticateRequest,
+    SaslAuthenticateResponse,
+    SaslHandshakeRequest,
+    SaslHandshakeResponse,
+)
+from kreplica.common.messages.groups import (
+    ConsumerGroupDescribeRequest,
+    ConsumerGroupDescribeResponse,
+    ConsumerGroupHeartbeatRequest,
+    ConsumerGroupHeartbeatResponse,
+)
+from kreplica.common.messages.groups import ConsumerGroupDescribeResponseDescribedGroup as DescribedGroup
+from kreplica.common.messages.transactions import (
+    AddOffsetsToTxnRequest,
+    AddOffsetsToTxnResponse,
+    AddPartitionsToTxnPartitionResult,
+    AddPartitionsToTxnRequest,
+    AddPartitionsToTxnResponse,
+    AddPartitionsToTxnTopicResult,
+    DescribeTransactionsRequest,
+    DescribeTransactionsResponse,
+    EndTxnRequest,
+    EndTxnResponse,
+    ListTransactionsRequest,
+    ListTransactionsResponse,
+    TxnOffsetCommitRequest,
+    TxnOffsetCommitResponse,
+    TxnOffsetCommitResponsePartition,
+    TxnOffsetCommitResponseTopic,
+)
+from kreplica.common.messages.transactions import (
+    DescribeTransactionsResponseTransactionState as TransactionState,
+)
 from kreplica.common.wire import NO_THROTTLE
 
-NEVER = tz_aware_from_i64(i64(0))
+NEVER = moment_of(0)
 
 
 def _code(kind: type[KreplicaError]) -> ErrorCode:
@@ -71,8 +77,8 @@ def _text(kind: type[KreplicaError]) -> str:
 
 
 _NO_TRANSACTIONS = _code(TransactionalIdAuthorizationFailed)
-_NO_RULES = {"error_code": _code(SecurityDisabled), "error_message": _text(SecurityDisabled)}
-_NO_SUCH_GROUPS = {
+_NO_RULES: dict[str, Any] = {"error_code": _code(SecurityDisabled), "error_message": _text(SecurityDisabled)}
+_NO_SUCH_GROUPS: dict[str, Any] = {
     "error_code": _code(UnsupportedVersion),
     "error_message": "only the classic group protocol is supported",
 }

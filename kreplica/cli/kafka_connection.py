@@ -12,12 +12,11 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Self
 
-from kio.schema.api_versions.v3.request import ApiVersionsRequest
-
 from kreplica.broker.api_versions import request_type, response_type
 from kreplica.common.errors import InvalidRequest, NetworkException, UnsupportedVersion
 from kreplica.common.message_reader import MessageReader, read_message
 from kreplica.common.message_writer import request_frame
+from kreplica.common.messages.data import ApiVersionsRequest
 
 TIMEOUT_S = 15.0
 MAX_RESPONSE_BYTES = 64 << 20

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
-from importlib import import_module
 from typing import Any
-
-from kio.schema.add_raft_voter.v0.request import AddRaftVoterRequest, Listener
-from kio.schema.remove_raft_voter.v0.request import RemoveRaftVoterRequest
 
 from kreplica.cli.kafka_connection import KafkaConnection, any_broker
 from kreplica.cli.output import Fact, console, print_json, print_table
 from kreplica.common.errors import UnknownServerError
+from kreplica.common.message import in_version, structure_of
+from kreplica.common.messages.quorum import (
+    AddRaftVoterRequest,
+    Listener,
+    RemoveRaftVoterRequest,
+)
 from kreplica.common.types import Uuid
 from kreplica.common.wire import error_of, topic_id_of, uuid_of
 from kreplica.raft.raft_messages import METADATA_TOPIC
@@ -42,21 +44,23 @@ def add_voter(
     bootstrap: str, cluster_id: str | None, node_id: int, directory: str, listeners: Sequence[str]
 ) -> int:
     """Make a running observer a voter."""
-    request: Any = AddRaftVoterRequest
-    change = request(
-        cluster_id=cluster_id,
-        timeout=CHANGE_TIMEOUT,
-        voter_id=node_id,
-        voter_directory_id=uuid_of(Uuid.parse(directory)),
-        listeners=tuple(map(parse_listener, listeners)),
+    # Kafka 4.0, which has version 0 only, knows this request as well.
+    change = in_version(
+        AddRaftVoterRequest(
+            cluster_id=cluster_id,
+            timeout=CHANGE_TIMEOUT,
+            voter_id=node_id,
+            voter_directory_id=uuid_of(Uuid.parse(directory)),
+            listeners=tuple(map(parse_listener, listeners)),
+        ),
+        0,
     )
     return _change(bootstrap, change, f"node {node_id} is a voter")
 
 
 def remove_voter(bootstrap: str, cluster_id: str | None, node_id: int, directory: str) -> int:
     """Remove a voter from the quorum."""
-    request: Any = RemoveRaftVoterRequest
-    change = request(
+    change = RemoveRaftVoterRequest(
         cluster_id=cluster_id, voter_id=node_id, voter_directory_id=uuid_of(Uuid.parse(directory))
     )
     return _change(bootstrap, change, f"node {node_id} is not a voter any longer")
@@ -88,11 +92,10 @@ def _change(bootstrap: str, request: Any, done: str) -> int:
 
 def described_quorum(broker: KafkaConnection) -> Any:
     """Return the answer to DescribeQuorum. Raises the error that it contains."""
-    kind = broker.newest(DESCRIBE_QUORUM, (1, 2))
-    messages: Any = import_module(kind.__module__)
-    wanted = messages.TopicData(
-        topic_name=METADATA_TOPIC, partitions=(messages.PartitionData(partition_index=0),)
-    )
+    kind: Any = broker.newest(DESCRIBE_QUORUM, (1, 2))
+    topic: Any = structure_of(kind, "topics")
+    partition: Any = structure_of(topic, "partitions")
+    wanted = topic(topic_name=METADATA_TOPIC, partitions=(partition(partition_index=0),))
     answer = broker.ask(kind(topics=(wanted,)))
     error = error_of(answer.error_code, getattr(answer, "error_message", None))
     if error is None and not (answer.topics and answer.topics[0].partitions):

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from importlib import import_module
 from typing import Any
 
 from kreplica.cli import stock_client
 from kreplica.cli.output import Fact, console, print_json, print_table
 from kreplica.common.errors import NetworkException, RequestTimedOut, UnknownTopicOrPartition
+from kreplica.common.message import structure_of
 
 TIMEOUT_S = 15.0
 LOOK_AGAIN_S = 0.02
@@ -101,8 +101,8 @@ def _knows(address: tuple[str, int], name: str) -> bool:
     try:
         with KafkaConnection(*address) as broker:
             kind: Any = broker.newest(METADATA, (4, 5, 6, 7))
-            named = import_module(kind.__module__).MetadataRequestTopic(name=name)
-            answer = broker.ask(kind(topics=(named,), allow_auto_topic_creation=False))
+            asked: Any = structure_of(kind, "topics")
+            answer = broker.ask(kind(topics=(asked(name=name),), allow_auto_topic_creation=False))
     except ConnectionRefusedError:
         return True  # it is down, and will know the topic before it serves clients
     except (OSError, NetworkException):

@@ -4,23 +4,13 @@ cluster (KIP-664).
 Requests go to the leader of each partition. Thread rule: one thread.
 """
 
-# mypy: disable-error-code="arg-type"
-
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Any
-
-from kio.schema.describe_producers.v0.request import DescribeProducersRequest, TopicRequest
-from kio.schema.write_txn_markers.v1.request import (
-    WritableTxnMarker,
-    WritableTxnMarkerTopic,
-    WriteTxnMarkersRequest,
-)
 
 from kreplica.cli.kafka_connection import KafkaConnection, any_broker
 from kreplica.cli.output import Fact, console, print_json, print_table
@@ -31,6 +21,14 @@ from kreplica.common.errors import (
     NetworkException,
     UnknownServerError,
     UnknownTopicOrPartition,
+)
+from kreplica.common.message import in_version
+from kreplica.common.messages.data import DescribeProducersRequest, MetadataRequest, MetadataRequestTopic
+from kreplica.common.messages.data import DescribeProducersRequestTopicRequest as TopicRequest
+from kreplica.common.messages.transactions import (
+    WritableTxnMarker,
+    WritableTxnMarkerTopic,
+    WriteTxnMarkersRequest,
 )
 from kreplica.common.types import TopicPartition
 from kreplica.common.wire import error_of
@@ -93,11 +91,12 @@ class Leaders:
 
         Raises UnknownTopicOrPartition.
         """
-        kind: Any = self._seed.newest(METADATA, METADATA_VERSIONS)
+        version = self._seed.newest(METADATA, METADATA_VERSIONS).__version__
         topics = None
         if topic is not None:
-            topics = (import_module(kind.__module__).MetadataRequestTopic(name=topic),)
-        answer = self._seed.ask(kind(topics=topics, allow_auto_topic_creation=False))
+            topics = (MetadataRequestTopic(name=topic),)
+        request = MetadataRequest(topics=topics, allow_auto_topic_creation=False)
+        answer = self._seed.ask(in_version(request, version))
         self.cluster_id = answer.cluster_id or "without id"
         self._addresses = {each.node_id: (each.host, each.port) for each in answer.brokers}
         leaders = {}
@@ -262,7 +261,7 @@ def abort(
             topics=(WritableTxnMarkerTopic(name=at.topic, partition_indexes=(at.partition,)),),
             coordinator_epoch=max(transaction.coordinator_epoch, 0),
         )
-        answer = leaders.ask(leader, WriteTxnMarkersRequest(markers=(marker,)))
+        answer = leaders.ask(leader, in_version(WriteTxnMarkersRequest(markers=(marker,)), 1))
         results = [part for each in answer.markers for topic in each.topics for part in topic.partitions]
         if len(results) != 1:
             raise UnknownServerError(f"broker {leader} answered for {len(results)} partitions instead of 1")

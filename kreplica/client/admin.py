@@ -5,8 +5,6 @@ first try was carried out and the second is therefore refused, the operation cou
 thread; futures are resolved in the loop.
 """
 
-# mypy: disable-error-code="arg-type"
-
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
@@ -14,26 +12,6 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
 from typing import Any, Literal
-
-from kio.schema.alter_partition_reassignments.v1.request import (
-    AlterPartitionReassignmentsRequest,
-    ReassignablePartition,
-    ReassignableTopic,
-)
-from kio.schema.create_partitions.v3.request import CreatePartitionsRequest, CreatePartitionsTopic
-from kio.schema.create_topics.v7.request import (
-    CreatableReplicaAssignment,
-    CreatableTopic,
-    CreatableTopicConfig,
-    CreateTopicsRequest,
-)
-from kio.schema.delete_topics.v6.request import DeleteTopicsRequest, DeleteTopicState
-from kio.schema.elect_leaders.v2.request import ElectLeadersRequest, TopicPartitions
-from kio.schema.incremental_alter_configs.v1.request import (
-    AlterableConfig,
-    AlterConfigsResource,
-    IncrementalAlterConfigsRequest,
-)
 
 from kreplica.client.client_config import ClientConfig
 from kreplica.common.controller_requests import ControllerRequests
@@ -48,6 +26,28 @@ from kreplica.common.errors import (
     UnknownTopicOrPartition,
 )
 from kreplica.common.future import Future
+from kreplica.common.messages.administration import (
+    AlterPartitionReassignmentsRequest,
+    CreatableReplicaAssignment,
+    CreatableTopic,
+    CreatableTopicConfig,
+    CreatePartitionsRequest,
+    CreatePartitionsTopic,
+    CreateTopicsRequest,
+    DeleteTopicsRequest,
+    DeleteTopicState,
+    ElectLeadersRequest,
+    IncrementalAlterConfigsRequest,
+    ReassignablePartition,
+    ReassignableTopic,
+    TopicPartitions,
+)
+from kreplica.common.messages.administration import (
+    IncrementalAlterConfigsRequestAlterableConfig as AlterableConfig,
+)
+from kreplica.common.messages.administration import (
+    IncrementalAlterConfigsRequestAlterConfigsResource as AlterConfigsResource,
+)
 from kreplica.common.ports import Clock, Loop, Transport, monotonic_ms
 from kreplica.common.types import TopicPartition
 from kreplica.common.wire import error_of

@@ -8,20 +8,21 @@ times. Thread rule: call `topic` and `leader` from any thread, because their dat
 changed; everything else runs in the loop.
 """
 
-# mypy: disable-error-code="arg-type"
-
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from kio.schema.metadata.v12.request import MetadataRequest, MetadataRequestTopic
-from kio.schema.metadata.v12.response import MetadataResponse, MetadataResponseTopic
-
 from kreplica.client.client_config import ClientConfig
 from kreplica.common.errors import KreplicaError, UnknownTopicOrPartition
 from kreplica.common.future import Future
+from kreplica.common.messages.data import (
+    MetadataRequest,
+    MetadataRequestTopic,
+    MetadataResponse,
+    MetadataResponseTopic,
+)
 from kreplica.common.ports import Loop, Transport
 from kreplica.common.types import NO_LEADER_EPOCH, TopicPartition, Uuid
 from kreplica.common.wire import error_of, topic_id_of

@@ -6,8 +6,6 @@ Each request carries the partition's leader epoch, so that a deposed leader refu
 metadata cache persists between fetches. Thread rule: any thread; futures are resolved in the loop.
 """
 
-# mypy: disable-error-code="arg-type"
-
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -16,19 +14,25 @@ from datetime import timedelta
 from functools import partial
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
-from kio.schema.fetch.v17.request import FetchPartition, FetchRequest, FetchTopic
-from kio.schema.fetch.v17.response import FetchResponse
-from kio.schema.list_offsets.v8.request import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
-from kio.schema.list_offsets.v8.response import ListOffsetsResponse
-
 from kreplica._core.records import BatchIterator, batches
 from kreplica.client.client_config import ClientConfig
 from kreplica.client.client_metadata import ClientMetadata, TopicInfo
 from kreplica.common.errors import KreplicaError, RequestTimedOut, UnknownServerError
 from kreplica.common.future import Future
+from kreplica.common.message import maker
+from kreplica.common.messages.data import (
+    FetchPartition,
+    FetchRequest,
+    FetchResponse,
+    FetchTopic,
+    ListOffsetsPartition,
+    ListOffsetsRequest,
+    ListOffsetsResponse,
+    ListOffsetsTopic,
+)
 from kreplica.common.ports import Cancellable, Clock, Loop, Transport, monotonic_ms
 from kreplica.common.types import TopicPartition
-from kreplica.common.wire import error_of, maker, uuid_of
+from kreplica.common.wire import error_of, uuid_of
 
 _request, _topic, _partition = maker(FetchRequest), maker(FetchTopic), maker(FetchPartition)
 

@@ -18,8 +18,6 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from kio.schema.join_group.v9.response import JoinGroupResponse
-
 from kreplica._core.record import Record
 from kreplica.client.client_config import ClientConfig, ConsumerConfig
 from kreplica.client.client_metadata import ClientMetadata, TopicInfo
@@ -50,6 +48,7 @@ from kreplica.common.errors import (
     known_error,
 )
 from kreplica.common.future import Future, pass_on, resolved, then
+from kreplica.common.messages.groups import JoinGroupResponse
 from kreplica.common.ports import Clock, Loop, Transport, monotonic_ms
 from kreplica.common.types import TopicPartition
 from kreplica.common.wire import error_of

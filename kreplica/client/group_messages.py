@@ -1,13 +1,11 @@
 """The messages of a group member: its requests, and what the members exchange through the coordinator.
 
-Requests are entities of the package kio. Subscriptions and assignments are Kafka's
+Requests are messages. Subscriptions and assignments are Kafka's
 ConsumerProtocolSubscription and ConsumerProtocolAssignment in version 0, which every client reads: an int16
 version, then the message. The range assignor divides each topic's partitions in order among the topic's
 readers in order; if the division leaves a remainder, the first readers get one partition more. Stateless; any
 thread.
 """
-
-# mypy: disable-error-code="arg-type"
 
 from __future__ import annotations
 
@@ -16,23 +14,23 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import ClassVar, NamedTuple, TypeVar
 
-from kio.schema.heartbeat.v4.request import HeartbeatRequest
-from kio.schema.join_group.v9.request import JoinGroupRequest, JoinGroupRequestProtocol
-from kio.schema.leave_group.v5.request import LeaveGroupRequest, MemberIdentity
-from kio.schema.offset_commit.v8.request import (
+from kreplica.common.errors import InvalidRecord
+from kreplica.common.message import NEVER, Int32, Record, decode, encode
+from kreplica.common.messages.groups import (
+    HeartbeatRequest,
+    JoinGroupRequest,
+    JoinGroupRequestProtocol,
+    LeaveGroupRequest,
+    MemberIdentity,
     OffsetCommitRequest,
     OffsetCommitRequestPartition,
     OffsetCommitRequestTopic,
-)
-from kio.schema.offset_fetch.v8.request import (
     OffsetFetchRequest,
     OffsetFetchRequestGroup,
     OffsetFetchRequestTopics,
+    SyncGroupRequest,
+    SyncGroupRequestAssignment,
 )
-from kio.schema.sync_group.v5.request import SyncGroupRequest, SyncGroupRequestAssignment
-
-from kreplica.common.errors import InvalidRecord
-from kreplica.common.message import NEVER, Int32, Record, decode, encode
 from kreplica.common.types import TopicPartition
 
 PROTOCOL_TYPE = "consumer"

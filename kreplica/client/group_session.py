@@ -4,17 +4,12 @@ If the coordinator is unavailable, still loading or has moved, the session looks
 everything runs in the client's loop, where futures are resolved too.
 """
 
-# mypy: disable-error-code="arg-type"
-
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
-
-from kio.schema.find_coordinator.v4.request import FindCoordinatorRequest
-from kio.schema.find_coordinator.v4.response import FindCoordinatorResponse
 
 from kreplica.client.client_config import ClientConfig
 from kreplica.common.errors import (
@@ -26,6 +21,7 @@ from kreplica.common.errors import (
     RequestTimedOut,
 )
 from kreplica.common.future import Future
+from kreplica.common.messages.groups import FindCoordinatorRequest, FindCoordinatorResponse
 from kreplica.common.ports import Clock, Loop, Transport, monotonic_ms
 from kreplica.common.wire import error_of
 

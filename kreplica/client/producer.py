@@ -5,8 +5,6 @@ sends its batches with sequence numbers. Thread rule: call `send` from any threa
 loop.
 """
 
-# mypy: disable-error-code="arg-type"
-
 from __future__ import annotations
 
 from collections import deque
@@ -15,11 +13,6 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
-
-from kio.schema.init_producer_id.v4.request import InitProducerIdRequest
-from kio.schema.init_producer_id.v4.response import InitProducerIdResponse
-from kio.schema.produce.v11.request import PartitionProduceData, ProduceRequest, TopicProduceData
-from kio.schema.produce.v11.response import ProduceResponse
 
 from kreplica._core.batch_builder import BatchBuilder
 from kreplica.client.client_config import ClientConfig
@@ -40,6 +33,15 @@ from kreplica.common.errors import (
 )
 from kreplica.common.future import Future, failed, then
 from kreplica.common.leader_and_isr import NO_LEADER
+from kreplica.common.message import maker
+from kreplica.common.messages.data import (
+    InitProducerIdRequest,
+    InitProducerIdResponse,
+    PartitionProduceData,
+    ProduceRequest,
+    ProduceResponse,
+    TopicProduceData,
+)
 from kreplica.common.ports import Cancellable, Clock, Loop, Transport, monotonic_ms
 from kreplica.common.types import (
     NO_LEADER_EPOCH,
@@ -48,7 +50,7 @@ from kreplica.common.types import (
     NO_SEQUENCE,
     TopicPartition,
 )
-from kreplica.common.wire import error_of, maker
+from kreplica.common.wire import error_of
 
 if TYPE_CHECKING:
     from kreplica._core.batch_builder import _RecordLike as RecordLike

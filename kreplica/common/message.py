@@ -20,9 +20,12 @@ Messages are immutable. A schema is compiled once per class and version, on firs
 from __future__ import annotations
 
 import base64
+import dataclasses
 import math
-from collections.abc import Callable
+import uuid
+from collections.abc import Callable, Iterable
 from dataclasses import MISSING, FrozenInstanceError, dataclass
+from datetime import UTC, datetime, timedelta
 from functools import lru_cache, partial
 from operator import attrgetter
 from types import NoneType, UnionType
@@ -32,6 +35,7 @@ from typing import (
     Any,
     ClassVar,
     NamedTuple,
+    ParamSpec,
     TypeAlias,
     TypeVar,
     Union,
@@ -44,7 +48,9 @@ from typing import (
 from kreplica._core.message_reader import MessageReader
 from kreplica._core.message_schema import MessageSchema
 from kreplica._core.message_writer import MessageWriter
+from kreplica.common.error_code import ErrorCode
 from kreplica.common.errors import InvalidRecord, InvalidRequest, UnsupportedVersion
+from kreplica.common.locks import Lock
 from kreplica.common.types import Uuid as KafkaUuid
 
 if TYPE_CHECKING:
@@ -52,6 +58,11 @@ if TYPE_CHECKING:
 
 # FLEXIBLE_SINCE of a message without any flexible version (KIP-482).
 NEVER = 1 << 15
+NO_TIME = -1
+NO_ID = bytes(16)
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+# Cached topic ids; with more topics in use, conversion is only slower.
+KEPT_IDS = 16_384
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,13 +80,20 @@ class Tag:
     number: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Kind:
     """A type of values: its native name, and the converters from the message's value and back, if any."""
 
     name: str
     decode: Callable[[Any], Any] | None = None
     encode: Callable[[Any], Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NullableSince:
+    """The first version in which the field may be null. Before, null is written as the default."""
+
+    version: int
 
 
 class TaggedField(NamedTuple):
@@ -85,12 +103,58 @@ class TaggedField(NamedTuple):
     data: bytes
 
 
+# ---- types of fields ---------------------------------------------------------------------------------------
+
+
+class _ErrorCodes(dict[int, ErrorCode]):
+    def __missing__(self, code: int) -> ErrorCode:
+        return ErrorCode.unknown_server_error
+
+
+def _id(raw: bytes) -> uuid.UUID | None:
+    return None if raw == NO_ID else uuid_of_bytes(raw)
+
+
+def _bytes_of(held: uuid.UUID | None) -> bytes:
+    return NO_ID if held is None else held.bytes
+
+
+def _moment(milliseconds: int) -> datetime | None:
+    return None if milliseconds == NO_TIME else moment_of(milliseconds)
+
+
+def _milliseconds(moment: datetime | None) -> int:
+    return NO_TIME if moment is None else round(moment.timestamp() * 1000)
+
+
+def moment_of(milliseconds: int) -> datetime:
+    """Return the time that many milliseconds after 1970 began."""
+    return EPOCH + timedelta(milliseconds=milliseconds)
+
+
+@lru_cache(KEPT_IDS)
+def uuid_of_bytes(raw: bytes) -> uuid.UUID:
+    """Return the UUID of these 16 bytes."""
+    return uuid.UUID(bytes=raw)
+
+
 Int8: TypeAlias = Annotated[int, Kind("int8")]
 Int16: TypeAlias = Annotated[int, Kind("int16")]
 Uint16: TypeAlias = Annotated[int, Kind("uint16")]
 Int32: TypeAlias = Annotated[int, Kind("int32")]
 Int64: TypeAlias = Annotated[int, Kind("int64")]
+Uint32: TypeAlias = Annotated[int, Kind("uint32")]
 Uuid: TypeAlias = Annotated[KafkaUuid, Kind("uuid", KafkaUuid, attrgetter("raw"))]
+# An id in a request or response; None stands for 16 zero bytes.
+Id: TypeAlias = Annotated[uuid.UUID | None, Kind("uuid", _id, _bytes_of)]
+_ERROR_CODES: Any = _ErrorCodes({int(code): code for code in ErrorCode})
+Error: TypeAlias = Annotated[ErrorCode, Kind("error_code", _ERROR_CODES)]
+# Milliseconds in the message.
+Duration32: TypeAlias = Annotated[timedelta, Kind("timedelta_i32")]
+Duration64: TypeAlias = Annotated[timedelta, Kind("timedelta_i64")]
+Moment: TypeAlias = Annotated[datetime | None, Kind("datetime_i64", _moment, _milliseconds)]
+# Batches as they are: any buffer; a message that was read has a read-only memoryview of itself.
+Records: TypeAlias = Annotated[Any, Kind("records")]
 # Types that need no annotation.
 _PLAIN = {bool: Kind("bool"), float: Kind("float64"), str: Kind("string"), bytes: Kind("bytes")}
 
@@ -98,14 +162,35 @@ _PLAIN = {bool: Kind("bool"), float: Kind("float64"), str: Kind("string"), bytes
 # ---- classes -----------------------------------------------------------------------------------------------
 
 
+# The declared requests and responses by API key.
+REQUESTS: dict[int, type[Message]] = {}
+RESPONSES: dict[int, type[Message]] = {}
+
+
 @dataclass_transform(kw_only_default=True, frozen_default=True)
 class MessageType(type):
     """The class of message classes. It makes a slot of each annotated field."""
 
+    _versions: tuple[int, int]
+    # Of requests and responses: the version of this class, and whether it has tagged fields.
+    __api_key__: int
+    __version__: int
+    __flexible__: bool
     _defaults: dict[str, Any]
     _make: Callable[..., Any] | None
+    _fields: tuple[Field, ...] | None
+    _schema: MessageSchema | None
 
-    def __new__(cls, name: str, bases: tuple[type, ...], namespace: dict[str, Any]) -> MessageType:
+    def __new__(
+        cls,
+        name: str,
+        bases: tuple[type, ...],
+        namespace: dict[str, Any],
+        *,
+        api_key: int | None = None,
+        versions: tuple[int, int] = (0, 0),
+        flexible: int = NEVER,
+    ) -> MessageType:
         own = [
             field for field, kind in namespace.get("__annotations__", {}).items() if "ClassVar" not in kind
         ]
@@ -117,16 +202,28 @@ class MessageType(type):
         # The names of all fields, in order, with their defaults; MISSING if a value is required.
         made._defaults = defaults
         made._make = None
+        made._fields = made._schema = None
+        if api_key is not None:
+            made.__api_key__, made.__version__, made._versions = api_key, versions[1], versions
+            made.__flexible__ = made.__version__ >= flexible
+            made.FLEXIBLE_SINCE = flexible  # type: ignore[attr-defined]
+            (REQUESTS if name.endswith("Request") else RESPONSES)[api_key] = made  # type: ignore[assignment]
         return made
 
+    def __init__(cls, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **_: Any) -> None:
+        super().__init__(name, bases, namespace)
+
     def __call__(cls, **values: Any) -> Any:
-        return (cls._make or maker(cls))(**values)
+        return (cls._make or _compiled(cls))(**values)
 
 
 class Message(metaclass=MessageType):
     """Base of all messages: values by field name, as keyword arguments."""
 
     FLEXIBLE_SINCE: ClassVar[int] = 0
+    __api_key__: ClassVar[int]
+    __version__: ClassVar[int]
+    __flexible__: ClassVar[bool]
 
     def __setattr__(self, name: str, value: object) -> None:
         raise FrozenInstanceError(f"cannot assign to {name}: messages are immutable")
@@ -155,10 +252,16 @@ class Record(Message):
 
 
 M = TypeVar("M", bound=Message)
+P = ParamSpec("P")
 
 
-def maker(kind: type[M]) -> Callable[..., M]:
-    """Return the function that makes a message of the class from keyword arguments."""
+def maker(kind: Callable[P, M]) -> Callable[P, M]:
+    """Return the function that makes a message of the class from keyword arguments, faster than the class."""
+    assert isinstance(kind, MessageType)
+    return kind._make or _compiled(kind)
+
+
+def _compiled(kind: MessageType) -> Callable[..., Any]:
     scope: dict[str, Any] = {"new": object.__new__, "kind": kind}
     parameters, steps = [], []
     for name, default in kind._defaults.items():
@@ -168,8 +271,9 @@ def maker(kind: type[M]) -> Callable[..., M]:
         parameters.append(name if default is MISSING else f"{name}=default_{name}")
     given = f"*, {', '.join(parameters)}" if parameters else ""
     exec(f"def {kind.__name__}({given}):\n    made = new(kind)\n{''.join(steps)}    return made\n", scope)
-    kind._make = scope[kind.__name__]
-    return scope[kind.__name__]  # type: ignore[no-any-return]
+    made: Callable[..., Any] = scope[kind.__name__]
+    kind._make = made
+    return made
 
 
 def replace(message: M, **changes: Any) -> M:
@@ -201,6 +305,7 @@ class Field:
     last: int | None
     tag: int | None
     default: Any
+    nullable_since: int = 0
 
     def is_in(self, version: int) -> bool:
         """Whether this version has the field."""
@@ -213,9 +318,14 @@ class Field:
         return head + "".join(part.capitalize() for part in rest)
 
 
-@lru_cache(None)
 def fields_of(kind: type[Message]) -> tuple[Field, ...]:
     """Return a message's fields in order, without the unknown tagged ones."""
+    if kind._fields is None:
+        kind._fields = _declared(kind)
+    return kind._fields
+
+
+def _declared(kind: type[Message]) -> tuple[Field, ...]:
     hints = get_type_hints(kind, include_extras=True)
     return tuple(
         _field(kind, name, hints[name], default)
@@ -234,7 +344,7 @@ def _field(kind: type[Message], name: str, hint: Any, default: Any) -> Field:
             marks += more
         elif origin in (UnionType, Union):
             (hint,) = (each for each in get_args(hint) if each is not NoneType)
-            is_nullable = True
+            is_nullable = is_nullable or not is_array
         elif origin is tuple:
             hint, is_array = get_args(hint)[0], True
         else:
@@ -245,7 +355,191 @@ def _field(kind: type[Message], name: str, hint: Any, default: Any) -> Field:
         raise TypeError(f"{kind.__name__}.{name} is missing in some versions: give it a default")
     value = next((mark for mark in marks if isinstance(mark, Kind)), _PLAIN.get(hint))
     structure = None if value is not None else hint
-    return Field(name, value, structure, is_array, is_nullable, since.version, since.last, tag, default)
+    nullable = next((mark.version for mark in marks if isinstance(mark, NullableSince)), 0)
+    return Field(
+        name, value, structure, is_array, is_nullable, since.version, since.last, tag, default, nullable
+    )
+
+
+def default_of(field: Field) -> Any:
+    """Return the value of an absent field: the declared default, else null, zero or empty."""
+    if field.default is not MISSING:
+        return field.default
+    return None if field.is_nullable else _empty(field)
+
+
+def _empty(field: Field) -> Any:
+    if field.is_array:
+        return ()
+    if field.structure is not None:
+        return field.structure(**{each.name: default_of(each) for each in fields_of(field.structure)})
+    assert field.kind is not None
+    return _EMPTY.get(field.kind.name, 0)
+
+
+_EMPTY: dict[str, Any] = {
+    "bool": False,
+    "string": "",
+    "bytes": b"",
+    "records": b"",
+    "uuid": None,
+    "datetime_i64": None,
+    "error_code": ErrorCode.none,
+    "timedelta_i32": timedelta(0),
+    "timedelta_i64": timedelta(0),
+}
+
+
+# ---- versions ----------------------------------------------------------------------------------------------
+
+
+# (declared class, version) -> class of that version. Guarded by _VERSIONS_LOCK.
+_VERSIONS: dict[tuple[type[Message], int], type[Message]] = {}
+_VERSIONS_LOCK = Lock()
+
+
+def at(kind: type[M], version: int) -> type[M]:
+    """Return the class of a request or response in one version: it has only the fields of that version.
+
+    Raises UnsupportedVersion for a version that is not declared.
+    """
+    if version == kind.__version__:
+        return kind
+    low, high = kind._versions
+    if not low <= version <= high:
+        raise UnsupportedVersion(
+            f"{kind.__name__} version {version} is not declared; declared are {low} to {high}"
+        )
+    with _VERSIONS_LOCK:
+        made: type[M] = _narrowed(kind, version)  # type: ignore[assignment]
+        made.__api_key__, made.__version__ = kind.__api_key__, version
+        made.__flexible__ = version >= kind.FLEXIBLE_SINCE
+        made.FLEXIBLE_SINCE = kind.FLEXIBLE_SINCE
+        return made
+
+
+def _narrowed(kind: type[Message], version: int) -> type[Message]:
+    known = _VERSIONS.get((kind, version))
+    if known is not None:
+        return known
+    fields = tuple(
+        dataclasses.replace(
+            field,
+            structure=None if field.structure is None else _narrowed(field.structure, version),
+            default=_default_in(field, version),
+            is_nullable=field.is_nullable and version >= field.nullable_since,
+            since=0,
+            last=None,
+        )
+        for field in fields_of(kind)
+        if field.is_in(version)
+    )
+    namespace = {field.name: field.default for field in fields if field.default is not MISSING}
+    made = MessageType(
+        kind.__name__,
+        (Message,),
+        {**namespace, "__annotations__": {field.name: "" for field in fields}, "__module__": kind.__module__},
+    )
+    made._fields = fields
+    _VERSIONS[kind, version] = made  # type: ignore[assignment]
+    return _VERSIONS[kind, version]
+
+
+def _default_in(field: Field, version: int) -> Any:
+    # The default of a structure has the class of the version.
+    if field.structure is None or not isinstance(field.default, Message):
+        return field.default
+    narrowed = _narrowed(field.structure, version)
+    return narrowed(**{each.name: getattr(field.default, each.name) for each in fields_of(narrowed)})
+
+
+def converter(source: type[Message], target: type[Message]) -> Callable[[Any], Any]:
+    """Return a function that makes a `target` from a `source`: two versions of one message or part of it.
+
+    Fields are copied by name. A field that the target lacks is dropped. A new field gets the default, and so
+    does null where the target has none.
+    """
+    return _unchanged if source is target else _conversion(source, target)
+
+
+@lru_cache(None)
+def _conversion(source: type[Message], target: type[Message]) -> Callable[[Any], Any]:
+    given = {field.name: field for field in fields_of(source)}
+    taken, defaults = [], {}
+    for field in fields_of(target):
+        if field.name in given:
+            taken.append((field.name, _field_converter(given[field.name], field)))
+        else:
+            defaults[field.name] = default_of(field)
+    make: Callable[..., Any] = maker(target)
+
+    def convert(message: Any) -> Any:
+        return make(**defaults, **{name: of(getattr(message, name)) for name, of in taken})
+
+    return convert
+
+
+def in_version(message: M, version: int) -> M:
+    """Return the request or response in another version, with those fields that it has."""
+    target: type[Message] = at(type(message), version)
+    made: M = converter(type(message), target)(message)
+    return made
+
+
+def _field_converter(given: Field, wanted: Field) -> Callable[[Any], Any]:
+    of: Callable[[Any], Any] = _unchanged
+    if given.structure is not None and wanted.structure is not None:
+        of = converter(given.structure, wanted.structure)
+    if wanted.is_array and of is not _unchanged:
+        of = partial(_each, of)
+    if given.is_nullable:
+        return partial(_or_default, of, None if wanted.is_nullable else default_of(wanted))
+    return of
+
+
+def _unchanged(value: Any) -> Any:
+    return value
+
+
+def _each(of: Callable[[Any], Any], values: Iterable[Any]) -> tuple[Any, ...]:
+    return tuple([of(value) for value in values])
+
+
+def _or_default(of: Callable[[Any], Any], default: Any, value: Any) -> Any:
+    return default if value is None else of(value)
+
+
+def structure_of(kind: type[Message], name: str) -> type[Message]:
+    """Return the class of the structures in a field."""
+    found = next(field.structure for field in fields_of(kind) if field.name == name)
+    assert found is not None, (kind, name)
+    return found
+
+
+def is_same_layout(one: type[Message], other: type[Message]) -> bool:
+    """Whether two versions of a message have the same fields and encoding."""
+    return one is other or (
+        one.__flexible__ == other.__flexible__
+        and _layout(one, one.__version__) == _layout(other, other.__version__)
+    )
+
+
+@lru_cache(None)
+def _layout(kind: type[Message], version: int) -> tuple[Any, ...]:
+    # Equal layouts of a structure imply equal defaults.
+    return tuple(
+        (
+            field.name,
+            field.kind,
+            None if field.structure is None else _layout(field.structure, version),
+            field.is_array,
+            field.is_nullable and version >= field.nullable_since,
+            field.tag,
+            None if field.tag is None or field.structure is not None else field.default,
+        )
+        for field in fields_of(kind)
+        if field.is_in(version)
+    )
 
 
 # ---- schemas -----------------------------------------------------------------------------------------------
@@ -266,9 +560,9 @@ def schema_of(kind: type[Message], version: int, is_flexible: bool | None = None
             field.name,
             "structure" if field.kind is None else field.kind.name,
             field.is_array,
-            field.is_nullable,
+            field.is_nullable and version >= field.nullable_since,
             field.tag,
-            None if field.tag is None else field.default,
+            _stand_in(field, version),
             None if field.structure is None else schema_of(field.structure, version, is_flexible),
             None if field.kind is None else field.kind.decode,
             None if field.kind is None else field.kind.encode,
@@ -276,11 +570,27 @@ def schema_of(kind: type[Message], version: int, is_flexible: bool | None = None
         for field in declared
         if field.is_in(version)
     ]
-    absent = [(field.name, field.default) for field in declared if not field.is_in(version)]
+    absent = [(field.name, default_of(field)) for field in declared if not field.is_in(version)]
     if not issubclass(kind, Record):
         return MessageSchema(kind, is_flexible, present, absent)
     refuse = partial(_refused, kind, version)
     return MessageSchema(kind, is_flexible, present, absent, refuse, TaggedField)
+
+
+def own_schema_of(kind: type[Message]) -> MessageSchema:
+    """Return the schema of a request or response in the version of its class."""
+    if kind._schema is None:
+        kind._schema = schema_of(kind, kind.__version__)
+    return kind._schema
+
+
+def _stand_in(field: Field, version: int) -> Any:
+    """Return the value of the field if it is absent (tagged), or null where it must not be; None for none."""
+    if field.tag is not None:
+        return field.default
+    if field.is_nullable and version < field.nullable_since:
+        return _empty(field)
+    return None
 
 
 def _refused(kind: type[Record], version: int, name: str) -> UnsupportedVersion:

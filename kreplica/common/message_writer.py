@@ -3,14 +3,12 @@
 Stateless; any thread may call.
 """
 
-# mypy: disable-error-code="arg-type"
-
 from __future__ import annotations
 
 from typing import Any
 
 from kreplica._core.message_writer import COPIED_BYTES, MessageWriter
-from kreplica.common.message_schema import schema_of
+from kreplica.common.message import own_schema_of
 
 __all__ = ["COPIED_BYTES", "NO_TAGS", "MessageWriter", "request_frame", "write_message"]
 
@@ -19,8 +17,8 @@ NO_TAGS = b"\0"
 
 
 def write_message(message: Any, into: MessageWriter) -> None:
-    """Write a kio entity. Raises InvalidRequest for values that its fields cannot hold."""
-    into.write(schema_of(type(message)), message)
+    """Write a request or response. Raises InvalidRequest for values that its fields cannot hold."""
+    into.write(own_schema_of(message.__class__), message)
 
 
 def request_frame(request: Any, number: int, client_id: bytes) -> list[Any]:

@@ -235,7 +235,7 @@ class Loop(Protocol):
 
 
 class Transport(Protocol):
-    """Carries requests to other nodes and returns their responses, as entities of the package kio.
+    """Carries requests to other nodes and returns their responses, as messages.
 
     In one process the entities themselves are passed; a field of records is then a pinned slice of the
     sender's

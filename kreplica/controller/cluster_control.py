@@ -9,25 +9,12 @@ It decides by `metadata` and the sessions. BrokerChange updates the partitions, 
 records. Owned by the controller's loop.
 """
 
-# mypy: disable-error-code="arg-type"
-
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
-from kio.schema.allocate_producer_ids.v0.request import AllocateProducerIdsRequest
-from kio.schema.allocate_producer_ids.v0.response import AllocateProducerIdsResponse
-from kio.schema.broker_heartbeat.v1.request import BrokerHeartbeatRequest
-from kio.schema.broker_heartbeat.v1.response import BrokerHeartbeatResponse
-from kio.schema.broker_registration.v4.request import BrokerRegistrationRequest
-from kio.schema.broker_registration.v4.response import BrokerRegistrationResponse
-from kio.schema.controller_registration.v0.request import ControllerRegistrationRequest
-from kio.schema.controller_registration.v0.response import ControllerRegistrationResponse
-from kio.schema.errors import ErrorCode
-from kio.schema.unregister_broker.v0.request import UnregisterBrokerRequest
-from kio.schema.unregister_broker.v0.response import UnregisterBrokerResponse
-
+from kreplica.common.error_code import ErrorCode
 from kreplica.common.errors import (
     BrokerIdNotRegistered,
     DuplicateBrokerRegistration,
@@ -37,6 +24,17 @@ from kreplica.common.errors import (
     UnknownServerError,
 )
 from kreplica.common.message import replace
+from kreplica.common.messages.administration import UnregisterBrokerRequest, UnregisterBrokerResponse
+from kreplica.common.messages.controllers import (
+    AllocateProducerIdsRequest,
+    AllocateProducerIdsResponse,
+    BrokerHeartbeatRequest,
+    BrokerHeartbeatResponse,
+    BrokerRegistrationRequest,
+    BrokerRegistrationResponse,
+    ControllerRegistrationRequest,
+    ControllerRegistrationResponse,
+)
 from kreplica.common.ports import Clock
 from kreplica.common.types import INT64_MAX, Uuid
 from kreplica.common.wire import NO_THROTTLE, topic_id_of

@@ -5,8 +5,6 @@ or two settings that contradict each other raise InvalidConfig for that resource
 request are changed. It has no state but the metadata. Owned by the controller's loop.
 """
 
-# mypy: disable-error-code="arg-type"
-
 from __future__ import annotations
 
 import dataclasses
@@ -14,29 +12,30 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from kio.schema.alter_configs.v2.request import AlterConfigsRequest
-from kio.schema.alter_configs.v2.response import AlterConfigsResourceResponse as AlterAnswer
-from kio.schema.alter_configs.v2.response import AlterConfigsResponse
-from kio.schema.errors import ErrorCode
-from kio.schema.incremental_alter_configs.v1.request import (
-    AlterableConfig,
-    IncrementalAlterConfigsRequest,
-)
-from kio.schema.incremental_alter_configs.v1.response import AlterConfigsResourceResponse as IncrementalAnswer
-from kio.schema.incremental_alter_configs.v1.response import IncrementalAlterConfigsResponse
-
 from kreplica.common.config import (
     BROKERS_NAMES,
     CleanerConfig,
     LogConfig,
     topics_settings,
 )
+from kreplica.common.error_code import ErrorCode
 from kreplica.common.errors import (
     BrokerIdNotRegistered,
     InvalidConfig,
     InvalidRequest,
     KreplicaError,
     UnknownTopicOrPartition,
+)
+from kreplica.common.messages.administration import (
+    AlterConfigsRequest,
+    AlterConfigsResponse,
+    IncrementalAlterConfigsRequest,
+    IncrementalAlterConfigsResponse,
+)
+from kreplica.common.messages.administration import AlterConfigsResourceResponse as AlterAnswer
+from kreplica.common.messages.administration import AlterConfigsResourceResponse as IncrementalAnswer
+from kreplica.common.messages.administration import (
+    IncrementalAlterConfigsRequestAlterableConfig as AlterableConfig,
 )
 from kreplica.common.settings import checked, int64
 from kreplica.common.wire import NO_THROTTLE

@@ -3,19 +3,20 @@
 It has no state of its own. Owned by the controller's loop.
 """
 
-# mypy: disable-error-code="arg-type"
-
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
-from kio.schema.errors import ErrorCode
-from kio.schema.update_features.v1.request import FeatureUpdateKey, UpdateFeaturesRequest
-from kio.schema.update_features.v1.response import UpdatableFeatureResult, UpdateFeaturesResponse
-
+from kreplica.common.error_code import ErrorCode
 from kreplica.common.errors import FeatureUpdateFailed, InvalidRequest, KreplicaError, UnsupportedVersion
+from kreplica.common.messages.administration import (
+    FeatureUpdateKey,
+    UpdatableFeatureResult,
+    UpdateFeaturesRequest,
+    UpdateFeaturesResponse,
+)
 from kreplica.common.wire import NO_THROTTLE
 from kreplica.controller.controller_broker_request_batch import ControllerResult, Records
 from kreplica.metadata.cluster_metadata import ClusterMetadata

@@ -5,17 +5,11 @@ it is fenced, is shutting down, or has registered again since the fetch that the
 KIP-903).
 """
 
-# mypy: disable-error-code="arg-type"
-
 from __future__ import annotations
 
 from collections.abc import Callable, Container
 
-from kio.schema.alter_partition.v3.request import AlterPartitionRequest
-from kio.schema.alter_partition.v3.request import PartitionData as Asked
-from kio.schema.alter_partition.v3.response import AlterPartitionResponse, PartitionData, TopicData
-from kio.schema.errors import ErrorCode
-
+from kreplica.common.error_code import ErrorCode
 from kreplica.common.errors import (
     FencedLeaderEpoch,
     IneligibleReplica,
@@ -25,6 +19,10 @@ from kreplica.common.errors import (
     NotController,
 )
 from kreplica.common.leader_and_isr import LeaderAndIsr, LeaderRecoveryState
+from kreplica.common.messages.controllers import AlterPartitionRequest, AlterPartitionResponse
+from kreplica.common.messages.controllers import AlterPartitionRequestPartitionData as Asked
+from kreplica.common.messages.controllers import AlterPartitionResponsePartitionData as PartitionData
+from kreplica.common.messages.controllers import AlterPartitionResponseTopicData as TopicData
 from kreplica.common.types import TopicPartition
 from kreplica.common.wire import NO_THROTTLE
 from kreplica.metadata.registrations import RECOVERY_STATES, PartitionRegistration

@@ -1,6 +1,6 @@
 """ReplicationControl: handles the requests about topics and partitions for the active controller.
 
-Each method takes a request of the package kio, writes to the open batch (or to one of its own) and returns
+Each method takes a request, writes to the open batch (or to one of its own) and returns
 the response. Send it once the batch is committed, up to `ControllerBrokerRequestBatch.last_offset`. The parts
 of a request are handled one by one: a rejected one gets Kafka's error and does not affect the others. Owned
 by the controller's loop.
@@ -9,56 +9,14 @@ Topics and partitions are created in the order of the ZooKeeper-era controller: 
 partitions Online, replicas Online.
 """
 
-# mypy: disable-error-code="arg-type"
-
 from __future__ import annotations
 
 import uuid
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from kio.schema.alter_partition.v3.request import AlterPartitionRequest
-from kio.schema.alter_partition.v3.request import PartitionData as Asked
-from kio.schema.alter_partition.v3.response import AlterPartitionResponse
-from kio.schema.alter_partition.v3.response import PartitionData as AlteredPartition
-from kio.schema.alter_partition_reassignments.v1.request import (
-    AlterPartitionReassignmentsRequest,
-    ReassignablePartition,
-)
-from kio.schema.alter_partition_reassignments.v1.response import (
-    AlterPartitionReassignmentsResponse,
-    ReassignablePartitionResponse,
-    ReassignableTopicResponse,
-)
-from kio.schema.assign_replicas_to_dirs.v0.request import AssignReplicasToDirsRequest
-from kio.schema.assign_replicas_to_dirs.v0.response import AssignReplicasToDirsResponse, DirectoryData
-from kio.schema.assign_replicas_to_dirs.v0.response import PartitionData as AssignedPartition
-from kio.schema.assign_replicas_to_dirs.v0.response import TopicData as AssignedTopic
-from kio.schema.create_partitions.v3.request import CreatePartitionsRequest, CreatePartitionsTopic
-from kio.schema.create_partitions.v3.response import CreatePartitionsResponse, CreatePartitionsTopicResult
-from kio.schema.create_topics.v7.request import CreatableTopic, CreateTopicsRequest
-from kio.schema.create_topics.v7.response import (
-    CreatableTopicConfigs,
-    CreatableTopicResult,
-    CreateTopicsResponse,
-)
-from kio.schema.delete_topics.v6.request import DeleteTopicsRequest, DeleteTopicState
-from kio.schema.delete_topics.v6.response import DeletableTopicResult, DeleteTopicsResponse
-from kio.schema.elect_leaders.v2.request import ElectLeadersRequest
-from kio.schema.elect_leaders.v2.response import (
-    ElectLeadersResponse,
-    PartitionResult,
-    ReplicaElectionResult,
-)
-from kio.schema.errors import ErrorCode
-from kio.schema.list_partition_reassignments.v0.request import ListPartitionReassignmentsRequest
-from kio.schema.list_partition_reassignments.v0.response import (
-    ListPartitionReassignmentsResponse,
-    OngoingPartitionReassignment,
-    OngoingTopicReassignment,
-)
-
 from kreplica.common.config import LogConfig
+from kreplica.common.error_code import ErrorCode
 from kreplica.common.errors import (
     ElectionNotNeeded,
     EligibleLeadersNotAvailable,
@@ -78,6 +36,47 @@ from kreplica.common.errors import (
     UnknownTopicOrPartition,
 )
 from kreplica.common.leader_and_isr import NO_LEADER, LeaderRecoveryState
+from kreplica.common.messages.administration import (
+    AlterPartitionReassignmentsRequest,
+    AlterPartitionReassignmentsResponse,
+    CreatableTopic,
+    CreatableTopicConfigs,
+    CreatableTopicResult,
+    CreatePartitionsRequest,
+    CreatePartitionsResponse,
+    CreatePartitionsTopic,
+    CreatePartitionsTopicResult,
+    CreateTopicsRequest,
+    CreateTopicsResponse,
+    DeletableTopicResult,
+    DeleteTopicsRequest,
+    DeleteTopicsResponse,
+    DeleteTopicState,
+    ElectLeadersRequest,
+    ElectLeadersResponse,
+    ListPartitionReassignmentsRequest,
+    ListPartitionReassignmentsResponse,
+    OngoingPartitionReassignment,
+    OngoingTopicReassignment,
+    PartitionResult,
+    ReassignablePartition,
+    ReassignablePartitionResponse,
+    ReassignableTopicResponse,
+    ReplicaElectionResult,
+)
+from kreplica.common.messages.controllers import (
+    AlterPartitionRequest,
+    AlterPartitionResponse,
+    AssignReplicasToDirsRequest,
+    AssignReplicasToDirsResponse,
+)
+from kreplica.common.messages.controllers import AlterPartitionRequestPartitionData as Asked
+from kreplica.common.messages.controllers import AlterPartitionResponsePartitionData as AlteredPartition
+from kreplica.common.messages.controllers import AssignReplicasToDirsResponseDirectoryData as DirectoryData
+from kreplica.common.messages.controllers import (
+    AssignReplicasToDirsResponsePartitionData as AssignedPartition,
+)
+from kreplica.common.messages.controllers import AssignReplicasToDirsResponseTopicData as AssignedTopic
 from kreplica.common.ports import Random
 from kreplica.common.types import TopicPartition, Uuid, check_topic_name
 from kreplica.common.wire import NO_THROTTLE, topic_id_of
@@ -106,7 +105,7 @@ from kreplica.controller.replica_state_machine import ReplicaStateMachine
 from kreplica.controller.state_change_logger import StateChangeLogger
 from kreplica.controller.topic_deletion_manager import TopicDeletionManager
 from kreplica.metadata.cluster_metadata import TOPIC_RESOURCE
-from kreplica.metadata.records import ConfigRecord, TopicRecord
+from kreplica.metadata.records import ConfigRecord, PartitionChangeRecord, TopicRecord
 
 METADATA_TOPIC = "__cluster_metadata"
 MAX_PARTITIONS_PER_BATCH = 10_000
@@ -452,7 +451,10 @@ class ReplicationControl:
         assert state is not None
         assert change is not None
         record = change.build(partition.topic_id, number)
-        after = state if record is None else state.merge(record.message)
+        after = state
+        if record is not None:
+            assert isinstance(record.message, PartitionChangeRecord), record
+            after = state.merge(record.message)
         if after.leader_epoch != state.leader_epoch:
             # This ISR completed a reassignment, whose end removed replicas and so began a new leader epoch.
             return refused(number, NewLeaderElected(f"{partition.topic_partition} was reassigned"))

@@ -9,8 +9,6 @@ MembershipRequests: the requests by which a follower changes its own entry in th
 of a fetch. Thread rule: the client's loop.
 """
 
-# mypy: disable-error-code="arg-type"
-
 from __future__ import annotations
 
 import logging
@@ -19,10 +17,6 @@ from datetime import timedelta
 from functools import partial
 from typing import Any
 
-from kio.schema.add_raft_voter.v1 import request as add
-from kio.schema.remove_raft_voter.v0.request import RemoveRaftVoterRequest
-from kio.schema.update_raft_voter.v0 import request as update
-
 from kreplica.common.errors import (
     CorruptMessage,
     InvalidRequest,
@@ -30,6 +24,13 @@ from kreplica.common.errors import (
     PositionOutOfRange,
     RequestTimedOut,
     StorageFull,
+)
+from kreplica.common.messages.quorum import (
+    AddRaftVoterRequest,
+    KRaftVersionFeature,
+    Listener,
+    RemoveRaftVoterRequest,
+    UpdateRaftVoterRequest,
 )
 from kreplica.common.wire import error_of, uuid_of
 from kreplica.metadata.image_format import OffsetAndEpoch
@@ -89,32 +90,32 @@ class MembershipRequests:
             return None
         return self._add() if known is None else self._remove(known)
 
-    def _update(self, state: FollowerState) -> update.UpdateRaftVoterRequest:
+    def _update(self, state: FollowerState) -> UpdateRaftVoterRequest:
         context = self._context
         lowest, highest = KRAFT_VERSIONS
-        return update.UpdateRaftVoterRequest(
+        return UpdateRaftVoterRequest(
             cluster_id=context.cluster_id,
             current_leader_epoch=state.epoch,
             voter_id=context.key.node_id,
             voter_directory_id=uuid_of(context.key.directory_id),
             listeners=tuple(
-                update.Listener(name=each.name, host=each.host, port=each.port)
+                Listener(name=each.name, host=each.host, port=each.port)
                 for each in context.membership.endpoints
             ),
-            k_raft_version_feature=update.KRaftVersionFeature(
+            k_raft_version_feature=KRaftVersionFeature(
                 min_supported_version=lowest, max_supported_version=highest
             ),
         )
 
-    def _add(self) -> add.AddRaftVoterRequest:
+    def _add(self) -> AddRaftVoterRequest:
         context = self._context
-        return add.AddRaftVoterRequest(
+        return AddRaftVoterRequest(
             cluster_id=context.cluster_id,
             timeout=timedelta(milliseconds=context.config.quorum_request_timeout_ms),
             voter_id=context.key.node_id,
             voter_directory_id=uuid_of(context.key.directory_id),
             listeners=tuple(
-                add.Listener(name=each.name, host=each.host, port=each.port)
+                Listener(name=each.name, host=each.host, port=each.port)
                 for each in context.membership.endpoints
             ),
             ack_when_committed=False,

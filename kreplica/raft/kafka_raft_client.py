@@ -18,16 +18,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from kio.schema.add_raft_voter.v1.request import AddRaftVoterRequest
-from kio.schema.begin_quorum_epoch.v1.request import BeginQuorumEpochRequest
-from kio.schema.describe_quorum.v2.request import DescribeQuorumRequest
-from kio.schema.end_quorum_epoch.v1.request import EndQuorumEpochRequest
-from kio.schema.fetch.v17.request import FetchRequest
-from kio.schema.fetch_snapshot.v1.request import FetchSnapshotRequest
-from kio.schema.remove_raft_voter.v0.request import RemoveRaftVoterRequest
-from kio.schema.update_raft_voter.v0.request import UpdateRaftVoterRequest
-from kio.schema.vote.v2.request import VoteRequest
-
 from kreplica.common.errors import (
     BrokerNotAvailable,
     InconsistentClusterId,
@@ -39,6 +29,17 @@ from kreplica.common.errors import (
     UnsupportedVersion,
 )
 from kreplica.common.future import Future, failed, pass_on, resolved
+from kreplica.common.messages.data import FetchRequest
+from kreplica.common.messages.quorum import (
+    AddRaftVoterRequest,
+    BeginQuorumEpochRequest,
+    DescribeQuorumRequest,
+    EndQuorumEpochRequest,
+    FetchSnapshotRequest,
+    RemoveRaftVoterRequest,
+    UpdateRaftVoterRequest,
+    VoteRequest,
+)
 from kreplica.common.metrics import MetricRegistry
 from kreplica.common.ports import Cancellable, Clock, Disk, Loop, Random, Transport, monotonic_ms
 from kreplica.common.types import Uuid

@@ -4,24 +4,16 @@ The metrics' values are computed when they are read, by any thread, and may be s
 state.
 """
 
-# mypy: disable-error-code="arg-type"
-
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
-from kio.schema.describe_quorum.v2.response import (
-    DescribeQuorumResponse,
-    Listener,
-    Node,
-    PartitionData,
-    ReplicaState,
-    TopicData,
-)
-from kio.schema.errors import ErrorCode
-
+from kreplica.common.error_code import ErrorCode
 from kreplica.common.errors import KreplicaError, NotLeaderOrFollower
+from kreplica.common.messages.quorum import DescribeQuorumResponse, Listener, Node, ReplicaState
+from kreplica.common.messages.quorum import DescribeQuorumResponsePartitionData as PartitionData
+from kreplica.common.messages.quorum import DescribeQuorumResponseTopicData as TopicData
 from kreplica.common.types import Uuid
 from kreplica.common.wire import uuid_of
 from kreplica.raft.epoch_state import (

@@ -1,10 +1,8 @@
-"""Builds and reads the quorum's messages: entities of the package kio, in Kafka's newest versions.
+"""Builds and reads the quorum's messages: messages, in Kafka's newest versions.
 
 All are about the single partition of the metadata log. A request about another partition, or several, raises
 InvalidRequest. Owns no state; any thread may call.
 """
-
-# mypy: disable-error-code="arg-type"
 
 from __future__ import annotations
 
@@ -13,21 +11,54 @@ from collections.abc import Iterable
 from datetime import timedelta
 from typing import Any, NamedTuple
 
-from kio.schema.begin_quorum_epoch.v1 import request as begin_request
-from kio.schema.begin_quorum_epoch.v1 import response as begin_response
-from kio.schema.end_quorum_epoch.v1 import request as end_request
-from kio.schema.end_quorum_epoch.v1 import response as end_response
-from kio.schema.errors import ErrorCode
-from kio.schema.fetch.v17 import request as fetch_request
-from kio.schema.fetch.v17 import response as fetch_response
-from kio.schema.fetch_snapshot.v1 import request as snapshot_request
-from kio.schema.fetch_snapshot.v1 import response as snapshot_response
-from kio.schema.vote.v2 import request as vote_request
-from kio.schema.vote.v2 import response as vote_response
-
+from kreplica.common.error_code import ErrorCode
 from kreplica.common.errors import InvalidRequest
+from kreplica.common.message import maker
+from kreplica.common.messages.data import (
+    FetchableTopicResponse,
+    FetchPartition,
+    FetchRequest,
+    FetchResponse,
+    FetchResponseEpochEndOffset,
+    FetchTopic,
+    LeaderIdAndEpoch,
+    NodeEndpoint,
+    PartitionData,
+    ReplicaState,
+    SnapshotId,
+)
+from kreplica.common.messages.quorum import (
+    BeginQuorumEpochRequest,
+    BeginQuorumEpochRequestPartitionData,
+    BeginQuorumEpochRequestTopicData,
+    BeginQuorumEpochResponse,
+    BeginQuorumEpochResponsePartitionData,
+    BeginQuorumEpochResponseTopicData,
+    EndQuorumEpochRequest,
+    EndQuorumEpochRequestPartitionData,
+    EndQuorumEpochRequestTopicData,
+    EndQuorumEpochResponse,
+    EndQuorumEpochResponsePartitionData,
+    EndQuorumEpochResponseTopicData,
+    FetchSnapshotRequest,
+    FetchSnapshotRequestPartitionSnapshot,
+    FetchSnapshotRequestTopicSnapshot,
+    FetchSnapshotResponse,
+    FetchSnapshotResponsePartitionSnapshot,
+    FetchSnapshotResponseTopicSnapshot,
+    LeaderEndpoint,
+    ReplicaInfo,
+    VoteRequest,
+    VoteRequestPartitionData,
+    VoteRequestTopicData,
+    VoteResponse,
+    VoteResponsePartitionData,
+    VoteResponseTopicData,
+)
+from kreplica.common.messages.quorum import LeaderIdAndEpoch as SnapshotLeader
+from kreplica.common.messages.quorum import SnapshotId as FetchedSnapshotId
 from kreplica.common.types import Uuid
-from kreplica.common.wire import NO_THROTTLE, maker, topic_id_of, uuid_of
+from kreplica.common.wire import NO_THROTTLE, topic_id_of, uuid_of
 from kreplica.metadata.control_records import VoterEndpoint
 from kreplica.metadata.image_format import OffsetAndEpoch
 from kreplica.raft.voter_set import ReplicaKey
@@ -40,8 +71,8 @@ NO_NODE = -1
 NO_ERROR = ErrorCode.none
 READ_UNCOMMITTED = 0
 
-_fetch_answer = maker(fetch_response.PartitionData)
-_fetch_question = maker(fetch_request.FetchPartition)
+_fetch_answer = maker(PartitionData)
+_fetch_question = maker(FetchPartition)
 
 
 class Standing(NamedTuple):
@@ -80,7 +111,7 @@ def only_partition(message: Any) -> Any:
 
     Raises InvalidRequest if the message is about another partition, or several.
     """
-    topics = message.responses if isinstance(message, fetch_response.FetchResponse) else message.topics
+    topics = message.responses if isinstance(message, FetchResponse) else message.topics
     if len(topics) == 1 and _is_metadata(topics[0]) and len(topics[0].partitions) == 1:
         partition = topics[0].partitions[0]
         if _index_of(partition) == METADATA_PARTITION:
@@ -118,9 +149,9 @@ def make_vote_request(
     log_end: OffsetAndEpoch,
     *,
     pre_vote: bool,
-) -> vote_request.VoteRequest:
+) -> VoteRequest:
     """Make a request for the vote of `voter`, or for its pre-vote (KIP-996)."""
-    partition = vote_request.PartitionData(
+    partition = VoteRequestPartitionData(
         partition_index=METADATA_PARTITION,
         replica_epoch=epoch,
         replica_id=candidate.node_id,
@@ -130,20 +161,20 @@ def make_vote_request(
         last_offset=log_end.offset,
         pre_vote=pre_vote,
     )
-    topic = vote_request.TopicData(topic_name=METADATA_TOPIC, partitions=(partition,))
-    return vote_request.VoteRequest(cluster_id=cluster_id, voter_id=voter.node_id, topics=(topic,))
+    topic = VoteRequestTopicData(topic_name=METADATA_TOPIC, partitions=(partition,))
+    return VoteRequest(cluster_id=cluster_id, voter_id=voter.node_id, topics=(topic,))
 
 
-def make_vote_response(standing: Standing, *, granted: bool) -> vote_response.VoteResponse:
-    partition = vote_response.PartitionData(
+def make_vote_response(standing: Standing, *, granted: bool) -> VoteResponse:
+    partition = VoteResponsePartitionData(
         partition_index=METADATA_PARTITION,
         error_code=_error_code(standing),
         leader_id=or_no_node(standing.leader_id),
         leader_epoch=standing.leader_epoch,
         vote_granted=granted,
     )
-    topic = vote_response.TopicData(topic_name=METADATA_TOPIC, partitions=(partition,))
-    return vote_response.VoteResponse(error_code=NO_ERROR, topics=(topic,))
+    topic = VoteResponseTopicData(topic_name=METADATA_TOPIC, partitions=(partition,))
+    return VoteResponse(error_code=NO_ERROR, topics=(topic,))
 
 
 # ---- BeginQuorumEpoch, EndQuorumEpoch ----------------------------------------------------------------------
@@ -155,64 +186,64 @@ def make_begin_request(
     leader_id: int,
     epoch: int,
     endpoints: Iterable[VoterEndpoint] = (),
-) -> begin_request.BeginQuorumEpochRequest:
+) -> BeginQuorumEpochRequest:
     """Make a message that announces the leader of the epoch and its `endpoints` to `voter`."""
-    partition = begin_request.PartitionData(
+    partition = BeginQuorumEpochRequestPartitionData(
         partition_index=METADATA_PARTITION,
         voter_directory_id=_directory_id(voter),
         leader_id=leader_id,
         leader_epoch=epoch,
     )
-    topic = begin_request.TopicData(topic_name=METADATA_TOPIC, partitions=(partition,))
-    return begin_request.BeginQuorumEpochRequest(
+    topic = BeginQuorumEpochRequestTopicData(topic_name=METADATA_TOPIC, partitions=(partition,))
+    return BeginQuorumEpochRequest(
         cluster_id=cluster_id,
         voter_id=voter.node_id,
         topics=(topic,),
         leader_endpoints=tuple(
-            begin_request.LeaderEndpoint(name=each.name, host=each.host, port=each.port) for each in endpoints
+            LeaderEndpoint(name=each.name, host=each.host, port=each.port) for each in endpoints
         ),
     )
 
 
-def make_begin_response(standing: Standing) -> begin_response.BeginQuorumEpochResponse:
-    partition = begin_response.PartitionData(
+def make_begin_response(standing: Standing) -> BeginQuorumEpochResponse:
+    partition = BeginQuorumEpochResponsePartitionData(
         partition_index=METADATA_PARTITION,
         error_code=_error_code(standing),
         leader_id=or_no_node(standing.leader_id),
         leader_epoch=standing.leader_epoch,
     )
-    topic = begin_response.TopicData(topic_name=METADATA_TOPIC, partitions=(partition,))
-    return begin_response.BeginQuorumEpochResponse(error_code=NO_ERROR, topics=(topic,))
+    topic = BeginQuorumEpochResponseTopicData(topic_name=METADATA_TOPIC, partitions=(partition,))
+    return BeginQuorumEpochResponse(error_code=NO_ERROR, topics=(topic,))
 
 
 def make_end_request(
     cluster_id: str, leader_id: int, epoch: int, successors: Iterable[ReplicaKey]
-) -> end_request.EndQuorumEpochRequest:
+) -> EndQuorumEpochRequest:
     """Make a message that the leader of the epoch has resigned. `successors`: preferred new leaders, best
     first.
     """
-    partition = end_request.PartitionData(
+    partition = EndQuorumEpochRequestPartitionData(
         partition_index=METADATA_PARTITION,
         leader_id=leader_id,
         leader_epoch=epoch,
         preferred_candidates=tuple(
-            end_request.ReplicaInfo(candidate_id=key.node_id, candidate_directory_id=_directory_id(key))
+            ReplicaInfo(candidate_id=key.node_id, candidate_directory_id=_directory_id(key))
             for key in successors
         ),
     )
-    topic = end_request.TopicData(topic_name=METADATA_TOPIC, partitions=(partition,))
-    return end_request.EndQuorumEpochRequest(cluster_id=cluster_id, topics=(topic,), leader_endpoints=())
+    topic = EndQuorumEpochRequestTopicData(topic_name=METADATA_TOPIC, partitions=(partition,))
+    return EndQuorumEpochRequest(cluster_id=cluster_id, topics=(topic,), leader_endpoints=())
 
 
-def make_end_response(standing: Standing) -> end_response.EndQuorumEpochResponse:
-    partition = end_response.PartitionData(
+def make_end_response(standing: Standing) -> EndQuorumEpochResponse:
+    partition = EndQuorumEpochResponsePartitionData(
         partition_index=METADATA_PARTITION,
         error_code=_error_code(standing),
         leader_id=or_no_node(standing.leader_id),
         leader_epoch=standing.leader_epoch,
     )
-    topic = end_response.TopicData(topic_name=METADATA_TOPIC, partitions=(partition,))
-    return end_response.EndQuorumEpochResponse(error_code=NO_ERROR, topics=(topic,))
+    topic = EndQuorumEpochResponseTopicData(topic_name=METADATA_TOPIC, partitions=(partition,))
+    return EndQuorumEpochResponse(error_code=NO_ERROR, topics=(topic,))
 
 
 # ---- Fetch -------------------------------------------------------------------------------------------------
@@ -229,7 +260,7 @@ class FetchPosition(NamedTuple):
 
 def make_fetch_request(
     cluster_id: str, replica: ReplicaKey, position: FetchPosition, *, max_wait_ms: int, max_bytes: int
-) -> fetch_request.FetchRequest:
+) -> FetchRequest:
     """Make a fetch at the end of the replica's log. All records below are on the replica's disk."""
     partition = _fetch_question(
         partition=METADATA_PARTITION,
@@ -240,14 +271,14 @@ def make_fetch_request(
         partition_max_bytes=max_bytes,
         replica_directory_id=_directory_id(replica),
     )
-    return fetch_request.FetchRequest(
+    return FetchRequest(
         cluster_id=cluster_id,
-        replica_state=fetch_request.ReplicaState(replica_id=replica.node_id),
+        replica_state=ReplicaState(replica_id=replica.node_id),
         max_wait=timedelta(milliseconds=max_wait_ms),
         min_bytes=0,
         max_bytes=max_bytes,
         isolation_level=READ_UNCOMMITTED,
-        topics=(fetch_request.FetchTopic(topic_id=METADATA_TOPIC_ID, partitions=(partition,)),),
+        topics=(FetchTopic(topic_id=METADATA_TOPIC_ID, partitions=(partition,)),),
         forgotten_topics_data=(),
     )
 
@@ -261,16 +292,16 @@ def make_fetch_response(
     snapshot_id: OffsetAndEpoch | None = None,
     records: Any = b"",
     leader_address: tuple[str, int] | None = None,
-) -> fetch_response.FetchResponse:
+) -> FetchResponse:
     """Make the answer to a fetch.
 
     `high_watermark` is -1 if it is not known in this epoch. `records`: whole batches. `leader_address`: where
     the leader listens, for a replica that may not know it.
     """
-    endpoints: tuple[fetch_response.NodeEndpoint, ...] = ()
+    endpoints: tuple[NodeEndpoint, ...] = ()
     if leader_address is not None and standing.leader_id is not None:
         host, port = leader_address
-        endpoints = (fetch_response.NodeEndpoint(node_id=standing.leader_id, host=host, port=port),)
+        endpoints = (NodeEndpoint(node_id=standing.leader_id, host=host, port=port),)
     partition = _fetch_answer(
         partition_index=METADATA_PARTITION,
         error_code=_error_code(standing),
@@ -278,29 +309,29 @@ def make_fetch_response(
         last_stable_offset=high_watermark,
         log_start_offset=log_start_offset,
         diverging_epoch=(
-            fetch_response.EpochEndOffset()
+            FetchResponseEpochEndOffset()
             if diverging is None
-            else fetch_response.EpochEndOffset(epoch=diverging.epoch, end_offset=diverging.offset)
+            else FetchResponseEpochEndOffset(epoch=diverging.epoch, end_offset=diverging.offset)
         ),
-        current_leader=fetch_response.LeaderIdAndEpoch(
+        current_leader=LeaderIdAndEpoch(
             leader_id=or_no_node(standing.leader_id), leader_epoch=standing.leader_epoch
         ),
         snapshot_id=(
-            fetch_response.SnapshotId()
+            SnapshotId()
             if snapshot_id is None
-            else fetch_response.SnapshotId(epoch=snapshot_id.epoch, end_offset=snapshot_id.offset)
+            else SnapshotId(epoch=snapshot_id.epoch, end_offset=snapshot_id.offset)
         ),
         aborted_transactions=None,
         preferred_read_replica=NO_NODE,
         records=records,
     )
-    topic = fetch_response.FetchableTopicResponse(topic_id=METADATA_TOPIC_ID, partitions=(partition,))
-    return fetch_response.FetchResponse(
+    topic = FetchableTopicResponse(topic_id=METADATA_TOPIC_ID, partitions=(partition,))
+    return FetchResponse(
         throttle_time=NO_THROTTLE, error_code=NO_ERROR, responses=(topic,), node_endpoints=endpoints
     )
 
 
-def is_of_metadata_log(request: fetch_request.FetchRequest) -> bool:
+def is_of_metadata_log(request: FetchRequest) -> bool:
     """Whether a fetch is about the metadata log only."""
     topics = request.topics
     if len(topics) != 1:
@@ -327,17 +358,17 @@ def make_snapshot_request(
     snapshot_id: OffsetAndEpoch,
     position: int,
     max_bytes: int,
-) -> snapshot_request.FetchSnapshotRequest:
+) -> FetchSnapshotRequest:
     """Make a request to the leader of `epoch` for the bytes of a snapshot from `position` on."""
-    partition = snapshot_request.PartitionSnapshot(
+    partition = FetchSnapshotRequestPartitionSnapshot(
         partition=METADATA_PARTITION,
         current_leader_epoch=epoch,
-        snapshot_id=snapshot_request.SnapshotId(end_offset=snapshot_id.offset, epoch=snapshot_id.epoch),
+        snapshot_id=FetchedSnapshotId(end_offset=snapshot_id.offset, epoch=snapshot_id.epoch),
         position=position,
         replica_directory_id=_directory_id(replica),
     )
-    topic = snapshot_request.TopicSnapshot(name=METADATA_TOPIC, partitions=(partition,))
-    return snapshot_request.FetchSnapshotRequest(
+    topic = FetchSnapshotRequestTopicSnapshot(name=METADATA_TOPIC, partitions=(partition,))
+    return FetchSnapshotRequest(
         cluster_id=cluster_id, replica_id=replica.node_id, max_bytes=max_bytes, topics=(topic,)
     )
 
@@ -349,23 +380,21 @@ def make_snapshot_response(
     size: int = 0,
     position: int = 0,
     data: Any = b"",
-) -> snapshot_response.FetchSnapshotResponse:
+) -> FetchSnapshotResponse:
     """Make the answer to a FetchSnapshot. `size`: of the whole snapshot, in bytes."""
-    partition = snapshot_response.PartitionSnapshot(
+    partition = FetchSnapshotResponsePartitionSnapshot(
         index=METADATA_PARTITION,
         error_code=_error_code(standing),
-        snapshot_id=snapshot_response.SnapshotId(end_offset=snapshot_id.offset, epoch=snapshot_id.epoch),
-        current_leader=snapshot_response.LeaderIdAndEpoch(
+        snapshot_id=FetchedSnapshotId(end_offset=snapshot_id.offset, epoch=snapshot_id.epoch),
+        current_leader=SnapshotLeader(
             leader_id=or_no_node(standing.leader_id), leader_epoch=standing.leader_epoch
         ),
         size=size,
         position=position,
         unaligned_records=data,
     )
-    topic = snapshot_response.TopicSnapshot(name=METADATA_TOPIC, partitions=(partition,))
-    return snapshot_response.FetchSnapshotResponse(
-        throttle_time=NO_THROTTLE, error_code=NO_ERROR, topics=(topic,)
-    )
+    topic = FetchSnapshotResponseTopicSnapshot(name=METADATA_TOPIC, partitions=(partition,))
+    return FetchSnapshotResponse(throttle_time=NO_THROTTLE, error_code=NO_ERROR, topics=(topic,))
 
 
 def standing_in(answer: Any) -> Standing:
@@ -377,14 +406,12 @@ def standing_in(answer: Any) -> Standing:
 def top_level_error(request: Any, code: int) -> Any:
     """Make the answer to a request of the quorum that is rejected as a whole."""
     error_code = ErrorCode(code)
-    if isinstance(request, vote_request.VoteRequest):
-        return vote_response.VoteResponse(error_code=error_code, topics=())
-    if isinstance(request, begin_request.BeginQuorumEpochRequest):
-        return begin_response.BeginQuorumEpochResponse(error_code=error_code, topics=())
-    if isinstance(request, end_request.EndQuorumEpochRequest):
-        return end_response.EndQuorumEpochResponse(error_code=error_code, topics=())
-    if isinstance(request, fetch_request.FetchRequest):
-        return fetch_response.FetchResponse(throttle_time=NO_THROTTLE, error_code=error_code, responses=())
-    return snapshot_response.FetchSnapshotResponse(
-        throttle_time=NO_THROTTLE, error_code=error_code, topics=()
-    )
+    if isinstance(request, VoteRequest):
+        return VoteResponse(error_code=error_code, topics=())
+    if isinstance(request, BeginQuorumEpochRequest):
+        return BeginQuorumEpochResponse(error_code=error_code, topics=())
+    if isinstance(request, EndQuorumEpochRequest):
+        return EndQuorumEpochResponse(error_code=error_code, topics=())
+    if isinstance(request, FetchRequest):
+        return FetchResponse(throttle_time=NO_THROTTLE, error_code=error_code, responses=())
+    return FetchSnapshotResponse(throttle_time=NO_THROTTLE, error_code=error_code, topics=())

@@ -6,19 +6,13 @@ committed. Two overlapping changes could leave two majorities without a common v
 client's loop.
 """
 
-# mypy: disable-error-code="arg-type"
-
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from kio.schema.add_raft_voter.v1.response import AddRaftVoterResponse
-from kio.schema.errors import ErrorCode
-from kio.schema.remove_raft_voter.v0.response import RemoveRaftVoterResponse
-from kio.schema.update_raft_voter.v0.response import CurrentLeader, UpdateRaftVoterResponse
-
+from kreplica.common.error_code import ErrorCode
 from kreplica.common.errors import (
     DuplicateVoter,
     FencedLeaderEpoch,
@@ -32,6 +26,12 @@ from kreplica.common.errors import (
     VoterNotFound,
 )
 from kreplica.common.future import Future, resolved
+from kreplica.common.messages.quorum import (
+    AddRaftVoterResponse,
+    CurrentLeader,
+    RemoveRaftVoterResponse,
+    UpdateRaftVoterResponse,
+)
 from kreplica.common.types import Uuid
 from kreplica.common.wire import NO_THROTTLE
 from kreplica.metadata.control_records import VoterEndpoint

@@ -7,23 +7,12 @@ controller distinguishes them by the partition epoch. Thread rule: any thread ma
 guards what waits; everything else runs in the loop.
 """
 
-# mypy: disable-error-code="arg-type"
-
 from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
-
-from kio.schema.alter_partition.v3.request import (
-    AlterPartitionRequest,
-    BrokerState,
-    PartitionData,
-    TopicData,
-)
-from kio.schema.alter_partition.v3.response import AlterPartitionResponse
-from kio.schema.alter_partition.v3.response import PartitionData as PartitionAnswer
 
 from kreplica.common.controller_requests import ControllerRequests, OneAtATime
 from kreplica.common.errors import (
@@ -36,6 +25,10 @@ from kreplica.common.errors import (
 from kreplica.common.future import Future, failed
 from kreplica.common.leader_and_isr import LeaderAndIsr, LeaderRecoveryState
 from kreplica.common.locks import Lock
+from kreplica.common.messages.controllers import AlterPartitionRequest, AlterPartitionResponse, BrokerState
+from kreplica.common.messages.controllers import AlterPartitionRequestPartitionData as PartitionData
+from kreplica.common.messages.controllers import AlterPartitionRequestTopicData as TopicData
+from kreplica.common.messages.controllers import AlterPartitionResponsePartitionData as PartitionAnswer
 from kreplica.common.ports import Loop, Transport
 from kreplica.common.types import TopicPartition, Uuid
 from kreplica.common.wire import error_of

@@ -33,9 +33,8 @@ from kreplica.replica.replica_config import ReplicaConfig
 from kreplica.replica.replica_peers import OF_A_LEADER, ReplicaPeers, answer_of, is_believed_whole
 
 if TYPE_CHECKING:
-    from kio.schema.fetch.v17.response import FetchResponse
-    from kio.schema.fetch.v17.response import PartitionData as FetchAnswer
-
+    from kreplica.common.messages.data import FetchResponse
+    from kreplica.common.messages.data import PartitionData as FetchAnswer
     from kreplica.log.damage import Damage
     from kreplica.replica.partition import Partition
 

@@ -33,8 +33,7 @@ from kreplica.replica.replica_config import ReplicaConfig
 from kreplica.replica.replica_peers import OF_A_LEADER, ReplicaPeers, answer_of, is_believed_whole
 
 if TYPE_CHECKING:
-    from kio.schema.fetch.v17.response import FetchResponse
-
+    from kreplica.common.messages.data import FetchResponse
     from kreplica.log.unified_log import UnifiedLog
     from kreplica.replica.partition import Partition
 

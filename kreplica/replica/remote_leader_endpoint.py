@@ -1,9 +1,7 @@
 """RemoteLeaderEndPoint: makes a fetcher's requests to its leader, and reads the answers.
 
-Messages are entities of the package kio, made once per request. Nothing here waits or keeps state.
+Messages are messages, made once per request. Nothing here waits or keeps state.
 """
-
-# mypy: disable-error-code="arg-type"
 
 from __future__ import annotations
 
@@ -11,29 +9,29 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple
 
-from kio.schema.fetch.v17.request import (
+from kreplica.common.future import Future
+from kreplica.common.message import maker
+from kreplica.common.messages.data import (
     FetchPartition,
     FetchRequest,
+    FetchResponse,
     FetchTopic,
     ForgottenTopic,
-    ReplicaState,
-)
-from kio.schema.fetch.v17.response import FetchResponse
-from kio.schema.fetch.v17.response import PartitionData as FetchAnswer
-from kio.schema.list_offsets.v8.request import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
-from kio.schema.list_offsets.v8.response import ListOffsetsResponse
-from kio.schema.offset_for_leader_epoch.v4.request import (
+    ListOffsetsPartition,
+    ListOffsetsRequest,
+    ListOffsetsResponse,
+    ListOffsetsTopic,
     OffsetForLeaderEpochRequest,
+    OffsetForLeaderEpochResponse,
     OffsetForLeaderPartition,
     OffsetForLeaderTopic,
+    ReplicaState,
 )
-from kio.schema.offset_for_leader_epoch.v4.response import EpochEndOffset as EpochAnswer
-from kio.schema.offset_for_leader_epoch.v4.response import OffsetForLeaderEpochResponse
-
-from kreplica.common.future import Future
+from kreplica.common.messages.data import OffsetForLeaderEpochResponseEpochEndOffset as EpochAnswer
+from kreplica.common.messages.data import PartitionData as FetchAnswer
 from kreplica.common.ports import Transport
 from kreplica.common.types import INT32_MAX, TopicPartition, Uuid
-from kreplica.common.wire import maker, topic_id_of, uuid_of
+from kreplica.common.wire import topic_id_of, uuid_of
 from kreplica.replica.fetch_session import INITIAL_EPOCH, NO_SESSION
 from kreplica.replica.partition_states import FetchData, PartitionFetchState
 from kreplica.replica.replica_config import ReplicaConfig

@@ -58,11 +58,8 @@ from kreplica.replica.replica_config import ReplicaConfig
 from kreplica.replica.replication_quotas import ReplicationQuotaManager
 
 if TYPE_CHECKING:
-    from kio.schema.fetch.v17.response import FetchResponse
-    from kio.schema.fetch.v17.response import PartitionData as FetchAnswer
-    from kio.schema.list_offsets.v8.response import ListOffsetsResponse
-    from kio.schema.offset_for_leader_epoch.v4.response import OffsetForLeaderEpochResponse
-
+    from kreplica.common.messages.data import FetchResponse, ListOffsetsResponse, OffsetForLeaderEpochResponse
+    from kreplica.common.messages.data import PartitionData as FetchAnswer
     from kreplica.common.types import Uuid
     from kreplica.replica.partition import Partition
 

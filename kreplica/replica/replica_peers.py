@@ -9,8 +9,6 @@ class.
 It has no state but the owner's callback; any thread.
 """
 
-# mypy: disable-error-code="arg-type"
-
 from __future__ import annotations
 
 import uuid
@@ -18,10 +16,9 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from kio.schema.fetch.v17.request import FetchPartition, FetchRequest, FetchTopic, ReplicaState
-
 from kreplica.common.errors import CorruptMessage, KafkaStorageError, OffsetOutOfRange
 from kreplica.common.future import Future
+from kreplica.common.messages.data import FetchPartition, FetchRequest, FetchTopic, ReplicaState
 from kreplica.common.ports import Transport
 from kreplica.replica.delayed_fetch import CONSUMER
 from kreplica.replica.fetch_session import FINAL_EPOCH
@@ -29,9 +26,8 @@ from kreplica.replica.remote_leader_endpoint import fetch_answers
 from kreplica.replica.replica_config import ReplicaConfig
 
 if TYPE_CHECKING:
-    from kio.schema.fetch.v17.response import FetchResponse
-    from kio.schema.fetch.v17.response import PartitionData as FetchAnswer
-
+    from kreplica.common.messages.data import FetchResponse
+    from kreplica.common.messages.data import PartitionData as FetchAnswer
     from kreplica.replica.partition import Partition
 
 # A follower may answer a consumer that names its rack (KIP-392).

@@ -21,10 +21,8 @@ from functools import partial
 from struct import Struct
 from typing import Any, NamedTuple
 
-from kio.index import UnknownAPIKey, UnknownEntity
-
 from kreplica.broker.api_versions import request_type, response_type
-from kreplica.common.errors import InvalidRequest, NetworkException, NodeUnreachable
+from kreplica.common.errors import InvalidRequest, NetworkException, NodeUnreachable, UnsupportedVersion
 from kreplica.common.future import Future, failed
 from kreplica.common.locks import Lock
 from kreplica.common.message_reader import MessageReader, read_message
@@ -95,7 +93,7 @@ class FrameTransport:
     # ---- the Transport port -------------------------------------------------------------------------------
 
     def send(self, node_id: int, request: Any, *, timeout_ms: int) -> Future[Any]:
-        """Send `request`, an entity of the package kio; the future gets the response entity.
+        """Send `request`; the future gets the response entity.
 
         It fails with NetworkException after `timeout_ms` or when the connection closes, and with
         InvalidRequest for a request whose fields cannot be written.
@@ -246,5 +244,5 @@ def _response_of(frame: bytes) -> Any:
 def _known(schema: Callable[[int, int], type[Any]], api_key: int, version: int) -> type[Any]:
     try:
         return schema(api_key, version)
-    except (UnknownAPIKey, UnknownEntity):
+    except UnsupportedVersion:
         raise InvalidRequest(f"Kafka has no API of key {api_key} in version {version}") from None

@@ -16,14 +16,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from kio.schema.envelope.v0.request import EnvelopeRequest
-
 from kreplica.broker.api_versions import PRODUCE, Scope
 from kreplica.broker.forwarding_manager import ForwardingManager
 from kreplica.broker.node import Node
 from kreplica.broker.node_config import SocketServerConfig
 from kreplica.broker.request_channel import RequestChannel
 from kreplica.common.future import Future
+from kreplica.common.messages.controllers import EnvelopeRequest
 from kreplica.common.ports import Clock, Loop
 from kreplica.runtime.event_loop import EventLoopThread
 from kreplica.runtime.local_network import Handler, LocalEndpoint

@@ -15,8 +15,6 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from kio.schema.metadata.v12.request import MetadataRequest
-
 from kreplica.broker.api_versions import Scope
 from kreplica.broker.forwarding_manager import ForwardingManager
 from kreplica.broker.node import Node
@@ -26,6 +24,7 @@ from kreplica.broker.request_channel import RequestChannel
 from kreplica.broker.request_context import RequestContext
 from kreplica.common.errors import InvalidConfig, InvalidFile, InvalidRequest
 from kreplica.common.future import Future, pass_on
+from kreplica.common.messages.data import MetadataRequest
 from kreplica.log.file_names import CLUSTER_METADATA_DIRECTORY
 from kreplica.log.meta_properties import MetaPropertiesFile
 from kreplica.runtime.clock import SystemClock

@@ -25,19 +25,19 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from kio.schema.begin_quorum_epoch.v1.request import BeginQuorumEpochRequest
-from kio.schema.end_quorum_epoch.v1.request import EndQuorumEpochRequest
-from kio.schema.envelope.v0.request import EnvelopeRequest
-from kio.schema.fetch.v17.request import FetchRequest
-from kio.schema.fetch_snapshot.v1.request import FetchSnapshotRequest
-from kio.schema.produce.v11.request import ProduceRequest
-from kio.schema.vote.v2.request import VoteRequest
-
 from kreplica.broker.api_versions import response_type
 from kreplica.common.errors import InvalidRequest, KreplicaError, NetworkException, NodeUnreachable
 from kreplica.common.future import Future
 from kreplica.common.message_reader import MessageReader, read_message
 from kreplica.common.message_writer import request_frame
+from kreplica.common.messages.controllers import EnvelopeRequest
+from kreplica.common.messages.data import FetchRequest, ProduceRequest
+from kreplica.common.messages.quorum import (
+    BeginQuorumEpochRequest,
+    EndQuorumEpochRequest,
+    FetchSnapshotRequest,
+    VoteRequest,
+)
 from kreplica.runtime.bounded_log import BoundedLog
 from kreplica.runtime.event_loop import NodeLoops
 from kreplica.runtime.frame_reader import FrameReader
@@ -211,7 +211,7 @@ class _Peer:
 
     def connection_for(self, request: Any) -> PeerConnection:
         """Return the connection for the request; it need not be connected."""
-        lane = LANES.get(type(request), CONTROL)
+        lane = LANES.get(request.__class__, CONTROL)
         if lane is FETCH:
             return self._for_fetch()
         connection = self._lanes.get(lane)

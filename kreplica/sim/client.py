@@ -3,8 +3,6 @@
 Errors are returned as exceptions of kreplica. No state; any thread.
 """
 
-# mypy: disable-error-code="arg-type"
-
 from __future__ import annotations
 
 import datetime
@@ -14,12 +12,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
-from kio.schema.fetch.v17.request import FetchPartition, FetchRequest, FetchTopic
-from kio.schema.fetch.v17.response import FetchResponse
-
 from kreplica._core.records import batches
 from kreplica.common.errors import CorruptMessage
 from kreplica.common.future import Future
+from kreplica.common.messages.data import FetchPartition, FetchRequest, FetchResponse, FetchTopic
 from kreplica.common.types import AppendOrigin, TopicPartition, Uuid
 from kreplica.common.wire import error_of
 from kreplica.record.control import ControlRecordType

@@ -12,15 +12,14 @@ import dataclasses
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from kio.schema.alter_partition.v3.request import AlterPartitionRequest
-from kio.schema.alter_partition.v3.request import PartitionData as Asked
-from kio.schema.alter_partition.v3.response import AlterPartitionResponse, PartitionData
-
 from kreplica.common.config import LogConfig
 from kreplica.common.errors import KreplicaError, UnknownTopicId, UnsupportedVersion
 from kreplica.common.future import Future, failed
 from kreplica.common.leader_and_isr import NO_LEADER, LeaderAndIsr, LeaderRecoveryState
 from kreplica.common.locks import RLock
+from kreplica.common.messages.controllers import AlterPartitionRequest, AlterPartitionResponse
+from kreplica.common.messages.controllers import AlterPartitionRequestPartitionData as Asked
+from kreplica.common.messages.controllers import AlterPartitionResponsePartitionData as PartitionData
 from kreplica.common.types import TopicPartition, Uuid
 from kreplica.controller.controller_context import ControllerContext, PartitionContext
 from kreplica.controller.isr_change import (

@@ -7,10 +7,9 @@ import uuid
 from datetime import timedelta
 from pathlib import Path
 
-from kio.schema.fetch.v17.request import FetchPartition, FetchRequest, FetchTopic
-
 from kreplica import Cluster
 from kreplica.broker.node import Node
+from kreplica.common.messages.data import FetchPartition, FetchRequest, FetchTopic
 from kreplica.common.wire import uuid_of
 from kreplica.replica.delayed_fetch import DelayedFetch
 from tests.support.requests import frame_of

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
-from kio.schema.errors import ErrorCode
-from kio.schema.produce.v11.request import PartitionProduceData, ProduceRequest, TopicProduceData
 
 from kreplica import Cluster
 from kreplica.broker.api_versions import response_type
+from kreplica.common.error_code import ErrorCode
 from kreplica.common.errors import MessageTooLarge
+from kreplica.common.messages.data import PartitionProduceData, ProduceRequest, TopicProduceData
 from kreplica.log.log_validator import LogValidator
 from kreplica.record import compress
 from kreplica.record.compression import GZIP, LZ4, ZSTD

@@ -7,13 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kio.schema.add_raft_voter.v1.request import AddRaftVoterRequest
-from kio.schema.remove_raft_voter.v0.request import RemoveRaftVoterRequest
-from kio.static.primitive import i32
 
 from kreplica.broker.node_directories import read_properties
 from kreplica.cluster import Cluster
 from kreplica.common.errors import InvalidRequest, KreplicaError, StorageFull
+from kreplica.common.messages.quorum import AddRaftVoterRequest, RemoveRaftVoterRequest
 from kreplica.common.wire import error_of, uuid_of
 from kreplica.runtime import local_node
 from kreplica.runtime.storage import FileStorage
@@ -176,7 +174,7 @@ def remove_voter(cluster: Cluster, removed: int) -> None:
     """Remove a voter, and wait until the broker knows."""
     request = RemoveRaftVoterRequest(
         cluster_id=cluster.cluster_id,
-        voter_id=i32(removed),
+        voter_id=removed,
         voter_directory_id=directory_id(cluster, removed),
     )
     ask(cluster, request)

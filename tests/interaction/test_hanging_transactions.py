@@ -8,11 +8,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from kio.schema.write_txn_markers.v1.request import (
-    WritableTxnMarker,
-    WritableTxnMarkerTopic,
-    WriteTxnMarkersRequest,
-)
 from typer.testing import CliRunner
 
 from kreplica.cli.app import app
@@ -22,11 +17,17 @@ from kreplica.common.errors import (
     NetworkException,
     UnknownTopicOrPartition,
 )
+from kreplica.common.message import at, structure_of
+from kreplica.common.messages import transactions
 from kreplica.common.types import TopicPartition
 from tests.support.batches import build
 from tests.support.partitions import append_as_leader
 from tests.support.sockets import until
 from tests.support.tcp_cluster import CLUSTER_ID, TcpClient, TcpCluster
+
+WriteTxnMarkersRequest: Any = at(transactions.WriteTxnMarkersRequest, 1)
+WritableTxnMarker: Any = structure_of(WriteTxnMarkersRequest, "markers")
+WritableTxnMarkerTopic: Any = structure_of(WritableTxnMarker, "topics")
 
 HOUR_MS = 3_600_000
 

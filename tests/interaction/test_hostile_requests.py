@@ -6,7 +6,6 @@ After each the next client is served, and the process has not grown by what was 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 import socket
 import struct
@@ -19,41 +18,52 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from kio.schema.create_topics.v7.request import CreatableTopic, CreateTopicsRequest
-from kio.schema.delete_records.v2.request import (
+
+from kreplica.broker.api_versions import API_RANGES, request_type, response_type
+from kreplica.common.error_code import ErrorCode
+from kreplica.common.message import at, replace, structure_of
+from kreplica.common.messages import data
+from kreplica.common.messages.administration import CreatableTopic, CreateTopicsRequest
+from kreplica.common.messages.controllers import EnvelopeRequest
+from kreplica.common.messages.data import (
     DeleteRecordsPartition,
     DeleteRecordsRequest,
     DeleteRecordsTopic,
+    DescribeProducersRequest,
+    FetchPartition,
+    FetchRequest,
+    FetchTopic,
+    ListOffsetsPartition,
+    ListOffsetsRequest,
+    ListOffsetsTopic,
+    MetadataRequest,
+    PartitionProduceData,
+    ProduceRequest,
+    TopicProduceData,
 )
-from kio.schema.describe_producers.v0.request import DescribeProducersRequest
-from kio.schema.describe_producers.v0.request import TopicRequest as ProducersTopic
-from kio.schema.envelope.v0.request import EnvelopeRequest
-from kio.schema.errors import ErrorCode
-from kio.schema.fetch.v4.request import FetchPartition as FetchPartition4
-from kio.schema.fetch.v4.request import FetchRequest as FetchRequest4
-from kio.schema.fetch.v4.request import FetchTopic as FetchTopic4
-from kio.schema.fetch.v17.request import FetchPartition, FetchRequest, FetchTopic
-from kio.schema.find_coordinator.v4.request import FindCoordinatorRequest
-from kio.schema.join_group.v9.request import JoinGroupRequest, JoinGroupRequestProtocol
-from kio.schema.list_offsets.v8.request import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
-from kio.schema.metadata.v12.request import MetadataRequest
-from kio.schema.offset_commit.v8.request import (
+from kreplica.common.messages.data import DescribeProducersRequestTopicRequest as ProducersTopic
+from kreplica.common.messages.groups import (
+    FindCoordinatorRequest,
+    JoinGroupRequest,
+    JoinGroupRequestProtocol,
     OffsetCommitRequest,
     OffsetCommitRequestPartition,
     OffsetCommitRequestTopic,
+    OffsetFetchRequest,
+    OffsetFetchRequestGroup,
 )
-from kio.schema.offset_fetch.v8.request import OffsetFetchRequest, OffsetFetchRequestGroup
-from kio.schema.produce.v11.request import PartitionProduceData, ProduceRequest, TopicProduceData
-from kio.schema.vote.v2.request import PartitionData as VotePartition
-from kio.schema.vote.v2.request import TopicData as VoteTopic
-from kio.schema.vote.v2.request import VoteRequest
-
-from kreplica.broker.api_versions import API_RANGES, request_type, response_type
+from kreplica.common.messages.quorum import VoteRequest
+from kreplica.common.messages.quorum import VoteRequestPartitionData as VotePartition
+from kreplica.common.messages.quorum import VoteRequestTopicData as VoteTopic
 from tests.support.messages import messages
 from tests.support.replicas import batch
 from tests.support.requests import frame_of, response_of
 from tests.support.sockets import connected, framed, read_frame, until
 from tests.support.tcp_cluster import WAIT_S, TcpClient, TcpCluster
+
+FetchRequest4: Any = at(data.FetchRequest, 4)
+FetchTopic4: Any = structure_of(FetchRequest4, "topics")
+FetchPartition4: Any = structure_of(FetchTopic4, "partitions")
 
 EXAMPLES = int(os.environ.get("KREPLICA_FUZZ_FRAMES", "60"))
 # More than a frame of what is sent here, its copies, and what the tests' own messages take.
@@ -296,8 +306,8 @@ def produce(partition: int, value: bytes = b"a") -> ProduceRequest:
 def test_answers_come_in_order_and_none_comes_where_none_is_wanted(address: tuple[str, int]) -> None:
     with connected(address) as client:
         end = ask(client, fetch("orders", 0, 0)).responses[0].partitions[0].high_watermark
-        waits = dataclasses.replace(fetch("orders", 0, end), max_wait=timedelta(milliseconds=300))
-        silent = dataclasses.replace(produce(0), acks=0)
+        waits = replace(fetch("orders", 0, end), max_wait=timedelta(milliseconds=300))
+        silent = replace(produce(0), acks=0)
         client.sendall(b"".join(framed(frame_of(each, 1)) for each in (waits, silent, ALL_TOPICS)))
         assert response_of(response_type(1, 4), read_frame(client), 1).responses
         assert response_of(response_type(3, 12), read_frame(client), 1).topics
@@ -305,7 +315,7 @@ def test_answers_come_in_order_and_none_comes_where_none_is_wanted(address: tupl
 
 def test_an_error_where_no_answer_is_wanted_closes_the_connection(address: tuple[str, int]) -> None:
     with connected(address) as client:
-        client.sendall(framed(frame_of(dataclasses.replace(produce(99), acks=0), 1)))
+        client.sendall(framed(frame_of(replace(produce(99), acks=0), 1)))
         assert is_closed(client)
 
 
@@ -356,7 +366,7 @@ def test_nobody_joins_a_group_so(address: tuple[str, int], changed: dict[str, An
     )
     with connected(address) as hostile:
         has_coordinator(hostile)
-        assert ask(hostile, dataclasses.replace(join, **changed)).error_code is code
+        assert ask(hostile, replace(join, **changed)).error_code is code
 
 
 @pytest.mark.parametrize("partitions", [0, -2, 10_001, 2**31 - 1])

@@ -10,14 +10,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kio.schema.api_versions.v3.request import ApiVersionsRequest
-from kio.schema.fetch.v17.request import FetchPartition, FetchRequest, FetchTopic, ReplicaState
-from kio.schema.list_offsets.v8.request import ListOffsetsRequest
-from kio.schema.metadata.v12.request import MetadataRequest
-from kio.schema.offset_for_leader_epoch.v4.request import OffsetForLeaderEpochRequest
 
 from kreplica import Cluster
 from kreplica.broker.api_versions import API_RANGES, Scope, response_type
+from kreplica.common.messages.data import (
+    ApiVersionsRequest,
+    FetchPartition,
+    FetchRequest,
+    FetchTopic,
+    ListOffsetsRequest,
+    MetadataRequest,
+    OffsetForLeaderEpochRequest,
+    ReplicaState,
+)
 from kreplica.common.quorum_state import LAST_EPOCH
 from kreplica.metadata.image_format import OffsetAndEpoch
 from kreplica.raft.raft_messages import make_begin_request, make_snapshot_request, make_vote_request

@@ -7,14 +7,15 @@ from pathlib import Path
 
 import pytest
 from confluent_kafka import KafkaError, Producer
-from kio.schema.alter_replica_log_dirs.v2.request import (
+
+from kreplica.common.error_code import ErrorCode
+from kreplica.common.messages.administration import (
     AlterReplicaLogDir,
     AlterReplicaLogDirsRequest,
     AlterReplicaLogDirTopic,
+    DescribableLogDirTopic,
+    DescribeLogDirsRequest,
 )
-from kio.schema.describe_log_dirs.v4.request import DescribableLogDirTopic, DescribeLogDirsRequest
-from kio.schema.errors import ErrorCode
-
 from kreplica.common.types import TopicPartition
 from tests.support.node_processes import NodeProcesses
 from tests.support.sockets import until

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from kio.schema.init_producer_id.v4.request import InitProducerIdRequest
-from kio.schema.init_producer_id.v4.response import InitProducerIdResponse
-from kio.schema.metadata.v12.request import MetadataRequest
-from kio.schema.metadata.v12.response import (
-    MetadataResponse,
-    MetadataResponsePartition,
-    MetadataResponseTopic,
-)
-
 from kreplica.client.client_config import ClientConfig
 from kreplica.client.client_metadata import ClientMetadata
 from kreplica.client.fetcher import Fetcher
 from kreplica.client.producer import Producer
 from kreplica.common.future import resolved
+from kreplica.common.messages.data import (
+    InitProducerIdRequest,
+    InitProducerIdResponse,
+    MetadataRequest,
+    MetadataResponse,
+    MetadataResponsePartition,
+    MetadataResponseTopic,
+)
 from kreplica.common.types import TopicPartition
 from kreplica.common.wire import uuid_of
 from kreplica.sim.scheduler import Incarnation, VirtualClock

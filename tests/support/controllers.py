@@ -5,14 +5,13 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Sequence
 
-from kio.schema.create_topics.v7.request import (
+from kreplica.common.errors import BufferExhausted
+from kreplica.common.messages.administration import (
     CreatableReplicaAssignment,
     CreatableTopic,
     CreatableTopicConfig,
     CreateTopicsRequest,
 )
-
-from kreplica.common.errors import BufferExhausted
 from kreplica.common.types import TopicPartition, Uuid
 from kreplica.controller.controller_context import ControllerContext, PartitionContext
 from kreplica.controller.controller_term import StateMachines

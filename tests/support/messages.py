@@ -1,4 +1,4 @@
-"""Random messages of Kafka's protocol, and their encoding by kio."""
+"""Random messages of Kafka's protocol, and their encoding by kio, which declares them on its own."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ import dataclasses
 import io
 import uuid
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, get_args
 
+import kio.schema.errors
 from hypothesis import strategies as st
-from kio.schema.errors import ErrorCode
-from kio.serial import entity_writer
+from kio.index import load_request_schema, load_response_schema
+from kio.serial import entity_reader, entity_writer
 
-from kreplica.common.message_schema import kind_of
+from kreplica.common.error_code import ErrorCode
+from kreplica.common.message import Field, Message, fields_of
 
 IDS = st.one_of(st.none(), st.integers(1, 2**128 - 1).map(lambda number: uuid.UUID(int=number)))
 PLAIN: dict[str, st.SearchStrategy[Any]] = {
@@ -33,24 +35,84 @@ PLAIN: dict[str, st.SearchStrategy[Any]] = {
 }
 
 
-def messages(entity: type[Any]) -> st.SearchStrategy[Any]:
-    """Draw entities of a class of kio."""
-    return st.builds(entity, **{field.name: _values(field) for field in dataclasses.fields(entity)})
+def messages(kind: type[Message], version: int | None = None) -> st.SearchStrategy[Any]:
+    """Draw messages of the class, with the fields of its version."""
+    number = kind.__version__ if version is None else version
+    return st.builds(
+        kind, **{field.name: _values(field, number) for field in fields_of(kind) if field.is_in(number)}
+    )
 
 
-def _values(field: dataclasses.Field[Any]) -> st.SearchStrategy[Any]:
-    kind = kind_of(field)
-    each = messages(kind.entity) if kind.entity else PLAIN[kind.type_name]
-    if kind.is_array:
+def _values(field: Field, version: int) -> st.SearchStrategy[Any]:
+    each = PLAIN[field.kind.name] if field.kind else messages(field.structure, version)
+    if field.is_array:
         each = st.lists(each, max_size=3).map(tuple)
-    if not kind.is_nullable or kind.type_name == "uuid":
+    is_nullable = field.is_nullable and version >= field.nullable_since
+    if not is_nullable or (field.kind is not None and field.kind.name in ("uuid", "datetime_i64")):
         return each
     # kio cannot encode a null array in an old version, or a null for a tagged field without another meaning.
-    return each if "tag" in field.metadata else st.one_of(st.none(), each)
+    return each if field.tag is not None else st.one_of(st.none(), each)
 
 
-def written(message: Any) -> bytes:
-    """Return the message's bytes."""
+def kio_class(kind: type[Message]) -> type[Any]:
+    """Return kio's class of the same request or response."""
+    load = load_request_schema if kind.__name__.endswith("Request") else load_response_schema
+    return load(kind.__api_key__, kind.__version__)
+
+
+def kio_of(message: Message) -> Any:
+    """Return kio's entity of the request or response."""
+    return _kio_value(message, kio_class(type(message)))
+
+
+def _kio_value(value: Any, entity: type[Any] | None) -> Any:
+    if isinstance(value, tuple):
+        return tuple(_kio_value(each, entity) for each in value)
+    if isinstance(value, ErrorCode):
+        return kio.schema.errors.ErrorCode(int(value))
+    if not isinstance(value, Message):
+        return value
+    assert entity is not None
+    return entity(
+        **{
+            field.name: _kio_value(getattr(value, field.name), _entity_in(field.type))
+            for field in dataclasses.fields(entity)
+        }
+    )
+
+
+def _entity_in(hint: Any) -> type[Any] | None:
+    if dataclasses.is_dataclass(hint):
+        return hint
+    return next(filter(None, map(_entity_in, get_args(hint))), None)
+
+
+def _own_value(value: Any, kind: type[Message] | None) -> Any:
+    if isinstance(value, tuple):
+        return tuple(_own_value(each, kind) for each in value)
+    if isinstance(value, kio.schema.errors.ErrorCode):
+        return ErrorCode(int(value))
+    if not dataclasses.is_dataclass(value):
+        return value
+    assert kind is not None
+    structures = {field.name: field.structure for field in fields_of(kind)}
+    return kind(
+        **{
+            field.name: _own_value(getattr(value, field.name), structures[field.name])
+            for field in dataclasses.fields(value)
+        }
+    )
+
+
+def written(message: Message) -> bytes:
+    """Return the message's bytes, as kio writes them."""
+    entity = kio_of(message)
     with io.BytesIO() as buffer:
-        entity_writer(type(message))(buffer, message)
+        entity_writer(type(entity))(buffer, entity)
         return buffer.getvalue()
+
+
+def read_by_kio(kind: type[Message], data: bytes, start: int = 0) -> tuple[Any, int]:
+    """Read a message as kio does. Returns it and its size."""
+    entity, size = entity_reader(kio_class(kind))(data, start)
+    return _own_value(entity, kind), size

@@ -10,19 +10,21 @@ import uuid
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from kio.schema.broker_heartbeat.v1.request import BrokerHeartbeatRequest
-from kio.schema.broker_heartbeat.v1.response import BrokerHeartbeatResponse
-from kio.schema.broker_registration.v4.request import BrokerRegistrationRequest, Feature
-from kio.schema.broker_registration.v4.response import BrokerRegistrationResponse
-from kio.schema.create_topics.v7.request import (
+from kreplica.broker.controller_apis import ControllerApis
+from kreplica.common.errors import NotLeader, UnexpectedBaseOffset
+from kreplica.common.messages.administration import (
     CreatableReplicaAssignment,
     CreatableTopic,
     CreatableTopicConfig,
     CreateTopicsRequest,
 )
-
-from kreplica.broker.controller_apis import ControllerApis
-from kreplica.common.errors import NotLeader, UnexpectedBaseOffset
+from kreplica.common.messages.controllers import (
+    BrokerHeartbeatRequest,
+    BrokerHeartbeatResponse,
+    BrokerRegistrationRequest,
+    BrokerRegistrationResponse,
+    Feature,
+)
 from kreplica.common.metrics import MetricRegistry
 from kreplica.common.types import TopicPartition, Uuid
 from kreplica.controller.controller_config import ControllerConfig

@@ -5,9 +5,7 @@ from __future__ import annotations
 import struct
 from typing import Any
 
-from kio.serial import entity_reader
-
-from tests.support.messages import written
+from tests.support.messages import read_by_kio, written
 
 
 def frame_of(request: Any, correlation_id: int, client_id: bytes = b"test") -> bytes:
@@ -21,6 +19,6 @@ def response_of(kind: type[Any], frame: bytes, correlation_id: int, header_versi
     assert int.from_bytes(frame[:4], "big", signed=True) == correlation_id
     tags = kind.__flexible__ if header_version is None else header_version
     start = 5 if tags else 4
-    response, size = entity_reader(kind)(frame, start)
+    response, size = read_by_kio(kind, frame, start)
     assert start + size == len(frame)
     return response

@@ -53,6 +53,8 @@ EXCEPTIONS: dict[str, set[str]] = {
     "kreplica/_core/record.pyx": {"datetime"},
     "kreplica/_core/record.pyi": {"datetime"},
     "kreplica/_core/batch_builder.pyi": {"datetime"},
+    # The type of a time in a message.
+    "kreplica/common/message.py": {"datetime"},
 }
 
 

@@ -8,12 +8,10 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from kio.schema.alter_partition.v3.response import AlterPartitionResponse
-from kio.schema.fetch.v17.request import FetchRequest
-from kio.schema.fetch.v17.response import FetchResponse
-
 from kreplica.common.errors import OffsetOutOfRange
 from kreplica.common.leader_and_isr import LeaderAndIsr
+from kreplica.common.messages.controllers import AlterPartitionResponse
+from kreplica.common.messages.data import FetchRequest, FetchResponse
 from kreplica.common.types import TopicPartition, Uuid
 from kreplica.sim.cluster import SimCluster
 from kreplica.sim.network import Message

@@ -12,10 +12,9 @@ from collections import Counter
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from kio.schema.alter_partition.v3.response import AlterPartitionResponse
-
 from kreplica.client.fetcher import EARLIEST
 from kreplica.common.leader_and_isr import NO_LEADER
+from kreplica.common.messages.controllers import AlterPartitionResponse
 from kreplica.common.ports import Random
 from kreplica.common.types import TopicPartition
 from kreplica.metadata.cluster_metadata import MetadataDelta

@@ -4,8 +4,6 @@ The responses to producers and consumers form a History, which is checked at the
 one thread.
 """
 
-# mypy: disable-error-code="arg-type"
-
 from __future__ import annotations
 
 from collections import Counter
@@ -14,18 +12,12 @@ from functools import partial
 from random import Random
 from typing import Any
 
-from kio.schema.add_raft_voter.v1.request import AddRaftVoterRequest
-from kio.schema.delete_records.v2.request import (
-    DeleteRecordsPartition,
-    DeleteRecordsRequest,
-    DeleteRecordsTopic,
-)
-from kio.schema.remove_raft_voter.v0.request import RemoveRaftVoterRequest
-
 from kreplica.client.fetcher import EARLIEST
 from kreplica.common.errors import CorruptMessage, OffsetOutOfRange
 from kreplica.common.future import Future
 from kreplica.common.leader_and_isr import NO_LEADER
+from kreplica.common.messages.data import DeleteRecordsPartition, DeleteRecordsRequest, DeleteRecordsTopic
+from kreplica.common.messages.quorum import AddRaftVoterRequest, RemoveRaftVoterRequest
 from kreplica.common.types import TopicPartition
 from kreplica.common.wire import error_of, uuid_of
 from kreplica.sim import client

@@ -14,11 +14,9 @@ from datetime import timedelta
 from functools import partial
 from typing import Any
 
-from kio.schema.add_raft_voter.v1.request import AddRaftVoterRequest, Listener
-from kio.schema.remove_raft_voter.v0.request import RemoveRaftVoterRequest
-
 from kreplica.common.errors import FatalTruncation, InvalidSnapshot, SnapshotMissing
 from kreplica.common.future import Future
+from kreplica.common.messages.quorum import AddRaftVoterRequest, Listener, RemoveRaftVoterRequest
 from kreplica.common.wire import uuid_of
 from kreplica.metadata.image_format import OffsetAndEpoch
 from kreplica.raft.kafka_metadata_log import KafkaMetadataLog
@@ -92,11 +90,11 @@ class QuorumOperator:
     def _add(self, leader: int, node_id: int) -> None:
         request = AddRaftVoterRequest(
             cluster_id=CLUSTER_ID,
-            timeout=timedelta(milliseconds=CATCH_UP_MS),  # type: ignore[arg-type]
-            voter_id=node_id,  # type: ignore[arg-type]
+            timeout=timedelta(milliseconds=CATCH_UP_MS),
+            voter_id=node_id,
             voter_directory_id=uuid_of(self.quorum.setup.directory_ids[node_id]),
             listeners=tuple(
-                Listener(name=each.name, host=each.host, port=each.port)  # type: ignore[arg-type]
+                Listener(name=each.name, host=each.host, port=each.port)
                 for each in self.quorum.setup.endpoints_of(node_id)
             ),
         )
@@ -105,7 +103,7 @@ class QuorumOperator:
     def _remove(self, leader: int, voters: VoterSet, node_id: int) -> None:
         request = RemoveRaftVoterRequest(
             cluster_id=CLUSTER_ID,
-            voter_id=node_id,  # type: ignore[arg-type]
+            voter_id=node_id,
             voter_directory_id=uuid_of(voters.voters[node_id].voter_key.directory_id),
         )
         self._ask(leader, request, "voters removed")

@@ -11,10 +11,9 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
-from kio.schema.errors import ErrorCode
-
 from kreplica._core.batch_builder import BatchBuilder
 from kreplica.common.config import LogConfig
+from kreplica.common.error_code import ErrorCode
 from kreplica.common.errors import KreplicaError, StorageFull, StorageIOError
 from kreplica.common.leader_and_isr import LeaderAndIsr, LeaderRecoveryState
 from kreplica.common.types import TopicPartition, Uuid

@@ -12,12 +12,10 @@ from datetime import timedelta
 from functools import partial
 from typing import Any
 
-from kio.schema.add_raft_voter.v1.request import AddRaftVoterRequest
-from kio.schema.remove_raft_voter.v0.request import RemoveRaftVoterRequest
-
 from kreplica.common.config import MetadataLogConfig
 from kreplica.common.errors import KreplicaError
 from kreplica.common.future import Future
+from kreplica.common.messages.quorum import AddRaftVoterRequest, RemoveRaftVoterRequest
 from kreplica.common.wire import error_of, uuid_of
 from kreplica.metadata.image_format import OffsetAndEpoch
 from kreplica.raft.epoch_state import LeaderState
@@ -283,8 +281,8 @@ def add_voter(script: Transcript, arguments: Arguments) -> Iterator[str]:
     node_id = script.broker(arguments.word("a node"))
     request = AddRaftVoterRequest(
         cluster_id=CLUSTER_ID,
-        timeout=timedelta(milliseconds=ANSWER_MS),  # type: ignore[arg-type]
-        voter_id=node_id,  # type: ignore[arg-type]
+        timeout=timedelta(milliseconds=ANSWER_MS),
+        voter_id=node_id,
         voter_directory_id=uuid_of(quorum.setup.directory_ids[node_id]),
         listeners=(),
     )
@@ -300,7 +298,7 @@ def remove_voter(script: Transcript, arguments: Arguments) -> Iterator[str]:
     node_id = script.broker(arguments.word("a node"))
     request = RemoveRaftVoterRequest(
         cluster_id=CLUSTER_ID,
-        voter_id=node_id,  # type: ignore[arg-type]
+        voter_id=node_id,
         voter_directory_id=uuid_of(quorum.setup.directory_ids[node_id]),
     )
     leader = script.node_of("leader")

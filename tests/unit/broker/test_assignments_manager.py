@@ -8,11 +8,16 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from kio.schema.assign_replicas_to_dirs.v0 import response as answers
-from kio.schema.errors import ErrorCode
 
 from kreplica.broker.assignments_manager import MAX_ASSIGNMENTS_PER_REQUEST, RETRY_MS, AssignmentsManager
+from kreplica.common.error_code import ErrorCode
 from kreplica.common.errors import NetworkException
+from kreplica.common.messages.controllers import (
+    AssignReplicasToDirsResponse,
+    AssignReplicasToDirsResponseDirectoryData,
+    AssignReplicasToDirsResponsePartitionData,
+    AssignReplicasToDirsResponseTopicData,
+)
 from kreplica.common.types import Uuid
 from kreplica.common.wire import topic_id_of
 from tests.support.virtual import AnsweringTransport, VirtualMachine
@@ -54,14 +59,14 @@ class Stage:
     def answer(self, error: int = 0, refused: dict[int, int] | None = None) -> None:
         """Answer the last request; `refused`: error codes by partition."""
         _, request, future = self.transport.sent[-1]
-        response = answers.AssignReplicasToDirsResponse(
+        response = AssignReplicasToDirsResponse(
             throttle_time=timedelta(0),
             error_code=ErrorCode(error),
             directories=tuple(
-                answers.DirectoryData(
+                AssignReplicasToDirsResponseDirectoryData(
                     id_=directory.id_,
                     topics=tuple(
-                        answers.TopicData(
+                        AssignReplicasToDirsResponseTopicData(
                             topic_id=topic.topic_id,
                             partitions=tuple(_answer(each, refused or {}) for each in topic.partitions),
                         )
@@ -75,9 +80,11 @@ class Stage:
         self.machine.settle()
 
 
-def _answer(partition: Any, refused: dict[int, int]) -> answers.PartitionData:
+def _answer(partition: Any, refused: dict[int, int]) -> AssignReplicasToDirsResponsePartitionData:
     code = ErrorCode(refused.get(partition.partition_index, 0))
-    return answers.PartitionData(partition_index=partition.partition_index, error_code=code)
+    return AssignReplicasToDirsResponsePartitionData(
+        partition_index=partition.partition_index, error_code=code
+    )
 
 
 @pytest.fixture

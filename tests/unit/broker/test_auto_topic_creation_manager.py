@@ -5,12 +5,12 @@ from __future__ import annotations
 from datetime import timedelta
 
 import pytest
-from kio.schema.create_topics.v7.response import CreatableTopicResult, CreateTopicsResponse
-from kio.schema.errors import ErrorCode
 
 from kreplica.broker.auto_topic_creation_manager import MOST_UNDER_WAY, AutoTopicCreationManager
+from kreplica.common.error_code import ErrorCode
 from kreplica.common.errors import NetworkException
 from kreplica.common.future import Future
+from kreplica.common.messages.administration import CreatableTopicResult, CreateTopicsResponse
 
 
 class Stage:

@@ -6,15 +6,17 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from kio.schema.broker_heartbeat.v1.request import BrokerHeartbeatRequest
-from kio.schema.broker_heartbeat.v1.response import BrokerHeartbeatResponse
-from kio.schema.broker_registration.v4.request import BrokerRegistrationRequest
-from kio.schema.broker_registration.v4.response import BrokerRegistrationResponse
-from kio.schema.errors import ErrorCode
 
 from kreplica.broker.broker_lifecycle_manager import BrokerLifecycleManager, BrokerState
 from kreplica.broker.node_config import BrokerConfig
+from kreplica.common.error_code import ErrorCode
 from kreplica.common.errors import InconsistentClusterId, InvalidConfig, NetworkException, RequestTimedOut
+from kreplica.common.messages.controllers import (
+    BrokerHeartbeatRequest,
+    BrokerHeartbeatResponse,
+    BrokerRegistrationRequest,
+    BrokerRegistrationResponse,
+)
 from kreplica.common.types import Uuid
 from tests.support.virtual import AnsweringTransport, VirtualMachine
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from kio.schema.describe_configs.v4.request import DescribeConfigsRequest, DescribeConfigsResource
-from kio.schema.errors import ErrorCode
 
 from kreplica.broker.config_helper import (
     DEFAULT,
@@ -19,6 +17,8 @@ from kreplica.broker.config_helper import (
 from kreplica.broker.node_config import NodeConfig
 from kreplica.broker.node_settings import known_names, settings_of, with_settings
 from kreplica.common.config import BROKERS_NAMES
+from kreplica.common.error_code import ErrorCode
+from kreplica.common.messages.administration import DescribeConfigsRequest, DescribeConfigsResource
 from kreplica.common.types import Uuid
 from kreplica.metadata.cluster_metadata import BROKER_RESOURCE, TOPIC_RESOURCE, ClusterMetadata
 from kreplica.metadata.records import ConfigRecord, TopicRecord

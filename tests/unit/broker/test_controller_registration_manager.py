@@ -7,14 +7,13 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from kio.schema.controller_registration.v0.request import ControllerRegistrationRequest
-from kio.schema.controller_registration.v0.response import ControllerRegistrationResponse
-from kio.schema.errors import ErrorCode
 
 from kreplica.broker.controller_registration_manager import RETRY_MS, ControllerRegistrationManager
 from kreplica.cluster import Cluster
+from kreplica.common.error_code import ErrorCode
 from kreplica.common.errors import NetworkException
 from kreplica.common.future import Future, failed, resolved
+from kreplica.common.messages.controllers import ControllerRegistrationRequest, ControllerRegistrationResponse
 from kreplica.common.types import Uuid
 from kreplica.common.wire import uuid_of
 from kreplica.metadata.cluster_metadata import ClusterMetadata, MetadataDelta, difference

@@ -6,23 +6,26 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from kio.schema.create_topics.v2.request import CreatableTopic, CreateTopicsRequest
-from kio.schema.create_topics.v7.request import CreateTopicsRequest as NewCreateTopicsRequest
-from kio.schema.create_topics.v7.response import CreateTopicsResponse
-from kio.schema.envelope.v0.request import EnvelopeRequest
-from kio.schema.envelope.v0.response import EnvelopeResponse
-from kio.schema.errors import ErrorCode
 
 from kreplica.broker.api_versions import response_type
 from kreplica.broker.controller_apis import refusal
 from kreplica.broker.forwarding_manager import FORWARD_TIMEOUT_MS, ForwardingManager
 from kreplica.broker.request_channel import RequestChannel
 from kreplica.broker.request_context import RequestContext
+from kreplica.common.error_code import ErrorCode
 from kreplica.common.errors import InvalidRequest, NetworkException, NotController
 from kreplica.common.future import Future, resolved
+from kreplica.common.message import at, structure_of
+from kreplica.common.messages import administration
+from kreplica.common.messages.administration import CreateTopicsRequest as NewCreateTopicsRequest
+from kreplica.common.messages.administration import CreateTopicsResponse
+from kreplica.common.messages.controllers import EnvelopeRequest, EnvelopeResponse
 from kreplica.common.types import Uuid
 from tests.support.requests import frame_of, response_of
 from tests.support.virtual import VirtualMachine
+
+CreateTopicsRequest: Any = at(administration.CreateTopicsRequest, 2)
+CreatableTopic: Any = structure_of(CreateTopicsRequest, "topics")
 
 HOST = "/10.0.0.9"
 TOPIC = CreatableTopic(name="t", num_partitions=1, replication_factor=1, assignments=(), configs=())

@@ -6,15 +6,6 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from kio.schema.errors import ErrorCode
-from kio.schema.find_coordinator.v4.response import Coordinator, FindCoordinatorResponse
-from kio.schema.leave_group.v5.response import LeaveGroupResponse, MemberResponse
-from kio.schema.offset_fetch.v8.response import (
-    OffsetFetchResponse,
-    OffsetFetchResponseGroup,
-    OffsetFetchResponsePartitions,
-    OffsetFetchResponseTopics,
-)
 
 from kreplica.broker.api_versions import (
     FIND_COORDINATOR,
@@ -25,7 +16,19 @@ from kreplica.broker.api_versions import (
     response_type,
 )
 from kreplica.broker.message_conversion import downgrade, upgrade
+from kreplica.common.error_code import ErrorCode
 from kreplica.common.errors import InvalidRequest
+from kreplica.common.message import structure_of
+from kreplica.common.messages.groups import (
+    Coordinator,
+    FindCoordinatorResponse,
+    LeaveGroupResponse,
+    MemberResponse,
+    OffsetFetchResponse,
+    OffsetFetchResponseGroup,
+    OffsetFetchResponsePartitions,
+    OffsetFetchResponseTopics,
+)
 from kreplica.common.types import Uuid
 from tests.support.messages import written
 
@@ -98,13 +101,8 @@ def offsets(error: ErrorCode = ErrorCode.none) -> OffsetFetchResponse:
 
 def old_offset_fetch(version: int) -> tuple[Any, Any]:
     kind = request_type(OFFSET_FETCH, version)
-    topic = type_of_topics(kind)(name="t", partition_indexes=(2, 3))
+    topic = structure_of(kind, "topics")(name="t", partition_indexes=(2, 3))
     return upgrade(kind(group_id="g", topics=(topic,)), 8, Topics())
-
-
-def type_of_topics(kind: type[Any]) -> Any:
-    module = __import__(kind.__module__, fromlist=["OffsetFetchRequestTopic"])
-    return module.OffsetFetchRequestTopic
 
 
 @pytest.mark.parametrize("version", range(1, 8))

@@ -6,18 +6,24 @@ import uuid
 from datetime import timedelta
 
 import pytest
-from kio.schema.errors import ErrorCode
-from kio.schema.fetch.v17.request import FetchPartition, FetchRequest, FetchTopic
-from kio.schema.list_offsets.v8.request import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
-from kio.schema.offset_for_leader_epoch.v4.request import (
+
+from kreplica.broker.kafka_apis import LONGEST_WAIT_MS
+from kreplica.common.error_code import ErrorCode
+from kreplica.common.errors import InvalidRequest, UnknownTopicOrPartition, UnsupportedVersion
+from kreplica.common.messages.data import (
+    FetchPartition,
+    FetchRequest,
+    FetchTopic,
+    ListOffsetsPartition,
+    ListOffsetsRequest,
+    ListOffsetsTopic,
     OffsetForLeaderEpochRequest,
     OffsetForLeaderPartition,
     OffsetForLeaderTopic,
+    PartitionProduceData,
+    ProduceRequest,
+    TopicProduceData,
 )
-from kio.schema.produce.v11.request import PartitionProduceData, ProduceRequest, TopicProduceData
-
-from kreplica.broker.kafka_apis import LONGEST_WAIT_MS
-from kreplica.common.errors import InvalidRequest, UnknownTopicOrPartition, UnsupportedVersion
 from kreplica.record import Record
 from tests.support.batches import build
 from tests.support.replicas import Replicas, batch

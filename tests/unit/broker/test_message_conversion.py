@@ -9,28 +9,38 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kio.schema.delete_topics.v3.request import DeleteTopicsRequest as OldDeleteTopicsRequest
-from kio.schema.errors import ErrorCode
-from kio.schema.fetch.v4.request import FetchPartition as OldFetchPartition
-from kio.schema.fetch.v4.request import FetchRequest as FetchRequest4
-from kio.schema.fetch.v4.request import FetchTopic as FetchTopic4
-from kio.schema.fetch.v12.request import FetchPartition, FetchRequest, FetchTopic
-from kio.schema.fetch.v17.response import FetchableTopicResponse, FetchResponse, PartitionData
-from kio.schema.metadata.v0.request import MetadataRequest as MetadataRequest0
-from kio.schema.metadata.v1.request import MetadataRequest as MetadataRequest1
-from kio.schema.metadata.v12.response import MetadataResponse, MetadataResponseTopic
-from kio.schema.produce.v3.response import ProduceResponse as ProduceResponse3
-from kio.schema.produce.v11.response import PartitionProduceResponse, ProduceResponse, TopicProduceResponse
 
 from kreplica.broker.api_versions import API_RANGES, FETCH, PRODUCE, request_type, response_type
-from kreplica.broker.field_conversion import converter
 from kreplica.broker.group_conversion import FIRST_OF_SEVERAL
 from kreplica.broker.message_conversion import FETCH_BY_ID, downgrade, read_type, upgrade
+from kreplica.common.error_code import ErrorCode
 from kreplica.common.errors import InvalidRequest
+from kreplica.common.message import at, converter, is_same_layout, structure_of
 from kreplica.common.message_reader import MessageReader, read_message
-from kreplica.common.message_schema import is_same_layout
+from kreplica.common.messages import administration, data
+from kreplica.common.messages.data import (
+    FetchableTopicResponse,
+    FetchResponse,
+    MetadataResponse,
+    MetadataResponseTopic,
+    PartitionData,
+    PartitionProduceResponse,
+    ProduceResponse,
+    TopicProduceResponse,
+)
 from kreplica.common.types import Uuid
 from tests.support.messages import messages, written
+
+OldDeleteTopicsRequest: Any = at(administration.DeleteTopicsRequest, 3)
+FetchRequest4: Any = at(data.FetchRequest, 4)
+FetchTopic4: Any = structure_of(FetchRequest4, "topics")
+OldFetchPartition: Any = structure_of(FetchTopic4, "partitions")
+FetchRequest: Any = at(data.FetchRequest, 12)
+FetchTopic: Any = structure_of(FetchRequest, "topics")
+FetchPartition: Any = structure_of(FetchTopic, "partitions")
+MetadataRequest0: Any = at(data.MetadataRequest, 0)
+MetadataRequest1: Any = at(data.MetadataRequest, 1)
+ProduceResponse3: Any = at(data.ProduceResponse, 3)
 
 ORDERS = uuid.UUID(int=7)
 READ = [

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import pytest
-from kio.schema.describe_cluster.v2.request import DescribeClusterRequest
-from kio.schema.describe_topic_partitions.v0.request import (
-    Cursor,
-    DescribeTopicPartitionsRequest,
-    TopicRequest,
-)
-from kio.schema.errors import ErrorCode
-from kio.schema.metadata.v12.request import MetadataRequest, MetadataRequestTopic
 
 from kreplica.broker.metadata_apis import MetadataApis, SuspectedBrokers
+from kreplica.common.error_code import ErrorCode
 from kreplica.common.errors import InvalidRequest
 from kreplica.common.leader_and_isr import LeaderRecoveryState
+from kreplica.common.messages.data import (
+    Cursor,
+    DescribeClusterRequest,
+    DescribeTopicPartitionsRequest,
+    MetadataRequest,
+    MetadataRequestTopic,
+)
+from kreplica.common.messages.data import DescribeTopicPartitionsRequestTopicRequest as TopicRequest
 from kreplica.common.types import Uuid
 from kreplica.common.wire import uuid_of
 from kreplica.metadata.cluster_metadata import ClusterMetadata

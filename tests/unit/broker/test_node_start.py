@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from kio.schema.metadata.v12.request import MetadataRequest, MetadataRequestTopic
-
 from kreplica.common.errors import BrokerNotAvailable, UnknownTopicOrPartition
 from kreplica.common.future import Future
+from kreplica.common.messages.data import MetadataRequest, MetadataRequestTopic
 from kreplica.sim.nodes.node_cluster import NodeCluster
 
 

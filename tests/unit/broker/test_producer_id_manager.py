@@ -6,13 +6,13 @@ import random
 from datetime import timedelta
 
 import pytest
-from kio.schema.allocate_producer_ids.v0.response import AllocateProducerIdsResponse
-from kio.schema.errors import ErrorCode
-from kio.schema.init_producer_id.v4.request import InitProducerIdRequest
 
 from kreplica.broker.producer_id_manager import ProducerIdManager
 from kreplica.common import errors
+from kreplica.common.error_code import ErrorCode
 from kreplica.common.future import failed, resolved
+from kreplica.common.messages.controllers import AllocateProducerIdsResponse
+from kreplica.common.messages.data import InitProducerIdRequest
 from kreplica.sim.scheduler import Incarnation, SimScheduler, VirtualTime
 
 

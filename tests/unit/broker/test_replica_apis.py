@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from kio.schema.errors import ErrorCode
-from kio.schema.write_txn_markers.v2.request import (
+
+from kreplica.common.error_code import ErrorCode
+from kreplica.common.errors import InvalidRequest
+from kreplica.common.messages.transactions import (
     WritableTxnMarker,
     WritableTxnMarkerTopic,
     WriteTxnMarkersRequest,
 )
-
-from kreplica.common.errors import InvalidRequest
 from kreplica.record.control import parse_end_transaction_marker
 from tests.support.batches import build
 from tests.support.replicas import Replicas

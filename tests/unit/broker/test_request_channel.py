@@ -6,23 +6,28 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from kio.schema.api_versions.v0.request import ApiVersionsRequest as ApiVersionsRequest0
-from kio.schema.api_versions.v0.response import ApiVersionsResponse as ApiVersionsResponse0
-from kio.schema.api_versions.v3.request import ApiVersionsRequest
-from kio.schema.api_versions.v3.response import ApiVersionsResponse
-from kio.schema.errors import ErrorCode
-from kio.schema.metadata.v1.request import MetadataRequest as OldMetadataRequest
-from kio.schema.metadata.v12.request import MetadataRequest
-from kio.schema.metadata.v12.response import MetadataResponse
-from kio.schema.produce.v11.request import ProduceRequest
 
 from kreplica.broker.api_versions import API_RANGES, API_VERSIONS, PRODUCE, response_type
 from kreplica.broker.request_channel import RequestChannel
 from kreplica.broker.request_context import RequestContext
+from kreplica.common.error_code import ErrorCode
 from kreplica.common.errors import InvalidRequest, NotLeaderOrFollower, UnsupportedVersion
 from kreplica.common.future import Future, failed, resolved
+from kreplica.common.message import at
+from kreplica.common.messages import data
+from kreplica.common.messages.data import (
+    ApiVersionsRequest,
+    ApiVersionsResponse,
+    MetadataRequest,
+    MetadataResponse,
+    ProduceRequest,
+)
 from kreplica.common.types import Uuid
 from tests.support.requests import frame_of, response_of
+
+ApiVersionsRequest0: Any = at(data.ApiVersionsRequest, 0)
+ApiVersionsResponse0: Any = at(data.ApiVersionsResponse, 0)
+OldMetadataRequest: Any = at(data.MetadataRequest, 1)
 
 METADATA = MetadataResponse(
     throttle_time=timedelta(0), brokers=(), cluster_id="c", controller_id=2, topics=()

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kio.schema.errors import ErrorCode
-from kio.schema.list_transactions.v1.request import ListTransactionsRequest
 
 from kreplica.broker.api_versions import API_RANGES, request_type, response_type
 from kreplica.broker.message_conversion import downgrade, upgrade
 from kreplica.broker.unsupported_apis import HANDLERS
-from kreplica.common.message_schema import is_same_layout
+from kreplica.common.error_code import ErrorCode
+from kreplica.common.message import Message, fields_of, is_same_layout
 from kreplica.common.message_writer import MessageWriter, write_message
+from kreplica.common.messages.transactions import ListTransactionsRequest
 from tests.support.messages import messages
 
 SAID = {
@@ -30,12 +29,12 @@ SAID = {
 
 def codes(entity: Any) -> Iterator[ErrorCode]:
     """Every error code in the entity."""
-    for field in dataclasses.fields(entity):
+    for field in fields_of(type(entity)):
         value = getattr(entity, field.name)
         for each in value if isinstance(value, tuple) else (value,):
             if isinstance(each, ErrorCode):
                 yield each
-            elif dataclasses.is_dataclass(each):
+            elif isinstance(each, Message):
                 yield from codes(each)
 
 

@@ -6,14 +6,14 @@ import dataclasses
 import random
 
 import pytest
-from kio.schema.offset_commit.v8.request import (
+
+from kreplica.client.group_consumer import Chunk
+from kreplica.common import errors
+from kreplica.common.messages.groups import (
     OffsetCommitRequest,
     OffsetCommitRequestPartition,
     OffsetCommitRequestTopic,
 )
-
-from kreplica.client.group_consumer import Chunk
-from kreplica.common import errors
 from kreplica.common.types import TopicPartition
 from kreplica.coordinator.group_coordinator import partition_for
 from kreplica.sim.nodes.node_cluster import CONSUMER_CONFIG, NodeCluster

@@ -6,17 +6,17 @@ import random
 from datetime import timedelta
 
 import pytest
-from kio.schema.errors import ErrorCode
-from kio.schema.produce.v11.request import ProduceRequest
-from kio.schema.produce.v11.response import (
-    PartitionProduceResponse,
-    ProduceResponse,
-    TopicProduceResponse,
-)
 
 from kreplica.client.client_config import ClientConfig
 from kreplica.common import errors
+from kreplica.common.error_code import ErrorCode
 from kreplica.common.future import failed, resolved
+from kreplica.common.messages.data import (
+    PartitionProduceResponse,
+    ProduceRequest,
+    ProduceResponse,
+    TopicProduceResponse,
+)
 from kreplica.common.types import TopicPartition
 from kreplica.replica.replica_config import ReplicaConfig
 from kreplica.sim.network import LinkConditions

@@ -11,23 +11,29 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kio.schema.errors import ErrorCode
-from kio.schema.fetch.v17.response import FetchResponse
-from kio.schema.metadata.v0.request import MetadataRequest as OldMetadataRequest
-from kio.schema.metadata.v12.request import MetadataRequest, MetadataRequestTopic
-from kio.schema.produce.v3.request import ProduceRequest as OldProduceRequest
-from kio.schema.produce.v3.response import (
-    PartitionProduceResponse,
-    ProduceResponse,
-    TopicProduceResponse,
-)
-from kio.schema.produce.v11.request import PartitionProduceData, ProduceRequest, TopicProduceData
 
 from kreplica.broker.api_versions import API_RANGES, request_type, response_type
+from kreplica.common.error_code import ErrorCode
 from kreplica.common.errors import InvalidRequest
+from kreplica.common.message import at, structure_of
 from kreplica.common.message_reader import MAX_ELEMENTS, MessageReader, read_message
 from kreplica.common.message_writer import COPIED_BYTES, MessageWriter, write_message
+from kreplica.common.messages import data
+from kreplica.common.messages.data import (
+    FetchResponse,
+    MetadataRequest,
+    MetadataRequestTopic,
+    PartitionProduceData,
+    ProduceRequest,
+    TopicProduceData,
+)
 from tests.support.messages import messages, written
+
+OldMetadataRequest: Any = at(data.MetadataRequest, 0)
+OldProduceRequest: Any = at(data.ProduceRequest, 3)
+ProduceResponse: Any = at(data.ProduceResponse, 3)
+TopicProduceResponse: Any = structure_of(ProduceResponse, "responses")
+PartitionProduceResponse: Any = structure_of(TopicProduceResponse, "partition_responses")
 
 KINDS = [
     kind(api.api_key, version)
@@ -63,7 +69,7 @@ def test_every_message_is_read_and_written_as_kio_writes_it(data: st.DataObject)
 
 @given(data=st.data())
 def test_a_message_that_ends_early_is_refused(data: st.DataObject) -> None:
-    kind = data.draw(st.sampled_from([kind for kind in KINDS if kind.__type__.name == "request"]))
+    kind = data.draw(st.sampled_from([kind for kind in KINDS if kind.__name__.endswith("Request")]))
     whole = written(data.draw(messages(kind)))
     if not whole:
         return
@@ -106,7 +112,7 @@ def test_what_is_broken_is_refused(kind: type[Any], data: bytes) -> None:
         read(kind, data)
 
 
-def at(moment: int) -> bytes:
+def answer_at(moment: int) -> bytes:
     # Version 2 of the answer: a name, an error, and the one partition's offset and times.
     return written(
         ProduceResponse(
@@ -126,14 +132,14 @@ def at(moment: int) -> bytes:
 
 
 def test_a_moment_before_1970_is_one() -> None:
-    (topic,) = read(ProduceResponse, at(-2)).responses
+    (topic,) = read(ProduceResponse, answer_at(-2)).responses
     assert topic.partition_responses[0].log_append_time.timestamp() == -0.002
 
 
 @pytest.mark.parametrize("moment", [-(2**63), 2**62, 2**63 - 1])
 def test_a_moment_outside_of_the_calendar_is_refused(moment: int) -> None:
     with pytest.raises(InvalidRequest, match="out of range"):
-        read(ProduceResponse, at(moment))
+        read(ProduceResponse, answer_at(moment))
 
 
 def test_unknown_tags_are_passed_over() -> None:

@@ -6,17 +6,14 @@ import uuid
 from typing import Any
 
 import pytest
-from kio.schema.assign_replicas_to_dirs.v0.request import (
-    AssignReplicasToDirsRequest,
-    DirectoryData,
-    PartitionData,
-    TopicData,
-)
-from kio.schema.controller_registration.v0.request import ControllerRegistrationRequest
-from kio.schema.errors import ErrorCode
-from kio.schema.unregister_broker.v0.request import UnregisterBrokerRequest
 
+from kreplica.common.error_code import ErrorCode
 from kreplica.common.leader_and_isr import NO_LEADER
+from kreplica.common.messages.administration import UnregisterBrokerRequest
+from kreplica.common.messages.controllers import AssignReplicasToDirsRequest, ControllerRegistrationRequest
+from kreplica.common.messages.controllers import AssignReplicasToDirsRequestDirectoryData as DirectoryData
+from kreplica.common.messages.controllers import AssignReplicasToDirsRequestPartitionData as PartitionData
+from kreplica.common.messages.controllers import AssignReplicasToDirsRequestTopicData as TopicData
 from kreplica.common.types import Uuid
 from kreplica.metadata.records import (
     BrokerRegistrationChangeRecord,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 
 import pytest
-from kio.schema.errors import ErrorCode
 
+from kreplica.common.error_code import ErrorCode
 from kreplica.common.leader_and_isr import NO_LEADER
 from kreplica.common.types import Uuid
 from kreplica.metadata.cluster_metadata import ClusterMetadata

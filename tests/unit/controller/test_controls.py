@@ -8,20 +8,25 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kio.schema.allocate_producer_ids.v0.request import AllocateProducerIdsRequest
-from kio.schema.alter_configs.v2.request import AlterableConfig as PlainConfig
-from kio.schema.alter_configs.v2.request import AlterConfigsRequest
-from kio.schema.alter_configs.v2.request import AlterConfigsResource as PlainResource
-from kio.schema.errors import ErrorCode
-from kio.schema.incremental_alter_configs.v1.request import (
-    AlterableConfig,
-    AlterConfigsResource,
-    IncrementalAlterConfigsRequest,
-)
-from kio.schema.update_features.v1.request import FeatureUpdateKey, UpdateFeaturesRequest
 
 from kreplica.common.config import LogConfig
+from kreplica.common.error_code import ErrorCode
 from kreplica.common.errors import InvalidConfig
+from kreplica.common.messages.administration import (
+    AlterConfigsRequest,
+    FeatureUpdateKey,
+    IncrementalAlterConfigsRequest,
+    UpdateFeaturesRequest,
+)
+from kreplica.common.messages.administration import AlterConfigsRequestAlterableConfig as PlainConfig
+from kreplica.common.messages.administration import AlterConfigsRequestAlterConfigsResource as PlainResource
+from kreplica.common.messages.administration import (
+    IncrementalAlterConfigsRequestAlterableConfig as AlterableConfig,
+)
+from kreplica.common.messages.administration import (
+    IncrementalAlterConfigsRequestAlterConfigsResource as AlterConfigsResource,
+)
+from kreplica.common.messages.controllers import AllocateProducerIdsRequest
 from kreplica.controller.configuration_control import APPEND, DELETE, SET, SUBTRACT, ConfigurationControl
 from kreplica.metadata.cluster_metadata import BROKER_RESOURCE, TOPIC_RESOURCE
 from tests.support.one_controller import OneController, registration

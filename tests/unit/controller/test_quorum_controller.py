@@ -7,13 +7,8 @@ import logging
 from typing import Any
 
 import pytest
-from kio.schema.errors import ErrorCode
-from kio.schema.incremental_alter_configs.v1.request import (
-    AlterableConfig,
-    AlterConfigsResource,
-    IncrementalAlterConfigsRequest,
-)
 
+from kreplica.common.error_code import ErrorCode
 from kreplica.common.errors import (
     BufferExhausted,
     InvalidRequest,
@@ -22,6 +17,13 @@ from kreplica.common.errors import (
     UnknownServerError,
 )
 from kreplica.common.future import Future
+from kreplica.common.messages.administration import IncrementalAlterConfigsRequest
+from kreplica.common.messages.administration import (
+    IncrementalAlterConfigsRequestAlterableConfig as AlterableConfig,
+)
+from kreplica.common.messages.administration import (
+    IncrementalAlterConfigsRequestAlterConfigsResource as AlterConfigsResource,
+)
 from kreplica.controller.controller_broker_request_batch import ControllerResult
 from kreplica.controller.controller_term import ControllerTerm
 from kreplica.metadata.records import FeatureLevelRecord, FenceBrokerRecord, NoOpRecord

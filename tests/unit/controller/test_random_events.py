@@ -10,23 +10,22 @@ from typing import Any
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from kio.schema.alter_partition.v3.request import (
-    AlterPartitionRequest,
-    BrokerState,
-    PartitionData,
-    TopicData,
-)
-from kio.schema.alter_partition_reassignments.v1.request import (
-    AlterPartitionReassignmentsRequest,
-    ReassignablePartition,
-    ReassignableTopic,
-)
-from kio.schema.create_partitions.v3.request import CreatePartitionsRequest, CreatePartitionsTopic
-from kio.schema.delete_topics.v6.request import DeleteTopicsRequest, DeleteTopicState
-from kio.schema.elect_leaders.v2.request import ElectLeadersRequest
 
 from kreplica.common.errors import BufferExhausted
 from kreplica.common.leader_and_isr import NO_LEADER
+from kreplica.common.messages.administration import (
+    AlterPartitionReassignmentsRequest,
+    CreatePartitionsRequest,
+    CreatePartitionsTopic,
+    DeleteTopicsRequest,
+    DeleteTopicState,
+    ElectLeadersRequest,
+    ReassignablePartition,
+    ReassignableTopic,
+)
+from kreplica.common.messages.controllers import AlterPartitionRequest, BrokerState
+from kreplica.common.messages.controllers import AlterPartitionRequestPartitionData as PartitionData
+from kreplica.common.messages.controllers import AlterPartitionRequestTopicData as TopicData
 from kreplica.controller.controller_context import PartitionContext, PartitionState, ReplicaState
 from kreplica.metadata.registrations import PartitionRegistration
 from tests.support.controllers import ControllerStage, creatable, directory_of, topics_request

@@ -7,38 +7,31 @@ import uuid
 from typing import Any
 
 import pytest
-from kio.schema.alter_partition.v3.request import (
-    AlterPartitionRequest,
-    BrokerState,
-    PartitionData,
-    TopicData,
-)
-from kio.schema.alter_partition.v3.response import PartitionData as Answer
-from kio.schema.alter_partition_reassignments.v1.request import (
+
+from kreplica.common.error_code import ErrorCode
+from kreplica.common.leader_and_isr import LeaderRecoveryState
+from kreplica.common.messages.administration import (
     AlterPartitionReassignmentsRequest,
-    ReassignablePartition,
-    ReassignableTopic,
-)
-from kio.schema.create_partitions.v3.request import (
-    CreatePartitionsAssignment,
-    CreatePartitionsRequest,
-    CreatePartitionsTopic,
-)
-from kio.schema.create_topics.v7.request import (
     CreatableReplicaAssignment,
     CreatableTopic,
     CreatableTopicConfig,
-)
-from kio.schema.create_topics.v7.response import CreatableTopicResult
-from kio.schema.delete_topics.v6.request import DeleteTopicsRequest, DeleteTopicState
-from kio.schema.elect_leaders.v2.request import ElectLeadersRequest, TopicPartitions
-from kio.schema.errors import ErrorCode
-from kio.schema.list_partition_reassignments.v0.request import (
+    CreatableTopicResult,
+    CreatePartitionsAssignment,
+    CreatePartitionsRequest,
+    CreatePartitionsTopic,
+    DeleteTopicsRequest,
+    DeleteTopicState,
+    ElectLeadersRequest,
     ListPartitionReassignmentsRequest,
     ListPartitionReassignmentsTopics,
+    ReassignablePartition,
+    ReassignableTopic,
+    TopicPartitions,
 )
-
-from kreplica.common.leader_and_isr import LeaderRecoveryState
+from kreplica.common.messages.controllers import AlterPartitionRequest, BrokerState
+from kreplica.common.messages.controllers import AlterPartitionRequestPartitionData as PartitionData
+from kreplica.common.messages.controllers import AlterPartitionRequestTopicData as TopicData
+from kreplica.common.messages.controllers import AlterPartitionResponsePartitionData as Answer
 from kreplica.common.types import Uuid
 from kreplica.controller.replication_control import HANDOVER
 from kreplica.metadata.cluster_metadata import TOPIC_RESOURCE

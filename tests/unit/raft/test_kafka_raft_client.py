@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from kio.schema.describe_quorum.v2 import request as describe
 
 from kreplica.common.errors import (
     BrokerNotAvailable,
@@ -16,6 +15,11 @@ from kreplica.common.errors import (
     UnexpectedEpoch,
 )
 from kreplica.common.future import resolved
+from kreplica.common.messages.quorum import (
+    DescribeQuorumRequest,
+    DescribeQuorumRequestPartitionData,
+    DescribeQuorumRequestTopicData,
+)
 from kreplica.metadata.image_format import OffsetAndEpoch
 from kreplica.raft.epoch_state import FollowerState, LeaderState, ResignedState
 from kreplica.raft.raft_messages import (
@@ -385,10 +389,10 @@ def test_fetches_that_fit_nothing_get_kafkas_errors():
 def test_the_leader_describes_its_quorum():
     quorum, leader = started(observers=1)
     quorum.pass_time(300)
-    topic = describe.TopicData(
-        topic_name=METADATA_TOPIC, partitions=(describe.PartitionData(partition_index=0),)
+    topic = DescribeQuorumRequestTopicData(
+        topic_name=METADATA_TOPIC, partitions=(DescribeQuorumRequestPartitionData(partition_index=0),)
     )
-    request = describe.DescribeQuorumRequest(topics=(topic,))
+    request = DescribeQuorumRequest(topics=(topic,))
     told = answer_of(quorum, leader, request).topics[0].partitions[0]
     assert told.leader_id == leader
     assert told.high_watermark == quorum.client(leader).high_watermark

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import io
-from dataclasses import replace
-
 import pytest
-from kio.serial import entity_reader, entity_writer
 
 from kreplica.common.errors import InvalidRequest
+from kreplica.common.message import replace
 from kreplica.common.types import Uuid
 from kreplica.metadata.image_format import OffsetAndEpoch
 from kreplica.raft import raft_messages as messages
 from kreplica.raft.raft_messages import FetchPosition, Standing
 from kreplica.raft.voter_set import ReplicaKey
+from tests.support.messages import read_by_kio, written
 
 ONE, OTHER = ReplicaKey(1, Uuid(b"1" * 16)), ReplicaKey(2, Uuid(b"2" * 16))
 LED, UNLED = Standing(0, 1, 3), Standing(74, None, 3)
@@ -40,10 +38,9 @@ ANSWERS = [
 
 @pytest.mark.parametrize("message", [*REQUESTS, *ANSWERS], ids=lambda message: type(message).__name__)
 def test_a_message_survives_the_wire(message):
-    wire = io.BytesIO()
-    entity_writer(type(message))(wire, message)
-    read, size = entity_reader(type(message))(wire.getvalue(), 0)
-    assert size == len(wire.getvalue())
+    wire = written(message)
+    read, size = read_by_kio(type(message), wire)
+    assert size == len(wire)
     assert read == message
 
 

@@ -5,11 +5,8 @@ from __future__ import annotations
 from datetime import timedelta
 
 import pytest
-from kio.schema.add_raft_voter.v1.request import AddRaftVoterRequest
-from kio.schema.errors import ErrorCode
-from kio.schema.remove_raft_voter.v0.request import RemoveRaftVoterRequest
-from kio.schema.update_raft_voter.v0 import request as update
 
+from kreplica.common.error_code import ErrorCode
 from kreplica.common.errors import (
     FencedLeaderEpoch,
     InconsistentClusterId,
@@ -19,6 +16,13 @@ from kreplica.common.errors import (
     UnknownLeaderEpoch,
     UnsupportedVersion,
     VoterNotFound,
+)
+from kreplica.common.messages.quorum import (
+    AddRaftVoterRequest,
+    KRaftVersionFeature,
+    Listener,
+    RemoveRaftVoterRequest,
+    UpdateRaftVoterRequest,
 )
 from kreplica.common.wire import uuid_of
 from kreplica.metadata.control_records import VoterEndpoint
@@ -49,16 +53,14 @@ def remove_voter(node_id):
 
 
 def update_voter(node_id, *, epoch, disk=0, port=9_092, highest=1, listeners=1, cluster_id=CLUSTER_ID):
-    listener = update.Listener(name="CONTROLLER", host="elsewhere", port=port)
-    return update.UpdateRaftVoterRequest(
+    listener = Listener(name="CONTROLLER", host="elsewhere", port=port)
+    return UpdateRaftVoterRequest(
         cluster_id=cluster_id,
         current_leader_epoch=epoch,
         voter_id=node_id,
         voter_directory_id=uuid_of(directory_id_of(node_id, disk)),
         listeners=(listener,) * listeners,
-        k_raft_version_feature=update.KRaftVersionFeature(
-            min_supported_version=0, max_supported_version=highest
-        ),
+        k_raft_version_feature=KRaftVersionFeature(min_supported_version=0, max_supported_version=highest),
     )
 
 

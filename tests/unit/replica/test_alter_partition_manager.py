@@ -7,9 +7,8 @@ import uuid
 from typing import Any
 
 import pytest
-from kio.schema.alter_partition.v3.response import AlterPartitionResponse, PartitionData, TopicData
-from kio.schema.errors import ErrorCode
 
+from kreplica.common.error_code import ErrorCode
 from kreplica.common.errors import (
     InvalidUpdateVersion,
     NetworkException,
@@ -17,6 +16,9 @@ from kreplica.common.errors import (
     UnknownServerError,
 )
 from kreplica.common.leader_and_isr import LeaderAndIsr
+from kreplica.common.messages.controllers import AlterPartitionResponse
+from kreplica.common.messages.controllers import AlterPartitionResponsePartitionData as PartitionData
+from kreplica.common.messages.controllers import AlterPartitionResponseTopicData as TopicData
 from kreplica.common.types import TopicPartition, Uuid
 from kreplica.replica.alter_partition_manager import AlterPartitionManager
 from tests.support.virtual import AnsweringTransport, VirtualMachine

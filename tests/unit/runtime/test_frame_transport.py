@@ -5,12 +5,11 @@ from __future__ import annotations
 from datetime import timedelta
 
 import pytest
-from kio.schema.errors import ErrorCode
-from kio.schema.init_producer_id.v4.request import InitProducerIdRequest
-from kio.schema.init_producer_id.v4.response import InitProducerIdResponse
 
+from kreplica.common.error_code import ErrorCode
 from kreplica.common.errors import InvalidRequest, NetworkException, NodeUnreachable
 from kreplica.common.future import Future, failed, resolved
+from kreplica.common.messages.data import InitProducerIdRequest, InitProducerIdResponse
 from kreplica.runtime.frame_transport import FAILURE, HEAD, REQUEST, RESPONSE, FrameTransport
 
 WAIT_S = 30

@@ -12,18 +12,22 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 import pytest
-from kio.schema.errors import ErrorCode
-from kio.schema.fetch.v17.request import FetchRequest
-from kio.schema.metadata.v12.request import MetadataRequest
-from kio.schema.metadata.v12.response import MetadataResponse
-from kio.schema.produce.v11.request import PartitionProduceData, ProduceRequest, TopicProduceData
-from kio.schema.vote.v2.request import VoteRequest
 
 from kreplica.broker.api_versions import response_type
 from kreplica.broker.request_channel import RequestChannel
 from kreplica.broker.request_context import RequestContext
+from kreplica.common.error_code import ErrorCode
 from kreplica.common.errors import InvalidRequest, NetworkException
 from kreplica.common.future import Future, resolved
+from kreplica.common.messages.data import (
+    FetchRequest,
+    MetadataRequest,
+    MetadataResponse,
+    PartitionProduceData,
+    ProduceRequest,
+    TopicProduceData,
+)
+from kreplica.common.messages.quorum import VoteRequest
 from kreplica.common.types import Uuid
 from kreplica.runtime.event_loop import EventLoopThread, NodeLoops
 from kreplica.runtime.tcp_server import TcpServer

@@ -4,18 +4,26 @@
 
 from __future__ import annotations
 
-import dataclasses
 import random
 import uuid
 from datetime import timedelta
 from typing import Any
 
 import pytest
-from kio.schema.errors import ErrorCode
-from kio.schema.fetch_snapshot.v1 import response
-from kio.schema.vote.v2 import request
 
+from kreplica.common.error_code import ErrorCode
 from kreplica.common.errors import InvalidRequest
+from kreplica.common.message import replace
+from kreplica.common.messages.quorum import (
+    FetchSnapshotResponse,
+    FetchSnapshotResponsePartitionSnapshot,
+    FetchSnapshotResponseTopicSnapshot,
+    LeaderIdAndEpoch,
+    SnapshotId,
+    VoteRequest,
+    VoteRequestPartitionData,
+    VoteRequestTopicData,
+)
 from kreplica.common.types import TopicPartition
 from kreplica.sim.nodes.node_checker import NodeChecker
 from kreplica.sim.nodes.node_cluster import NodeCluster, wire_copy
@@ -206,8 +214,8 @@ def test_a_node_whose_disk_is_full_ends_though_it_cannot_close_its_files(cluster
     assert read(cluster) == [b"a"]
 
 
-def vote(**changes: Any) -> request.VoteRequest:
-    asked = request.PartitionData(
+def vote(**changes: Any) -> VoteRequest:
+    asked = VoteRequestPartitionData(
         partition_index=0,
         replica_epoch=7,
         replica_id=1,
@@ -217,10 +225,8 @@ def vote(**changes: Any) -> request.VoteRequest:
         last_offset=42,
         pre_vote=True,
     )
-    topic = request.TopicData(
-        topic_name="__cluster_metadata", partitions=(dataclasses.replace(asked, **changes),)
-    )
-    return request.VoteRequest(cluster_id="cluster", voter_id=2, topics=(topic,))
+    topic = VoteRequestTopicData(topic_name="__cluster_metadata", partitions=(replace(asked, **changes),))
+    return VoteRequest(cluster_id="cluster", voter_id=2, topics=(topic,))
 
 
 def test_a_copy_says_the_same_and_shares_nothing() -> None:
@@ -233,19 +239,17 @@ def test_a_copy_says_the_same_and_shares_nothing() -> None:
 
 def test_records_are_carried_over_and_do_not_change_with_the_senders_memory() -> None:
     memory = bytearray(b"r" * 5_000)
-    part = response.PartitionSnapshot(
+    part = FetchSnapshotResponsePartitionSnapshot(
         index=0,
         error_code=ErrorCode.none,
-        snapshot_id=response.SnapshotId(end_offset=10, epoch=3),
-        current_leader=response.LeaderIdAndEpoch(leader_id=1, leader_epoch=3),
+        snapshot_id=SnapshotId(end_offset=10, epoch=3),
+        current_leader=LeaderIdAndEpoch(leader_id=1, leader_epoch=3),
         size=5_000,
         position=0,
         unaligned_records=memoryview(memory),
     )
-    topic = response.TopicSnapshot(name="__cluster_metadata", partitions=(part,))
-    sent = response.FetchSnapshotResponse(
-        throttle_time=timedelta(0), error_code=ErrorCode.none, topics=(topic,)
-    )
+    topic = FetchSnapshotResponseTopicSnapshot(name="__cluster_metadata", partitions=(part,))
+    sent = FetchSnapshotResponse(throttle_time=timedelta(0), error_code=ErrorCode.none, topics=(topic,))
     copied = wire_copy(sent)
     memory[:] = b"x" * 5_000
     assert bytes(copied.topics[0].partitions[0].unaligned_records) == b"r" * 5_000
