@@ -1,8 +1,8 @@
 """SimDisk: the disk thread of a simulated node; its jobs are events of the node's loop.
 
 A job is performed some time after it is submitted, and its owner is notified in a later event, so other
-events of the node may come in between. Without a loop the test itself calls `perform_next` and `tell`. Thread
-rule: one thread.
+events of the node may come in between. Without a loop the test itself calls `perform_next` and `notify`.
+Thread rule: one thread.
 """
 
 from __future__ import annotations
@@ -108,11 +108,11 @@ class SimDisk:
         """Whether a task on the side has finished and its owner is not notified yet."""
         return bool(self._aside)
 
-    def tell_aside(self) -> None:
+    def notify_aside(self) -> None:
         """Notify the owner of the oldest finished task on the side."""
         self._aside.popleft()()
 
-    def tell(self) -> None:
+    def notify(self) -> None:
         """Notify the owner of the oldest performed job."""
         job, done = self._performed.popleft()
         done(job)
@@ -126,4 +126,4 @@ class SimDisk:
         if not self._ahead:
             self.perform_next()
         self._ahead -= 1
-        self._loop.post(self.tell)
+        self._loop.post(self.notify)

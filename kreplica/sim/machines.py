@@ -219,8 +219,6 @@ class SimMachines:
     `shuffle`: events of one moment run in a seeded random order, else in the order they were added.
     """
 
-    is_real = False
-
     def __init__(
         self, *, seed: int = 1, shuffle: bool = True, conditions: LinkConditions | None = None
     ) -> None:

@@ -174,8 +174,8 @@ class SimNetwork:
         for life, listeners in self._watchers.items():
             if life.is_alive and life.node_id != node_id and not self._is_cut(life.node_id, node_id):
                 for listener in listeners:
-                    tell = partial(listener, node_id)
-                    self._scheduler.add("connection", f"of node {node_id} closes", tell, incarnation=life)
+                    notify = partial(listener, node_id)
+                    self._scheduler.add("connection", f"of node {node_id} closes", notify, incarnation=life)
 
     # ---- links --------------------------------------------------------------------------------------------
 

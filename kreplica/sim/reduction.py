@@ -79,7 +79,7 @@ def run_seed(
     except InvariantViolated as violated:
         violation = violated
         if story is not None:
-            story.tell(f"violated: {violated}")
+            story.note(f"violated: {violated}")
     ends = list(made.round_ends_ns)
     if violation is not None and made.is_in_round:
         ends.append(made.cluster.time.now_ns + GRACE_MS * NANOSECONDS_PER_MS)

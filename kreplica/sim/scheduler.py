@@ -183,7 +183,7 @@ class SimScheduler:
     # ---- time ---------------------------------------------------------------------------------------------
 
     def step(self, limit_ns: int | None = None) -> SimEvent | None:
-        """Run the next event; returns None if there is none, or none up to `limit_ns`.
+        """Run the next event; returns None without an event, or without one up to `limit_ns`.
 
         Raises what the event raises, with the event's number as a note.
         """

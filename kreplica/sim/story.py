@@ -43,11 +43,11 @@ class Story:
         self._cluster = cluster
         self._disks: dict[int, tuple[bool, bool, int]] = {}
         for name, text in LIVES.items():
-            self._tell_before(cluster, name, text.format)
+            self._note_before(cluster, name, text.format)
         network = cluster.network
-        self._tell_before(network, "cut", _cut)
-        self._tell_before(network, "heal", "heal {0} {1}".format)
-        self._tell_before(network, "set_conditions", _conditions)
+        self._note_before(network, "cut", _cut)
+        self._note_before(network, "heal", "heal {0} {1}".format)
+        self._note_before(network, "set_conditions", _conditions)
         checks = cluster.scheduler.after_event
 
         def after(event: SimEvent) -> None:
@@ -57,25 +57,25 @@ class Story:
 
         cluster.scheduler.after_event = after
 
-    def tell(self, text: str) -> None:
+    def note(self, text: str) -> None:
         """Add a line."""
         self.lines.append(f"{self._cluster.time.now_ns / NANOSECONDS_PER_MS:9.1f} ms  {text}")
 
     # ---- internals ----------------------------------------------------------------------------------------
 
-    def _tell_before(self, owner: Any, name: str, text: Callable[..., str]) -> None:
+    def _note_before(self, owner: Any, name: str, text: Callable[..., str]) -> None:
         does = getattr(owner, name)
 
-        def tell_and_do(*arguments: Any, **named: Any) -> Any:
-            self.tell(text(*arguments, **named))
+        def note_and_do(*arguments: Any, **named: Any) -> Any:
+            self.note(text(*arguments, **named))
             return does(*arguments, **named)
 
-        setattr(owner, name, tell_and_do)
+        setattr(owner, name, note_and_do)
 
-    def _told(self, future: Future[Any], who: str, text: Callable[[Any], str]) -> Future[Any]:
+    def _with_result(self, future: Future[Any], who: str, text: Callable[[Any], str]) -> Future[Any]:
         def done(answer: Future[Any]) -> None:
             error = answer.exception()
-            self.tell(f"{who}: {text(answer.result()) if error is None else type(error).__name__}")
+            self.note(f"{who}: {text(answer.result()) if error is None else type(error).__name__}")
 
         future.add_done_callback(done)
         return future
@@ -86,7 +86,7 @@ class Story:
             before = self._disks.get(node_id, (False, False, 0))
             if now != before:
                 self._disks[node_id] = now
-                self.tell(f"the disk of {node_id}: {_disk(*now)}")
+                self.note(f"the disk of {node_id}: {_disk(*now)}")
 
 
 def _cut(sender: int, receiver: int, *, both_ways: bool = True) -> str:
@@ -114,7 +114,7 @@ class BrokerStory(Story):
         self._known: dict[TopicPartition, LeaderAndIsr] = dict(self._controller.partitions)
         self._send = cluster.send
         cluster.send = self._sent  # type: ignore[method-assign]
-        self._tell_before(will, "deafen", "{0} hears of no decision".format)
+        self._note_before(will, "deafen", "{0} hears of no decision".format)
         self._will, self._hear = will, will.hear
         will.hear = self._heard  # type: ignore[method-assign]
 
@@ -124,13 +124,13 @@ class BrokerStory(Story):
             return answer
         values = ",".join(value.lstrip(b"0").decode() or "0" for value in request.values) or "a marker"
         acks = "all" if request.acks == -1 else request.acks
-        self.tell(f"produce {values} to {request.topic_partition} at {broker_id}, acks={acks}")
-        return self._told(answer, values, _produced)
+        self.note(f"produce {values} to {request.topic_partition} at {broker_id}, acks={acks}")
+        return self._with_result(answer, values, _produced)
 
     def _heard(self, broker_id: int, *, in_order: bool) -> None:
         if self._will.is_deaf(broker_id):
             what = "each decision" if in_order else "how everything stands"
-            self.tell(f"{broker_id} hears of {what}")
+            self.note(f"{broker_id} hears of {what}")
         self._hear(broker_id, in_order=in_order)
 
     def _look(self) -> None:
@@ -138,7 +138,7 @@ class BrokerStory(Story):
             if state is not self._known.get(at):
                 self._known[at] = state
                 isr = ",".join(map(str, state.isr))
-                self.tell(f"controller: {at}: leader {state.leader} in epoch {state.leader_epoch}, ISR {isr}")
+                self.note(f"controller: {at}: leader {state.leader} in epoch {state.leader_epoch}, ISR {isr}")
         super()._look()
 
 
@@ -226,38 +226,40 @@ class NodeStory(Story):
     def __init__(self, cluster: NodeCluster) -> None:
         super().__init__(cluster)
         self._news = CommittedNews(cluster)
-        self._tell_before(cluster, "shut_down", "stop {0} in order".format)
-        self._tell_before(cluster, "disconnect", "disconnect {0}".format)
+        self._note_before(cluster, "shut_down", "stop {0} in order".format)
+        self._note_before(cluster, "disconnect", "disconnect {0}".format)
         for each in cluster.clients:
-            self._tell_client(each)
+            self._note_client(each)
 
     # ---- actions ------------------------------------------------------------------------------------------
 
-    def _tell_client(self, client: SimClient) -> None:
+    def _note_client(self, client: SimClient) -> None:
         who = f"client {client.client_id}"
         send, fetch = client.producer.send, client.fetcher.fetch
 
         def sent(at: TopicPartition, records: Any, *, acks: int = -1, **named: Any) -> Future[Any]:
             values = ",".join(bytes(record).decode() for record in records)
-            self.tell(f"{who}: produce {values} to {at}, acks={'all' if acks == -1 else acks}")
-            return self._told(send(at, records, acks=acks, **named), f"{who}: {values}", _appended)
+            self.note(f"{who}: produce {values} to {at}, acks={'all' if acks == -1 else acks}")
+            return self._with_result(send(at, records, acks=acks, **named), f"{who}: {values}", _appended)
 
         def fetched(at: TopicPartition, offset: int, **named: Any) -> Future[Any]:
-            self.tell(f"{who}: read {at} from {offset}")
-            return self._told(fetch(at, offset, **named), f"{who}: {at}", _read)
+            self.note(f"{who}: read {at} from {offset}")
+            return self._with_result(fetch(at, offset, **named), f"{who}: {at}", _read)
 
         client.producer.send = sent  # type: ignore[method-assign]
         client.fetcher.fetch = fetched  # type: ignore[method-assign]
         for name in ADMIN:
-            self._tell_admin(client, who, name)
+            self._note_admin(client, who, name)
 
-    def _tell_admin(self, client: SimClient, who: str, name: str) -> None:
+    def _note_admin(self, client: SimClient, who: str, name: str) -> None:
         does, what = getattr(client.admin, name), name.replace("_", " ")
 
         def ask(*arguments: Any, **named: Any) -> Future[Any]:
             words = [str(each) for each in arguments] + [f"{key}={value}" for key, value in named.items()]
-            self.tell(f"{who}: {what} {', '.join(words)}")
-            return self._told(does(*arguments, **named), f"{who}: {what} {arguments[0]}", lambda _: "done")
+            self.note(f"{who}: {what} {', '.join(words)}")
+            return self._with_result(
+                does(*arguments, **named), f"{who}: {what} {arguments[0]}", lambda _: "done"
+            )
 
         setattr(client.admin, name, ask)
 
@@ -266,7 +268,7 @@ class NodeStory(Story):
     def _look(self) -> None:
         self._news.look()
         for line in self._news.take():
-            self.tell(line)
+            self.note(line)
         super()._look()
 
 
@@ -277,17 +279,17 @@ class QuorumStory(Story):
         super().__init__(cluster)
         self._quorum = cluster
         self._led: tuple[int, int] | None = None
-        self._tell_before(
+        self._note_before(
             cluster, "append", lambda node_id, *values: f"append {','.join(values)} at {node_id}"
         )
-        self._tell_before(cluster, "wipe", lambda node_id, _=None: f"wipe {node_id}")
+        self._note_before(cluster, "wipe", lambda node_id, _=None: f"wipe {node_id}")
 
     def _look(self) -> None:
         leader = self._quorum.leader
         led = None if leader is None else (leader, self._quorum.client(leader).quorum.epoch)
         if led is not None and led != self._led:
             self._led = led
-            self.tell(f"{led[0]} leads epoch {led[1]}")
+            self.note(f"{led[0]} leads epoch {led[1]}")
         super()._look()
 
 

@@ -24,7 +24,7 @@ from tests.mutants.quorum_mutants import QUORUM_HISTORY_MUTANTS, QUORUM_MUTANTS
 
 
 def brokers_before(seed):
-    """Brokers that ask where their logs part, as before fetches told it (Kafka 2.7)."""
+    """Brokers that ask where their logs part, as before Kafka 2.7, where fetches say it."""
     workload = draw_workload(random.Random(f"{seed}/workload"))
     config = replace(workload.replica_config, truncation_on_fetch=False)
     return BrokerDriver(seed, replace(workload, replica_config=config))
@@ -39,7 +39,7 @@ DRIVERS = {
 # In what else is switched off there, a run holds without the bug.
 BESIDES = {"brokers-before": "never_diverge"}
 PINS = Path(__file__).with_name("pinned_history_seeds.txt")
-# So many seeds are tried for a pin when KREPLICA_REPIN is set.
+# The number of seeds that are tried for a pin.
 REPIN = int(os.environ.get("KREPLICA_REPIN", "0"))
 # Each line: what runs; a mutant, or two with a + between them; the seed in which it is caught; the invariant
 # that does, or the error that ends the run.

@@ -17,7 +17,7 @@ from tests.mutants.mutants import MUTANTS, switched_on
 
 EVENTS = 1_500
 PINS = Path(__file__).with_name("pinned_seeds.txt")
-# So many seeds are tried for a pin when KREPLICA_REPIN is set.
+# The number of seeds that are tried for a pin.
 REPIN = int(os.environ.get("KREPLICA_REPIN", "0"))
 # Each line: a mutant, the invariant that is to catch it alone, the seed in which it does.
 CAUGHT = [tuple(line.split()) for line in PINS.read_text().splitlines()]

@@ -16,7 +16,7 @@ from tests.unit.raft import test_voter_changes as voter_scripts
 
 EVENTS = 800
 PINS = Path(__file__).with_name("pinned_quorum_seeds.txt")
-# So many seeds are tried for a pin when KREPLICA_REPIN is set.
+# The number of seeds that are tried for a pin.
 REPIN = int(os.environ.get("KREPLICA_REPIN", "0"))
 # Each line: a mutant, the seed in which it is caught, the invariant that does.
 CAUGHT = [tuple(line.split()) for line in PINS.read_text().splitlines()]

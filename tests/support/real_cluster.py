@@ -75,9 +75,7 @@ class RealBroker:
 
 
 class RealCluster:
-    """Implements kreplica.sim.transcript.backend.Backend in the directory `root`."""
-
-    is_real = True
+    """Offers what scripts use of kreplica.sim.cluster.SimCluster, in the directory `root`."""
 
     def __init__(self, root: Path, settings):
         self.controller = ScriptedController()

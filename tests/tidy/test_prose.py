@@ -18,19 +18,18 @@ IDIOMS = re.compile(
 TEXTS = {".py", ".pyx", ".pxd", ".pyi", ".h", ".c", ".java", ".md"}
 FOLDERS = {"kreplica", "bindings", "spark_connector", "bench", "docs", "tests"}
 LEFT: dict[str, int] = {
-    "docs": 4,
+    "docs": 2,
     "kreplica/_core": 19,
     "kreplica/client": 1,
     "kreplica/cluster": 2,
     "kreplica/coordinator": 1,
     "kreplica/log": 5,
-    "kreplica/sim": 35,
+    "kreplica/sim": 1,
     "tests/clients": 4,
     "tests/conformance": 24,
     "tests/core": 19,
     "tests/crash": 33,
     "tests/interaction": 20,
-    "tests/simulation": 11,
     "tests/spark": 18,
     "tests/support": 8,
     "tests/tidy": 4,

@@ -35,7 +35,7 @@ CALLED_BY_FRAMEWORKS = {
 PUBLIC = {"set_disk", "replay"}
 # What only tests wait for or look at: a network at rest, a disk's pending jobs, a page made from the code.
 FOR_TESTS = {
-    *("wait_until_idle", "clock_moved", "map_bytes", "has_aside", "stall", "tell_aside"),
+    *("wait_until_idle", "clock_moved", "map_bytes", "has_aside", "stall", "notify_aside"),
     "is_idle",
     "as_markdown",
 }

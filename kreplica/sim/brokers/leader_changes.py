@@ -66,7 +66,7 @@ class ControllersWill:
         for state in list(self._controller.partitions.values()):
             isr = tuple(each for each in state.isr if each != broker_id)
             if state.leader == broker_id:
-                state = self.elect(state, NO_LEADER, isr or state.isr, tell=False)
+                state = self.elect(state, NO_LEADER, isr or state.isr, deliver=False)
                 if not self._elect_among_the_living(state):
                     self.hand_out(state)
             elif broker_id in state.isr and isr:
@@ -94,7 +94,7 @@ class ControllersWill:
         isr: tuple[int, ...],
         *,
         unclean: bool = False,
-        tell: bool = True,
+        deliver: bool = True,
     ) -> LeaderAndIsr:
         """Elect `leader` in the next leader epoch."""
         same = leader in (state.leader, NO_LEADER)
@@ -102,7 +102,7 @@ class ControllersWill:
         state = self._controller.elect(state.topic_partition, leader, isr, unclean=unclean)
         self._note()
         self._observer.decided(state)
-        if tell:
+        if deliver:
             self.hand_out(state)
         return state
 
@@ -171,16 +171,16 @@ class ControllersWill:
         broker = self._cluster.brokers[broker_id]
         if not broker.is_alive:
             return
-        told = dataclasses.replace(state, is_new=False)
+        decision = dataclasses.replace(state, is_new=False)
         if broker_id in self._deaf:
-            self._deaf[broker_id].append((broker.life, told))
+            self._deaf[broker_id].append((broker.life, decision))
             return
         most_ms, chance = 20, self._random.randrange(20)
         if chance == 0 and not self.is_calm:
             most_ms = 200
-        self._say(broker, told, most_ms)
+        self._say(broker, decision, most_ms)
         if chance < 3 and not self.is_calm:
-            self._say(broker, told, 100)
+            self._say(broker, decision, 100)
 
     def _say(self, broker: Any, state: LeaderAndIsr, most_ms: int, *, least_ms: int = 0) -> None:
         least_ns, most_ns = least_ms * NANOSECONDS_PER_MS, most_ms * NANOSECONDS_PER_MS

@@ -292,9 +292,9 @@ class PartitionView:
         """Return what is wrong with the partition while no fault is left, None if it is well."""
         leader, decided = self.leader, self.decided
         if leader is None or decided is None:
-            return f"no leader: {decided}; {self}"
+            return f"no leader; {self}"
         if len(decided.isr) < len(decided.replicas) or decided.elr:
-            return f"the ISR is not full: {decided}, {leader.partition.state}; {self}"
+            return f"the ISR is not full: {decided.isr}, ELR {decided.elr}, {leader.partition.state}; {self}"
         if decided.adding_replicas or decided.removing_replicas:
             return f"a reassignment is under way: {decided}; {self}"
         if leader.partition.state.is_inflight:

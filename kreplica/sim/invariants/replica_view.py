@@ -48,50 +48,6 @@ class ReplicaView:
     `member_epochs`: for a leader, the broker epoch in which each member of its own ISR joined it.
     """
 
-    __slots__ = (
-        "_had_failed",
-        "_is_new",
-        "agreed",
-        "batch_start",
-        "began_with",
-        "broker_epoch",
-        "broker_id",
-        "cells",
-        "damages",
-        "deleted_before",
-        "excused_before_cut",
-        "excused_from",
-        "foreign",
-        "former_epoch",
-        "former_high_watermark",
-        "former_log_start",
-        "grew_after_failure",
-        "high_watermark",
-        "is_anew",
-        "is_from_checkpoint",
-        "is_harmed",
-        "is_leader",
-        "is_running",
-        "isr",
-        "kept_mark",
-        "leader",
-        "leader_epoch",
-        "log",
-        "log_start",
-        "lost_from_disk",
-        "lost_power",
-        "maximal_isr",
-        "member_epochs",
-        "on_disk",
-        "partition",
-        "program",
-        "shrunk_to",
-        "state",
-        "topic_id",
-        "topic_partition",
-        "truncations",
-    )
-
     def __init__(self, broker_id: int, topic_partition: TopicPartition, topic_id: Uuid) -> None:
         self.broker_id = broker_id
         self.topic_partition = topic_partition

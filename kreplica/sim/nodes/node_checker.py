@@ -29,7 +29,7 @@ from kreplica.sim.invariants.violation import InvariantViolated
 from kreplica.sim.machines import SimBroker
 from kreplica.sim.network import Message
 from kreplica.sim.nodes.node_cluster import NodeCluster
-from kreplica.sim.quorum.quorum_log_checker import QuorumLogChecker
+from kreplica.sim.quorum.quorum_log_checker import QUORUM_LOOP, QuorumLogChecker, touches_quorum
 from kreplica.sim.scheduler import WORLD, SimEvent
 
 ACKS_ALL = -1
@@ -351,7 +351,6 @@ NODE_INVARIANTS: tuple[type[Invariant], ...] = (*INVARIANTS, QuorumSuperset, Can
 
 # Events in these loops of a node change neither its partitions nor their logs. The quorum's changes happen in
 # its own loop alone; all other loops only post work to it.
-QUORUM_LOOP = "raft"
 QUIET_LOOPS = frozenset(
     {QUORUM_LOOP, "controller", "image", "lifecycle", "assignments", "producer-ids", "shutdown"}
 )
@@ -371,13 +370,6 @@ QUIET_MESSAGES = frozenset(
         *("IncrementalAlterConfigs", "Metadata"),
     }
 )
-
-
-def touches_quorum(event: SimEvent) -> bool:
-    """Return whether the event may have changed a member of the quorum."""
-    if event.kind in ("turn", "timer"):
-        return event.summary == QUORUM_LOOP
-    return event.kind not in ("message", "connection", "client")
 
 
 def touches_partitions(event: SimEvent, took_request: bool) -> bool:

@@ -15,24 +15,12 @@ from kreplica.raft.epoch_state import EpochState, LeaderState
 from kreplica.raft.raft_listener import LeaderAndEpoch
 from kreplica.sim.invariants.violation import InvariantViolated
 from kreplica.sim.network import Message
-from kreplica.sim.quorum.quorum_log_checker import NodeView, QuorumLogChecker
+from kreplica.sim.quorum.quorum_log_checker import NodeView, QuorumLogChecker, touches_quorum
 from kreplica.sim.quorum.sim_quorum import QuorumNode, SimQuorum, Witness
 from kreplica.sim.scheduler import SimEvent
 
 # How much later than it should a leader may resign, because a slow disk delays it.
 SLACK_MS = 700
-
-
-# The loop of a member in which everything of the quorum happens.
-QUORUM_LOOP = "raft"
-
-
-def touches_quorum(event: SimEvent) -> bool:
-    """Return whether the event may have changed the quorum member it happened to."""
-    if event.kind in ("turn", "timer"):
-        return event.summary == QUORUM_LOOP
-    # The receiver of a message, or of a lost connection, leaves the work to its loop.
-    return event.kind not in ("message", "connection", "client")
 
 
 class QuorumChecker(QuorumLogChecker, Witness):

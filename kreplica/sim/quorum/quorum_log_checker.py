@@ -31,6 +31,7 @@ from kreplica.sim.invariants.violation import InvariantViolated
 from kreplica.sim.machines import SimBroker
 from kreplica.sim.network import Message
 from kreplica.sim.quorum.sim_quorum import LOG_DIRECTORY
+from kreplica.sim.scheduler import SimEvent
 
 READ_BYTES = 1 << 20
 
@@ -165,6 +166,18 @@ class NodeView:
             f"node {self.node_id}: {state}, log {self.start}..{self.end}, durable to {self.durable_end},"
             f" committed to {self.high_watermark}"
         )
+
+
+# The loop of a member in which everything of the quorum happens.
+QUORUM_LOOP = "raft"
+
+
+def touches_quorum(event: SimEvent) -> bool:
+    """Return whether the event may have changed the quorum member it happened to."""
+    if event.kind in ("turn", "timer"):
+        return event.summary == QUORUM_LOOP
+    # The receiver of a message, or of a lost connection, leaves the work to its loop.
+    return event.kind not in ("message", "connection", "client")
 
 
 class QuorumLogChecker:

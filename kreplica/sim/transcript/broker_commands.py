@@ -21,7 +21,7 @@ from kreplica.common.wire import error_of
 from kreplica.log.scrubber import Scrubber
 from kreplica.sim import client
 from kreplica.sim.faults import flip_a_bit
-from kreplica.sim.transcript.backend import HeldMessage
+from kreplica.sim.network import Message
 from kreplica.sim.transcript.runner import (
     Arguments,
     ScriptError,
@@ -39,7 +39,7 @@ ARROW = rf"({NODE})->({NODE})"
 ANY = "any"
 
 
-def pattern_of(script: Transcript, arguments: Arguments) -> tuple[str, Callable[[HeldMessage], bool]]:
+def pattern_of(script: Transcript, arguments: Arguments) -> tuple[str, Callable[[Message], bool]]:
     """Return the messages that the words match: `[FROM->TO] [API] [request|response]`.
 
     A client's messages match only if its arrow is given.
@@ -53,7 +53,7 @@ def pattern_of(script: Transcript, arguments: Arguments) -> tuple[str, Callable[
     api = (arguments.maybe_word(r"[a-z-]+") or ANY).replace("-", "")
     arguments.end()
 
-    def fits(message: HeldMessage) -> bool:
+    def fits(message: Message) -> bool:
         return (
             _joins(script, message, ends)
             and (kind is None or kind == message.is_request)
@@ -63,14 +63,14 @@ def pattern_of(script: Transcript, arguments: Arguments) -> tuple[str, Callable[
     return words or ANY, fits
 
 
-def _joins(script: Transcript, message: HeldMessage, ends: tuple[int, ...] | None) -> bool:
+def _joins(script: Transcript, message: Message, ends: tuple[int, ...] | None) -> bool:
     # Commands about followers' messages do not mean a client that reads in the script.
     if ends is None:
         return script.NAMES["client"] not in (message.sender_id, message.receiver)
     return ends == (message.sender_id, message.receiver)
 
 
-def first_held(script: Transcript, fits: Callable[[HeldMessage], bool]) -> HeldMessage | None:
+def first_held(script: Transcript, fits: Callable[[Message], bool]) -> Message | None:
     return next((message for message in script.cluster.held() if fits(message)), None)
 
 
@@ -78,17 +78,16 @@ def first_held(script: Transcript, fits: Callable[[HeldMessage], bool]) -> HeldM
 
 
 @command("hold [FROM->TO] [API] [request|response]")
-def hold(script: Transcript, arguments: Arguments) -> Iterator[str]:
+def hold(script: Transcript, arguments: Arguments) -> None:
     """Hold such messages from now on, until deliver or release."""
     words, fits = pattern_of(script, arguments)
     if words in script.holds:
         raise ScriptError("they are held already")
     script.holds[words] = script.cluster.hold(fits)
-    yield from ()
 
 
 @command("release [FROM->TO] [API] [request|response]")
-def release(script: Transcript, arguments: Arguments) -> Iterator[str]:
+def release(script: Transcript, arguments: Arguments) -> None:
     """End the hold with the same words, and deliver its messages."""
     words, fits = pattern_of(script, arguments)
     if words not in script.holds:
@@ -97,7 +96,6 @@ def release(script: Transcript, arguments: Arguments) -> Iterator[str]:
     for message in script.cluster.held():
         if fits(message):
             script.cluster.release(message)
-    yield from ()
 
 
 @command("deliver [FROM->TO] [API] [request|response]")
@@ -155,7 +153,7 @@ def _fetch_once(script: Transcript, follower: int) -> str:
     return text or "nothing new"
 
 
-def describe(script: Transcript, message: HeldMessage) -> str:
+def describe(script: Transcript, message: Message) -> str:
     """Describe a message in a line: sender and receiver, type, and for fetches what they request or
     return."""
     way = f"{script.name_of(message.sender_id)}->{script.name_of(message.receiver)}"
@@ -165,7 +163,7 @@ def describe(script: Transcript, message: HeldMessage) -> str:
     return f"{way} {api} {kind}" + (f": {said}" if said else "")
 
 
-def _said(script: Transcript, message: HeldMessage) -> Iterator[str]:
+def _said(script: Transcript, message: Message) -> Iterator[str]:
     body = message.body
     if message.name == "Fetch":
         yield from (_fetch_asks if message.is_request else _fetch_brings)(script, body)
@@ -234,7 +232,7 @@ def _name(script: Transcript, topic: Any, index: int) -> str:
 
 
 @command("cut A B | cut A->B")
-def cut(script: Transcript, arguments: Arguments) -> Iterator[str]:
+def cut(script: Transcript, arguments: Arguments) -> None:
     """Drop all messages between two nodes; with an arrow in that direction only."""
     arrow = arguments.maybe_word(ARROW)
     if arrow is not None:
@@ -244,43 +242,38 @@ def cut(script: Transcript, arguments: Arguments) -> Iterator[str]:
         one, other = (script.node_of(arguments.word("a node")) for _ in range(2))
         script.cluster.cut(one, other)
     arguments.end()
-    yield from ()
 
 
 @command("heal [A B]")
-def heal(script: Transcript, arguments: Arguments) -> Iterator[str]:
+def heal(script: Transcript, arguments: Arguments) -> None:
     """Reconnect two nodes, or all."""
     if arguments.words:
         one, other = (script.node_of(arguments.word("a node")) for _ in range(2))
         script.cluster.heal(one, other)
     else:
         script.cluster.heal_all()
-    yield from ()
 
 
 @command("disconnect NODE")
-def disconnect(script: Transcript, arguments: Arguments) -> Iterator[str]:
+def disconnect(script: Transcript, arguments: Arguments) -> None:
     """Break a node's connections; new ones may follow."""
     script.cluster.disconnect(script.node_of(arguments.word("a node")))
-    yield from ()
 
 
 @command("clock +MS")
-def clock(script: Transcript, arguments: Arguments) -> Iterator[str]:
+def clock(script: Transcript, arguments: Arguments) -> None:
     """Advance the clock by this number of milliseconds."""
     script.cluster.pass_time(arguments.number("milliseconds"))
-    yield from ()
 
 
 @command("date BROKER +MS|-MS")
-def date(script: Transcript, arguments: Arguments) -> Iterator[str]:
+def date(script: Transcript, arguments: Arguments) -> None:
     """Move a machine's date forward or back, but not its monotonic clock."""
     script.cluster.jump_date(arguments.number("a broker"), arguments.number("milliseconds"))
-    yield from ()
 
 
 @command("isr hold | isr accept | isr reject ERROR")
-def isr(script: Transcript, arguments: Arguments) -> Iterator[str]:
+def isr(script: Transcript, arguments: Arguments) -> None:
     """Set how the controller answers AlterPartition: not yet, by its rules, or with an error."""
     controller = script.cluster.controller
     how = arguments.word("hold, accept or reject")
@@ -297,7 +290,6 @@ def isr(script: Transcript, arguments: Arguments) -> Iterator[str]:
             raise ScriptError("no request waits")
     else:
         raise ScriptError(f"hold, accept or reject, not {how!r}")
-    yield from ()
 
 
 @command("asked")
@@ -430,7 +422,7 @@ def records(script: Transcript, arguments: Arguments) -> Iterator[str]:
 
 
 def log_of(script: Transcript, broker_id: int, topic_partition: Any) -> Any:
-    """Return the partition's log on the broker, with or without a role; None if there is none, or it is
+    """Return the partition's log on the broker, with or without a role; None if the broker has no log or is
     down."""
     program = script.cluster.program(broker_id)
     return None if program is None else program.log_manager.get_log(topic_partition)
@@ -511,14 +503,13 @@ DISK_FAULTS = {"full": StorageFull, "broken": StorageIOError}
 
 
 @command("brokers ID... [SETTING=VALUE...]")
-def brokers(script: Transcript, arguments: Arguments) -> Iterator[str]:
+def brokers(script: Transcript, arguments: Arguments) -> None:
     """Start brokers with empty disks. Settings are Kafka's settings of replication."""
     cluster = script.begin(arguments.options)
     for word in arguments.words:
         broker_id = number_of(word, "a broker")
         cluster.add_broker(broker_id)
         cluster.start(broker_id)
-    yield from ()
 
 
 @command("topic NAME REPLICAS [partitions=N] [SETTING=VALUE...]")
@@ -539,7 +530,7 @@ def topic(script: Transcript, arguments: Arguments) -> Iterator[str]:
 
 
 @command("config TOPIC SETTING=VALUE...")
-def config(script: Transcript, arguments: Arguments) -> Iterator[str]:
+def config(script: Transcript, arguments: Arguments) -> None:
     """Change a topic's settings."""
     name = arguments.word("a topic")
     controller = script.cluster.controller
@@ -548,7 +539,6 @@ def config(script: Transcript, arguments: Arguments) -> Iterator[str]:
     for state in controller.partitions.values():
         for broker_id in state.replicas if state.topic_partition.topic == name else ():
             set_config(script, broker_id, name, changed)
-    yield from ()
 
 
 def set_config(script: Transcript, broker_id: int, name: str, config: LogConfig) -> None:
@@ -594,7 +584,7 @@ def lead(script: Transcript, arguments: Arguments) -> Iterator[str]:
 
 
 @command("tell [PARTITION] BROKER... [leader=ID] [epoch=N] [isr=IDS] [partition.epoch=N]")
-def tell(script: Transcript, arguments: Arguments) -> Iterator[str]:
+def send_decision(script: Transcript, arguments: Arguments) -> Iterator[str]:
     """Send brokers the controller's current decision, or the given one, as a late message would."""
     topic_partition = script.the_partition(arguments)
     state = script.decided(topic_partition)
@@ -613,7 +603,7 @@ def tell(script: Transcript, arguments: Arguments) -> Iterator[str]:
 
 @command("assign [PARTITION] IDS [isr=IDS]")
 def assign(script: Transcript, arguments: Arguments) -> Iterator[str]:
-    """Change the assigned replicas in the same leader epoch, without notifying brokers (see tell)."""
+    """Change the assigned replicas in the same leader epoch, without notifying brokers."""
     topic_partition = script.the_partition(arguments)
     replicas = brokers_of(arguments.word("the replicas"))
     before = script.decided(topic_partition)
@@ -645,7 +635,7 @@ def stop_replica(script: Transcript, arguments: Arguments) -> Iterator[str]:
 
 @command("start BROKER...")
 def start(script: Transcript, arguments: Arguments) -> Iterator[str]:
-    """Start brokers on their disks as they are. They have no roles until lead or tell."""
+    """Start brokers on their disks as they are. They have no roles until the script gives them one."""
     for word in arguments.words:
         broker_id = script.broker(word, runs=False)
         try:
@@ -655,61 +645,54 @@ def start(script: Transcript, arguments: Arguments) -> Iterator[str]:
 
 
 @command("stop BROKER")
-def stop(script: Transcript, arguments: Arguments) -> Iterator[str]:
+def stop(script: Transcript, arguments: Arguments) -> None:
     """Shut a broker down cleanly."""
     script.cluster.stop(script.broker(arguments.word("a broker"), runs=True))
-    yield from ()
 
 
 @command("kill BROKER...")
-def kill(script: Transcript, arguments: Arguments) -> Iterator[str]:
+def kill(script: Transcript, arguments: Arguments) -> None:
     """Kill brokers, as kill -9 does: nothing that was written is lost."""
     for word in arguments.words:
         script.cluster.kill(script.broker(word, runs=True))
-    yield from ()
 
 
 @command("power-cut BROKER... [names=kept]")
-def power_cut(script: Transcript, arguments: Arguments) -> Iterator[str]:
+def power_cut(script: Transcript, arguments: Arguments) -> None:
     """Cut a machine's power: unflushed data is lost; `names=kept` keeps the names of files."""
     names = arguments.option("names", "lost")
     if names not in ("kept", "lost"):
         raise ScriptError(f"names are kept or lost, not {names!r}")
     for word in arguments.words:
         script.cluster.power_cut(script.broker(word, runs=True), keeps_names=names == "kept")
-    yield from ()
 
 
 @command("pause BROKER")
-def pause(script: Transcript, arguments: Arguments) -> Iterator[str]:
+def pause(script: Transcript, arguments: Arguments) -> None:
     """Pause a broker, as a long garbage collection does."""
     script.cluster.pause(script.broker(arguments.word("a broker"), runs=True))
-    yield from ()
 
 
 @command("resume BROKER")
-def resume(script: Transcript, arguments: Arguments) -> Iterator[str]:
+def resume(script: Transcript, arguments: Arguments) -> None:
     """Resume a paused broker."""
     script.cluster.resume(script.broker(arguments.word("a broker"), runs=True))
-    yield from ()
 
 
 @command("fence BROKER")
-def fence(script: Transcript, arguments: Arguments) -> Iterator[str]:
+def fence(script: Transcript, arguments: Arguments) -> None:
     """Make the controller consider a broker dead."""
     script.cluster.controller.fenced.add(arguments.number("a broker"))
-    yield from ()
 
 
 @command("unfence BROKER")
-def unfence(script: Transcript, arguments: Arguments) -> Iterator[str]:
+def unfence(script: Transcript, arguments: Arguments) -> None:
     """Make the controller consider a broker alive."""
     script.cluster.controller.fenced.discard(arguments.number("a broker"))
-    yield from ()
 
 
 @command("disk BROKER full|broken|well [FILES]")
-def disk(script: Transcript, arguments: Arguments) -> Iterator[str]:
+def disk(script: Transcript, arguments: Arguments) -> None:
     """Make a broker's disk refuse changes and flushes, of all files or of those with FILES in their path."""
     broker_id = script.broker(arguments.word("a broker"))
     state = arguments.word("the disk's state")
@@ -721,7 +704,6 @@ def disk(script: Transcript, arguments: Arguments) -> Iterator[str]:
         script.cluster.set_disk_fault(broker_id, partial(_refuse, DISK_FAULTS[state], named))
     else:
         raise ScriptError(f"a disk is full, broken or well, not {state!r}")
-    yield from ()
 
 
 def _refuse(error: type[KreplicaError], named: str, operation: str, path: str) -> None:
@@ -730,27 +712,25 @@ def _refuse(error: type[KreplicaError], named: str, operation: str, path: str) -
 
 
 @command("flush [PARTITION] BROKER...")
-def flush(script: Transcript, arguments: Arguments) -> Iterator[str]:
+def flush(script: Transcript, arguments: Arguments) -> None:
     """Flush a broker's log of the partition to its disk, and write its checkpoints."""
     topic_partition = script.the_partition(arguments)
     for word in arguments.words:
         program = script.cluster.program(script.broker(word, runs=True))
         script.cluster.do(program.log_manager.get_log(topic_partition).flush)
         script.cluster.do(program.log_manager.checkpoint)
-    yield from ()
 
 
 @command("checkpoint BROKER...")
-def checkpoint(script: Transcript, arguments: Arguments) -> Iterator[str]:
+def checkpoint(script: Transcript, arguments: Arguments) -> None:
     """Write a broker's high watermarks to its disk."""
     for word in arguments.words:
         program = script.cluster.program(script.broker(word, runs=True))
         script.cluster.do(program.replica_manager.checkpoint_high_watermarks)
-    yield from ()
 
 
 @command("rot [PARTITION] BROKER OFFSET")
-def rot(script: Transcript, arguments: Arguments) -> Iterator[str]:
+def rot(script: Transcript, arguments: Arguments) -> None:
     """Flip a bit of the batch with that offset in a broker's file. The broker may be down."""
     topic_partition = script.the_partition(arguments)
     broker_id = script.broker(arguments.word("a broker"))
@@ -759,16 +739,14 @@ def rot(script: Transcript, arguments: Arguments) -> Iterator[str]:
     storage, root = script.cluster.disk(broker_id)
     if not script.cluster.do(partial(flip_a_bit, storage, root, topic_partition, offset)):
         raise ScriptError(f"offset {offset} is in no file of {topic_partition}")
-    yield from ()
 
 
 @command("scrub BROKER...")
-def scrub(script: Transcript, arguments: Arguments) -> Iterator[str]:
+def scrub(script: Transcript, arguments: Arguments) -> None:
     """Make the brokers' scrubbers read all closed segments now."""
     for word in arguments.words:
         program = script.cluster.program(script.broker(word, runs=True))
         script.cluster.do(partial(_scrub, program.log_manager))
-    yield from ()
 
 
 def _scrub(manager: Any) -> None:

@@ -172,29 +172,23 @@ def _no_brokers(_: Mapping[str, str]) -> Any:
     raise ScriptError("this is a script of nodes: use nodes, not brokers")
 
 
-def _nodes_of(script: Transcript) -> NodesTranscript:
-    assert isinstance(script, NodesTranscript)
-    return script
-
-
 # ---- commands --------------------------------------------------------------------------------------------
 
 
 @command("nodes BROKERS [controllers=N] [SETTING=VALUE...]", NODE_COMMANDS)
-def nodes(script: Transcript, arguments: Arguments) -> Iterator[str]:
+def nodes(script: NodesTranscript, arguments: Arguments) -> None:
     """Start a number of brokers, and dedicated controllers (default 1) with ids from 1001 on."""
     brokers = arguments.number("how many brokers")
     controllers = number_of(arguments.option("controllers", "1"), "how many controllers")
     settings, arguments.options = dict(arguments.options), {}
     arguments.end()
-    _nodes_of(script).begin_nodes(brokers, controllers, settings)
-    yield from ()
+    script.begin_nodes(brokers, controllers, settings)
 
 
 @command("topic NAME REPLICAS [partitions=N] [SETTING=VALUE...]", NODE_COMMANDS)
-def topic(script: Transcript, arguments: Arguments) -> Iterator[str]:
+def topic(script: NodesTranscript, arguments: Arguments) -> Iterator[str]:
     """Create a topic. The first of the replicas is the preferred leader."""
-    cluster = _nodes_of(script).nodes
+    cluster = script.nodes
     name = arguments.word("a name")
     replicas = brokers_of(arguments.word("the replicas"))
     count = number_of(arguments.option("partitions", "1"), "the number of partitions")
@@ -203,57 +197,57 @@ def topic(script: Transcript, arguments: Arguments) -> Iterator[str]:
         name, assignment=dict.fromkeys(range(count), replicas), config=settings
     )
     script.partition = script.partition or TopicPartition(name, 0)
-    yield from _nodes_of(script).ask(asked)
+    yield from script.ask(asked)
 
 
 @command("config TOPIC SETTING=VALUE...", NODE_COMMANDS)
-def config(script: Transcript, arguments: Arguments) -> Iterator[str]:
+def config(script: NodesTranscript, arguments: Arguments) -> Iterator[str]:
     """Change a topic's settings."""
     name = arguments.word("a topic")
-    cluster = _nodes_of(script).nodes
-    yield from _nodes_of(script).ask(cluster.client.admin.alter_config(name, arguments.options))
+    cluster = script.nodes
+    yield from script.ask(cluster.client.admin.alter_config(name, arguments.options))
 
 
 @command("stop NODE", NODE_COMMANDS)
-def stop(script: Transcript, arguments: Arguments) -> Iterator[str]:
+def stop(script: NodesTranscript, arguments: Arguments) -> Iterator[str]:
     """Shut a node down cleanly."""
-    cluster = _nodes_of(script).nodes
-    yield from _nodes_of(script).ask(cluster.shut_down(script.broker(arguments.word("a node"), runs=True)))
+    cluster = script.nodes
+    yield from script.ask(cluster.shut_down(script.broker(arguments.word("a node"), runs=True)))
 
 
 @command("reassign [PARTITION] IDS", NODE_COMMANDS)
-def reassign(script: Transcript, arguments: Arguments) -> Iterator[str]:
+def reassign(script: NodesTranscript, arguments: Arguments) -> Iterator[str]:
     """Start moving a partition to these brokers."""
     at = script.the_partition(arguments)
     replicas = brokers_of(arguments.word("the replicas"))
     arguments.end()
-    yield from _nodes_of(script).ask(_nodes_of(script).nodes.client.admin.reassign(at, replicas))
+    yield from script.ask(script.nodes.client.admin.reassign(at, replicas))
 
 
 @command("elect [PARTITION] [unclean=yes]", NODE_COMMANDS)
-def elect(script: Transcript, arguments: Arguments) -> Iterator[str]:
+def elect(script: NodesTranscript, arguments: Arguments) -> Iterator[str]:
     """Elect the preferred replica; with unclean, any live replica."""
     at = script.the_partition(arguments)
     unclean = arguments.option("unclean", "no") == "yes"
     arguments.end()
-    admin = _nodes_of(script).nodes.client.admin
-    yield from _nodes_of(script).ask(admin.elect_leader(at, "unclean" if unclean else "preferred"))
+    admin = script.nodes.client.admin
+    yield from script.ask(admin.elect_leader(at, "unclean" if unclean else "preferred"))
 
 
 @command("partition [PARTITION]", NODE_COMMANDS)
-def partition(script: Transcript, arguments: Arguments) -> Iterator[str]:
+def partition(script: NodesTranscript, arguments: Arguments) -> Iterator[str]:
     """Print the controller's state of a partition."""
     at = script.the_partition(arguments)
     arguments.end()
-    registration = _nodes_of(script).nodes.partition(*at)
+    registration = script.nodes.partition(*at)
     yield f"{at} is no more" if registration is None else f"{at}: {stands(registration)}"
 
 
 @command("quorum", NODE_COMMANDS)
-def quorum(script: Transcript, arguments: Arguments) -> Iterator[str]:
+def quorum(script: NodesTranscript, arguments: Arguments) -> Iterator[str]:
     """Print the controllers: state in the quorum, epoch, and the leader that each knows."""
     arguments.end()
-    cluster = _nodes_of(script).nodes
+    cluster = script.nodes
     rows = [("node", "state", "epoch", "leader")]
     for voter in cluster.controllers:
         node = cluster.node(voter)

@@ -162,16 +162,11 @@ def _no_brokers(_: Mapping[str, str]) -> Any:
     raise ScriptError("this is a script of a quorum: use voters, not brokers")
 
 
-def _of(script: Transcript) -> QuorumTranscript:
-    assert isinstance(script, QuorumTranscript)
-    return script
-
-
 # ---- commands --------------------------------------------------------------------------------------------
 
 
 @command("voters N [observers=N] [static=yes] [checks=no]", QUORUM_COMMANDS)
-def voters(script: Transcript, arguments: Arguments) -> Iterator[str]:
+def voters(script: QuorumTranscript, arguments: Arguments) -> None:
     """Start a number of voters, with ids from 1 on, and observers. Static voters never change. `checks=no`
     turns invariants off, for scripts that lose more disks than a quorum survives."""
     count = arguments.number("how many voters")
@@ -179,52 +174,49 @@ def voters(script: Transcript, arguments: Arguments) -> Iterator[str]:
     dynamic = arguments.option("static", "no") != "yes"
     checks = arguments.option("checks", "yes") != "no"
     arguments.end()
-    _of(script).begin_quorum(count, observers, dynamic=dynamic, checks=checks)
-    yield from ()
+    script.begin_quorum(count, observers, dynamic=dynamic, checks=checks)
 
 
 @command("start NODE...", QUORUM_COMMANDS)
-def start(script: Transcript, arguments: Arguments) -> Iterator[str]:
+def start(script: QuorumTranscript, arguments: Arguments) -> Iterator[str]:
     """Start nodes on their disks as they are."""
     for word in arguments.words:
         node_id = script.broker(word, runs=False)
         try:
-            _of(script).quorum.start(node_id)
+            script.quorum.start(node_id)
         except KreplicaError as error:
             yield f"{node_id}: {error_name(error)}"
 
 
 @command("append VALUE... [at=NODE]", QUORUM_COMMANDS)
-def append(script: Transcript, arguments: Arguments) -> Iterator[str]:
+def append(script: QuorumTranscript, arguments: Arguments) -> Iterator[str]:
     """Append values in one batch at the leader, or at a node that believes to lead."""
     node_id = script.node_of(arguments.option("at", "leader"))
     try:
-        _of(script).quorum.append(node_id, *arguments.words)
+        script.quorum.append(node_id, *arguments.words)
     except KreplicaError as error:
         yield refused(error)
 
 
 @command("isolate NODE", QUORUM_COMMANDS)
-def isolate(script: Transcript, arguments: Arguments) -> Iterator[str]:
+def isolate(script: QuorumTranscript, arguments: Arguments) -> None:
     """Disconnect a node from all others."""
-    _of(script).quorum.isolate(script.broker(arguments.word("a node")))
-    yield from ()
+    script.quorum.isolate(script.broker(arguments.word("a node")))
 
 
 @command("wipe NODE", QUORUM_COMMANDS)
-def wipe(script: Transcript, arguments: Arguments) -> Iterator[str]:
+def wipe(script: QuorumTranscript, arguments: Arguments) -> None:
     """Replace the disk of a stopped node with an empty one."""
     node_id = script.broker(arguments.word("a node"), runs=False)
-    _of(script).quorum.machines[node_id].wipe()
-    _of(script).checker.forget_disk(node_id)
-    yield from ()
+    script.quorum.machines[node_id].wipe()
+    script.checker.forget_disk(node_id)
 
 
 @command("lose-snapshots NODE", QUORUM_COMMANDS)
-def lose_snapshots(script: Transcript, arguments: Arguments) -> Iterator[str]:
+def lose_snapshots(script: QuorumTranscript, arguments: Arguments) -> Iterator[str]:
     """Remove all snapshots from the disk of a stopped node."""
     node_id = script.broker(arguments.word("a node"), runs=False)
-    storage = _of(script).quorum.machines[node_id].storage
+    storage = script.quorum.machines[node_id].storage
     for name in sorted(storage.list_directory(LOG_DIRECTORY)):
         if parse_snapshot_name(name) is not None:
             storage.remove(f"{LOG_DIRECTORY}/{name}")
@@ -233,9 +225,9 @@ def lose_snapshots(script: Transcript, arguments: Arguments) -> Iterator[str]:
 
 
 @command("snapshot NODE [at=OFFSET]", QUORUM_COMMANDS)
-def snapshot(script: Transcript, arguments: Arguments) -> Iterator[str]:
+def snapshot(script: QuorumTranscript, arguments: Arguments) -> Iterator[str]:
     """Make a node write a snapshot of what it has applied, or of what is below an offset."""
-    node = _of(script).quorum.node(script.broker(arguments.word("a node"), runs=True))
+    node = script.quorum.node(script.broker(arguments.word("a node"), runs=True))
     end = number_of(arguments.option("at", str(node.applied.offset)), "an offset")
     arguments.end()
     try:
@@ -247,9 +239,9 @@ def snapshot(script: Transcript, arguments: Arguments) -> Iterator[str]:
 
 
 @command("ask-vote VOTER for=CANDIDATE epoch=N [pre=yes]", QUORUM_COMMANDS)
-def ask_vote(script: Transcript, arguments: Arguments) -> Iterator[str]:
+def ask_vote(script: QuorumTranscript, arguments: Arguments) -> Iterator[str]:
     """Ask a voter for its vote, as a candidate with the longest log would."""
-    quorum = _of(script).quorum
+    quorum = script.quorum
     voter = script.broker(arguments.word("a voter"), runs=True)
     candidate = script.node_of(arguments.option("for", ""))
     epoch = number_of(arguments.option("epoch", ""), "an epoch")
@@ -275,9 +267,9 @@ def ask_vote(script: Transcript, arguments: Arguments) -> Iterator[str]:
 
 
 @command("add-voter NODE", QUORUM_COMMANDS)
-def add_voter(script: Transcript, arguments: Arguments) -> Iterator[str]:
+def add_voter(script: QuorumTranscript, arguments: Arguments) -> None:
     """Ask the leader to make an observer a voter. Prints the answer when it comes."""
-    quorum = _of(script).quorum
+    quorum = script.quorum
     node_id = script.broker(arguments.word("a node"))
     request = AddRaftVoterRequest(
         cluster_id=CLUSTER_ID,
@@ -287,14 +279,13 @@ def add_voter(script: Transcript, arguments: Arguments) -> Iterator[str]:
         listeners=(),
     )
     leader = script.node_of("leader")
-    _of(script).await_answer(f"add {node_id}", quorum.send(leader, request, timeout_ms=ANSWER_MS))
-    yield from ()
+    script.await_answer(f"add {node_id}", quorum.send(leader, request, timeout_ms=ANSWER_MS))
 
 
 @command("remove-voter NODE", QUORUM_COMMANDS)
-def remove_voter(script: Transcript, arguments: Arguments) -> Iterator[str]:
+def remove_voter(script: QuorumTranscript, arguments: Arguments) -> None:
     """Ask the leader to remove a voter. Prints the answer when it comes."""
-    quorum = _of(script).quorum
+    quorum = script.quorum
     node_id = script.broker(arguments.word("a node"))
     request = RemoveRaftVoterRequest(
         cluster_id=CLUSTER_ID,
@@ -302,15 +293,14 @@ def remove_voter(script: Transcript, arguments: Arguments) -> Iterator[str]:
         voter_directory_id=uuid_of(quorum.setup.directory_ids[node_id]),
     )
     leader = script.node_of("leader")
-    _of(script).await_answer(f"remove {node_id}", quorum.send(leader, request, timeout_ms=ANSWER_MS))
-    yield from ()
+    script.await_answer(f"remove {node_id}", quorum.send(leader, request, timeout_ms=ANSWER_MS))
 
 
 @command("status", QUORUM_COMMANDS)
-def status(script: Transcript, arguments: Arguments) -> Iterator[str]:
+def status(script: QuorumTranscript, arguments: Arguments) -> Iterator[str]:
     """Print the nodes: state, epoch, known leader, log start, HW, LEO; of leaders also the voters."""
     arguments.end()
-    quorum = _of(script).quorum
+    quorum = script.quorum
     rows: list[tuple[str, ...]] = [("node", "state", "epoch", "leader", "start", "HW", "LEO", "voters")]
     for node_id in quorum.machines:
         if node_id not in quorum.alive:
@@ -327,9 +317,9 @@ def status(script: Transcript, arguments: Arguments) -> Iterator[str]:
 
 
 @command("values [NODE...]", QUORUM_COMMANDS)
-def values(script: Transcript, arguments: Arguments) -> Iterator[str]:
+def values(script: QuorumTranscript, arguments: Arguments) -> Iterator[str]:
     """Print the values that each node considers committed."""
-    quorum = _of(script).quorum
+    quorum = script.quorum
     for node_id in [script.broker(word) for word in arguments.words] or quorum.machines:
         runs = node_id in quorum.alive
         yield f"{node_id}  {' '.join(quorum.node(node_id).values) or 'nothing' if runs else 'down'}"

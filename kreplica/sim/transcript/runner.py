@@ -20,18 +20,17 @@ quorums have their own tables. Thread rule: one thread.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from kreplica.common.errors import KreplicaError
 from kreplica.common.future import Future
 from kreplica.common.leader_and_isr import LeaderAndIsr
 from kreplica.common.types import TopicPartition, Uuid
 from kreplica.sim import client
-from kreplica.sim.cluster import CLIENT_ID
+from kreplica.sim.cluster import CLIENT_ID, SimCluster
 from kreplica.sim.controller import CONTROLLER_ID
-from kreplica.sim.transcript.backend import Backend
 
 DIVIDER = "----"
 COMMENT = "#"
@@ -93,8 +92,9 @@ def _output(commands: Sequence[tuple[int, str]], run: RunCommand) -> list[str]:
 
 _OPTION = re.compile(r"([a-z][a-z.]*)=(.*)", re.ASCII)
 
-# Creates the cluster of a script, given the brokers' settings by Kafka's names.
-MakeCluster = Callable[[Mapping[str, str]], Backend]
+# Creates the cluster of a script, given the brokers' settings by Kafka's names. A script does not depend on
+# whether that is a SimCluster, or offers the same methods on real threads and files.
+MakeCluster = Callable[[Mapping[str, str]], SimCluster]
 
 
 class Arguments:
@@ -150,7 +150,9 @@ def brokers_of(text: str) -> list[int]:
     return [number_of(each, "a broker") for each in text.split(",") if each]
 
 
-Run = Callable[["Transcript", Arguments], Iterator[str]]
+T = TypeVar("T", bound="Run")
+# Runs a command of a Transcript; returns the lines that it prints, if any.
+Run = Callable[[Any, Arguments], Iterable[str] | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,10 +167,10 @@ class Command:
 COMMANDS: dict[str, Command] = {}
 
 
-def command(usage: str, table: dict[str, Command] = COMMANDS) -> Callable[[Run], Run]:
+def command(usage: str, table: dict[str, Command] = COMMANDS) -> Callable[[T], T]:
     """Register a function under the usage's first word; its docstring's first paragraph is the help text."""
 
-    def register(run: Run) -> Run:
+    def register(run: T) -> T:
         name = usage.split()[0]
         assert name not in table, f"command {name} is registered twice"
         help_text = " ".join((run.__doc__ or "").partition("\n\n")[0].split())
@@ -189,8 +191,7 @@ class Transcript:
         self.commands = commands
         self.partition: TopicPartition | None = None  # the default partition of commands
         self.holds: dict[str, Callable[[], None]] = {}  # by the words of the hold: the function that ends it
-        self.disk_faults: dict[int, object] = {}
-        self._cluster: Backend | None = None
+        self._cluster: SimCluster | None = None
         self._produces: list[tuple[str, Future[Any]]] = []
         self._decided: list[LeaderAndIsr] = []
 
@@ -201,12 +202,12 @@ class Transcript:
         name, *words = line.split()
         if name not in self.commands:
             raise ScriptError(f"there is no command {name!r}")
-        printed = list(self.commands[name].run(self, Arguments(words)))
+        printed = list(self.commands[name].run(self, Arguments(words)) or ())
         if self._cluster is not None:
             self._cluster.settle()
         return printed + list(self._news())
 
-    def begin(self, settings: Mapping[str, str]) -> Backend:
+    def begin(self, settings: Mapping[str, str]) -> SimCluster:
         """Create the cluster."""
         if self._cluster is not None:
             raise ScriptError("the brokers exist already; begin another script")
@@ -219,7 +220,7 @@ class Transcript:
             self._cluster.close()
 
     @property
-    def cluster(self) -> Backend:
+    def cluster(self) -> SimCluster:
         if self._cluster is None:
             raise ScriptError("a script begins with its brokers, its nodes or its voters")
         return self._cluster

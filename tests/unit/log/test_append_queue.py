@@ -95,7 +95,7 @@ class Stage:
 
     def tell(self, count: int = 1) -> None:
         for _ in range(count):
-            self.disk.tell()
+            self.disk.notify()
 
     def finish(self) -> None:
         self.finish_jobs()
@@ -106,7 +106,7 @@ class Stage:
         while self.disk or self.disk.untold:
             if self.disk:
                 self.disk.perform_next()
-            self.disk.tell()
+            self.disk.notify()
 
 
 def test_appends_are_made_in_their_order(tmp_path: Path) -> None:
@@ -332,7 +332,7 @@ def test_what_takes_long_to_check_is_checked_aside_and_holds_up_its_own_log_alon
     at.lead("b")
     at.finish_jobs()
     assert at.results == {"a": 0}
-    at.disk.tell_aside()
+    at.disk.notify_aside()
     at.finish()
     assert at.results == {"a": 0, "large": 1, "b": 2}
     assert at.carefully == []
@@ -357,7 +357,7 @@ def test_appends_of_other_connections_pass_one_that_is_checked_aside(tmp_path: P
         at.lead(name, "two")
     at.finish_jobs()
     assert at.results == {"a": 0, "b": 1}
-    at.disk.tell_aside()
+    at.disk.notify_aside()
     at.finish()
     assert at.results == {"a": 0, "b": 1, "large": 2, "behind it": 3}
     assert at.carefully == []
@@ -373,7 +373,7 @@ def test_no_append_passes_one_of_its_producer_that_is_checked_aside(tmp_path: Pa
     at.lead("third", "new connection")
     at.finish_jobs()
     assert at.results == {"eight": 0}
-    at.disk.tell_aside()
+    at.disk.notify_aside()
     at.finish()
     assert at.results == {"eight": 0, "first": 1, "second": 2, "third": 3}
     assert at.carefully == []
@@ -386,7 +386,7 @@ def test_an_append_of_no_connection_keeps_its_place_among_all(tmp_path: Path) ->
     at.lead("a", "two")
     at.finish_jobs()
     assert at.results == {}
-    at.disk.tell_aside()
+    at.disk.notify_aside()
     at.finish()
     assert at.results == {"large": 0, "marker": 1, "a": 2}
 
@@ -402,8 +402,8 @@ def test_what_came_back_from_the_disk_stays_before_what_its_connection_sent_late
     at.lead("e", "three")
     at.finish_jobs()
     assert at.results == {"a": 0, "b": 1, "c": 2, "e": 3}
-    at.disk.tell_aside()
-    at.disk.tell_aside()
+    at.disk.notify_aside()
+    at.disk.notify_aside()
     at.finish()
     assert at.results == {"a": 0, "b": 1, "c": 2, "e": 3, "large": 4, "two's": 5, "d": 6}
 
@@ -417,7 +417,7 @@ def test_the_time_of_an_append_is_that_of_its_turn(tmp_path: Path) -> None:
     at.lead("a", "two")
     at.finish_jobs()
     now[0] += 5
-    at.disk.tell_aside()
+    at.disk.notify_aside()
     at.finish()
     stamps = [batch.max_timestamp - NOW_MS for batch in at.log.batches(0)]
     assert stamps == [5, 10]
@@ -447,7 +447,7 @@ def test_each_connection_and_each_producer_finds_its_appends_in_their_order(
             at.tell(min(1, at.disk.untold))
         elif kind == "aside":
             if at.disk.has_aside:
-                at.disk.tell_aside()
+                at.disk.notify_aside()
         else:
             name, fields = str(number), {}
             if kind.startswith("producer"):
@@ -464,7 +464,7 @@ def test_each_connection_and_each_producer_finds_its_appends_in_their_order(
     while at.disk.has_aside or at.disk or at.disk.untold:
         at.finish_jobs()
         if at.disk.has_aside:
-            at.disk.tell_aside()
+            at.disk.notify_aside()
     at.finish()
     for names in orders.values():
         offsets = [at.results[name] for name in names]
@@ -489,7 +489,7 @@ def test_what_is_too_large_is_refused_and_those_behind_it_go_on(
     at.lead_batch("large", records)
     at.lead("b")
     while at.disk.has_aside:
-        at.disk.tell_aside()
+        at.disk.notify_aside()
     at.finish()
     assert at.results == {"large": error, "b": 0}
 
@@ -506,7 +506,7 @@ def test_records_that_are_refused_are_not_left_to_the_collector(tmp_path: Path) 
     try:
         at.lead_batch("large", records)
         del records
-        at.disk.tell_aside()
+        at.disk.notify_aside()
         at.finish()
         assert at.results == {"large": MessageTooLarge}
         assert held() is None
@@ -527,7 +527,7 @@ def test_what_was_checked_aside_is_not_checked_again_where_its_segment_is_full(
     monkeypatch.setattr(
         LogValidator, "validate_anew", lambda self, *a, **k: checks.append(1) or anew(self, *a, **k)
     )
-    at.disk.tell_aside()
+    at.disk.notify_aside()
     at.finish()
     assert at.carefully == ["large"]
     assert not checks
