@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import gc
+import os
+import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -20,6 +23,8 @@ from spark_connector.worker import settle
 from tests.support.spark_session import READERS
 
 HADOOPS = "org.apache.spark.sql.execution.streaming.checkpointing.FileContextBasedCheckpointFileManager"
+
+MORE_LINKS_THAN_EXT4_HAS = 65_100
 
 
 @contextmanager
@@ -143,6 +148,35 @@ def test_a_name_is_taken_from_no_other_file(spark: SparkSession, tmp_path: Path)
             found = spark._jvm.org.apache.commons.io.IOUtils.toString(theirs.open(path), "UTF-8")
             assert found == f"{closed.index('closed')}" * 600
     assert names(tmp_path) == sorted([*map(str, range(50)), *(f".{n}.crc" for n in range(50)), "taken"])
+
+
+def has_all_its_links(file: Path, links: Path) -> bool:
+    """Make as many links to the file as it may have; False if the file system knows no such limit."""
+    try:
+        for number in range(MORE_LINKS_THAN_EXT4_HAS):
+            os.link(file, links / str(number))
+    except OSError as error:
+        if error.errno != errno.EMLINK:
+            raise
+        return True
+    return False
+
+
+def test_a_link_that_fails_is_no_sign_of_a_file_system_without_links(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """There a rename could take the name from another file."""
+    stream = manager(spark, f"file:{tmp_path}").createAtomic(hadoop_path(spark, tmp_path / "0"), False)
+    stream.write(b"first")
+    (written,) = tmp_path.glob(".0.*.tmp")
+    (tmp_path / "links").mkdir()
+    if not has_all_its_links(written, tmp_path / "links"):
+        shutil.rmtree(tmp_path / "links")
+        pytest.skip("a file of this file system may have any number of links")
+    with pytest.raises(Py4JJavaError, match="Too many links"):
+        stream.close()
+    assert not (tmp_path / "0").exists()
+    shutil.rmtree(tmp_path / "links")
 
 
 def test_what_is_no_plain_local_directory_is_left_to_spark(spark: SparkSession, tmp_path: Path) -> None:

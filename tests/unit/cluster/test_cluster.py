@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import shutil
+import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor, wait
 from threading import Event
 
@@ -12,6 +15,7 @@ import pytest
 
 from kreplica.cluster import Cluster
 from kreplica.common import errors
+from tests.support.memory import resident_bytes
 
 PATIENCE = 30
 
@@ -613,3 +617,26 @@ def test_nobody_waits_for_a_closed_cluster(tmp_path):
             with pytest.raises(errors.ClusterClosed):
                 ask()
         cluster.close()
+
+
+def test_clusters_that_were_closed_leave_nothing_behind():
+    def one():
+        with Cluster(1) as cluster:
+            cluster.create_topic("orders")
+            put(cluster, b"a")
+            assert values(cluster) == [b"a"]
+
+    def used():
+        gc.collect()
+        return threading.active_count(), len(os.listdir("/proc/self/fd")), sys.getallocatedblocks()
+
+    for _ in range(20):  # caches and the allocator's pools fill
+        one()
+    threads, descriptors, blocks = used()
+    memory = resident_bytes()
+    for _ in range(40):
+        one()
+    assert used()[:2] == (threads, descriptors)
+    # A bounded cache keeps the ids that a cluster drew.
+    assert used()[2] - blocks < 40 * 150
+    assert resident_bytes() - memory < 16 << 20

@@ -13,6 +13,8 @@ import java.nio.file.FileSystems;
 import java.nio.file.Files;
 import java.nio.file.StandardCopyOption;
 import java.nio.file.attribute.PosixFilePermissions;
+import java.util.Arrays;
+import java.util.List;
 import java.util.Set;
 import java.util.UUID;
 import java.util.zip.CRC32;
@@ -112,6 +114,10 @@ public final class LocalCheckpoints implements CheckpointFileManager {
  * between leaves a readable file. One thread.
  */
 final class AtomicFile extends CheckpointFileManager.CancellableFSDataOutputStream {
+    /** What file systems without hard links answer: EPERM, EOPNOTSUPP, ENOSYS. */
+    private static final List LINKLESS = Arrays.asList(new String[] {
+        "Operation not permitted", "Operation not supported", "Function not implemented"});
+
     private final File file;
     private final boolean overwrites;
     private final FsPermission mode;
@@ -169,7 +175,10 @@ final class AtomicFile extends CheckpointFileManager.CancellableFSDataOutputStre
             if (error instanceof java.nio.file.FileAlreadyExistsException || file.exists()) {
                 throw new FileAlreadyExistsException(file + ": already exists");
             }
-            // The file system has no hard links. As in Hadoop, the later of two concurrent writers wins.
+            if (!LINKLESS.contains(error.getReason())) {
+                throw error;
+            }
+            // As in Hadoop, the later of two concurrent writers wins.
             rename(written, file);
         }
     }
