@@ -188,14 +188,18 @@ def test_a_replica_is_moved_to_another_directory(tool: Tool, nodes: NodeProcesse
 
 
 def test_the_quorum_is_described(tool: Tool, nodes: NodeProcesses) -> None:
-    status = tool(f"{TOOLS}MetadataQuorumCommand", "describe", "--status")
-    leader = re.search(r"LeaderId:\s+(\d)", status)
-    assert leader is not None
-    assert int(leader[1]) in nodes.ids
-    replication = tool(f"{TOOLS}MetadataQuorumCommand", "describe", "--replication")
-    assert sorted(re.findall(r"^(\d)\s.*?(Leader|Follower)", replication, re.M)) == sorted(
-        (str(n), "Leader" if n == int(leader[1]) else "Follower") for n in nodes.ids
-    )
+    def agree() -> bool:
+        """The two descriptions do, unless another controller was elected between them."""
+        status = tool(f"{TOOLS}MetadataQuorumCommand", "describe", "--status")
+        leader = re.search(r"LeaderId:\s+(\d)", status)
+        assert leader is not None
+        assert int(leader[1]) in nodes.ids
+        replication = tool(f"{TOOLS}MetadataQuorumCommand", "describe", "--replication")
+        found = sorted(re.findall(r"^(\d)\s.*?(Leader|Follower)", replication, re.M))
+        assert [int(node_id) for node_id, _ in found] == nodes.ids
+        return found == [(str(n), "Leader" if n == int(leader[1]) else "Follower") for n in nodes.ids]
+
+    until(agree)
 
 
 def test_what_each_broker_can_do(tool: Tool, nodes: NodeProcesses) -> None:
