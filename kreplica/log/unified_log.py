@@ -1549,7 +1549,7 @@ class UnifiedLog:
         published = max(end, min(self.log_start_offset, offset)) if head else end
         base_offset, epochs_end = local.segments[keep].base_offset, offset if head else end
         # What may need room on the disk comes first, so that a full disk leaves everything unchanged.
-        self._publish_and_forget(published, base_offset, position, epochs_end)
+        self._publish_and_forget(published, base_offset, position, epochs_end, flushed=end)
         # A truncation that stops halfway, even for lack of room, leaves what only the next opening can tell.
         with self._offline_on(KafkaStorageError):
             self._cut(offset, keep, end, position, head)
@@ -1639,9 +1639,14 @@ class UnifiedLog:
                     self.truncate_to(entry.start_offset)
                     return
 
-    def _publish_and_forget(self, end: int, base_offset: int, position: int, epochs_end: int) -> None:
+    def _publish_and_forget(
+        self, end: int, base_offset: int, position: int, epochs_end: int, *, flushed: int
+    ) -> None:
         """Publish that the log ends at `end`, byte `position` of the segment at `base_offset`, then forget
         the epochs that begin at `epochs_end` or above.
+
+        `flushed`: where the batch to remove begins. Recovery takes a batch that spans the flush point for
+        damage, and a crash may leave this one.
 
         Both reach the disk in this order, since recovery takes a published batch of an unknown epoch for
         damage. Raises StorageFull and OutOfDescriptors, which leave the log as it was. Any other error takes
@@ -1649,6 +1654,7 @@ class UnifiedLog:
         """
         standing = self._standing()
         self._publish_end(end, base_offset, position)
+        self.state.update(flush_offset=min(self.state.flush_offset, flushed))
         try:
             self.flush_state()
             self._forget_epochs(epochs_end)

@@ -64,6 +64,14 @@ def test_what_was_flushed_survives_a_power_cut(steps, durability, stop_at, seed)
         recover(run, chance)
 
 
+@pytest.mark.parametrize("stop_at", range(10, 40))
+def test_a_cut_inside_the_batch_in_which_the_log_starts(stop_at):
+    run = Run(durability="fsync", stop_at=stop_at)
+    run.play([("append_batch", 1), ("delete", 1), ("truncate", 1)])
+    for chance in (None, 0, 1, 2):
+        recover(run, chance)
+
+
 @LIMITS
 @given(STEPS, st.sampled_from(["page_cache", "fsync"]), st.integers(0, 200))
 def test_what_was_acknowledged_survives_a_kill(steps, durability, stop_at):
