@@ -16,12 +16,12 @@ import pytest
 
 from bench import memory
 from kreplica._core import benchmarks
+from kreplica._core.batch_walk import AT_END, SegmentWalk
 from kreplica._core.log_segment import LogSegment
 from kreplica._core.offset_index import OffsetIndex
 from kreplica._core.offset_map import OffsetMap
 from kreplica._core.record_filter import RecordFilter
 from kreplica._core.region import Region
-from kreplica._core.segment_scan import scan
 from kreplica._core.time_index import TimeIndex
 from kreplica.common.config import LogConfig
 from kreplica.common.types import TopicPartition
@@ -70,7 +70,7 @@ def written(path, numbers):
 
 
 def read_all(segment):
-    assert scan(segment, 0, segment.size, 0, -1)[0] == 0
+    assert SegmentWalk(segment.region).skip() == AT_END
 
 
 def fill(offset_map, segment):

@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from kreplica._core.arrow import record_columns, schema
-from kreplica._core.log_append_info import LogAppendInfo
+from kreplica._core.log_segment import LogAppendInfo
 from kreplica._core.offset_map import OffsetMap
 from kreplica._core.record import Record, milliseconds
 from kreplica._core.records import RecordBatch

@@ -1,8 +1,7 @@
 from typing_extensions import Buffer
 
 from kreplica._core.disk_thread import DiskJob
-from kreplica._core.log_append_info import LogAppendInfo
-from kreplica._core.log_segment import LogSegment
+from kreplica._core.log_segment import LogAppendInfo, LogSegment
 from kreplica._core.log_state import LogState
 
 class AppendJob(DiskJob):

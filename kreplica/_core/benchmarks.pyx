@@ -129,6 +129,6 @@ def locate_offsets(LogSegment segment not None, const int64_t[::1] offsets not N
     cdef int64_t i, total = 0
     with nogil:
         for i in range(offsets.shape[0]):
-            if segment.locate(offsets[i], &walk) == OK:
+            if segment.locate(offsets[i], 0, &walk) == OK:
                 total += walk.position
     return total

@@ -1,5 +1,4 @@
-from kreplica._core.log_append_info import LogAppendInfo
-from kreplica._core.log_segment import LogSegment
+from kreplica._core.log_segment import LogAppendInfo, LogSegment
 from kreplica._core.log_state import LogState
 from kreplica._core.records import BatchIterator
 

@@ -1,13 +1,11 @@
 # LogSegment: one .log file with its two indexes, and the one call that appends to it.
 #
 # Ownership: a segment owns the use of its regions, not their files. Thread rule: one writer under the log's lock;
-# readers
-# take the region's published length and pin what they return. Mapped memory is touched only under the guard, so that a
-# lost page becomes a status; anything that could grow a file or take a lock is done before entering the guard.
+# readers take the region's published length and pin what they return. Mapped memory is touched only under the guard, so
+# that a lost page becomes a status; anything that could grow a file or take a lock is done before entering the guard.
 
 from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t
 
-from kreplica._core.log_append_info cimport LogAppendInfo
 from kreplica._core.log_state cimport LogState
 from kreplica._core.offset_index cimport OffsetIndex
 from kreplica._core.record_batch cimport BatchHeader
@@ -27,7 +25,7 @@ cdef enum AppendFlag:
     CHECK_RECORDS = 4             # check the records of an uncompressed batch
     MAY_ROLL = 8                  # decline (NEEDS_ROLL) what belongs in a new segment
     WITH_PRODUCER = 16            # with ONLY_PLAIN: the caller maintains the producer's state
-    WRITES_BODY = 32              # write the records of a large batch past the mapping, see body_write.pxd
+    WRITES_BODY = 32              # write the records of a large batch past the mapping, see _write_body
     BODY_WRITTEN = 64             # they have been written
 
 cdef struct Append:
@@ -55,6 +53,7 @@ cdef struct Locate:
     # Arguments of a walk under the guard.
     void *segment
     int64_t target
+    int64_t behind                # a batch begins here; nothing below is read
     int64_t limit
     Walk *walk
 
@@ -79,6 +78,19 @@ cdef inline int64_t timestamp_of_records(const BatchHeader *h) noexcept nogil:
     # A batch without records, as a cleaner leaves it, still has their greatest timestamp, but no index entry may
     # refer to it: Kafka's tool reports that as an error.
     return h.max_timestamp if h.record_count > 0 else -1
+
+
+cdef class LogAppendInfo:
+    cdef readonly int64_t base_offset
+    cdef readonly int64_t last_offset
+    cdef readonly int32_t leader_epoch
+    cdef readonly int64_t max_timestamp
+    cdef readonly int64_t log_append_time
+    cdef readonly int64_t log_start_offset
+    cdef readonly int32_t record_count
+    cdef readonly int64_t size
+    cdef readonly int64_t position
+    cdef public bint duplicate
 
 
 cdef class LogSegment:
@@ -110,10 +122,11 @@ cdef class LogSegment:
     cdef int next_at(self, int64_t limit, Walk *w) noexcept nogil
     cdef int64_t hinted_at(self, int64_t offset, int64_t limit, Walk *w) noexcept nogil
     cdef int64_t hint_by_time(self, entry, int64_t limit, Walk *w) except? -1
-    cdef int locate(self, int64_t offset, Walk *w) noexcept nogil
+    # Find the first batch whose last offset is at least `offset`, and read nothing below byte `behind`.
+    cdef int locate(self, int64_t offset, int64_t behind, Walk *w) noexcept nogil
     # Run locate() under the guard, with the regions mapped.
-    cdef int reach(self, int64_t offset, Walk *w) except? -128
-    cdef int _guarded(self, kr_guarded step, int64_t target, int64_t limit, Walk *w) except? -128
+    cdef int reach(self, int64_t offset, int64_t behind, Walk *w) except? -128
+    cdef int _guarded(self, kr_guarded step, int64_t target, int64_t behind, int64_t limit, Walk *w) except? -128
     cdef LogAppendInfo _info(self, int64_t base_offset, int64_t last_offset, int32_t leader_epoch,
                              int64_t max_timestamp, int64_t append_time, int32_t count, int64_t size,
                              int64_t position, LogState state)

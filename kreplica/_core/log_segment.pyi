@@ -3,11 +3,35 @@ from typing import Any
 from typing_extensions import Buffer
 
 from kreplica._core.batch_builder import BatchBuilder, _Records
-from kreplica._core.log_append_info import LogAppendInfo
 from kreplica._core.log_state import LogState
 from kreplica._core.offset_index import OffsetIndex
 from kreplica._core.region import Region, Slice
 from kreplica._core.time_index import TimeIndex
+
+class LogAppendInfo:
+    base_offset: int
+    last_offset: int
+    leader_epoch: int
+    max_timestamp: int
+    log_append_time: int
+    log_start_offset: int
+    record_count: int
+    size: int
+    position: int
+    duplicate: bool
+    def __init__(
+        self,
+        base_offset: int = -1,
+        last_offset: int = -1,
+        leader_epoch: int = -1,
+        max_timestamp: int = -1,
+        log_append_time: int = -1,
+        log_start_offset: int = -1,
+        record_count: int = 0,
+        size: int = 0,
+        position: int = -1,
+        duplicate: bool = False,
+    ) -> None: ...
 
 class LogSegment:
     region: Region
@@ -55,11 +79,13 @@ class LogSegment:
         leader_epoch: int,
         latest: int,
     ) -> LogAppendInfo | None: ...
-    def position_of(self, offset: int) -> tuple[int, int, int, int] | None: ...
+    def position_of(self, offset: int, *, behind: int = 0) -> tuple[int, int, int, int] | None: ...
+    def position_by_time(self, timestamp: int, start_offset: int) -> tuple[int, int, int, int] | None: ...
     def read(
-        self, offset: int, max_bytes: int, *, limit: int = -1, at_least_one: bool = True
+        self, offset: int, max_bytes: int, *, limit: int = -1, at_least_one: bool = True, behind: int = 0
     ) -> Slice | None: ...
     def limit_to(self, position: int) -> None: ...
+    def check_indexes(self) -> None: ...
     def forget(self) -> None: ...
     def know(self) -> None: ...
     def learn(self) -> None: ...

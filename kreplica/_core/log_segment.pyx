@@ -6,14 +6,13 @@ codec). Contract, ownership and thread rule: log_segment.pxd.
 """
 
 from libc.stdint cimport INT64_MAX, int32_t, int64_t, uint8_t
-from libc.string cimport memcmp, memset
+from libc.string cimport memcmp, memcpy, memset
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 
 from kreplica._core.batch_builder cimport BatchBuilder
 from kreplica._core.big_endian cimport load32, load64, publish32, store32, store64
-from kreplica._core.body_write cimport copy_body, write_body
-from kreplica._core.log_append_info cimport LogAppendInfo
+from kreplica._core.crc32c cimport crc32c, crc32c_copy
 from kreplica._core.log_state cimport LogState
 from kreplica._core.offset_index cimport OffsetIndex, OffsetPosition
 from kreplica._core.record_batch cimport (
@@ -22,7 +21,7 @@ from kreplica._core.record_batch cimport (
 )
 from kreplica._core.region cimport Region, ensure_writable, kr_guard_call, kr_guarded, load_length, publish_length
 from kreplica._core.status cimport (
-    BAD_BATCH_LENGTH, BAD_CRC, BAD_MAGIC, BAD_OFFSET_DELTA, END, FULL, NEEDS_ROLL,
+    BAD_BATCH_LENGTH, BAD_CRC, BAD_MAGIC, BAD_OFFSET_DELTA, END, FULL, NEEDS_LOOK, NEEDS_ROLL,
     OFFSET_OVERFLOW, OFFSET_REGRESSION, OK, PAGE_FAULT, SHORT_INPUT, TRAILING_BYTES, check,
 )
 from kreplica._core.time_index cimport TimeIndex
@@ -31,6 +30,58 @@ cdef extern from *:
     void prefetch "__builtin_prefetch"(const void *p) nogil
 
 cdef int64_t MAX_OFFSET = 1 << 62         # above any offset of a segment
+
+cdef enum:
+    # For smaller batches a call costs as much as the page faults.
+    LEAST_BODY_BYTES = 65536
+    CRC_FROM = 21
+
+
+# ---- the body of a large batch ----------------------------------------------------------------------------
+#
+# The kernel clears a page that is first touched through a mapping, but not one that is written whole by a call. So a
+# thread that may wait for the disk writes a large batch's records past the mapping. The page cache is shared: readers
+# of the mapping see them. The header is written last, through the mapping as always; until its length is there,
+# readers do not take the bytes after it for a batch.
+
+
+cdef int _check_source(void *argument) noexcept nogil:
+    # Check everything before writing: what _copy_batch would reject or change.
+    cdef Append *a = <Append *> argument
+    cdef RecordScan found
+    cdef int status
+    if crc32c(a.data + CRC_FROM, a.header.size - CRC_FROM) != a.header.crc:
+        return BAD_CRC
+    if a.flags & CHECK_RECORDS and a.header.attributes & CODEC_MASK == 0:
+        status = scan_records(a.data + HEADER_SIZE, a.header.size - HEADER_SIZE, &a.header, True, &found)
+        if status != OK:
+            return status
+        if found.max_timestamp != a.header.max_timestamp:
+            return NEEDS_LOOK
+    return OK
+
+
+cdef void _write_body(Region region, Append *a) noexcept nogil:
+    # If WRITES_BODY requests it and the batch is large and complete, write its records at the end of the region, where
+    # space is reserved, and set BODY_WRITTEN. After a failure the batch is written through the mapping instead.
+    a.flags &= ~BODY_WRITTEN
+    if not a.flags & WRITES_BODY or a.header.size < LEAST_BODY_BYTES or a.append_time >= 0:
+        return
+    if kr_guard_call(_check_source, a) != OK:
+        return
+    if region.write_aside(load_length(&region.r) + HEADER_SIZE, a.header.size - HEADER_SIZE, a.data + HEADER_SIZE) == 0:
+        a.flags = (a.flags | BODY_WRITTEN) & ~CHECK_RECORDS
+
+
+cdef bint _copy_body(uint8_t *target, const Append *a) noexcept nogil:
+    # Copy the unwritten part of the batch from its CRC's range on, under the guard; return whether its CRC is valid.
+    if a.flags & BODY_WRITTEN:
+        memcpy(target + CRC_FROM, a.data + CRC_FROM, HEADER_SIZE - CRC_FROM)
+        return True
+    return crc32c_copy(target + CRC_FROM, a.data + CRC_FROM, a.header.size - CRC_FROM) == a.header.crc
+
+
+# ---- steps under the guard --------------------------------------------------------------------------------
 
 
 cdef int _copy_batch(void *argument) noexcept nogil:
@@ -42,7 +93,7 @@ cdef int _copy_batch(void *argument) noexcept nogil:
     cdef int64_t size = a.header.size
     cdef RecordScan found
     cdef int status
-    if not copy_body(target, a):
+    if not _copy_body(target, a):
         return BAD_CRC
     store32(target + 12, a.leader_epoch if a.flags & AS_LEADER else a.header.leader_epoch)
     target[16] = 2
@@ -81,7 +132,7 @@ cdef int _erase(void *argument) noexcept nogil:
 
 cdef int _locate_guarded(void *argument) noexcept nogil:
     cdef Locate *c = <Locate *> argument
-    return (<LogSegment> c.segment).locate(c.target, c.walk)
+    return (<LogSegment> c.segment).locate(c.target, c.behind, c.walk)
 
 
 cdef int _span_guarded(void *argument) noexcept nogil:
@@ -114,6 +165,41 @@ cdef int _learn_guarded(void *argument) noexcept nogil:
             (<LogSegment> c.segment).offset_of_max_timestamp = w.last_offset
         status = (<LogSegment> c.segment).next_at(c.limit, w)
     return status
+
+
+cdef int _by_time_guarded(void *argument) noexcept nogil:
+    # Find the first batch, from the one at walk on, whose max timestamp is at least target.
+    cdef Locate *c = <Locate *> argument
+    cdef Walk *w = c.walk
+    cdef int status = OK
+    while status == OK and w.max_timestamp < c.target:
+        status = (<LogSegment> c.segment).next_at(c.limit, w)
+    return status
+
+
+cdef class LogAppendInfo:
+    """The result of an append: offsets, timestamps in ms, sizes in bytes.
+
+    `log_append_time` is -1 if the records keep their create time. `position` is -1 for an append of several batches.
+    `duplicate`: the batch was appended before, and the offsets are those it got then.
+    """
+
+    def __init__(self, base_offset=-1, last_offset=-1, leader_epoch=-1, max_timestamp=-1, log_append_time=-1,
+                 log_start_offset=-1, record_count=0, size=0, position=-1, duplicate=False):
+        self.base_offset = base_offset
+        self.last_offset = last_offset
+        self.leader_epoch = leader_epoch
+        self.max_timestamp = max_timestamp
+        self.log_append_time = log_append_time
+        self.log_start_offset = log_start_offset
+        self.record_count = record_count
+        self.size = size
+        self.position = position
+        self.duplicate = duplicate
+
+    def __repr__(self):
+        return (f"LogAppendInfo(base_offset={self.base_offset}, last_offset={self.last_offset}, "
+                f"leader_epoch={self.leader_epoch}, record_count={self.record_count}, size={self.size})")
 
 
 cdef class LogSegment:
@@ -227,7 +313,7 @@ cdef class LogSegment:
         landing.state = <void *> state
         landing.last_offset = last_offset
         landing.max_timestamp = a.append_time if a.append_time >= 0 else timestamp_of_records(h)
-        write_body(self.region, a)
+        _write_body(self.region, a)
         return self.guarded_append(_copy_batch, &landing)
 
     cdef int guarded_append(self, kr_guarded step, Landing *to) noexcept nogil:
@@ -427,10 +513,10 @@ cdef class LogSegment:
             status = self.next_at(limit, w)
         return hint.position if status == OK and w.last_offset == hint.offset else 0
 
-    cdef int locate(self, int64_t offset, Walk *w) noexcept nogil:
-        # Find the first batch whose last offset is at least `offset`.
+    cdef int locate(self, int64_t offset, int64_t behind, Walk *w) noexcept nogil:
         cdef int64_t limit = load_length(&self.region.r)
-        cdef int status = self.peek_at(self.hinted_at(offset, limit, w), limit, w)
+        cdef int64_t hint = self.hinted_at(offset, limit, w)
+        cdef int status = self.peek_at(max(hint, behind), limit, w)
         if status == OK and w.last_offset < offset:
             self.foresee(w, limit)
         while status == OK and w.last_offset < offset:
@@ -450,42 +536,44 @@ cdef class LogSegment:
             prefetch(base + position)
             prefetch(base + position + HEADER_SIZE - 1)
 
-    cdef int _guarded(self, kr_guarded step, int64_t target, int64_t limit, Walk *w) except? -128:
+    cdef int _guarded(self, kr_guarded step, int64_t target, int64_t behind, int64_t limit, Walk *w) except? -128:
         # The GIL is held, so nothing is unmapped meanwhile. A region that cannot be mapped is read header by header.
         cdef Locate c
         c.segment = <void *> self
         c.target = target
+        c.behind = behind
         c.limit = limit
         c.walk = w
         self.region.ready(False)
         self.offset_index.region.ready(False)
         return kr_guard_call(step, &c)
 
-    cdef int reach(self, int64_t offset, Walk *w) except? -128:
-        return self._guarded(_locate_guarded, offset, 0, w)
+    cdef int reach(self, int64_t offset, int64_t behind, Walk *w) except? -128:
+        return self._guarded(_locate_guarded, offset, behind, 0, w)
 
-    def position_of(self, int64_t offset):
+    def position_of(self, int64_t offset, *, int64_t behind=0):
         """Find the first batch that reaches `offset`.
 
-        Returns (position, size in bytes, base offset, last offset), or None if no batch reaches it. Raises
-        CorruptMessage if a header on the way is invalid.
+        `behind`: the byte where a batch begins behind damage; nothing below it is read. Returns (position, size in
+        bytes, base offset, last offset), or None if no batch reaches it. Raises CorruptMessage if a header on the way
+        is invalid.
         """
         cdef Walk w
-        if check(self.reach(offset, &w), "looking for an offset", offset) == END:
+        if check(self.reach(offset, behind, &w), "looking for an offset", offset) == END:
             return None
         return w.position, w.size, w.base_offset, w.last_offset
 
-    def read(self, int64_t offset, int64_t max_bytes, *, int64_t limit=-1, bint at_least_one=True):
+    def read(self, int64_t offset, int64_t max_bytes, *, int64_t limit=-1, bint at_least_one=True, int64_t behind=0):
         """Return a pinned Slice of whole batches, from the one that holds `offset` on, or None past the end.
 
         It has at most `max_bytes`, but the whole first batch if `at_least_one`. It ends at `limit` at most (a
-        position; -1: the valid length).
+        position; -1: the valid length). `behind`: as for `position_of`.
         """
         cdef Walk w
         cdef int64_t start, end, length = load_length(&self.region.r)
         if limit < 0 or limit > length:
             limit = length
-        if check(self.reach(offset, &w), "reading at an offset", offset) == END or w.position >= limit:
+        if check(self.reach(offset, behind, &w), "reading at an offset", offset) == END or w.position >= limit:
             return None
         start = w.position
         end = start + w.size
@@ -493,16 +581,30 @@ cdef class LogSegment:
             return None
         if w.size < max_bytes:
             w.position = end
-            check(self._guarded(_span_guarded, min(start + max_bytes, limit), limit, &w), "reading", offset)
+            check(self._guarded(_span_guarded, min(start + max_bytes, limit), 0, limit, &w), "reading", offset)
             end = w.position
         return self.region.pin(start, end - start)
 
     cdef int64_t hint_by_time(self, entry, int64_t limit, Walk *w) except? -1:
         # The offset in a time index entry; the base offset if the entry is wrong, which its batch's timestamp shows.
         timestamp, offset = entry
-        if timestamp >= 0 and self._guarded(_locate_guarded, offset, limit, w) == OK and w.max_timestamp == timestamp:
-            return offset
-        return self.base_offset
+        if timestamp < 0 or self._guarded(_locate_guarded, offset, 0, limit, w) != OK:
+            return self.base_offset
+        return offset if w.max_timestamp == timestamp else self.base_offset
+
+    def position_by_time(self, int64_t timestamp, int64_t start_offset):
+        """Find the first batch at or above `start_offset` with a record of at least `timestamp` (ms).
+
+        Returns and raises what `position_of` does.
+        """
+        cdef Walk w
+        cdef int64_t limit = load_length(&self.region.r)
+        cdef int64_t hint = self.hint_by_time(self.time_index.find(timestamp), limit, &w)
+        if check(self.reach(max(hint, start_offset), 0, &w), "searching by time", timestamp) == END:
+            return None
+        if check(self._guarded(_by_time_guarded, timestamp, 0, limit, &w), "searching by time", timestamp) == END:
+            return None
+        return w.position, w.size, w.base_offset, w.last_offset
 
     # ---- recovery and change ----------------------------------------------------------------------------
 
@@ -510,6 +612,15 @@ cdef class LogSegment:
         """Let a reader's view of the file end at `position`; the file on disk is unchanged."""
         publish_length(&self.region.r, min(position, self.region.r.capacity))
         self.known = False
+
+    def check_indexes(self):
+        """Leave out an index's padding, or a whole index that does not fit, for a reader, which cannot rebuild it."""
+        self.offset_index.forget_padding()
+        self.time_index.forget_padding()
+        if not self.offset_index.is_plausible(load_length(&self.region.r)):
+            publish_length(&self.offset_index.region.r, 0)
+        if not self.time_index.is_plausible():
+            publish_length(&self.time_index.region.r, 0)
 
     def forget(self):
         """Empty both indexes and forget the timestamps, before a rebuild."""
@@ -537,12 +648,12 @@ cdef class LogSegment:
         self.bytes_since_index = max(0, limit - self.offset_index.find(MAX_OFFSET)[1])
         w.position = 0
         w.last_offset = self.base_offset - 1
-        if self._guarded(_span_guarded, 1, limit, &w) == OK:
+        if self._guarded(_span_guarded, 1, 0, limit, &w) == OK:
             self.first_timestamp = w.max_timestamp
         if entries:
             hint = self.hint_by_time(self.time_index[entries - 1], limit, &w)
-        if self._guarded(_locate_guarded, hint, limit, &w) == OK:
-            self._guarded(_learn_guarded, 0, limit, &w)
+        if self._guarded(_locate_guarded, hint, 0, limit, &w) == OK:
+            self._guarded(_learn_guarded, 0, 0, limit, &w)
 
     def seal(self):
         """Close the segment for appends: add the last time index entry, and trim every file to its length."""
@@ -594,7 +705,7 @@ cdef class LogSegment:
         cdef Walk w
         if load_length(&self.region.r) == 0:
             return None
-        check(self.reach(MAX_OFFSET, &w), "looking for a segment's end", self.base_offset)
+        check(self.reach(MAX_OFFSET, 0, &w), "looking for a segment's end", self.base_offset)
         return w.last_offset + 1
 
     @property

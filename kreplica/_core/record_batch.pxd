@@ -64,14 +64,11 @@ cdef struct RecordScan:
 # are left, BAD_MAGIC, or BAD_BATCH_LENGTH, also for the zeros after the last batch and for a batch that does not lie
 # within `left`.
 cdef int parse_header(const uint8_t *p, int64_t left, BatchHeader *h) noexcept nogil
-# Read only what a walk needs: base offset, size and last offset delta. Makes the same checks.
-cdef int peek(const uint8_t *p, int64_t left, int64_t *base_offset, int64_t *size,
-              int32_t *last_delta) noexcept nogil
-# Check the CRC and that the header's fields (counts, deltas, overflow, codec) are plausible; not the records.
-cdef int validate_header(const uint8_t *p, const BatchHeader *h) noexcept nogil
 cdef int check_crc(const uint8_t *p, const BatchHeader *h) noexcept nogil
-# Do what validate_header does, without the CRC.
+# Check that the header's fields (counts, deltas, overflow, codec) are plausible.
 cdef int check_fields(const BatchHeader *h) noexcept nogil
+# Do what parse_header, check_fields and check_crc do: all that can be said of a batch without its place and records.
+cdef int check_sound(const uint8_t *p, int64_t left, BatchHeader *h) noexcept nogil
 # Check what a leader demands of a producer's batch beyond check_fields: records, dense deltas, CreateTime, known
 # attributes, a sequence number if there is a producer id, and no control batch unless `allow_control`.
 cdef int check_produced_fields(const BatchHeader *h, bint allow_control) noexcept nogil

@@ -83,16 +83,6 @@ cdef int parse_header(const uint8_t *p, int64_t left, BatchHeader *h) noexcept n
     return OK
 
 
-cdef int peek(const uint8_t *p, int64_t left, int64_t *base_offset, int64_t *size,
-              int32_t *last_delta) noexcept nogil:
-    cdef int status = _check_frame(p, left)
-    if status == OK:
-        base_offset[0] = load64(p)
-        size[0] = LOG_OVERHEAD + <int64_t>load32(p + 8)
-        last_delta[0] = load32(p + 23)
-    return status
-
-
 cdef int check_crc(const uint8_t *p, const BatchHeader *h) noexcept nogil:
     return OK if crc32c(p + CRC_START, h.size - CRC_START) == h.crc else BAD_CRC
 
@@ -113,9 +103,11 @@ cdef int check_fields(const BatchHeader *h) noexcept nogil:
     return OK
 
 
-cdef int validate_header(const uint8_t *p, const BatchHeader *h) noexcept nogil:
-    cdef int status = check_crc(p, h)
-    return check_fields(h) if status == OK else status
+cdef int check_sound(const uint8_t *p, int64_t left, BatchHeader *h) noexcept nogil:
+    cdef int status = parse_header(p, left, h)
+    if status == OK:
+        status = check_fields(h)
+    return check_crc(p, h) if status == OK else status
 
 
 cdef int check_produced_fields(const BatchHeader *h, bint allow_control) noexcept nogil:

@@ -417,7 +417,7 @@ cdef inline int32_t _length(const uint8_t *p) noexcept:
 
 
 def batches(data, *, bint partial=False):
-    """Iterate over the batches in `data` (bytes-like), each of which is a view of it.
+    """Iterate over the batches in `data` (bytes-like); each is a view of it.
 
     `partial` accepts that the last one is truncated, as in a fetch response, and leaves it out.
     """

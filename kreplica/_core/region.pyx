@@ -510,7 +510,7 @@ cdef class Region:
     def flush(self, int64_t start=0, stop=None, Region along=None):
         """Flush the bytes written so far; a file is flushed as a whole, whatever the range.
 
-        `along` is another file in the same directory, all of which has been written. It is flushed by the same disk
+        `along` is another file in the same directory, completely written. It is flushed by the same disk
         flush if possible. After a failure the region is never written again, because the system may have discarded
         what it could not write; reads continue.
         """

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from kreplica._core.batch_walk import SegmentWalk
 from kreplica._core.log_state import LogStanding, read_standing
 from kreplica.cli.output import Fact, print_json, print_table
 from kreplica.common.errors import KreplicaError
@@ -28,8 +29,8 @@ from kreplica.log.meta_properties import MetaPropertiesFile
 from kreplica.log.partition_metadata_file import PartitionMetadataFile
 from kreplica.log.producer_state_manager import parse_snapshot
 from kreplica.log.transaction_index import parse_entries
-from kreplica.log.verify.indexes import used_bytes
-from kreplica.log.verify.segment import BatchWalk
+from kreplica.log.verify.checks import used_bytes
+from kreplica.log.verify.segment import FileBatches
 from kreplica.metadata.control_records import control_to_json, decode_control
 from kreplica.metadata.serde import decode, to_json
 from kreplica.record import Record, RecordBatch
@@ -137,21 +138,21 @@ def _segment(path: str, deep: bool) -> Iterator[Fact]:
     elif _holds_groups(Path(path)):
         fact_of = _group_fact
     with storage.open_region(path, max(1, storage.size(path)), writable=False) as region:
-        walk = BatchWalk(region)
-        for position, batch in walk:
+        found = FileBatches(SegmentWalk(region, judges_alone=True))
+        for position, batch in found:
             if isinstance(batch, KreplicaError):
                 yield {"what": "problem", "position": position, "problem": str(batch)}
                 continue
             yield _batch_fact(batch, position)
             if deep:
                 yield from _record_facts(batch, position, fact_of)
-        if walk.error is not None:
-            left = walk.end - walk.position
-            if walk.rest_is_zero():
-                yield {"what": "unused", "position": walk.position, "size": left}
+        if found.error is not None:
+            position, left = found.walk.position, found.walk.limit - found.walk.position
+            if found.rest_is_zero():
+                yield {"what": "unused", "position": position, "size": left}
             else:
-                text = f"{walk.error}; {left} bytes unread"
-                yield {"what": "problem", "position": walk.position, "problem": text}
+                text = f"{found.error}; {left} bytes unread"
+                yield {"what": "problem", "position": position, "problem": text}
 
 
 def _batch_fact(batch: RecordBatch, position: int) -> Fact:

@@ -10,11 +10,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from kreplica._core.batch_walk import SegmentWalk
 from kreplica.cli.output import Fact, print_json, print_table
 from kreplica.common.errors import KreplicaError, OffsetOutOfRange
 from kreplica.common.leader_and_isr import NO_LEADER
 from kreplica.log.file_names import CLUSTER_METADATA_DIRECTORY, LOG_SUFFIX, parse_file_name
-from kreplica.log.verify.segment import BatchWalk
+from kreplica.log.verify.segment import FileBatches
 from kreplica.metadata.image_paths import TreeChange, partition_at
 from kreplica.metadata.metadata_loader import TreeReplay
 from kreplica.raft.batch_reader import Batch, decoded
@@ -131,10 +132,10 @@ def _batches(path: Path, *, may_be_cut: bool = False) -> Iterator[Batch]:
     """
     storage = FileStorage()
     with storage.open_region(str(path), max(1, storage.size(str(path))), writable=False) as region:
-        walk = BatchWalk(region)
-        for _, batch in walk:
+        found = FileBatches(SegmentWalk(region, judges_alone=True))
+        for _, batch in found:
             if isinstance(batch, KreplicaError):
                 raise batch
             yield decoded(batch)
-        if walk.error is not None and not may_be_cut and not walk.rest_is_zero():
-            raise walk.error
+        if found.error is not None and not may_be_cut and not found.rest_is_zero():
+            raise found.error

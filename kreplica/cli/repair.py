@@ -7,7 +7,7 @@ from pathlib import Path
 
 from kreplica.cli.output import console, print_json, print_table, progress
 from kreplica.log.repair import Finding, is_partition, repair
-from kreplica.log.repair.finding import BLOCKED
+from kreplica.log.repair.plan import BLOCKED
 from kreplica.log.verify import total_bytes
 from kreplica.runtime.clock import SystemClock
 from kreplica.runtime.storage import FileStorage

@@ -52,7 +52,7 @@ from kreplica.log.producer_append_info import ProducerAppendInfo, ProducerStateE
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-    from kreplica._core.log_append_info import LogAppendInfo
+    from kreplica._core.log_segment import LogAppendInfo
     from kreplica.log.unified_log import UnifiedLog
 
 LOGGER = logging.getLogger(__name__)

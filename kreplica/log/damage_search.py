@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+from kreplica._core.batch_walk import SOUND, SegmentWalk, resync
 from kreplica._core.log_segment import LogSegment
-from kreplica._core.segment_scan import examine, resync
-from kreplica._core.status import NAMES
+from kreplica._core.status import NAMES, raise_status
 from kreplica.common.errors import CorruptMessage
 from kreplica.common.types import INT64_MAX
 from kreplica.log.damage import Damage, DamageFile, Damages
@@ -25,6 +25,8 @@ LARGEST_GAP = 1 << 30
 # The bytes to read in one step of a search that a caller waits for.
 SEARCH_BYTES = 8 << 20
 MISSING = "the file is cut short"
+# No batch has this leader epoch, so the first one is compared with the log's.
+NO_BATCH_YET = -2
 
 
 class SegmentExamination:
@@ -41,16 +43,13 @@ class SegmentExamination:
     __slots__ = (
         "_aside",
         "_bad",
-        "_due_epoch_at",
         "_epochs",
         "_following",
         "_known",
-        "_last",
         "_may_have_gaps",
         "_searched_to",
         "_size",
-        "next_offset",
-        "position",
+        "_walk",
         "segment",
     )
 
@@ -69,21 +68,35 @@ class SegmentExamination:
     ) -> None:
         self.segment = segment
         self._size = segment.size if size is None else size
-        self.position = position
-        self.next_offset = segment.base_offset if next_offset is None else next_offset
+        # The walk remembers the previous batch, and its least possible offset. If the next batch contradicts
+        # it, one of the two has a wrong offset.
+        self._walk = SegmentWalk(
+            segment.region,
+            segment.base_offset,
+            position=position,
+            next_offset=segment.base_offset if next_offset is None else next_offset,
+            following=following,
+            leader_epoch=NO_BATCH_YET,
+            epochs_ascend=False,
+            looks_at_epochs=True,
+            aside=aside,
+        )
         self._following = following
         self._epochs = epochs
         self._known = {damage.position: damage for damage in known if damage.path == segment.region.path}
         self._aside = aside
         self._may_have_gaps = may_have_gaps
-        # The position of the previous batch, and its least possible offset. If the next batch contradicts it,
-        # one of the two has a wrong offset.
-        self._last = (-1, -1)
         # The bad batch whose end is being searched: its position, the first lost offset, the reason.
         self._bad: tuple[int, int, str] | None = None
         self._searched_to = 0
-        # The offset at which to look up the due epoch, set by a batch that begins higher than expected.
-        self._due_epoch_at = -1
+
+    @property
+    def position(self) -> int:
+        return self._walk.position
+
+    @property
+    def next_offset(self) -> int:
+        return self._walk.next_offset
 
     @property
     def is_done(self) -> bool:
@@ -129,30 +142,28 @@ class SegmentExamination:
                 self._go_on_behind(known)
                 continue
             ahead = min((at for at in self._known if at > self.position), default=limit)
-            status = self._examined(min(limit, ahead))
-            if status < 0:
-                self._found_bad(NAMES[status])
-                return True
+            verdict = self._walk.skip(min(limit, ahead))
+            if verdict == SOUND:
+                if self._is_of_due_epoch():
+                    self._walk.accept()
+                    continue
+                reason = "EPOCH_MISMATCH"
+            elif verdict < 0:
+                reason = NAMES[verdict]
+                if reason == "PAGE_FAULT":
+                    raise_status(verdict, f"examining {self.segment.region.path}", self.position)
+            else:
+                continue
+            self._found_bad(reason)
+            return True
         return False
 
-    def _examined(self, limit: int) -> int:
-        entries = self._epochs.entries
-        offset = max(self.next_offset, self._due_epoch_at)
-        epoch = self._epochs.epoch_for_offset(offset)
-        status, self.position, self.next_offset, *last = examine(
-            self.segment,
-            self.position,
-            limit,
-            self.next_offset,
-            following=self._following,
-            leader_epoch=-1 if epoch is None else epoch,
-            epoch_end=next((each.start_offset for each in entries if each.start_offset > offset), INT64_MAX),
-            aside=self._aside,
-        )
-        if last[0] >= 0:
-            self._last = (last[0], last[1])
-        self._due_epoch_at = self._offset_at(self.position) if status > 0 else -1
-        return status
+    def _is_of_due_epoch(self) -> bool:
+        # The walk stops at each new epoch, and where the next one is due.
+        batch = self._walk.batch()
+        starts = (entry.start_offset for entry in self._epochs.entries)
+        self._walk.stop_offset = next((start for start in starts if start > batch.last_offset), INT64_MAX)
+        return self._epochs.epoch_for_offset(batch.base_offset) in (None, batch.leader_epoch)
 
     def _offset_at(self, position: int) -> int:
         return int.from_bytes(self.segment.region.read(position, 8), "big", signed=True)
@@ -162,12 +173,12 @@ class SegmentExamination:
         if reason == "OFFSET_REGRESSION":
             # If this batch would directly follow the batch before the previous one, the previous one's
             # offset is wrong.
-            last, least = self._last
+            last, least = self._walk.last_position, self._walk.last_due
             if last >= 0 and least <= self._offset_at(position) < offset and self._offset_at(last) != least:
                 position, offset = last, least
         if offset == self._following and only_zeros(self.segment, position):
             # Space allocated ahead of the writer and never trimmed: the segment ended here.
-            self.position = self._size
+            self._walk.go(self._size, self.next_offset)
             return
         self._bad = (position, offset, reason)
         self._searched_to = position
@@ -194,8 +205,7 @@ class SegmentExamination:
         return damage if damage.stop_offset > offset else None
 
     def _go_on_behind(self, damage: Damage) -> None:
-        self.position, self.next_offset = damage.end_position, damage.stop_offset
-        self._last = (-1, -1)
+        self._walk.go(damage.end_position, damage.stop_offset)
 
 
 def still_there(damage: Damage, segment: LogSegment, following: int, epochs: LeaderEpochFileCache) -> bool:

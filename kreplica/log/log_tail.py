@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kreplica._core.batch_walk import resync
 from kreplica._core.log_segment import LogSegment
-from kreplica._core.segment_scan import resync
 from kreplica.common.errors import CorruptMessage
 from kreplica.log.file_names import CUT_SUFFIX
 from kreplica.log.local_log import LocalLog

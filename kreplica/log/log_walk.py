@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import os
 
+from kreplica._core.batch_walk import SOUND, SegmentWalk, resync
 from kreplica._core.log_segment import LogSegment
 from kreplica._core.region import Slice
-from kreplica._core.segment_scan import resync
-from kreplica.common.errors import CorruptMessage
+from kreplica.common.errors import CorruptMessage, exception_for
 from kreplica.common.types import INT64_MAX
 from kreplica.log import quarantine
 from kreplica.log.damage import Damage
@@ -129,11 +129,10 @@ class LogWalk:
     def segment(self) -> LogSegment:
         return self.segments[self._index]
 
-    def chunk(self) -> Slice | None:
-        """Return the next bytes, with at least one whole batch if there is one; None at the end of the
-        log."""
+    def _goes_on(self) -> bool:
+        """Move to the segment of the next batch; return False at the end of the log."""
         if self.next_offset >= self.end_offset:
-            return None
+            return False
         while self._index < len(self.segments) and self.position >= self.segment.size:
             if self.segment.base_offset in self._cut_short:
                 self._note_cut_short()
@@ -142,9 +141,16 @@ class LogWalk:
             self._index += 1
             self.position = 0
         if self._index == len(self.segments):
-            return None
+            return False
         if self.position == 0 and self.log.damages:
             self._note_missing()
+        return True
+
+    def chunk(self) -> Slice | None:
+        """Return the next bytes, with at least one whole batch if there is one; None at the end of the
+        log."""
+        if not self._goes_on():
+            return None
         region, left = self.segment.region, self.segment.size - self.position
         chunk = region.slice(self.position, min(CHUNK_BYTES, left))
         if len(chunk) == CHUNK_BYTES:
@@ -184,15 +190,19 @@ class LogWalk:
 
     def peek(self) -> RecordBatch | None:
         """Return the next intact batch, and record damage before it as lost; None at the end."""
-        while (chunk := self.chunk()) is not None:
-            try:
-                batch = RecordBatch(chunk)
-                reason = self._wrong(batch)
-            except CorruptMessage as error:
-                reason = str(error)
-            if reason:
+        while self._goes_on():
+            walk = SegmentWalk(
+                self.segment.region,
+                self.segment.base_offset,
+                position=self.position,
+                next_offset=self.next_offset,
+                epochs_ascend=False,
+            )
+            if reason := self._wrong(walk):
                 self.skip_bad(reason)
-            elif batch.base_offset >= self.end_offset:
+                continue
+            batch = walk.batch()
+            if batch.base_offset >= self.end_offset:
                 return None
             elif batch.record_count == 0 and (taken := self._quarantined_at(batch)) is not None:
                 self.lost.append(taken)
@@ -207,14 +217,18 @@ class LogWalk:
                 return taken
         return None
 
-    def _wrong(self, batch: RecordBatch) -> str:
-        if not batch.crc_valid:
+    def _wrong(self, walk: SegmentWalk) -> str:
+        verdict = walk.look()
+        if not walk.is_framed:
+            return str(exception_for(verdict, "reading a batch", self.position))
+        batch = walk.batch()
+        if verdict != SOUND and not batch.crc_valid:
             return "the checksum does not fit"
         if batch.base_offset < self.next_offset:
             return f"offset {batch.base_offset} where {self.next_offset} or above comes next"
         if batch.base_offset > self.next_offset and self._overlaps(batch):
             return f"offset {batch.base_offset}, which reaches past the batch that follows"
-        return ""
+        return "" if verdict == SOUND else str(exception_for(verdict, "reading a batch", self.position))
 
     def _overlaps(self, batch: RecordBatch) -> bool:
         # The CRC does not cover offsets. An offset that is too high overlaps the batch that follows.

@@ -21,10 +21,10 @@ from contextlib import contextmanager
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
+from kreplica._core.batch_walk import AT_END, SOUND, SegmentWalk, resync
 from kreplica._core.crc32c import checksum
 from kreplica._core.log_segment import LogSegment
 from kreplica._core.records import RecordBatch
-from kreplica._core.segment_scan import resync, scan
 from kreplica.common.config import PRODUCER_ID_EXPIRATION_MS
 from kreplica.common.errors import CorruptMessage, InvalidFile
 from kreplica.common.types import NO_OFFSET, AppendOrigin
@@ -468,23 +468,26 @@ def batches_with_producers(
         segment = segments[index]
         if segment.base_offset >= stop:
             break
-        position, epoch = _position_of(segment, start), -1
+        position = _position_of(segment, start)
         if position is None:
             continue
-        while True:
-            status, position, offset, header = scan(segment, position, segment.size, 0, epoch)
-            if status < 0:
-                # Reads report the rot. The batches behind it still count.
-                behind = resync(segment, position, offset)
-                yield segment, range(offset, stop if behind is None else behind[0])
-                if behind is not None:
-                    position, epoch = behind[1], -1
-                    continue
-            if status <= 0 or offset > stop:
+        walk = SegmentWalk(segment.region, segment.base_offset, position=position, looks_at_producers=True)
+        while (verdict := walk.skip()) != AT_END:
+            if verdict == SOUND:
+                batch = walk.batch()
+                if batch.next_offset > stop:
+                    break
+                walk.accept()
+                if batch.next_offset > start:
+                    yield segment, batch
+                continue
+            # A reader reports what rotted; the batches behind it count all the same.
+            behind = resync(segment, walk.position, walk.next_offset)
+            yield segment, range(walk.next_offset, stop if behind is None else behind[0])
+            if behind is None:
                 break
-            epoch = header[2]
-            if offset > start:
-                yield segment, batch_before(segment, position, header)
+            walk.go(behind[1], behind[0])
+            walk.leader_epoch = -1
 
 
 def _position_of(segment: LogSegment, offset: int) -> int | None:
@@ -495,12 +498,6 @@ def _position_of(segment: LogSegment, offset: int) -> int | None:
     except CorruptMessage:
         return 0
     return None if found is None else found[0]
-
-
-def batch_before(segment: LogSegment, position: int, header: tuple[int, ...]) -> RecordBatch:
-    """Return the batch that ends at `position`, whose header a scan returned."""
-    size = header[-1]
-    return RecordBatch(segment.region.slice(position - size, size))
 
 
 # ---- `<offset>.snapshot`: the state of all producers below the offset ------------------------------------

@@ -21,10 +21,10 @@ from collections.abc import Container
 from dataclasses import dataclass, field
 from operator import attrgetter
 
+from kreplica._core.batch_walk import AT_END, SOUND, SegmentWalk, resync
 from kreplica._core.log_segment import LogSegment
 from kreplica._core.log_state import LogStanding
-from kreplica._core.records import batches
-from kreplica._core.segment_scan import check_indexes, resync, scan
+from kreplica._core.records import RecordBatch, batches
 from kreplica._core.status import NAMES
 from kreplica.common.errors import InvalidFile
 from kreplica.common.types import INT64_MAX
@@ -33,10 +33,8 @@ from kreplica.log.damage_search import LARGEST_GAP
 from kreplica.log.leader_epoch_file_cache import LeaderEpochFileCache
 from kreplica.log.local_log import LocalLog
 from kreplica.log.log_tail import CutTail, LogTail, only_zeros
-from kreplica.log.producer_state_manager import ProducerStateManager, batch_before
+from kreplica.log.producer_state_manager import ProducerStateManager
 
-# Where the native scan stops: after a batch to inspect, or before a batch of another epoch.
-BEHIND, IN_FRONT = 1, 2
 _START_OFFSET = attrgetter("start_offset")
 # An intact batch that fails with one of these at the start of a file was written to another file.
 FOREIGN = ("OFFSET_REGRESSION", "OFFSET_OVERFLOW")
@@ -92,7 +90,7 @@ class RecoveryScan:
         # The position of the scan: the offset after the last good batch, and that batch's leader epoch.
         self._next_offset = 0
         self._epoch = -1
-        # The native scan stops before a batch that reaches this offset.
+        # A batch that reaches this offset is compared with what is known of the log.
         self._stop_offset = INT64_MAX
 
     def run(self, first: int, flushed: int) -> tuple[int, int]:
@@ -122,54 +120,61 @@ class RecoveryScan:
 
     def _scan(self, segments: list[LogSegment], index: int, flushed: int) -> bool:
         """Scan one segment; return False if the log ends in it."""
-        segment = segments[index]
-        position, limit, reason = 0, segment.size, ""
+        segment, reason = segments[index], ""
         if self._local.read_only:
-            check_indexes(segment)
+            segment.check_indexes()
         else:
             segment.forget()
             self._local.transaction_index(segment).reset()
-        expected = max(self._next_offset, segment.base_offset)
-        while True:
-            status, position, expected, header = scan(
-                segment,
-                position,
-                limit,
-                expected,
-                self._epoch,
-                rebuild=not self._local.read_only,
-                stop_offset=self._stop_offset,
-            )
-            if status == IN_FRONT and not (reason := self._misfit(segment, position, expected, header)):
-                self._let_pass(header)
-            elif status == BEHIND:
-                self._observe(segment, position, header)
-            else:
+        walk = SegmentWalk(
+            segment.region,
+            segment.base_offset,
+            next_offset=max(self._next_offset, segment.base_offset),
+            leader_epoch=self._epoch,
+            stop_offset=self._stop_offset,
+            looks_at_producers=True,
+            looks_at_epochs=True,
+            feeds=None if self._local.read_only else segment,
+        )
+        while (verdict := walk.skip()) == SOUND:
+            if reason := self._look(segment, walk):
                 break
-        self._next_offset = expected
-        self._producers.map_end_offset = expected
-        self._recovery.scanned_bytes += position
-        if status == 0:
+        self._next_offset = self._producers.map_end_offset = walk.next_offset
+        self._recovery.scanned_bytes += walk.position
+        if verdict == AT_END:
             if index + 1 < len(segments) and not self._local.read_only:
                 segment.seal()
             return True
-        return self._met_bad_batch(segments, index, position, reason or NAMES[status], flushed)
+        return self._met_bad_batch(segments, index, walk.position, reason or NAMES[verdict], flushed)
 
-    def _misfit(self, segment: LogSegment, position: int, expected: int, header: tuple[int, ...]) -> str:
-        """Return what is wrong with the intact batch at `position`, where offset `expected` is due, or ""."""
-        standing, last_offset = self._standing, header[1]
+    def _look(self, segment: LogSegment, walk: SegmentWalk) -> str:
+        """Pass over the sound batch at which the walk stopped; return what is wrong with its place, or ""."""
+        batch = walk.batch()
+        if batch.leader_epoch != self._epoch or batch.last_offset >= self._stop_offset:
+            if reason := self._misfit(segment, walk, batch):
+                return reason
+            self._let_pass(batch)
+            walk.stop_offset = self._stop_offset
+        walk.accept()
+        if batch.producer_id >= 0:
+            self._producers.feed(self._local, segment, batch)
+        return ""
+
+    def _misfit(self, segment: LogSegment, walk: SegmentWalk, batch: RecordBatch) -> str:
+        """Return what is wrong with the sound batch at which the walk stopped, or ""."""
+        standing = self._standing
         if (
             standing is not None
             and not standing.has_gaps
-            and expected < standing.flush_offset <= last_offset
+            and walk.next_offset < standing.flush_offset <= batch.last_offset
             and segment.base_offset < standing.flush_offset
         ):
             # The log once ended at the flush point, so no batch can span it.
             return "OFFSET_OVERFLOW"
-        return "" if self._is_of_due_epoch(segment, position, header) else "EPOCH_MISMATCH"
+        return "" if self._is_of_due_epoch(segment, walk.position, batch) else "EPOCH_MISMATCH"
 
-    def _is_of_due_epoch(self, segment: LogSegment, position: int, header: tuple[int, ...]) -> bool:
-        base_offset, _, leader_epoch, *_ = header
+    def _is_of_due_epoch(self, segment: LogSegment, position: int, batch: RecordBatch) -> bool:
+        base_offset, leader_epoch = batch.base_offset, batch.leader_epoch
         if not self._epochs_due:
             # The only known epoch is the latest one that the log's writer published.
             standing = self._standing
@@ -184,13 +189,12 @@ class RecoveryScan:
             return leader_epoch <= self._epochs_due[0].epoch
         return leader_epoch == self._epochs_due[index].epoch
 
-    def _let_pass(self, header: tuple[int, ...]) -> None:
-        base_offset, last_offset, leader_epoch, *_ = header
-        self._stop_offset = self._next_stop(last_offset)
-        if leader_epoch != self._epoch:
-            self._epoch = leader_epoch
+    def _let_pass(self, batch: RecordBatch) -> None:
+        self._stop_offset = self._next_stop(batch.last_offset)
+        if batch.leader_epoch != self._epoch:
+            self._epoch = batch.leader_epoch
             if not self._local.read_only:
-                self._epochs.learn(leader_epoch, base_offset)
+                self._epochs.learn(batch.leader_epoch, batch.base_offset)
 
     def _next_stop(self, offset: int) -> int:
         """Return the next offset above this one at which an epoch should begin or a flush ended."""
@@ -198,11 +202,6 @@ class RecoveryScan:
         stop = self._epochs_due[index].start_offset if index < len(self._epochs_due) else INT64_MAX
         flushed = -1 if self._standing is None else self._standing.flush_offset
         return min(stop, flushed) if flushed > offset else stop
-
-    def _observe(self, segment: LogSegment, position: int, header: tuple[int, ...]) -> None:
-        producer_id = header[4]
-        if producer_id >= 0:
-            self._producers.feed(self._local, segment, batch_before(segment, position, header))
 
     def _met_bad_batch(
         self, segments: list[LogSegment], index: int, position: int, reason: str, flushed: int
@@ -340,7 +339,7 @@ class RecoveryScan:
     def _index_rest(self, segment: LogSegment, offset: int, position: int) -> None:
         """Index the batches behind the damage, so that a read need not walk through the damage."""
         if not self._local.read_only:
-            self._indexed(segment, position, offset)
+            walk_indexing(segment, position, offset).skip()
 
     def check_indexes(self, segment: LogSegment, following: int) -> None:
         """Check the indexes of a closed segment below the flush point, and rebuild them if implausible.
@@ -348,7 +347,7 @@ class RecoveryScan:
         The segment's records are trusted and not read, unless its indexes have to be rebuilt.
         """
         if self._local.read_only:
-            check_indexes(segment)
+            segment.check_indexes()
             return
         self._tail.trim(segment, following)
         times = segment.time_index
@@ -359,16 +358,14 @@ class RecoveryScan:
             return
         self._recovery.rebuilt_indexes.append(segment.region.path)
         segment.forget()
-        position, offset, path = 0, segment.base_offset, segment.region.path
-        while position < segment.size:
-            status, position, offset = self._indexed(segment, position, offset)
-            if status < 0:
-                # The log's end is not in doubt, so the log continues; only this range cannot be read.
-                end = resync(segment, position, offset) or (following, segment.size)
-                self.known = self.known.with_added(
-                    Damage(offset, end[0], path, position, end[1], NAMES[status])
-                )
-                offset, position = end
+        walk, path = walk_indexing(segment, 0, segment.base_offset), segment.region.path
+        while (verdict := walk.skip()) != AT_END:
+            # The log's end is not in doubt, so the log continues; only this range cannot be read.
+            offset, position = resync(segment, walk.position, walk.next_offset) or (following, segment.size)
+            self.known = self.known.with_added(
+                Damage(walk.next_offset, offset, path, walk.position, position, NAMES[verdict])
+            )
+            walk = walk_indexing(segment, position, offset)
         segment.seal()
         # Flush now, since no later flush covers a segment below the flush point. Otherwise a clean close
         # would vouch for indexes that a power cut may then lose or fill with zeros.
@@ -376,13 +373,14 @@ class RecoveryScan:
             region.flush()
         self._local.name_changes += 1
 
-    def _indexed(self, segment: LogSegment, position: int, offset: int) -> tuple[int, int, int]:
-        # Rebuild the indexes from `position` on. Returns the status at the end or at the first bad batch,
-        # with its position and offset.
-        status, epoch = 1, -1
-        while status > 0:
-            status, position, offset, header = scan(
-                segment, position, segment.size, offset, epoch, rebuild=True
-            )
-            epoch = header[2] if header else epoch
-        return status, position, offset
+
+def walk_indexing(segment: LogSegment, position: int, next_offset: int, limit: int = -1) -> SegmentWalk:
+    """Return a walk from `position` to `limit` (-1: the end) that rebuilds the segment's indexes."""
+    return SegmentWalk(
+        segment.region,
+        segment.base_offset,
+        position=position,
+        limit=limit,
+        next_offset=next_offset,
+        feeds=segment,
+    )

@@ -13,10 +13,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from kreplica._core.batch_walk import AT_END
 from kreplica._core.log_segment import LogSegment
 from kreplica._core.log_state import LogStanding, LogState, read_standing
 from kreplica._core.records import batches
-from kreplica._core.segment_scan import scan
 from kreplica.common.errors import InvalidFile, LogCleaningAborted
 from kreplica.common.types import INT32_MAX
 from kreplica.log.checkpoint import EpochEntry, LeaderEpochCheckpointFile
@@ -25,6 +25,7 @@ from kreplica.log.healed_producers import HealedProducers
 from kreplica.log.leader_epoch_file_cache import LeaderEpochFileCache
 from kreplica.log.local_log import MAX_SEGMENT_BYTES
 from kreplica.log.lost_range import PeerDisagrees
+from kreplica.log.recovery_scan import walk_indexing
 from kreplica.log.repair import rewrite
 
 if TYPE_CHECKING:
@@ -184,13 +185,9 @@ def _index(new: LogSegment, others: list[Damage]) -> int | None:
     """Feed the new segment's indexes, past ranges that are damaged still; the offset of other damage."""
     position, offset = 0, new.base_offset
     for known in [*sorted(others, key=lambda each: each.position), None]:
-        limit = new.size if known is None else known.position
-        status, epoch = 1, -1
-        while status > 0 and position < limit:
-            status, position, offset, header = scan(new, position, limit, offset, epoch, rebuild=True)
-            epoch = header[2] if header else epoch
-        if status < 0:
-            return offset
+        walk = walk_indexing(new, position, offset, new.size if known is None else known.position)
+        if walk.skip() != AT_END:
+            return walk.next_offset
         if known is not None:
             position, offset = known.end_position, known.stop_offset
     return None

@@ -27,15 +27,13 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from kreplica._core.append_job import AppendJob
 from kreplica._core.disk_thread import FlushJob
 from kreplica._core.follower_append import append_run
-from kreplica._core.log_append_info import LogAppendInfo
 from kreplica._core.log_lock import LogLock, SettledLock
-from kreplica._core.log_segment import LogSegment
+from kreplica._core.log_segment import LogAppendInfo, LogSegment
 from kreplica._core.log_state import LogStanding, LogState
 from kreplica._core.record import Record
 from kreplica._core.records import BatchIterator, RecordBatch
 from kreplica._core.records import batches as batches_in
 from kreplica._core.region import Slice
-from kreplica._core.segment_scan import position_behind, position_by_time, read_behind
 from kreplica.common.config import LogConfig
 from kreplica.common.errors import (
     CorruptMessage,
@@ -834,8 +832,8 @@ class UnifiedLog:
                 return segment.read(offset, max_bytes, limit=limit, at_least_one=at_least_one)
             if offset < before.stop_offset:
                 return None
-            return read_behind(
-                segment, before.end_position, offset, max_bytes, limit=limit, at_least_one=at_least_one
+            return segment.read(
+                offset, max_bytes, limit=limit, at_least_one=at_least_one, behind=before.end_position
             )
         except CorruptMessage:
             self._look_for_rot(segment, offset)
@@ -869,7 +867,7 @@ class UnifiedLog:
         if damage is None:
             return segment.position_of(offset)
         if offset >= damage.stop_offset:
-            return position_behind(segment, damage.end_position, offset)
+            return segment.position_of(offset, behind=damage.end_position)
         size = damage.end_position - damage.position
         return damage.position, size, damage.first_offset, damage.stop_offset - 1
 
@@ -1031,7 +1029,7 @@ class UnifiedLog:
         self, segment: LogSegment, timestamp: int, offset: int
     ) -> tuple[int, int, int, int] | None:
         try:
-            return position_by_time(segment, timestamp, offset)
+            return segment.position_by_time(timestamp, offset)
         except CorruptMessage:
             self._look_for_rot(segment, offset)
             raise

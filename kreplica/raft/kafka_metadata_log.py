@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NamedTuple, Self
 
 from kreplica._core.disk_thread import FlushJob
-from kreplica._core.log_append_info import LogAppendInfo
+from kreplica._core.log_segment import LogAppendInfo
 from kreplica._core.records import RecordBatch, batches
 from kreplica.common.config import DEFAULTS, LogConfig, MetadataLogConfig
 from kreplica.common.errors import FatalTruncation, IllegalSnapshotId, InvalidSnapshot, OffsetsOutOfOrder

@@ -32,7 +32,7 @@ from kreplica.common.types import NO_OFFSET, NO_TIMESTAMP, TopicPartition
 from kreplica.replica.purgatory import DelayedOperationPurgatory
 
 if TYPE_CHECKING:
-    from kreplica._core.log_append_info import LogAppendInfo
+    from kreplica._core.log_segment import LogAppendInfo
     from kreplica.replica.partition import Partition
 
 # ---- produce -----------------------------------------------------------------------------------------------

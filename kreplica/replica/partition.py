@@ -80,7 +80,7 @@ from kreplica.replica.replica import NEVER_MS, UNKNOWN_BROKER_EPOCH, FetchClock,
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-    from kreplica._core.log_append_info import LogAppendInfo
+    from kreplica._core.log_segment import LogAppendInfo
     from kreplica.log.damage import Damage
     from kreplica.log.unified_log import UnifiedLog
 

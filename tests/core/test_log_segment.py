@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from kreplica._core.log_segment import LogSegment
 from kreplica._core.records import batches
-from kreplica._core.segment_scan import position_by_time
 from kreplica.common import errors
 from tests.support.batches import build, with_field
 from tests.support.segments import Batch, contents, segment, state
@@ -168,7 +167,7 @@ def test_a_search_by_time_finds_what_a_linear_scan_finds(shapes, interval, data)
     if data.draw(st.booleans()):
         made = reopened(made)
     for timestamp in range(-1, 32):
-        found = position_by_time(made, timestamp, start)
+        found = made.position_by_time(timestamp, start)
         assert found == scanned([b for b in known if b.max_timestamp >= timestamp], start)
     assert made.largest_timestamp() == max((batch.max_timestamp for batch in known), default=-1)
 
@@ -216,7 +215,7 @@ def same_answers(made: LogSegment, known: list[Batch]) -> None:
     assert made.next_offset() == end
     assert made.largest_timestamp() == max(batch.max_timestamp for batch in known)
     for timestamp in range(-1, 102):
-        found = position_by_time(made, timestamp, BASE)
+        found = made.position_by_time(timestamp, BASE)
         assert found == scanned([b for b in known if b.max_timestamp >= timestamp], BASE), timestamp
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kreplica._core.log_append_info import LogAppendInfo
+from kreplica._core.log_segment import LogAppendInfo
 from kreplica.common.config import LogConfig
 from kreplica.common.leader_and_isr import NO_LEADER, LeaderAndIsr
 from kreplica.common.types import AppendOrigin, TopicPartition, Uuid

@@ -11,7 +11,6 @@ from tests.tidy.tree import ROOT, imports_of, module_of, source_files
 
 # Circles that are still there. Each goes with the next change of its modules; none is added.
 KNOWN = [
-    {"kreplica._core.body_write", "kreplica._core.log_segment"},
     {"kreplica._core.columns", "kreplica._core.records"},
 ]
 

@@ -19,7 +19,6 @@ TEXTS = {".py", ".pyx", ".pxd", ".pyi", ".h", ".c", ".java", ".md"}
 FOLDERS = {"kreplica", "bindings", "spark_connector", "bench", "docs", "tests"}
 LEFT: dict[str, int] = {
     "docs": 2,
-    "kreplica/_core": 19,
     "kreplica/client": 1,
     "kreplica/cluster": 2,
     "kreplica/coordinator": 1,

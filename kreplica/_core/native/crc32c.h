@@ -1,7 +1,6 @@
 /* CRC-32C (Castagnoli, polynomial 0x1EDC6F41, reflected): the checksum of record batches.
  *
- * There are several implementations, one of which is in use: kr_crc32c_init chooses the fastest that this machine
- * supports, once. All take and return finished checksums (inverted at both ends), so the checksum of no bytes is 0 and
+ * There are several implementations. kr_crc32c_init chooses the fastest that this machine supports, once. All take and return finished checksums (inverted at both ends), so the checksum of no bytes is 0 and
  * kr_crc32c_extend(kr_crc32c_extend(0, a), b) is the checksum of a followed by b. Thread rule: init and select are
  * called under the GIL; everything else may run on any thread.
  */

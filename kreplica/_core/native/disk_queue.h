@@ -74,7 +74,7 @@ int64_t kr_disk_in_flight(kr_disk_queue *queue, kr_lane *lane);
 /* Let jobs of the lane run again. None may be in flight. */
 void kr_disk_free_lane(kr_disk_queue *queue, kr_lane *lane);
 int kr_disk_is_finished(kr_disk_queue *queue, kr_job *job);
-/* Return how long the oldest job that has not run has been waiting, in ns; 0 if there is none. */
+/* Return how long the oldest job that has not run has been waiting, in ns; 0 without such a job. */
 int64_t kr_disk_waiting_ns(kr_disk_queue *queue);
 
 #endif

@@ -29,7 +29,7 @@ typedef struct {
     uint64_t key[2];
 } kr_offset_map;
 
-/* Allocate `slots` slots, of which at most `capacity` are taken. Both are at least 1, and one slot stays empty.
+/* Allocate `slots` slots; at most `capacity` of them are taken. Both are at least 1, and one slot stays empty.
  * Returns 0 or ENOMEM. */
 int kr_offset_map_open(kr_offset_map *map, int64_t slots, int64_t capacity, const uint8_t key[16]);
 void kr_offset_map_close(kr_offset_map *map);

@@ -6,8 +6,7 @@ comparison continues behind it. Nothing is written. Either log may have a live w
 offsets that its writer has published. Thread rule: one thread per comparison.
 """
 
-from kreplica.log.diff.comparison import compare, compare_pair
-from kreplica.log.diff.directory import Pair, is_partition, pair_up
+from kreplica.log.diff.comparison import Pair, compare, compare_pair, is_partition, pair_up
 from kreplica.log.diff.report import (
     Comparison,
     Divergence,

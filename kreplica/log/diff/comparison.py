@@ -1,11 +1,15 @@
-"""Compare two logs: whole chunks at a time where they are equal, single batches where they differ."""
+"""Compare two logs: whole chunks at a time where they are equal, single batches where they differ.
+
+Also pairs up the partitions of two directories, and compares two histories of leader epochs.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from dataclasses import asdict
-from typing import Any
+from itertools import zip_longest
+from typing import Any, NamedTuple
 
 from kreplica._core.batch_comparison import RecordCursor, agree, compare_records
 from kreplica._core.log_state import read_standing
@@ -13,14 +17,14 @@ from kreplica.common.config import LogConfig
 from kreplica.common.errors import CorruptMessage, KafkaStorageError, KreplicaError
 from kreplica.common.ports import Clock, Storage
 from kreplica.common.types import INT64_MAX, NO_LEADER_EPOCH, TopicPartition
-from kreplica.log.diff.directory import Pair
-from kreplica.log.diff.epochs import compare_epochs
-from kreplica.log.diff.replica import Replica
-from kreplica.log.diff.report import Comparison, Divergence, LostRange
-from kreplica.log.file_names import STATE_FILE, parse_directory_name
+from kreplica.log.checkpoint import EpochEntry
+from kreplica.log.diff.report import Comparison, Divergence, EpochHistory, LostRange, Place, Standing
+from kreplica.log.file_names import LOG_SUFFIX, STATE_FILE, parse_directory_name, parse_file_name
+from kreplica.log.leader_epoch_file_cache import UNDEFINED, LeaderEpochFileCache
 from kreplica.log.live_reader import LiveReader
-from kreplica.log.log_walk import UNKNOWN_END
+from kreplica.log.log_walk import UNKNOWN_END, LogWalk
 from kreplica.log.unified_log import UnifiedLog
+from kreplica.log.verify import places
 from kreplica.record import RecordBatch
 
 # The number of attempts if a writer truncates a log, or retention deletes a part of it, meanwhile.
@@ -30,6 +34,56 @@ OFFSET_BYTES = slice(0, 8)
 EPOCH_BYTES = slice(12, 16)
 
 Progress = Callable[[int], None]
+Known = tuple[LeaderEpochFileCache, int]
+
+
+# ---- pairs of directories ------------------------------------------------------------------------------
+
+
+class Pair(NamedTuple):
+    """A partition's directory on each side; None where that side does not have the partition."""
+
+    name: str
+    left: str | None
+    right: str | None
+
+
+def is_partition(storage: Storage, directory: str) -> bool:
+    """Return whether the directory contains a segment."""
+    found = map(parse_file_name, storage.list_directory(directory))
+    return any(name is not None and name[1] == LOG_SUFFIX for name in found)
+
+
+def pair_up(storage: Storage, left: str, right: str) -> list[Pair] | None:
+    """Return the partitions of two directories by name, such as node-1/topic-0 in a cluster's folder.
+
+    Returns None if the directories are not of the same kind, or hold no partition.
+    """
+    if is_partition(storage, left) and is_partition(storage, right):
+        return [Pair(left.rsplit("/", 1)[-1], left, right)]
+    if is_partition(storage, left) or is_partition(storage, right):
+        return None
+    logs, others = zip(*(_partitions(storage, directory) for directory in (left, right)), strict=True)
+    if not any(logs):
+        return None
+    # A log on one side and a directory without a log on the other form a pair that cannot be read.
+    sides = [{**others[side], **logs[side]} for side in (0, 1)]
+    names = sorted({*logs[0], *logs[1]})
+    return [Pair(name, sides[0].get(name), sides[1].get(name)) for name in names]
+
+
+def _partitions(storage: Storage, path: str) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the partition directories below `path` by name: those with a log, and those without one."""
+    found = places(storage, path)
+    logs = [directory for directories in found.logs.values() for directory in directories]
+    named = [
+        {each[len(path) + 1 :]: each for each in some if parse_directory_name(each.rsplit("/", 1)[-1])}
+        for some in (logs, found.not_understood)
+    ]
+    return named[0], named[1]
+
+
+# ---- the comparison ------------------------------------------------------------------------------------
 
 
 def compare(
@@ -101,6 +155,43 @@ def _cuts(storage: Storage, directory: str) -> int | None:
     path = f"{directory}/{STATE_FILE}"
     standing = read_standing(storage.read_file(path, 1 << 16)) if storage.exists(path) else None
     return None if standing is None else standing.cuts
+
+
+class Replica(LogWalk):
+    """A walk through the log of one side, "left" or "right"."""
+
+    def __init__(self, side: str, log: UnifiedLog) -> None:
+        super().__init__(log, own=True)
+        self.side = side
+
+    @property
+    def standing(self) -> Standing:
+        log = self.log
+        if log.stopped_at is not None:
+            end = self.last_end()
+        elif self.end_offset == UNKNOWN_END:
+            end = max(log.log_end_offset, self.next_offset)
+        else:
+            end = log.log_end_offset
+        directory = log.local.directory
+        return Standing(directory, log.log_start_offset, end, log.leader_epoch, self.segments.size)
+
+    def place(self, batch: RecordBatch) -> Place:
+        """Return the place of `batch`, which is at the current position."""
+        return Place(
+            path=self.segment.region.path,
+            position=self.position,
+            base_offset=batch.base_offset,
+            last_offset=batch.last_offset,
+            records=batch.record_count,
+            leader_epoch=batch.leader_epoch,
+            size=batch.size,
+            crc=batch.crc,
+            codec=batch.codec,
+            producer_id=batch.producer_id,
+            producer_epoch=batch.producer_epoch,
+            base_sequence=batch.base_sequence,
+        )
 
 
 class _Comparison:
@@ -335,3 +426,49 @@ class _ByRecord:
 def _differ_only_in(field: slice, left: RecordBatch, right: RecordBatch) -> bool:
     a, b = memoryview(left), memoryview(right)
     return a[: field.start] == b[: field.start] and a[field.stop :] == b[field.stop :]
+
+
+# ---- leader epochs -------------------------------------------------------------------------------------
+
+
+def compare_epochs(left: Known, right: Known, first_offset: int, end_offset: int) -> EpochHistory:
+    """Compare two histories, each given as a cache and its log end, within [first_offset, end_offset).
+
+    If a side has no entries, there is nothing to compare.
+    """
+    if not left[0].entries or not right[0].entries:
+        return EpochHistory(None, None, None)
+    agreed = _agreed(left, right)
+    for a, b in zip_longest(*(_within(known[0], first_offset, end_offset) for known in (left, right))):
+        if a != b:
+            return EpochHistory(agreed, a, b)
+    return EpochHistory(agreed, None, None)
+
+
+def _agreed(left: Known, right: Known) -> EpochEntry | None:
+    # The protocol of KIP-279: ask each side in turn for its greatest epoch not above the other's answer. The
+    # epoch decreases until both agree.
+    latest = [known[0].latest_epoch for known in (left, right)]
+    epoch = min(each for each in latest if each is not None)
+    asked, other = left, right
+    while True:
+        found, end = asked[0].end_offset_for(epoch, asked[1])
+        if found == UNDEFINED.epoch:
+            return None
+        confirmed, other_end = other[0].end_offset_for(found, other[1])
+        if confirmed == found:
+            if asked[0].entry_for(found) is None or other[0].entry_for(found) is None:
+                return None
+            return EpochEntry(found, min(end, other_end))
+        epoch, asked, other = confirmed, other, asked
+        if epoch == UNDEFINED.epoch:
+            return None
+
+
+def _within(cache: LeaderEpochFileCache, first_offset: int, end_offset: int) -> Iterator[EpochEntry]:
+    """Yield the entries of the offsets in [first_offset, end_offset), the first one clipped."""
+    entries = cache.entries
+    for index, entry in enumerate(entries):
+        end = entries[index + 1].start_offset if index + 1 < len(entries) else end_offset
+        if entry.start_offset < end_offset and end > first_offset:
+            yield EpochEntry(entry.epoch, max(entry.start_offset, first_offset))

@@ -11,11 +11,10 @@
   the epoch.)
 
 Thread rule: a repair runs in one thread, and holds a writer's locks meanwhile. Each step leaves a log that
-can
-be opened: new files are written aside, flushed and renamed.
+can be opened: new files are written aside, flushed and renamed.
 """
 
 from kreplica.log.repair.directory import is_partition, repair
-from kreplica.log.repair.finding import Finding
+from kreplica.log.repair.plan import Finding
 
 __all__ = ["Finding", "is_partition", "repair"]

@@ -22,8 +22,7 @@ from kreplica.log.file_names import LOG_SUFFIX, STATE_FILE, TXN_INDEX_SUFFIX, fi
 from kreplica.log.leader_epoch_file_cache import LeaderEpochFileCache
 from kreplica.log.log_loader import OpenOptions
 from kreplica.log.recovery_scan import Recovery
-from kreplica.log.repair.finding import BLOCKED, CUT, Finding
-from kreplica.log.repair.plan import PartitionPlan, make_plan
+from kreplica.log.repair.plan import BLOCKED, CUT, Finding, PartitionPlan, make_plan
 from kreplica.log.repair.rewrite import add, rewrite
 from kreplica.log.transaction_index import TORN
 from kreplica.log.unified_log import UnifiedLog

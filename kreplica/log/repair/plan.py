@@ -27,7 +27,6 @@ from kreplica.log.file_names import (
 )
 from kreplica.log.leader_epoch_file_cache import LeaderEpochFileCache
 from kreplica.log.quarantine import Quarantine, file_stem
-from kreplica.log.repair.finding import BLOCKED, CORRECT, CUT, NOTHING, QUARANTINE, REBUILD, REMOVE, Finding
 from kreplica.log.repair.rewrite import Edit, Piece
 from kreplica.log.repair.survey import (
     BadRange,
@@ -38,18 +37,52 @@ from kreplica.log.repair.survey import (
     relocated,
     survey,
 )
+from kreplica.log.verify.checks import Problem
 from kreplica.log.verify.directory import small_files
 from kreplica.log.verify.partition import PartitionVerifier, may_be_missing
-from kreplica.log.verify.problem import Problem
 from kreplica.record.made_batches import empty_batch
 
 if TYPE_CHECKING:
     from kreplica.common.ports import Storage
 
+# The actions. A repair performs all but the last two.
+REBUILD = "rebuild"
+QUARANTINE = "quarantine"
+CUT = "cut"
+TAKE = "take from peer"
+CORRECT = "correct"
+REMOVE = "remove"
+NOTHING = "known"
+BLOCKED = "cannot repair"
 # Problems with the offset or epoch of an intact batch; the survey decides about them.
 _PLACEMENT = ("OffsetRegression", "OffsetOverflow", "EpochRegression", "EpochMismatch", "MissingOffsets")
 # If one of these is found, nothing in the partition is changed.
 _BLOCKING = ("ForeignSegment", "Unreadable", "PeerDisagrees")
+
+
+@dataclass(slots=True)
+class Finding:
+    """One problem in the file at `path`.
+
+    `kind`: the kind of the problem, as in `verify`. `action`: one of the constants above. `text`: a
+    description. [`offset`, `next_offset`): the affected offsets. [`position`, `end_position`): the affected
+    bytes. `done`: whether the action was performed.
+    """
+
+    path: str
+    kind: str
+    action: str
+    text: str
+    offset: int | None = None
+    next_offset: int | None = None
+    position: int | None = None
+    end_position: int | None = None
+    done: bool = False
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the problem remains."""
+        return not self.done and self.action != NOTHING
 
 
 @dataclass(slots=True)

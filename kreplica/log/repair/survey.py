@@ -13,14 +13,13 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
+from kreplica._core.batch_walk import AT_END, SOUND, SegmentWalk, resync
 from kreplica._core.log_segment import LogSegment
 from kreplica._core.memory_region import MemoryFile
 from kreplica._core.offset_index import OffsetIndex
-from kreplica._core.records import RecordBatch, batches
-from kreplica._core.segment_scan import resync, scan
+from kreplica._core.records import RecordBatch
 from kreplica._core.status import NAMES
 from kreplica._core.time_index import TimeIndex
-from kreplica.common.errors import CorruptMessage
 from kreplica.common.types import INT32_MAX
 
 if TYPE_CHECKING:
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
 
 WINDOW_BYTES = 8 << 20
 UINT64_MAX = (1 << 64) - 1
-LEAST_EPOCH = -(1 << 40)  # below any epoch, so that the scan does not compare epochs
 
 
 class Whole(NamedTuple):
@@ -131,32 +129,19 @@ def survey(segment: LogSegment, stop_offset: int | None) -> SegmentSurvey:
 
 def _wholes(segment: LogSegment) -> Iterator[Whole | tuple[int, str]]:
     """Yield every intact batch in file order, and (position, reason) for the start of each bad range."""
-    position, size = 0, segment.size
-    while position < size:
-        # Judge each batch alone, without comparing offsets and epochs yet.
-        status, end, _, _ = scan(segment, position, size, 0, LEAST_EPOCH)
-        yield from _batches_in(segment, position, end)
-        begun, position = position, end
-        name = NAMES.get(status, "")
-        if status < 0 and name not in ("OFFSET_REGRESSION", "EPOCH_REGRESSION", "OFFSET_OVERFLOW"):
-            yield end, name
-            position = _behind(segment, end)
-        elif end == begun:
-            # The batch is intact, but its offset is too far above the segment's base offset.
-            batch = RecordBatch(segment.region.slice(end, size - end))
-            if not batch.crc_valid:
-                yield end, name
-                position = _behind(segment, end)
-                continue
-            yield _whole(end, batch)
-            position = end + batch.size
-
-
-def _batches_in(segment: LogSegment, position: int, end: int) -> Iterator[Whole]:
-    if end > position:
-        for batch in batches(segment.region.slice(position, end - position)):
+    # Judge each batch alone, without comparing offsets and epochs yet.
+    walk = SegmentWalk(segment.region, judges_alone=True)
+    while (verdict := walk.look()) != AT_END:
+        position = walk.position
+        if verdict == SOUND:
+            yield _whole(position, walk.batch())
+            walk.accept()
+        elif NAMES[verdict] == "OFFSET_OVERFLOW" and (batch := walk.batch()).crc_valid:
             yield _whole(position, batch)
-            position += batch.size
+            walk.go(position + batch.size, 0)
+        else:
+            yield position, NAMES[verdict]
+            walk.go(_behind(segment, walk), 0)
 
 
 def _whole(position: int, batch: RecordBatch) -> Whole:
@@ -170,23 +155,20 @@ def _whole(position: int, batch: RecordBatch) -> Whole:
     )
 
 
-def _behind(segment: LogSegment, position: int) -> int:
-    """Return the position of the next intact batch behind a bad one.
+def _behind(segment: LogSegment, walk: SegmentWalk) -> int:
+    """Return the position of the next intact batch behind the bad one at which the walk stands.
 
     If the bad batch's length leads to an intact batch, that one is taken without a search, since a record may
     contain the bytes of a batch.
     """
-    size = segment.size
-    try:
-        framed = position + RecordBatch(segment.region.slice(position, size - position)).size
-    except CorruptMessage:
-        framed = size
-    if framed < size:
-        found = resync(segment, framed - 1, 0)
-        if found is not None and found[1] == framed:
+    position = walk.position
+    if walk.is_framed:
+        framed = position + walk.batch().size
+        walk.go(framed, 0)
+        if walk.look() == SOUND:
             return framed
     found = resync(segment, position, 0)
-    return size if found is None else found[1]
+    return segment.size if found is None else found[1]
 
 
 def fitting(wholes: Sequence[Whole], base_offset: int, stop_offset: int, *, is_known: bool) -> list[Whole]:

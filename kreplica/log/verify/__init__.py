@@ -15,9 +15,18 @@ drops. Thread rule: one verification runs in one thread and shares
 nothing.
 """
 
-from kreplica.log.verify.directory import Part, PartKind, holds_log, parts, total_bytes, verify, verify_part
-from kreplica.log.verify.places import Places, places
-from kreplica.log.verify.problem import Problem
+from kreplica.log.verify.checks import Problem
+from kreplica.log.verify.directory import (
+    Part,
+    PartKind,
+    Places,
+    holds_log,
+    parts,
+    places,
+    total_bytes,
+    verify,
+    verify_part,
+)
 
 __all__ = [
     "Part",

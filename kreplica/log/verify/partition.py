@@ -8,6 +8,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from itertools import zip_longest
 from typing import TYPE_CHECKING, TypeVar
 
+from kreplica._core.batch_walk import PlainWalk
 from kreplica._core.log_state import LogStanding, read_standing
 from kreplica.common.config import LogConfig
 from kreplica.common.errors import KafkaStorageError, KreplicaError
@@ -26,19 +27,17 @@ from kreplica.log.producer_state_manager import parse_snapshot, snapshot_offset
 from kreplica.log.quarantine import is_note, parse_note
 from kreplica.log.settings_file import SettingsFile
 from kreplica.log.transaction_index import AbortedTxn, parse_entries
-from kreplica.log.verify.epochs import EpochCheck
-from kreplica.log.verify.indexes import OffsetIndexCheck, TimeIndexCheck
-from kreplica.log.verify.plain import PlainRuns
-from kreplica.log.verify.problem import Problem
-from kreplica.log.verify.quarantines import QuarantineCheck
-from kreplica.log.verify.records import RecordsCheck
-from kreplica.log.verify.segment import (
+from kreplica.log.verify.checks import (
     BatchCheck,
-    BatchWalk,
-    SegmentEnd,
-    verify_batches,
+    EpochCheck,
+    OffsetIndexCheck,
+    Problem,
+    QuarantineCheck,
+    RecordsCheck,
+    TimeIndexCheck,
+    TransactionCheck,
 )
-from kreplica.log.verify.transactions import TransactionCheck
+from kreplica.log.verify.segment import FileBatches, PlainRuns, SegmentEnd, verify_batches
 
 if TYPE_CHECKING:
     from kreplica.common.ports import Storage
@@ -195,10 +194,16 @@ class PartitionVerifier:
             except KreplicaError as error:
                 yield _unreadable(self.path_of(base, ".txnindex"), error, position=error.where)
         with self._storage.open_region(path, max(1, self._storage.size(path)), writable=False) as region:
-            plain = PlainRuns(region, base, records, self._quarantines, self._epochs, offsets, times)
-            walk = BatchWalk(region, end.published, self._progress, plain.skip)
-            yield from verify_batches(path, walk, records, checks, end)
-            self.whole &= walk.whole
+            walk = PlainWalk(
+                region,
+                base,
+                limit=-1 if end.published is None else end.published,
+                offsets=b"" if offsets is None else offsets.entries,
+                times=b"" if times is None else times.entries,
+            )
+            plain = PlainRuns(walk, records, self._quarantines, self._epochs, offsets, times)
+            found = FileBatches(walk, plain.advance, self._progress)
+            self.whole &= yield from verify_batches(path, found, records, checks, end)
             if region.length == 0 and self._has(base, ".timeindex"):
                 time_index = self._storage.read_file(self.path_of(base, ".timeindex"))
                 self._held[base] = missing_segments.has_entries(time_index)

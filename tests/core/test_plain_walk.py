@@ -1,4 +1,4 @@
-"""Runs of plain batches: where a check of them stops, and what it says of the index entries on the way."""
+"""Walks over plain batches: where they stop, and what they say of the index entries on the way."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kreplica._core.batch_builder import BatchBuilder
-from kreplica._core.plain_run import ascending_entries, check_plain
+from kreplica._core.batch_walk import PlainWalk, ascending_entries
 from kreplica._core.record_batch import stamp_offsets
 from kreplica._core.region import Region
 
@@ -23,22 +23,21 @@ def batch(number: int, epoch: int = 0) -> bytearray:
     return made
 
 
-def check(path: Path, image: bytes, **given_: object) -> tuple[int, ...]:
+def check(
+    path: Path,
+    image: bytes,
+    *,
+    offsets: bytes = b"",
+    times: bytes = b"",
+    stop_offset: int = 1 << 62,
+    leader_epoch: int = 0,
+) -> tuple[int, ...]:
     path.write_bytes(image)
-    arguments: dict[str, object] = {
-        "base_offset": 0,
-        "next_offset": 0,
-        "leader_epoch": 0,
-        "stop_offset": 1 << 62,
-        "offsets": b"",
-        "offset_at": 0,
-        "open_at": -1,
-        "times": b"",
-        "time_at": 0,
-        "greatest": -1,
-    }
     with Region(path, max(1, len(image))) as region:
-        return check_plain(region, 0, len(image), *(arguments | given_).values())  # type: ignore[arg-type]
+        walk = PlainWalk(region, offsets=offsets, times=times)
+        walk.leader_epoch, walk.stop_offset = leader_epoch, stop_offset
+        walk.skip()
+        return walk.position, walk.next_offset, walk.offset_at, walk.open_at, walk.time_at, walk.greatest
 
 
 def test_a_sound_run_is_passed_over(tmp_path: Path) -> None:
@@ -100,8 +99,11 @@ def test_a_batch_larger_than_a_window(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("wrong", [{"offset_at": 1}, {"offset_at": -1}, {"open_at": 0}, {"time_at": 1}])
 def test_entries_that_are_not_there(tmp_path: Path, wrong: dict[str, int]) -> None:
-    with pytest.raises(ValueError, match="entry"):
-        check(tmp_path / "0.log", bytes(batch(0)), **wrong)
+    (tmp_path / "0.log").write_bytes(batch(0))
+    with Region(tmp_path / "0.log", 100) as region, pytest.raises(ValueError, match="entry"):
+        PlainWalk(region).go_to_entries(
+            **{"offset_at": 0, "open_at": -1, "time_at": 0, "greatest": -1, **wrong}
+        )
 
 
 @given(st.lists(st.tuples(st.integers(-5, 30), st.integers(-5, 30))), st.booleans(), st.binary(max_size=7))

@@ -1,4 +1,4 @@
-"""Reading a segment through: where does the good part end, and where does it go on?"""
+"""Walks over a segment: where they stop, what they say of the batch there, and where the log goes on."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kreplica._core.batch_walk import AT_END, SOUND, SegmentWalk, resync
 from kreplica._core.log_segment import LogSegment
 from kreplica._core.region import Region
-from kreplica._core.segment_scan import examine, position_behind, read_behind, resync, scan
 from kreplica._core.status import NAMES
 from kreplica.common.errors import KafkaStorageError
 from tests.support.batches import build, with_field
@@ -23,45 +23,92 @@ def name(status: int) -> str:
     return NAMES[status]
 
 
-def whole(data: bytes, **start):
-    made = segment(data, base_offset=BASE)
-    arguments = {"position": 0, "limit": len(data), "next_offset": BASE, "leader_epoch": -1, **start}
-    return scan(made, **arguments)
+def walk(made: LogSegment, **more) -> SegmentWalk:
+    return SegmentWalk(made.region, BASE, **{"next_offset": BASE, **more})
+
+
+def skipped(made: SegmentWalk, stop: int = 1 << 62) -> tuple[int, int, int]:
+    return made.skip(stop), made.position, made.next_offset
+
+
+def whole(data: bytes, **more) -> tuple[int, int, int]:
+    return skipped(walk(segment(data, base_offset=BASE), **more))
 
 
 def test_a_good_segment_is_read_to_its_end():
-    assert whole(LOG) == (0, len(LOG), BASE + 3, ())
-    assert whole(b"") == (0, 0, BASE, ())
-    assert whole(LOG, position=len(PLAIN[0]), next_offset=BASE + 2) == (0, len(LOG), BASE + 3, ())
-    assert whole(LOG, limit=len(PLAIN[0])) == (0, len(PLAIN[0]), BASE + 2, ())
+    assert whole(LOG) == (AT_END, len(LOG), BASE + 3)
+    assert whole(b"") == (AT_END, 0, BASE)
+    assert whole(LOG, position=len(PLAIN[0]), next_offset=BASE + 2) == (AT_END, len(LOG), BASE + 3)
+    assert whole(LOG, limit=len(PLAIN[0])) == (AT_END, len(PLAIN[0]), BASE + 2)
+    stepped = walk(segment(LOG, base_offset=BASE))
+    assert skipped(stepped, 1) == (AT_END, len(PLAIN[0]), BASE + 2)
+    assert skipped(stepped) == (AT_END, len(LOG), BASE + 3)
 
 
-def test_what_a_log_has_to_look_at_stops_the_scan_behind_it():
+def test_a_walk_stops_in_front_of_what_needs_a_look():
     producer = {"producer_id": 11, "producer_epoch": 1, "base_sequence": 5}
     batch = build([b"a", b"b"], base_offset=BASE, leader_epoch=4, now_ms=7, **producer)
-    status, position, next_offset, header = whole(batch + LOG)
-    assert (status, position, next_offset) == (1, len(batch), BASE + 2)
-    assert header == (BASE, BASE + 1, 4, 7, 11, 1, 5, 0, 2, len(batch))
-    # The same epoch is no news, another one is, and so is a producer without one.
+    assert whole(batch) == (AT_END, len(batch), BASE + 2)
+    made = walk(segment(batch + PLAIN[1], base_offset=BASE), looks_at_producers=True, epochs_ascend=False)
+    assert skipped(made) == (SOUND, 0, BASE)
+    found = made.batch()
+    assert (found.base_offset, found.last_offset, found.leader_epoch, found.max_timestamp) == (
+        BASE,
+        BASE + 1,
+        4,
+        7,
+    )
+    assert (found.producer_id, found.producer_epoch, found.base_sequence, found.size) == (
+        11,
+        1,
+        5,
+        len(batch),
+    )
+    made.accept()
+    assert (made.position, made.next_offset, made.leader_epoch) == (len(batch), BASE + 2, 4)
+    assert (made.last_position, made.last_due) == (0, BASE)
+    with pytest.raises(ValueError, match="not found sound"):
+        made.accept()
+    assert skipped(made)[0] == AT_END
+    # The same epoch needs no look, another one does.
     plain = build([b"a"], base_offset=BASE, leader_epoch=4)
-    assert whole(plain, leader_epoch=4)[0] == 0
-    assert whole(plain, leader_epoch=3)[0] == 1
+    assert whole(plain, leader_epoch=4, looks_at_epochs=True)[0] == AT_END
+    assert whole(plain, leader_epoch=3, looks_at_epochs=True)[0] == SOUND
+    assert whole(plain, leader_epoch=3)[0] == AT_END
 
 
-def test_a_scan_stops_in_front_of_another_epoch_and_of_an_offset():
+def test_a_look_judges_one_batch():
+    made = walk(segment(LOG[:-1] + b"?", base_offset=BASE))
+    assert (made.look(), made.position, made.is_framed) == (SOUND, 0, True)
+    made.accept()
+    assert (name(made.look()), made.position, made.is_framed) == ("BAD_CRC", len(PLAIN[0]), True)
+    assert made.batch().base_offset == BASE + 2
+    made.go(len(PLAIN[0]) + 1, BASE)
+    assert (made.look() < 0, made.is_framed, made.last_position) == (True, False, -1)
+    with pytest.raises(ValueError, match="no batch"):
+        made.batch()
+    made.go(len(LOG), BASE)
+    assert (made.look(), made.is_framed) == (AT_END, False)
+
+
+def test_a_batch_judged_alone_may_have_any_place():
+    data = PLAIN[1] + PLAIN[0] + build([b"c"], base_offset=BASE + 0x80000000)
+    assert name(whole(data)[0]) == "OFFSET_REGRESSION"
+    assert whole(data, judges_alone=True)[:2] == (AT_END, len(data))
+
+
+def test_a_walk_stops_in_front_of_another_epoch_and_of_an_offset():
     first, second = (
         build([b"a"], base_offset=BASE + number, leader_epoch=epoch) for number, epoch in enumerate((3, 5))
     )
-    end = BASE + 1
-    status, position, next_offset, header = whole(first + second, leader_epoch=3, stop_offset=end)
-    assert (status, position, next_offset) == (2, len(first), end)
-    assert (header[0], header[2]) == (end, 5)
+    end, looks = BASE + 1, {"looks_at_epochs": True}
+    assert whole(first + second, leader_epoch=3, stop_offset=end, **looks) == (SOUND, len(first), end)
     # So it does where an epoch should end and the batch is of it still, and where it should not end yet.
-    assert whole(first + first, leader_epoch=3, stop_offset=BASE)[0] == 2
-    assert whole(first + second, leader_epoch=3, stop_offset=BASE + 9)[:2] == (2, len(first))
-    assert whole(first + second, leader_epoch=5, stop_offset=BASE + 9)[0] < 0
+    assert whole(first + first, leader_epoch=3, stop_offset=BASE, **looks)[0] == SOUND
+    assert whole(first + second, leader_epoch=3, stop_offset=BASE + 9, **looks)[:2] == (SOUND, len(first))
+    assert name(whole(first + second, leader_epoch=5, **looks)[0]) == "EPOCH_REGRESSION"
     # What is not whole is no batch of any epoch.
-    assert name(whole(first + second[:-1] + b"?", leader_epoch=3, stop_offset=end)[0]) == "BAD_CRC"
+    assert name(whole(first + second[:-1] + b"?", leader_epoch=3, stop_offset=end, **looks)[0]) == "BAD_CRC"
 
 
 @pytest.mark.parametrize(
@@ -78,21 +125,19 @@ def test_a_scan_stops_in_front_of_another_epoch_and_of_an_offset():
     ],
 )
 def test_a_bad_batch_stops_it_where_it_begins(bad, reason):
-    status, position, next_offset, header = whole(bad)
+    status, position, next_offset = whole(bad)
     assert name(status) == reason
     good = 2 if bad.startswith(LOG) else 1
-    assert (position, next_offset, header) == (sum(map(len, PLAIN[:good])), BASE + good + 1, ())
+    assert (position, next_offset) == (sum(map(len, PLAIN[:good])), BASE + good + 1)
 
 
 def test_an_epoch_that_goes_back_stops_it():
     data = build([b"a"], base_offset=BASE, leader_epoch=3) + build(
         [b"b"], base_offset=BASE + 1, leader_epoch=2
     )
-    status, position, next_offset, header = whole(data)
-    assert (status, header[2]) == (1, 3)
-    assert (
-        name(whole(data, position=position, next_offset=next_offset, leader_epoch=3)[0]) == "EPOCH_REGRESSION"
-    )
+    made = walk(segment(data, base_offset=BASE))
+    assert (name(made.skip()), made.leader_epoch) == ("EPOCH_REGRESSION", 3)
+    assert whole(data, epochs_ascend=False)[0] == AT_END
 
 
 @given(
@@ -104,11 +149,10 @@ def test_a_rebuild_makes_the_indexes_that_the_appends_made(shapes, interval):
     lies = {"index": b"lies", "time_index": b"lies"}
     rebuilt = segment(contents(appended.region), base_offset=BASE, index_interval_bytes=interval, **lies)
     rebuilt.forget()
-    status, position, next_offset = 1, 0, BASE
-    while status == 1:
-        # The first batch is of another epoch than none, so that the scan stops behind it.
-        status, position, next_offset, _ = scan(rebuilt, position, rebuilt.size, next_offset, 0, rebuild=True)
-    assert (status, position) == (0, appended.size)
+    feeding = walk(rebuilt, feeds=rebuilt, looks_at_epochs=True)
+    while feeding.skip() == SOUND:
+        feeding.accept()  # the first batch is of another epoch than none
+    assert (feeding.verdict, feeding.position) == (AT_END, appended.size)
     for one, other in zip(rebuilt.regions(), appended.regions(), strict=True):
         assert contents(one) == contents(other)
     for field in ("first_timestamp", "max_timestamp", "offset_of_max_timestamp"):
@@ -121,12 +165,13 @@ def test_batches_larger_than_the_window():
     made = segment(data, base_offset=BASE, index_bytes=1 << 12)
     assert made.region.length == 1 << 20  # a region is no longer than its capacity
     made = LogSegment(region(data, len(data)), made.offset_index, made.time_index, BASE)
-    assert scan(made, 0, len(data), BASE, -1) == (0, len(data), BASE + 3, ())
-    assert name(scan(made, 0, len(data) - 1, BASE, -1)[0]) == "BAD_BATCH_LENGTH"
+    assert skipped(walk(made)) == (AT_END, len(data), BASE + 3)
+    assert walk(made).look() == SOUND
+    assert name(walk(made, limit=len(data) - 1).skip()) == "BAD_BATCH_LENGTH"
     cut = bytearray(data)
     cut[20] ^= 1
     made = LogSegment(region(bytes(cut), len(cut)), made.offset_index, made.time_index, BASE)
-    assert name(scan(made, 0, len(data), BASE, -1)[0]) == "BAD_CRC"
+    assert name(walk(made).skip()) == "BAD_CRC"
     assert resync(made, 0, BASE) == (BASE + 1, len(large))
 
 
@@ -152,7 +197,7 @@ def test_what_is_no_next_batch():
 @given(st.binary(max_size=300))
 def test_any_bytes_come_to_an_end(data):
     made = segment(data, base_offset=BASE)
-    status, position, _, _ = scan(made, 0, len(data), BASE, -1)
+    status, position, _ = skipped(walk(made))
     assert status <= 0
     assert 0 <= position <= len(data)
     assert resync(made, 0, BASE) is None
@@ -180,17 +225,14 @@ def test_a_batch_across_two_windows_is_found(mapped, gap):
 
 
 def examined(data: bytes, step: int, **named):
-    """Through the whole segment in steps of so many bytes; (status, position, next offset)."""
+    """Walk through the whole segment in steps of this size; return (status, position, next offset)."""
     made = segment(data, base_offset=BASE, index_bytes=1 << 12)
     made = LogSegment(region(data, len(data)), made.offset_index, made.time_index, BASE)
-    status, position, expected = 0, 0, BASE
-    while status == 0 and position < len(data):
-        arguments = {"following": BASE + 1000, **named}
-        status, position, expected, last, least = examine(
-            made, position, position + step, expected, aside=True, **arguments
-        )
-        assert status != 0 or (0 <= last < position and BASE <= least <= expected)
-    return status if status >= 0 else name(status), position, expected
+    found = walk(made, aside=True, epochs_ascend=False, **{"following": BASE + 1000, **named})
+    while found.skip(found.position + step) == AT_END and found.position < len(data):
+        assert 0 <= found.last_position < found.position
+        assert BASE <= found.last_due <= found.next_offset
+    return found.verdict if found.verdict >= 0 else name(found.verdict), found.position, found.next_offset
 
 
 @given(
@@ -218,8 +260,9 @@ def test_offsets_and_epochs_must_be_those_of_the_log(step):
     )
     both = first + second
     assert examined(both, step) == (0, len(both), BASE + 2)
-    assert examined(both, step, leader_epoch=3) == ("EPOCH_MISMATCH", len(first), BASE + 1)
-    assert examined(both, step, leader_epoch=3, epoch_end=BASE + 1) == (1, len(first), BASE + 1)
+    assert examined(both, step, leader_epoch=3, looks_at_epochs=True) == (SOUND, len(first), BASE + 1)
+    assert examined(both, step, leader_epoch=5, looks_at_epochs=True) == (SOUND, 0, BASE)
+    assert examined(both, step, stop_offset=BASE + 1) == (SOUND, len(first), BASE + 1)
     assert examined(both, step, following=BASE + 2) == (0, len(both), BASE + 2)
     assert examined(both, step, following=BASE + 1) == ("OFFSET_OVERFLOW", len(first), BASE + 1)
     assert examined(first + first, step) == ("OFFSET_REGRESSION", len(first), BASE + 1)
@@ -248,16 +291,18 @@ def test_reading_behind_a_broken_batch_looks_at_nothing_below(count, data):
     for number in range(broken + 1, count):
         position = sum(map(len, whole[:number]))
         size = len(whole[number])
-        assert position_behind(made, start, BASE + number) == (position, size, BASE + number, BASE + number)
+        found = made.position_of(BASE + number, behind=start)
+        assert found == (position, size, BASE + number, BASE + number)
         for most in (0, size - 1, size, 2 * size + 1, 1 << 20):
             wanted = max(1, most // size)
-            got = read_behind(made, start, BASE + number, most)
+            got = made.read(BASE + number, most, behind=start)
             assert bytes(got) == b"".join(whole[number : number + wanted])
-        assert read_behind(made, start, BASE + number, size - 1, at_least_one=False) is None
-        assert read_behind(made, start, BASE + number, 1 << 20, limit=position) is None
-        assert bytes(read_behind(made, start, BASE + number, 1 << 20, limit=position + size)) == whole[number]
-    assert position_behind(made, start, BASE + count) is None
-    assert read_behind(made, start, BASE + count, 100) is None
+        assert made.read(BASE + number, size - 1, at_least_one=False, behind=start) is None
+        assert made.read(BASE + number, 1 << 20, limit=position, behind=start) is None
+        got = made.read(BASE + number, 1 << 20, limit=position + size, behind=start)
+        assert bytes(got) == whole[number]
+    assert made.position_of(BASE + count, behind=start) is None
+    assert made.read(BASE + count, 100, behind=start) is None
 
 
 def test_a_file_that_is_examined_aside_stays_cold(tmp_path):
@@ -267,9 +312,9 @@ def test_a_file_that_is_examined_aside_stays_cold(tmp_path):
     file = Region(path, len(data), writable=True)
     made = segment(b"", base_offset=BASE)
     made = LogSegment(file, made.offset_index, made.time_index, BASE)
-    assert examine(made, 0, len(data), BASE, following=BASE + 20, aside=True)[:3] == (0, len(data), BASE + 20)
+    assert skipped(walk(made, following=BASE + 20, aside=True)) == (AT_END, len(data), BASE + 20)
     assert not file.is_mapped
     assert not file.holds_descriptor
     path.rename(tmp_path / "elsewhere")
     with pytest.raises(KafkaStorageError):
-        examine(made, 0, len(data), BASE, following=BASE + 20, aside=True)
+        walk(made, following=BASE + 20, aside=True).skip()

@@ -1,1 +1,0 @@
-# All of body_write is internal to the core.
