@@ -153,6 +153,7 @@ cdef class BatchWalk:
                     self.need > self.window_end - self.position):
                 size = max(self.need, min(window_bytes, self.stop_at - self.position) if self.aside else window_bytes)
                 size = min(size, self.limit - self.position)
+                self.held = None  # a copy's memory is used again
                 # A range larger than a window, which is one batch that gives this size itself, is never copied.
                 self.held = self.region.pin(self.position, size, self.aside and size <= WINDOW_BYTES)
                 self.window = self.held.data
