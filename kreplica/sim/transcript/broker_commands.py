@@ -716,9 +716,10 @@ def flush(script: Transcript, arguments: Arguments) -> None:
     """Flush a broker's log of the partition to its disk, and write its checkpoints."""
     topic_partition = script.the_partition(arguments)
     for word in arguments.words:
-        program = script.cluster.program(script.broker(word, runs=True))
-        script.cluster.do(program.log_manager.get_log(topic_partition).flush)
-        script.cluster.do(program.log_manager.checkpoint)
+        manager = script.cluster.program(script.broker(word, runs=True)).log_manager
+        script.cluster.do(manager.get_log(topic_partition).flush)
+        script.cluster.do(manager.checkpoint_recovery_points)
+        script.cluster.do(manager.checkpoint_log_starts)
 
 
 @command("checkpoint BROKER...")
