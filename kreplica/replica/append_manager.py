@@ -1,10 +1,10 @@
-"""AppendManager: appends of producers to the partitions that this broker leads.
+"""AppendManager: appends producers' batches to the partitions that this broker leads.
 
-An append to a partition is made at once, or its log's queue makes it later; either way `finish` gets it once
-it is made. With acks=all the request then waits until the high watermark covers its appends. The wait is
+An append is made at once, or by the queue of its log later; the queue's owner then passes it to `finish`.
+With acks=all the request then waits until the high watermark covers its appends. The wait is
 registered before other parts learn of the appends, so that no advance of the high watermark is missed.
 
-Thread rule: any thread; with disk threads the node's loop.
+Thread rule: any thread may append; with disk threads only the node's loop.
 """
 
 from __future__ import annotations
@@ -53,16 +53,16 @@ if TYPE_CHECKING:
 LOGGER = logging.getLogger(__name__)
 
 PRODUCE_TIMEOUT_MS = 30_000
-# How many appends one step makes. Heartbeats wait for the step, and a request may have thousands of appends.
+# The most appends that one step submits. Heartbeats wait for the step, and a request may have thousands.
 APPENDS_A_STEP = 64
 # Topics that only the broker's own coordinators write to.
 INTERNAL_TOPICS = frozenset({"__consumer_offsets", "__transaction_state", "__share_group_state"})
 
 
 class Produce:
-    """One request: a batch for each partition of `entries`.
+    """A produce request: one batch for each partition of `entries`.
 
-    `future`: gets the partitions' answers, including errors. If `is_single`, it gets the answer of the only
+    `future` gets the partitions' answers, including errors. If `is_single`, it gets the answer of the only
     partition, or fails with its error.
     """
 
@@ -73,13 +73,13 @@ class Produce:
         "internal_topics_allowed",
         "is_single",
         "leader_epoch",
-        "left",
         "manager",
         "origin",
-        "remaining",
         "required_acks",
         "responses",
         "timeout_ms",
+        "unfinished",
+        "unsubmitted",
         "waiting",
     )
 
@@ -108,28 +108,28 @@ class Produce:
         self.future: Future[Any] = Future() if future is None else future
         self.is_single = is_single
         # How many partitions have not been submitted yet.
-        self.remaining = len(entries)
+        self.unsubmitted = len(entries)
         # Appends that were submitted but are not finished, plus one while more may be submitted.
-        self.left = 1
+        self.unfinished = 1
         self.responses: dict[TopicPartition, PartitionResponse] = {}
         self.waiting: dict[TopicPartition, ProducePartitionStatus] = {}
 
     def finished(self, append: ProducerAppend) -> None:
-        """Take the result of one append; register the request's wait after the last one."""
+        """Record the result of one append. After the last one, answer the request or let it wait."""
         self.manager.take_result(self, append)
-        self.left -= 1
-        if not self.left:
+        self.unfinished -= 1
+        if not self.unfinished:
             self.manager.complete(self)
 
 
 class AppendManager:
-    """The appends of broker `broker_id`.
+    """Makes the appends to partitions of broker `broker_id` and answers the requests.
 
     `on_appended(partition, change)`: records were appended, and the high watermark may have moved. `on_error`
     (topic partition, error): an append failed, perhaps because of the disk. Both are called with no lock
     held. `disk_loop`: the node's loop if logs have queues whose appends a disk thread makes; None if the
-    caller makes its own append. `silence_ms`: a leader is in doubt of its role if no follower has fetched for
-    this long.
+    caller makes its own append. `silence_ms`: a leader doubts its role if no follower has fetched for this
+    long.
     """
 
     def __init__(
@@ -148,7 +148,7 @@ class AppendManager:
         self._silence_ms = silence_ms
         # Requests with partitions that are not submitted yet. Later requests wait for them, so that the
         # appends to each partition keep their order. Owned by the loop.
-        self._begun: deque[Produce] = deque()
+        self._unsubmitted: deque[Produce] = deque()
         self._is_stopped = False
         self._broker_id = broker_id
         self._partitions = partitions
@@ -188,7 +188,7 @@ class AppendManager:
             connection=None,
             is_single=True,
         )
-        self._begin(request)
+        self._start(request)
         return request.future
 
     def append_values(
@@ -235,44 +235,44 @@ class AppendManager:
             connection=connection,
             future=future,
         )
-        self._begin(request)
+        self._start(request)
         return request.future
 
     # ---- the appends of a request -------------------------------------------------------------------------
 
-    def _begin(self, request: Produce) -> None:
+    def _start(self, request: Produce) -> None:
         if self._disk_loop is None:
-            self._submit(request, request.remaining)
+            self._submit(request, request.unsubmitted)
             return
-        self._begun.append(request)
-        if len(self._begun) == 1:
-            self._go_on(self._disk_loop)
+        self._unsubmitted.append(request)
+        if len(self._unsubmitted) == 1:
+            self._submit_some(self._disk_loop)
 
-    def _go_on(self, loop: Loop) -> None:
+    def _submit_some(self, loop: Loop) -> None:
         room = APPENDS_A_STEP
         try:
-            while self._begun and room > 0:
-                request = self._begun[0]
-                before = request.remaining
+            while self._unsubmitted and room > 0:
+                request = self._unsubmitted[0]
+                before = request.unsubmitted
                 try:
                     self._submit(request, room)
                 except Exception as error:
                     # An unexpected error: fail the request and go on with those behind it.
                     LOGGER.exception("a produce request failed unexpectedly")
-                    request.remaining = 0
+                    request.unsubmitted = 0
                     request.future.set_exception(error)
-                room -= max(1, before - request.remaining)
-                if not request.remaining:
-                    self._begun.popleft()
+                room -= max(1, before - request.unsubmitted)
+                if not request.unsubmitted:
+                    self._unsubmitted.popleft()
         finally:
-            if self._begun:
-                loop.post(partial(self._go_on, loop))
+            if self._unsubmitted:
+                loop.post(partial(self._submit_some, loop))
 
     def _submit(self, request: Produce, count: int) -> None:
         """Submit the appends of the next `count` partitions of the request, or of those that remain."""
         made: list[ProducerAppend] = []
         for topic_partition, records in islice(request.entries, count):
-            request.remaining -= 1
+            request.unsubmitted -= 1
             try:
                 partition = self._partition_to_write(topic_partition, request)
             except KreplicaError as error:
@@ -291,15 +291,15 @@ class AppendManager:
                 self.take_result(request, append)
                 made.append(append)
             else:
-                request.left += 1
-        if not request.remaining:
-            request.left -= 1
-            if not request.left:
+                request.unfinished += 1
+        if not request.unsubmitted:
+            request.unfinished -= 1
+            if not request.unfinished:
                 self.complete(request)
         self._notify(made)
 
     def take_result(self, request: Produce, append: ProducerAppend) -> None:
-        """Note the result of a finished append."""
+        """Record the result of a finished append in its request."""
         partition, info = append.partition, append.info
         at = partition.topic_partition
         if append.error is not None:
@@ -307,7 +307,7 @@ class AppendManager:
             return
         assert info is not None
         assert append.mark is not None
-        # The same as `mark`, without two calls for each append.
+        # As Meter.mark does, without two calls for each append.
         self._bytes_in.count += info.size
         self._messages_in.count += info.record_count
         response = request.responses[at] = response_of(info)
@@ -320,7 +320,7 @@ class AppendManager:
                 request.waiting[at] = status
 
     def complete(self, request: Produce) -> None:
-        """All appends of the request are finished: answer it, or let it wait for the high watermarks."""
+        """Answer a request whose appends are all finished, or let it wait for the high watermarks."""
         if request.is_single:
             [response] = request.responses.values()
             if response.error is not None:
@@ -338,7 +338,7 @@ class AppendManager:
             request.future.set_result(request.responses)
 
     def finish(self, appends: Iterable[ReplicaAppend]) -> None:
-        """Act on appends that the queues of logs have finished: pass their results to the requests."""
+        """Pass the results of appends that the logs' queues have finished to their requests."""
         made: list[ProducerAppend] = []
         for append in appends:
             append.request.finished(append)
@@ -352,8 +352,10 @@ class AppendManager:
                 self._on_appended(append.partition, append.change)
 
     def disk_done(self, queue: AppendQueue, job: DiskJob | None) -> None:
-        """An event of a disk thread: take back a job, or go on after a check, and let the appends behind take
-        their turns."""
+        """Handle an event of a disk thread: a job is done, or a check is (`job` is None).
+
+        The appends behind it in the queue then take their turns.
+        """
         finished: list[ReplicaAppend] = []
         if job is not None:
             append = queue.take_back(job)
@@ -370,12 +372,12 @@ class AppendManager:
     def shutdown(self) -> None:
         """Reject all further appends and those whose turn has not come: the broker stops."""
         self._is_stopped = True
-        while self._begun:
-            request = self._begun.popleft()
-            self._submit(request, request.remaining)
+        while self._unsubmitted:
+            request = self._unsubmitted.popleft()
+            self._submit(request, request.unsubmitted)
 
     def _partition_to_write(self, topic_partition: TopicPartition, request: Produce) -> Partition:
-        """Return the partition if an append may be tried. Raises as `append` fails."""
+        """Return the partition if an append may be tried. Raises the errors with which `append` fails."""
         if self._is_stopped:
             raise NotLeaderOrFollower(f"{topic_partition}: broker {self._broker_id} is shutting down")
         if topic_partition.topic in INTERNAL_TOPICS and not request.internal_topics_allowed:
@@ -403,11 +405,11 @@ class AppendManager:
         return error
 
     def _is_unheard(self, topic_partition: TopicPartition) -> bool:
-        """Whether no other member of the ISR has kept fetching up to now.
+        """Return whether no other member of the ISR has fetched recently.
 
         A leader that was stalled may have been replaced without knowing it, and may lack what the producer
         has sent to its successor. Such a leader must not answer an error that ends the producer. The first
-        fetch that it reads after the stall may be older than the stall.
+        fetch that it reads after the stall may have been sent before it.
         """
         partition = self._partitions.get(topic_partition)
         if partition is None:

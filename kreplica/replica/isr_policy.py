@@ -1,4 +1,4 @@
-"""The rules of the ISR: which follower may join it, which must leave it, and why.
+"""The rules of the ISR: which follower may join, which must leave, and why.
 
 Everything here is a function of values, needs no lock, and changes nothing; Partition applies the rules. A
 follower counts as caught up by time, as in Kafka since 0.9, or by messages, as in Kafka before that (KIP-16).
@@ -74,7 +74,7 @@ def what_makes_ineligible(replica: Replica, brokers: BrokerMetadata) -> str | No
 def why_out(
     replica: Replica | None, broker_id: int, brokers: BrokerMetadata, now_ms: int, lag_ms: int
 ) -> IsrChangeReason:
-    """Return why a follower lags by more than `lag_ms`: the nearest cause first."""
+    """Return the most direct reason why a follower is more than `lag_ms` behind."""
     if replica is None:
         return IsrChangeReason.NEW
     if replica.damaged:
@@ -121,8 +121,8 @@ class IsrPolicy(Protocol):
 
 
 class LagByTime:
-    """replica.lag.time.max.ms alone: a follower is in sync if it had the whole log within that time (30 s
-    since KIP-537)."""
+    """replica.lag.time.max.ms alone: a follower is in sync if it had the whole log at some moment within
+    that time (30 s since KIP-537)."""
 
     __slots__ = ("replica_lag_time_max_ms",)
 
@@ -153,8 +153,8 @@ class LagByMessages:
     def is_caught_up(self, replica: Replica, leader_end_offset: int, now_ms: int) -> bool:
         if replica.log_end_offset == leader_end_offset:
             return True
-        # A follower that has not fetched in this epoch has given no offset; it has as long as one that
-        # stopped.
+        # A follower that has not fetched in this epoch has reported no offset. It gets as much time as one
+        # that has stopped fetching.
         heard_ms = max(replica.last_fetch_time_ms, replica.last_caught_up_time_ms)
         if now_ms - heard_ms > self.replica_lag_time_max_ms:
             return False

@@ -1,4 +1,4 @@
-"""Partition: one partition on one broker, as its leader or a follower.
+"""Partition: one partition's replica on one broker, as the leader or a follower.
 
 It decides what is committed: the high watermark is the least log end of the leader and of every replica that
 is in sync or may be in sync in the controller's view. The rules of the ISR are in isr_policy; the immutable
@@ -118,10 +118,10 @@ IGNORED = BecameLeader(False, False, NOTHING)
 
 
 class ProducerAppend(LeaderAppend):
-    """A producer's batch for a partition that this broker leads.
+    """An append of a producer's batch to a partition that this broker leads.
 
-    `leader_epoch`: the epoch in which this broker must lead, None for any. `request`: the caller's, whose
-    method `finished` gets the append if `Partition.append` could not finish it.
+    `leader_epoch`: the epoch in which this broker must lead, None for any. `request`: an object of the
+    caller's. Its method `finished` gets the append if `Partition.append` could not finish it.
 
     Once it is finished, `change` says whether the high watermark moved, `mark` is the watermark of the
     leader's term, and `is_short` says whether the ISR has become too small since the append was started.
@@ -152,13 +152,14 @@ class ProducerAppend(LeaderAppend):
 
 
 class FetchedAppend(FollowerAppend):
-    """What was fetched from the leader of `leader_epoch`, to be appended as it is.
+    """An append of batches that were fetched from the leader of `leader_epoch`, unchanged.
 
-    `request`, `token`: the caller's.
+    `leader_log_start`: where the leader's log begins. A log that ends at or below it is emptied first, unless
+    the replica may be elected. `request`: an object of the caller's, as in ProducerAppend. `token`: for the
+    caller's own use.
 
-    Batches of a later epoch are left out (KAFKA-18723). `leader_log_start`: where the leader's log begins. A
-    log that lies wholly below it begins anew there, unless it is in sync. It is finished when the topic's
-    durability is met, so that the next fetch reports flushed offsets. Its `info` is None if nothing was new.
+    Batches of a later epoch are left out (KAFKA-18723). The append is finished when the topic's durability is
+    met, so that the next fetch reports flushed offsets. Its `info` is None if nothing was new.
     """
 
     __slots__ = ("leader_log_start", "log", "partition", "request", "token")
@@ -193,11 +194,11 @@ class Partition:
     """
 
     __slots__ = (
-        "_others",
         "_queue",
         "_refused_sequences",
         "_remote_replicas",
         "_replicas",
+        "_unwatched_replicas",
         "_watched_replicas",
         "broker_epoch",
         "broker_id",
@@ -241,8 +242,8 @@ class Partition:
         self.is_offline = False
         self.damage_listener = on_damage
         self.isr_history = IsrHistory()
-        # What waits for this partition to move, kept by its owners: the CachedPartition of each fetch that
-        # waits, and the number of deletions of records. Ordered, so that a run can be repeated.
+        # What waits for this partition to move: the CachedPartition of each waiting fetch (ordered, so that a
+        # run can be repeated), and the number of waiting deletions. The waiting operations keep these.
         self.fetch_waiters: dict[Any, None] = {}
         self.low_watermark_waiters = 0
         self.leader_isr_update_lock = RLock()
@@ -253,10 +254,11 @@ class Partition:
         self.leader_and_isr: LeaderAndIsr | None = None
         self.state: PartitionState = CommittedPartitionState((), LeaderRecoveryState.RECOVERED)
         self._replicas: dict[int, Replica] = {}
-        # The followers by whether the high watermark must wait for them; changed with the state.
+        # The followers, all of them and divided by whether the high watermark must wait for them. The
+        # division changes with the state.
         self._remote_replicas: tuple[Replica, ...] = ()
         self._watched_replicas: tuple[Replica, ...] = ()
-        self._others: tuple[Replica, ...] = ()
+        self._unwatched_replicas: tuple[Replica, ...] = ()
         # The lowest sequence number that was refused of each (producer id, epoch); see _note_refused.
         self._refused_sequences: dict[tuple[int, int], int] = {}
 
@@ -327,7 +329,7 @@ class Partition:
         return term.log if term.leads else None
 
     def replica(self, broker_id: int) -> Replica | None:
-        """Return the follower's state; None if this broker does not lead, or for no replica."""
+        """Return the follower's state; None if this broker does not lead or the other is not a replica."""
         return self._replicas.get(broker_id)
 
     @property
@@ -338,7 +340,7 @@ class Partition:
     def effective_min_isr(self) -> int:
         """Return min.insync.replicas, or the number of replicas if that is smaller; 0 unless this broker
         leads."""
-        # The role may end at any moment: a second look would find another one.
+        # Read the term once: the role may end at any moment.
         term = self.term
         if not term.leads or term.log is None:
             return 0
@@ -395,20 +397,20 @@ class Partition:
             now_ms = self._now_ms()
             is_new_leader = not former.leads
             is_new_epoch = new.leader_epoch > former.leader_epoch
-            # First of all, so that damage is reported and repaired even if it keeps the log from leading.
+            # The log comes first, so that its damage is repaired even if the damage keeps it from leading.
             self._take_log(log)
             start = former.epoch_start_offset
             if is_new_epoch or start is None:
-                # The lock of the log: what a disk thread appends in the epoch before is in the log then, and
-                # nothing comes in between.
+                # Taking the log's lock waits for what a disk thread still appends in the former epoch.
+                # Nothing is appended before the new epoch begins.
                 with log.lock:
                     start = log.log_end_offset
                     _begin_epoch(log, new.leader_epoch, start)
             self._assign_replicas(new.replicas, _added_anew(new, known))
             self._note_isr_of(new, now_ms)
             if is_new_epoch or is_new_leader:
-                # If an epoch was skipped, others may have followed another leader in it and truncated their
-                # logs: what was known of them is worthless then.
+                # If an epoch was skipped, other replicas may have followed another leader in it and truncated
+                # their logs. What was known of them no longer holds.
                 knows_nothing = is_new_leader or new.leader_epoch > former.leader_epoch + 1
                 for replica in self._remote_replicas:
                     is_in_sync = replica.broker_id in new.isr
@@ -467,7 +469,7 @@ class Partition:
             self._set_state(CommittedPartitionState((), LeaderRecoveryState.RECOVERED))
 
     def _check_leader_of(self, new: LeaderAndIsr) -> None:
-        """Assert that a leader epoch has one leader."""
+        """Assert that `new` names no second leader of the current leader epoch."""
         term = self.term
         assert (
             new.leader_epoch != term.leader_epoch
@@ -483,7 +485,7 @@ class Partition:
             and new.leader_epoch == known.leader_epoch
         )
         if is_known and state.is_inflight:
-            # The version that the proposal in flight follows on, once more: the proposal may still be
+            # This is the version on which the proposal in flight is based. The proposal may still be
             # accepted, so the maximal ISR counts.
             self._set_state(state)
             return None
@@ -501,9 +503,12 @@ class Partition:
         for damage in log.damages:
             self.on_damage(log, damage)
 
-    def _assign_replicas(self, replicas: tuple[int, ...], anew: tuple[int, ...] = ()) -> None:
-        """Keep the states of the followers that stay, except those `anew`. Call it before `_set_state`."""
-        kept = {broker_id: known for broker_id, known in self._replicas.items() if broker_id not in anew}
+    def _assign_replicas(self, replicas: tuple[int, ...], added_anew: tuple[int, ...] = ()) -> None:
+        """Set the followers. Those that stay keep their state, except `added_anew`.
+
+        Call it before `_set_state`.
+        """
+        kept = {number: known for number, known in self._replicas.items() if number not in added_anew}
         self._replicas = {
             broker_id: kept.get(broker_id) or Replica(broker_id)
             for broker_id in replicas
@@ -515,7 +520,7 @@ class Partition:
         self.state = state
         maximal = state.maximal_isr
         self._watched_replicas = tuple(r for r in self._remote_replicas if r.broker_id in maximal)
-        self._others = tuple(r for r in self._remote_replicas if r.broker_id not in maximal)
+        self._unwatched_replicas = tuple(r for r in self._remote_replicas if r.broker_id not in maximal)
 
     # ---- appends ------------------------------------------------------------------------------------------
 
@@ -557,7 +562,7 @@ class Partition:
             return True
 
     def made(self, append: ReplicaAppend) -> None:
-        """Take note of an append that the disk thread has made. The role may have changed meanwhile."""
+        """Record an append that the disk thread has made. The role may have changed meanwhile."""
         assert append.log is not None
         try:
             if isinstance(append, ProducerAppend):
@@ -566,7 +571,7 @@ class Partition:
                 with self.leader_isr_update_lock:
                     if self.leader_log_if_local is append.log:
                         append.change = self._appended(append.log, info.base_offset)
-                    # It would be rejected now.
+                    # An append that arrived now would be rejected.
                     append.is_short = append.required_acks == ACKS_ALL and self.is_under_min_isr
             self._wait_durable(append)
         except KreplicaError as error:
@@ -611,14 +616,14 @@ class Partition:
         """Append what was fetched as it is, in one native call if possible, or else with care. Return LEFT if
         it has to wait."""
         append.log = log = self._follower_log(append.leader_epoch)
-        begins_anew = self._begins_anew(log, append.leader_log_start)
-        if log is queue.log and not begins_anew:
+        starts_over = self._must_start_over(log, append.leader_log_start)
+        if log is queue.log and not starts_over:
             state = queue.start(append, append.leader_epoch)
             if state != LEFT:
                 return state
         if queue.must_wait(append):
             return LEFT
-        if begins_anew:
+        if starts_over:
             log.truncate_fully_and_start_at(log.log_end_offset)
         append.info = self._append_fetched(log, append) or append.info
         return MADE
@@ -677,8 +682,8 @@ class Partition:
     def _note_refused(self, records: Buffer) -> None:
         """Remember the lowest sequence number that was refused of a producer.
 
-        A log takes any first sequence number of a producer that it does not know. If it took a later batch of
-        the same producer now, clients would take the refused one for appended.
+        A log accepts any first sequence number of a producer that it does not know. If it accepted a later
+        batch of the same producer now, the client would believe that the refused one was appended.
         """
         producer_id, epoch, sequence = _producer_of(records)
         if producer_id < 0:
@@ -744,7 +749,7 @@ class Partition:
             self._refuse_leader()
         lowest = log.log_start_offset
         for replica in self._remote_replicas:
-            # A dead follower would hold up every deletion; it learns the log start when it comes back.
+            # A dead follower must not hold up deletions; it learns the log start when it returns.
             if (
                 replica.log_start_offset < lowest
                 and self.brokers.get_alive_broker_epoch(replica.broker_id) is not None
@@ -793,15 +798,16 @@ class Partition:
                 if is_cut:
                     self._log_truncation(log, end)
                 return is_cut
-            # Nothing stays. A replica that may be elected deleted only what its leader had deleted. Another
-            # one may have deleted other records than the leader has there, after an unclean election: it
-            # fetches all that the leader has, or it would count as having them.
-            return self._begin_at(log, offset if self.may_be_elected else 0)
+            # The whole log goes. A replica that may be elected has deleted only what its leader had deleted,
+            # so it starts at `offset`. Any other replica may have deleted records which the leader still has,
+            # after an unclean election. It starts at 0, since otherwise it would count as having those
+            # records.
+            return self._start_over_at(log, offset if self.may_be_elected else 0)
 
     def truncate_fully_and_start_at(self, offset: int) -> None:
         """As a follower, remove everything and begin again at `offset`."""
         with self.leader_isr_update_lock:
-            self._begin_at(self._follower_log(), offset)
+            self._start_over_at(self._follower_log(), offset)
 
     def cut_unknown_epoch(self) -> None:
         """Truncate the records of the latest leader epoch here, which the leader does not know.
@@ -829,16 +835,16 @@ class Partition:
             )
         return term.log
 
-    def _begins_anew(self, log: UnifiedLog, leader_log_start: int) -> bool:
-        # The leader has deleted all that is here and has forgotten its epochs, so it could not detect that
-        # its records do not follow on these. A power cut may undo the deletion on both.
+    def _must_start_over(self, log: UnifiedLog, leader_log_start: int) -> bool:
+        # The leader has deleted all that is in this log and has forgotten its epochs. It could not detect
+        # that its records do not continue this log. A power cut may undo the deletion on both.
         return log.state.log_end_offset <= leader_log_start and bool(log.size) and not self.may_be_elected
 
-    def _begin_at(self, log: UnifiedLog, start: int) -> bool:
+    def _start_over_at(self, log: UnifiedLog, start: int) -> bool:
         if start == log.log_start_offset == log.log_end_offset and not log.size:
             return log.truncate_to(start)
-        # What was deleted may still be in the first segment. It must go too, or nothing of an earlier epoch
-        # could ever follow it.
+        # Deleted records may still be in the first segment. They must go too, or no record of an earlier
+        # epoch could be appended after them.
         former_start, former_end = log.log_start_offset, log.log_end_offset
         log.truncate_fully_and_start_at(start)
         LOGGER.info(
@@ -876,7 +882,7 @@ class Partition:
                 offset = replica.log_end_offset
         if offset <= state.high_watermark:
             return SAME
-        for replica in self._others:
+        for replica in self._unwatched_replicas:
             if replica.log_end_offset < offset and self._is_about_to_join(replica, now_ms):
                 offset = replica.log_end_offset
         # It stands still below min.insync.replicas, for earlier appends too (KAFKA-15583).
@@ -888,8 +894,11 @@ class Partition:
         return INCREASED
 
     def _is_about_to_join(self, replica: Replica, now_ms: int | None) -> bool:
-        """Return whether the high watermark waits for a replica outside the ISR. Without this wait, one that
-        is caught up would never get in, as the mark would always be ahead of it."""
+        """Return whether the high watermark waits for a replica outside the ISR.
+
+        Without this wait the high watermark would always be ahead of a replica that has caught up, and the
+        replica could never join.
+        """
         log = self.term.log
         assert log is not None
         if now_ms is None:
@@ -929,7 +938,7 @@ class Partition:
         term = self.term
         log = term.log
         if current_leader_epoch != term.leader_epoch or log is None or not term.leads:
-            # The usual case is checked here; the rest, and all refusals, there.
+            # The condition covers the usual case; `_term_in_epoch` handles the others and raises the errors.
             term = self._term_in_epoch(current_leader_epoch, only_leader)
             log = term.log
             assert log is not None
@@ -941,7 +950,7 @@ class Partition:
         mark, start, stable = state.high_watermark, state.log_start_offset, state.last_stable_offset
         if last_fetched_epoch is not None:
             epochs = log.epochs.entries
-            # If it has the latest epoch, its log cannot diverge.
+            # The log of a follower that has the latest epoch cannot diverge.
             if not epochs or epochs[-1].epoch != last_fetched_epoch or not start <= fetch_offset <= end:
                 diverging = _diverging_epoch(log, start, end, fetch_offset, last_fetched_epoch)
                 if diverging is not None:
@@ -949,7 +958,7 @@ class Partition:
                         fetch_offset, None, mark, start, end, stable, term.leader_epoch, diverging
                     )
         if fetch_offset == end and isolation == "log_end" and log.stopped_at is None:
-            # A follower that has everything, as each one does between two appends.
+            # A follower that has everything: the usual case between two appends.
             if log.closed or not log.damages.is_empty:
                 log.check_start(fetch_offset)
             return LogReadInfo(fetch_offset, None, mark, start, end, stable, term.leader_epoch)
@@ -1040,11 +1049,11 @@ class Partition:
     def update_follower_fetch_state(
         self, replica_id: int, read: LogReadInfo, log_start_offset: int, now_ms: int, broker_epoch: int = -1
     ) -> PartitionEffects:
-        """Record what the follower's fetch, whose answer is `read`, reports of it. It may join the ISR by
-        that, and the high watermark may move.
+        """Record what a follower's fetch, whose answer is `read`, shows of its log. The follower may then
+        join the ISR, and the high watermark may move.
 
         `log_start_offset`: the follower's. `broker_epoch`: the epoch in which it fetched, -1 if it does not
-        say. A diverging fetch says nothing of what the follower has (KAFKA-13141). Nothing is recorded if the
+        say. A diverging fetch does not show what the follower has (KAFKA-13141). Nothing is recorded if the
         leader epoch has changed since the read. Raises NotLeaderOrFollower for a fetch from before the
         follower's restart (KIP-903) and for a broker that is no replica.
         """
@@ -1078,8 +1087,8 @@ class Partition:
             return PartitionEffects(change, isr_change, moved)
 
     def attach_fetch_clock(self, replica_id: int, fetch_clock: FetchClock | None) -> FetchClock | None:
-        """Record that the follower fetches the partition in the session of that clock, or in none for None.
-        Return the clock of another session in which it did until now."""
+        """Record in which session the follower fetches the partition, by the session's clock; None for no
+        session. Return the clock of the session that it leaves, or None."""
         with self.leader_isr_update_lock:
             replica = self._replicas.get(replica_id)
             if replica is None or replica.fetch_clock is fetch_clock:
@@ -1099,7 +1108,7 @@ class Partition:
     def _check_follower(self, replica_id: int, broker_epoch: int) -> Replica:
         """Return the follower that fetched in `broker_epoch`.
 
-        Raises NotLeaderOrFollower if it is no replica, or has been restarted since (KIP-903).
+        Raises NotLeaderOrFollower if it is not a replica, or has been restarted since (KIP-903).
         """
         replica = self._replicas.get(replica_id)
         if replica is None:
@@ -1130,9 +1139,9 @@ class Partition:
     def maybe_shrink_isr(self, now_ms: int) -> PartitionEffects:
         """Propose to remove the replicas that have lagged too long; called by the periodic isr-expiration.
 
-        If none has, a replica may be proposed to join whose fetches do not name the partition, since its
-        session has no news of it. The high watermark may move too, if it waited for a replica outside the ISR
-        that has gone.
+        If there are none, a replica may be proposed to join whose fetches do not name the partition (see
+        `_expand_silent`). The high watermark moves if it waited for a replica outside the ISR that no longer
+        keeps up.
         """
         with self.leader_isr_update_lock:
             if not self.term.leads:
@@ -1156,10 +1165,10 @@ class Partition:
             if broker_epoch != self.brokers.get_alive_broker_epoch(replica_id):
                 return NOTHING
             if broker_epoch != replica.broker_epoch:
-                # All else that is known of it is from before its restart: it joins by a fetch of its own.
+                # All else that is known of it is from before its restart. It must fetch before it may join.
                 replica.fetched_in_epoch = False
                 replica.broker_epoch = broker_epoch
-            # Before its first fetch the follower must have had all up to the high watermark.
+            # A follower that has not fetched yet is assumed to have had all up to the high watermark.
             end = self.high_watermark if replica.log_end_offset < 0 else replica.log_end_offset
             replica.damaged = fetch_offset < end
             return self.maybe_shrink_isr(self._now_ms())
@@ -1183,14 +1192,15 @@ class Partition:
                 return NOTHING
             self._commit(pending, answer)
             now_ms = self._now_ms()
-            # The mark first: a replica below it has to fetch before it may join.
+            # Move the high watermark first: a replica below it has to fetch before it may join.
             change = self.maybe_increment_leader_hw(now_ms)
             return PartitionEffects(change, self._expand_silent(now_ms))
 
     def why_not_in_isr(self, broker_id: int) -> OutOfIsr | None:
-        """Return what put the replica out of the ISR and what keeps it out now; None if it is in the ISR.
+        """Return why the replica left the ISR and what keeps it out now; None if it is in the ISR.
 
-        Raises NotLeaderOrFollower if this broker does not lead, ReplicaNotAvailable for no replica.
+        Raises NotLeaderOrFollower if this broker does not lead, ReplicaNotAvailable if the other is not a
+        replica.
         """
         with self.leader_isr_update_lock:
             log = self.leader_log_if_local
@@ -1233,8 +1243,11 @@ class Partition:
         return self._propose(PendingExpandIsr, state, (*state.isr, replica.broker_id), (change,))
 
     def _expand_silent(self, now_ms: int) -> IsrChangeProposed | None:
-        """Propose that a follower joins whose session has nothing new to fetch: at its last fetch that named
-        the partition a change was in flight, or its broker was not eligible yet."""
+        """Propose that a follower joins although its fetches do not name the partition.
+
+        A fetch session names only partitions with news. When the follower's fetch last named this one, it
+        could not join: another change was in flight, or its broker was not eligible yet.
+        """
         for replica in self._remote_replicas:
             session = replica.fetch_clock
             if session is not None and replica.broker_id not in self.state.maximal_isr:
@@ -1274,7 +1287,7 @@ class Partition:
         )
 
     def _propose_recovery(self) -> IsrChangeProposed | None:
-        """Propose to end the recovery of an unclean election, which this leader has taken note of."""
+        """Propose to end the recovery from an unclean election (KIP-704): this leader has begun to lead."""
         state = self.state
         assert isinstance(state, CommittedPartitionState)
         return self._propose(PendingRecovery, state, state.isr, ())
@@ -1299,7 +1312,8 @@ class Partition:
     def _broker_epoch_of(self, broker_id: int) -> int:
         if broker_id == self.broker_id:
             return self.broker_epoch()
-        # The controller removes a member that has not fetched from this leader yet when its broker restarts.
+        # The epoch of a member that has not fetched from this leader yet is unknown. If its broker restarts,
+        # the controller removes it from the ISR.
         replica = self._replicas.get(broker_id)
         return UNKNOWN_BROKER_EPOCH if replica is None else replica.broker_epoch
 
@@ -1405,8 +1419,8 @@ class Partition:
 
 
 def _added_anew(new: LeaderAndIsr, known: LeaderAndIsr | None) -> tuple[int, ...]:
-    # A replica that was removed and is added again in one step begins with an empty log: what is known of it
-    # belongs to the former one.
+    # A replica may be removed and added again in one step. It then has an empty log, and what is known of it
+    # belongs to its former log.
     before = () if known is None else known.adding_replicas
     return tuple(broker_id for broker_id in new.adding_replicas if broker_id not in before)
 
@@ -1420,7 +1434,7 @@ def _begin_epoch(log: UnifiedLog, leader_epoch: int, start_offset: int) -> None:
 
 
 def _settle(log: UnifiedLog) -> None:
-    """Wait until what a disk thread is still appending for the role that ends is in the log."""
+    """Wait until the appends that a disk thread has under way are in the log."""
     with log.lock:
         pass
 
@@ -1439,7 +1453,7 @@ def _diverging_epoch(
         raise OffsetOutOfRange(
             f"{log.topic_partition}: leader epoch {last_fetched_epoch} of the fetch is not known here"
         )
-    # Before any look at epochs: those below the log start are forgotten.
+    # Check this before epochs are compared: those below the log start are forgotten.
     if fetch_offset < start:
         raise OffsetOutOfRange(
             f"{log.topic_partition}: offset {fetch_offset} is below the log start {start}", where=fetch_offset
@@ -1450,7 +1464,7 @@ def _diverging_epoch(
 
 
 def _producer_of(records: Buffer) -> tuple[int, int, int]:
-    """Return the producer id, the epoch and the first sequence number of a batch; -1 for none."""
+    """Return the producer id, epoch and first sequence number of a batch; -1 each for a batch without."""
     head = bytes(memoryview(records)[PRODUCER_POSITION:PRODUCER_END])
     if len(head) < PRODUCER_END - PRODUCER_POSITION:
         return NO_PRODUCER
@@ -1459,5 +1473,5 @@ def _producer_of(records: Buffer) -> tuple[int, int, int]:
 
 
 def _bare(error: KreplicaError) -> KreplicaError:
-    # It may be kept for long, and the frames of its traceback hold the records.
+    # Drop the traceback: the error may be kept for long, and the frames would keep the records in memory.
     return error.with_traceback(None)

@@ -1,6 +1,6 @@
-"""RemoteLeaderEndPoint: makes a fetcher's requests to its leader, and reads the answers.
+"""RemoteLeaderEndPoint: sends a fetcher's requests to its leader, and reads the answers.
 
-Messages are messages, made once per request. Nothing here waits or keeps state.
+Nothing here waits. The fetch session (FetchSessionHandler) is the only state that spans requests.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from kreplica.common.ports import Transport
 from kreplica.common.types import INT32_MAX, TopicPartition, Uuid
 from kreplica.common.wire import topic_id_of, uuid_of
 from kreplica.replica.fetch_session import INITIAL_EPOCH, NO_SESSION
-from kreplica.replica.partition_states import FetchData, PartitionFetchState
+from kreplica.replica.partition_fetch_state import FetchData, PartitionFetchState
 from kreplica.replica.replica_config import ReplicaConfig
 
 _fetch_request, _fetch_topic, _fetch_partition = maker(FetchRequest), maker(FetchTopic), maker(FetchPartition)
@@ -203,7 +203,7 @@ class FetchSessionHandler:
 
     def __init__(self) -> None:
         self.sent: dict[TopicPartition, FetchData] = {}
-        self._to_say_again: set[TopicPartition] = set()
+        self._to_name_again: set[TopicPartition] = set()
         self._session_id = NO_SESSION
         self._epoch = INITIAL_EPOCH
 
@@ -221,10 +221,10 @@ class FetchSessionHandler:
         fetched.
         """
         if self.is_new:
-            self._to_say_again.clear()
+            self._to_name_again.clear()
             self.sent = dict(changed)
             return SessionFetch(self._session_id, INITIAL_EPOCH, changed, [])
-        again = self._to_say_again
+        again = self._to_name_again
         if len(changed) == 1 and not again and not gone:
             # The usual case after a new record: one partition advances.
             ((topic_partition, data),) = changed.items()
@@ -244,12 +244,12 @@ class FetchSessionHandler:
         self.sent.update(to_send)
         return SessionFetch(self._session_id, self._epoch, to_send, to_forget)
 
-    def say_again(self, topic_partition: TopicPartition) -> None:
+    def name_again(self, topic_partition: TopicPartition) -> None:
         """Name the partition in the next fetch even if it has not changed.
 
         The leader's answer could not be used, and the leader would not send it again otherwise.
         """
-        self._to_say_again.add(topic_partition)
+        self._to_name_again.add(topic_partition)
 
     def answered(self, session_id: int) -> None:
         """Take over the session of the leader's answer. NO_SESSION: the leader has given us none."""

@@ -1,4 +1,6 @@
-"""ReplicaFetcher: replicates partitions that one broker leads: those that belong to one fetcher id.
+"""ReplicaFetcher: copies the records of partitions from the broker that leads them.
+
+The partitions that a broker leads are shared out among its fetchers; each fetcher has an id.
 
 `do_work` is a step that never blocks. It finds where logs diverge (`maybe_truncate`) and then fetches
 (`maybe_fetch`). One request is in flight. Its answer is posted to the loop, applied there, and followed by
@@ -40,7 +42,7 @@ from kreplica.common.types import NO_OFFSET, TopicPartition
 from kreplica.log.unified_log import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, UnifiedLog
 from kreplica.replica.hosted_partitions import HostedPartitions
 from kreplica.replica.partition import FetchedAppend
-from kreplica.replica.partition_states import (
+from kreplica.replica.partition_fetch_state import (
     InitialFetchState,
     PartitionFetchState,
     PartitionStates,
@@ -65,7 +67,8 @@ if TYPE_CHECKING:
 
 LOGGER = logging.getLogger(__name__)
 
-# How many partitions of an answer one step applies. Heartbeats wait for the step, and there may be thousands.
+# The most partitions of an answer that one step applies. Heartbeats wait for the step, and an answer may have
+# thousands.
 ANSWERS_A_STEP = 64
 FETCHING, TRUNCATING = ReplicaState.FETCHING, ReplicaState.TRUNCATING
 
@@ -82,11 +85,11 @@ def offset_truncation_state(
 ) -> OffsetTruncationState:
     """Compute where a follower truncates (KIP-101, KIP-279, KIP-320).
 
-    The leader has answered its greatest epoch up to the follower's, and where that ends; -1, -1 means that it
-    has no epoch that old, so only committed records are kept. If the follower has the same epoch, the logs
-    agree up to the lower of the two ends. If the follower has only lower epochs up to it, the follower has
-    records of an epoch that the leader never had. After those are truncated, the leader is asked about the
-    epoch that is last then.
+    The leader has answered with its greatest epoch not above the follower's, and the offset where that epoch
+    ends. An answer of (-1, -1) means that it has no epoch that old, so only committed records are kept. If
+    the follower has the same epoch, the logs agree up to the lower of the two ends. Otherwise the follower
+    has records of an epoch that the leader never had. Those are truncated, and the leader is asked about the
+    follower's last epoch again.
     """
     end = log.log_end_offset
     if leader_end_offset < 0:
@@ -118,11 +121,11 @@ class _Standstill:
 
 
 class FruitlessFetches:
-    """The partitions that make no progress although the leader, broker `leader_id`, answers, and why.
+    """Counts and logs fetches that fail although the leader, broker `leader_id`, answers.
 
     Repeated failures at one offset are logged, once a minute. The fetcher's lock guards it.
-    `patience_ms`: how long a failure may last without a warning if it may be temporary, such as an unknown
-    leader.
+    `patience_ms`: how long a failure that may be temporary, such as an unknown leader, lasts before it is
+    logged.
     """
 
     def __init__(self, leader_id: int, patience_ms: int, now_ms: Callable[[], int]) -> None:
@@ -246,7 +249,7 @@ class ReplicaFetcher:
         # Appends of the last answer that the disk thread has not made yet.
         self._appending = 0
         self._is_taking = False  # a part of the answer is being applied
-        self._has_rest = False  # whether later steps apply the rest of the answer
+        self._has_more_answers = False  # whether later steps apply the rest of the answer
         self._waits_until_ms = 0
         self._alarm: Cancellable | None = None
         self._closed = False
@@ -329,7 +332,7 @@ class ReplicaFetcher:
 
     def do_work(self) -> None:
         """Send the request that is due, if none is in flight and the last answer is applied."""
-        if self._in_flight or self._has_rest or self._appending or self._closed:
+        if self._in_flight or self._has_more_answers or self._appending or self._closed:
             return
         now_ms = self._now_ms()
         if now_ms < self._waits_until_ms:
@@ -337,7 +340,7 @@ class ReplicaFetcher:
         with self._lock:
             if self._states.delayed:
                 self._states.end_delays(now_ms)
-            if not (self._maybe_truncate() or self._maybe_find_range() or self._maybe_fetch()):
+            if not (self._maybe_truncate() or self._maybe_find_leader_range() or self._maybe_fetch()):
                 self._wait_for_delays()
 
     def _wait_for_delays(self) -> None:
@@ -357,7 +360,8 @@ class ReplicaFetcher:
         self._work_after(self._config.replica_fetch_backoff_ms)
 
     def _send(self, reply: Future[Any], answered: Callable[[Any], None]) -> bool:
-        """Call `answered(response)` in the loop when the reply comes, and then take the next step."""
+        """Call `answered(response)` in the loop when the reply comes, and then take the next step. Return
+        True, since a request was sent."""
         self._in_flight = True
         started_ns = self._clock.monotonic_ns()
         reply.add_done_callback(lambda done: self._loop.post(partial(self._take, done, answered, started_ns)))
@@ -374,7 +378,7 @@ class ReplicaFetcher:
             try:
                 answered(reply.result())
             except Exception:
-                self._begin_anew()
+                self._recover_from_error()
                 raise
         else:
             self._session.failed(is_unknown=False)
@@ -382,8 +386,8 @@ class ReplicaFetcher:
         self.metrics.total_time.update((self._clock.monotonic_ns() - started_ns) / NANOSECONDS_PER_MS)
         self.do_work()
 
-    def _begin_anew(self) -> None:
-        # An unexpected error: it is raised, and the fetcher's partitions continue after a back-off.
+    def _recover_from_error(self) -> None:
+        # The caller raises the error. The fetcher's partitions continue after a back-off.
         self._session.failed(is_unknown=False)
         self._back_off()
 
@@ -442,16 +446,16 @@ class ReplicaFetcher:
             # The leader has deleted the records up to there and forgotten their epochs. The local records may
             # differ from them; they were never committed then.
             partition.truncate_fully_and_start_at(leader_start)
-            return self._go_on_from_end(state, partition, is_completed=True)
+            return self._continue_at_log_end(state, partition, is_completed=True)
         return self._truncate(state, offset_truncation_state(partition.local_log, *leader_end), partition)
 
     def _truncate(
         self, state: PartitionFetchState, truncation: OffsetTruncationState, partition: Partition
     ) -> bool:
         partition.truncate_to(truncation.offset)
-        return self._go_on_from_end(state, partition, is_completed=truncation.completed)
+        return self._continue_at_log_end(state, partition, is_completed=truncation.completed)
 
-    def _go_on_from_end(
+    def _continue_at_log_end(
         self, state: PartitionFetchState, partition: Partition, *, is_completed: bool
     ) -> bool:
         log = partition.local_log
@@ -469,7 +473,7 @@ class ReplicaFetcher:
 
     # ---- out of range -------------------------------------------------------------------------------------
 
-    def _maybe_find_range(self) -> bool:
+    def _maybe_find_leader_range(self) -> bool:
         """Ask for the leader's log end, for one partition whose fetch offset is out of range.
 
         Returns True if a request was sent.
@@ -504,7 +508,7 @@ class ReplicaFetcher:
             if self._still_out_of_range(state, answer.error_code) is None:
                 return
             self._states.out_of_range.pop(state.topic_partition)
-            self._apply(state, partial(self._begin_at, state, answer.offset))
+            self._apply(state, partial(self._continue_in_range, state, answer.offset))
         self._notify()
 
     def _still_out_of_range(self, state: PartitionFetchState, error_code: int) -> Partition | None:
@@ -515,17 +519,17 @@ class ReplicaFetcher:
             return None
         return self._partitions.get(state.topic_partition)
 
-    def _begin_at(self, state: PartitionFetchState, leader_start: int, partition: Partition) -> bool:
+    def _continue_in_range(self, state: PartitionFetchState, leader_start: int, partition: Partition) -> bool:
         failures = self._fruitless.failed(state, "its offset or leader epoch is not the leader's")
         if leader_start >= partition.log_end_offset:
             # The leader has deleted everything that is in this log, and forgotten its epochs. It could not
-            # detect whether the records that follow join this log.
+            # detect whether its records continue this log.
             partition.truncate_fully_and_start_at(leader_start)
         elif failures >= IN_A_ROW:
-            # The leader has that offset too, so what it does not know is the leader epoch.
+            # The offset is inside the leader's log, so it is the leader epoch that the leader does not know.
             partition.cut_unknown_epoch()
         state = self._delay(state) if failures > 1 else state
-        return self._go_on_from_end(state, partition, is_completed=True)
+        return self._continue_at_log_end(state, partition, is_completed=True)
 
     # ---- fetch --------------------------------------------------------------------------------------------
 
@@ -558,7 +562,7 @@ class ReplicaFetcher:
         self._take_answers(fetch_answers(response))
 
     def _take_answers(self, answers: Iterator[tuple[Uuid, int, FetchAnswer]]) -> None:
-        """Apply the answers for some partitions, and those for the others in later steps."""
+        """Apply the answers for the next ANSWERS_A_STEP partitions, and leave the others to later steps."""
         taken = 0
         self._is_taking = True
         try:
@@ -572,17 +576,17 @@ class ReplicaFetcher:
             self._is_taking = False
         self._notify()
         if taken == ANSWERS_A_STEP:
-            self._has_rest = True
-            self._loop.post(partial(self._take_rest, answers))
+            self._has_more_answers = True
+            self._loop.post(partial(self._take_more_answers, answers))
 
-    def _take_rest(self, answers: Iterator[tuple[Uuid, int, FetchAnswer]]) -> None:
-        self._has_rest = False
+    def _take_more_answers(self, answers: Iterator[tuple[Uuid, int, FetchAnswer]]) -> None:
+        self._has_more_answers = False
         if self._closed:
             return
         try:
             self._take_answers(answers)
         except Exception:
-            self._begin_anew()
+            self._recover_from_error()
             raise
         self.do_work()
 
@@ -593,14 +597,14 @@ class ReplicaFetcher:
             # The partition is no longer in the session, or leaves it with the next fetch.
             return
         if sent.fetch_offset != state.fetch_offset or sent.leader_epoch != state.leader_epoch:
-            # The answer is to a fetch from before a change here. The leader assumes that we know what it
-            # sent, and would not send the high watermark or the log start again in this session.
+            # The partition has changed since the fetch was sent. The leader assumes that its answer was used,
+            # and would not send the high watermark or the log start again in this session.
             self._session.failed(is_unknown=False)
             return
         if answer.error_code:
             self._refused(state, answer.error_code)
         elif answer.diverging_epoch.end_offset >= 0:
-            # Besides it only the log start counts. The high watermark must not be used (KAFKA-14704).
+            # Only the diverging epoch and the log start count, not the high watermark (KAFKA-14704).
             if self._fruitless.failed(state, f"the logs diverge: {answer.diverging_epoch}") > IN_A_ROW:
                 # Wait: the leader finds its own rot when it is asked again.
                 state = self._delay(state)
@@ -612,7 +616,11 @@ class ReplicaFetcher:
     def _process_partition_data(
         self, state: PartitionFetchState, answer: FetchAnswer, partition: Partition
     ) -> bool:
-        """Append the records, then take over the leader's offsets. Returns True if anything has moved yet."""
+        """Append the records, then take over the leader's offsets.
+
+        Returns True if the log or the high watermark has moved. An append that is still under way continues
+        in `finished`.
+        """
         log, epoch = partition.local_log, state.leader_epoch
         if log.state.log_end_offset != state.fetch_offset:
             # Something else has truncated or extended the log: fetch again from its current end.
@@ -624,7 +632,7 @@ class ReplicaFetcher:
             return False
         records: Any = answer.records
         if records is None or not len(records):
-            return self._take_marks(state, answer, None, partition)
+            return self._take_leader_offsets(state, answer, None, partition)
         self.metrics.byte_rate.mark(len(records))
         if self._quota.is_throttled(state.topic_partition):
             self._quota.record(len(records))
@@ -632,7 +640,7 @@ class ReplicaFetcher:
             partition, records, epoch, answer.log_start_offset, request=self, token=(state, answer)
         )
         if partition.append(append):
-            return self._take_marks(state, answer, append, partition)
+            return self._take_leader_offsets(state, answer, append, partition)
         self._appending += 1
         return False
 
@@ -643,12 +651,12 @@ class ReplicaFetcher:
         self._appending -= 1
         with self._lock:
             if self.state_of(state.topic_partition) is state:
-                self._apply(state, partial(self._take_marks, state, answer, append))
+                self._apply(state, partial(self._take_leader_offsets, state, answer, append))
         if not self._is_taking:
             self._notify()
             self.do_work()
 
-    def _take_marks(
+    def _take_leader_offsets(
         self,
         state: PartitionFetchState,
         answer: FetchAnswer,
@@ -676,7 +684,7 @@ class ReplicaFetcher:
         if end == state.fetch_offset and not started and lag == state.lag:
             return moved
         latest = log.latest_epoch
-        self._states.put(state.gone_on(end, lag, -1 if latest is None else latest))
+        self._states.put(state.advanced_to(end, lag, -1 if latest is None else latest))
         return moved
 
     # ---- errors -------------------------------------------------------------------------------------------
@@ -725,7 +733,7 @@ class ReplicaFetcher:
         self.failed[topic_partition] = error
 
     def _delay(self, state: PartitionFetchState) -> PartitionFetchState:
-        self._session.say_again(state.topic_partition)
+        self._session.name_again(state.topic_partition)
         until_ms = self._now_ms() + self._config.replica_fetch_backoff_ms
         delayed = state._replace(delayed_until_ms=until_ms)
         self._states.put(delayed)

@@ -15,7 +15,7 @@ from kreplica.common.locks import Lock
 from kreplica.common.metrics import MetricRegistry
 from kreplica.common.types import TopicPartition
 from kreplica.replica.partition import Partition
-from kreplica.replica.partition_states import InitialFetchState, PartitionFetchState
+from kreplica.replica.partition_fetch_state import InitialFetchState, PartitionFetchState
 from kreplica.replica.replica_fetcher import ReplicaFetcher
 
 # Makes the fetcher for a leader's broker id and a fetcher id.

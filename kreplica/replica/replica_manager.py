@@ -1,4 +1,4 @@
-"""ReplicaManager: the replicas on one broker, as leaders and followers.
+"""ReplicaManager: owns the replicas on one broker and lets them lead or follow.
 
 It sets the roles of partitions, passes appends and fetches to them, and acts on the effects they return: it
 completes waiting requests, sends ISR changes, starts and stops fetchers. A partition never calls back; its
@@ -168,8 +168,7 @@ class ReplicaManager:
         self._key_lock = Lock()
         self._keys = 0  # guarded by _key_lock
         self._role_lock = RLock()
-        # Guarded by _role_lock: the newest controller epoch, and actions that changes of roles leave to be
-        # done.
+        # Guarded by _role_lock: the newest controller epoch, and the actions to run after a change of roles.
         self._controller_epoch = 0
         self._due: deque[Callable[[], object]] = deque()
         self.alter_log_dirs = ReplicaAlterLogDirsManager(
@@ -243,7 +242,7 @@ class ReplicaManager:
             self._controller_epoch = controller_epoch
             for state in states:
                 results[state.topic_partition] = self._try_to_take_role(state)
-        self._do_what_is_due()
+        self._run_due_actions()
         return results
 
     def _try_to_take_role(self, state: LeaderAndIsr) -> KreplicaError | None:
@@ -264,10 +263,10 @@ class ReplicaManager:
         with self._role_lock:
             for state in self.untaken.take():
                 self._try_to_take_role(state)
-        self._do_what_is_due()
+        self._run_due_actions()
 
-    def _do_what_is_due(self) -> None:
-        """Run the actions that changes of roles left, with no lock held: futures are resolved here."""
+    def _run_due_actions(self) -> None:
+        """Run the actions that changes of roles have queued, with no lock held: futures are resolved here."""
         while self._due:
             try:
                 act = self._due.popleft()
@@ -280,7 +279,7 @@ class ReplicaManager:
         if self.broker_id not in state.replicas:
             known = self.partitions.get(topic_partition)
             if known is not None and known.partition_epoch <= state.partition_epoch:
-                # The metadata will also stop the replica, but it need not go on until then.
+                # The metadata will stop the replica later. It need not run until then.
                 self.fetchers.remove_fetcher_for_partitions([topic_partition])
                 self._stop(topic_partition)
             return
@@ -299,14 +298,13 @@ class ReplicaManager:
         self.repairs.role_changed(partition)
 
     def _lead(self, partition: Partition, state: LeaderAndIsr, log: UnifiedLog) -> None:
-        # A leader has no fetcher, and no fetcher may append between the end of following and the epoch's
-        # start.
+        # A leader has no fetcher. It is removed first, so that it appends nothing once the epoch has begun.
         if not partition.is_leader and state.partition_epoch >= partition.partition_epoch:
             self.fetchers.remove_fetcher_for_partitions([partition.topic_partition])
         try:
             became = partition.make_leader(state, log)
         except DamagedLog:
-            # Until it can lead it has no leader to follow. It copies what it lacks from its followers.
+            # Until it can lead, it follows no leader. It copies what it lacks from the other replicas.
             partition.make_follower(state, log)
             self.repairs.role_changed(partition)
             self.repairs.refused_to_lead(partition)
@@ -354,8 +352,9 @@ class ReplicaManager:
     def stop_replicas(
         self, stopped: Mapping[TopicPartition, bool]
     ) -> dict[TopicPartition, KreplicaError | None]:
-        """Stop being a replica of these partitions. True: also delete the log. Returns each one's error, or
-        None.
+        """Stop the replicas of these partitions; delete the logs of those mapped to True.
+
+        Returns each partition's error, or None.
         """
         results: dict[TopicPartition, KreplicaError | None] = {}
         with self._role_lock:
@@ -367,7 +366,7 @@ class ReplicaManager:
             self.log_manager.delete_logs([each for each, delete in stopped.items() if delete])
             # Under the lock, so that no partition is added to a fetcher that is being stopped.
             self.fetchers.shutdown_idle_fetchers()
-        self._do_what_is_due()
+        self._run_due_actions()
         return results
 
     def _stop(self, topic_partition: TopicPartition) -> KreplicaError | None:
@@ -463,9 +462,9 @@ class ReplicaManager:
                 self.act_on(partition, partition.maybe_shrink_isr(now_ms))
 
     def brokers_changed(self) -> None:
-        """Check replicas that are out of sync again: their broker may have been the reason.
+        """Check again whether replicas may join their ISRs, after a change of a broker.
 
-        A follower without new records to fetch would not trigger the check.
+        A fetch triggers this check too, but a follower without new records may not fetch.
         """
         now_ms = monotonic_ms(self._clock)
         for partition in self.partitions:
@@ -535,7 +534,7 @@ class ReplicaManager:
         self._take_offline(self.log_manager.fail(path, error))
 
     def disk_hangs(self, path: str, error: KreplicaError) -> None:
-        """Take a directory offline whose disk hangs in an append, and answer the appends that wait for it."""
+        """Take a directory offline whose disk hangs in an append, and fail the appends that wait for it."""
         logs = [log for log in self.log_manager.logs() if log.parent_directory == path]
         self.handle_log_directory_failure(path, error)
         for log in logs:
@@ -549,7 +548,7 @@ class ReplicaManager:
                 partition = self.partitions.take_offline(topic_partition)
                 if partition is not None:
                     self._close(partition, is_offline=True)
-        self._do_what_is_due()
+        self._run_due_actions()
 
     def _mend_stopped(self, partition: Partition, damage: Damage, data: bytes | None) -> None:
         """Fill the range at which recovery stopped, or truncate the log there, and open the log again."""
@@ -577,12 +576,13 @@ class ReplicaManager:
                 self._resume(partition, known, log, failure)
             if failure is not None:
                 raise failure
-        self._do_what_is_due()
+        self._run_due_actions()
 
     def _resume(
         self, partition: Partition, known: LeaderAndIsr, log: UnifiedLog, failure: KreplicaError | None
     ) -> None:
-        """Take the role again with the log that was opened after a repair, which may have failed."""
+        """Take the role again with the log that was reopened after a repair. `failure`: why the repair
+        failed."""
         if known.leader != self.broker_id:
             partition.make_follower(known, log)
             self._fetch_from_leader(partition, known)

@@ -19,7 +19,7 @@ from kreplica.replica import damage_repair, isr_policy, partition, replica_fetch
 from kreplica.replica.append_manager import AppendManager
 from kreplica.replica.fetch_session import CachedPartition
 from kreplica.replica.partition import Partition
-from kreplica.replica.partition_states import ReplicaState
+from kreplica.replica.partition_fetch_state import ReplicaState
 from kreplica.replica.remote_leader_endpoint import fetch_answers
 from kreplica.replica.replica import UNKNOWN_BROKER_EPOCH, Replica
 from kreplica.replica.replica_fetcher import OffsetTruncationState, ReplicaFetcher

@@ -91,7 +91,7 @@ def commit_without_those_about_to_join(set_state: Replacement) -> Replacement:
         partition._watched_replicas = tuple(
             replica for replica in partition.remote_replicas if replica.broker_id in state.isr
         )
-        partition._others = ()
+        partition._unwatched_replicas = ()
 
     return set_committed
 

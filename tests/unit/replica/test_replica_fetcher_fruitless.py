@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from kreplica.common.types import TopicPartition, Uuid
-from kreplica.replica.partition_states import PartitionFetchState, ReplicaState
+from kreplica.replica.partition_fetch_state import PartitionFetchState, ReplicaState
 from kreplica.replica.replica_fetcher import IN_A_ROW, LOG_EVERY_MS, FruitlessFetches
 
 T0 = TopicPartition("t", 0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kreplica.common.types import TopicPartition, Uuid
-from kreplica.replica.partition_states import PartitionFetchState, PartitionStates, ReplicaState
+from kreplica.replica.partition_fetch_state import PartitionFetchState, PartitionStates, ReplicaState
 
 ID = Uuid(b"t" * 16)
 A, B, C = (TopicPartition("t", number) for number in range(3))

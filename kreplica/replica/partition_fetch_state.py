@@ -1,8 +1,8 @@
-"""PartitionStates: the partitions of one fetcher, and what prevents each from being fetched now.
+"""PartitionStates: the fetch states of one fetcher's partitions, and what keeps each from being fetched now.
 
 The cost of a fetcher's step depends on the changes, not on the number of partitions. So beside the states
-there are ordered sets of partitions: those to be sent to the leader or forgotten in the next fetch, and those
-that are left out. Thread rule: the fetcher's lock guards all of it.
+there are ordered sets of partitions: those that the next fetch names or tells the leader to forget, and
+those that it leaves out. Thread rule: the fetcher's lock guards all of it.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class PartitionFetchState(NamedTuple):
             self.topic_id, self.fetch_offset, log_start_offset, self.leader_epoch, self.last_fetched_epoch
         )
 
-    def gone_on(self, fetch_offset: int, lag: int, last_fetched_epoch: int) -> PartitionFetchState:
+    def advanced_to(self, fetch_offset: int, lag: int, last_fetched_epoch: int) -> PartitionFetchState:
         """Return the state after an append. Faster than _replace, since this runs for each record."""
         topic_partition, topic_id, _, leader_epoch, state, _, _, delayed_until_ms = self
         return PartitionFetchState(
@@ -93,9 +93,10 @@ Kept = dict[TopicPartition, None]
 
 
 class PartitionStates:
-    """`by_partition` is ordered by the time of the last `put`, oldest first, so that no partition starves.
+    """The states of a fetcher's partitions, and ordered sets of those with a special state.
 
-    `changed`, `gone`: what the leader does not know yet. `truncating`, `out_of_range`, `delayed`,
+    `by_partition` is ordered by the time of the last `put`, oldest first, so that no partition starves.
+    `changed`, `gone`: what the leader has not been sent yet. `truncating`, `out_of_range`, `delayed`,
     `held_back`: why a partition is not fetched.
     """
 
