@@ -6,7 +6,7 @@ order: the metadata cache, the settings of logs, the replicas that the broker lo
 that it has. Each step handles a limited number. Many new logs are created in a second loop, since each waits
 for the disk a few times. A few are created at once, so that clients see a new topic only when its leader is
 ready. Changes of one commit follow those of the one before. `metadata_offset` advances only when all of a
-commit is done, because the controller then takes deleted replicas for deleted.
+commit is done, because the controller then considers deleted replicas gone.
 
 The first change is the whole cluster, and the logs on disk are compared with it. A log is a stray if its
 topic is gone (by id; the name may belong to a new topic) or if this broker no longer has the replica. It is
@@ -68,7 +68,7 @@ LOGGER = logging.getLogger(__name__)
 ROLES_A_STEP = 16
 # How many logs are created at a time, or removed with one flush.
 LOGS_A_STEP = 64
-# Up to this many logs are created at once: rather let heartbeats wait than clients of a new topic.
+# Up to this many logs are created at once. Clients of a new topic should not wait; heartbeats can.
 FEW_LOGS = 16
 RETRY_MS = 1000
 FIRST_LEADER_EPOCH = 0
@@ -126,7 +126,7 @@ class BrokerMetadataPublisher:
         self, delta: MetadataDelta, metadata: ClusterMetadata, applied: OffsetAndEpoch
     ) -> None:
         """Queue the change. It is applied in the loop."""
-        self._loop.post(lambda: self._begin(self._publish(delta, metadata, applied)))
+        self._loop.post(lambda: self._queue(self._publish(delta, metadata, applied)))
 
     def on_leader_change(self, leader: Any) -> None:
         """Do nothing: replicas do not depend on the leader of the quorum."""
@@ -137,7 +137,7 @@ class BrokerMetadataPublisher:
 
     # ---- steps --------------------------------------------------------------------------------------------
 
-    def _begin(self, work: Steps[None]) -> None:
+    def _queue(self, work: Steps[None]) -> None:
         self._work.append(work)
         if len(self._work) == 1:
             self._step()
@@ -169,7 +169,7 @@ class BrokerMetadataPublisher:
             self._is_first = False
             yield from self._move_strays_aside(metadata)
         yield from self._stop_replicas(delta)
-        changes = [*self._again(metadata), *self._roles(delta.partitions)]
+        changes = [*self._changes_to_retry(metadata), *self._own_changes(delta.partitions)]
         # The changed partitions may include some that failed before.
         yield from self._take_roles(list({each.topic_partition: each for each in changes}.values()), applied)
         if delta.brokers:
@@ -187,8 +187,10 @@ class BrokerMetadataPublisher:
             settings = {**of_all, **metadata.config(BROKER_RESOURCE, str(self._broker_id))}
             self._replicas.quotas.set_rates(settings)
             whose = f"broker {self._broker_id}"
-            self._logs.cleaner.reconfigure(_over(self._start_cleaner, cleaners_settings(settings), whose))
-            default = _over(self._start_config, topics_settings(settings), whose)
+            self._logs.cleaner.reconfigure(
+                _with_settings(self._start_cleaner, cleaners_settings(settings), whose)
+            )
+            default = _with_settings(self._start_config, topics_settings(settings), whose)
         changed = {name for kind, name in delta.configs if kind == TOPIC_RESOURCE}
         if default != self._logs.configs.default:
             # The topics' own settings override the default, so apply them to the new default.
@@ -198,7 +200,7 @@ class BrokerMetadataPublisher:
         configs: dict[str, LogConfig | None] = {}
         for name in changed:
             own = metadata.config(TOPIC_RESOURCE, name)
-            configs[name] = _over(default, own, f"topic {name}") if own else None
+            configs[name] = _with_settings(default, own, f"topic {name}") if own else None
         self._logs.configs.change(configs, default)
 
     # ---- logs that this broker no longer has --------------------------------------------------------------
@@ -210,7 +212,7 @@ class BrokerMetadataPublisher:
                 try:
                     path = self._logs.move_stray_aside(topic_partition)
                 except KreplicaError as error:
-                    self._log_failed(topic_partition, error)
+                    self._log_failure(topic_partition, error)
                     continue
                 LOGGER.warning("%s is a stray: moved to %s", topic_partition, path)
                 yield None
@@ -242,17 +244,17 @@ class BrokerMetadataPublisher:
             results = self._replicas.stop_replicas(dict.fromkeys(some, True))
             for topic_partition, error in results.items():
                 if error is not None:
-                    self._log_failed(topic_partition, error)
+                    self._log_failure(topic_partition, error)
             yield None
 
     # ---- roles --------------------------------------------------------------------------------------------
 
-    def _roles(self, changes: Iterable[PartitionChange]) -> Iterator[PartitionChange]:
+    def _own_changes(self, changes: Iterable[PartitionChange]) -> Iterator[PartitionChange]:
         for change in changes:
             if change.new is not None and self._broker_id in change.new.replicas:
                 yield change
 
-    def _again(self, metadata: ClusterMetadata) -> list[PartitionChange]:
+    def _changes_to_retry(self, metadata: ClusterMetadata) -> list[PartitionChange]:
         """Return the current state of the partitions that failed before, and forget them."""
         failed, self._failed = self._failed, {}
         again = []
@@ -264,29 +266,29 @@ class BrokerMetadataPublisher:
 
     def _take_roles(self, changes: Sequence[PartitionChange], applied: OffsetAndEpoch) -> Steps[None]:
         for some in _in_parts(changes, LOGS_A_STEP):
-            placed = yield from self._placed(some)
+            placed = yield from self._create_missing_logs(some)
             for few in _in_parts(placed, ROLES_A_STEP):
-                self._take_some(few, applied)
+                self._take_roles_at_once(few, applied)
                 yield None
         if self._failed and not self._is_retrying:
             self._is_retrying = True
             self._loop.post_later(self._retry, RETRY_MS)
 
-    def _take_some(self, changes: Sequence[PartitionChange], applied: OffsetAndEpoch) -> None:
+    def _take_roles_at_once(self, changes: Sequence[PartitionChange], applied: OffsetAndEpoch) -> None:
         # A directory may have failed since the last step. Its logs must not be created again elsewhere.
-        changes = [each for each in changes if not self._is_failed(each, {})]
+        changes = [each for each in changes if not self._lacks_log(each, {})]
         states = {
             each.topic_partition: each.new.leader_and_isr(each.topic_partition, each.topic_id)
             for each in changes
             if each.new is not None
         }
-        for topic_partition, error in self._roles_taken(states, applied).items():
+        for topic_partition, error in self._become_leader_or_follower(states, applied).items():
             if error is not None:
-                self._log_failed(topic_partition, error)
+                self._log_failure(topic_partition, error)
                 self._failed[topic_partition] = states[topic_partition].topic_id
         self._report_directories(changes)
 
-    def _roles_taken(
+    def _become_leader_or_follower(
         self, states: Mapping[TopicPartition, LeaderAndIsr], applied: OffsetAndEpoch
     ) -> dict[TopicPartition, KreplicaError | None]:
         try:
@@ -296,8 +298,8 @@ class BrokerMetadataPublisher:
             failure = error if isinstance(error, KreplicaError) else UnknownServerError(str(error))
             return dict.fromkeys(states, failure)
 
-    def _placed(self, changes: Iterable[PartitionChange]) -> Steps[list[PartitionChange]]:
-        """Create the missing logs. Returns the changes whose logs exist now."""
+    def _create_missing_logs(self, changes: Iterable[PartitionChange]) -> Steps[list[PartitionChange]]:
+        """Create the missing logs of the partitions. Returns the changes of those that have a log now."""
         online = {each: path for path, each in self._logs.directory_ids.items()}
         wanted: list[NewLog] = []
         placed = []
@@ -305,7 +307,7 @@ class BrokerMetadataPublisher:
             try:
                 new = self._missing_log(change, online)
             except KreplicaError as error:
-                self._failed_for_now(change, error)
+                self._retry_later(change, error)
                 continue
             if new is not None:
                 if new.directory is None and self._is_on_failed_disk(change):
@@ -314,11 +316,11 @@ class BrokerMetadataPublisher:
                 wanted.append(new)
             placed.append(change)
         if len(wanted) > FEW_LOGS:
-            made = yield from self._made(wanted)
+            made = yield from self._create_in_disk_loop(wanted)
         else:
             self._loop.about_to_wait()
             made = self._logs.get_or_create_logs(wanted)
-        return [each for each in placed if not self._is_failed(each, made)]
+        return [each for each in placed if not self._lacks_log(each, made)]
 
     def _missing_log(self, change: PartitionChange, online: Mapping[Uuid, str]) -> NewLog | None:
         """Return the log to create for the partition; None if it exists.
@@ -340,22 +342,22 @@ class BrokerMetadataPublisher:
         return NewLog(topic_partition, topic_id, directory, first_epoch)
 
     def _is_on_failed_disk(self, change: PartitionChange) -> bool:
-        """Whether the replica may be on a disk that has failed (KIP-858).
+        """Return whether the replica may be on a disk that has failed (KIP-858).
 
-        An empty log in another directory would then replace the lost one.
+        If so, no log may be created in another directory: it would be empty and replace the lost one.
         """
         partition = change.new
         assert partition is not None
         was_made = partition.directory(self._broker_id) not in NO_DIRECTORY or partition.partition_epoch > 0
         return was_made and bool(self._logs.offline_directories)
 
-    def _made(self, wanted: list[NewLog]) -> Steps[Logs]:
+    def _create_in_disk_loop(self, wanted: list[NewLog]) -> Steps[Logs]:
         made: Future[Logs] = Future()
-        self._disk_loop.post(partial(self._make, wanted, made))
+        self._disk_loop.post(partial(self._create_logs, wanted, made))
         yield made
         return made.result()
 
-    def _make(self, wanted: list[NewLog], made: Future[Logs]) -> None:
+    def _create_logs(self, wanted: list[NewLog], made: Future[Logs]) -> None:
         self._disk_loop.about_to_wait()
         try:
             logs = self._logs.get_or_create_logs(wanted)
@@ -364,14 +366,18 @@ class BrokerMetadataPublisher:
         else:
             made.set_result(logs)
 
-    def _is_failed(self, change: PartitionChange, made: Logs) -> bool:
+    def _lacks_log(self, change: PartitionChange, made: Logs) -> bool:
+        """Return whether the partition has no log. If so, its role is retried later.
+
+        `made`: the logs just created, or the errors.
+        """
         topic_partition = change.topic_partition
         log = made.get(topic_partition)
         if not isinstance(log, KreplicaError):
             if self._logs.get_log(topic_partition) is not None:
                 return False
             log = KafkaStorageError("the log directory failed while the log was created")
-        self._failed_for_now(change, log)
+        self._retry_later(change, log)
         return True
 
     def _report_directories(self, changes: Iterable[PartitionChange]) -> None:
@@ -387,25 +393,25 @@ class BrokerMetadataPublisher:
     def _retry(self) -> None:
         self._is_retrying = False
         if self._failed:
-            self._begin(self._take_failed())
+            self._queue(self._take_failed())
 
     def _take_failed(self) -> Steps[None]:
-        # Use the metadata of now, including what was published meanwhile.
+        # Use the current metadata, including what was published meanwhile.
         if self.published is not None:
-            yield from self._take_roles(self._again(self._cache.metadata), self.published)
+            yield from self._take_roles(self._changes_to_retry(self._cache.metadata), self.published)
 
-    def _failed_for_now(self, change: PartitionChange, error: KreplicaError) -> None:
-        """Retry with the next change and after RETRY_MS."""
-        self._log_failed(change.topic_partition, error)
+    def _retry_later(self, change: PartitionChange, error: KreplicaError) -> None:
+        """Log the error; the partition is tried again with the next change and after RETRY_MS."""
+        self._log_failure(change.topic_partition, error)
         self._failed[change.topic_partition] = change.topic_id
 
-    def _log_failed(self, topic_partition: TopicPartition, error: KreplicaError) -> None:
+    def _log_failure(self, topic_partition: TopicPartition, error: KreplicaError) -> None:
         self.error_count += 1
         level = logging.WARNING if isinstance(error, KafkaStorageError) else logging.ERROR
         LOGGER.log(level, "broker %d: %s: %s", self._broker_id, topic_partition, error)
 
 
-def _over(config: C, settings: Mapping[str, str], whose: str) -> C:
+def _with_settings(config: C, settings: Mapping[str, str], whose: str) -> C:
     """Return the configuration with these settings.
 
     Unknown settings and invalid values are left out and logged: another version may know them.

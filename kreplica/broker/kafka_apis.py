@@ -1,7 +1,7 @@
 """KafkaApis: the handlers of the requests that producers, consumers and followers send.
 
-A handler gets a decoded request, and returns a future of the response. It keeps
-no state and holds no lock. Records are passed on unchanged.
+A handler gets a decoded request, and returns a future of the response. It keeps no state and holds no lock.
+Records are passed on unchanged.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _response, _topic_response, _answer = maker(FetchResponse), maker(FetchableTopic
 _produce, _produced = maker(ProduceResponse), maker(TopicProduceResponse)
 _produced_partition = maker(PartitionProduceResponse)
 
-# Kept in a constant, since looking up a member of an enum is a call.
+# A constant, since looking up a member of an enum costs a call.
 NO_ERROR = ErrorCode.none
 MILLISECOND = timedelta(milliseconds=1)
 # The longest wait of a request, whatever it asks for. It limits how long its memory is held.
@@ -70,7 +70,7 @@ ISOLATION = {0: "high_watermark", 1: "txn_committed"}
 
 
 class KafkaApis:
-    """The data handlers of one broker. `handlers`: by type of request."""
+    """The data handlers of one broker. `handlers` finds one by the type of a request."""
 
     def __init__(self, replica_manager: ReplicaManager, metadata_cache: MetadataCache) -> None:
         self._replicas = replica_manager
@@ -139,7 +139,7 @@ class KafkaApis:
                 raise InvalidRequest(f"unknown isolation level {request.isolation_level}")
         except KreplicaError as error:
             return resolved(_fetch_refused(error))
-        self._ask(session, request)
+        self._update_session(session, request)
         is_full = request.session_epoch <= INITIAL_EPOCH or not session.is_lasting
         params = FetchParams(
             replica.replica_id,
@@ -156,7 +156,7 @@ class KafkaApis:
         )
         return fetches.fetch_messages(session, params, MadeFuture(partial(_fetch_response, session)))
 
-    def _ask(self, session: FetchSession, request: FetchRequest) -> None:
+    def _update_session(self, session: FetchSession, request: FetchRequest) -> None:
         topics = request.topics
         if len(topics) == 1 and len(topics[0].partitions) == 1 and not request.forgotten_topics_data:
             asked = topics[0].partitions[0]
@@ -169,9 +169,9 @@ class KafkaApis:
                 log_start_offset=asked.log_start_offset,
             ):
                 return
-        session.ask(self._asked(request), self._forgotten(request))
+        session.ask(self._requested(request), self._no_longer_requested(request))
 
-    def _asked(self, request: FetchRequest) -> Iterator[CachedPartition]:
+    def _requested(self, request: FetchRequest) -> Iterator[CachedPartition]:
         for topic in request.topics:
             topic_id = topic_id_of(topic.topic_id)
             name = self._metadata.topic_name(topic_id)
@@ -186,7 +186,7 @@ class KafkaApis:
                     log_start_offset=asked.log_start_offset,
                 )
 
-    def _forgotten(self, request: FetchRequest) -> Iterator[SessionKey]:
+    def _no_longer_requested(self, request: FetchRequest) -> Iterator[SessionKey]:
         for topic in request.forgotten_topics_data:
             topic_id = topic_id_of(topic.topic_id)
             for partition in topic.partitions:
@@ -263,7 +263,7 @@ def code_of(error: KreplicaError) -> ErrorCode:
 def _is_in_transaction(records: Any) -> bool:
     """Return whether a batch belongs to a transaction.
 
-    No coordinator would end the transaction, and readers of committed records would stop before it for ever.
+    No coordinator would end the transaction, and readers of committed records would stop before it forever.
     Kafka answers InvalidTxnState to a batch of a transaction that its coordinator does not know (KIP-890).
     Clients do not retry it: Java's producer and librdkafka abort the transaction on this error.
     """

@@ -1,4 +1,4 @@
-"""Node: a broker, a controller, or both, on one machine: it wires everything together.
+"""Node: a broker, a controller, or both, on one machine; connects the parts of all layers below.
 
     KafkaRaftClient ──commits──▶ MetadataLoader ──deltas──▶ QuorumController
                                        │
@@ -105,7 +105,10 @@ MOST_RECORDS_BEHIND = 1_000
 
 
 class Node:
-    """One node. `on_fatal(error)` is called once, in the quorum's loop, when the node fails."""
+    """One node, of the roles that `config` names, on the machine that `ports` give access to.
+
+    `on_fatal(error)` is called once, in the quorum's loop, when the node fails.
+    """
 
     def __init__(
         self,
@@ -301,7 +304,7 @@ class Node:
     def _make_broker(self) -> None:
         config, ports = self.config, self._ports
         cache = self._cache
-        cache.on_image = self._look_whether_ready
+        cache.on_image = self._check_ready
         assignments = AssignmentsManager(
             config.node_id,
             broker_epoch=self._broker_epoch,
@@ -401,7 +404,7 @@ class Node:
         logs.on_directory_failed = lifecycle.propagate_directory_failure
         lifecycle.caught_up.add_done_callback(lambda _: lifecycle.set_ready_to_unfence())
         lifecycle.registered.add_done_callback(self._registered)
-        lifecycle.unfenced.add_done_callback(lambda _: self._look_whether_ready())
+        lifecycle.unfenced.add_done_callback(lambda _: self._check_ready())
         lifecycle.start()
 
     def _registered(self, registered: Future[int]) -> None:
@@ -419,17 +422,17 @@ class Node:
             lambda: self.loader.install_publishers([publisher, groups], from_offset=epoch + 1)
         )
 
-    def _look_whether_ready(self) -> None:
+    def _check_ready(self) -> None:
         # Wait until this broker knows that it is unfenced. A client that asks before finds no broker, and
         # librdkafka retries only minutes later.
         lifecycle, own = self.lifecycle, self._cache.metadata.brokers.get(self.config.node_id)
         if lifecycle is None or not lifecycle.unfenced.done() or own is None or own.fenced:
             return
-        if not self._is_taken_for_controller():
+        if not self._is_registered_as_controller():
             self._resolve_ready(None)
 
-    def _is_taken_for_controller(self) -> bool:
-        """Whether the metadata still has this node as a controller, a role that it has lost."""
+    def _is_registered_as_controller(self) -> bool:
+        """Return whether the metadata still names this node as a controller although it no longer is one."""
         known = self._cache.metadata.controllers.get(self.config.node_id)
         return "controller" not in self.config.roles and known is not None and bool(known.end_points)
 
@@ -487,7 +490,8 @@ class Node:
         return self.broker.handle(request)
 
     def _has_published(self) -> bool:
-        # Before its first metadata this broker would call every topic unknown, and clients would give up.
+        # Before this broker has metadata it would answer that every topic is unknown, and clients give up
+        # then.
         if not self._knows_cluster:
             self._knows_cluster = self.publisher is not None and self.publisher.first_published.done()
         return self._knows_cluster
@@ -575,7 +579,7 @@ class Node:
         """
         if self._shutdown is None:
             self._shutdown = Future()
-            Stop(self, timeout_ms, self._ports.loop("shutdown"), self._shutdown).begin()
+            ControlledShutdown(self, timeout_ms, self._ports.loop("shutdown"), self._shutdown).begin()
         return self._shutdown
 
     def close(self) -> None:
@@ -587,7 +591,7 @@ class Node:
             if self.broker is not None:
                 self.broker.shutdown()
         finally:
-            self._let_go(in_order=True)
+            self._release(in_order=True)
 
     def abandon(self) -> None:
         """Release all files as they are, like the death of the process: nothing is written.
@@ -596,9 +600,9 @@ class Node:
         """
         if self.broker is not None:
             self.broker.log_manager.abandon()
-        self._let_go(in_order=False)
+        self._release(in_order=False)
 
-    def _let_go(self, *, in_order: bool) -> None:
+    def _release(self, *, in_order: bool) -> None:
         if not self.ready.done():
             node_id = self.config.node_id
             self._resolve_ready(BrokerNotAvailable(f"node {node_id} was stopped before it was ready"))
@@ -616,7 +620,7 @@ class Node:
                 stack.callback(raft.close)
 
 
-class Stop:
+class ControlledShutdown:
     """The shutdown of one node. Each step starts when the one before is done or has timed out."""
 
     def __init__(self, node: Node, timeout_ms: int, loop: Any, done: Future[None]) -> None:

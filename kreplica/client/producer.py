@@ -1,4 +1,4 @@
-"""Producer: appends records to partitions and retries; finds and follows their leaders.
+"""Producer: sends records to the leaders of partitions, and retries until they are acknowledged.
 
 With acks=all each batch is appended once, however often it is sent: a PartitionSender for each partition
 sends its batches with sequence numbers. Thread rule: call `send` from any thread; everything else runs in the
@@ -44,6 +44,9 @@ from kreplica.common.messages.data import (
 )
 from kreplica.common.ports import Cancellable, Clock, Loop, Transport, monotonic_ms
 from kreplica.common.types import (
+    ACKS_ALL,
+    ACKS_LEADER,
+    ACKS_NONE,
     NO_LEADER_EPOCH,
     NO_OFFSET,
     NO_PRODUCER_ID,
@@ -58,8 +61,7 @@ if TYPE_CHECKING:
 
 _request, _topic, _data = maker(ProduceRequest), maker(TopicProduceData), maker(PartitionProduceData)
 
-ALL = -1
-ACKS = (0, 1, ALL)
+ACKS = (ACKS_NONE, ACKS_LEADER, ACKS_ALL)
 SEQUENCES = 1 << 31
 # After these errors the broker has certainly not appended. NotLeaderOrFollower is not among them: it also
 # ends the wait for a batch that was appended before its leader was deposed.
@@ -141,15 +143,14 @@ class PartitionSender:
         self._sequence = 0
         self._has_gap = False
         # Whether this leader, in this epoch, has appended a batch of the producer id. A leader that does not
-        # know
-        # the id accepts any first sequence number, so until then batches are sent one by one.
+        # know the id accepts any first sequence number, so until then batches are sent one by one.
         self._is_known = False
         self._leader = NO_LEADER  # the leader of the batches in flight, and its epoch
         self._leader_epoch = NO_LEADER_EPOCH
         self._count = 0
         self._answers = 0
         self._is_checking = False  # a check whether the leader answers is scheduled
-        self._waits = False  # for metadata, a producer id, or the end of a back-off
+        self._is_waiting = False  # for metadata, a producer id, or the end of a back-off
 
     def add(self, batch: Batch) -> None:
         """Send the batch after all earlier ones."""
@@ -171,7 +172,7 @@ class PartitionSender:
             if not self._may_send_to(leader):
                 return
             batch = self._queue[0]
-            if batch.acks == ALL and not self._has_producer_id():
+            if batch.acks == ACKS_ALL and not self._has_producer_id():
                 return
             self._queue.popleft()
             if self._prepare(batch):
@@ -180,7 +181,7 @@ class PartitionSender:
     def _may_send(self) -> bool:
         # Failed batches go first, once those in flight are answered.
         limit = self._config.max_in_flight if self._is_known else 1
-        return not self._waits and not self._failed and len(self._in_flight) < limit
+        return not self._is_waiting and not self._failed and len(self._in_flight) < limit
 
     def _may_send_to(self, leader: int) -> bool:
         epoch = self._metadata.leader_epoch(self._at)
@@ -195,14 +196,14 @@ class PartitionSender:
         if self._producer_id != NO_PRODUCER_ID and not self._has_gap:
             return True
         if not self._in_flight:
-            self._begin_anew()
+            self._request_producer_id()
         return False
 
     def _prepare(self, batch: Batch) -> bool:
         if batch.data is not None:
             return True
         builder = self._builder
-        if batch.acks == ALL:
+        if batch.acks == ACKS_ALL:
             builder.producer_id, builder.producer_epoch = self._producer_id, 0
             builder.base_sequence = self._sequence
         else:
@@ -212,7 +213,7 @@ class PartitionSender:
         except Exception as error:  # errors in the records go to the caller
             self._end(batch, error)
             return False
-        if batch.acks == ALL:
+        if batch.acks == ACKS_ALL:
             batch.sequence = self._sequence
             self._sequence = (self._sequence + len(batch.records)) % SEQUENCES
         return True
@@ -283,17 +284,18 @@ class PartitionSender:
         if monotonic_ms(self._clock) >= batch.deadline_ms or batch.acks == 0:
             return False
         if isinstance(error, OutOfOrderSequenceNumber):
-            return self._may_begin_anew(batch)
+            return self._may_retry_out_of_order(batch)
         return isinstance(error, KreplicaError) and error.retriable
 
-    def _may_begin_anew(self, batch: Batch) -> bool:
-        """Whether to retry a batch when the leader lacks the batches before it."""
+    def _may_retry_out_of_order(self, batch: Batch) -> bool:
+        """Return whether to retry a batch that the leader rejected because it lacks the batches before it."""
         before = [each for each in self._in_flight if each.number < batch.number] + self._failed
         if any(each.sequence != NO_SEQUENCE for each in before) or self._has_gap:
             # Expected: a batch before it failed, or its request was lost and the answer is pending.
             return True
         # The leader has lost acknowledged batches, so the sequence starts again. The batch is not in this
-        # leader's log, but may be in an earlier leader's, which another unclean election would bring back.
+        # leader's log. It may be in the log of an earlier leader, which another unclean election would bring
+        # back.
         self._has_gap = not batch.may_be_appended
         return self._has_gap
 
@@ -331,18 +333,18 @@ class PartitionSender:
     def _check_later(self) -> None:
         if not self._is_checking:
             self._is_checking = True
-            self._loop.post_later(partial(self._check, self._answers), self._config.leader_check_ms)
+            self._loop.post_later(partial(self._check_leader, self._answers), self._config.leader_check_ms)
 
-    def _check(self, answers: int) -> None:
+    def _check_leader(self, answers: int) -> None:
         self._is_checking = False
         if not self._in_flight:
             return
         if answers == self._answers:
             refreshed = self._metadata.refresh(self._at.topic)
-            refreshed.add_done_callback(lambda _: self._loop.post(partial(self._checked, answers)))
+            refreshed.add_done_callback(lambda _: self._loop.post(partial(self._leader_checked, answers)))
         self._check_later()
 
-    def _checked(self, answers: int) -> None:
+    def _leader_checked(self, answers: int) -> None:
         """Stop waiting for a deposed leader that does not answer, and send its batches to the new one.
 
         Only with acks=all, where retries are not appended twice; other batches wait for their answers.
@@ -352,7 +354,7 @@ class PartitionSender:
             answers != self._answers
             or leader in (None, self._leader)
             or not self._in_flight
-            or any(batch.acks != ALL for batch in self._in_flight)
+            or any(batch.acks != ACKS_ALL for batch in self._in_flight)
         ):
             return
         for batch in self._in_flight:
@@ -371,36 +373,36 @@ class PartitionSender:
         self._failed.sort(key=lambda batch: batch.number)
         self._queue.extendleft(reversed(self._failed))
         self._failed.clear()
-        if self._waits:
+        if self._is_waiting:
             return
-        self._waits = True
+        self._is_waiting = True
         self._loop.post_later(self._backed_off, self._config.retry_backoff_ms)
 
     def _backed_off(self) -> None:
-        self._waits = False
+        self._is_waiting = False
         self._refresh()
 
     def _refresh(self) -> None:
         """Refresh the leader, then send."""
-        self._waits = True
+        self._is_waiting = True
         answer = self._metadata.refresh(self._at.topic)
         answer.add_done_callback(lambda done: self._loop.post(partial(self._refreshed, done)))
 
     def _refreshed(self, answer: Future[Any]) -> None:
-        self._waits = False
+        self._is_waiting = False
         if not self._queue:
             return
         self._queue[0].last_error = answer.exception() or self._queue[0].last_error
         if answer.exception() is not None or self._metadata.leader(self._at) is None:
             # A new topic may not have reached the broker that was asked.
-            self._waits = True
+            self._is_waiting = True
             self._loop.post_later(self._backed_off, self._config.retry_backoff_ms)
             return
         self._send()
 
     # ---- the producer id ----------------------------------------------------------------------------------
 
-    def _begin_anew(self) -> None:
+    def _request_producer_id(self) -> None:
         """Request a new producer id; nothing is in flight."""
         for batch in [each for each in self._queue if each.sequence != NO_SEQUENCE]:
             if batch.may_be_appended:
@@ -411,7 +413,7 @@ class PartitionSender:
                 self._end(batch, NetworkException(text))
             else:
                 batch.data, batch.sequence = None, NO_SEQUENCE
-        self._waits = True
+        self._is_waiting = True
         answer = self._new_producer_id()
         answer.add_done_callback(lambda done: self._loop.post(partial(self._got_producer_id, done)))
 
@@ -419,7 +421,7 @@ class PartitionSender:
         if answer.exception() is not None:
             self._loop.post_later(self._backed_off, self._config.retry_backoff_ms)
             return
-        self._waits = False
+        self._is_waiting = False
         self._producer_id, self._sequence = answer.result(), 0
         self._has_gap = self._is_known = False
         self._send()
@@ -453,7 +455,7 @@ class Producer:
         at: TopicPartition,
         records: RecordList,
         *,
-        acks: int = ALL,
+        acks: int = ACKS_ALL,
         timeout_ms: int | None = None,
         future: Future[RecordMetadata] | None = None,
     ) -> Future[RecordMetadata]:

@@ -26,9 +26,7 @@ from kreplica.client.admin import Admin
 from kreplica.client.client import Client
 from kreplica.client.client_config import ClientConfig
 from kreplica.cluster.administration import TIMEOUT, ClusterAdministration
-from kreplica.cluster.arguments import (
-    milliseconds,
-)
+from kreplica.cluster.arguments import milliseconds
 from kreplica.cluster.cluster_nodes import ClusterNodes
 from kreplica.cluster.pending_futures import PendingFutures
 from kreplica.cluster.records import Acks, AppendResult, ClusterRecords, Isolation, consume, read

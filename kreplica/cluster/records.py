@@ -25,7 +25,7 @@ from kreplica.client.client import Client
 from kreplica.client.client_config import ConsumerConfig
 from kreplica.client.fetcher import EARLIEST, ISOLATION_LEVEL, LATEST, Fetched, Fetcher
 from kreplica.client.group_consumer import GroupConsumer
-from kreplica.client.producer import ALL, RecordMetadata
+from kreplica.client.producer import RecordMetadata
 from kreplica.cluster.arguments import choice, milliseconds, offset_of, partition_of, topic_name
 from kreplica.cluster.pending_futures import PendingFutures
 from kreplica.common.errors import (
@@ -37,7 +37,7 @@ from kreplica.common.errors import (
     UnknownTopicOrPartition,
 )
 from kreplica.common.future import Future, MadeFuture, all_of, then
-from kreplica.common.types import TopicPartition
+from kreplica.common.types import ACKS_ALL, TopicPartition
 from kreplica.log.transaction_index import AbortedFilter, AbortedTxn
 from kreplica.metadata.cluster_metadata import ClusterMetadata
 from kreplica.metadata.registrations import TopicRegistration
@@ -135,7 +135,7 @@ def _key_of(record: Any) -> bytes | None:
 def acks_of(acks: object) -> int:
     """Return acks as an integer of the protocol. Raises InvalidRequiredAcks."""
     if acks == "all":
-        return ALL
+        return ACKS_ALL
     if isinstance(acks, int) and not isinstance(acks, bool) and acks in (-1, 0, 1):
         return acks
     raise InvalidRequiredAcks(f'acks must be "all", 1 or 0, not {acks!r}')

@@ -118,7 +118,7 @@ class Simulation(ClusterAdministration):
             self._client, self._newest, PendingFutures(f"the simulation of seed {seed}"), CONSUMER_CONFIG
         )
         self._promises = Promises()
-        # As `_unclean_epochs` was when promises were made void last.
+        # What `_unclean_epochs()` returned when promises were last made void.
         self._voided: dict[TopicPartition, int] = {}
         self._cluster.boot()
 
@@ -140,7 +140,7 @@ class Simulation(ClusterAdministration):
         sent = self._records.ask(self._records.appending(topic, records, partition, acks, timeout))
         if acks_of(acks) == acks_of("all"):
             elections = self._unclean_epochs()
-            sent.add_done_callback(partial(self._note, elections))
+            sent.add_done_callback(partial(self._record_promise, elections))
         return VirtualFuture(sent, self._cluster.run_until)
 
     def read(
@@ -157,8 +157,7 @@ class Simulation(ClusterAdministration):
 
         Starts at the log start by default, and stops at the current high watermark. `timeout` applies to each
         request to the leader. Raises UnknownTopicOrPartition; while iterating OffsetOutOfRange,
-        RequestTimedOut,
-        CorruptMessage.
+        RequestTimedOut, CorruptMessage.
         """
         reading = self._records.reading(topic, partition, start, stop, isolation, timeout=timeout)
         return read(reading, partial(self._ask, timeout=timeout))
@@ -397,7 +396,7 @@ class Simulation(ClusterAdministration):
             self.run_for(LOOK_MS)
 
     def _unclean_epochs(self) -> dict[TopicPartition, int]:
-        """The leader epoch of the last unclean election of each partition that had one."""
+        """Return the leader epoch of the last unclean election of each partition that had one."""
         views = self._checker.view.partitions.items()
         return {at: view.unclean_epoch for at, view in views if view.unclean_epoch >= 0}
 
@@ -408,9 +407,12 @@ class Simulation(ClusterAdministration):
                 self._promises.void(at)
         self._voided = now
 
-    def _note(self, elections: dict[TopicPartition, int], sent: Future[Any]) -> None:
-        """`elections`: as `_unclean_epochs` was when the records were sent. Where another one came since, the
-        leader before it may have acknowledged them."""
+    def _record_promise(self, elections: dict[TopicPartition, int], sent: Future[Any]) -> None:
+        """Record what the cluster has acknowledged, except in partitions with an unclean election meanwhile.
+
+        The leader before such an election may have acknowledged the records, and the new one may lack them.
+        `elections`: `_unclean_epochs()` when the records were sent.
+        """
         self._void_promises()
         self._promises.note(sent)
         for at, epoch in self._voided.items():

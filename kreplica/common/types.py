@@ -30,6 +30,9 @@ NO_SEQUENCE = -1
 NO_LEADER_EPOCH = -1
 NO_OFFSET = -1
 
+# What a producer waits for: nothing, the leader's append, or all in-sync replicas.
+ACKS_NONE, ACKS_LEADER, ACKS_ALL = 0, 1, -1
+
 MAX_TOPIC_NAME_LENGTH = 249
 _TOPIC_NAME = re.compile(r"[a-zA-Z0-9._-]+", re.ASCII)
 

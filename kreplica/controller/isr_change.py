@@ -1,4 +1,4 @@
-"""ISR changes: which ones a leader may make with AlterPartition, and the responses. No state; any thread.
+"""ISR changes: checks those that leaders propose with AlterPartition, and builds the responses. No state.
 
 The checks are in Kafka's order, since it decides what the leader does next. A broker may not join an ISR if
 it is fenced, is shutting down, or has registered again since the fetch that the leader refers to (KIP-841,

@@ -34,7 +34,7 @@ from kreplica.controller.state_change_logger import StateChangeLogger
 
 
 class PartitionStateMachine:
-    """Makes the transitions of partitions, including elections."""
+    """Moves partitions to their next states, and elects leaders on the way."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class PartitionStateMachine:
         self._changes: dict[PartitionState, Callable[[PartitionContext, PartitionLeaderSelector], None]] = {
             PartitionState.NEW: lambda _partition, _selector: None,
             PartitionState.ONLINE: self._bring_online,
-            PartitionState.OFFLINE: self._take_leader_away,
+            PartitionState.OFFLINE: self._bring_offline,
             PartitionState.NON_EXISTENT: lambda _partition, _selector: None,
         }
 
@@ -95,13 +95,14 @@ class PartitionStateMachine:
         target: PartitionState,
         selector: PartitionLeaderSelector | None = None,
     ) -> dict[TopicPartition, StateChangeFailed]:
-        """Bring the partitions into `target`. `selector` chooses leaders, by default the one for Offline.
+        """Move the partitions to the state `target`. `selector` chooses new leaders; by default
+        `offline_partition_selector`.
 
         Raises IllegalStateTransition, and changes nothing, if the transition of any of them is illegal.
         Partitions that cannot get a leader keep their state and are returned with the reason.
         """
         partitions = list(partitions)
-        self._check(partitions, target)
+        self._check_transitions(partitions, target)
         failures: dict[TopicPartition, StateChangeFailed] = {}
         selector = selector or self.offline_partition_selector
         change = self._changes[target]
@@ -119,7 +120,7 @@ class PartitionStateMachine:
                     changed.append(partition)
                     before.append(partition.state)
                     self._context.set_partition_state(partition, target)
-            self._log(changed, before, target)
+            self._log_changes(changed, before, target)
         return failures
 
     def _log_failure(
@@ -133,7 +134,7 @@ class PartitionStateMachine:
                 *(partition.topic_partition, partition.state, target, error),
             )
 
-    def _log(
+    def _log_changes(
         self, changed: list[PartitionContext], before: list[PartitionState], target: PartitionState
     ) -> None:
         names = [partition.topic_partition for partition in changed]
@@ -147,7 +148,7 @@ class PartitionStateMachine:
         else:
             self._logger.trace(f"changed partition %s from %s to {target}", names, before)
 
-    def _check(self, partitions: list[PartitionContext], target: PartitionState) -> None:
+    def _check_transitions(self, partitions: list[PartitionContext], target: PartitionState) -> None:
         previous = PREVIOUS_PARTITION_STATES[target]
         for partition in partitions:
             if partition.state not in previous:
@@ -174,7 +175,7 @@ class PartitionStateMachine:
             )
         self._batch.update_leader_and_isr(partition, LeaderSelection(live[0], live))
 
-    def _take_leader_away(self, partition: PartitionContext, _selector: PartitionLeaderSelector) -> None:
+    def _bring_offline(self, partition: PartitionContext, _selector: PartitionLeaderSelector) -> None:
         current = partition.leader_and_isr
         is_going = self._context.is_topic_queued_up_for_deletion(partition.topic_id)
         if current.leader != NO_LEADER and not is_going:
@@ -239,7 +240,8 @@ class PreferredReplicaLeaderElection:
         return [each for each in preferring if each.leader_and_isr.leader != broker_id], len(preferring)
 
     def balance(self) -> bool:
-        """Hand over what is out of balance. Returns True if more than `max_elections` were due."""
+        """Elect preferred replicas where leaderships are out of balance. Returns True if more than
+        `max_elections` were due."""
         due: list[PartitionContext] = []
         for broker_id in sorted(self._context.live_broker_ids):
             elsewhere, count = self.imbalance(broker_id)

@@ -37,9 +37,9 @@ from kreplica.metadata.metadata_loader import LeaderAndEpoch
 from kreplica.metadata.records import NoOpRecord
 
 LOGGER = logging.getLogger(__name__)
-# How many times an event is repeated because the quorum appended a record of its own.
+# The most attempts of an event. One fails if a record of the quorum itself was appended meanwhile.
 ATTEMPTS = 8
-# After how long a fence that could not be written is retried.
+# The delay before a fence that could not be written is tried again.
 FENCE_RETRY_MS = 20
 # How often partitions without a leader are logged, and how many of them are named.
 REPORT_EVERY_MS = 60_000
@@ -329,9 +329,8 @@ class QuorumController:
     # ---- timed events -------------------------------------------------------------------------------------
 
     def _internal(self, name: str, operation: Operation[Any]) -> BaseException | None:
-        """Run an event of the controller itself. Returns its error, if any; the event is repeated later
-        anyway.
-        """
+        """Run an event of the controller itself, which is repeated later anyway. Returns its error, if
+        any."""
         future: Future[Any] = Future()
         self._run_event(name, operation, future)
         error = future.exception() if future.done() else None

@@ -127,7 +127,7 @@ def topic_changes(
 
 
 def _identity(topic: TopicRegistration) -> TopicRegistration:
-    """Without partitions, and without the version, which a snapshot of Kafka's lacks."""
+    """Return the topic without its partitions and without its version, which a snapshot of Kafka's lacks."""
     return topic._replace(partitions={}, version=UNKNOWN_VERSION)
 
 
@@ -146,7 +146,7 @@ def partition_changes(
 
 
 def _differ_in_version_only(was: PartitionRegistration | None, now: PartitionRegistration | None) -> bool:
-    """Whether the version of one of the two is unknown, and the rest, the partition epoch included, equal."""
+    """Return whether the two are equal except in their versions, and one version is unknown."""
     if was is None or now is None or UNKNOWN_VERSION not in (was.version, now.version):
         return False
     return was._replace(version=now.version) == now
@@ -166,6 +166,7 @@ FIRST_FEATURE = "metadata.version"
 
 # In a snapshot: the tagged field of a NoOpRecord with the versions of the records after it (8 bytes each).
 VERSIONS_TAG = 10_001
+# How many records follow one such NoOpRecord.
 RECORDS_A_NOTE = 200
 _VERSION_BYTES = 8
 
@@ -326,7 +327,7 @@ class ClusterMetadata:
         self._own_partitions = {}  # the delta keeps the topics as they are now
         before, self._before = self._before, {}
         touched = {name: self._changes(name, before[name]) for name in self.TABLES if name in before}
-        tables = {name: _real(changes) for name, changes in touched.items()}
+        tables = {name: _without_reverted(changes) for name, changes in touched.items()}
         created, deleted, partitions = self._topic_changes()
         return MetadataDelta(
             topics_created=created,
@@ -518,14 +519,14 @@ def restored(records: Iterable[Record]) -> ClusterMetadata:
     return metadata
 
 
-def _real(changes: Mapping[Any, Change[Any]]) -> dict[Any, Change[Any]]:
+def _without_reverted(changes: Mapping[Any, Change[Any]]) -> dict[Any, Change[Any]]:
     return {key: change for key, change in changes.items() if change.old != change.new}
 
 
 def _table_changes(old: Mapping[Any, Any], new: Mapping[Any, Any]) -> dict[Any, Change[Any]]:
     if old is new:
         return {}
-    return _real({key: Change(old.get(key), new.get(key)) for key in {**old, **new}})
+    return _without_reverted({key: Change(old.get(key), new.get(key)) for key in {**old, **new}})
 
 
 # ---- the records of a snapshot, in the order of Kafka's: features first ------------------------------------
@@ -553,7 +554,7 @@ def _all_records(metadata: ClusterMetadata) -> Records:
         yield metadata.brokers[broker_id].to_record(), metadata.version("brokers", broker_id)
     yield from _table_records(metadata, "controllers")
     yield from _topics(metadata)
-    yield from _settings(metadata)
+    yield from _configs_and_quotas(metadata)
     yield from _single(metadata, "producer_ids")
     for table in ("acls", "scram_credentials", "delegation_tokens"):
         yield from _table_records(metadata, table)
@@ -587,7 +588,7 @@ def _topics(metadata: ClusterMetadata) -> Records:
             yield partition.to_record(topic.topic_id, number), partition.version
 
 
-def _settings(metadata: ClusterMetadata) -> Records:
+def _configs_and_quotas(metadata: ClusterMetadata) -> Records:
     for key in sorted(metadata.configs):
         (resource_type, resource_name), settings = key, metadata.configs[key]
         for name in sorted(settings):

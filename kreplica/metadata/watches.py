@@ -1,4 +1,4 @@
-"""Watches: the changes of the tree, in the order of the metadata log, for programs that observe a cluster.
+"""Watches: deliver the changes of the metadata tree, in the log's order, to programs that observe a cluster.
 
 The loaders of a cluster's nodes report what they apply; every node reports the same changes, with the same
 versions, some sooner than others. `Watches` takes each change from the first node that has it. So a watch
@@ -57,8 +57,9 @@ class Watches:
     def on_commit(
         self, start: int, steps: Sequence[TimedStep], metadata: ClusterMetadata, applied: OffsetAndEpoch
     ) -> None:
-        """Take the changes by the records from offset `start` up to `applied`; `metadata` is the state after
-        them.
+        """Offer the watches the changes that the records from offset `start` up to `applied` made.
+
+        `metadata`: the state after them.
         """
         with self._lock:
             before, self._end_offset = self._end_offset, max(self._end_offset, applied.offset)
@@ -76,12 +77,12 @@ class Watches:
         _wake(awake)
 
     def on_leader_change(self, leader_id: int, epoch: int) -> None:
-        """Take the quorum's leader of an epoch."""
+        """Offer the watches a change of the quorum's leader."""
         with self._lock:
             old = self._controller
             if old is not None and epoch <= old.epoch:
-                one = epoch < old.epoch or old.leader == leader_id
-                assert one, f"epoch {epoch} has two leaders: {old.leader} and {leader_id}"
+                has_one_leader = epoch < old.epoch or old.leader == leader_id
+                assert has_one_leader, f"epoch {epoch} has two leaders: {old.leader} and {leader_id}"
                 return
             self._controller = LeaderOfEpoch(leader_id, epoch)
             awake = self._offer(iter([controller_change(old, self._controller)]))
@@ -116,7 +117,7 @@ class Watches:
         return watch
 
     def close(self, error: ClusterClosed) -> None:
-        """End all watches: after the changes that are left, they raise `error`."""
+        """End all watches: they deliver the changes that are left, and then raise `error`."""
         awake: list[Future[None]] = []
         with self._lock:
             self._closed_by = error

@@ -1,4 +1,4 @@
-"""Elections: how a member of the quorum gets from one leader to the next.
+"""Elections: how a member of the quorum votes, stands for election and learns of a new leader.
 
 A voter that hears from no leader first asks whether it would be elected (Prospective, KIP-996). It then
 begins an epoch and asks for votes (Candidate). If it loses, it waits for a random time, so that two
@@ -39,8 +39,10 @@ MOST_DOUBLINGS = 21
 
 
 class Elections:
-    """`become_leader()` makes a candidate that has won the leader. `find_leader()` asks any voter for the
-    leader and returns in how many ms to call again.
+    """The elections in which one member takes part.
+
+    `become_leader()`: called when this candidate has won. `find_leader()`: asks any voter for the leader, and
+    returns in how many ms to call again.
     """
 
     def __init__(
@@ -72,14 +74,14 @@ class Elections:
         again.
         """
         if state.votes.is_lost or state.has_timed_out(now_ms):
-            self._give_up(state)
+            self._end_pre_vote(state)
             return 0
         if state.votes.is_won:
             self._begin_candidacy()
             return 0
-        return min(self._ask(state.votes.unrecorded, pre_vote=True), state.remaining_ms(now_ms))
+        return min(self._request_votes(state.votes.unrecorded, pre_vote=True), state.remaining_ms(now_ms))
 
-    def _give_up(self, state: ProspectiveState) -> None:
+    def _end_pre_vote(self, state: ProspectiveState) -> None:
         if state.leader_id is not None:
             self._quorum.transition_to_follower(state.epoch, state.leader_id)
         else:
@@ -107,7 +109,7 @@ class Elections:
         if state.votes.is_lost or state.has_timed_out(now_ms):
             state.backoff_until_ms = now_ms + self._random_backoff_ms(state.retries)
             return 0
-        return min(self._ask(state.votes.unrecorded, pre_vote=False), state.remaining_ms(now_ms))
+        return min(self._request_votes(state.votes.unrecorded, pre_vote=False), state.remaining_ms(now_ms))
 
     def _random_backoff_ms(self, retries: int) -> int:
         config, random = self._context.config, self._context.random
@@ -138,7 +140,7 @@ class Elections:
 
     # ---- requests for votes -------------------------------------------------------------------------------
 
-    def _ask(self, voters: list[int], *, pre_vote: bool) -> int:
+    def _request_votes(self, voters: list[int], *, pre_vote: bool) -> int:
         epoch, log_end = self._quorum.epoch, self._context.log_end()
 
         def build(node_id: int) -> Any:
@@ -179,8 +181,9 @@ class Elections:
     # ---- requests -----------------------------------------------------------------------------------------
 
     def handle_vote(self, request: Any, asked: Any) -> Any:
-        """Handle Vote (52): grant one vote per epoch, to a log at least as long as ours. A pre-vote commits
-        to nothing.
+        """Handle Vote (52): grant one vote per epoch, to a log at least as long as ours.
+
+        A pre-vote binds neither side.
         """
         candidate = key_of(asked.replica_id, asked.replica_directory_id)
         is_pre_vote = bool(asked.pre_vote)
@@ -223,15 +226,15 @@ class Elections:
             )
         context.require_own_key(key_of(request.voter_id, asked.voter_directory_id))
         context.require_voters(candidate.node_id)
-        self._require_epoch(epoch, is_question=bool(asked.pre_vote))
+        self._require_epoch(epoch, is_pre_vote=bool(asked.pre_vote))
 
-    def _require_epoch(self, epoch: int, *, is_question: bool = False) -> None:
-        """Check the epoch of a request. `is_question`: the request does not move this node to that epoch."""
+    def _require_epoch(self, epoch: int, *, is_pre_vote: bool = False) -> None:
+        """Check the epoch of a request. A pre-vote does not move this node to that epoch."""
         context, known = self._context, self._quorum.epoch
         context.require_plausible(epoch)
         if epoch < known:
             raise FencedLeaderEpoch(f"epoch {epoch} is over; this node is in epoch {known}")
-        if not is_question:
+        if not is_pre_vote:
             context.epochs.spend(epoch - known, context.now_ms())
 
     def handle_begin(self, request: Any, notice: Any) -> Any:

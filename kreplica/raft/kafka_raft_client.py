@@ -78,15 +78,16 @@ from kreplica.raft.voter_changes import VoterChanges
 from kreplica.raft.voter_set import ReplicaKey, VoterSet
 
 LOGGER = logging.getLogger(__name__)
-# How many steps in a row the client takes at most before it lets other tasks of the loop run.
+# The most steps in a row that the client takes before other tasks of the loop run.
 MOST_TURNS = 16
 
 
 class KafkaRaftClient:
-    """One member of the quorum. `voters`: the configured voters, used while the log names none.
+    """One member of the quorum.
 
-    `on_fatal(error)` is called once, in the loop, when the client has to stop. `disk`: flushes the log;
-    without it the loop does. `membership`: which roles the node may have in the quorum.
+    `voters`: the configured voters, used while the log names none. `on_fatal(error)` is called once, in the
+    loop, when the client has to stop. `disk`: flushes the log; without it the loop does. `membership`: which
+    roles the node may have in the quorum.
     """
 
     def __init__(
@@ -127,7 +128,7 @@ class KafkaRaftClient:
             may_be_elected=lambda: own.can_be_voter and self._control.may_be_elected(key),
             clock=clock,
             random=random,
-            on_change=self._changed,
+            on_change=self._state_changed,
             about_to_wait=loop.about_to_wait,
         )
         self._context = RaftContext(
@@ -155,7 +156,7 @@ class KafkaRaftClient:
             post=self._post,
             disk=disk,
         )
-        self._leadership = Leadership(self._context, self._committed)
+        self._leadership = Leadership(self._context, self._high_watermark_moved)
         self._following = Following(self._context, self._update_listeners)
         self._elections = Elections(self._context, self._leadership.begin, self._following.find_leader)
         self._fetch_requests = FetchRequests(self._context, self._leadership.update_high_watermark)
@@ -180,7 +181,7 @@ class KafkaRaftClient:
         # The accumulator of the epoch that this node leads: any thread reads it, only the loop sets it.
         self._accumulator: BatchAccumulator | None = None
         # Whether a step that appends the scheduled records is queued.
-        self._is_woken = False
+        self._is_append_queued = False
         self._is_initialized = False
         self._closed = False
 
@@ -294,16 +295,16 @@ class KafkaRaftClient:
         offset = accumulator.append(
             epoch, records, expected_base_offset=expected_base_offset, is_atomic=is_atomic
         )
-        if not self._is_woken:
+        if not self._is_append_queued:
             # One step appends everything scheduled before it. One step per record would keep a leader with a
             # slow disk from reading its voters' messages in time.
-            self._is_woken = True
-            self._post(self._wake)
+            self._is_append_queued = True
+            self._post(self._append_scheduled)
         return offset
 
-    def _wake(self) -> None:
-        # Cleared before the step, so that records scheduled from now on queue another step.
-        self._is_woken = False
+    def _append_scheduled(self) -> None:
+        # The step that follows this task appends. Records that are scheduled from now on queue another one.
+        self._is_append_queued = False
 
     def create_snapshot(self, snapshot_id: OffsetAndEpoch) -> RecordsSnapshotWriter:
         """Start a snapshot of all records below `snapshot_id.offset`. Loop only. Raises IllegalSnapshotId."""
@@ -323,12 +324,13 @@ class KafkaRaftClient:
             state.is_asked_to_resign = True
 
     def connection_lost(self, node_id: int) -> None:
-        """Note that the connection to a node was closed. The node may have failed: a fetch and a pre-vote
-        find out.
-        """
-        self._post(partial(self._expect_less, node_id))
+        """Note that the connection to a node was closed.
 
-    def _expect_less(self, node_id: int) -> None:
+        If it was the leader, it may have failed. The next fetch or a pre-vote finds out.
+        """
+        self._post(partial(self._doubt_leader, node_id))
+
+    def _doubt_leader(self, node_id: int) -> None:
         state = self._quorum.state
         if isinstance(state, FollowerState) and state.leader_id == node_id:
             # Leave time for one more fetch. The random part keeps voters from competing for the same votes.
@@ -368,7 +370,7 @@ class KafkaRaftClient:
         if self._accumulator is not None:
             self._accumulator.close()
             self._accumulator = None
-        self._give_up_waits(BrokerNotAvailable(f"node {self.node_id} is closed"))
+        self._end_waits(BrokerNotAvailable(f"node {self.node_id} is closed"))
         if self._shutdown is not None and not self._shutdown.done():
             self._shutdown.set_result(None)
 
@@ -465,9 +467,9 @@ class KafkaRaftClient:
             self._alarm = None
         if wait_ms < NEVER_MS:
             self._alarm_ms = due_ms
-            self._alarm = self._loop.post_later(partial(self._guarded, self._ring), wait_ms)
+            self._alarm = self._loop.post_later(partial(self._guarded, self._alarm_rang), wait_ms)
 
-    def _ring(self) -> None:
+    def _alarm_rang(self) -> None:
         self._alarm = None
 
     def poll(self) -> int:
@@ -483,7 +485,7 @@ class KafkaRaftClient:
             self._context.full_disk.refused(error)
             wait_ms = self._context.full_disk.retry_ms
         if self._is_update_queued:
-            # The callers that wait for the commit come first; the step after theirs does the rest.
+            # The callers that wait for the commit come first; the next step does the rest.
             return 0
         self._update_listeners()
         now_ms = self._context.now_ms()
@@ -533,14 +535,14 @@ class KafkaRaftClient:
 
     # ---- consequences of a change -------------------------------------------------------------------------
 
-    def _changed(self, former: EpochState, state: EpochState) -> None:
+    def _state_changed(self, former: EpochState, state: EpochState) -> None:
         if isinstance(former, FollowerState):
             former.drop_snapshot()
         if isinstance(former, LeaderState):
             former.accumulator.close()
             self._accumulator = None
             self._context.metrics.forget_appends()
-            self._give_up_waits(NotLeader(f"node {self.node_id} no longer leads epoch {former.epoch}"))
+            self._end_waits(NotLeader(f"node {self.node_id} no longer leads epoch {former.epoch}"))
         if isinstance(state, LeaderState):
             self._accumulator = state.accumulator
         if state.leader_id is None:
@@ -548,12 +550,12 @@ class KafkaRaftClient:
         else:
             self._context.metrics.note_leader(self._context.now_ms())
 
-    def _give_up_waits(self, error: KreplicaError) -> None:
+    def _end_waits(self, error: KreplicaError) -> None:
         self._voter_changes.leadership_lost(error)
         self._context.fetches.complete_all(self._log.end_offset)
         self._context.appends.complete_all_exceptionally(error)
 
-    def _committed(self) -> None:
+    def _high_watermark_moved(self) -> None:
         """Act on a new high watermark of this leader: notify the callers that wait for it at once.
 
         The rest is a task of its own: other voters get the high watermark, and listeners replay the records.

@@ -1,4 +1,4 @@
-"""Leadership: what the leader of an epoch does: append, count replicas, announce itself, resign.
+"""Leadership: the work of an epoch's leader: append, advance the high watermark, announce itself, resign.
 
 A batch is sent to waiting followers before the leader flushes its own disk, so that both happen at the same
 time. The leader counts its own copy only after the flush: records that a power failure could take never
@@ -26,8 +26,10 @@ from kreplica.raft.voter_set import BEFORE_THE_LOG, VoterSet
 
 
 class Leadership:
-    """`on_commit()` is called when the high watermark has moved; `send_high_watermark` is due soon
-    after it.
+    """The epochs in which one member leads.
+
+    `on_commit()`: called when the high watermark has moved. The client calls `send_high_watermark` soon
+    after.
     """
 
     def __init__(self, context: RaftContext, on_commit: Callable[[], None]) -> None:
@@ -121,7 +123,7 @@ class Leadership:
         return min(append_ms, begin_ms, state.remaining_ms(now_ms))
 
     def _is_removed(self, state: LeaderState) -> bool:
-        # A removed leader goes on, without counting itself, until its removal is committed.
+        # A removed leader keeps leading until its removal is committed, but does not count its own copy.
         offset = self._context.control.voters_offset
         return not state.is_voter and state.high_watermark is not None and offset < state.high_watermark
 

@@ -40,7 +40,7 @@ from kreplica.raft.raft_config import RaftConfig
 from kreplica.raft.voter_set import ReplicaKey, VoterSet
 
 LOGGER = logging.getLogger(__name__)
-# The first election ever waits for at most this fraction (1/5) of the election timeout.
+# The first election of a new quorum waits for at most the election timeout divided by this.
 FIRST_ELECTION_PART = 5
 # Far more than the state of any election takes.
 MAX_BYTES = 1 << 20
@@ -74,7 +74,9 @@ class FileBasedStateStore:
 
 
 class QuorumState:
-    """`voters()`: the current voters. `kraft_version()`: 1 if voters can be added and removed; it also
+    """The state of one member, and its transitions.
+
+    `voters()`: the current voters. `kraft_version()`: 1 if voters can be added and removed; it also
     selects the file's version. `may_be_elected()`: whether this node is a voter, or was removed by a record
     that only it may have.
 
@@ -135,11 +137,11 @@ class QuorumState:
         return self.is_voter and len(self._voters().voters) == 1
 
     def others(self) -> list[int]:
-        """The ids of the other voters, sorted."""
+        """Return the ids of the other voters, sorted."""
         return [voter for voter in sorted(self._voters().voters) if voter != self.local_key.node_id]
 
     def now_ms(self) -> int:
-        """The clock of all deadlines."""
+        """Return the time on the clock of all deadlines, in ms."""
         return monotonic_ms(self._clock)
 
     def random_election_timeout_ms(self) -> int:
@@ -371,9 +373,8 @@ def require_own(
     """
     if stored.cluster_id and stored.cluster_id != cluster_id:
         raise InconsistentClusterId(
-            f"{where} belongs to cluster {stored.cluster_id}, but this node to cluster {cluster_id}: check"
-            " the"
-            " node's log directories"
+            f"{where} belongs to cluster {stored.cluster_id}, but this node to cluster {cluster_id}:"
+            " check the node's log directories"
         )
     wanted = sorted(configured)
     if wanted and stored.current_voters and sorted(stored.current_voters) != wanted:

@@ -28,10 +28,8 @@ from kreplica.common.errors import (
 from kreplica.common.future import Future, failed
 from kreplica.common.metrics import MetricRegistry
 from kreplica.common.ports import Loop, monotonic_ms
-from kreplica.common.types import AppendOrigin, TopicPartition
+from kreplica.common.types import ACKS_ALL, ACKS_LEADER, ACKS_NONE, AppendOrigin, TopicPartition
 from kreplica.replica.delayed_requests import (
-    ACKS_ALL,
-    VALID_ACKS,
     DelayedRequests,
     PartitionResponse,
     ProducePartitionStatus,
@@ -383,7 +381,7 @@ class AppendManager:
         if topic_partition.topic in INTERNAL_TOPICS and not request.internal_topics_allowed:
             raise InvalidTopic(f"{topic_partition.topic} can only be written by the brokers")
         partition = self._partitions.get_or_error(topic_partition)
-        if request.required_acks not in VALID_ACKS:
+        if request.required_acks not in (ACKS_ALL, ACKS_NONE, ACKS_LEADER):
             if not partition.is_leader:
                 raise NotLeaderOrFollower(f"{topic_partition}: broker {self._broker_id} is not its leader")
             raise InvalidRequiredAcks(f"acks={request.required_acks} must be 0, 1 or -1 (all)")

@@ -37,10 +37,6 @@ if TYPE_CHECKING:
 
 # ---- produce -----------------------------------------------------------------------------------------------
 
-# The acknowledgements that a producer may ask for.
-ACKS_NONE, ACKS_LEADER, ACKS_ALL = 0, 1, -1
-VALID_ACKS = (ACKS_ALL, ACKS_NONE, ACKS_LEADER)
-
 NOT_IN_TIME = (
     "the high watermark did not reach the records in time; "
     "they are in the leader's log and may be committed later"

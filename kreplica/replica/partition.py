@@ -46,7 +46,7 @@ from kreplica.common.errors import (
 from kreplica.common.leader_and_isr import NO_LEADER, LeaderAndIsr, LeaderRecoveryState
 from kreplica.common.locks import RLock
 from kreplica.common.ports import Clock, monotonic_ms
-from kreplica.common.types import INT32_MAX, NO_LEADER_EPOCH, AppendOrigin, TopicPartition
+from kreplica.common.types import ACKS_ALL, INT32_MAX, NO_LEADER_EPOCH, AppendOrigin, TopicPartition
 from kreplica.log.append_queue import IN_FLIGHT, LEFT, MADE, AppendQueue, FollowerAppend, LeaderAppend
 from kreplica.log.unified_log import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, MAX_TIMESTAMP, TimestampOffset
 from kreplica.replica import isr_policy
@@ -86,8 +86,6 @@ if TYPE_CHECKING:
 
 LOGGER = logging.getLogger(__name__)
 
-# The acks of a producer that waits for all in-sync replicas.
-ACKS_ALL = -1
 # Passed to delete_records_on_leader instead of an offset: delete all that is committed.
 HIGH_WATERMARK = -1
 # The timestamp that asks for the first offset which this broker itself holds, of a log that is partly stored
@@ -1139,7 +1137,7 @@ class Partition:
     def maybe_shrink_isr(self, now_ms: int) -> PartitionEffects:
         """Propose to remove the replicas that have lagged too long; called by the periodic isr-expiration.
 
-        If there are none, a replica may be proposed to join whose fetches do not name the partition (see
+        If no replica lags, one may be proposed to join whose fetches do not name the partition (see
         `_expand_silent`). The high watermark moves if it waited for a replica outside the ISR that no longer
         keeps up.
         """

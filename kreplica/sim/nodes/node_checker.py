@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from kreplica._core.records import batches
 from kreplica.common.leader_and_isr import NO_LEADER, LeaderAndIsr, LeaderRecoveryState
-from kreplica.common.types import TopicPartition, Uuid
+from kreplica.common.types import ACKS_ALL, TopicPartition, Uuid
 from kreplica.common.wire import topic_id_of
 from kreplica.controller.topic_settings import DEFAULTS, ElectionSettings, settings_by
 from kreplica.metadata.cluster_metadata import ClusterMetadata, MetadataDelta, PartitionChange, difference
@@ -32,7 +32,6 @@ from kreplica.sim.nodes.node_cluster import NodeCluster
 from kreplica.sim.quorum.quorum_log_checker import QUORUM_LOOP, QuorumLogChecker, touches_quorum
 from kreplica.sim.scheduler import WORLD, SimEvent
 
-ACKS_ALL = -1
 Records = list[tuple[int, int, bytes | None]]
 
 

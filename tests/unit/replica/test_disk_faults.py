@@ -7,10 +7,9 @@ from contextlib import suppress
 import pytest
 
 from kreplica.common.errors import KreplicaError, StorageFull, StorageIOError
-from kreplica.common.types import TopicPartition
+from kreplica.common.types import ACKS_ALL, ACKS_LEADER, TopicPartition
 from kreplica.log.log_directory import LogDirectory
 from kreplica.log.unified_log import UnifiedLog
-from kreplica.replica.delayed_requests import ACKS_ALL, ACKS_LEADER
 from kreplica.sim.faults import flip_a_bit
 from kreplica.sim.machines import DIRECTORY
 from kreplica.sim.storage import SimStorage
