@@ -1,8 +1,8 @@
 """GroupApis: a broker's handlers for consumer groups, and the publisher that updates its coordinator.
 
-A handler gets a message and returns a future of the response; it keeps no state. If a
-group cannot be served, the answer has an error code for it. Thread rule: any thread; the publisher's methods
-belong to the quorum's loop.
+A handler gets a message and returns a future of the response; it keeps no state. If a group cannot be served,
+the answer has an error code for it. Thread rule: any thread; the publisher's methods belong to the quorum's
+loop.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The requests about a broker's replicas: delete records, move and describe logs, end transactions.
 
-A handler gets a decoded request, and returns a future of the response. There
-is no state; any thread may call.
+A handler gets a decoded request, and returns a future of the response. There is no state; any thread may
+call.
 """
 
 from __future__ import annotations

@@ -20,8 +20,7 @@ class Client:
     """Metadata, producer, fetcher and admin of one cluster.
 
     `brokers()`: the nodes to ask for metadata. `controllers()`: the nodes that may be the active controller,
-    the
-    likeliest first.
+    the likeliest first.
     """
 
     def __init__(

@@ -2,10 +2,9 @@
 
 This is a cache that may be out of date: after a broker refuses a request as not being the leader, the caller
 asks for a `refresh`. At most one request is in flight; topics wanted meanwhile go into the next one.
-Partition
-data of an older leader epoch than the known one is ignored, since brokers learn of elections at different
-times. Thread rule: call `topic` and `leader` from any thread, because their data is replaced and never
-changed; everything else runs in the loop.
+Partition data of an older leader epoch than the known one is ignored, since brokers learn of elections at
+different times. Thread rule: call `topic` and `leader` from any thread, because their data is replaced and
+never changed; everything else runs in the loop.
 """
 
 from __future__ import annotations

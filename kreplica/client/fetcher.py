@@ -111,8 +111,7 @@ class Fetcher:
 
         The future fails with OffsetOutOfRange, with RequestTimedOut if no leader answers within `timeout_ms`
         (default.api.timeout.ms by default), and with other errors that are not retriable. Raises KeyError for
-        an
-        unknown isolation.
+        an unknown isolation.
         """
         level = ISOLATION_LEVEL[isolation]
 

@@ -4,10 +4,9 @@
 
 Between two generations a member owns no partitions: records of an earlier chunk after its last marked offset
 belong to the next owner. Each period of ownership has a number, which is the chunk's `term`; marks of an
-older
-term are ignored. So each record is delivered at least once. Thread rule: call `poll`, `owns`, `commit` and
-`close` from any thread, `mark` from one thread at a time; everything else runs in the loop, where futures are
-resolved too.
+older term are ignored. So each record is delivered at least once. Thread rule: call `poll`, `owns`, `commit`
+and `close` from any thread, `mark` from one thread at a time; everything else runs in the loop, where futures
+are resolved too.
 """
 
 from __future__ import annotations
@@ -157,8 +156,7 @@ class GroupConsumer:
         """Commit the marked offsets.
 
         The future fails with RebalanceInProgress, IllegalGeneration or UnknownMemberId if this member has
-        lost
-        its partitions, and with RequestTimedOut.
+        lost its partitions, and with RequestTimedOut.
         """
         future: Future[None] = Future()
         self._loop.post(lambda: self._commit().add_done_callback(partial(pass_on, future)))

@@ -75,8 +75,7 @@ class GroupSession:
         """Return the coordinator's response; retry while `error_in(response)` finds a retriable error.
 
         Retries go on for `timeout_ms`; each response may take `answer_ms` (request.timeout.ms by default).
-        The
-        future fails with other errors, and with RequestTimedOut.
+        The future fails with other errors, and with RequestTimedOut.
         """
         patience_ms = self._config.request_timeout_ms if answer_ms is None else answer_ms
         asked = _Ask(request, error_in, patience_ms, monotonic_ms(self._clock) + timeout_ms)

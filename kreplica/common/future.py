@@ -2,9 +2,8 @@
 
 It is a `concurrent.futures.Future` (asyncio.wrap_future and concurrent.futures.wait accept it), but creates a
 condition variable only when a thread waits, so a pending one costs some hundred bytes. Thread rule: any
-thread
-may query, wait and add callbacks; one owner resolves. `_LOCK` guards the transition of every future from
-pending to done; nothing is called under it.
+thread may query, wait and add callbacks; one owner resolves. `_LOCK` guards the transition of every future
+from pending to done; nothing is called under it.
 
 A failing callback is logged, as concurrent.futures does: the resolving thread may have other futures to
 resolve, and is not responsible for what their callbacks do.

@@ -72,8 +72,7 @@ class Storage(Protocol):
     """Files and directories. Every method raises KafkaStorageError (or a subclass) if the operation fails.
 
     Durability is explicit: the bytes of a region are durable after `Region.flush`; a file's existence and
-    name
-    after `sync_directory` of its parent.
+    name after `sync_directory` of its parent.
     """
 
     def open_region(self, path: str, capacity: int, *, writable: bool, create: bool = False) -> Region:
@@ -99,8 +98,7 @@ class Storage(Protocol):
         """Write at byte `position` of the file without flushing; create the file if it is missing.
 
         After an error the bytes from `position` on are undefined and the file is not longer than before. The
-        call
-        may be retried.
+        call may be retried.
         """
         ...
 
@@ -238,18 +236,15 @@ class Transport(Protocol):
     """Carries requests to other nodes and returns their responses, as messages.
 
     In one process the entities themselves are passed; a field of records is then a pinned slice of the
-    sender's
-    log, or another object with the buffer interface.
+    sender's log, or another object with the buffer interface.
     """
 
     def send(self, node_id: int, request: Any, *, timeout_ms: int) -> Future[Any]:
         """Send `request` to the node; the future gets the response entity.
 
         It fails with NetworkException if the node cannot be reached, the connection is lost, or no response
-        arrives
-        within `timeout_ms`; the request may then have been carried out or not. Requests from one sender to
-        one node
-        arrive in order. The future's callback should only post to a Loop.
+        arrives within `timeout_ms`; the request may then have been carried out or not. Requests from one
+        sender to one node arrive in order. The future's callback should only post to a Loop.
         """
         ...
 

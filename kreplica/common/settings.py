@@ -149,8 +149,7 @@ class Settings:
     """Base class of frozen settings dataclasses. The constructor checks every value.
 
     Raises InvalidConfig for a value out of range and for values that contradict each other. PREFIX: the part
-    of
-    a property's name before its field's name, for fields that start with PREFIX_OF.
+    of a property's name before its field's name, for fields that start with PREFIX_OF.
     """
 
     __slots__ = ()

@@ -51,8 +51,8 @@ def integer(name: str, value: object, least: int | None = None, most: int | None
     """Return the argument `name` as an int from `least` to `most`; accepts integer-like values (numpy's).
 
     Raises TypeError for a non-integer, ValueError if out of range. Public functions check with this before
-    they
-    change anything, because native code would truncate a value that does not fit, and files would store it.
+    they change anything, because native code would truncate a value that does not fit, and files would store
+    it.
     """
     try:
         number = int(index(value))  # type: ignore[arg-type]

@@ -1,9 +1,9 @@
 """ReplicationControl: handles the requests about topics and partitions for the active controller.
 
-Each method takes a request, writes to the open batch (or to one of its own) and returns
-the response. Send it once the batch is committed, up to `ControllerBrokerRequestBatch.last_offset`. The parts
-of a request are handled one by one: a rejected one gets Kafka's error and does not affect the others. Owned
-by the controller's loop.
+Each method takes a request, writes to the open batch (or to one of its own) and returns the response. Send it
+once the batch is committed, up to `ControllerBrokerRequestBatch.last_offset`. The parts of a request are
+handled one by one: a rejected one gets Kafka's error and does not affect the others. Owned by the
+controller's loop.
 
 Topics and partitions are created in the order of the ZooKeeper-era controller: partitions New, replicas New,
 partitions Online, replicas Online.

@@ -2,8 +2,8 @@
 
 A key is an int16 type (0 and 1: an offset of a group, 2: a group) and a message. A value is an int16 schema
 version and a message. A record without a value deletes what its key names. The bytes come from disk:
-malformed
-ones raise InvalidRecord, unknown versions UnsupportedVersion. Records are immutable; threads may share them.
+malformed ones raise InvalidRecord, unknown versions UnsupportedVersion. Records are immutable; threads may
+share them.
 """
 
 from __future__ import annotations

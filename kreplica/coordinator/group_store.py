@@ -77,8 +77,7 @@ class OffsetsLog(Protocol):
     """The logs of __consumer_offsets on this broker.
 
     Both methods raise, or their futures fail with, FencedLeaderEpoch or NotLeaderOrFollower if this broker
-    does
-    not lead the partition in that leader epoch.
+    does not lead the partition in that leader epoch.
     """
 
     def append(self, partition: int, leader_epoch: int, batch: bytes) -> Future[int]:

@@ -26,9 +26,9 @@ class PartitionOffsets:
     """The offsets of one replica. Exclusive, except log_start_offset, first_offset and last_offset.
 
     For [log_start_offset, stop), where `stop` is the bound of the requested isolation: `records` is the
-    number
-    of visible records, from `first_offset` to `last_offset`; `missing` is the number of offsets without a
-    record (markers, aborted, compacted, lost), in `gaps` runs; `damaged` is the number of damaged ranges.
+    number of visible records, from `first_offset` to `last_offset`; `missing` is the number of offsets
+    without a record (markers, aborted, compacted, lost), in `gaps` runs; `damaged` is the number of damaged
+    ranges.
     `behind`: how far this log ends below the longest replica of the partition in these directories.
     `committed_offset` of the group, and its `lag` behind the furthest stop among the replicas; None if it has
     committed nothing, or no group was named.

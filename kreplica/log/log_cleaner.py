@@ -43,8 +43,8 @@ class LogCleanerManager:
     """Chooses the log to clean next among `logs()`, the online ones, and records how far each log is clean.
 
     It tracks which partitions are being cleaned, aborted, paused or uncleanable, and the checkpoint of each
-    log directory. Before a log is truncated below its checkpoint, the
-    checkpoint is lowered. Otherwise records appended there later would count as clean.
+    log directory. Before a log is truncated below its checkpoint, the checkpoint is lowered. Otherwise
+    records appended there later would count as clean.
 
     Thread rule: the cleaner's thread chooses logs and reports results; any thread may abort, pause, resume
     and query. `_lock` guards the tables and the files; no log's lock is taken while it is held.

@@ -33,8 +33,7 @@ class MetricsListener:
     """Serves metrics and health checks on a port, in its own threads, until `close`. Raises OSError.
 
     /metrics is for Prometheus. /livez, /ready and /health return 200 if all is well, else 503 with the
-    reasons,
-    as JSON; /health combines the other two. Any other path is 404.
+    reasons, as JSON; /health combines the other two. Any other path is 404.
     """
 
     def __init__(self, host: str, port: int) -> None:
