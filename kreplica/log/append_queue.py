@@ -20,7 +20,7 @@ Some appends need a decision: a roll, a transaction, a new leader epoch. The own
 turn, once no append of the log is in flight, and before any later one. So appends of one connection or
 producer never overtake each other.
 
-The queue calls no owner. `start`, `take_back` and `next` return what the owner has to act on.
+The queue never calls its owner. `start`, `take_back` and `next` return what the owner has to act on.
 
 Any other change to the log end or the segments is made under `UnifiedLog.lock`, which with a disk thread is a
 SettledLock (_core/log_lock.pxd). While it is held, no append is in flight, and the producer states of all
@@ -242,14 +242,16 @@ class LeaderAppend(QueuedAppend):
             )
         if job.producer_id >= 0:
             batch = batch or next(batches(self.records))
-            if queue.end is None or not self._takes_in(log, queue, queue.end, batch):
+            if queue.end is None or not self._continues_sequence(log, queue, queue.end, batch):
                 return None
             job.expect(queue.end)
         if queue.end is not None:
             queue.end += job.offset_count
         return job
 
-    def _takes_in(self, log: UnifiedLog, queue: AppendQueue, offset: int, batch: RecordBatch) -> bool:
+    def _continues_sequence(
+        self, log: UnifiedLog, queue: AppendQueue, offset: int, batch: RecordBatch
+    ) -> bool:
         """Return whether the batch continues its producer's sequence, including the appends in flight."""
         if batch.is_control or batch.is_transactional:
             return False
@@ -379,10 +381,10 @@ class AppendQueue:
         self._lane = Lane()
         # The log's offsets_lock guards these and all that follow:
         self._in_flight: list[QueuedAppend] = []
-        # Returned undone, in order; they precede `_waiting`.
+        # The appends that came back undone, in order. They precede `_waiting`.
         self._returned: list[QueuedAppend] = []
         self._waiting: list[QueuedAppend] = []
-        # They precede `_waiting`; None without any.
+        # The appends that were set aside, or None. They precede `_waiting`.
         self._aside: _SetAside | None = None
         # The first of `_waiting` if it needs a decision.
         self._blocked: QueuedAppend | None = None
@@ -500,7 +502,7 @@ class AppendQueue:
         return None
 
     def give_up(self, error: KreplicaError) -> list[Any]:
-        """Give up on all appends, since the log is offline; return them. Those in flight may be made."""
+        """Give up on all appends, since the log is offline; return them. Those in flight may yet be made."""
         self._take_back_aside()
         left = [each for each in (*self._in_flight, *self._returned, *self._waiting) if not each.is_given_up]
         self._returned.clear()

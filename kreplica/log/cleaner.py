@@ -163,7 +163,7 @@ class Cleaner:
         """
         round_ = _Round(log, self._map, self._step_bytes, now_ms)
         self._map.clear(first_dirty_offset, stop_offset)
-        yield from round_.take_in_keys(first_dirty_offset, stop_offset)
+        yield from round_.collect_keys(first_dirty_offset, stop_offset)
         stats = round_.stats
         stats.first_dirty_offset = first_dirty_offset
         stats.end_offset = max(first_dirty_offset, self._map.latest_offset + 1)
@@ -286,36 +286,36 @@ class _Round:
 
     # ---- keys ---------------------------------------------------------------------------------------------
 
-    def take_in_keys(self, first_dirty: int, stop_offset: int) -> Steps:
+    def collect_keys(self, first_dirty: int, stop_offset: int) -> Steps:
         aborted = self.log.aborted_transactions(self.view, first_dirty, stop_offset)
         transactions = CleanedTransactionMetadata(aborted)
         for segment in self.segments[max(0, self.view.index_for(first_dirty)) :]:
             if segment.base_offset >= stop_offset:
                 return
             start, end = _position(segment, first_dirty), _position(segment, stop_offset)
-            if (yield from self._take_in(segment, start, end, transactions)):
+            if (yield from self._collect_from(segment, start, end, transactions)):
                 return
 
-    def _take_in(
+    def _collect_from(
         self, segment: LogSegment, position: int, limit: int, transactions: CleanedTransactionMetadata
     ) -> Generator[int, None, bool]:
-        # Returns whether the map is full.
+        """Collect the keys of one segment; return whether the map is full."""
         while position < limit:
             self._require_same()
             before = self.map.bytes_read
-            with _Naming(segment, self.map):
+            with _PlaceInErrors(segment, self.map):
                 stop, position, batch = self.map.put_batches(segment, position, limit, self.step_bytes)
                 if batch is not None:
-                    if not self._take_in_batch(batch, transactions):
+                    if not self._collect_batch(batch, transactions):
                         return True
                     position += batch.size
             if stop == Stop.MAP_FULL:
                 return True
             self.stats.bytes_read += self.map.bytes_read - before
-            yield from self._step(self.map.bytes_read - before, wants=stop == Stop.MORE)
+            yield from self._step(self.map.bytes_read - before, ends_step=stop == Stop.MORE)
         return False
 
-    def _take_in_batch(self, batch: RecordBatch, transactions: CleanedTransactionMetadata) -> bool:
+    def _collect_batch(self, batch: RecordBatch, transactions: CleanedTransactionMetadata) -> bool:
         if batch.is_control:
             transactions.ends_nothing(batch)
         elif not transactions.is_aborted(batch):
@@ -385,14 +385,14 @@ class _Round:
         stats.records_before += self.filter.records_read - before[0]
         stats.records_after += self.filter.records_written - before[1]
         stats.keyless_dropped = self.filter.keyless_dropped
-        yield from self._step(0, wants=True)
+        yield from self._step(0, ends_step=True)
 
     def _copy(self, source: LogSegment, targets: _Targets, *, keep_last: bool) -> Steps:
         position, limit = 0, source.size
         while position < limit:
             self._require_same()
             done = self.filter.bytes_read, self.filter.bytes_written
-            with _Naming(source, self.filter):
+            with _PlaceInErrors(source, self.filter):
                 stop, position, batch = self.filter.filter_batches(
                     source, position, limit, self.step_bytes, targets.active, keep_last=keep_last
                 )
@@ -405,7 +405,7 @@ class _Round:
             self.stats.bytes_read += read
             self.stats.bytes_written += written
             targets.written(written, self.step_bytes)
-            yield from self._step(read + written, wants=stop == Stop.MORE)
+            yield from self._step(read + written, ends_step=stop == Stop.MORE)
 
     def _copy_batch(self, batch: RecordBatch, targets: _Targets, *, keep_empty: bool) -> None:
         # Beyond the offsets in the map, keep everything, even aborted transactions.
@@ -437,7 +437,7 @@ class _Round:
             self._require_same()
             if source.region.read(position, size) != target.region.read(position, size):
                 return False
-            yield from self._step(size, wants=True)
+            yield from self._step(size, ends_step=True)
         return True
 
     # ---- steps --------------------------------------------------------------------------------------------
@@ -449,14 +449,15 @@ class _Round:
                 f"{log.topic_partition}: cleaning aborted, since the log was truncated or closed meanwhile"
             )
 
-    def _step(self, moved: int, *, wants: bool) -> Steps:
+    def _step(self, moved: int, *, ends_step: bool) -> Steps:
+        """Count `moved` bytes; end the step if the caller asks for it, or if it has moved enough."""
         self.moved += moved
-        if wants or self.moved >= self.step_bytes:
+        if ends_step or self.moved >= self.step_bytes:
             moved, self.moved = self.moved, 0
             yield moved
 
 
-class _Naming:
+class _PlaceInErrors:
     """Adds the file, the position and the least possible offset to the error for a bad batch."""
 
     __slots__ = ("_segment", "_walk")
@@ -521,7 +522,7 @@ class _Targets:
 
 
 def _position(segment: LogSegment, offset: int) -> int:
-    # The position of the batch that contains the offset, or of the next one.
+    """Return the position of the batch that contains the offset, or of the next one."""
     if offset <= segment.base_offset:
         return 0
     found = segment.position_of(offset)

@@ -39,7 +39,7 @@ from kreplica.log.transaction_index import TransactionIndex
 EndOfSwap = Callable[[int], int]
 
 # How many times a reader lists a directory that its writer keeps changing.
-LOOKS = 5
+LIST_ATTEMPTS = 5
 # A segment's positions are 32 bits wide in Kafka's index, so no file may reach 2 GiB.
 MAX_SEGMENT_BYTES = (1 << 31) - 1
 # The order in which a segment's files are renamed: the .log file comes last.
@@ -357,7 +357,7 @@ class LocalLog:
         """
         moved: list[str] = []
         try:
-            for path in self._renamed(list(self.segments)[::-1]):  # a crash leaves no hole
+            for path in self._rename_to_deleted(list(self.segments)[::-1]):  # a crash leaves no hole
                 moved.append(path)
             segment = self._begin_segment(base_offset)
         except BaseException as error:
@@ -376,9 +376,9 @@ class LocalLog:
         """
         gone = list(segments)
         self.segments = self.segments.without({segment.base_offset for segment in gone})
-        return list(self._renamed(gone))
+        return list(self._rename_to_deleted(gone))
 
-    def _renamed(self, segments: Iterable[LogSegment]) -> Iterator[str]:
+    def _rename_to_deleted(self, segments: Iterable[LogSegment]) -> Iterator[str]:
         """Rename the segments' files to .deleted, one by one, and yield the new paths."""
         for segment in segments:
             for suffix in SEGMENT_SUFFIXES:
@@ -579,7 +579,7 @@ class LocalLog:
         self.segments = LogSegments(tuple(kept))
 
     def _opened_since(self, known: set[int], up_to: int) -> list[LogSegment]:
-        for attempt in range(LOOKS):
+        for attempt in range(LIST_ATTEMPTS):
             names = Listing(self.storage.list_directory(self.directory))
             try:
                 opened = [
@@ -591,7 +591,7 @@ class LocalLog:
                 return opened
             except KafkaStorageError:
                 # Retention, truncation or the cleaner removed a file after it was listed: list again.
-                if attempt == LOOKS - 1:
+                if attempt == LIST_ATTEMPTS - 1:
                     raise
         return []
 

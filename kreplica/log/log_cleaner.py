@@ -1,7 +1,7 @@
 """LogCleaner: cleans the compacted logs of a node, one after the other, the dirtiest first.
 
-`do_work` does one bounded step and returns the delay until the next: none, the delay that the limit of bytes
-per second requires, or a rest. It never sleeps. All logs share one OffsetMap, so memory is bounded however
+`do_work` does one bounded step and returns the delay until the next: 0, the delay that the limit of bytes per
+second requires, or a rest. It never sleeps. All logs share one OffsetMap, so memory is bounded however
 many logs there are.
 
 A corrupt batch makes its partition uncleanable, and the log is not changed. Transient errors (a full disk, no
@@ -36,7 +36,7 @@ from kreplica.log.cleaner import Cleaner, CleanerStats, LogToClean, log_to_clean
 from kreplica.log.unified_log import UnifiedLog
 
 HASH_KEY_BYTES = 16
-MAY_PASS = (StorageFull, OutOfDescriptors, OutOfMaps)
+TRANSIENT_ERRORS = (StorageFull, OutOfDescriptors, OutOfMaps)
 
 
 class LogCleanerManager:
@@ -90,7 +90,7 @@ class LogCleanerManager:
             if log.config.compact and log.is_writable:
                 try:
                     checkpoint = self._checkpoint_of(log)
-                    self._leave_damaged(log)
+                    self._exclude_damaged(log)
                     if not self._is_held_back(log.topic_partition, monotonic_ms):
                         found.append(log_to_clean(log, checkpoint, now_ms))
                 except KreplicaError as error:
@@ -106,7 +106,7 @@ class LogCleanerManager:
             self._in_progress, self._aborted = chosen.log, False
         return chosen
 
-    def _leave_damaged(self, log: UnifiedLog) -> None:
+    def _exclude_damaged(self, log: UnifiedLog) -> None:
         # Cleaning a damaged log would silently drop the damaged range, or copy rot that it does not notice.
         if log.damage is not None:
             with self._lock:
@@ -324,7 +324,9 @@ class LogCleaner:
             self.manager.gave_up(log, reason=str(error))
             return
         self.manager.gave_up(log, retry_at_ms=self._monotonic_ms() + self.config.backoff_ms)
-        if isinstance(error, (LogCleaningAborted, *MAY_PASS)) or (moves and isinstance(error, KreplicaError)):
+        if isinstance(error, (LogCleaningAborted, *TRANSIENT_ERRORS)) or (
+            moves and isinstance(error, KreplicaError)
+        ):
             return
         if not isinstance(error, KafkaStorageError):
             raise error

@@ -45,6 +45,8 @@ from kreplica.log.producer_state_manager import ProducerStateManager
 from kreplica.log.recovery_scan import Recovery, RecoveryScan
 from kreplica.log.unified_log import UnifiedLog
 
+INDEX_SUFFIXES = (INDEX_SUFFIX, TIME_INDEX_SUFFIX)
+
 
 @dataclass(frozen=True, slots=True)
 class OpenOptions:
@@ -149,18 +151,13 @@ def _new(path: str, wanted: NewLog, config: LogConfig, storage: Storage, clock: 
         clock,
     )
     log.recovered = Recovery()
-    let_open_again(log, clock)
+    log.reopen = partial(_reopen, clock=clock)
     log.flush_state()
     local.flush_names()
     return log
 
 
-def let_open_again(log: UnifiedLog, clock: Clock) -> None:
-    """Let the log recover by opening itself again after an outside exception interrupts one of its steps."""
-    log.opened_again = partial(_opened_again, clock=clock)
-
-
-def _opened_again(log: UnifiedLog, *, clock: Clock) -> UnifiedLog:
+def _reopen(log: UnifiedLog, *, clock: Clock) -> UnifiedLog:
     """Open the log's files again in their present state, as after a crash of the process.
 
     Readers of the segments that were open before may continue to use them. Raises like `load`.
@@ -176,9 +173,6 @@ def _opened_again(log: UnifiedLog, *, clock: Clock) -> UnifiedLog:
         for segment in opened.local.segments:
             segment.region.lend()
     return opened
-
-
-INDEX_SUFFIXES = (INDEX_SUFFIX, TIME_INDEX_SUFFIX)
 
 
 class _LogLoader:
@@ -205,7 +199,7 @@ class _LogLoader:
     def load(self) -> UnifiedLog:
         names = self.storage.list_directory(self.local.directory)
         if not self.options.read_only:
-            names = self._tidied(names)
+            names = self._tidy(names)
         standing = self.standing = self._read_standing(names)
         self.same_boot = standing is not None and standing.boot_id == self.storage.boot_id()
         listing = Listing(names)
@@ -249,11 +243,11 @@ class _LogLoader:
             raise InvalidFile(f"{self.local.directory}: no segment of a log in this directory")
         else:
             self._begin(start)
-        return self._finished(start)
+        return self._finish(start)
 
-    # ---- leftovers of an interrupted change, as a crash leaves them ---------------------------------------
+    # ---- leftovers of interrupted changes ------------------------------------------------------------------
 
-    def _tidied(self, names: list[str]) -> list[str]:
+    def _tidy(self, names: list[str]) -> list[str]:
         """Finish or undo the interrupted changes among `names`; return the files that remain."""
         local = self.local
         gone = [n for n in names if n.endswith((DELETED_SUFFIX, TEMPORARY_SUFFIX)) and n != STATE_FILE]
@@ -295,7 +289,7 @@ class _LogLoader:
             else:
                 following = base
 
-    def _first_torn(self, first: int) -> int:
+    def _first_to_scan(self, first: int) -> int:
         """Return the index of the segment to scan from: `first`, or an earlier one with a bad transaction
         index, which the scan rebuilds."""
         if self.options.read_only:
@@ -309,7 +303,7 @@ class _LogLoader:
                     return index
         return first
 
-    # ---- what lies in the directory -----------------------------------------------------------------------
+    # ---- what the directory holds --------------------------------------------------------------------------
 
     def _read_standing(self, names: list[str]) -> LogStanding | None:
         if STATE_FILE not in names:
@@ -347,12 +341,12 @@ class _LogLoader:
             self.scan.known = self.scan.known.with_added(missing_segments.missing_start(start, first))
         return min(start, base)
 
-    # ---- how far it is good -------------------------------------------------------------------------------
+    # ---- where the log ends --------------------------------------------------------------------------------
 
     def _find_end(self, segments: list[LogSegment], start: int) -> None:
         standing = self.options.standing or (self.standing if self._is_clean(segments) else None)
         if standing is not None:
-            self._believe(standing, start)
+            self._trust(standing, start)
             return
         flushed = self._flushed()
         if self.options.read_only:
@@ -368,7 +362,7 @@ class _LogLoader:
             # could not find out where its own log diverges.
             safe = min(safe, start)
         first = max(0, self.local.segments.index_for(safe))
-        first = self._first_torn(first)
+        first = self._first_to_scan(first)
         if not self.options.read_only:
             # Now, since the indexes of empty segments are about to be rebuilt.
             self._look_for_emptied(segments, start)
@@ -381,7 +375,7 @@ class _LogLoader:
         self._load_producers(start, segments[first].base_offset)
         self.next_offset, self.epoch = self.scan.run(first, flushed)
 
-    def _believe(self, standing: LogStanding, start: int) -> None:
+    def _trust(self, standing: LogStanding, start: int) -> None:
         """Trust the state that the log's writer published, without reading any segment."""
         self.recovery.clean = standing.clean
         self.next_offset = standing.log_end_offset
@@ -476,7 +470,7 @@ class _LogLoader:
         self.epoch = -1
         self._begin(start)
 
-    def _finished(self, start: int) -> UnifiedLog:
+    def _finish(self, start: int) -> UnifiedLog:
         local = self.local
         if self.scan.damage is None and self.next_offset < start:
             self._begin_again(start)
@@ -490,7 +484,7 @@ class _LogLoader:
             local.flush_transaction_indexes()
         state = self._open_state()
         if self.options.read_only:
-            return self._finished_reader(start, state)
+            return self._finish_reader(start, state)
         state.follows = self.options.is_only_replica
         high_watermark = end if state.follows else self.options.high_watermark
         if self.standing is not None and (self.recovery.clean or self.same_boot):
@@ -512,7 +506,7 @@ class _LogLoader:
             flush_offset=min(end, self._flushed()),
             leader_epoch=self.epoch,
         )
-        log = self._made(state)
+        log = self._make_log(state)
         if self.scan.damage is None:
             log.remember_damages()
         log.update_high_watermark(mark)
@@ -525,7 +519,7 @@ class _LogLoader:
             log.flush_state()
         return log
 
-    def _made(self, state: LogState) -> UnifiedLog:
+    def _make_log(self, state: LogState) -> UnifiedLog:
         log = UnifiedLog(
             self.topic_partition,
             self.local,
@@ -537,10 +531,10 @@ class _LogLoader:
             damages=self.scan.known,
         )
         log.recovered = self.recovery
-        let_open_again(log, self.clock)
+        log.reopen = partial(_reopen, clock=self.clock)
         return log
 
-    def _finished_reader(self, start: int, state: LogState) -> UnifiedLog:
+    def _finish_reader(self, start: int, state: LogState) -> UnifiedLog:
         local, standing = self.local, self.options.standing
         end = self.next_offset
         if self.options.end_bound is not None:
@@ -556,7 +550,7 @@ class _LogLoader:
             valid_length=local.segments.active.size,
             leader_epoch=self.epoch,
         )
-        log = self._made(state)
+        log = self._make_log(state)
         if standing is not None:
             log.follow(standing)
         else:

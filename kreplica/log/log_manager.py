@@ -254,7 +254,7 @@ class LogManager:
             self._open_directories()
             self._load_all(on_progress)
         except BaseException:
-            self._let_go()
+            self._release_all()
             raise
         delays_ms = {
             "log-flusher": self.settings.log_flush_scheduler_interval_ms,
@@ -288,7 +288,7 @@ class LogManager:
             self._lower_checkpoints_of(log)
         self._require_online()
 
-    def _let_go(self) -> None:
+    def _release_all(self) -> None:
         with self._lock:
             for move in self.moves.values():
                 move.future.abandon()
@@ -381,10 +381,10 @@ class LogManager:
         for job in self._jobs:
             job.stop()
         self.cleaner.close()
-        self._let_go()
+        self._release_all()
 
     def _guarded(self, directory: LogDirectory, step: Callable[[], object]) -> None:
-        # An I/O error takes the directory offline. Any other error is not the disk's fault and is raised.
+        """Run `step`. An I/O error takes the directory offline; any other error is raised."""
         try:
             step()
         except (LogDirLocked, DamagedLog):
@@ -457,24 +457,24 @@ class LogManager:
         """
         # Create a log that is wanted twice only once: two workers, or two directories, would conflict.
         wanted = list({each.partition: each for each in wanted}.values())
-        logs, missing = self._found(wanted)
+        logs, missing = self._find_existing(wanted)
         if missing:
             with self._making:
                 # Another thread may have created some while this one waited.
-                more, missing = self._found(missing)
+                more, missing = self._find_existing(missing)
                 logs.update(more)
                 if missing:
-                    self._make(missing, logs)
+                    self._create_missing(missing, logs)
         return {each.partition: logs[each.partition] for each in wanted}
 
-    def _found(self, wanted: Iterable[NewLog]) -> tuple[Logs, list[NewLog]]:
+    def _find_existing(self, wanted: Iterable[NewLog]) -> tuple[Logs, list[NewLog]]:
         """Return the existing logs and the errors of invalid requests, and the logs to create."""
         found: Logs = {}
         missing: list[NewLog] = []
         with self._lock:
             for each in wanted:
                 try:
-                    log = self._known(each)
+                    log = self._existing_log(each)
                 except KreplicaError as error:
                     found[each.partition] = error
                     continue
@@ -484,7 +484,7 @@ class LogManager:
                     found[each.partition] = log
         return found, missing
 
-    def _known(self, wanted: NewLog) -> UnifiedLog | None:
+    def _existing_log(self, wanted: NewLog) -> UnifiedLog | None:
         partition = wanted.partition
         check_topic(partition.topic)
         if str(partition) == CLUSTER_METADATA_DIRECTORY:
@@ -494,8 +494,8 @@ class LogManager:
             _check_topic_id(log, wanted.topic_id)
         return log
 
-    def _make(self, missing: Iterable[NewLog], logs: Logs) -> None:
-        placed = self._placed(missing, logs)
+    def _create_missing(self, missing: Iterable[NewLog], logs: Logs) -> None:
+        placed = self._choose_directories(missing, logs)
         places = [
             (each, directory.path_of(each.partition), self.configs.of(each.partition.topic))
             for each, directory in placed
@@ -507,7 +507,7 @@ class LogManager:
                 self.fail(directory.path, error)
         self._flush_names(placed)
         for each, directory in placed:
-            logs[each.partition] = self._added(directory, made[each.partition])
+            logs[each.partition] = self._add_created(directory, made[each.partition])
 
     def _create_all(self, places: Iterable[tuple[NewLog, str, LogConfig]]) -> Logs:
         made: Logs = {}
@@ -521,7 +521,7 @@ class LogManager:
         self._workers.run([partial(try_to_create, *each) for each in places])
         return made
 
-    def _placed(self, missing: Iterable[NewLog], logs: Logs) -> list[tuple[NewLog, LogDirectory]]:
+    def _choose_directories(self, missing: Iterable[NewLog], logs: Logs) -> list[tuple[NewLog, LogDirectory]]:
         """Choose a directory for each log; add an error to `logs` where none is available."""
         placed: list[tuple[NewLog, LogDirectory]] = []
         more = Counter[str]()
@@ -541,7 +541,9 @@ class LogManager:
             if not directory.is_offline:
                 self._guarded(directory, partial(self._storage.sync_directory, directory.path))
 
-    def _added(self, directory: LogDirectory, log: UnifiedLog | KreplicaError) -> UnifiedLog | KreplicaError:
+    def _add_created(
+        self, directory: LogDirectory, log: UnifiedLog | KreplicaError
+    ) -> UnifiedLog | KreplicaError:
         if isinstance(log, UnifiedLog):
             with self._lock:
                 self._add_new(directory, log)
@@ -815,13 +817,13 @@ class LogManager:
         log.abandon()
         self.cleaner.manager.forget(log)
         old = self._rename_aside(source, [log], DELETED_DIRECTORY_SUFFIX)[partition]
-        take_name = partial(self._take_name, target, partition, move.future.local.directory)
+        take_name = partial(self._put_copy_in_place, target, partition, move.future.local.directory)
         self._guarded(target, take_name)
         self._guarded(target, partial(self._open_log, target, partition, options))
         self._guarded(target, target.write_checkpoints)
         self._remove_tree_later(source, old, delay_ms)
 
-    def _take_name(self, target: LogDirectory, partition: TopicPartition, path: str) -> None:
+    def _put_copy_in_place(self, target: LogDirectory, partition: TopicPartition, path: str) -> None:
         self._storage.rename(path, target.path_of(partition))
         self._storage.sync_directory(target.path)
         self._storage.remove(f"{target.path_of(partition)}/{WHOLE}")
@@ -836,12 +838,12 @@ class LogManager:
             partition = whole_copy_in(self._storage, path)
             if partition is not None:
                 for other in self._online():
-                    self._guarded(other, partial(self._give_way, other, partition))
-                self._take_name(directory, partition, path)
+                    self._guarded(other, partial(self._move_original_aside, other, partition))
+                self._put_copy_in_place(directory, partition, path)
             else:
                 self._storage.remove_tree(path)
 
-    def _give_way(self, directory: LogDirectory, partition: TopicPartition) -> None:
+    def _move_original_aside(self, directory: LogDirectory, partition: TopicPartition) -> None:
         path = directory.path_of(partition)
         if self._storage.is_directory(path):
             self._storage.rename(

@@ -290,7 +290,7 @@ class ProducerStateManager:
         return done if isinstance(done, CompletedTxn) else None
 
     def feed(self, local: LocalLog, segment: LogSegment, batch: RecordBatch) -> None:
-        """Add a batch of `segment` like `take_over`, and to the segment's index what it aborts."""
+        """Add a batch of `segment` like `take_over`, and index a transaction that it aborts."""
         done = self.take_over(batch)
         if done is not None:
             self.complete(local, segment, done)
@@ -404,13 +404,16 @@ class ProducerStateManager:
         except BaseException:
             self.map_end_offset = before
             if offset > before and offset in self.snapshot_offsets:
-                # Other records may take the place of those that it knows.
+                # Other records may be appended in place of those that the snapshot covers.
                 self._last_snapshot_offset = last
                 self._remove_snapshot(offset)
             raise
 
     def remove_stray_snapshots(self, segment_base_offsets: Collection[int]) -> None:
-        """Remove what clean closes have left, but not the newest one if no segment begins above it."""
+        """Remove the snapshots at which no segment begins, as clean closes leave them.
+
+        The newest one stays if no segment begins above it.
+        """
         bases = set(segment_base_offsets)
         strays = [offset for offset in self.snapshot_offsets if offset not in bases]
         if strays and (not bases or strays[-1] >= max(bases)):
@@ -462,7 +465,7 @@ def batches_with_producers(
 ) -> Iterator[tuple[LogSegment, RecordBatch | range]]:
     """Iterate over the batches with a producer from offset `start` to `stop`, each with its segment.
 
-    A range of offsets stands for batches that rotted.
+    Batches that rotted appear as the range of their offsets.
     """
     for index in range(max(0, segments.index_for(start)), len(segments)):
         segment = segments[index]

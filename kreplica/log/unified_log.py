@@ -86,7 +86,8 @@ OnDamage = Callable[["UnifiedLog", Damage], None]
 # A reader that follows batch by batch reads this much of a segment at a time, and grows up to the second one:
 # finding the end of a chunk walks over its headers, and reading one record must not load 4 MiB of them.
 FIRST_CHUNK_BYTES, READ_CHUNK_BYTES = 16 << 10, 4 << 20
-# The bound of a reader behind the damage at which recovery stopped: where the log ends, the batches show.
+# The bound of a read behind the damage at which recovery stopped. The log's end is not known there, so the
+# read ends after the last valid batch.
 UNKNOWN_END = 1 << 62
 # Timestamps with a special meaning in a search by time.
 EARLIEST_TIMESTAMP = -2
@@ -181,10 +182,10 @@ class UnifiedLog:
         "on_damage",
         "on_deleted",
         "on_truncating",
-        "opened_again",
         "producers",
         "queue",
         "recovered",
+        "reopen",
         "state",
         "step",
         "stopped_at",
@@ -213,7 +214,7 @@ class UnifiedLog:
         self.producers = producers
         self.stopped_at = stopped_at
         self.closed = False
-        # What recovery did, to be shown to people: a recovery_scan.Recovery.
+        # What recovery did, for display: a recovery_scan.Recovery.
         self.recovered: object = None
         # The id in partition.metadata, once it was read.
         self.topic_id: Uuid | None = None
@@ -234,7 +235,7 @@ class UnifiedLog:
         self.step = self.offsets_lock.step
         self._closing = RLock()  # a second thread waits until the first is done
         # Opens the log's files again, as after a crash of the process: see log_loader.
-        self.opened_again: Callable[[UnifiedLog], UnifiedLog] | None = None
+        self.reopen: Callable[[UnifiedLog], UnifiedLog] | None = None
         # The AppendQueue of a partition's replica.
         self.queue: AppendsInFlight | None = None
         # Guarded by lock:
@@ -266,7 +267,7 @@ class UnifiedLog:
         """Choose which batches may take the plain path; call it after any change that appends depend on."""
         self._plain.choose(self.leader_epoch, is_ready=self.is_writable and self.latest_epoch is not None)
 
-    # ---- where it stands -----------------------------------------------------------------------------------
+    # ---- offsets and state ---------------------------------------------------------------------------------
 
     @property
     def log_start_offset(self) -> int:
@@ -740,14 +741,17 @@ class UnifiedLog:
             if segment.largest_timestamp() >= timestamp:
                 for batch, record in self._records_from(segment, limit, start, timestamp):
                     if record.timestamp is not None and record.timestamp >= timestamp:
-                        return TimestampOffset(record.timestamp, _at(record), batch.leader_epoch)
+                        return TimestampOffset(record.timestamp, _offset_of(record), batch.leader_epoch)
         return None
 
     # ---- reads in detail -----------------------------------------------------------------------------------
 
     def _read_tail(self, start_offset: int, max_bytes: int, at_least_one: bool) -> FetchDataInfo | None:
-        """Read up to the log's end in the active segment of a log without damage, as a follower does that
-        fetches what was just appended; None if `read` has to look closer."""
+        """Read up to the log's end in the active segment of a log without damage.
+
+        This is the short path of a follower that fetches what was just appended. Returns None if `read` must
+        take the general path.
+        """
         state = self.state
         # In the same order as in _view.
         bound, segment = state.log_end_offset, self.local.segments.active
@@ -1023,7 +1027,7 @@ class UnifiedLog:
             for batch in batches_in(chunk):
                 self.check_crc(batch)
                 offset = batch.next_offset
-                yield from ((batch, record) for record in batch if _at(record) >= start)
+                yield from ((batch, record) for record in batch if _offset_of(record) >= start)
 
     def _position_by_time(
         self, segment: LogSegment, timestamp: int, offset: int
@@ -1045,7 +1049,7 @@ class UnifiedLog:
                     self.check_crc(batch)
                     offset = batch.next_offset
                     if batch.max_timestamp >= timestamp:
-                        yield from ((batch, record) for record in batch if _at(record) >= start)
+                        yield from ((batch, record) for record in batch if _offset_of(record) >= start)
             damage = self._damage_ahead(segment, offset)
             offset = None if damage is None else damage.next_offset
 
@@ -1057,7 +1061,7 @@ class UnifiedLog:
         while (chunk := self._read_segment(segment, offset, READ_CHUNK_BYTES, -1, True)) is not None:
             for batch in batches_in(chunk):
                 offset = batch.next_offset
-                largest = max([largest, *(r.timestamp or 0 for r in batch if _at(r) >= start)])
+                largest = max([largest, *(r.timestamp or 0 for r in batch if _offset_of(r) >= start)])
         return largest
 
     def _epoch_at(self, offset: int) -> int:
@@ -1546,9 +1550,9 @@ class UnifiedLog:
         # Deleted records of the batch stay deleted: the log does not start below, although the head does.
         published = max(end, min(self.log_start_offset, offset)) if head else end
         base_offset, epochs_end = local.segments[keep].base_offset, offset if head else end
-        # What may need room on the disk comes first, so that a full disk leaves everything unchanged.
+        # First do what may need disk space, so that a full disk leaves everything unchanged.
         self._publish_and_forget(published, base_offset, position, epochs_end, flushed=end)
-        # A truncation that stops halfway, even for lack of room, leaves what only the next opening can tell.
+        # If the rest stops halfway, even because the disk is full, only a new opening can tell what is left.
         with self._offline_on(KafkaStorageError):
             self._cut(offset, keep, end, position, head)
             if head:
@@ -1576,7 +1580,7 @@ class UnifiedLog:
             last = active.next_offset()
             end = active.base_offset if last is None else last
         self._forget_epochs(end)
-        self._ended_at(end)
+        self._update_after_cut(end)
         if is_damaged:
             # Recovery reads the whole last segment, so no damage may be in it.
             self.roll()
@@ -1595,7 +1599,9 @@ class UnifiedLog:
         # To the cleaner everything that follows is dirty, even if it begins above the clean part.
         self.truncating(min(offset, local.segments[0].base_offset))
         standing = self._standing()
-        self._publish_end(*_end_of_none(local.segments[0].base_offset, offset))
+        # A kill may leave older segments. Published like this, none of them seems to lack bytes.
+        first = min(local.segments[0].base_offset, offset)
+        self._publish_end(first, first, 0)
         self.state.update(log_start_offset=offset, high_watermark=offset)
         self._publish_cut()
         epochs = self.epochs.entries
@@ -1615,7 +1621,7 @@ class UnifiedLog:
             self.active = local.segments.active
             self.producers.truncate_fully_and_start_at(offset)
             self._forget_epochs(offset)
-            self._ended_at(offset)
+            self._update_after_cut(offset)
             self.forget_damages(lambda _: False)
         return gone
 
@@ -1688,7 +1694,7 @@ class UnifiedLog:
         self.state.update(leader_epoch=self.leader_epoch)
         self.choose_path()
 
-    def _ended_at(self, offset: int) -> None:
+    def _update_after_cut(self, offset: int) -> None:
         """Update what a truncation changes besides the segments."""
         self._publish_end(offset, self.active.base_offset, self.active.size)
         self.producers.truncate_and_reload(self.log_start_offset, offset, self.time_ms())
@@ -1712,7 +1718,7 @@ class UnifiedLog:
         self._group_commit.truncated(end)
 
     def _publish_cut(self) -> None:
-        """Put the new end on disk, in the state file and in the directory's checkpoints."""
+        """Flush the new end to the state file and to the directory's checkpoints."""
         self.flush_state()
         if self.on_cut is not None:
             self.on_cut(self)
@@ -1743,7 +1749,8 @@ class UnifiedLog:
             raise LogCleaningAborted(f"{self.topic_partition}: the log changed while it was cleaned")
 
     def _put_in_place(self, new: Sequence[LogSegment], old: Sequence[LogSegment]) -> list[str]:
-        # From here on there is no way back: an error takes the log offline, and its next opening goes on.
+        # From here on the change cannot be undone. An error takes the log offline, and the next opening
+        # finishes the change.
         local = self.local
         gone = []
         with self._offline_on(KreplicaError):
@@ -1757,8 +1764,8 @@ class UnifiedLog:
             local.storage.sync_directory(local.directory)
             for segment in new:
                 local.rename_segment(segment, RENAMING_ORDER, SWAP_SUFFIX, "")
-            # The next round begins with a .cleaned file at the log's start, beside which no .swap would
-            # count.
+            # The next round creates a .cleaned file at the log's start. Beside it a .swap that a power cut
+            # brings back would count as incomplete.
             local.storage.sync_directory(local.directory)
             local.segments = local.segments.with_replaced(old, new)
             kept = {segment.base_offset for segment in new}
@@ -1772,7 +1779,7 @@ class UnifiedLog:
     # ---- durability ----------------------------------------------------------------------------------------
 
     def flush(self) -> int:
-        """Put everything that was appended so far on disk. Return the log's end that this covers.
+        """Flush everything that was appended so far. Return the log's end that this covers.
 
         Raises ReadOnlyLog, and KafkaStorageError if the disk refuses. The log is offline then, and the flush
         is never tried again, since the kernel may have dropped the pages.
@@ -1794,7 +1801,7 @@ class UnifiedLog:
             self.flush()
 
     def flush_state(self) -> None:
-        """Put the state file with the log's present offsets on disk. Raises KafkaStorageError."""
+        """Flush the state file, which holds the log's present offsets. Raises KafkaStorageError."""
         region = self.state.region
         if region is not None:
             with self._offline_on(KreplicaError):
@@ -1854,11 +1861,11 @@ class UnifiedLog:
         """Flush outside of the lock, so that appends go on. Return the log's end that this covers."""
         with self.offsets_lock:
             end = self.state.log_end_offset
-        # Along with it the flush point of the last flush, which on disk is never further behind.
+        # The same disk flush writes the state file, so the flush offset on disk is at most one flush old.
         with self._offline_on(KreplicaError):
             self.local.flush(self.state.flush_offset, along=self.state.region if self.durable else None)
         with self.offsets_lock:
-            # Only what a truncation in between has left counts.
+            # Count only what a truncation meanwhile has left.
             end = min(end, self._group_commit.limit)
             self._set_flushed(end)
         return end
@@ -1957,13 +1964,14 @@ class UnifiedLog:
         Such a change leaves what a crash of the process at that point would leave. The lock is held. Raises
         as `log_loader.load`, and may be called again then.
         """
-        if not (self.closed or self.is_offline or self.local.read_only or self.opened_again is None):
+        if not (self.closed or self.is_offline or self.local.read_only or self.reopen is None):
             if self.queue is not None:
                 self.queue.settle()
-            self._stand_as(self.opened_again(self))
+            self._take_state_of(self.reopen(self))
         self.choose_path()
 
-    def _stand_as(self, opened: UnifiedLog) -> None:
+    def _take_state_of(self, opened: UnifiedLog) -> None:
+        """Use what `opened` has loaded from the files."""
         if self.lock is not self.offsets_lock:
             # A disk thread appends.
             opened.state.share()
@@ -1997,15 +2005,6 @@ def _head_if_cut_at(segment: LogSegment, position: int, offset: int) -> bytes:
     return batch_head(RecordBatch(following), offset)
 
 
-def _end_of_none(first_base_offset: int, offset: int) -> tuple[int, int, int]:
-    """Return the end, active segment and length to publish before everything is removed.
-
-    A kill may leave older segments, and none of them may seem to lack bytes then.
-    """
-    first = min(first_base_offset, offset)
-    return first, first, 0
-
-
 def require_offset(offset: int) -> None:
     """Raise OffsetOutOfRange for a negative offset, where a log cannot end."""
     if offset < 0:
@@ -2020,6 +2019,6 @@ def require_kept(kept: bool, base_offset: int) -> None:
         )
 
 
-def _at(record: Record) -> int:
+def _offset_of(record: Record) -> int:
     assert record.offset is not None
     return record.offset

@@ -128,7 +128,7 @@ def _kill_at(monkeypatch, owner, name, call):
 STEPS = [
     (FileStorage, "rename", 0),
     (FileStorage, "rename", 7),
-    (UnifiedLog, "_ended_at", 0),
+    (UnifiedLog, "_update_after_cut", 0),
 ]
 CUTS = {
     "in the last segment": lambda log: log.truncate_to(119),
