@@ -11,7 +11,7 @@ A `ReplicaNode` is one broker: its logs, and the ReplicaManager and Partitions t
 `Controller` keeps which broker leads each partition and which replicas are in sync; the program makes the
 decisions (a topic, a failed broker, an election), the controller checks and keeps them. Nodes of one process
 share a LocalNetwork; nodes of several need a Transport, for which FrameTransport asks for one function.
-docs/EMBEDDING.md has the examples. `kreplica.Cluster` does all of this without decisions of yours.
+docs/EMBEDDING.md has the examples. `kreplica.Cluster` makes these decisions itself.
 
 Safe by default: a record counts as committed only when every in-sync replica has it, a topic requires a
 majority of its replicas to be in sync, and only in-sync replicas are elected.
@@ -172,17 +172,18 @@ class Controller:
     def add_broker(self, broker_id: int) -> None:
         """Register a broker that has started, and let it lead partitions without a leader that it may lead.
 
-        Call it for each start: the new broker epoch keeps an answer to its former life from counting.
+        Call it at each start. The new broker epoch makes messages of the broker's former run recognizable.
         """
         with self._lock:
             self._decisions.register(broker_id)
-            self._lead_what_can_be_led()
+            self._elect_missing_leaders()
         self._publish()
 
     def remove_broker(self, broker_id: int) -> None:
         """Note that a broker has failed or stops: take it out of ISRs and elect other leaders.
 
-        A partition whose only in-sync replica it is keeps it in the ISR, and has no leader until it is back.
+        A partition's only in-sync replica stays in its ISR. The partition then has no leader until that
+        broker is back.
         """
         with self._lock:
             self._decisions.fenced.add(broker_id)
@@ -201,7 +202,7 @@ class Controller:
         partitions: int = 1,
         config: Mapping[str, object] | None = None,
     ) -> None:
-        """Create a topic whose partitions are on the brokers `replicas`; they lead by turns.
+        """Create a topic whose partitions are on the brokers `replicas`, which take turns as first leader.
 
         `config`: Kafka's topic properties. min.insync.replicas is a majority of the replicas by default, so
         that an acknowledged record survives the loss of a minority. Raises InvalidTopic, TopicAlreadyExists,
@@ -244,7 +245,7 @@ class Controller:
             self._decide_leader(at, leader, (leader,) if is_unclean else state.isr, unclean=is_unclean)
         self._publish()
 
-    # ---- under the lock -----------------------------------------------------------------------------------
+    # ---- internals ----------------------------------------------------------------------------------------
 
     def _is_alive(self, broker_id: int) -> bool:
         return self._decisions.get_alive_broker_epoch(broker_id) is not None
@@ -252,7 +253,7 @@ class Controller:
     def _first_alive(self, brokers: Sequence[int]) -> int:
         return next(filter(self._is_alive, brokers), NO_LEADER)
 
-    def _lead_what_can_be_led(self) -> None:
+    def _elect_missing_leaders(self) -> None:
         for at, state in list(self._decisions.partitions.items()):
             leader = self._first_alive([each for each in state.replicas if each in state.isr])
             if state.leader == NO_LEADER and leader != NO_LEADER:

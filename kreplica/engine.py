@@ -115,7 +115,7 @@ class Log:
         if read_only:
             parsed = given.readable(files, directory)
             reader = live_reader.LiveReader(directory, partition, parsed, files, clock or SystemClock())
-            return cls(directory, reader.open(), None, reader)._closed_when_lost(files)
+            return cls(directory, reader.open(), None, reader)._close_when_lost(files)
         _make_directory(files, directory)
         locks = _Locks(files)
         try:
@@ -123,12 +123,12 @@ class Log:
             options = _options(files, directory, partition, locks)
             parsed = given.store(files, directory)
             log = log_loader.load(directory, partition, parsed, files, clock or SystemClock(), options)
-            return cls(directory, log, locks, None)._closed_when_lost(files)
+            return cls(directory, log, locks, None)._close_when_lost(files)
         except BaseException:
             locks.release()
             raise
 
-    def _closed_when_lost(self, files: Storage) -> Self:
+    def _close_when_lost(self, files: Storage) -> Self:
         # Only on the machine's own files: a simulated machine decides itself when its logs end.
         if isinstance(files, FileStorage):
             self._finalizer = weakref.finalize(
@@ -216,16 +216,17 @@ class Log:
 
         Each is a view of the mapped file, with its CRC checked.
         """
-        self._see()
+        self._catch_up()
         first = self._log.log_start_offset if start is None else integer("start", start)
         cuts = self._cuts()
         found = self._log.batches(first, _bound("stop", stop), isolation=isolation)
-        return self._beside_cuts(found, first, cuts)
+        return self._guard_against_cuts(found, first, cuts)
 
-    def _beside_cuts(self, found: Iterator[RecordBatch], offset: int, cuts: int) -> Iterator[RecordBatch]:
-        # Mapped bytes stay valid. Without a mapping, a truncation or retention may remove the file being
-        # read.
-        # The iterator holds a reference to the log, which so is not closed by garbage collection.
+    def _guard_against_cuts(
+        self, found: Iterator[RecordBatch], offset: int, cuts: int
+    ) -> Iterator[RecordBatch]:
+        # Mapped bytes stay valid. Without a mapping, a truncation or retention may remove the file that is
+        # read. The iterator refers to this Log, so garbage collection does not close the log meanwhile.
         try:
             for batch in found:
                 offset = batch.next_offset
@@ -233,7 +234,7 @@ class Log:
         except (KafkaStorageError, CorruptMessage) as error:
             if self._log.closed or (self._refresh is None and isinstance(error, DamagedLog)):
                 raise
-            self._see()
+            self._catch_up()
             start, end = self._log.log_start_offset, self._log.log_end_offset
             if start <= offset <= end and self._cuts() == cuts:
                 raise
@@ -241,7 +242,7 @@ class Log:
             raise OffsetOutOfRange(f"{text}; the log has [{start}, {end})", where=offset) from error
 
     def _cuts(self) -> int:
-        # Number of times that bytes visible to a reader were removed.
+        """Return how often bytes that were visible to a reader have been removed."""
         return self._log.state.cuts if self._refresh is None else self._refresh.cuts
 
     def arrow_batches(
@@ -276,7 +277,7 @@ class Log:
         piece_bytes: int | None = None,
     ) -> ColumnReader:
         """Return a reader of the same columns, piece by piece and without pyarrow; see ColumnReader."""
-        self._see()
+        self._catch_up()
         return ColumnReader(
             self._log,
             COLUMNS[:6] if columns is None else columns,
@@ -313,7 +314,7 @@ class Log:
         CorruptMessage.
         """
         self._require_open()
-        self._see()
+        self._catch_up()
         is_special = isinstance(timestamp, int) and timestamp < 0
         wanted = integer("timestamp", timestamp) if is_special else milliseconds(timestamp)
         return self._log.offset_for_timestamp(wanted)
@@ -323,7 +324,7 @@ class Log:
         if self._log.closed:
             raise LogClosed(f"{self.path}: the log is closed")
 
-    def _see(self) -> None:
+    def _catch_up(self) -> None:
         self._log.offsets_lock.look()
         if self._refresh is not None:
             self._refresh.refresh(self._log)
@@ -333,23 +334,23 @@ class Log:
     @property
     def log_start_offset(self) -> int:
         """The first offset in the log."""
-        self._see()
+        self._catch_up()
         return self._log.log_start_offset
 
     @property
     def log_end_offset(self) -> int:
         """The offset of the next record to be appended (LEO)."""
-        self._see()
+        self._catch_up()
         return self._log.log_end_offset
 
     @property
     def high_watermark(self) -> int:
-        self._see()
+        self._catch_up()
         return self._log.high_watermark
 
     @property
     def last_stable_offset(self) -> int:
-        self._see()
+        self._catch_up()
         return self._log.last_stable_offset
 
     @property

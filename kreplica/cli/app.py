@@ -135,7 +135,7 @@ def verify(
             raise typer.BadParameter(
                 f"{path} is neither a segment nor a directory with logs", param_hint="PATHS"
             )
-    command.tell_what_is_left_out(paths)
+    command.warn_about_unchecked(paths)
     if engine is EngineName.SPARK:
         from kreplica.cli import spark
 
@@ -166,7 +166,7 @@ def diff(
     with 2 if they have nothing in common to compare.
     """
     from kreplica.cli import diff as command
-    from kreplica.cli.verify import tell_what_is_left_out
+    from kreplica.cli.verify import warn_about_unchecked
 
     pairs = command.pairs(left, right)
     if pairs is None:
@@ -175,7 +175,7 @@ def diff(
         )
     if not any(pair.left is not None and pair.right is not None for pair in pairs):
         raise typer.BadParameter("the two sides have no partition in common", param_hint="RIGHT")
-    tell_what_is_left_out((left, right))
+    warn_about_unchecked((left, right))
     if engine is EngineName.SPARK:
         from kreplica.cli import spark
 

@@ -69,7 +69,7 @@ def is_log(path: Path) -> bool:
     return holds_log(FileStorage(), str(path))
 
 
-def tell_what_is_left_out(paths: Iterable[Path]) -> None:
+def warn_about_unchecked(paths: Iterable[Path]) -> None:
     """Print to standard error the files and directories in `paths` that are not checked."""
     storage = FileStorage()
     found = [places(storage, str(path)).not_understood for path in paths if path.is_dir()]

@@ -102,7 +102,7 @@ class StaleControllerEpoch(KreplicaError, code=11):
 
 
 class OffsetMetadataTooLarge(KreplicaError, code=12):
-    """The text beside a committed offset is longer than offset.metadata.max.bytes."""
+    """The metadata of a committed offset is longer than offset.metadata.max.bytes."""
 
 
 class NetworkException(InvalidMetadata, code=13):
@@ -221,14 +221,6 @@ class PolicyViolation(KreplicaError, code=44):
     """A policy refuses the request."""
 
 
-class TransactionalIdAuthorizationFailed(KreplicaError, code=53):
-    """Transactions cannot be started here: there is no transaction coordinator."""
-
-
-class SecurityDisabled(KreplicaError, code=54):
-    """There are no access rules to describe or change: authorization is not supported."""
-
-
 class OutOfOrderSequenceNumber(KreplicaError, code=45):
     """A producer's sequence number skips ahead: a batch before it is missing."""
 
@@ -239,10 +231,6 @@ class DuplicateSequenceNumber(KreplicaError, code=46):
 
 class InvalidProducerEpoch(KreplicaError, code=47):
     """The producer's epoch is older than one seen before."""
-
-
-class OperationNotAttempted(KreplicaError, code=55):
-    """Not attempted: a similar operation is in progress, or another part of the request failed."""
 
 
 class InvalidTxnState(KreplicaError, code=48):
@@ -261,6 +249,18 @@ class TransactionCoordinatorFenced(KreplicaError, code=52):
     """A transaction marker comes from a coordinator that has been replaced."""
 
 
+class TransactionalIdAuthorizationFailed(KreplicaError, code=53):
+    """Transactions cannot be started here: there is no transaction coordinator."""
+
+
+class SecurityDisabled(KreplicaError, code=54):
+    """There are no access rules to describe or change: authorization is not supported."""
+
+
+class OperationNotAttempted(KreplicaError, code=55):
+    """Not attempted: a similar operation is in progress, or another part of the request failed."""
+
+
 class KafkaStorageError(InvalidMetadata, code=56):
     """The disk, or the log directory, failed; the log is offline."""
 
@@ -270,7 +270,7 @@ class LogDirNotFound(KreplicaError, code=57):
 
 
 class UnknownProducerId(KreplicaError, code=59):
-    """The log has no entry, or no longer one, for this producer id."""
+    """The log holds no state of this producer id."""
 
 
 class ReassignmentInProgress(KreplicaError, code=60):
@@ -412,7 +412,7 @@ class NewLeaderElected(KreplicaError, code=108):
 
 
 class UnsupportedEndpointType(KreplicaError, code=115):
-    """The listener describes brokers only."""
+    """This listener describes brokers only, not controllers."""
 
 
 class InvalidVoterKey(KreplicaError, code=125):

@@ -117,9 +117,9 @@ class SegmentExamination:
 
         The step ends early when it finds one. Raises KafkaStorageError.
         """
-        if self._bad is None and not self._checked(max_bytes):
+        if self._bad is None and not self._find_bad(max_bytes):
             return self._missing_at_end()
-        return self._end_of_bad(max_bytes)
+        return self._find_end_of_bad(max_bytes)
 
     def _missing_at_end(self) -> Damage | None:
         known = self._known.get(self._size)
@@ -130,11 +130,11 @@ class SegmentExamination:
     def first_bad(self, max_bytes: int) -> tuple[int, int, str] | None:
         """Return the first bad batch within about `max_bytes`: its position, the due offset, the reason."""
         if self._bad is None:
-            self._checked(max_bytes)
+            self._find_bad(max_bytes)
         return self._bad
 
-    def _checked(self, max_bytes: int) -> bool:
-        # Advance to the next bad batch; return whether there is one.
+    def _find_bad(self, max_bytes: int) -> bool:
+        """Advance to the next bad batch within `max_bytes`; return whether there is one."""
         limit = min(self.position + max_bytes, self._size)
         while self.position < limit:
             known = self._known.get(self.position)
@@ -144,7 +144,7 @@ class SegmentExamination:
             ahead = min((at for at in self._known if at > self.position), default=limit)
             verdict = self._walk.skip(min(limit, ahead))
             if verdict == SOUND:
-                if self._is_of_due_epoch():
+                if self._has_expected_epoch():
                     self._walk.accept()
                     continue
                 reason = "EPOCH_MISMATCH"
@@ -154,11 +154,11 @@ class SegmentExamination:
                     raise_status(verdict, f"examining {self.segment.region.path}", self.position)
             else:
                 continue
-            self._found_bad(reason)
+            self._note_bad(reason)
             return True
         return False
 
-    def _is_of_due_epoch(self) -> bool:
+    def _has_expected_epoch(self) -> bool:
         # The walk stops at each new epoch, and where the next one is due.
         batch = self._walk.batch()
         starts = (entry.start_offset for entry in self._epochs.entries)
@@ -168,7 +168,7 @@ class SegmentExamination:
     def _offset_at(self, position: int) -> int:
         return int.from_bytes(self.segment.region.read(position, 8), "big", signed=True)
 
-    def _found_bad(self, reason: str) -> None:
+    def _note_bad(self, reason: str) -> None:
         position, offset = self.position, self.next_offset
         if reason == "OFFSET_REGRESSION":
             # If this batch would directly follow the batch before the previous one, the previous one's
@@ -183,7 +183,7 @@ class SegmentExamination:
         self._bad = (position, offset, reason)
         self._searched_to = position
 
-    def _end_of_bad(self, max_bytes: int) -> Damage | None:
+    def _find_end_of_bad(self, max_bytes: int) -> Damage | None:
         if self._bad is None:
             return None
         position, offset, reason = self._bad

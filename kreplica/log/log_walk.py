@@ -16,6 +16,7 @@ from kreplica.common.errors import CorruptMessage, exception_for
 from kreplica.common.types import INT64_MAX
 from kreplica.log import quarantine
 from kreplica.log.damage import Damage
+from kreplica.log.damage_search import MISSING
 from kreplica.log.file_names import LOG_SUFFIX, STATE_FILE
 from kreplica.log.log_directory import LogDirectory
 from kreplica.log.unified_log import UnifiedLog
@@ -129,7 +130,7 @@ class LogWalk:
     def segment(self) -> LogSegment:
         return self.segments[self._index]
 
-    def _goes_on(self) -> bool:
+    def _enter_segment_of_next(self) -> bool:
         """Move to the segment of the next batch; return False at the end of the log."""
         if self.next_offset >= self.end_offset:
             return False
@@ -149,7 +150,7 @@ class LogWalk:
     def chunk(self) -> Slice | None:
         """Return the next bytes, with at least one whole batch if there is one; None at the end of the
         log."""
-        if not self._goes_on():
+        if not self._enter_segment_of_next():
             return None
         region, left = self.segment.region, self.segment.size - self.position
         chunk = region.slice(self.position, min(CHUNK_BYTES, left))
@@ -165,7 +166,7 @@ class LogWalk:
         following = self.end_offset if last else self.segments[self._index + 1].base_offset
         if first < following:
             path, at = segment.region.path, segment.size
-            self.lost.append(Damage(first, following, path, at, at, "the file is cut short"))
+            self.lost.append(Damage(first, following, path, at, at, MISSING))
             self.next_offset = following
 
     def _note_missing(self) -> None:
@@ -190,7 +191,7 @@ class LogWalk:
 
     def peek(self) -> RecordBatch | None:
         """Return the next intact batch, and record damage before it as lost; None at the end."""
-        while self._goes_on():
+        while self._enter_segment_of_next():
             walk = SegmentWalk(
                 self.segment.region,
                 self.segment.base_offset,
@@ -198,7 +199,7 @@ class LogWalk:
                 next_offset=self.next_offset,
                 epochs_ascend=False,
             )
-            if reason := self._wrong(walk):
+            if reason := self._what_is_wrong(walk):
                 self.skip_bad(reason)
                 continue
             batch = walk.batch()
@@ -217,7 +218,7 @@ class LogWalk:
                 return taken
         return None
 
-    def _wrong(self, walk: SegmentWalk) -> str:
+    def _what_is_wrong(self, walk: SegmentWalk) -> str:
         verdict = walk.look()
         if not walk.is_framed:
             return str(exception_for(verdict, "reading a batch", self.position))

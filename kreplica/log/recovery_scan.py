@@ -29,7 +29,7 @@ from kreplica._core.status import NAMES
 from kreplica.common.errors import InvalidFile
 from kreplica.common.types import INT64_MAX
 from kreplica.log.damage import Damage, Damages
-from kreplica.log.damage_search import LARGEST_GAP
+from kreplica.log.damage_search import LARGEST_GAP, MISSING
 from kreplica.log.leader_epoch_file_cache import LeaderEpochFileCache
 from kreplica.log.local_log import LocalLog
 from kreplica.log.log_tail import CutTail, LogTail, only_zeros
@@ -81,7 +81,7 @@ class RecoveryScan:
         self._recovery = recovery
         self._epochs = epochs
         # The epochs as stored on disk; the scan changes `epochs`.
-        self._epochs_due = epochs.entries
+        self._stored_epochs = epochs.entries
         self._producers = producers
         self._standing = standing
         self._same_boot = same_boot
@@ -106,13 +106,14 @@ class RecoveryScan:
         latest = self._epochs.epoch_for_offset(self._next_offset - 1)
         self._epoch = -1 if latest is None else latest
         self._stop_offset = self._next_stop(self._next_offset - 1)
-        if self._goes_to_the_end(segments, first, flushed):
+        if self._scan_all(segments, first, flushed):
             self._check_nothing_missing(segments[-1], flushed)
         return self._next_offset, self._epoch
 
-    def _goes_to_the_end(self, segments: list[LogSegment], first: int, flushed: int) -> bool:
+    def _scan_all(self, segments: list[LogSegment], first: int, flushed: int) -> bool:
+        """Scan the segments from index `first` on; return False if the log ends at one of them."""
         for index in range(first, len(segments)):
-            if index > first and not self._follows_on(segments, index, flushed):
+            if index > first and not self._continues_in(segments, index, flushed):
                 return False
             if not self._scan(segments, index, flushed):
                 return False
@@ -145,7 +146,7 @@ class RecoveryScan:
             if index + 1 < len(segments) and not self._local.read_only:
                 segment.seal()
             return True
-        return self._met_bad_batch(segments, index, walk.position, reason or NAMES[verdict], flushed)
+        return self._handle_bad_batch(segments, index, walk.position, reason or NAMES[verdict], flushed)
 
     def _look(self, segment: LogSegment, walk: SegmentWalk) -> str:
         """Pass over the sound batch at which the walk stopped; return what is wrong with its place, or ""."""
@@ -153,7 +154,7 @@ class RecoveryScan:
         if batch.leader_epoch != self._epoch or batch.last_offset >= self._stop_offset:
             if reason := self._misfit(segment, walk, batch):
                 return reason
-            self._let_pass(batch)
+            self._accept(batch)
             walk.stop_offset = self._stop_offset
         walk.accept()
         if batch.producer_id >= 0:
@@ -171,11 +172,11 @@ class RecoveryScan:
         ):
             # The log once ended at the flush point, so no batch can span it.
             return "OFFSET_OVERFLOW"
-        return "" if self._is_of_due_epoch(segment, walk.position, batch) else "EPOCH_MISMATCH"
+        return "" if self._has_expected_epoch(segment, walk.position, batch) else "EPOCH_MISMATCH"
 
-    def _is_of_due_epoch(self, segment: LogSegment, position: int, batch: RecordBatch) -> bool:
+    def _has_expected_epoch(self, segment: LogSegment, position: int, batch: RecordBatch) -> bool:
         base_offset, leader_epoch = batch.base_offset, batch.leader_epoch
-        if not self._epochs_due:
+        if not self._stored_epochs:
             # The only known epoch is the latest one that the log's writer published.
             standing = self._standing
             return (
@@ -183,13 +184,14 @@ class RecoveryScan:
                 or not self._is_published(segment, position)
                 or leader_epoch <= standing.leader_epoch
             )
-        index = bisect_right(self._epochs_due, base_offset, key=_START_OFFSET) - 1
+        index = bisect_right(self._stored_epochs, base_offset, key=_START_OFFSET) - 1
         if index < 0:
             # Below the log start: a power cut has undone a deletion.
-            return leader_epoch <= self._epochs_due[0].epoch
-        return leader_epoch == self._epochs_due[index].epoch
+            return leader_epoch <= self._stored_epochs[0].epoch
+        return leader_epoch == self._stored_epochs[index].epoch
 
-    def _let_pass(self, batch: RecordBatch) -> None:
+    def _accept(self, batch: RecordBatch) -> None:
+        """Take over the epoch of a batch that fits what is known of the log."""
         self._stop_offset = self._next_stop(batch.last_offset)
         if batch.leader_epoch != self._epoch:
             self._epoch = batch.leader_epoch
@@ -198,17 +200,18 @@ class RecoveryScan:
 
     def _next_stop(self, offset: int) -> int:
         """Return the next offset above this one at which an epoch should begin or a flush ended."""
-        index = bisect_right(self._epochs_due, offset, key=_START_OFFSET)
-        stop = self._epochs_due[index].start_offset if index < len(self._epochs_due) else INT64_MAX
+        index = bisect_right(self._stored_epochs, offset, key=_START_OFFSET)
+        stop = self._stored_epochs[index].start_offset if index < len(self._stored_epochs) else INT64_MAX
         flushed = -1 if self._standing is None else self._standing.flush_offset
         return min(stop, flushed) if flushed > offset else stop
 
-    def _met_bad_batch(
+    def _handle_bad_batch(
         self, segments: list[LogSegment], index: int, position: int, reason: str, flushed: int
     ) -> bool:
+        """Treat the bad batch at `position` as padding, tail or rot; return False if the log ends there."""
         if reason == "OFFSET_REGRESSION":
             bad = int.from_bytes(segments[index].region.read(position, 8), "big", signed=True)
-            index, position = self._blamed(segments, index, position, bad)
+            index, position = self._find_wrong_batch(segments, index, position, bad)
         segment = segments[index]
         following = segments[index + 1].base_offset if index + 1 < len(segments) else None
         if following == self._next_offset and only_zeros(segment, position):
@@ -228,7 +231,7 @@ class RecoveryScan:
         self._tail.cut(segment, position)
         return False
 
-    def _follows_on(self, segments: list[LogSegment], index: int, flushed: int) -> bool:
+    def _continues_in(self, segments: list[LogSegment], index: int, flushed: int) -> bool:
         """Return whether the log continues in this segment; False if it ends before it, at a gap.
 
         A log that another program compacted may have gaps between segments. kreplica's cleaner leaves none.
@@ -238,17 +241,18 @@ class RecoveryScan:
         standing = self._standing
         if standing is None or standing.has_gaps or not 0 < gap <= LARGEST_GAP:
             return True
-        reason = "the file is cut short"
         if self._was_safe(before, before.size, flushed):
             path = before.region.path
             self.damage = Damage(
-                self._next_offset, segment.base_offset, path, before.size, before.size, reason
+                self._next_offset, segment.base_offset, path, before.size, before.size, MISSING
             )
         else:
-            self._tail.drop_from(segments, index, reason)
+            self._tail.drop_from(segments, index, MISSING)
         return False
 
-    def _blamed(self, segments: list[LogSegment], index: int, position: int, bad: int) -> tuple[int, int]:
+    def _find_wrong_batch(
+        self, segments: list[LogSegment], index: int, position: int, bad: int
+    ) -> tuple[int, int]:
         """Return the segment index and position of the batch whose offset is wrong.
 
         The batch at `position` begins at offset `bad`, below the end of the batch before it. Either may be
@@ -294,7 +298,7 @@ class RecoveryScan:
         return segment.base_offset < standing.active_base_offset
 
     def _check_nothing_missing(self, segment: LogSegment, flushed: int) -> None:
-        # All bytes that are there are good. Check that none is missing at the end.
+        """Check that no bytes are missing at the end of a log whose remaining bytes are good."""
         standing = self._standing
         short = (
             standing is not None
@@ -314,7 +318,7 @@ class RecoveryScan:
             and segment.size == standing.valid_length
             and self._next_offset > standing.log_end_offset
         ):
-            _, position = self._blamed([segment], 0, segment.size, standing.log_end_offset)
+            _, position = self._find_wrong_batch([segment], 0, segment.size, standing.log_end_offset)
             self.damage = self._damage_at([segment], 0, position, "OFFSET_OVERFLOW")
         elif short or self._next_offset < flushed:
             self.damage = Damage(
@@ -323,7 +327,7 @@ class RecoveryScan:
                 segment.region.path,
                 segment.size,
                 segment.size,
-                "the file is cut short",
+                MISSING,
             )
 
     def _damage_at(self, segments: list[LogSegment], index: int, position: int, reason: str) -> Damage:
@@ -331,15 +335,12 @@ class RecoveryScan:
         path = segment.region.path
         found = resync(segment, position, self._next_offset)
         if found is not None:
-            self._index_rest(segment, *found)
+            if not self._local.read_only:
+                # Index the batches behind the damage, so that a read need not search through it.
+                walk_indexing(segment, found[1], found[0]).skip()
             return Damage(self._next_offset, found[0], path, position, found[1], reason)
         following = segments[index + 1].base_offset if index + 1 < len(segments) else None
         return Damage(self._next_offset, following, path, position, segment.size, reason)
-
-    def _index_rest(self, segment: LogSegment, offset: int, position: int) -> None:
-        """Index the batches behind the damage, so that a read need not walk through the damage."""
-        if not self._local.read_only:
-            walk_indexing(segment, position, offset).skip()
 
     def check_indexes(self, segment: LogSegment, following: int) -> None:
         """Check the indexes of a closed segment below the flush point, and rebuild them if implausible.

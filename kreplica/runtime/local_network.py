@@ -139,7 +139,7 @@ class LocalEndpoint:
         self.listeners.append(listener)
 
     def loop(self, name: str) -> LocalLoop:
-        """A Loop for an object of this life of the node."""
+        """Return a Loop for an object of this life of the node."""
         return LocalLoop(self._network, self, name)
 
     def loop_apart(self, name: str) -> LocalLoop:
@@ -198,7 +198,7 @@ class _Draining:
                 local.signals.hold()
             local.depth += 1
         except BaseException:
-            # It came before both were held.
+            # The exception came before both were held.
             local.signals.release()
             local.exceptions.release()
             raise
@@ -228,8 +228,8 @@ class LocalNetwork:
     """The network, loops and timers of the nodes of this process.
 
     A task's error is reported to `on_error` (loop name, error), by default to the log. Signal handlers, and
-    exceptions that other threads raise in a caller's thread, wait until that one has done its share. `gate`,
-    if set, may intercept each message; only tests set it.
+    exceptions that other threads raise in a caller's thread, wait until that thread has done its share.
+    `gate`, if set, may intercept each message; only tests set it.
     """
 
     def __init__(self, clock: Clock | None = None, on_error: OnError = log_error) -> None:

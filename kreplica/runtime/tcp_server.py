@@ -49,8 +49,8 @@ OnClosed = Callable[[str], object]
 class MemoryPool:
     """Limits the memory held by the requests of all connections of a listener.
 
-    Two sums have the same limit `max_bytes` (Kafka's queued.max.request.bytes, which has no default limit
-    there). For requests in progress: above the limit a connection is not read while one of its own requests
+    Two sums have the same limit `max_bytes` (queued.max.request.bytes, which Kafka leaves unlimited by
+    default). For requests in progress: above the limit a connection is not read while one of its own requests
     is in progress, nor in the middle of a large frame. Small requests of other connections continue, because
     a response may depend on them, as a produce does on a follower's fetch. For incomplete frames: above the
     limit the connection whose frame has been incomplete the longest is closed, so that slow clients keep no
@@ -207,12 +207,12 @@ class TcpServer:
             if not self._by_host[connection.host]:
                 del self._by_host[connection.host]
 
-    def named(self, client_id: str) -> None:
-        """Count a connection of this client."""
+    def count_client(self, client_id: str) -> None:
+        """Add a connection to this client's count."""
         self._by_client[client_id] += 1
 
-    def unnamed(self, client_id: str) -> bool:
-        """Discount a closed connection of this client; return whether it was the last one."""
+    def discount_client(self, client_id: str) -> bool:
+        """Take a closed connection off this client's count; return whether it was the last one."""
         self._by_client[client_id] -= 1
         if self._by_client[client_id]:
             return False
@@ -344,7 +344,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         name, self.client_id = self.client_id, ""
         if not name:
             return
-        was_last = self._server.unnamed(name)
+        was_last = self._server.discount_client(name)
         if was_last and not self.is_closed and self._server.on_closed is not None:
             self._server.on_closed(name)
 
@@ -364,19 +364,19 @@ class ServerConnection(asyncio.BufferedProtocol):
             for frame in self._reader.frames():
                 if self._is_ending:
                     return
-                self._ask(frame)
+                self._pass_on(frame)
                 if self._has_enough:
                     self._hold()
                     return
         except KreplicaError as error:
             self._refuse(error)
 
-    def _ask(self, frame: memoryview) -> None:
+    def _pass_on(self, frame: memoryview) -> None:
         if not self.has_asked:
             self.has_asked = True
             self.client_id = _client_id(frame)
             if self.client_id:
-                self._server.named(self.client_id)
+                self._server.count_client(self.client_id)
         self._server.touch(self)
         slot = _Slot(len(frame))
         self._slots.append(slot)

@@ -54,7 +54,8 @@ class Actions:
 class Driver:
     """One random run. A subclass makes the cluster, its load and its faults, and decides when it is well.
 
-    `counts` has what happened; many runs together must show each name of EXPECTED, or they prove nothing.
+    `counts`: how often each thing happened. Over many runs each name of EXPECTED must occur, or they prove
+    nothing.
     `operation_every_ms`, `fault_every_ms`: the average intervals between actions. `without`: the numbers of
     the actions to leave out.
     """
@@ -113,7 +114,7 @@ class Driver:
         self.faults.healed()
 
     def require_well(self) -> None:
-        """Check that the cluster becomes well in time. Raises InvariantViolated with what ails it."""
+        """Check that the cluster becomes well in time. Raises InvariantViolated with what is wrong."""
         if not self._becomes_well():
             facts = f"{self.HEALED_WITHIN_MS} ms after all faults: {'; '.join(self.ails())}"
             raise self.violation("Liveness", facts)
