@@ -41,7 +41,7 @@ ISOLATION_LEVEL = {"high_watermark": 0, "txn_committed": 1}
 
 
 class Fetched(NamedTuple):
-    """The leader's response: whole batches, the first of which may begin below the requested offset.
+    """The leader's response: whole batches. The first one may begin below the requested offset.
 
     `aborted`: (producer id, first offset) of the aborted transactions within, for "txn_committed".
     """

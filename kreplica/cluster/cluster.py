@@ -268,7 +268,7 @@ class Cluster(ClusterAdministration):
 
     @property
     def controller(self) -> int | None:
-        """The node that is the active controller, or None if there is none now."""
+        """The node that is the active controller, or None if no node is now."""
         return self._nodes.controller
 
     @property

@@ -220,7 +220,7 @@ class Simulation(ClusterAdministration):
 
     @property
     def controller(self) -> int | None:
-        """The node that is the active controller, or None if there is none now."""
+        """The node that is the active controller, or None if no node is now."""
         return self._cluster.controller
 
     def node(self, node_id: int) -> Node:

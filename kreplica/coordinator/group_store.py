@@ -66,7 +66,7 @@ Appended = Callable[[KreplicaError | None, int], None]
 
 
 class LogChunk(NamedTuple):
-    """Whole batches of a partition's log; `records` is None if there are none. Offsets of the log."""
+    """Whole batches of a partition's log; `records` is None without any. Offsets of the log."""
 
     records: Buffer | None
     log_start_offset: int

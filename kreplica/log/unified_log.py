@@ -1552,7 +1552,7 @@ class UnifiedLog:
         base_offset, epochs_end = local.segments[keep].base_offset, offset if head else end
         # First do what may need disk space, so that a full disk leaves everything unchanged.
         self._publish_and_forget(published, base_offset, position, epochs_end, flushed=end)
-        # If the rest stops halfway, even because the disk is full, only a new opening can tell what is left.
+        # If the rest stops halfway, even because the disk is full, only a new opening finds out what is left.
         with self._offline_on(KafkaStorageError):
             self._cut(offset, keep, end, position, head)
             if head:

@@ -37,7 +37,7 @@ class SimDisk:
         return len(self._jobs)
 
     @property
-    def untold(self) -> int:
+    def unnotified(self) -> int:
         """The number of performed jobs whose owner is not notified yet."""
         return len(self._performed)
 

@@ -56,7 +56,7 @@ def back_in_sync(at: Replicas, count: int) -> None:
     wanted = [b"%03d" % offset * 50 for offset in range(count)]
     for _ in range(60):
         at.pass_time(1_000)
-        at.tell(at.controller.partitions[T0])
+        at.notify(at.controller.partitions[T0])
         try:
             if set(at.partition(1).isr) == {1, 2, 3} and all(at.values(each) == wanted for each in at.ids):
                 return
@@ -73,7 +73,7 @@ def test_a_killed_follower_comes_back_in_sync(offset: int, bit: int) -> None:
     at.cluster.kill(2)
     append(at, 5)
     at.cluster.start(2)
-    at.tell(at.controller.partitions[T0])
+    at.notify(at.controller.partitions[T0])
     back_in_sync(at, 25)
     epochs = at.partition(2).local_log.epochs.entries
     assert epochs == at.partition(1).local_log.epochs.entries
@@ -88,7 +88,7 @@ def test_a_follower_that_lags_takes_nothing_wrong_from_its_leader(offset: int, b
     append(at, 5)
     flip(at, 1, offset, bit)
     at.cluster.start(2)
-    at.tell(at.controller.partitions[T0])
+    at.notify(at.controller.partitions[T0])
     back_in_sync(at, 25)
 
 

@@ -172,7 +172,7 @@ class Replicas:
         self.known = LeaderAndIsr(**{**fields, **changes})
         return self.known
 
-    def tell(self, broker_id: int) -> BecameLeader | bool:
+    def notify(self, broker_id: int) -> BecameLeader | bool:
         """Apply the controller's current state on one broker."""
         node = self.nodes[broker_id]
         if self.known.leader == broker_id:
@@ -182,7 +182,7 @@ class Replicas:
     def lead(self, broker_id: int, **changes: object) -> BecameLeader:
         """Make the broker lead, and apply that on all brokers."""
         self.decide(leader=broker_id, **changes)
-        answers = {each: self.tell(each) for each in self.ids}
+        answers = {each: self.notify(each) for each in self.ids}
         became = answers[broker_id]
         assert isinstance(became, BecameLeader)
         return became

@@ -82,10 +82,10 @@ class Published:
 
     def apply(self, *records: MetadataRecord) -> None:
         """Commit the records, and let the running brokers act on them."""
-        self.tell(*records)
+        self.commit(*records)
         self.cluster.settle()
 
-    def tell(self, *records: MetadataRecord) -> None:
+    def commit(self, *records: MetadataRecord) -> None:
         """Commit the records, without waiting for brokers to act on them."""
         for record in records:
             self.metadata.replay(record)

@@ -43,10 +43,10 @@ class Replicas:
             self.cluster.add_broker(broker_id)
             self.cluster.start(broker_id)
         for topic_partition in self.partitions:
-            self.tell(self.controller.create(topic_partition, self.ids))
+            self.notify(self.controller.create(topic_partition, self.ids))
         self.settle()
 
-    def tell(self, state: LeaderAndIsr, to: Sequence[int] | None = None) -> None:
+    def notify(self, state: LeaderAndIsr, to: Sequence[int] | None = None) -> None:
         """Send a decision to the running brokers."""
         for broker_id in self.ids if to is None else to:
             if self.cluster.brokers[broker_id].is_alive:
@@ -54,7 +54,7 @@ class Replicas:
 
     def elect(self, leader: int, isr: Sequence[int] | None = None, *, unclean: bool = False) -> None:
         for topic_partition in self.partitions:
-            self.tell(self.controller.elect(topic_partition, leader, isr, unclean=unclean))
+            self.notify(self.controller.elect(topic_partition, leader, isr, unclean=unclean))
 
     def broker(self, broker_id: int = 1) -> Broker:
         program: Any = self.cluster.program(broker_id)

@@ -18,21 +18,14 @@ IDIOMS = re.compile(
 TEXTS = {".py", ".pyx", ".pxd", ".pyi", ".h", ".c", ".java", ".md"}
 FOLDERS = {"kreplica", "bindings", "spark_connector", "bench", "docs", "tests"}
 LEFT: dict[str, int] = {
-    "docs": 2,
-    "kreplica/client": 1,
-    "kreplica/cluster": 2,
-    "kreplica/coordinator": 1,
-    "kreplica/log": 5,
-    "kreplica/sim": 1,
     "tests/clients": 4,
     "tests/conformance": 24,
-    "tests/core": 19,
-    "tests/crash": 33,
+    "tests/core": 18,
+    "tests/crash": 30,
     "tests/interaction": 20,
     "tests/spark": 18,
-    "tests/support": 8,
+    "tests/support": 1,
     "tests/tidy": 4,
-    "tests/unit": 453,
 }
 
 

@@ -1,4 +1,4 @@
-"""Log by itself: what it takes, what it keeps, and what a closed or lost one does."""
+"""A standalone Log: what it accepts, what it keeps, and what a closed or lost one does."""
 
 from __future__ import annotations
 

@@ -66,13 +66,13 @@ def test_commands_are_understood(config: Path) -> None:
 
 
 def test_bounds_are_the_defaults() -> None:
-    told = {}
+    documented = {}
     for names, values in re.findall(r"^\| (`[a-z]+\.[^|]+) \| ([^|]+) \|", PAGE, re.MULTILINE):
         for name, value in zip(re.findall(r"`([\w.]+)`", names), values.split(", "), strict=True):
             number, _, unit_name = value.partition(" ")
-            told[name] = int(number) * UNITS.get(unit_name, 1)
+            documented[name] = int(number) * UNITS.get(unit_name, 1)
     defaults = SocketServerConfig()
-    assert told == {
+    assert documented == {
         each.name.replace("_", "."): getattr(defaults, each.name) for each in fields(SocketServerConfig)
     }
 

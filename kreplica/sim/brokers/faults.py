@@ -66,7 +66,7 @@ class BrokerFaults(ReplicaFaults):
             "isolation": self._isolate,
             "move": self._leaders.move,
             "elections in turns": self._leaders.take_turns,
-            "late word": self._leaders.tell_late,
+            "late word": self._leaders.notify_late,
             "slow controller": self._leaders.hold_requests,
             "config change": self._configure,
             "late divergence": self._answers.strike,

@@ -274,7 +274,7 @@ class LeaderChanges:
         elif link > 0:
             self.slow_down(other, one)
         if self._random.randrange(2):
-            self.tell_late(self._random.choice(state.replicas))
+            self.notify_late(self._random.choice(state.replicas))
         mean_ms, after_ms = self._random.choice(TURN_MS), 0.0
         for number in range(1 + self._random.randrange(MOST_TURNS)):
             after_ms += self._random.expovariate(1 / mean_ms)
@@ -288,7 +288,7 @@ class LeaderChanges:
                 delay_ns=int(after_ms * NANOSECONDS_PER_MS),
             )
 
-    def tell_late(self, broker_id: int) -> None:
+    def notify_late(self, broker_id: int) -> None:
         """Keep decisions from the broker for a while; then deliver each of them, or only the last ones."""
         self._counts["late words"] += 1
         self._will.deafen(broker_id)

@@ -583,7 +583,7 @@ def lead(script: Transcript, arguments: Arguments) -> Iterator[str]:
     yield f"{topic_partition}: leader {leader} in epoch {state.leader_epoch}, ISR {listed(isr)}"
 
 
-@command("tell [PARTITION] BROKER... [leader=ID] [epoch=N] [isr=IDS] [partition.epoch=N]")
+@command("notify [PARTITION] BROKER... [leader=ID] [epoch=N] [isr=IDS] [partition.epoch=N]")
 def send_decision(script: Transcript, arguments: Arguments) -> Iterator[str]:
     """Send brokers the controller's current decision, or the given one, as a late message would."""
     topic_partition = script.the_partition(arguments)

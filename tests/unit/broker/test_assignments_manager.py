@@ -1,4 +1,4 @@
-"""AssignmentsManager: what the controller is told of directories, and how often."""
+"""AssignmentsManager: which assignments of replicas to directories the controller gets, and how often."""
 
 # mypy: disable-error-code="arg-type"
 
@@ -40,7 +40,7 @@ class Stage:
             loop=self.machine.loop,
         )
 
-    def tell(self, *assignments: tuple[Uuid, int, Uuid]) -> None:
+    def assign(self, *assignments: tuple[Uuid, int, Uuid]) -> None:
         for assignment in assignments:
             self.manager.on_assignment(*assignment)
         self.machine.settle()
@@ -92,8 +92,8 @@ def stage() -> Stage:
     return Stage()
 
 
-def test_what_comes_together_goes_together_to_the_controller(stage: Stage) -> None:
-    stage.tell((A, 0, D), (A, 1, E), (B, 0, D))
+def test_assignments_that_come_together_go_in_one_request(stage: Stage) -> None:
+    stage.assign((A, 0, D), (A, 1, E), (B, 0, D))
     assert len(stage.transport.sent) == 1
     assert stage.transport.sent[0][0] == 9
     assert stage.asked() == {(A, 0): D, (A, 1): E, (B, 0): D}
@@ -104,17 +104,17 @@ def test_what_comes_together_goes_together_to_the_controller(stage: Stage) -> No
 
 
 def test_one_request_is_in_flight_and_bounded(stage: Stage) -> None:
-    stage.tell(*[(A, number, D) for number in range(MAX_ASSIGNMENTS_PER_REQUEST + 3)])
+    stage.assign(*[(A, number, D) for number in range(MAX_ASSIGNMENTS_PER_REQUEST + 3)])
     assert len(stage.asked()) == MAX_ASSIGNMENTS_PER_REQUEST
-    stage.tell((B, 0, D))
+    stage.assign((B, 0, D))
     assert len(stage.transport.sent) == 1
     stage.answer()
     assert len(stage.asked()) == 4
 
 
-def test_a_replica_that_moved_while_it_was_told_is_told_again(stage: Stage) -> None:
-    stage.tell((A, 0, D))
-    stage.tell((A, 0, E))
+def test_a_replica_that_moves_during_a_request_is_sent_again(stage: Stage) -> None:
+    stage.assign((A, 0, D))
+    stage.assign((A, 0, E))
     stage.answer()
     assert stage.asked() == {(A, 0): E}
     stage.answer()
@@ -123,7 +123,7 @@ def test_a_replica_that_moved_while_it_was_told_is_told_again(stage: Stage) -> N
 
 @pytest.mark.parametrize("error", [41, 77])
 def test_a_controller_that_refuses_all_is_asked_again(stage: Stage, error: int) -> None:
-    stage.tell((A, 0, D))
+    stage.assign((A, 0, D))
     stage.answer(error)
     assert len(stage.transport.sent) == 1
     stage.machine.pass_time(RETRY_MS)
@@ -134,7 +134,7 @@ def test_a_controller_that_refuses_all_is_asked_again(stage: Stage, error: int) 
 
 def test_a_controller_that_cannot_be_reached_or_is_not_known_is_asked_again(stage: Stage) -> None:
     stage.controller = None
-    stage.tell((A, 0, D))
+    stage.assign((A, 0, D))
     assert stage.transport.sent == []
     stage.controller = 9
     stage.machine.pass_time(RETRY_MS)
@@ -145,15 +145,15 @@ def test_a_controller_that_cannot_be_reached_or_is_not_known_is_asked_again(stag
     assert stage.manager.waiting == 0
 
 
-def test_what_is_gone_is_dropped_and_what_is_refused_is_told_again(stage: Stage) -> None:
-    stage.tell((A, 0, D), (A, 1, D), (A, 2, D))
+def test_unknown_replicas_are_dropped_and_refused_ones_are_sent_again(stage: Stage) -> None:
+    stage.assign((A, 0, D), (A, 1, D), (A, 2, D))
     stage.answer(refused={0: 100, 1: 6})
     assert stage.manager.waiting == 1
     stage.machine.pass_time(RETRY_MS)
     assert stage.asked() == {(A, 1): D}
 
 
-def test_nothing_is_told_once_it_is_closed(stage: Stage) -> None:
+def test_a_closed_manager_sends_nothing(stage: Stage) -> None:
     stage.manager.close()
-    stage.tell((A, 0, D))
+    stage.assign((A, 0, D))
     assert stage.transport.sent == []

@@ -1,4 +1,4 @@
-"""Topics that are made because a client asked for them: once, so many at a time, told of once."""
+"""Topics that are created because a client asked for them: each once, in bounded requests, logged once."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_without_an_answer_it_may_be_asked_for_again(stage):
     assert stage.names() == [["a"]]
 
 
-def test_what_cannot_be_made_is_told_once(stage, caplog):
+def test_a_topic_that_cannot_be_created_is_logged_once(stage, caplog):
     for error in (ErrorCode.invalid_replication_factor,) * 3 + (ErrorCode.topic_already_exists,):
         stage.manager.create(["a"])
         stage.answer(error)

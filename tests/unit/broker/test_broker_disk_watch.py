@@ -38,8 +38,8 @@ def test_appends_wait_for_a_disk_that_is_only_slow(at: Replicas) -> None:
 
 
 def test_a_directory_whose_disk_stands_still_is_offline(at: Replicas) -> None:
-    manager, told = at.broker(1).log_manager, list[Uuid]()
-    manager.on_directory_failed = told.append
+    manager, failed = at.broker(1).log_manager, list[Uuid]()
+    manager.on_directory_failed = failed.append
     ids = list(manager.directory_ids.values())
     disk = disk_of(at, 1)
     disk.stall(LIMIT_MS + 1.0)
@@ -47,9 +47,9 @@ def test_a_directory_whose_disk_stands_still_is_offline(at: Replicas) -> None:
     at.cluster.scheduler.run_for(LIMIT_MS)
     (error,) = manager.offline_directories.values()
     assert "the disk has hung in one append for" in str(error)
-    assert told == ids
+    assert failed == ids
     assert isinstance(future.exception(0), StorageIOError)
-    # What it was at is done after all: nobody is told twice, and nothing else happens.
+    # The append is done after all: the failure is not reported twice, and nothing else happens.
     disk.go_on()
     at.cluster.scheduler.run_for(LIMIT_MS)
     assert not at.broker(1).replica_manager.partitions.get(at.partitions[0])

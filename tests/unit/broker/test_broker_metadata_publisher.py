@@ -315,7 +315,7 @@ def test_a_role_that_fails_is_tried_again(
 ) -> None:
     manager = stage.on(1).broker.replica_manager
     take = manager.become_leader_or_follower
-    failures = [ValueError("nobody expected that"), None]
+    failures = [ValueError("unexpected"), None]
 
     def failing(states: Any, epoch: int) -> Any:
         failure = failures.pop(0) if failures else None
@@ -326,7 +326,7 @@ def test_a_role_that_fails_is_tried_again(
     monkeypatch.setattr(manager, "become_leader_or_follower", failing)
     with caplog.at_level(logging.ERROR):
         stage.apply(*topic(B, "u"))
-    assert "nobody expected that" in caplog.text
+    assert "unexpected" in caplog.text
     assert manager.partitions.get(TopicPartition("u", 0)) is None
     stage.cluster.pass_time(RETRY_MS)
     assert manager.partitions.get_or_error(TopicPartition("u", 0)).is_leader
@@ -433,7 +433,7 @@ def test_logs_are_made_beside_the_loop_that_takes_roles(
     def made(wanted: Iterable[NewLog]) -> Logs:
         # Another commit comes meanwhile: it waits for its turn.
         if not seen:
-            stage.tell(*topic(Uuid(b"c" * 16), "v"))
+            stage.commit(*topic(Uuid(b"c" * 16), "v"))
         for each in wanted:
             seen.setdefault(each.partition.topic, broker.publisher.metadata_offset())
         return make(wanted)

@@ -1,4 +1,4 @@
-"""What clients are told of settings: the value that counts, and where it and those beneath come from."""
+"""DescribeConfigs: the value of a setting that counts, and where it and its synonyms come from."""
 
 from __future__ import annotations
 
@@ -58,19 +58,19 @@ def ask(metadata):
     return ask
 
 
-def told(result):
+def values_of(result):
     return {each.name: (each.value, each.config_source, each.read_only) for each in result.configs}
 
 
 def test_a_topics_setting_is_its_own_or_the_brokers_or_the_nodes_or_the_default(ask):
-    found = told(ask(TOPIC_RESOURCE, "orders"))
+    found = values_of(ask(TOPIC_RESOURCE, "orders"))
     assert found["retention.ms"] == ("9000", OF_TOPIC, False)
     assert found["min.insync.replicas"] == ("2", OF_ALL_BROKERS, False)
     assert found["segment.bytes"] == ("1073741824", DEFAULT, False)
     assert len(found) == len(dataclasses.fields(NODE.log))
 
 
-def test_what_lies_beneath_is_told_when_asked_for(ask):
+def test_synonyms_are_returned_on_request(ask):
     (setting,) = ask(TOPIC_RESOURCE, "orders", "retention.ms", synonyms=True).configs
     assert [(each.name, each.value, each.source) for each in setting.synonyms] == [
         ("retention.ms", "9000", OF_TOPIC),
@@ -88,8 +88,8 @@ def test_types_are_those_of_a_configuration(ask, name, kind):
     assert ask(TOPIC_RESOURCE, "orders", name).configs[0].config_type == kind
 
 
-def test_a_brokers_settings_are_those_of_its_node_and_what_it_was_told_since(ask):
-    found = told(ask(BROKER_RESOURCE, "2"))
+def test_a_brokers_settings_are_those_of_its_node_and_its_dynamic_ones(ask):
+    found = values_of(ask(BROKER_RESOURCE, "2"))
     assert found["node.id"] == ("2", DEFAULT, True)
     assert found["log.dirs"] == ("/a,/b", DEFAULT, True)
     assert found["replica.lag.time.max.ms"] == ("7000", OF_NODE, True)
@@ -104,7 +104,7 @@ def test_a_brokers_settings_are_those_of_its_node_and_what_it_was_told_since(ask
     assert {each.name for each in settings_of(NODE)} & set(known_names(NODE))
 
 
-def test_what_a_broker_was_told_under_a_topics_name_is_found_under_its_own(ask, metadata):
+def test_a_brokers_setting_that_was_set_by_a_topics_name_is_found_by_its_own(ask, metadata):
     record = ConfigRecord(
         resource_type=BROKER_RESOURCE, resource_name="2", name="segment.bytes", value="4096"
     )
@@ -113,8 +113,8 @@ def test_what_a_broker_was_told_under_a_topics_name_is_found_under_its_own(ask, 
     assert (found.value, found.config_source, found.config_type) == ("4096", OF_BROKER, 3)
 
 
-def test_what_all_brokers_are_told_has_no_broker(ask):
-    assert told(ask(BROKER_RESOURCE, "")) == {
+def test_the_settings_of_all_brokers_have_no_broker(ask):
+    assert values_of(ask(BROKER_RESOURCE, "")) == {
         "log.cleaner.backoff.ms": ("11", OF_ALL_BROKERS, False),
         "min.insync.replicas": ("2", OF_ALL_BROKERS, False),
     }

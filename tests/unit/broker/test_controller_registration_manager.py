@@ -51,10 +51,10 @@ class Stage:
         return self.answers.pop(0) if self.answers else resolved(DONE)
 
     def version(self, level: int) -> None:
-        self.tell(FeatureLevelRecord(name="metadata.version", feature_level=level))
+        self.replay(FeatureLevelRecord(name="metadata.version", feature_level=level))
 
     def registered(self, incarnation_id: Uuid, *endpoints: Endpoint) -> None:
-        self.tell(
+        self.replay(
             RegisterControllerRecord(
                 controller_id=3,
                 incarnation_id=incarnation_id,
@@ -64,7 +64,7 @@ class Stage:
             )
         )
 
-    def tell(self, record: FeatureLevelRecord | RegisterControllerRecord) -> None:
+    def replay(self, record: FeatureLevelRecord | RegisterControllerRecord) -> None:
         self.metadata.replay(record)
         delta: MetadataDelta = difference(ClusterMetadata(), self.metadata)
         self.manager.on_metadata_update(delta, self.metadata.copy(), OffsetAndEpoch(1, 1))

@@ -132,7 +132,7 @@ def test_without_a_controller_the_client_is_told_so(cluster: Cluster) -> None:
 @pytest.mark.parametrize(
     ("data", "host"),
     [(b"", b"\0" * 4), (b"\0", b"\0" * 4), (frame_of(CREATE, 3), b"x"), (b"\0\0\0\3" + bytes(20), b"\0" * 4)],
-    ids=["nothing", "half a key", "no address", "what nobody forwards"],
+    ids=["nothing", "half a key", "no address", "an API that is not forwarded"],
 )
 def test_what_is_no_envelope_of_a_node_is_refused(cluster: Cluster, data: bytes, host: bytes) -> None:
     request = EnvelopeRequest(request_data=data, request_principal=None, client_host_address=host)

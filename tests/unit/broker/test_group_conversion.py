@@ -61,7 +61,7 @@ def test_one_coordinator_is_looked_for(version: int) -> None:
 
 @pytest.mark.parametrize("version", range(3))
 @pytest.mark.parametrize(
-    ("group_error", "member_error", "told"),
+    ("group_error", "member_error", "returned"),
     [
         (ErrorCode.none, ErrorCode.none, ErrorCode.none),
         (ErrorCode.none, ErrorCode.unknown_member_id, ErrorCode.unknown_member_id),
@@ -69,7 +69,7 @@ def test_one_coordinator_is_looked_for(version: int) -> None:
     ],
 )
 def test_one_member_leaves(
-    version: int, group_error: ErrorCode, member_error: ErrorCode | None, told: ErrorCode
+    version: int, group_error: ErrorCode, member_error: ErrorCode | None, returned: ErrorCode
 ) -> None:
     request, remembered = upgraded(LEAVE_GROUP, version, 5, group_id="g", member_id="m")
     assert [(each.member_id, each.group_instance_id) for each in request.members] == [("m", None)]
@@ -81,7 +81,7 @@ def test_one_member_leaves(
     response = LeaveGroupResponse(throttle_time=NO_THROTTLE, error_code=group_error, members=members)
     old = downgrade(response, version, remembered)
     assert type(old) is response_type(LEAVE_GROUP, version)
-    assert old.error_code is told
+    assert old.error_code is returned
 
 
 def offsets(error: ErrorCode = ErrorCode.none) -> OffsetFetchResponse:
@@ -126,8 +126,8 @@ def test_the_groups_error_is_told_where_there_is_a_place_for_it(version: int) ->
         assert old.error_code is ErrorCode.not_coordinator
         assert old.topics == ()
     else:
-        told = [(each.partition_index, each.error_code) for each in old.topics[0].partitions]
-        assert told == [(2, ErrorCode.not_coordinator), (3, ErrorCode.not_coordinator)]
+        errors = [(each.partition_index, each.error_code) for each in old.topics[0].partitions]
+        assert errors == [(2, ErrorCode.not_coordinator), (3, ErrorCode.not_coordinator)]
     assert written(old)
 
 
@@ -145,6 +145,6 @@ def test_the_first_join_had_one_timeout_for_two() -> None:
 
 
 def test_an_answer_about_more_than_was_asked_is_not_cut_short() -> None:
-    nobody = FindCoordinatorResponse(throttle_time=NO_THROTTLE, coordinators=())
+    empty = FindCoordinatorResponse(throttle_time=NO_THROTTLE, coordinators=())
     with pytest.raises(InvalidRequest, match="got 0"):
-        downgrade(nobody, 3, None)
+        downgrade(empty, 3, None)

@@ -1,4 +1,4 @@
-"""What clients are told of the cluster."""
+"""The Metadata, DescribeCluster and DescribeTopicPartitions responses."""
 
 from __future__ import annotations
 
@@ -127,9 +127,9 @@ def test_topics_by_name_and_by_id():
 
 def test_requests_for_the_controller_go_to_a_broker_that_is_there():
     asked = MetadataRequest(topics=(), include_topic_authorized_operations=False)
-    for controller, told in ((2, 2), (3, 1), (100, 1), (None, 1)):
+    for controller, expected in ((2, 2), (3, 1), (100, 1), (None, 1)):
         apis = MetadataApis("cluster", cluster, lambda controller=controller: controller)
-        assert apis.handle_metadata(asked).result(0).controller_id == told
+        assert apis.handle_metadata(asked).result(0).controller_id == expected
 
 
 def describe_cluster(**fields):
@@ -192,7 +192,7 @@ def test_a_limit_or_a_cursor_that_makes_no_sense(limit, cursor):
     assert isinstance(describe_topics(limit=limit, cursor=cursor).exception(0), InvalidRequest)
 
 
-# ---- topics that nobody made -------------------------------------------------------------------------------
+# ---- topics that do not exist ------------------------------------------------------------------------------
 
 
 def asked_for(*topics, allow=True):

@@ -34,8 +34,8 @@ def test_a_starting_broker_calls_no_topic_unknown() -> None:
         return answer is not None and answer.done() and answer.exception() is None
 
     assert cluster.run_until(knows)
-    *refused, told = answers
+    *refused, answered = answers
     assert refused
     assert all(isinstance(each.exception(), BrokerNotAvailable) for each in refused)
-    (topic,) = told.result().topics
+    (topic,) = answered.result().topics
     assert topic.error_code != UnknownTopicOrPartition.code

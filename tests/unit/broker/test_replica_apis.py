@@ -19,7 +19,7 @@ NOW_MS = 1_600_000_000_000
 
 
 def begin(at: Replicas, producer: int, *, epoch: int = 0, sequence: int = 0, number: int = 0) -> None:
-    """Append a transactional batch as a producer of Kafka would, of which a handler takes none."""
+    """Append a transactional batch as a producer of Kafka would, past the handlers, which refuse it."""
     records = build(
         [b"open"],
         now_ms=NOW_MS,

@@ -87,10 +87,10 @@ def test_an_older_request_is_turned_and_so_is_its_answer() -> None:
 def test_api_versions_tells_what_is_there(request_: Any) -> None:
     kind = ApiVersionsResponse if request_.__version__ else ApiVersionsResponse0
     found = response_of(kind, answered(Node(), frame_of(request_, 1)), 1, header_version=0)
-    told = {each.api_key: (each.min_version, each.max_version) for each in found.api_keys}
-    assert told == {api.api_key: (api.min_version, api.max_version) for api in API_RANGES.values()}
+    ranges = {each.api_key: (each.min_version, each.max_version) for each in found.api_keys}
+    assert ranges == {api.api_key: (api.min_version, api.max_version) for api in API_RANGES.values()}
     # librdkafka before 2.11.1 does without compression where this is missing (KAFKA-18659).
-    assert told[PRODUCE] == (0, 11)
+    assert ranges[PRODUCE] == (0, 11)
 
 
 @pytest.mark.parametrize("version", [4, 99, 32767, -1])

@@ -1,4 +1,4 @@
-"""What there is not is told so: an answer for whatever is asked, that can be written, with Kafka's error."""
+"""Unsupported APIs: each request gets a response that can be encoded and has Kafka's error."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ def test_a_partition_that_cannot_be_read_is_told_and_the_others_compared(node: P
 
 
 def test_the_folders_of_two_clusters(tmp_path: Path) -> None:
-    """As a cluster and its copy: node by node, and what has become of a log is told."""
+    """Two folders are compared as a cluster and its copy: node by node, with an outcome for each log."""
     for side in ("left", "right"):
         for node in ("node-1", "node-2"):
             shutil.copytree(KAFKA / "segments-0", tmp_path / side / node / "t-0")

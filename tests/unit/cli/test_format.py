@@ -36,7 +36,7 @@ def formatted(directory: Path, node_id: int, controllers: str = CONTROLLERS) -> 
 def test_a_first_voter_has_the_directory_that_the_others_know(tmp_path: Path) -> None:
     assert formatted(tmp_path / "1", 1) == Uuid.parse(FIRST)
     assert formatted(tmp_path / "2", 2) == Uuid.parse(SECOND)
-    # Who is none of them has an id of its own.
+    # A node that is not among the first voters gets an id of its own.
     assert formatted(tmp_path / "3", 3) not in (Uuid.parse(FIRST), Uuid.parse(SECOND))
 
 

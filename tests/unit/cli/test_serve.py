@@ -108,7 +108,7 @@ def _root_logger() -> Iterator[None]:
 def test_json_is_one_object_a_line_with_the_error_in_it(capsys: pytest.CaptureFixture[str]) -> None:
     serve.set_up_logging("json", "info", "node-1")
     logger = logging.getLogger("kreplica.test")
-    logger.debug("not told")
+    logger.debug("not logged")
     logger.info("two\nlines %d", 2)
     try:
         raise ValueError("why")
@@ -126,6 +126,6 @@ def test_text_names_the_node_and_takes_the_place_of_what_was_before(
 ) -> None:
     serve.set_up_logging("json", "info", "node-1")
     serve.set_up_logging("text", "warning", "node-2")
-    logging.getLogger("kreplica.test").info("not told")
-    logging.getLogger("kreplica.test").warning("told")
-    assert capsys.readouterr().err.endswith(" node-2 WARNING kreplica.test: told\n")
+    logging.getLogger("kreplica.test").info("not logged")
+    logging.getLogger("kreplica.test").warning("logged")
+    assert capsys.readouterr().err.endswith(" node-2 WARNING kreplica.test: logged\n")

@@ -19,9 +19,9 @@ def run(*arguments):
 
 @pytest.mark.parametrize("driver", ["nodes", "brokers", "quorum"])
 def test_the_same_seed_gives_the_same_event_hash(driver):
-    told = [run("--driver", driver, "--seed", "3", "--events", "300", "--json") for _ in range(2)]
-    assert [each.exit_code for each in told] == [0, 0]
-    first, again = (json.loads(each.stdout) for each in told)
+    results = [run("--driver", driver, "--seed", "3", "--events", "300", "--json") for _ in range(2)]
+    assert [each.exit_code for each in results] == [0, 0]
+    first, again = (json.loads(each.stdout) for each in results)
     assert first == again
     assert first["events"] >= 300
     assert first["violations"] == []
@@ -40,12 +40,12 @@ def test_seeds_are_run_one_after_the_other_for_minutes(driver):
 def test_a_violation_is_told_with_a_run_that_a_person_can_read():
     # From a seed on whose run has acknowledged something before it fails.
     with switched_on("show_the_uncommitted"):
-        told = run("--seed", "3", "--seeds", "50", "--events", "600", "--reduce", "1")
-    assert told.exit_code == 1
-    assert "violated: ConsistentRead" in told.stdout
+        result = run("--seed", "3", "--seeds", "50", "--events", "600", "--reduce", "1")
+    assert result.exit_code == 1
+    assert "violated: ConsistentRead" in result.stdout
     # What was read had to be asked for, however short the run has become.
-    assert ": read topic-" in told.stdout
-    seed = told.stdout.rsplit("--seed ", 1)[1].strip()
+    assert ": read topic-" in result.stdout
+    seed = result.stdout.rsplit("--seed ", 1)[1].strip()
     with switched_on("show_the_uncommitted"):
         fact = json.loads(run("--seed", seed, "--events", "600", "--reduce", "0", "--json").stdout)
     assert fact["violations"][0]["invariant"] == "ConsistentRead"

@@ -67,7 +67,7 @@ def test_six_bytes_are_no_segment(tmp_path: Path) -> None:
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Path:
-    """The folder of a cluster of two nodes with a partition each, beside what is none of them."""
+    """The folder of a cluster of two nodes with a partition each, beside files that belong to neither."""
     root = tmp_path / "cluster"
     with kreplica.Cluster(brokers=2, directory=root) as running:
         running.create_topic("t", partitions=1, replication_factor=2)
@@ -108,5 +108,5 @@ def test_the_snapshots_of_a_clusters_nodes_are_looked_at(cluster: Path) -> None:
     assert str(snapshot) in {json.loads(line)["path"] for line in result.stdout.splitlines()}
 
 
-def size_in(told: str) -> int:
-    return int(told.split(" in ")[1].split(" bytes")[0].replace(",", ""))
+def size_in(text: str) -> int:
+    return int(text.split(" in ")[1].split(" bytes")[0].replace(",", ""))

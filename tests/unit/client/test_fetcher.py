@@ -63,9 +63,9 @@ def test_a_new_leader_is_found(stage):
 
 def test_a_deposed_leader_is_not_believed(stage):
     stage.pass_time(1_000)
-    stage.tell(stage.controller.elect(AT, 2, [2, 3]), to=[2, 3])
+    stage.notify(stage.controller.elect(AT, 2, [2, 3]), to=[2, 3])
     stage.pass_time(100)
-    # The one of before still leads as far as it knows, and answers nobody who knows better.
+    # The old leader believes that it still leads, and answers no request of a later epoch.
     stage.metadata.refresh(AT.topic)
     stage.pass_time(10)
     assert stage.until_done(stage.produce(b"d")) == [3]

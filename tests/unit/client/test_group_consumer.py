@@ -118,7 +118,7 @@ def test_one_that_leaves_is_replaced_at_once(cluster):
     until(cluster, lambda: settled(first), CONSUMER_CONFIG.session_timeout_ms // 2)
     produce(cluster, *names(8, 16))
     until(cluster, lambda: len(first.values + second.values) == 16)
-    # What the one that left has committed is read by nobody again.
+    # Records that the departed consumer has committed are not read again.
     assert sorted(first.values + second.values) == sorted(names(0, 16))
 
 

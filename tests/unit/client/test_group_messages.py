@@ -1,4 +1,4 @@
-"""What the members of a group tell each other, and how the work is divided."""
+"""The messages that the members of a group exchange, and how partitions are assigned."""
 
 from __future__ import annotations
 

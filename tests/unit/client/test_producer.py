@@ -153,7 +153,7 @@ def test_what_comes_after_a_batch_that_was_given_up(stage):
         stage.cluster.heal(CLIENT_NODE, other)
     outcome = stage.until_done(later)[0]
     assert isinstance(lost.exception(), errors.RequestTimedOut)
-    # It was sent, too, so nobody knows; and what is sent from now on is under another producer id.
+    # The later batch was sent, too, so its outcome is unknown. The next one has another producer id.
     assert isinstance(outcome, errors.NetworkException)
     assert stage.until_done(stage.produce(b"d")) == [1]
     assert stage.producer_ids == 2
@@ -277,7 +277,7 @@ def test_a_topic_that_is_not_there_yet(stage):
     stage.pass_time(100)
     assert not future.done()
     stage.controller.add_topic("later", stage.controller.topics[TOPIC].config)
-    stage.tell(stage.controller.create(at, stage.ids))
+    stage.notify(stage.controller.create(at, stage.ids))
     assert stage.until_done(future) == [0]
 
 

@@ -549,7 +549,7 @@ def test_a_kill_writes_nothing_into_the_image(cluster, tmp_path):
     before = (image / "data.mdb").read_bytes()
     cluster.kill(2)
     assert (image / "data.mdb").read_bytes() == before
-    # What a close in order leaves there tells the next start that the file is whole.
+    # An orderly close leaves this checksum, which proves to the next start that the file is whole.
     assert not (image / "data.crc").exists()
     cluster.start(2)
 

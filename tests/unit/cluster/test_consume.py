@@ -59,7 +59,7 @@ def test_two_members_share_and_one_goes(cluster):
     put(cluster, b"0")
     put(cluster, b"1", partition=1)
     read("first", first, 2)
-    # The two last ones were not asked to be followed by others: whoever has their partition gets them again.
+    # A record counts when the next one is asked for, so the last ones taken are delivered again.
     threads = [
         threading.Thread(target=read, args=("first", first, 4)),
         threading.Thread(target=read, args=("second", second, 1)),

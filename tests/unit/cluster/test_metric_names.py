@@ -17,7 +17,7 @@ OURS = {
     "kafka.server:type=DelayedOperationPurgatory,name=NumDelayedOperations,delayedOperation",
     "kafka.server:type=DelayedOperationPurgatory,name=PurgatorySize,delayedOperation",
     "kafka.controller:type=KafkaController,name=ControllerFailoversPerSec",
-    # How long a fetch takes, which Kafka tells as the request latency of replica-fetcher-metrics.
+    # How long a fetch takes. Kafka reports it as the request latency of replica-fetcher-metrics.
     "kafka.server:type=FetcherStats,name=requestTime,brokerHost,brokerPort,clientId",
     "kafka.server:type=FetcherStats,name=totalTime,brokerHost,brokerPort,clientId",
     # Of the metadata on each node; Kafka has them in KafkaController and broker-metadata-metrics.

@@ -1,4 +1,4 @@
-"""Reading a partition of a cluster, beside a log by itself."""
+"""Reading a partition of a cluster, compared with a standalone log."""
 
 from __future__ import annotations
 

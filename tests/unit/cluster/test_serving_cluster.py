@@ -90,7 +90,7 @@ def test_ports_stay_over_a_kill_and_nobody_listens_meanwhile(cluster: Cluster) -
     cluster.kill(leader)
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection((host, int(port)), 5)
-    # It is kept for the node: the kernel gives it to nobody who connects and wants any.
+    # The port stays reserved for the node: the kernel hands it out to no client that asks for any free port.
     with socket.socket() as other, pytest.raises(OSError, match="in use"):
         other.bind((host, int(port)))
     assert produce(cluster, b"1") == [1]

@@ -1,4 +1,4 @@
-"""kreplica.Simulation: under a virtual clock, a cluster does what it does, and fails as it is told to."""
+"""kreplica.Simulation: a cluster under a virtual clock works as a real one, and fails on request."""
 
 from __future__ import annotations
 
@@ -230,7 +230,7 @@ print(sim.event_hash, sim.events)
 
 
 def test_the_same_seed_and_calls_give_the_same_events_in_another_process():
-    told = {
+    hashes = {
         subprocess.run(
             [sys.executable, "-c", PROGRAM],
             env={**os.environ, "PYTHONHASHSEED": hash_seed},
@@ -240,7 +240,7 @@ def test_the_same_seed_and_calls_give_the_same_events_in_another_process():
         ).stdout
         for hash_seed in ("1", "2")
     }
-    assert len(told) == 1
+    assert len(hashes) == 1
 
 
 def test_a_group_goes_on_where_it_stopped_whoever_coordinates(sim):

@@ -45,8 +45,8 @@ def test_history_17_two_that_fail_in_one_tick_are_one_change() -> None:
         assert stage.state("orders", number).leader_epoch == 1
 
 
-def test_history_15_the_last_one_in_sync_dies_and_those_who_have_all_come_before_it() -> None:
-    """KIP-966: 0 and 1 are cut off, 2 loses its tail; whoever has all that was committed leads."""
+def test_history_15_replicas_with_all_committed_records_lead_before_the_last_one_in_sync_that_died() -> None:
+    """KIP-966: 0 and 1 are cut off, 2 loses its tail; a replica with all committed records leads."""
     stage = ControllerStage()
     stage.create("orders", (2, 0, 1), min_insync_replicas="2")
     stage.fence(0, 1)

@@ -177,7 +177,7 @@ def test_a_silent_broker_is_fenced_and_others_lead(stage: OneController) -> None
 
 
 def test_the_fence_and_the_elections_are_one_batch(stage: OneController) -> None:
-    # So nobody ever sees a fenced broker lead, or in an ISR.
+    # So no reader ever sees a fenced broker lead, or in an ISR.
     stage.start(1, 2)
     stage.create_topic("t", [1, 2])
     stage.pass_with([2], 200)
@@ -202,7 +202,7 @@ def test_two_sessions_that_end_in_one_tick(stage: OneController) -> None:
     leaders = [
         record.leader for record in stage.quorum.batches[-1] if isinstance(record, PartitionChangeRecord)
     ]
-    assert leaders == [3], "nobody else in between"
+    assert leaders == [3], "no other leader in between"
 
 
 def test_one_that_comes_back_leads_what_nobody_else_could(stage: OneController) -> None:
@@ -338,8 +338,8 @@ def test_replicas_in_a_directory_that_failed_are_offline(stage: OneController) -
     assert stage.committed.brokers[1].directories == (both[1],)
     before = len(stage.quorum.batches)
     stage.heartbeat(1, offline_log_dirs=directories(both[0]))
-    assert len(stage.quorum.batches) == before, "told once"
-    # A new controller has to be told again.
+    assert len(stage.quorum.batches) == before, "reported once"
+    # The failure has to be reported again to a new controller.
     stage.quorum.lose()
     stage.quorum.win()
     stage.heartbeat(1, offline_log_dirs=directories(both[0]))
@@ -364,8 +364,8 @@ def assignment(stage: OneController, topic: str, directory: Uuid, *numbers: int)
             ),
         ),
     )
-    (told,) = stage.ask(request).directories
-    return [each.error_code for each in told.topics[0].partitions]
+    (directory,) = stage.ask(request).directories
+    return [each.error_code for each in directory.topics[0].partitions]
 
 
 def test_a_broker_tells_where_its_replicas_are(stage: OneController) -> None:

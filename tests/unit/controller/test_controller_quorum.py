@@ -42,7 +42,7 @@ def test_a_killed_brokers_partitions_have_new_leaders_soon(quorum: ControllerQuo
 
 
 def test_so_have_those_of_one_that_lost_its_power(quorum: ControllerQuorum) -> None:
-    # Nobody sees a connection close: its session has to end.
+    # No connection is seen to close: the broker's session has to expire.
     quorum.lose_power(1)
     took_ms = quorum.until(quorum.leader_known_to([2, 3], "t", 2))
     assert CONTROLLER_CONFIG.broker_session_timeout_ms - 30 <= took_ms <= PROMISED_MS
@@ -58,7 +58,7 @@ def test_two_that_die_together_are_fenced_together(quorum: ControllerQuorum) -> 
     quorum.kill(1)
     quorum.kill(2)
     assert quorum.until(quorum.leader_known_to([3], "t", 3)) <= PROMISED_MS
-    assert quorum.partition("t").leader_epoch == 1, "nobody else led in between"
+    assert quorum.partition("t").leader_epoch == 1, "no other broker led in between"
 
 
 def test_the_last_one_that_comes_back_leads_again(quorum: ControllerQuorum) -> None:

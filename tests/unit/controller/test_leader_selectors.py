@@ -1,4 +1,4 @@
-"""The selectors: who leads next, and why nobody does."""
+"""The selectors: which replica leads next, and why no replica can."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def stage_with(
     last_known_elr: tuple[int, ...] = (),
     unclean: bool = False,
 ) -> ControllerStage:
-    """A partition as the log may tell it, whoever is alive."""
+    """A stage with a partition in the given state, as the metadata log may have it, all brokers alive."""
     stage = ControllerStage(range(4))
     enabled = str(unclean).lower()
     stage.create("orders", replicas, unclean_leader_election_enable=enabled, min_insync_replicas="2")

@@ -8,7 +8,7 @@ from kreplica.metadata.registrations import MIGRATING_DIRECTORY, PartitionRegist
 
 
 def test_the_last_leader_stays_known_where_it_is_elected_and_lost_in_one_event() -> None:
-    # KIP-966: nobody else could ever be elected.
+    # KIP-966: no other replica could ever be elected.
     leaderless = PartitionRegistration(
         replicas=(2, 1),
         directories=(MIGRATING_DIRECTORY, MIGRATING_DIRECTORY),

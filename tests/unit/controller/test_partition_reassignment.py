@@ -185,8 +185,8 @@ def test_a_broker_that_is_back_lets_it_end() -> None:
     assert (stage.state("orders").replicas, stage.state("orders").leader) == ((2,), 2)
 
 
-def test_nobody_is_taken_out_while_none_of_those_that_stay_is_in_sync() -> None:
-    """Else whoever has all that was committed would be gone for good."""
+def test_no_replica_is_removed_while_none_of_the_remaining_ones_is_in_sync() -> None:
+    """Otherwise the only replica with all committed records would be lost for good."""
     stage = ControllerStage()
     (partition,) = stage.create("orders", (0, 1))
     stage.set_isr("orders", 0)

@@ -196,30 +196,30 @@ def test_an_election_that_is_not_needed_changes_nothing() -> None:
     assert stage.state("orders") is before
 
 
-def test_what_stays_offline_is_told_once() -> None:
+def test_a_partition_that_stays_offline_is_logged_once() -> None:
     stage = ControllerStage()
     stage.create("orders", (0, 1))
     stage.set_isr("orders", 0)
     stage.fence(0)
     trigger = stage.machines.partitions.trigger_online_partition_state_change
 
-    def told() -> int:
+    def logged() -> int:
         return sum("could not change" in line for line in stage.logger.lines())
 
-    assert told() == 1
+    assert logged() == 1
     assert "no live replica is in its ISR" in str(trigger()[TopicPartition("orders", 0)])
-    told_after_the_isr_is_empty = told()
+    logged_after_the_isr_is_empty = logged()
     assert list(trigger()) == [TopicPartition("orders", 0)]
-    assert told() == told_after_the_isr_is_empty
+    assert logged() == logged_after_the_isr_is_empty
     stage.fence(1)
     assert trigger() == {}
     stage.unfence(0)
     stage.fence(0)
-    assert told() == told_after_the_isr_is_empty + 1
+    assert logged() == logged_after_the_isr_is_empty + 1
 
 
 def imbalanced(partitions: int, elsewhere: int) -> ControllerStage:
-    """Partitions that prefer broker 0, of which so many are led by broker 1."""
+    """Partitions that prefer broker 0; `elsewhere` of them are led by broker 1."""
     stage = ControllerStage()
     stage.create("orders", *[(0, 1)] * partitions)
     stage.fence(0)

@@ -1,4 +1,4 @@
-"""StateChangeLogger: one readable line for each transition, told when it counts."""
+"""StateChangeLogger: one readable line for each transition, logged when it takes effect."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_each_transition_has_its_line() -> None:
     ]
 
 
-def test_what_was_given_up_is_not_told_as_done() -> None:
+def test_an_abandoned_transition_is_not_logged_as_done() -> None:
     logger = StateChangeLogger(1)
     logger.epoch = 2
     logger.trace("changed %s", ["a", "b"])

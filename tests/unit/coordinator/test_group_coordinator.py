@@ -149,7 +149,7 @@ def test_a_repeated_join_gets_the_same_answer(stage):
         (errors.InvalidGroupId, {"group": ""}),
         (errors.InvalidSessionTimeout, {"session_timeout_ms": 99}),
         (errors.InvalidSessionTimeout, {"session_timeout_ms": 1_800_001}),
-        (errors.UnknownMemberId, {"member_id": "nobody"}),
+        (errors.UnknownMemberId, {"member_id": "stranger"}),
         (errors.InconsistentGroupProtocol, {"protocols": ()}),
     ],
 )
@@ -182,7 +182,7 @@ def test_a_member_that_leaves_is_not_waited_for(stage):
     assert stage.leave(second.member_id) is None
     assert isinstance(stage.heartbeat(first), errors.RebalanceInProgress)
     assert len(stage.begin_join(first.member_id).result(0).members) == 1
-    assert isinstance(stage.leave("nobody"), errors.UnknownMemberId)
+    assert isinstance(stage.leave("stranger"), errors.UnknownMemberId)
     stage.leave(first.member_id)
     assert stage.describe().state == "Empty"
 
@@ -286,7 +286,7 @@ def test_of_two_commits_the_later_in_the_log_counts(stage):
 
 
 @pytest.mark.parametrize(
-    ("raised", "told"),
+    ("raised", "returned"),
     [
         (errors.NotLeaderOrFollower, errors.NotCoordinator),
         (errors.NotEnoughReplicas, errors.CoordinatorNotAvailable),
@@ -294,9 +294,9 @@ def test_of_two_commits_the_later_in_the_log_counts(stage):
         (errors.RequestTimedOut, errors.RequestTimedOut),
     ],
 )
-def test_a_commit_that_was_not_appended(stage, raised, told):
+def test_a_commit_that_was_not_appended(stage, raised, returned):
     stage.log.error = raised()
-    assert type(stage.commit(5)) is told
+    assert type(stage.commit(5)) is returned
     assert stage.committed() == {}
 
 
@@ -315,7 +315,7 @@ def test_offsets_of_a_group_that_was_left_expire():
     for _ in range(400):
         stage.pass_time(240)
         stage.heartbeat(joined)
-    assert stage.committed() == {AT: 5}  # nobody knows what the member reads: its metadata is no subscription
+    assert stage.committed() == {AT: 5}  # what the member reads is unknown: its metadata is no subscription
     assert stage.committed("simple") == {}
     stage.leave(joined.member_id)
     stage.pass_time(50_000)
@@ -377,7 +377,7 @@ def test_offsets_are_deleted_of_topics_that_no_member_reads(stage):
     assert stage.committed() == {AT: 5}
     stage.log.error = None
 
-    stage.one_member()  # whose subscription nobody can read
+    stage.one_member()  # its subscription cannot be decoded
     assert isinstance(deleted(AT), errors.NonEmptyGroup)
 
 
@@ -415,7 +415,7 @@ def test_groups_are_listed_by_state(stage):
 # ---- leadership ----------------------------------------------------------------------------------------
 
 
-def test_who_waits_is_told_when_the_group_moves(stage):
+def test_pending_requests_fail_when_the_group_moves(stage):
     first = stage.one_member()
     joining = stage.begin_join(stage.new_id())
     stage.coordinator.resign(0)

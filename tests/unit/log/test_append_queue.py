@@ -1,5 +1,4 @@
-"""A log's appends that a disk makes: none overtakes another, and whoever else changes the log finds none
-under way."""
+"""A log's appends on a disk thread: they keep their order, and any other change of the log waits for them."""
 
 from __future__ import annotations
 
@@ -25,7 +24,7 @@ EPOCH = 3
 
 
 class Stage:
-    """A log whose disk does one job when it is told to, and what became of each append."""
+    """A log whose disk performs one job at each request of the test, and the outcome of each append."""
 
     def __init__(self, path: Path, **settings: object) -> None:
         self.disk = SimDisk()
@@ -93,7 +92,7 @@ class Stage:
         for _ in range(count):
             self.disk.perform_next()
 
-    def tell(self, count: int = 1) -> None:
+    def notify(self, count: int = 1) -> None:
         for _ in range(count):
             self.disk.notify()
 
@@ -103,7 +102,7 @@ class Stage:
 
     def finish_jobs(self) -> None:
         """Do what the disk thread does; what is checked aside stays there."""
-        while self.disk or self.disk.untold:
+        while self.disk or self.disk.unnotified:
             if self.disk:
                 self.disk.perform_next()
             self.disk.notify()
@@ -116,7 +115,7 @@ def test_appends_are_made_in_their_order(tmp_path: Path) -> None:
     assert (at.log.log_end_offset, at.results) == (0, {})
     at.perform(2)
     assert (at.log.log_end_offset, at.results) == (2, {})
-    at.tell()
+    at.notify()
     assert at.results == {"a": 0}
     at.finish()
     assert at.results == {"a": 0, "b": 1, "c": 2}
@@ -196,7 +195,7 @@ def test_whoever_changes_the_log_finds_no_append_under_way(tmp_path: Path) -> No
     assert entry is not None
     assert entry.last_sequence == 1
     assert at.results == {}
-    at.tell(2)
+    at.notify(2)
     assert at.results == {"a": 0, "b": 1}
 
 
@@ -255,7 +254,7 @@ def test_a_follower_notes_the_producers_of_a_run(tmp_path: Path) -> None:
 
 
 KINDS = st.sampled_from(
-    ["plain", "plain", "producer", "again", "gap", "codec", "late", "roll", "mark", "tell"]
+    ["plain", "plain", "producer", "again", "gap", "codec", "late", "roll", "mark", "notify"]
 )
 
 
@@ -273,8 +272,8 @@ def test_the_log_is_the_one_that_direct_appends_make(
         for _ in range(performed[number] if number < len(performed) else 0):
             if at.disk:
                 at.perform()
-        if kind == "tell":
-            at.tell(min(1, at.disk.untold))
+        if kind == "notify":
+            at.notify(min(1, at.disk.unnotified))
             continue
         if kind == "mark":
             at.log.maybe_increment_high_watermark(at.log.log_end_offset)
@@ -308,7 +307,7 @@ def test_the_log_is_the_one_that_direct_appends_make(
         log.close()
 
 
-def test_who_waits_for_a_disk_that_stands_still_can_be_told(tmp_path: Path) -> None:
+def test_appends_that_wait_for_a_hung_disk_can_be_failed(tmp_path: Path) -> None:
     at = Stage(tmp_path)
     for name in "abc":
         at.lead(name)
@@ -318,7 +317,7 @@ def test_who_waits_for_a_disk_that_stands_still_can_be_told(tmp_path: Path) -> N
     for append in at.queue.give_up(error):
         at.note(append)
     assert at.results == {"a": StorageIOError, "b": StorageIOError, "c": StorageIOError}
-    # It goes on after all: what was under way is made, and nobody hears of it again.
+    # The disk goes on after all: it performs the pending appends, and their callers are not notified again.
     at.finish()
     assert at.log.log_end_offset == 3
     assert at.results == {"a": StorageIOError, "b": StorageIOError, "c": StorageIOError}
@@ -425,7 +424,7 @@ def test_the_time_of_an_append_is_that_of_its_turn(tmp_path: Path) -> None:
 
 SENDERS = st.sampled_from([None, "one", "two", "three"])
 SENT = st.sampled_from(
-    ["plain", "plain", "bomb", "producer", "producer's bomb", "small codec", "tell", "aside"]
+    ["plain", "plain", "bomb", "producer", "producer's bomb", "small codec", "notify", "aside"]
 )
 
 
@@ -443,8 +442,8 @@ def test_each_connection_and_each_producer_finds_its_appends_in_their_order(
         for _ in range(performed[number] if number < len(performed) else 0):
             if at.disk:
                 at.perform()
-        if kind == "tell":
-            at.tell(min(1, at.disk.untold))
+        if kind == "notify":
+            at.notify(min(1, at.disk.unnotified))
         elif kind == "aside":
             if at.disk.has_aside:
                 at.disk.notify_aside()
@@ -461,7 +460,7 @@ def test_each_connection_and_each_producer_finds_its_appends_in_their_order(
                     fields["codec"] = "gzip"
                 at.lead_batch(name, build([PADDING], now_ms=NOW_MS, **fields), connection)
             orders.setdefault(connection, []).append(name)
-    while at.disk.has_aside or at.disk or at.disk.untold:
+    while at.disk.has_aside or at.disk or at.disk.unnotified:
         at.finish_jobs()
         if at.disk.has_aside:
             at.disk.notify_aside()

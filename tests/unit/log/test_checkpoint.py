@@ -158,7 +158,7 @@ def test_every_flipped_bit_is_refused_or_reads_as_the_rows_that_are_there(
             found = parse(bytes(flipped), PATH)
         except InvalidFile:
             continue
-        # No checksum can tell one digit or letter from another; the shape of the file is the same.
+        # The format has no checksum, so a digit or letter may replace another; the file's shape is the same.
         assert found != whole
         assert len(found) == len(whole)  # type: ignore[arg-type]
 

@@ -126,7 +126,7 @@ class Model:
     def restart(self, forgets):
         before = self.producers()
         if forgets:
-            # Nothing is left to tell the producers by but the log itself.
+            # The producers can be recovered only from the log itself.
             self.log.flush()
             self.storage = self.storage.after_kill()
             for name in self.storage.list_directory(PATH):

@@ -1,4 +1,4 @@
-"""When a log flushes by itself: flush.messages, flush.ms, and durability."""
+"""When a log flushes without a call of flush: flush.messages, flush.ms, and durability."""
 
 import pytest
 

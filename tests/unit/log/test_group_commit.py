@@ -1,4 +1,4 @@
-"""Flushes shared by many appends: nobody waits for ever, and nothing counts as flushed that was cut."""
+"""Flushes shared by many appends: each append ends, and truncated records never count as flushed."""
 
 from threading import Thread
 

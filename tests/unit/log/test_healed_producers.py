@@ -240,7 +240,7 @@ def require_as_whole(steps: str) -> None:
         pytest.param("7 9 8 8a 9 9a ?0 ! 7a 8 +0 8a", id="others have ended meanwhile"),
         pytest.param("7 8 7a 9 ?1 ! 8a 9a +1", id="one ends beside another that is unknown"),
         pytest.param("7 7 7 7 ?3 ! - +3 7 7a", id="the last batch of its producer"),
-        pytest.param("7 7c 7 8 ?1 ?3 ! 7a 8a +1 +3", id="two ranges of which one is healed first"),
+        pytest.param("7 7c 7 8 ?1 ?3 ! 7a 8a +1 +3", id="two ranges, one healed before the other"),
         pytest.param("7 8 ?1 7 7c - ! 8c 7 +1 7a", id="producers without a batch in the range"),
     ],
 )

@@ -99,7 +99,7 @@ def test_the_last_value_of_each_key_stays_and_the_checkpoint_says_how_far():
     stats = node.cleaner.stats[TopicPartition("a", 0)]
     assert (stats.first_dirty_offset, stats.end_offset) == (0, cleanable(log))
     assert stats.records_after < stats.records_before
-    assert node.work() == 0, "nothing is dirty any more"
+    assert node.work() == 0, "nothing is dirty now"
 
 
 def test_the_dirtiest_log_comes_first():
@@ -192,7 +192,7 @@ def test_a_bad_batch_makes_the_partition_uncleanable_and_leaves_the_log_as_it_is
 
 
 @pytest.mark.parametrize("position", [0, 8, 16], ids=["offset", "length", "magic"])
-def test_a_log_whose_age_cannot_be_told_does_not_keep_the_others_from_their_turn(position):
+def test_a_log_of_unknown_age_does_not_keep_the_others_from_their_turn(position):
     node = Node(names=())
     node.logs = [node.open("bad", max_compaction_lag_ms=1000), node.open("good")]
     for log in node.logs:
@@ -258,13 +258,13 @@ def test_a_full_disk_leaves_the_log_as_it_is_and_it_is_tried_again():
 
 
 @pytest.mark.parametrize("seen", range(0, 60, 3))
-def test_a_disk_that_fails_at_any_moment_is_told_and_the_records_stay(seen):
+def test_a_disk_failure_at_any_moment_is_reported_and_the_records_stay(seen):
     node = Node(io_buffer_size=1000)
     log = node.logs[0]
     fill(log)
     before = content(log)
-    told = []
-    node.cleaner._on_storage_error = lambda log, error: told.append((log, error))
+    failures = []
+    node.cleaner._on_storage_error = lambda log, error: failures.append((log, error))
     left = [seen]
 
     def refuse(operation, path):
@@ -273,10 +273,10 @@ def test_a_disk_that_fails_at_any_moment_is_told_and_the_records_stay(seen):
             raise StorageIOError(f"{operation} {path}")
 
     node.storage.before = refuse
-    while not told and node.cleaner.do_work() != BACKOFF_MS:
+    while not failures and node.cleaner.do_work() != BACKOFF_MS:
         pass
     node.storage.before = None
-    assert [each[0] for each in told] == [log]
+    assert [each[0] for each in failures] == [log]
     log.abandon()
     node.storage = node.storage.after_kill()
     assert content(node.open("a")) == before
@@ -378,11 +378,11 @@ def test_a_deleted_directory_is_no_fault_of_the_disk():
     log = node.logs[0]
     log.abandon()
     node.storage.rename("/data/a-0", "/data/a-0.gone-delete")
-    told = []
-    node.cleaner._on_storage_error = lambda _, error: told.append(error)
+    failures = []
+    node.cleaner._on_storage_error = lambda _, error: failures.append(error)
     for _ in range(3):
         node.cleaner.do_work()
-    assert told == []
+    assert failures == []
 
 
 def test_retention_takes_segments_from_a_round_that_goes_on_later():

@@ -42,7 +42,7 @@ def test_a_log_that_lost_all_behind_its_start_begins_there(is_killed: bool) -> N
     storage = storage.after_power_cut()
     log = opened(storage, log_start_offset=2)
     assert (log.log_start_offset, log.log_end_offset, log.latest_epoch) == (2, 2, None)
-    log.begin_epoch(1, 2)  # of an unclean election: the lost records' epoch keeps nobody out
+    log.begin_epoch(1, 2)  # of an unclean election: the lost records' epoch does not keep it out
     log.flush()
     storage = storage.after_kill() if is_killed else storage.after_power_cut()
     log = opened(storage, log_start_offset=2)
@@ -148,7 +148,8 @@ def test_a_batch_that_comes_back_does_not_reach_into_a_later_epoch() -> None:
 
 @pytest.mark.parametrize("cut_epoch", [1, 3])
 def test_a_page_that_was_not_written_leaves_no_batch_that_was_cut_off(cut_epoch: int) -> None:
-    """What replaces it has the same size, and the pages behind it were written: only its epoch tells."""
+    """The batch that replaces it has the same size, and the pages behind it were written. They differ only
+    in the epoch."""
     storage = SimStorage()
     log = opened(storage)
     log.append_records([b"a"], 1)
@@ -291,7 +292,7 @@ def test_an_index_that_was_made_anew_outlives_a_power_cut_behind_a_clean_close(
 
 @pytest.mark.parametrize("is_last", [True, False])
 def test_a_transaction_whose_abort_marker_rotted_is_ended_by_the_index(is_last: bool) -> None:
-    """Else it would stay open, and committed records behind it would not be read any more."""
+    """Otherwise it would stay open, and committed records behind it could no longer be read."""
     storage = SimStorage()
     log = opened(storage)
     builder = BatchBuilder()

@@ -181,7 +181,7 @@ def test_a_log_opened_by_itself_and_its_node_exclude_each_other(tmp_path: Path) 
         assert len(list(log.read())) == 3
     manager.shutdown()
     with kreplica.Log.open(tmp_path / "orders-0") as log:
-        log.append([b"by itself"])
+        log.append([b"alone"])
         with kreplica.Log.open(tmp_path / "payments-0") as beside:
             beside.append([b"another one"])
         with pytest.raises(LogDirLocked, match="another writer"):
@@ -189,7 +189,7 @@ def test_a_log_opened_by_itself_and_its_node_exclude_each_other(tmp_path: Path) 
     manager = started(tmp_path)
     log_of_node = manager.get_log(ORDERS)
     assert log_of_node is not None
-    assert values(log_of_node)[-1] == b"by itself"
+    assert values(log_of_node)[-1] == b"alone"
     manager.shutdown()
 
 
@@ -207,7 +207,7 @@ def test_a_log_opened_by_itself_takes_the_mark_of_a_clean_shutdown_away(tmp_path
 
 def test_a_directory_that_becomes_a_nodes_while_a_log_in_it_is_written_is_refused(tmp_path: Path) -> None:
     with kreplica.Log.open(tmp_path / "orders-0") as log:
-        log.append([b"by itself"])
+        log.append([b"alone"])
         with pytest.raises(LogDirLocked, match="orders-0: another writer has the log open"):
             started(tmp_path)
     started(tmp_path).shutdown()
@@ -337,15 +337,15 @@ def test_the_scheduler_checkpoints_and_flushes(tmp_path: Path) -> None:
 # ---- logs ----------------------------------------------------------------------------------------------
 
 
-def test_new_logs_go_where_the_fewest_are_or_where_they_are_told(directories: list[Path]) -> None:
+def test_new_logs_go_to_the_given_directory_or_to_the_one_with_the_fewest(directories: list[Path]) -> None:
     manager = started(*directories)
     for i in range(6):
         get_or_create_log(manager, TopicPartition("orders", i))
     assert [len(list(directory.glob("orders-*"))) for directory in directories] == [2, 2, 2]
-    get_or_create_log(manager, TopicPartition("told", 0), directory=str(directories[2]))
-    assert (directories[2] / "told-0").is_dir()
+    get_or_create_log(manager, TopicPartition("placed", 0), directory=str(directories[2]))
+    assert (directories[2] / "placed-0").is_dir()
     with pytest.raises(LogDirNotFound):
-        get_or_create_log(manager, TopicPartition("told", 1), directory="/nowhere")
+        get_or_create_log(manager, TopicPartition("placed", 1), directory="/nowhere")
     manager.shutdown()
 
 
@@ -476,7 +476,7 @@ def test_a_directory_that_cannot_be_opened_is_offline_and_the_others_work(direct
     for i in range(4):
         append(get_or_create_log(manager, TopicPartition("orders", i)), 2)
     with pytest.raises(KafkaStorageError, match="offline"):
-        get_or_create_log(manager, TopicPartition("told", 0), directory=str(directories[1]))
+        get_or_create_log(manager, TopicPartition("placed", 0), directory=str(directories[1]))
     manager.shutdown()
     assert (directories[0] / MARKER).exists()
 

@@ -65,7 +65,7 @@ def lose_first(segments: list[Path]) -> tuple[int, int]:
 
 
 def by_kafka(path: Path) -> None:
-    """Nothing of ours lies in the directory any more."""
+    """Leave the directory as Kafka would: without kreplica's own files."""
     (path / STATE_FILE).unlink()
 
 
@@ -153,7 +153,7 @@ def test_a_writer_knows_at_once_of_a_middle_segment_that_is_gone_behind_a_clean_
 
 
 def test_a_writer_of_a_log_that_kafka_wrote_notices_a_middle_segment_that_is_gone_where_it_reads(tmp_path):
-    """Such a log may have gaps between its segments, which only its batches tell from a loss."""
+    """Such a log may have gaps between its segments. Only its batches distinguish them from a loss."""
     segments = filled(tmp_path / "t-0")
     by_kafka(tmp_path / "t-0")
     Log.open(tmp_path / "t-0", **SETTINGS).close()
@@ -183,7 +183,7 @@ def test_a_first_segment_that_a_checkpoint_knows_of(tmp_path):
     by_kafka(path)
     (path / "leader-epoch-checkpoint").unlink()
     _, stop = lose_first(segments)
-    assert read(path) == list(range(stop, COUNT))  # nothing tells
+    assert read(path) == list(range(stop, COUNT))  # nothing shows the loss
     OffsetCheckpointFile(FileStorage(), str(tmp_path / "log-start-offset-checkpoint")).write({PARTITION: 3})
     with pytest.raises(DamagedLog, match=f"offsets 3 to {stop - 1} "):
         read(path)
@@ -458,7 +458,7 @@ def test_segments_that_another_program_deleted_are_not_missed(tmp_path):
 
 @pytest.mark.parametrize("settled", [True, False])
 def test_an_adopted_log_without_its_first_segments(tmp_path, settled):
-    """Kafka deletes segments before its checkpoints tell; so after a crash nothing is known of the start."""
+    """Kafka deletes segments before it writes the checkpoint, so after a crash the log start is unknown."""
     path = tmp_path / "t-0"
     segments = filled(path)
     by_kafka(path)

@@ -111,7 +111,7 @@ def test_each_of_the_last_five_batches_is_known_again() -> None:
     assert producer.append(2, 3) == BatchMetadata(3, 103, 1, 1000)
     assert producer.offset == 112
     assert len(producer.entry.batches) == 5
-    # Part of one, or two of them in one, is none of them.
+    # Part of a batch, or two batches joined to one, is no duplicate.
     refused(OutOfOrderSequenceNumber, producer, 2, 2)
     refused(OutOfOrderSequenceNumber, producer, 2, 5)
 

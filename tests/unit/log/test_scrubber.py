@@ -40,7 +40,7 @@ class Bench:
             self.storage.sync_directory("/data")
         self.config = LogConfig.parse(config)
         self.failures: list[Exception] = []
-        self.told: list[Damage] = []
+        self.reported: list[Damage] = []
         self.places: list[
             tuple[str, int, int, int, int]
         ] = []  # path, position, size, first offset, next offset
@@ -53,7 +53,7 @@ class Bench:
         log = log_loader.load(
             DIRECTORY, PARTITION, self.config, files, self.clock, OpenOptions(read_only=read_only)
         )
-        log.on_damage = lambda _, damage: self.told.append(damage)
+        log.on_damage = lambda _, damage: self.reported.append(damage)
         return log
 
     def made_scrubber(self, **settings_: object) -> Scrubber:
@@ -126,7 +126,7 @@ def test_a_sound_log_is_read_once_in_a_round() -> None:
     bench.scrub()
     assert bench.scrubber.status[:4] == (1, len(closed), sum(s.size for s in closed), 0)
     assert ranges(bench.log) == []
-    assert bench.told == []
+    assert bench.reported == []
     assert not bench.storage.exists(f"{DIRECTORY}/{DAMAGE_FILE}")
 
 
@@ -141,7 +141,7 @@ def test_any_flipped_bit_is_found_and_names_its_batch(batch: int, bit: int) -> N
     lost = bench.flip(batch, bit)
     bench.scrub()
     path, position, size, *_ = bench.places[batch]
-    (damage,) = bench.told
+    (damage,) = bench.reported
     assert (damage.first_offset, damage.next_offset) == lost
     assert (damage.path, damage.position, damage.end_position) == (path, position, position + size)
     assert list(bench.log.damages) == [damage]
@@ -151,7 +151,7 @@ def test_any_flipped_bit_is_found_and_names_its_batch(batch: int, bit: int) -> N
     bench.log.roll()
     bench.append(1)
     bench.scrub()
-    assert bench.told == [damage]
+    assert bench.reported == [damage]
     assert bench.failures == []
     bench.check_all_but([lost])
 
@@ -195,7 +195,7 @@ def test_a_read_that_meets_rot_tells_as_a_scrub_does(batch: int, bit: int) -> No
     with pytest.raises(CorruptMessage):
         list(bench.log.batches(0))
     assert ranges(bench.log) == [lost]
-    assert [damage.first_offset for damage in bench.told] == [lost[0]]
+    assert [damage.first_offset for damage in bench.reported] == [lost[0]]
     bench.append(2)
     bench.check_all_but([lost])
     bench.scrub()
@@ -332,7 +332,7 @@ def test_a_file_that_nobody_missed_is_missed_by_a_scrub() -> None:
     bench.scrub()
     assert ranges(bench.log) == [(bases[1], bases[2])]
     bench.scrub()
-    assert len(bench.told) == 1
+    assert len(bench.reported) == 1
 
 
 # ---- pace --------------------------------------------------------------------------------------------------
@@ -387,7 +387,7 @@ def test_the_log_may_change_between_two_steps(steps: int, change: str) -> None:
             bench.log.close()
     bench.scrub()
     assert bench.failures == []
-    assert bench.told == []
+    assert bench.reported == []
 
 
 def test_a_log_that_cannot_be_read_is_named_and_left_out() -> None:
@@ -395,6 +395,6 @@ def test_a_log_that_cannot_be_read_is_named_and_left_out() -> None:
     bench.storage.write_file(bench.places[0][0], b"short")
     bench.scrub()
     assert len(bench.failures) == 1
-    assert bench.told == []
+    assert bench.reported == []
     bench.scrub()
     assert len(bench.failures) == 2

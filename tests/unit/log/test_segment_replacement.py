@@ -334,7 +334,7 @@ def test_several_segments_may_take_the_place_of_several():
 
 
 def _kafka_left(names_after):
-    """A log of which the first segment was cleaned by Kafka, with its files under these endings."""
+    """A log whose first segment was cleaned by Kafka, with its files under these endings."""
     storage = SimStorage()
     log = _filled(storage)
     sources = _sources(log)

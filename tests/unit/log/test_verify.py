@@ -400,7 +400,7 @@ def test_a_log_whose_writer_was_killed(written: kreplica.Log, tmp_path: Path) ->
     assert problems(partition) == []
     path = segment(partition, -1)
     end = frames_end(path)
-    # Half an append: no reader was told of it.
+    # Half an append: it is not published to readers.
     put(path, end + 61, b"half of what was to come")
     assert problems(partition) == []
     put(path, end - 1, b"!")

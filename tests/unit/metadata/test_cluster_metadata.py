@@ -145,8 +145,8 @@ def test_a_copy_keeps_what_it_has_and_a_delta_tells_the_difference(first: Record
     )
     old = {(topic_id, name): each for name, topic_id, each in before.partitions()}
     new = {(topic_id, name): each for name, topic_id, each in after.partitions()}
-    told = {(each.topic_id, each.topic_partition): (each.old, each.new) for each in delta.partitions}
-    assert told == {
+    changed = {(each.topic_id, each.topic_partition): (each.old, each.new) for each in delta.partitions}
+    assert changed == {
         key: (old.get(key), new.get(key)) for key in old.keys() | new.keys() if old.get(key) != new.get(key)
     }
     for table, changes in {"brokers": delta.brokers, "configs": delta.configs, **delta.others}.items():
@@ -370,7 +370,7 @@ def test_a_broker_is_fenced_shut_down_and_registered_again() -> None:
     assert not metadata.brokers[1].in_controlled_shutdown
 
 
-def test_fields_of_a_later_version_are_kept_and_told_again() -> None:
+def test_fields_of_a_later_version_are_kept_and_written_to_snapshots() -> None:
     later = (TaggedField(40, b"later"),)
     records = [
         broker(unknown_tagged_fields=later),
@@ -381,8 +381,8 @@ def test_fields_of_a_later_version_are_kept_and_told_again() -> None:
     ]
     metadata = cluster(*records)
     metadata.replay(change(leader=1))
-    told = [record for record, _ in metadata.snapshot_records()]
-    assert [record.unknown_tagged_fields for record in told] == [later] * 3
+    written = [record for record, _ in metadata.snapshot_records()]
+    assert [record.unknown_tagged_fields for record in written] == [later] * 3
 
 
 # ---- transactions of the log (KIP-868) --------------------------------------------------------------------
@@ -401,7 +401,7 @@ def test_an_aborted_transaction_has_changed_nothing() -> None:
     assert metadata.take_delta().is_empty
 
 
-def test_nothing_is_told_before_a_transaction_is_decided() -> None:
+def test_nothing_is_published_before_a_transaction_is_decided() -> None:
     metadata = cluster(kinds.BeginTransactionRecord(), *topic())
     with pytest.raises(InvalidTxnState):
         metadata.take_delta()

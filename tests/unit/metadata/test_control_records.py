@@ -1,4 +1,4 @@
-"""The quorum's control records and their bytes: Kafka's own, ours, and what is none."""
+"""The quorum's control records and their bytes: Kafka's own, ours, and invalid ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""MetadataLoader: from the committed log to the cluster, its image, and those who are told."""
+"""MetadataLoader: from the committed log to the cluster, its image, and the publishers."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def change(topic_id: Uuid = A, **fields: Any) -> kinds.PartitionChangeRecord:
 
 
 class Publisher:
-    """Keeps what it is told, and its own picture of the cluster made of deltas alone."""
+    """Keeps the updates that it gets, and builds its own view of the cluster from the deltas alone."""
 
     def __init__(self) -> None:
         self.updates: list[tuple[MetadataDelta, ClusterMetadata, OffsetAndEpoch]] = []
@@ -119,7 +119,7 @@ def node(log: MetadataLog) -> Node:
     return Node(log)
 
 
-def test_a_commit_is_told_at_once_and_written_a_moment_later(node: Node, log: MetadataLog) -> None:
+def test_a_commit_is_published_at_once_and_written_a_moment_later(node: Node, log: MetadataLog) -> None:
     applied = log.append(change(leader=2), epoch=3)
     node.commit()
     everything, delta = node.publisher.updates[0][0], node.publisher.updates[-1][0]
@@ -161,7 +161,7 @@ def test_a_restart_replays_only_the_rest(node: Node, log: MetadataLog) -> None:
     node.commit()
     applied = node.restart()
     assert applied == OffsetAndEpoch(3, 1)
-    # The log's head is not wanted any more: it may be gone.
+    # The log's head is no longer needed: it may be gone.
     log.append(change(leader=2))
     log.batches[0] = log.batches[0]._replace(records=())
     node.commit(start=0)
@@ -287,10 +287,10 @@ def test_an_image_that_the_disk_refuses_is_given_up_and_the_node_goes_on(
     assert node.restart() == (0, 0)
 
 
-# ---- who is told, and when --------------------------------------------------------------------------------
+# ---- when publishers are notified -------------------------------------------------------------------------
 
 
-def test_nobody_is_told_before_the_node_has_caught_up(node: Node, log: MetadataLog) -> None:
+def test_publishers_are_not_notified_before_the_node_has_caught_up(node: Node, log: MetadataLog) -> None:
     node.commit()
     node.image.close()
     log.append(change(leader=2))
@@ -335,7 +335,7 @@ def test_a_publisher_that_fails_does_not_stop_the_others(
     assert other.topics == set()
 
 
-def test_another_leader_is_told_and_stands_in_the_image(node: Node) -> None:
+def test_a_change_of_leader_is_published_and_written_to_the_image(node: Node) -> None:
     leaders = [Leader(None, 6), Leader(3, 7)]
     for leader in leaders:
         node.loader.handle_leader_change(leader)
@@ -424,7 +424,7 @@ def test_a_record_that_does_not_fit_is_raised_with_its_offset(node: Node, log: M
 # ---- transactions of the log (KIP-868) --------------------------------------------------------------------
 
 
-def test_a_transaction_is_told_and_written_once_it_ends(node: Node, log: MetadataLog) -> None:
+def test_a_transaction_is_published_and_written_once_it_ends(node: Node, log: MetadataLog) -> None:
     log.append(change(isr=(1,)), kinds.BeginTransactionRecord(name="n"), change(leader=2))
     node.commit()
     # What stands before the begin counts; the image ends right there, in the middle of a batch.
@@ -441,7 +441,7 @@ def test_a_transaction_is_told_and_written_once_it_ends(node: Node, log: Metadat
     assert node.publisher.topics == {"t", "u"}
 
 
-def test_an_aborted_transaction_is_never_told(node: Node, log: MetadataLog) -> None:
+def test_an_aborted_transaction_is_never_published(node: Node, log: MetadataLog) -> None:
     log.append(kinds.BeginTransactionRecord(), *topic(B, "u"))
     node.commit()
     log.append(kinds.AbortTransactionRecord(reason="r"), change(leader=2))

@@ -68,7 +68,7 @@ def test_nothing_to_change_is_no_record() -> None:
     assert named == kinds.PartitionChangeRecord(partition_id=0, topic_id=A, leader=1)
 
 
-def test_what_replicas_are_told_of_a_partition() -> None:
+def test_a_partition_gives_its_replicas_leader_epochs_and_isr() -> None:
     partition = PartitionRegistration.of(
         kinds.PartitionRecord(
             partition_id=3,
@@ -84,16 +84,16 @@ def test_what_replicas_are_told_of_a_partition() -> None:
             eligible_leader_replicas=(1,),
         )
     )
-    told = partition.leader_and_isr(TopicPartition("t", 3), A)
-    assert (told.leader, told.leader_epoch, told.partition_epoch) == (2, 5, 9)
-    assert (told.replicas, told.isr, told.elr) == ((1, 2, 3), (2,), (1,))
-    assert (told.adding_replicas, told.removing_replicas) == ((3,), (1,))
-    assert told.leader_recovery_state is LeaderRecoveryState.RECOVERING
+    state = partition.leader_and_isr(TopicPartition("t", 3), A)
+    assert (state.leader, state.leader_epoch, state.partition_epoch) == (2, 5, 9)
+    assert (state.replicas, state.isr, state.elr) == ((1, 2, 3), (2,), (1,))
+    assert (state.adding_replicas, state.removing_replicas) == ((3,), (1,))
+    assert state.leader_recovery_state is LeaderRecoveryState.RECOVERING
     assert partition.is_reassigning
     assert partition.directory(9) == UNASSIGNED_DIRECTORY
 
 
-def test_a_broker_is_told_in_the_lowest_version_that_can() -> None:
+def test_a_broker_is_written_in_the_lowest_version_that_can_hold_it() -> None:
     broker = BrokerRegistration(1, 10, A)
     for changed, version in (
         (broker, 0),

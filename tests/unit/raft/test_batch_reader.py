@@ -18,7 +18,7 @@ EXAMPLES = list(examples())
 
 
 def log_of(*counts: int) -> bytes:
-    """Batches of so many records each, from offset 5 on; 0 is a control batch."""
+    """Batches with the given numbers of records, from offset 5 on; 0 is a control batch."""
     data, offset = b"", 5
     for count in counts:
         if count:
@@ -53,7 +53,7 @@ def test_a_closed_reader_has_nothing_left() -> None:
     assert list(reader) == []
 
 
-def test_broken_batches_are_told() -> None:
+def test_broken_batches_are_reported() -> None:
     data = bytearray(log_of(3))
     data[-1] ^= 1
     with pytest.raises(InvalidCrc):

@@ -7,7 +7,7 @@ from tests.unit.raft.test_voter_changes import add_voter
 
 
 def test_an_observer_comes_back_to_a_leader_that_it_does_not_know_for_a_voter():
-    """Its disk is new: it knows the first voter only, who tells it again and again who leads."""
+    """Its disk is new: it knows only the first voter, which names the leader in each of its responses."""
     quorum, first = started(voters=1, observers=2)
     quorum.kill(3)
     quorum.pass_time(300)

@@ -87,15 +87,17 @@ def test_a_sole_voter_that_was_restarted_leads_again_in_a_later_epoch():
 
 
 @pytest.mark.parametrize("voters", [1, 3])
-def test_who_asked_for_a_commit_is_told_before_anybody_replays_it(voters):
+def test_a_watcher_of_commits_is_notified_before_the_records_are_replayed(voters):
     quorum, leader = started(voters)
     quorum.pass_time(100)
-    told = []
-    quorum.client(leader).watch_commits(lambda offset: told.append((offset, quorum.node(leader).values[:])))
+    commits = []
+    quorum.client(leader).watch_commits(
+        lambda offset: commits.append((offset, quorum.node(leader).values[:]))
+    )
     quorum.append(leader, "a")
     assert all_have(quorum, "a")
-    assert told == [(quorum.client(leader).high_watermark, [])]
-    assert quorum.client(leader).log.flushed_offset == told[0][0]
+    assert commits == [(quorum.client(leader).high_watermark, [])]
+    assert quorum.client(leader).log.flushed_offset == commits[0][0]
 
 
 @pytest.mark.parametrize("voters", [2, 3, 5])
@@ -393,19 +395,19 @@ def test_the_leader_describes_its_quorum():
         topic_name=METADATA_TOPIC, partitions=(DescribeQuorumRequestPartitionData(partition_index=0),)
     )
     request = DescribeQuorumRequest(topics=(topic,))
-    told = answer_of(quorum, leader, request).topics[0].partitions[0]
-    assert told.leader_id == leader
-    assert told.high_watermark == quorum.client(leader).high_watermark
-    assert [voter.replica_id for voter in told.current_voters] == [1, 2, 3]
-    assert {voter.log_end_offset for voter in told.current_voters} == {told.high_watermark}
-    assert [observer.replica_id for observer in told.observers] == [4]
+    described = answer_of(quorum, leader, request).topics[0].partitions[0]
+    assert described.leader_id == leader
+    assert described.high_watermark == quorum.client(leader).high_watermark
+    assert [voter.replica_id for voter in described.current_voters] == [1, 2, 3]
+    assert {voter.log_end_offset for voter in described.current_voters} == {described.high_watermark}
+    assert [observer.replica_id for observer in described.observers] == [4]
     follower = others_of(quorum, leader)[0]
     refused = answer_of(quorum, follower, request).topics[0].partitions[0]
     assert refused.error_code.value == NotLeaderOrFollower.code
     assert refused.leader_id == leader
 
 
-def test_metrics_tell_of_the_quorum():
+def test_metrics_describe_the_quorum():
     quorum, leader = started()
     quorum.append(leader, "a")
     assert all_have(quorum, "a")

@@ -1,7 +1,7 @@
 """Three logs of a quorum by its rules, without its client: elections, replication, snapshots, kills.
 
-Whoever may be elected leads; a follower is brought to the leader's log by what the logs answer alone. Nothing
-committed may be cut, and what a log holds must be what the leaders of its epochs wrote.
+Any electable node may lead. A follower is brought to the leader's log by the answers of the logs alone.
+Nothing committed may be cut, and each log must hold exactly what the leaders of its epochs wrote.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Quorum:
         leader, follower = self.logs[self.leader], self.logs[node]
         for _ in range(rounds):
             if self.fetch(leader, follower):
-                # The next fetch tells the leader how far the follower's disk is.
+                # The next fetch reports the follower's flushed offset to the leader.
                 self.commit(leader, follower)
                 if follower.end_offset == leader.end_offset:
                     return

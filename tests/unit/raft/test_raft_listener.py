@@ -13,7 +13,7 @@ from tests.unit.raft.test_kafka_raft_client import started
 
 
 class Recorder:
-    """A listener that keeps the batches it is told of; one that is not the quorum's own."""
+    """A listener beside the quorum's own, which keeps the batches that it gets."""
 
     def __init__(self) -> None:
         self.batches: list[Batch] = []

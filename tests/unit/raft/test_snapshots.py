@@ -62,7 +62,7 @@ def raw_writer(storage: SimStorage, snapshot_id: OffsetAndEpoch = ID) -> FileRaw
 
 
 def written(count: int = 70, *, voters: VoterSet | None = None, kraft_version: int = 0) -> SimStorage:
-    """A machine with a frozen snapshot of so many records."""
+    """A machine with a frozen snapshot of `count` records."""
     storage = machine()
     with RecordsSnapshotWriter(
         raw_writer(storage),

@@ -28,7 +28,7 @@ def at() -> Replicas:
 
 
 def stalled(at: Replicas, broker_id: int) -> SimDisk:
-    """The broker's disk, which does nothing until it is told to."""
+    """Stall the broker's disk and return it; it does nothing until `go_on`."""
     manager = at.broker(broker_id).log_manager
     assert manager.disk is not None
     disk = manager.disk(next(iter(manager.directory_ids)))
@@ -44,9 +44,9 @@ def log_of(at: Replicas, broker_id: int) -> UnifiedLog:
 
 
 def end_as_follower(at: Replicas, broker_id: int, leader: int) -> int:
-    """The log's end at the moment at which the broker, alone, has heard that it follows `leader`."""
-    told = at.controller.elect(at.partitions[0], leader)
-    at.tell(told, to=[broker_id])
+    """Make the broker a follower of `leader`, notifying no other broker, and return its log end offset."""
+    decision = at.controller.elect(at.partitions[0], leader)
+    at.notify(decision, to=[broker_id])
     return log_of(at, broker_id).log_end_offset
 
 
@@ -71,11 +71,11 @@ def test_who_leads_no_longer_when_the_disk_is_done_says_so(at: Replicas) -> None
     assert {log_of(at, broker_id).log_end_offset for broker_id in at.ids} == {0}
 
 
-def test_what_is_under_way_is_in_the_log_before_a_follower_tells_its_end(at: Replicas) -> None:
+def test_pending_appends_are_in_the_log_before_a_follower_reports_its_end(at: Replicas) -> None:
     disk = stalled(at, 1)
     future = at.broker(1).replica_manager.append(at.partitions[0], batch(b"a", b"b"))
     assert log_of(at, 1).log_end_offset == 0
-    # The new leader counts on the end that the first fetch tells it.
+    # The new leader relies on the log end that the first fetch reports.
     assert end_as_follower(at, 1, leader=2) == 2
     disk.go_on()
     at.settle()
@@ -100,8 +100,8 @@ def test_what_a_new_leader_was_appending_as_a_follower_is_flushed() -> None:
     assert (log.log_end_offset, log.flush_offset, log.high_watermark) == (2, 2, 2)
 
 
-def test_what_a_new_follower_was_appending_as_a_leader_is_flushed_before_it_fetches() -> None:
-    """Its first fetch tells the new leader where its log ends, which takes that for flushed."""
+def test_pending_appends_of_a_deposed_leader_are_flushed_before_it_fetches() -> None:
+    """Its first fetch reports its log end to the new leader, which takes that offset for flushed."""
     at = Replicas(with_disks=True, settings={"durability": "fsync_quorum"})
     disk = stalled(at, 1)
     at.broker(1).replica_manager.append(at.partitions[0], batch(b"a", b"b"))
@@ -126,7 +126,7 @@ def test_what_waits_when_a_term_ends_is_not_appended() -> None:
 
 def shrink_isr(at: Replicas, *isr: int) -> None:
     """Let the leader hear of another ISR, in the same leader epoch."""
-    at.tell(at.controller.decide(at.partitions[0], isr=isr), to=[1])
+    at.notify(at.controller.decide(at.partitions[0], isr=isr), to=[1])
 
 
 @pytest.mark.parametrize("is_alone", [True, False])
@@ -215,7 +215,7 @@ def test_a_request_that_nobody_foresaw_fails_alone(
 
     def failing(self: Partition, append: Any) -> bool:
         if self.topic_partition == last:
-            raise TypeError("nobody expected that")
+            raise TypeError("unexpected")
         return submit(self, append)
 
     with monkeypatch.context() as patch:

@@ -137,10 +137,10 @@ def test_late_word_of_a_range_keeps_nobody_out_of_the_isr(new_epoch: bool) -> No
     late = leader.note_lost_range(2, 9, leader.leader_epoch, at.controller.broker_epochs[2])
     at.manager(1).act_on(leader, late)
     at.settle()
-    at.tell(at.controller.partitions[T0])
+    at.notify(at.controller.partitions[T0])
     assert set(leader.isr) == {1, 3}
     at.pass_time(2_000)
-    at.tell(at.controller.partitions[T0])
+    at.notify(at.controller.partitions[T0])
     assert set(leader.isr) == {1, 2, 3}
 
 
@@ -259,13 +259,13 @@ def test_a_replica_of_another_leader_epoch_is_not_believed() -> None:
     at = filled()
     at.cluster.cut(2, 3)
     # Broker 2 does not hear of the new epoch: the others refuse it until it does.
-    at.tell(at.controller.elect(T0, 3), to=(1, 3))
+    at.notify(at.controller.elect(T0, 3), to=(1, 3))
     rot(at, 2, 9)
     stumble(at, 2, 9)
     at.pass_time(5_000)
     assert gauge(at, 2) == 1
     at.cluster.heal_all()
-    at.tell(at.controller.decide(T0))
+    at.notify(at.controller.decide(T0))
     at.pass_time(5_000)
     assert gauge(at, 2) == 0
     assert image(at, 2) == image(at, 3)
@@ -313,9 +313,9 @@ def test_a_leader_that_cannot_write_the_range_wants_an_in_sync_follower_to_lead(
     assert image(at, 1) == image(at, 2)
 
 
-def test_a_leader_with_rot_that_nobody_has_fetched_wants_an_in_sync_follower_to_lead() -> None:
-    """No follower can get past it. Were nobody else to lead, the ISR would shrink to the one broker that
-    cannot read what it has, for ever."""
+def test_a_leader_with_rot_that_no_follower_has_fetched_wants_an_in_sync_follower_to_lead() -> None:
+    """No follower can fetch past the rot. Without another leader the ISR would shrink, for ever, to the one
+    broker that cannot read its records."""
     at = filled()
     asked = []
     at.manager(1).peers.on_wants_handover = lambda partition, _: asked.append(partition.topic_partition)
@@ -379,7 +379,7 @@ def test_a_crash_in_the_middle_of_a_splice_leaves_a_log_that_is_repaired(step: i
     at.cluster.set_disk_fault(2, None)
     (at.cluster.power_cut if power else at.cluster.kill)(2)
     at.cluster.start(2)
-    at.tell(at.controller.decide(T0))
+    at.notify(at.controller.decide(T0))
     at.pass_time(10_000)
     assert image(at, 2) == whole
     assert set(at.partition(1).isr) == {1, 2, 3}
@@ -412,7 +412,7 @@ def test_a_follower_whose_recovery_stops_at_rot_is_made_whole(offsets: tuple[int
     for offset in offsets:
         rot_file(at, 2, offset, log, cut)
     at.cluster.start(2)
-    at.tell(at.controller.decide(T0))
+    at.notify(at.controller.decide(T0))
     assert at.partition(2).is_damaged
     append(at, 5)
     at.pass_time(20_000)
@@ -435,7 +435,7 @@ def test_a_follower_whose_log_is_lost_takes_batches_of_a_later_epoch(notes_epoch
     append(at, 2, leader=3)
     rot_file(at, 2, 0, log, cut=True)
     at.cluster.start(2)
-    at.tell(at.controller.decide(T0))
+    at.notify(at.controller.decide(T0))
     at.pass_time(20_000)
     assert image(at, 2) == image(at, 3)
     assert [entry.epoch for entry in at.partition(2).local_log.epochs.entries] == [0, 1]
@@ -443,7 +443,7 @@ def test_a_follower_whose_log_is_lost_takes_batches_of_a_later_epoch(notes_epoch
 
 
 def test_a_log_at_whose_rot_recovery_stopped_is_not_cut_before_its_leader_has_answered() -> None:
-    """Nobody else may have what lies behind the range, as long as nobody is heard."""
+    """Until another replica answers, this one may be the only one with the records behind the range."""
     at = filled()
     log = at.partition(2).local_log
     whole = image(at, 2)
@@ -452,14 +452,14 @@ def test_a_log_at_whose_rot_recovery_stopped_is_not_cut_before_its_leader_has_an
     at.cluster.kill(1)
     at.cluster.kill(3)
     at.cluster.start(2)
-    at.tell(at.controller.decide(T0, isr=(1,)), to=[2])
+    at.notify(at.controller.decide(T0, isr=(1,)), to=[2])
     at.pass_time(5_000)
     assert at.partition(2).local_log.stopped_at.first_offset == 9
     # One that answers, and does not lead, says nothing of what is committed either.
     at.cluster.start(1)
     at.pass_time(5_000)
     assert at.partition(2).local_log.stopped_at.first_offset == 9
-    at.tell(at.controller.decide(T0), to=[1, 2])
+    at.notify(at.controller.decide(T0), to=[1, 2])
     at.pass_time(5_000)
     assert image(at, 2) == whole
 
@@ -472,7 +472,7 @@ def test_a_full_disk_puts_off_the_repair_of_a_log_at_whose_rot_recovery_stopped(
     rot_file(at, 2, 9, log)
     at.cluster.start(2)
     failing(at, 2, lambda _, path: path.endswith(".log.tmp"), StorageFull("no room"))
-    at.tell(at.controller.decide(T0))
+    at.notify(at.controller.decide(T0))
     at.pass_time(5_000)
     assert at.partition(2).local_log.stopped_at.first_offset == 9
     assert read(at.partition(2).local_log, 8) == [b"008" * 50]

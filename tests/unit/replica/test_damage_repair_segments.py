@@ -82,13 +82,13 @@ def test_what_was_aborted_stays_hidden(broker: int, offset: int, crashes: bool) 
     if crashes:
         at.cluster.kill(broker)
         at.cluster.start(broker)
-        at.tell(at.controller.decide(T0))
+        at.notify(at.controller.decide(T0))
     at.pass_time(3_000)
     assert image(at, broker) == whole
     assert committed(at, broker) == seen
     at.cluster.kill(broker)
     at.cluster.start(broker)
-    at.tell(at.controller.decide(T0))
+    at.notify(at.controller.decide(T0))
     at.settle()
     assert committed(at, broker) == seen
 
@@ -145,7 +145,7 @@ def test_a_range_comes_from_a_peer_that_has_compacted_it(offset: int) -> None:
     assert set(at.partition(1).isr) == {1, 2, 3}
     at.cluster.kill(2)
     at.cluster.start(2)
-    at.tell(at.controller.decide(T0))
+    at.notify(at.controller.decide(T0))
     at.settle()
     assert latest(at, 2) == before
     assert sound(at, 2)
@@ -206,7 +206,7 @@ def lose_first(at: Replicas, broker: int, count: int = 1) -> int:
                 storage.remove(f"{directory}/{each}")
         storage.sync_directory(directory)
     at.cluster.start(broker)
-    at.tell(at.controller.decide(T0))
+    at.notify(at.controller.decide(T0))
     return segments[count].base_offset
 
 
@@ -231,7 +231,7 @@ def test_a_log_without_its_first_segments_takes_them_from_a_peer(broker: int, co
     assert set(at.partition(1).isr) == {1, 2, 3}
     at.cluster.kill(broker)
     at.cluster.start(broker)
-    at.tell(at.controller.decide(T0))
+    at.notify(at.controller.decide(T0))
     at.settle()
     assert image(at, broker) == whole
     assert not log_of(at, broker).damages
@@ -258,7 +258,7 @@ def test_a_crash_while_a_logs_first_segments_are_put_back(step: int, power: bool
     at.cluster.set_disk_fault(2, None)
     (at.cluster.power_cut if power else at.cluster.kill)(2)
     at.cluster.start(2)
-    at.tell(at.controller.decide(T0))
+    at.notify(at.controller.decide(T0))
     at.pass_time(10_000)
     assert image(at, 2) == whole
     assert set(at.partition(1).isr) == {1, 2, 3}

@@ -1,4 +1,4 @@
-"""Fetches that wait: each case in which they are answered, and what an incremental one costs and tells."""
+"""Delayed fetches: each case that completes them, and what an incremental fetch costs and returns."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_b_a_replica_that_is_stopped_answers() -> None:
     assert isinstance(data_of(waiting).error, NotLeaderOrFollower)
 
 
-def test_c_a_partition_that_nobody_has_is_told_at_once() -> None:
+def test_c_an_unknown_partition_completes_the_fetch_at_once() -> None:
     at = Replicas()
     answer = Consumer(at).fetch(partition=TopicPartition("x", 0))
     assert isinstance(data_of(answer).error, UnknownTopicOrPartition)
@@ -128,7 +128,7 @@ def test_g_it_waits_for_the_least_size_or_the_longest_time() -> None:
     assert data_of(waiting).size >= 150
 
 
-def test_the_partitions_that_fetches_wait_at_are_told() -> None:
+def test_the_partitions_of_delayed_fetches_are_listed() -> None:
     at = Replicas(brokers=1, partitions=2)
     name = "kafka.server:type=DelayedOperationPurgatory,name=PurgatorySize,delayedOperation=Fetch"
     assert at.broker().metrics.values()[name] == 0
@@ -159,7 +159,7 @@ def test_a_consumer_is_answered_when_records_are_committed_and_not_before() -> N
     assert data_of(waiting).records is not None
 
 
-def test_what_cannot_be_waited_for_is_told_at_once() -> None:
+def test_fetches_that_cannot_wait_are_answered_at_once() -> None:
     at = Replicas()
     committed(at, b"a")
     assert isinstance(data_of(Consumer(at).fetch(7)).error, OffsetOutOfRange)
@@ -273,14 +273,14 @@ def played_follower(at: Replicas) -> FetchSession:
     return fetches.sessions.create(1, is_privileged=True, now_ms=fetches.now_ms())
 
 
-def test_a_follower_that_was_told_where_to_cut_hears_the_high_watermark_after_that() -> None:
-    """It takes nothing else from that answer, and the log has nothing more to tell it."""
+def test_a_follower_gets_the_high_watermark_again_after_a_diverging_epoch() -> None:
+    """It takes only the diverging epoch from that response, and the log has no further records for it."""
     at = Replicas(brokers=2)
     committed(at, b"a")
     at.elect(1)
     session = played_follower(at)
-    told = data_of(fetch_as_follower(at, 2, session, 2, last_epoch=0))
-    assert (told.diverging_epoch, told.high_watermark) == ((0, 1), 1)
+    diverging = data_of(fetch_as_follower(at, 2, session, 2, last_epoch=0))
+    assert (diverging.diverging_epoch, diverging.high_watermark) == ((0, 1), 1)
     again = fetch_as_follower(at, 2, session, 1, last_epoch=0, max_wait_ms=0)
     assert data_of(again).high_watermark == 1
     assert again.done()
@@ -288,8 +288,8 @@ def test_a_follower_that_was_told_where_to_cut_hears_the_high_watermark_after_th
 
 
 @pytest.mark.parametrize("way", ["by a request", "by a request of one partition", "without a session"])
-def test_a_follower_hears_the_marks_anew_in_each_leader_epoch(way: str) -> None:
-    """It may have dropped what it was told while its role changed."""
+def test_a_follower_gets_the_marks_anew_in_each_leader_epoch(way: str) -> None:
+    """It may have dropped an earlier response while its role changed."""
     at = Replicas(brokers=2)
     committed(at, b"a")
     session = played_follower(at)
@@ -302,14 +302,14 @@ def test_a_follower_hears_the_marks_anew_in_each_leader_epoch(way: str) -> None:
         key = (at.controller.topic_id("t"), 0)
         asked = {"fetch_offset": 1, "max_bytes": 1, "last_fetched_epoch": 0, "log_start_offset": 0}
         assert session.ask_again(key, current_leader_epoch=1, **asked)
-        told = fetch_as_follower(at, 2, session, max_wait_ms=0)
+        response = fetch_as_follower(at, 2, session, max_wait_ms=0)
     elif way == "by a request":
-        told = fetch_as_follower(at, 2, session, 1, max_wait_ms=0)
+        response = fetch_as_follower(at, 2, session, 1, max_wait_ms=0)
     else:
         anew = FetchSession(now_ms=at.manager().fetches.now_ms(), is_privileged=True)
-        told = fetch_as_follower(at, 2, anew, 1)
+        response = fetch_as_follower(at, 2, anew, 1)
         at.pass_time(10)
-    assert data_of(told).high_watermark == 1
+    assert data_of(response).high_watermark == 1
     if way != "without a session":
         assert fetch_as_follower(at, 2, session, 1, max_wait_ms=0).result(0) == []
 

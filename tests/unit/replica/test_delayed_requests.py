@@ -63,7 +63,7 @@ def move(delayed: Any, partition: Any, offset: int) -> None:
 
 
 def produces_below(steps: list[int], offset: int) -> int:
-    """How many of the appends, of so many records each, end at `offset` or before."""
+    """Count the appends that end at `offset` or before; `steps` has the number of records of each."""
     count = 0
     for step in steps:
         offset -= step

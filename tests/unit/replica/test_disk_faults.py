@@ -1,4 +1,4 @@
-"""Brokers whose disks are full, fail, or have rotted: what goes on, and what becomes well by itself."""
+"""Brokers whose disks are full, fail, or have rotted: what keeps working, and what recovers without help."""
 
 from __future__ import annotations
 
@@ -53,10 +53,10 @@ def test_a_follower_goes_on_when_there_is_room_again(caplog: pytest.LogCaptureFi
     assert at.partition(2).log_end_offset < 40
     at.pass_time(60_000)
     assert set(at.partition(1).isr) == {1, 3}
-    # Whoever operates it hears of that, now and then.
-    told = [each for each in caplog.messages if "is full" in each]
-    assert 1 <= len(told) <= 3
-    assert all(each.startswith(DIRECTORY) and "t-0" in each for each in told)
+    # The operator gets a warning now and then.
+    warnings = [each for each in caplog.messages if "is full" in each]
+    assert 1 <= len(warnings) <= 3
+    assert all(each.startswith(DIRECTORY) and "t-0" in each for each in warnings)
     set_full(at, 2, False)
     at.pass_time(5_000)
     assert well(at)
@@ -69,7 +69,7 @@ def test_a_follower_without_room_holds_up_no_writer() -> None:
     at.pass_time(2_000)
     assert all(each.done() for each in written)
     assert set(at.partition(1).isr) == {1, 3}
-    # As long as there is no room it stays out, and nobody waits for it.
+    # Without room it stays out of the ISR, and no append waits for it.
     at.pass_time(10_000)
     append(at, 5)
     assert set(at.partition(1).isr) == {1, 3}
@@ -119,7 +119,7 @@ def hand_over(at: Replicas) -> list[int]:
 
 
 def write(at: Replicas, seconds: int) -> None:
-    """Write to whoever leads, as a producer that tries again."""
+    """Write to the current leader, as a producer that retries would."""
     for number in range(4 * seconds):
         leader = at.controller.partitions[T0].leader
         answer = at.manager(leader).append(T0, batch(b"%03d" % number * 50), required_acks=ACKS_LEADER)
@@ -134,7 +134,7 @@ def test_a_leader_without_room_asks_for_another_one() -> None:
     write(at, 5)
     assert led == [2]
     assert at.partition(2).log_end_offset > 20
-    # It says by itself that it has no room, and nobody waits for it.
+    # It reports unasked that it has no room, and no append waits for it.
     assert set(at.partition(2).isr) == {2, 3}
     set_full(at, 1, False)
     write(at, 5)
@@ -190,7 +190,7 @@ def test_a_broker_without_room_to_lead_asks_for_another_one() -> None:
     set_full(at, 2, True)
     state = at.controller.elect(T0, 2)
     assert isinstance(at.broker(2).become_leader_or_follower([state], at.controller.epoch)[T0], StorageFull)
-    at.tell(state, to=[1, 3])
+    at.notify(state, to=[1, 3])
     at.pass_time(5_000)
     assert led == [3]
     assert T0 not in at.manager(2).untaken
@@ -207,7 +207,7 @@ def test_a_leader_that_has_no_room_to_note_its_epoch_leads_when_it_has() -> None
     results = at.broker(2).become_leader_or_follower([state], at.controller.epoch)
     assert isinstance(results[T0], StorageFull)
     assert T0 in at.manager(2).untaken
-    at.tell(state, to=[1, 3])
+    at.notify(state, to=[1, 3])
     at.pass_time(5_000)
     assert not at.partition(2).is_leader
     set_full(at, 2, False)
@@ -225,7 +225,7 @@ def test_a_role_that_waits_for_room_is_not_taken_when_it_is_over(how: str) -> No
     if how == "is stopped":
         at.manager(2).stop_replicas({T0: False})
     elif how == "hears of a later leader":
-        at.tell(at.controller.elect(T0, 3), to=[2])
+        at.notify(at.controller.elect(T0, 3), to=[2])
     else:
         at.manager(2).shutdown()
     set_full(at, 2, False)
@@ -277,13 +277,13 @@ def test_a_directory_that_fails_at_a_checkpoint_takes_its_partitions_along() -> 
         at.manager(1).append(T0, batch(b"x"), required_acks=ACKS_LEADER).result(0)
 
 
-# ---- a replica that is none any more -----------------------------------------------------------------------
+# ---- a broker that is no longer a replica ------------------------------------------------------------------
 
 
 def test_a_replica_that_is_left_out_fetches_no_more() -> None:
     at = filled()
     state = at.controller.decide(T0, replicas=(1, 2), isr=(1, 2))
-    at.tell(state)
+    at.notify(state)
     assert at.manager(3).partitions.get(T0) is None
     assert all(fetcher.state_of(T0) is None for fetcher in at.manager(3).fetchers)
     assert at.broker(3).log_manager.get_log(T0) is not None
@@ -294,8 +294,8 @@ def test_a_replica_that_is_left_out_fetches_no_more() -> None:
 def test_an_old_word_leaves_no_replica_out() -> None:
     at = filled()
     old = at.controller.decide(T0, replicas=(1, 2), isr=(1, 2))
-    at.tell(at.controller.decide(T0, replicas=(1, 2, 3), isr=(1, 2, 3)))
-    at.tell(old, to=[3])
+    at.notify(at.controller.decide(T0, replicas=(1, 2, 3), isr=(1, 2, 3)))
+    at.notify(old, to=[3])
     append(at, 3)
     assert well(at)
 
@@ -312,20 +312,20 @@ def test_a_log_that_a_life_without_room_began_to_make_outlives_a_power_cut() -> 
         at.cluster.start(broker)
         set_full(at, broker, True)
     with suppress(KreplicaError):
-        at.tell(at.controller.elect(T0, 1))
+        at.notify(at.controller.elect(T0, 1))
     assert at.cluster.brokers[1].storage.exists(f"{DIRECTORY}/{T0}")
     for broker in at.ids:
         at.cluster.kill(broker)
         set_full(at, broker, False)
         at.cluster.start(broker)
-    at.tell(at.controller.elect(T0, 1))
+    at.notify(at.controller.elect(T0, 1))
     append(at, 3)
     values = at.values(1)
     assert len(values) == 3
     for broker in at.ids:
         at.cluster.power_cut(broker)
         at.cluster.start(broker)
-    at.tell(at.controller.elect(T0, 1))
+    at.notify(at.controller.elect(T0, 1))
     assert at.values(1) == values
 
 
@@ -350,7 +350,7 @@ def test_a_log_that_stopped_alone_in_the_isr_is_healed_by_those_out_of_it() -> N
     state = at.controller.elect(T0, 1, isr=[1])
     for broker in at.ids:
         with suppress(KreplicaError):
-            at.tell(state, to=[broker])
+            at.notify(state, to=[broker])
     at.pass_time(5_000)
     assert at.partition(1).is_leader
     append(at, 3)
@@ -360,13 +360,13 @@ def test_a_log_that_stopped_alone_in_the_isr_is_healed_by_those_out_of_it() -> N
 
 @pytest.mark.parametrize("log_start", [4, 8])
 def test_a_log_that_stopped_below_its_start_goes_on(log_start: int) -> None:
-    """Nobody has, or needs, what was deleted."""
+    """No replica has, or needs, the deleted records."""
     at = filled(12, **{"segment.bytes": 65_536})
     at.pass_time(1_000)
     at.manager(1).delete_records({T0: log_start})
     at.pass_time(1_000)
     stop_at_rot(at, 2, 3)
-    at.tell(at.controller.decide(T0))
+    at.notify(at.controller.decide(T0))
     at.pass_time(5_000)
     assert at.partition(2).local_log.stopped_at is None
     assert well(at)
@@ -376,18 +376,19 @@ def test_a_follower_whose_lost_range_the_leader_has_deleted_begins_again() -> No
     at = filled(12, **{"segment.bytes": 65_536})
     at.pass_time(1_000)
     at.cluster.kill(2)
-    at.tell(at.controller.decide(T0, isr=(1, 3)))
+    at.notify(at.controller.decide(T0, isr=(1, 3)))
     at.manager(1).delete_records({T0: 9})
     at.pass_time(1_000)
     assert flip_a_bit(at.cluster.brokers[2].storage, DIRECTORY, T0, 3)
     at.cluster.start(2)
-    at.tell(at.controller.decide(T0))
+    at.notify(at.controller.decide(T0))
     at.pass_time(5_000)
     assert well(at)
 
 
 def test_a_range_across_the_log_start_in_which_a_leader_epoch_begins_is_healed() -> None:
-    """Where recovery stopped, nobody knows that epoch yet: those who are asked must not compare it."""
+    """Where recovery stopped, that epoch is not known yet, so the replicas that are asked must not compare
+    it."""
     at = filled(4, **{"segment.bytes": 65_536})
     at.elect(1)
     at.manager(1).append(T0, batch(b"a", b"b", b"c"), required_acks=ACKS_LEADER).result(0)
@@ -401,14 +402,14 @@ def test_a_range_across_the_log_start_in_which_a_leader_epoch_begins_is_healed()
     state = at.controller.elect(T0, 1, isr=[1])
     for broker in at.ids:
         with suppress(KreplicaError):
-            at.tell(state, to=[broker])
+            at.notify(state, to=[broker])
     at.pass_time(5_000)
     assert at.partition(1).is_leader
     assert well(at)
 
 
-def test_a_batch_inside_of_which_the_others_begin_is_healed() -> None:
-    """They had heard of a deletion of which their new leader had not; of the batch they have all."""
+def test_a_batch_in_the_middle_of_which_the_others_begin_is_healed() -> None:
+    """The others have applied a deletion that their new leader missed; they still hold the whole batch."""
     at = filled(4, **{"segment.bytes": 65_536})
     at.manager(1).append(T0, batch(b"a", b"b", b"c"), required_acks=ACKS_LEADER).result(0)
     append(at, 4)
@@ -423,8 +424,8 @@ def test_a_batch_inside_of_which_the_others_begin_is_healed() -> None:
     assert [record.value for each in log.batches(4, 7) for record in each] == [b"a", b"b", b"c"]
 
 
-def test_a_follower_that_asks_for_what_is_deleted_hears_so_though_it_rotted() -> None:
-    """Else it would ask for ever: nobody heals what is deleted."""
+def test_a_follower_that_asks_for_deleted_records_gets_out_of_range_though_they_rotted() -> None:
+    """Otherwise it would ask for ever: deleted records are never healed."""
     at = filled(12, **{"segment.bytes": 65_536})
     at.pass_time(1_000)
     assert flip_a_bit(at.cluster.brokers[1].storage, DIRECTORY, T0, 0)
@@ -439,7 +440,7 @@ def test_a_follower_that_asks_for_what_is_deleted_hears_so_though_it_rotted() ->
     at.cluster.brokers[2].storage = SimStorage()
     at.cluster.brokers[2].storage.make_directory(DIRECTORY)
     at.cluster.start(2)
-    at.tell(at.controller.decide(T0))
+    at.notify(at.controller.decide(T0))
     at.pass_time(5_000)
     assert at.partition(2).log_start_offset == 6
     assert well(at)

@@ -93,6 +93,6 @@ def test_a_full_cache_lets_in_who_is_worth_more() -> None:
     assert not sessions.create(9, is_privileged=False, now_ms=100_000).is_lasting
     assert sessions.create(1, is_privileged=True, now_ms=100_000).is_lasting
     assert sessions.evictions.count == 1
-    # A session that nobody used for two minutes makes room for anybody.
+    # A session that was not used for two minutes makes room for any other.
     assert sessions.create(1, is_privileged=False, now_ms=200_000).is_lasting
     assert len(sessions) == 2

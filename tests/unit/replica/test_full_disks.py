@@ -1,4 +1,4 @@
-"""A replica that was refused room, and what it says of that while nobody writes."""
+"""A replica whose disk was full, and what it reports of that while no client writes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.support.replicas import Replicas, batch
 
 
 def refused(at: Replicas, broker_id: int) -> None:
-    """A disk thread tells late that there was no room: by now there is."""
+    """Report a full disk late: there is room again by now."""
     manager = at.manager(broker_id)
     manager.full_disks.refused(DIRECTORY, at.partitions[0], StorageFull("no room"))
     at.settle()

@@ -90,8 +90,8 @@ def test_a_leader_that_missed_an_epoch_between_knows_nothing_any_more(replicas):
     replicas.fetch(2)
     replicas.note(2, replicas.read(2))
     replicas.decide(leader=3)
-    replicas.tell(3)
-    replicas.tell(2)
+    replicas.notify(3)
+    replicas.notify(2)
     replicas.catch_up(2)
     assert replicas.node(2).log.log_end_offset == 0
     mark = replicas.node(1).partition.watermark
@@ -118,11 +118,11 @@ def test_a_version_that_is_out_of_date_is_ignored(replicas):
 
 def test_the_same_version_twice_changes_nothing(replicas):
     mark, term = replicas.leader.watermark, replicas.leader.term
-    became = replicas.tell(1)
+    became = replicas.notify(1)
     assert (became.is_new_leader, became.is_new_epoch) == (False, False)
     assert replicas.leader.watermark is mark
     assert replicas.leader.term.epoch_start_offset == term.epoch_start_offset
-    assert not replicas.tell(2)
+    assert not replicas.notify(2)
 
 
 def test_a_mark_is_closed_when_the_term_ends(replicas):
@@ -139,7 +139,7 @@ def test_a_mark_is_closed_when_the_term_ends(replicas):
 
 def test_a_partition_may_have_no_leader(replicas):
     replicas.decide(leader=NO_LEADER)
-    assert replicas.tell(1)
+    assert replicas.notify(1)
     partition = replicas.node(1).partition
     assert (partition.leader, partition.is_leader, partition.leader_epoch) == (NO_LEADER, False, 1)
     with pytest.raises(errors.NotLeaderOrFollower):
@@ -158,10 +158,10 @@ def test_nothing_changes_where_the_epoch_cannot_be_noted(replicas):
     node.storage.before = refuse
     replicas.decide(leader=2)
     with pytest.raises(errors.StorageIOError):
-        replicas.tell(2)
+        replicas.notify(2)
     assert (node.partition.is_leader, node.partition.leader, node.partition.leader_epoch) == (False, 1, 0)
     node.storage.before = None
-    assert replicas.tell(2).is_new_leader
+    assert replicas.notify(2).is_new_leader
 
 
 def test_a_log_whose_recovery_stopped_at_rot_follows_but_cannot_lead(replicas):
@@ -173,21 +173,21 @@ def test_a_log_whose_recovery_stopped_at_rot_follows_but_cannot_lead(replicas):
     node.storage.write_at(segment, 70, b"rot")
     node.restart()
     assert node.partition.is_damaged is False  # no role, no log yet
-    assert replicas.tell(2)
+    assert replicas.notify(2)
     assert node.partition.is_damaged
     assert [damage.first_offset for damage in node.damages] == [0]
     assert not replicas.leader.is_damaged
     replicas.decide(leader=2)
     with pytest.raises(errors.DamagedLog):
-        replicas.tell(2)
+        replicas.notify(2)
     assert (node.partition.is_leader, node.partition.leader) == (False, 1)
-    assert len(node.damages) == 1  # told once
-    replicas.tell(1)
+    assert len(node.damages) == 1  # reported once
+    replicas.notify(1)
     with pytest.raises(errors.DamagedLog):
         node.partition.fetch_records(0, 100, isolation="log_end", only_leader=False)
 
 
-def test_damage_that_is_found_later_is_told(replicas):
+def test_damage_that_is_found_later_is_reported(replicas):
     replicas.append(b"a" * 50)
     node = replicas.node(1)
     damage = Damage(0, 1, node.log.active.region.path, 0, 100, "rot")
@@ -201,8 +201,8 @@ def test_the_leader_of_an_unclean_election_takes_note_of_it(replicas):
     assert isinstance(replicas.leader.state, PendingRecovery)
     assert proposed.leader_and_isr.leader_recovery_state is LeaderRecoveryState.RECOVERED
     assert proposed.leader_and_isr.isr == (3,)
-    # Told once more before the answer: it is asked for already.
-    assert replicas.tell(3).effects.isr_change is None
+    # Notified once more before the answer: the change is already requested.
+    assert replicas.notify(3).effects.isr_change is None
     replicas.accept(proposed)
     assert isinstance(replicas.leader.state, CommittedPartitionState)
     assert replicas.leader.leader_and_isr.leader_recovery_state is LeaderRecoveryState.RECOVERED
@@ -214,12 +214,12 @@ def test_a_replica_that_is_removed_and_added_in_one_step_is_another(replicas):
     replicas.catch_up(2, 3)
     assert replicas.leader.replica(3).log_end_offset == 1
     replicas.decide(isr=(1, 2), adding_replicas=(3,))
-    replicas.tell(1)
+    replicas.notify(1)
     assert replicas.leader.replica(3).log_end_offset == NO_OFFSET
     assert replicas.leader.replica(2).log_end_offset == 1
     replicas.leader.replica(3).log_end_offset = 1
     replicas.decide()
-    replicas.tell(1)
+    replicas.notify(1)
     assert replicas.leader.replica(3).log_end_offset == 1
 
 
@@ -259,7 +259,7 @@ def test_the_mark_never_goes_back_where_a_follower_does(replicas):
 
 def test_it_waits_for_who_is_about_to_join(replicas):
     replicas.decide(isr=(1, 2))
-    replicas.tell(1)
+    replicas.notify(1)
     replicas.fetch(3)  # caught up: a moment later it may be in
     replicas.leader._set_state(CommittedPartitionState((1, 2), LeaderRecoveryState.RECOVERED))
     replicas.append(b"a")
@@ -272,7 +272,7 @@ def test_it_waits_for_who_is_about_to_join(replicas):
 
 def test_it_does_not_wait_for_who_may_not_join(replicas):
     replicas.decide(isr=(1, 2))
-    replicas.tell(1)
+    replicas.notify(1)
     replicas.brokers.fenced.add(3)
     replicas.leader.replica(3).last_caught_up_time_ms = replicas.clock.now_ms
     replicas.append(b"a")
@@ -310,7 +310,7 @@ def test_enough_replicas_after_the_append():
     assert replicas.high_watermark == 1
     assert after_append(replicas.leader) is None
     replicas.decide(isr=(1,))
-    replicas.tell(1)
+    replicas.notify(1)
     assert isinstance(after_append(replicas.leader), errors.NotEnoughReplicasAfterAppend)
     replicas.lead(2)
     assert isinstance(no_longer_leader(replicas.node(1).partition), errors.NotLeaderOrFollower)
@@ -419,7 +419,7 @@ def test_a_log_that_failed_takes_no_second_append():
 
 @pytest.mark.parametrize("refused", ["create", "write"])
 def test_a_log_that_could_not_roll_takes_no_second_append(refused):
-    """Nothing was appended; but who can tell what the disk has of the attempt (KAFKA-10778)."""
+    """Nothing was appended, but the disk may hold any part of the attempt (KAFKA-10778)."""
     replicas = Replicas(segment_bytes=100)
     replicas.lead(1)
     node = replicas.node(1)

@@ -114,8 +114,8 @@ def test_a_log_of_what_the_leader_has_deleted_begins_anew_inside_of_its_first_ba
 
 
 def test_what_the_leader_has_deleted_is_not_joined_to_what_it_has(replicas):
-    """A replica out of sync may hold other records there, and nobody could tell it: they go, so that no power
-    cut brings back a log of both. One in sync holds what was committed."""
+    """A replica out of sync may hold other records there, and no check could find out. They are removed, so
+    that no power cut brings back a log of both. A replica in sync holds the committed ones."""
     follower = replicas.node(2).partition
     for isr, elr, start in (((1, 2, 3), (), 0), ((1, 3), (2,), 0), ((1, 3), (), 2)):
         replicas.lead(1, isr=isr, elr=elr)

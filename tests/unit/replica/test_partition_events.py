@@ -56,7 +56,7 @@ def test_a_replica_that_leaves_the_isr_and_comes_back_is_logged_with_reason_and_
         " in sync are [1, 2], leader epoch 0, partition epoch 1"
     )
     at.cluster.start(3)
-    at.tell(at.controller.partitions[at.partitions[0]], to=[3])
+    at.notify(at.controller.partitions[at.partitions[0]], to=[3])
     at.pass_time(1_000)
     [line] = said(caplog, "joins the ISR")
     assert line.startswith("t-0: broker 3 joins the ISR (caught up) at offset 1; the leader's log ends at 1")
@@ -67,11 +67,11 @@ def test_a_cut_is_logged_by_the_follower_and_by_the_leader(caplog) -> None:
     at.cluster.cut(1, 2)
     at.cluster.cut(1, 3)
     at.manager().append(at.partitions[0], batch(b"never committed"))
-    at.tell(at.controller.elect(at.partitions[0], 2, [2, 3]), to=[2, 3])
+    at.notify(at.controller.elect(at.partitions[0], 2, [2, 3]), to=[2, 3])
     at.manager(2).append(at.partitions[0], batch(b"committed"))
     at.settle()
     at.cluster.heal_all()
-    at.tell(at.controller.partitions[at.partitions[0]], to=[1])
+    at.notify(at.controller.partitions[at.partitions[0]], to=[1])
     at.pass_time(1_000)
     [cut] = said(caplog, "truncated") + said(caplog, "dropped the records")
     assert "from offset" in cut
@@ -94,7 +94,7 @@ def test_a_warning_comes_once_a_minute_while_something_is_wrong(caplog) -> None:
     assert {each.levelname for each in caplog.records if "of its partitions" in each.message} == {"WARNING"}
     at.cluster.start(3)
     for topic_partition in at.partitions:
-        at.tell(at.controller.partitions[topic_partition], to=[3])
+        at.notify(at.controller.partitions[topic_partition], to=[3])
     at.pass_time(5_000)
     caplog.clear()
     at.pass_time(180_000)

@@ -70,7 +70,7 @@ def test_one_change_is_in_flight(replicas):
 
 def test_a_replica_that_was_never_assigned_does_not_stay(replicas):
     replicas.decide(isr=(1, 2, 9))
-    replicas.tell(1)
+    replicas.notify(1)
     proposed = shrink(replicas, 0).isr_change
     assert proposed.leader_and_isr.isr == (1, 2)
     assert proposed.pending.changes[0].reason is IsrChangeReason.NEW
@@ -108,7 +108,7 @@ def test_word_of_a_range_does_not_stand_for_a_fetch_of_the_life_that_sends_it(re
     replicas.append(b"a")
     replicas.catch_up(2, 3)
     replicas.decide(isr=(1, 3))
-    replicas.tell(1)
+    replicas.notify(1)
     replicas.brokers.epochs[2] += 100
     lost(replicas, 2, 1)
     assert shrink(replicas, 0) is NOTHING
@@ -184,7 +184,7 @@ def test_below_the_high_watermark_nobody_joins():
 
 
 def test_a_follower_with_records_below_the_log_start_does_not_join():
-    """The leader knows no epochs there, so it cannot tell whether they are those that were committed."""
+    """The leader knows no epochs there, so it cannot check whether they are the committed ones."""
     replicas = Replicas()
     replicas.lead(1)
     replicas.append(b"void", b"void")
@@ -277,17 +277,17 @@ def test_the_controllers_own_word_may_come_first(replicas):
     replicas.append(b"a")
     proposed = shrink(replicas).isr_change
     answer = replicas.commit(proposed)
-    replicas.tell(1)
+    replicas.notify(1)
     assert isinstance(replicas.leader.state, CommittedPartitionState)
     assert [change.broker_id for change in replicas.leader.isr_history] == [2, 3]
     assert replicas.leader.handle_alter_partition_response(proposed.pending, answer) is NOTHING
     assert replicas.leader.isr == (1,)
 
 
-def test_the_base_of_a_proposal_told_once_more_leaves_it_in_flight():
+def test_the_base_of_a_proposal_sent_once_more_leaves_it_in_flight():
     replicas = alone()
     proposed = replicas.fetch(2).isr_change
-    replicas.tell(1)
+    replicas.notify(1)
     assert replicas.leader.state is proposed.pending
     replicas.append(b"a")
     assert replicas.high_watermark == 0
@@ -326,7 +326,7 @@ def test_what_may_have_been_made_counts_until_the_controller_tells(error):
     replicas.append(b"a")
     assert replicas.high_watermark == 0
     replicas.decide()
-    replicas.tell(1)
+    replicas.notify(1)
     assert not replicas.leader.state.is_inflight
 
 
@@ -367,7 +367,7 @@ def left(replicas: Replicas) -> dict[int, IsrChangeReason]:
     return {c.broker_id: c.reason for c in replicas.leader.isr_history if c.kind == "shrink"}
 
 
-def test_slow_and_stuck_are_told_apart(replicas):
+def test_slow_and_stuck_followers_have_different_reasons(replicas):
     for _ in range(3):
         replicas.append(b"a" * 100)
     replicas.catch_up(2, 3)
@@ -387,7 +387,7 @@ def test_slow_and_stuck_are_told_apart(replicas):
     assert (change.leader_epoch, change.partition_epoch) == (0, replicas.known.partition_epoch)
 
 
-def test_a_diverged_one_is_told_apart(replicas):
+def test_a_diverged_follower_has_its_own_reason(replicas):
     replicas.append(b"a", b"b")
     replicas.fetch(3)
     replicas.lead(2)
@@ -398,10 +398,10 @@ def test_a_diverged_one_is_told_apart(replicas):
 
 
 @pytest.mark.parametrize(("state", "reason"), [("fenced", "FENCED"), ("shutting_down", "SHUTTING_DOWN")])
-def test_a_fenced_or_leaving_broker_is_told_apart(replicas, state, reason):
+def test_a_fenced_or_leaving_broker_has_its_own_reason(replicas, state, reason):
     getattr(replicas.brokers, state).add(3)
     replicas.decide(isr=(1, 2))
-    replicas.tell(1)
+    replicas.notify(1)
     assert left(replicas) == {3: IsrChangeReason[reason]}
     replicas.append(b"a")
     replicas.catch_up(2) if state == "fenced" else replicas.fetch(2)
@@ -413,9 +413,9 @@ def test_a_fenced_or_leaving_broker_is_told_apart(replicas, state, reason):
 
 def test_the_controllers_changes_are_kept_too(replicas):
     replicas.decide(isr=(1, 2))
-    replicas.tell(1)
+    replicas.notify(1)
     replicas.decide(isr=(1, 2, 3))
-    replicas.tell(1)
+    replicas.notify(1)
     changes = [(c.kind, c.broker_id, c.reason) for c in replicas.leader.isr_history]
     assert changes == [
         ("shrink", 3, IsrChangeReason.CONTROLLER),
@@ -449,7 +449,7 @@ def test_why_a_replica_is_out():
 
 def test_a_history_is_bounded(replicas):
     replicas.decide(isr=(1, 2))
-    replicas.tell(1)
+    replicas.notify(1)
     change = replicas.leader.isr_history.last_of(3)
     history = IsrHistory()
     for time_ms in range(MAX_CHANGES + 10):

@@ -81,7 +81,7 @@ class ReplicaMachine(RuleBasedStateMachine):
 
     @rule(follower=IDS, completes=st.booleans())
     def fetch(self, follower: int, completes: bool) -> None:
-        """From whom it takes for its leader, who need not be it any more."""
+        """Fetch from the broker that the follower takes for its leader, which may no longer lead."""
         node = self.node(follower)
         leader = node.partition.leader
         if leader in (-1, follower):
@@ -185,7 +185,7 @@ class ReplicaMachine(RuleBasedStateMachine):
 
     @rule(broker_id=IDS)
     def hear(self, broker_id: int) -> None:
-        became = self.replicas.tell(broker_id)
+        became = self.replicas.notify(broker_id)
         if not isinstance(became, bool):
             self.act_on(self.node(broker_id).partition, became.effects)
 
@@ -209,7 +209,7 @@ class ReplicaMachine(RuleBasedStateMachine):
 
     @rule(broker_id=IDS, power_cut=st.booleans())
     def restart(self, broker_id: int, power_cut: bool) -> None:
-        """It registers anew: the controller takes it out of the ISR, unless nobody else is in."""
+        """Register anew: the controller takes the broker out of the ISR, unless it is the only member."""
         known, node = self.replicas.known, self.node(broker_id)
         others = tuple(each for each in known.isr if each != broker_id)
         mark = 0 if power_cut else node.log.high_watermark
@@ -259,7 +259,7 @@ class ReplicaMachine(RuleBasedStateMachine):
         state = leader.state
         if leader.partition_epoch == known.partition_epoch and not state.is_inflight:
             assert set(state.isr) == set(known.isr)
-        # What the controller took out by itself the leader may not have heard of; it put nobody in by itself.
+        # The controller may have removed a member that the leader still counts, but it adds none unasked.
         assert set(known.isr) <= set(state.maximal_isr)
         assert known.leader in state.isr
 

@@ -81,7 +81,7 @@ def test_epochs_that_the_leader_never_saw_are_cut_one_after_the_other(config: Re
     append(at, 2, b"2b")
     at.settle()
     at.cluster.start(1)
-    at.tell(at.controller.partitions[T0])
+    at.notify(at.controller.partitions[T0])
     at.pass_time(60_000)
     assert same(at) == [b"common", b"2a", b"2b"]
 
@@ -111,7 +111,7 @@ def test_a_follower_behind_the_leaders_start_begins_there() -> None:
     at.settle()
     at.cluster.kill(3)
     at.controller.fenced.add(3)
-    at.tell(at.controller.decide(T0, isr=(1, 2)))
+    at.notify(at.controller.decide(T0, isr=(1, 2)))
     for number in range(5):
         append(at, 1, b"%d" % number)
         at.partition(1).local_log.roll()
@@ -119,7 +119,7 @@ def test_a_follower_behind_the_leaders_start_begins_there() -> None:
     at.manager(1).delete_records({T0: 4})
     at.partition(1).local_log.delete_old_segments()
     at.cluster.start(3)
-    at.tell(at.controller.partitions[T0], [3])
+    at.notify(at.controller.partitions[T0], [3])
     at.pass_time(60_000)
     assert at.values(3) == at.values(1) == [b"3", b"4"]
     assert at.partition(3).log_start_offset == 4
@@ -142,7 +142,7 @@ def test_a_follower_past_an_unclean_leaders_end_is_cut_to_it() -> None:
     append(at, 2, b"x")
     at.settle()
     at.cluster.start(1)
-    at.tell(at.controller.partitions[T0])
+    at.notify(at.controller.partitions[T0])
     at.pass_time(60_000)
     assert same(at) == [b"x"]
 
@@ -156,7 +156,7 @@ def test_a_follower_that_lost_its_disk_fetches_everything() -> None:
     append(at, 1, b"meanwhile")
     at.pass_time(60_000)
     at.cluster.start(3)
-    at.tell(at.controller.partitions[T0], [3])
+    at.notify(at.controller.partitions[T0], [3])
     at.pass_time(60_000)
     assert len(same(at)) == 21
     assert at.partition(1).isr == (1, 2, 3)
@@ -177,12 +177,12 @@ def test_a_follower_that_deleted_other_records_than_its_leader_has_fetches_all_o
     at.cluster.kill(2)
     for value in (b"b", b"c", b"d"):
         append(at, 1, value)
-    at.tell(at.controller.elect(T0, 3, (3,)), [3])
+    at.notify(at.controller.elect(T0, 3, (3,)), [3])
     for value in (b"void", b"void", b"void", b"void"):
         append(at, 3, value)
     at.manager(3).delete_records({T0: 5})
     assert at.partition(3).log_start_offset == 5
-    at.tell(at.controller.elect(T0, 1, (1,), unclean=True))
+    at.notify(at.controller.elect(T0, 1, (1,), unclean=True))
     at.cluster.heal_all()
     at.pass_time(60_000)
     assert at.partition(1).isr == (1, 3)
@@ -190,7 +190,7 @@ def test_a_follower_that_deleted_other_records_than_its_leader_has_fetches_all_o
 
 
 def test_a_follower_without_records_begins_where_another_leaders_log_does() -> None:
-    """It cannot be told where their histories part: it has nothing, and knows no epochs."""
+    """No response can name where their histories part: it has no records, and knows no epochs."""
     at = Replicas()
     append(at, 1, b"a")
     at.settle()
@@ -200,7 +200,7 @@ def test_a_follower_without_records_begins_where_another_leaders_log_does() -> N
     for value in (b"b", b"c", b"d"):
         append(at, 1, value)
     at.partition(3).truncate_fully_and_start_at(3)
-    at.tell(at.controller.elect(T0, 1, (1,), unclean=True))
+    at.notify(at.controller.elect(T0, 1, (1,), unclean=True))
     at.cluster.heal_all()
     at.pass_time(60_000)
     assert at.partition(1).isr == (1, 3)
@@ -240,10 +240,10 @@ def test_a_follower_whose_records_the_leader_has_deleted_keeps_none_of_them(conf
         at.cluster.cut(1, other)
     for value in (b"void", b"void", b"void"):
         append(at, 1, value)
-    at.tell(at.controller.elect(T0, 2, (2, 3), unclean=True), [2, 3])
+    at.notify(at.controller.elect(T0, 2, (2, 3), unclean=True), [2, 3])
     append(at, 2, b"b")
     at.settle()
-    at.tell(at.controller.elect(T0, 2, (2, 3)), [2, 3])
+    at.notify(at.controller.elect(T0, 2, (2, 3)), [2, 3])
     append(at, 2, b"c")
     at.settle()
     at.pass_time(100)
@@ -253,7 +253,7 @@ def test_a_follower_whose_records_the_leader_has_deleted_keeps_none_of_them(conf
     at.cluster.scheduler.after_event = lambda _: ends.append(
         (at.partition(1).log_start_offset, at.partition(1).log_end_offset)
     )
-    at.tell(at.controller.partitions[T0], [1])
+    at.notify(at.controller.partitions[T0], [1])
     at.cluster.heal_all()
     at.pass_time(60_000)
     assert at.values(1) == at.values(2) == [b"c"]
@@ -283,8 +283,8 @@ def test_an_answer_from_before_a_change_of_role_is_dropped() -> None:
     assert at.partition(3).leader == 2
 
 
-def test_an_answer_that_was_dropped_is_told_again() -> None:
-    """It was the first to tell the high watermark. The leader takes it for told, and nothing more comes."""
+def test_a_dropped_response_is_sent_again() -> None:
+    """It was the first with the high watermark. The leader counts that as sent, and nothing more follows."""
     at = Replicas(brokers=2)
     append(at, 1, b"a")  # its answer is under way before anything is held
     end = at.cluster.hold(lambda message: not message.is_request and message.receiver == 2)
@@ -396,14 +396,14 @@ def test_a_throttled_follower_waits_while_it_is_out_of_sync(role: str) -> None:
     )
     at.cluster.kill(3)
     at.controller.fenced.add(3)
-    at.tell(at.controller.decide(T0, isr=(1, 2)))
+    at.notify(at.controller.decide(T0, isr=(1, 2)))
     for _ in range(40):
         append(at, 1, b"v" * 10_000)
         append(at, 1, b"v" * 10_000, number=1)
     at.settle()
     at.cluster.start(3)
     for topic_partition in at.partitions:
-        at.tell(at.controller.partitions[topic_partition], [3])
+        at.notify(at.controller.partitions[topic_partition], [3])
     at.pass_time(20_000)
     assert 0 < at.partition(3).log_end_offset < 40
     assert at.partition(1).isr == (1, 2)
@@ -420,12 +420,12 @@ def test_a_topic_that_is_throttled_no_longer_goes_on_at_once() -> None:
     )
     at.cluster.kill(3)
     at.controller.fenced.add(3)
-    at.tell(at.controller.decide(T0, isr=(1, 2)))
+    at.notify(at.controller.decide(T0, isr=(1, 2)))
     for _ in range(10):
         append(at, 1, b"v" * 10_000)
     at.settle()
     at.cluster.start(3)
-    at.tell(at.controller.partitions[T0], [3])
+    at.notify(at.controller.partitions[T0], [3])
     at.pass_time(20_000)
     assert at.partition(3).log_end_offset < 10
     at.manager(1).log_manager.configs.change({"t": None})
@@ -449,7 +449,7 @@ def test_a_follower_that_has_no_session_waits_for_news_all_the_same(slots: int) 
 
 
 def test_a_topic_that_is_created_again_is_another_one() -> None:
-    """The leader would tell at each fetch, without a pause, that it has the one of before no more."""
+    """Otherwise the leader would answer each fetch at once that it no longer has the old topic."""
     at = Replicas(partitions=2)
     append(at, 1, b"old")
     at.pass_time(1_000)

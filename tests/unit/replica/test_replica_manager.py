@@ -88,7 +88,7 @@ def test_an_append_to_a_log_that_is_closed_already_is_told_to_look_elsewhere() -
 def test_a_partition_of_other_brokers_is_not_hosted() -> None:
     at = Replicas()
     elsewhere = TopicPartition("t", 7)
-    at.tell(at.controller.create(elsewhere, (2, 3)))
+    at.notify(at.controller.create(elsewhere, (2, 3)))
     assert at.manager(1).partitions.get(elsewhere) is None
     assert at.manager(2).partitions.get(elsewhere) is not None
 
@@ -123,7 +123,7 @@ def test_each_error_has_its_type_and_nothing_is_appended() -> None:
     assert isinstance(error_of(manager.append(T0, batch(b"a" * 200))), MessageTooLarge)
     internal = TopicPartition("__consumer_offsets", 0)
     assert isinstance(error_of(manager.append(internal, batch(b"a"))), InvalidTopic)
-    at.tell(at.controller.decide(T0, isr=(1,)))
+    at.notify(at.controller.decide(T0, isr=(1,)))
     assert isinstance(error_of(manager.append(T0, batch(b"a"))), NotEnoughReplicas)
     assert manager.append(T0, batch(b"a"), required_acks=ACKS_LEADER).result(0).base_offset == 0
 
@@ -275,8 +275,8 @@ def test_a_part_that_was_committed_stays_so_when_another_fails() -> None:
     future = manager.append_records({T0: batch(b"a"), T1: batch(b"b")}, timeout_ms=5_000)
     at.settle()
     assert not future.done()
-    at.tell(at.controller.elect(T0, 2))
-    at.tell(at.controller.elect(T1, 2))
+    at.notify(at.controller.elect(T0, 2))
+    at.notify(at.controller.elect(T1, 2))
     answers = future.result(0)
     assert answers[T0].error is None
     assert isinstance(answers[T1].error, NotLeaderOrFollower)

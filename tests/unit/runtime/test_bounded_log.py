@@ -14,12 +14,12 @@ FLOOD = 1_000
 
 
 @pytest.fixture(autouse=True)
-def told(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+def logged(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
     caplog.set_level(logging.INFO, LOGGER.name)
     return caplog
 
 
-def test_a_flood_is_summed_up(told: pytest.LogCaptureFixture) -> None:
+def test_a_flood_is_summed_up(logged: pytest.LogCaptureFixture) -> None:
     async def flood() -> None:
         summed_up = asyncio.Event()
         log = BoundedLog(asyncio.get_running_loop(), LOGGER, "more were closed", span_s=0.01)
@@ -37,13 +37,13 @@ def test_a_flood_is_summed_up(told: pytest.LogCaptureFixture) -> None:
         log.close()
 
     asyncio.run(flood())
-    assert told.messages[:LINES] == [f"number {number}" for number in range(LINES)]
+    assert logged.messages[:LINES] == [f"number {number}" for number in range(LINES)]
     silent = FLOOD // 4 - 3
     summary = f"{FLOOD - LINES} more were closed: {FLOOD - LINES - silent} x nonsense, {silent} x silence"
-    assert told.messages[LINES:] == [summary, "after it"]
+    assert logged.messages[LINES:] == [summary, "after it"]
 
 
-def test_what_was_kept_back_is_told_at_the_end(told: pytest.LogCaptureFixture) -> None:
+def test_suppressed_lines_are_summed_up_at_the_end(logged: pytest.LogCaptureFixture) -> None:
     async def flood() -> None:
         log = BoundedLog(asyncio.get_running_loop(), LOGGER, "more were closed")
         for _ in range(LINES + 1):
@@ -51,6 +51,6 @@ def test_what_was_kept_back_is_told_at_the_end(told: pytest.LogCaptureFixture) -
         log.close()
 
     asyncio.run(flood())
-    assert told.messages == ["failed"] * LINES + ["1 more were closed: 1 x LookupError"]
-    assert told.records[0].exc_info is not None
-    assert told.records[0].levelno == logging.ERROR
+    assert logged.messages == ["failed"] * LINES + ["1 more were closed: 1 x LookupError"]
+    assert logged.records[0].exc_info is not None
+    assert logged.records[0].levelno == logging.ERROR

@@ -1,5 +1,5 @@
-"""Jobs of a node's disks: done in a thread of their own, told in the event loop, and no longer once it has
-left."""
+"""Jobs of a node's disks: a thread performs them, and the event loop notifies their owners until the node
+leaves."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ def life() -> Iterator[NodeLoops]:
     thread.stop()
 
 
-def test_what_is_done_is_told_in_the_event_loop(life: NodeLoops) -> None:
+def test_owners_are_notified_in_the_event_loop(life: NodeLoops) -> None:
     disks = NodeDisks(life)
     disk, lane = disks.disk("/one"), Lane()
-    told: list[tuple[DiskJob, bool]] = []
-    all_told = threading.Event()
+    notified: list[tuple[DiskJob, bool]] = []
+    all_notified = threading.Event()
     jobs = [DiskJob() for _ in range(100)]
 
     def done(job: DiskJob) -> None:
-        told.append((job, life.thread.is_current()))
-        if len(told) == len(jobs):
-            all_told.set()
+        notified.append((job, life.thread.is_current()))
+        if len(notified) == len(jobs):
+            all_notified.set()
 
     for job in jobs:
         disk.submit(job, done, lane)
     disk.settle(lane)
     assert all(disk.is_finished(job) for job in jobs)
-    assert all_told.wait(WAIT_S)
-    assert told == [(job, True) for job in jobs]
+    assert all_notified.wait(WAIT_S)
+    assert notified == [(job, True) for job in jobs]
     assert disk.waiting_ms == 0
     life.leave()
     disks.leave()
@@ -50,7 +50,7 @@ def test_of_many_that_are_done_at_once_each_turn_of_the_loop_tells_some(life: No
     disks = NodeDisks(life)
     disk, lane = disks.disk("/one"), Lane()
     order: list[object] = []
-    all_told = threading.Event()
+    all_notified = threading.Event()
     jobs = [DiskJob() for _ in range(2 * JOBS_A_TURN + 1)]
 
     def done(job: DiskJob) -> None:
@@ -58,16 +58,16 @@ def test_of_many_that_are_done_at_once_each_turn_of_the_loop_tells_some(life: No
         if job is jobs[0]:
             life.thread.post(lambda: order.append("another task"))
         if job is jobs[-1]:
-            all_told.set()
+            all_notified.set()
 
     def submit() -> None:
-        # In the loop, so that all are done before the first one can be told.
+        # In the loop, so that all are done before the first owner can be notified.
         for job in jobs:
             disk.submit(job, done, lane)
         disk.settle(lane)
 
     life.thread.post(submit)
-    assert all_told.wait(WAIT_S)
+    assert all_notified.wait(WAIT_S)
     assert [each for each in order if each != "another task"] == jobs
     assert order.index("another task") == JOBS_A_TURN
     life.leave()
@@ -84,17 +84,17 @@ def test_each_directory_has_a_thread_of_its_own(life: NodeLoops) -> None:
 
 def test_a_life_that_has_left_hears_nothing(life: NodeLoops) -> None:
     disks = NodeDisks(life)
-    disk, lane, told = disks.disk("/one"), Lane(), []
+    disk, lane, notified = disks.disk("/one"), Lane(), []
     life.leave()
-    disk.submit(DiskJob(), told.append, lane)
+    disk.submit(DiskJob(), notified.append, lane)
     disks.leave()
     late = DiskJob()
-    disk.submit(late, told.append, lane)
+    disk.submit(late, notified.append, lane)
     disk.settle(lane)
     assert late.is_held
-    # Whatever the thread had to tell is told before this.
+    # Every notification by the thread comes before this.
     life.thread.run(_nothing())
-    assert told == []
+    assert notified == []
 
 
 async def _nothing() -> None:

@@ -110,7 +110,7 @@ def test_a_task_that_fails_at_the_end_of_a_turn_is_its_own_loops_alone(
     thread: EventLoopThread, life: NodeLoops, failures: Failures, kind: type[BaseException]
 ) -> None:
     done: SimpleQueue[str] = SimpleQueue()
-    errors = kind("of a loop"), kind("of nobody's")
+    errors = kind("of a loop"), kind("of no loop")
 
     def fail(error: BaseException) -> None:
         raise error
@@ -133,7 +133,7 @@ def test_tasks_behind_one_that_fails_need_no_other_task_to_run(
     thread: EventLoopThread, life: NodeLoops, failures: Failures
 ) -> None:
     done: SimpleQueue[bool] = SimpleQueue()
-    error = ValueError("of nobody's")
+    error = ValueError("of no loop")
 
     def fail() -> None:
         raise error

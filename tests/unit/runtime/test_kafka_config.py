@@ -261,9 +261,9 @@ def test_the_files_that_come_with_kafka_are_taken_whole_and_what_is_ignored_is_s
 ) -> None:
     config = KafkaConfig.parse({"node.id": "1", "process.roles": roles, **OF_ALL_FILES, **own}, "cluster")
     assert ",".join(sorted(config.node.roles)) == roles
-    (told,) = caplog.messages
-    assert told.startswith("ignored, see docs/SETTINGS.md: num.network.threads, num.io.threads, ")
-    assert set(told.partition(": ")[2].split(", ")) == {name for name in OF_ALL_FILES if name in IGNORED}
+    (message,) = caplog.messages
+    assert message.startswith("ignored, see docs/SETTINGS.md: num.network.threads, num.io.threads, ")
+    assert set(message.partition(": ")[2].split(", ")) == {name for name in OF_ALL_FILES if name in IGNORED}
 
 
 def read(tmp_path: Path, name: str, text: str | bytes) -> dict[str, object]:

@@ -90,7 +90,7 @@ def test_what_a_task_posts_to_its_own_loop_comes_after_what_it_posts_to_others()
 
 
 def test_loops_run_while_others_wait_for_the_disk(network):
-    """Three tasks each of which waits for the other two: only threads of their own can end that."""
+    """Three tasks wait for each other: they end only if each has its own thread."""
     together = threading.Barrier(3)
     passed = [Future() for _ in range(3)]
     endpoint = add_node(network, 1)
@@ -263,7 +263,7 @@ def test_an_unanswered_request_times_out(network):
     fails(first.send(2, 1, timeout_ms=5), "no answer from node 2 within 5 ms")
 
 
-def test_a_node_that_is_not_there_is_told_at_once(network):
+def test_a_request_to_an_absent_node_fails_at_once(network):
     first = add_node(network, 1)
     fails(first.send(2, 1, timeout_ms=PATIENCE * 1000), "is not running")
 
@@ -378,17 +378,17 @@ def test_many_callers_get_their_own_answers(network):
     assert len(network._wheel) == 0
 
 
-def test_who_watches_is_told_of_closed_connections(network):
-    told, posted = [], threading.Event()
+def test_watchers_are_notified_of_closed_connections(network):
+    notified, posted = [], threading.Event()
     first, second = add_node(network, 1), add_node(network, 2)
-    add_node(network, 3).watch_connections(told.append)
-    first.watch_connections(lambda node_id: (told.append(node_id), posted.set()))
+    add_node(network, 3).watch_connections(notified.append)
+    first.watch_connections(lambda node_id: (notified.append(node_id), posted.set()))
     network.cut(3, 2)
     network.leave(second)
     assert posted.wait(PATIENCE)
     # Node 3 is cut off, and node 2 itself is gone.
     assert network.wait_until_idle(PATIENCE)
-    assert told == [2]
+    assert notified == [2]
 
 
 def test_a_paused_node_does_nothing_and_loses_nothing(network):

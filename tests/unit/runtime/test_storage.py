@@ -201,7 +201,7 @@ def test_errors_are_typed(storage: Storage, tmp_path: Path) -> None:
 def test_checkpoints_are_written_with_no_descriptor_left(storage: Storage, tmp_path: Path) -> None:
     path = str(tmp_path / "checkpoint")
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    # The lowest free number is the next one taken: with it as the limit there is none.
+    # The next descriptor takes the lowest free number. With that number as the limit, none can be opened.
     lowest = os.dup(0)
     os.close(lowest)
     resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, before[1]))

@@ -66,11 +66,11 @@ def test_only_a_node_that_there_is_can_be_told_to_have_left(tmp_path: Path, clie
     cluster.addresses[2] = cluster.addresses[3] = ("127.0.0.1", 9)
     cluster.start()
     [node] = cluster.nodes.values()
-    told: SimpleQueue[int] = SimpleQueue()
-    node.node._ports.transport.watch_connections(told.put)
+    closed: SimpleQueue[int] = SimpleQueue()
+    node.node._ports.transport.watch_connections(closed.put)
     for name in (client_id, b"node-3"):
         with connected(cluster.addresses[1]) as client:
             client.sendall(framed(VERSIONS + len(name).to_bytes(2, "big") + name))
             assert read_frame(client)
-    assert [told.get(timeout=WAIT_S) for _ in range(2 if client_id == b"node-2" else 1)][-1] == 3
+    assert [closed.get(timeout=WAIT_S) for _ in range(2 if client_id == b"node-2" else 1)][-1] == 3
     cluster.close()

@@ -44,7 +44,7 @@ VOTE = VoteRequest(cluster_id="c", voter_id=1, topics=())
 EMPTY_FETCH = response_type(1, 17)(throttle_time=timedelta(0), error_code=ErrorCode.none, responses=())
 
 
-def told(number: int) -> MetadataResponse:
+def response(number: int) -> MetadataResponse:
     return MetadataResponse(
         throttle_time=timedelta(0), brokers=(), cluster_id="c", controller_id=number, topics=()
     )
@@ -136,8 +136,8 @@ def test_a_request_and_its_answer(peer: Peer, transport: TcpTransport) -> None:
     reply = transport.send(PEER, ASKED, timeout_ms=LONG_MS)
     request, answer = peer.next()
     assert request == ASKED
-    answer.set_result(told(7))
-    assert reply.result(WAIT_S) == told(7)
+    answer.set_result(response(7))
+    assert reply.result(WAIT_S) == response(7)
 
 
 def test_requests_arrive_in_the_order_they_were_sent(peer: Peer, transport: TcpTransport) -> None:
@@ -171,8 +171,8 @@ def test_what_waits_for_records_holds_up_nobody(peer: Peer, transport: TcpTransp
     ballot.set_result(response_type(52, 2)(error_code=ErrorCode.none, topics=()))
     assert (asked, voted) == (ASKED, VOTE)
     assert vote.exception(WAIT_S) is None
-    answer.set_result(told(1))
-    assert control.result(WAIT_S) == told(1)
+    answer.set_result(response(1))
+    assert control.result(WAIT_S) == response(1)
     for (_, answer), reply in reversed(list(zip(fetches, waits, strict=True))):
         answer.set_result(EMPTY_FETCH)
         assert reply.result(WAIT_S).responses == ()
@@ -192,16 +192,16 @@ def test_a_task_that_posts_itself_for_ever_holds_up_no_connection(
     # It begins in what the answer posts, at the end of the connection's turn.
     first = transport.send(PEER, ASKED, timeout_ms=LONG_MS)
     first.add_done_callback(post_again)
-    peer.next()[1].set_result(told(1))
-    assert first.result(WAIT_S) == told(1)
+    peer.next()[1].set_result(response(1))
+    assert first.result(WAIT_S) == response(1)
     try:
         for number in range(20):
             # Each kind has a connection of its own, and this one works in that thread, too.
             replies = [transport.send(PEER, each, timeout_ms=LONG_MS) for each in (ASKED, FETCH)]
             for _ in replies:
                 request, answer = peer.next()
-                answer.set_result(told(number) if request == ASKED else EMPTY_FETCH)
-            assert replies[0].result(WAIT_S) == told(number)
+                answer.set_result(response(number) if request == ASKED else EMPTY_FETCH)
+            assert replies[0].result(WAIT_S) == response(number)
             assert replies[1].result(WAIT_S) == EMPTY_FETCH
         assert turns > 20
     finally:
@@ -224,12 +224,12 @@ def test_a_task_that_fails_at_the_end_of_an_answers_turn_breaks_no_connection(
         reply, after = (transport.send(PEER, ASKED, timeout_ms=LONG_MS) for _ in range(2))
         reply.add_done_callback(lambda _: thread.post(fail))
         answers = [peer.next()[1], peer.next()[1]]
-        answers[0].set_result(told(number))
-        assert reply.result(WAIT_S) == told(number)
+        answers[0].set_result(response(number))
+        assert reply.result(WAIT_S) == response(number)
         assert failures.get(timeout=WAIT_S) == ("event loop", error)
         # What waited on the same connection is answered by it.
-        answers[1].set_result(told(number))
-        assert after.result(WAIT_S) == told(number)
+        answers[1].set_result(response(number))
+        assert after.result(WAIT_S) == response(number)
     assert closed == []
 
 
@@ -257,7 +257,7 @@ def test_a_connection_that_is_closed_for_being_idle_says_nothing_about_the_peer(
         reply = transport.send(PEER, ASKED, timeout_ms=LONG_MS)
         while not reply.done():  # it fails where there is no connection yet
             with contextlib.suppress(Empty):
-                peer.asked.get(timeout=0.01)[1].set_result(told(7))
+                peer.asked.get(timeout=0.01)[1].set_result(response(7))
         return reply.exception() is None
 
     until(ask)
@@ -314,8 +314,8 @@ def test_one_that_comes_back_is_found_again(peer: Peer, transport: TcpTransport)
         request, answer = peer.next()
         if request is None:
             return False
-        answer.set_result(told(3))
-        return reply.result(WAIT_S) == told(3)
+        answer.set_result(response(3))
+        return reply.result(WAIT_S) == response(3)
 
     until(works)
 
@@ -351,11 +351,11 @@ def test_a_request_without_an_answer_ends_and_takes_its_connection_along(
     for reply in (late, behind):
         assert isinstance(reply.exception(WAIT_S), NetworkException)
     for _ in range(2):
-        peer.next()[1].set_result(told(1))
+        peer.next()[1].set_result(response(1))
     fresh = transport.send(PEER, ASKED, timeout_ms=LONG_MS)
-    peer.next()[1].set_result(told(5))
-    assert fresh.result(WAIT_S) == told(5)
-    # It was this side that closed it, which tells nothing about the peer.
+    peer.next()[1].set_result(response(5))
+    assert fresh.result(WAIT_S) == response(5)
+    # This side closed it, which says nothing about the peer.
     assert closed.empty()
 
 
@@ -367,11 +367,11 @@ def test_what_cannot_be_written_fails_by_itself(peer: Peer, transport: TcpTransp
     good = transport.send(PEER, ASKED, timeout_ms=LONG_MS)
     with pytest.raises(InvalidRequest, match="UUID instead of a MetadataRequestTopic"):
         reply.result(WAIT_S)
-    peer.next()[1].set_result(told(1))
-    assert good.result(WAIT_S) == told(1)
+    peer.next()[1].set_result(response(1))
+    assert good.result(WAIT_S) == response(1)
 
 
-ANSWER = b"\0" + written(told(1))
+ANSWER = b"\0" + written(response(1))
 
 
 @pytest.mark.parametrize(
@@ -400,7 +400,7 @@ def test_a_peer_that_answers_nonsense_is_let_go(connect: Callable[..., TcpTransp
 
 
 def test_requests_may_come_from_several_threads(peer: Peer, transport: TcpTransport) -> None:
-    peer.handle = lambda _request, _context: resolved(told(4))  # type: ignore[method-assign]
+    peer.handle = lambda _request, _context: resolved(response(4))  # type: ignore[method-assign]
     peer.stop()
     peer.start()
     replies: SimpleQueue[Future[Any]] = SimpleQueue()
@@ -415,10 +415,10 @@ def test_requests_may_come_from_several_threads(peer: Peer, transport: TcpTransp
     for each in threads:
         each.join()
     for _ in range(800):
-        assert replies.get().result(WAIT_S) == told(4)
+        assert replies.get().result(WAIT_S) == response(4)
 
 
-def test_nothing_is_told_after_the_end(peer: Peer, transport: TcpTransport) -> None:
+def test_nothing_is_reported_after_the_end(peer: Peer, transport: TcpTransport) -> None:
     closed: SimpleQueue[int] = SimpleQueue()
     transport.watch_connections(closed.put)
     transport.send(PEER, ASKED, timeout_ms=LONG_MS)

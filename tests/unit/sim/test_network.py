@@ -1,4 +1,4 @@
-"""The simulated network: what arrives, in what order, and what the sender is told of the rest."""
+"""The simulated network: what arrives, in what order, and which errors the sender gets for the rest."""
 
 from __future__ import annotations
 
@@ -267,18 +267,18 @@ def test_the_same_seed_gives_the_same_network():
 
 @pytest.mark.parametrize("silently", [False, True])
 def test_a_connection_that_closes_is_a_hint_unless_the_power_went(silently):
-    world, told = World(), []
-    world.endpoints[1].watch_connections(told.append)
+    world, notified = World(), []
+    world.endpoints[1].watch_connections(notified.append)
     world.kill(2, silently=silently)
     world.scheduler.run_due()
-    assert told == ([] if silently else [2])
+    assert notified == ([] if silently else [2])
 
 
-def test_behind_a_cut_nobody_hears_of_closed_connections():
-    world, told = World(), []
-    world.endpoints[1].watch_connections(told.append)
+def test_behind_a_cut_no_node_hears_of_closed_connections():
+    world, notified = World(), []
+    world.endpoints[1].watch_connections(notified.append)
     world.network.cut(2, 1, both_ways=False)
     world.network.disconnect(2)
     world.kill(2)
     world.scheduler.run_due()
-    assert told == []
+    assert notified == []

@@ -1,4 +1,4 @@
-"""A run that fails is reduced to one that fails the same way with less, and is told in lines."""
+"""A run that fails is reduced to a smaller one that fails the same way, and is printed line by line."""
 
 from __future__ import annotations
 
@@ -58,10 +58,10 @@ def test_without_time_for_it_the_run_is_told_as_it_was(failed):
     ],
 )
 def test_a_story_changes_nothing_and_has_what_was_done(driver, words):
-    plain, told = run_seed(driver, 5, EVENTS), run_seed(driver, 5, EVENTS, with_story=True)
-    assert plain.violation is told.violation is None
-    assert plain.event_hash == told.event_hash
-    text = "\n".join(told.story)
+    plain, recorded = run_seed(driver, 5, EVENTS), run_seed(driver, 5, EVENTS, with_story=True)
+    assert plain.violation is recorded.violation is None
+    assert plain.event_hash == recorded.event_hash
+    text = "\n".join(recorded.story)
     for word in words:
         assert word in text
 

@@ -1,4 +1,4 @@
-"""Replicas made of given batches, as files of a log that nobody has opened yet."""
+"""Replicas made of given batches, as files of a log that has not been opened yet."""
 
 from __future__ import annotations
 

@@ -216,7 +216,7 @@ def test_a_leader_epoch_that_lost_a_bit_is_set_right(log: Path) -> None:
 
 def test_a_torn_end_is_cut_and_kept(log: Path) -> None:
     path = segment(log, 24)
-    (log / STATE_FILE).unlink()  # nobody was promised anything
+    (log / STATE_FILE).unlink()  # so nothing counts as acknowledged
     position, *_ = frames(path)[-1]
     path.write_bytes(path.read_bytes()[:-3])
     assert actions(log) == {(path.name, "cut")}

@@ -21,7 +21,7 @@ def driver():
 
 
 def epochs_heard(driver, broker_id):
-    """The leader epochs that the broker is told of, as they come."""
+    """The leader epochs that the broker is notified of, in order."""
     partition = driver.cluster.program(broker_id).replica_manager.partitions.get(AT)
     heard = [partition.leader_epoch]
     for _ in range(300):

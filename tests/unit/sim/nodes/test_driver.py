@@ -26,7 +26,7 @@ def test_what_an_unclean_election_has_left_must_be_there_at_the_end():
     assert lost == {"lost-write", "unseen", "poll-skip"}
     other = {each.name for each in check(History([send], {AT: [whole[0], Polled(AT, 4, "x")]}))}
     assert other == {"inconsistent-offsets", "unseen"}
-    # What was deleted nobody misses.
+    # Deleted records are not missed.
     assert check(History([send], {AT: whole[1:]}), log_starts={AT: 4}) == []
 
 

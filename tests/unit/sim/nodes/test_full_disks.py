@@ -1,5 +1,5 @@
-"""Disks of whole nodes that have no room: nobody dies of it, nothing acknowledged is lost, and all goes on
-once there is room again."""
+"""Full disks of whole nodes: no node ends, no acknowledged record is lost, and all goes on once there is room
+again."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SETTING = "leader.replication.throttled.replicas"
 
 
 class Stage:
-    """Three nodes, each broker and controller, of which none may end."""
+    """Three nodes, each broker and controller; none of them may end."""
 
     def __init__(self) -> None:
         self.cluster = NodeCluster(seed=1)

@@ -195,7 +195,7 @@ def test_a_leader_that_lost_its_power_leads_no_more_before_it_is_registered_anew
     assert cluster.run_until(lambda: leader(cluster) not in (-1, lost))
     [new] = [each for each in cluster.live() if each.config.node_id == leader(cluster)]
     log = new.broker.log_manager.get_log(PARTITION)
-    assert cluster.run_until(lambda: log.high_watermark == 1)  # its followers have told it
+    assert cluster.run_until(lambda: log.high_watermark == 1)  # its followers have reported it
     assert read(cluster) == [b"a"]
     assert cluster.run_until(lambda: is_full(cluster))
     assert read(cluster) == [b"a"]

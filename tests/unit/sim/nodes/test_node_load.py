@@ -35,8 +35,13 @@ def run(as_bytes: bool = False) -> Counter[str]:
 @pytest.mark.parametrize("as_bytes", [False, True])
 def test_readers_get_what_is_committed(as_bytes):
     counts = run(as_bytes)
-    told = ("transactions committed", "transactions aborted", "read as committed", "aborted records left out")
-    assert [name for name in told if not counts[name]] == []
+    names = (
+        "transactions committed",
+        "transactions aborted",
+        "read as committed",
+        "aborted records left out",
+    )
+    assert [name for name in names if not counts[name]] == []
 
 
 @pytest.mark.parametrize("mutant", ["show_open_transactions", "keep_quiet_about_aborts"])

@@ -97,8 +97,8 @@ def test_a_script_of_nodes_tells_what_the_controllers_do():
     assert transcript.run("topic t 2,1") == ["refused: TopicAlreadyExists"]
     active = transcript.node_of("controller")
     assert f"{active}  leader    1      {active}" in transcript.run("quorum")
-    told = [*transcript.run("kill controller"), *transcript.run("clock +5000")]
-    assert f"{transcript.node_of('controller')} is the active controller, in epoch 2" in told
+    lines = [*transcript.run("kill controller"), *transcript.run("clock +5000")]
+    assert f"{transcript.node_of('controller')} is the active controller, in epoch 2" in lines
     assert f"{active}  down" in transcript.run("quorum")
     assert transcript.run("config t retention.ms=1") == []
     moved = "".join([*transcript.run("reassign 1,2"), *transcript.run("elect")])
