@@ -1,4 +1,4 @@
-"""aiokafka, which speaks Kafka's protocol in Python by itself."""
+"""aiokafka, a client with its own implementation of Kafka's protocol, in Python."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ def consumer_of(nodes: NodeProcesses, group: str, **settings: Any) -> Consumer:
 
 
 def take(consumer: Consumer, count: int) -> list[Message]:
-    """The next so many messages."""
+    """Return the next `count` messages."""
     found: list[Message] = []
 
     def has_all() -> bool:
@@ -202,14 +202,14 @@ def test_a_consumer_reads_from_the_follower_in_its_rack(
     send(nodes, topic, [b"before"])
     asked: list[int] = []
 
-    def told(statistics: str) -> None:
+    def note_brokers(statistics: str) -> None:
         partitions = json.loads(statistics)["topics"].get(topic, {}).get("partitions", {})
         asked.extend(each["broker"] for number, each in partitions.items() if number == "0")
 
     consumer = consumer_of(
         nodes,
         "near",
-        **{"client.rack": rack_of(follower), "statistics.interval.ms": 50, "stats_cb": told},
+        **{"client.rack": rack_of(follower), "statistics.interval.ms": 50, "stats_cb": note_brokers},
     )
     consumer.assign([TopicPartition(topic, 0, 0)])
     values = [each.value() for each in take(consumer, 1)]

@@ -24,8 +24,8 @@ FREE_IN_REBUILT = ("crc", "bytes", "base_timestamp")
 
 
 def clean(log: kreplica.Log, now_ms: int, slots: int) -> list[list[int]]:
-    """What a node's cleaner would do by itself now, checkpoint included: of each round the first dirty offset
-    and the one it came to."""
+    """Clean the log as a node's cleaner would now, checkpoint included; return each round's first dirty
+    offset and the offset that it reached."""
     unified, storage = log._log, FileStorage()
     config = CleanerConfig(dedupe_buffer_size=SLOT_BYTES * slots, io_buffer_size=STEP_BYTES)
     cleaner = LogCleaner(

@@ -25,7 +25,7 @@ class Compaction:
     """One visit of Kafka's cleaner.
 
     `before`: the log's files, closed in order; `checkpoint`: the offset it was clean up to, None where it
-    never was cleaned; `now_ms`: when the cleaner came; `slots`: those of its offset map, of which it fills
+    never was cleaned; `now_ms`: when the cleaner came; `slots`: those of its offset map, which it fills to
     nine tenths; `rounds`: each round's first dirty offset, first uncleanable one, and the offset it came to;
     `after`: the files it left; `read`: what Kafka then reads of them (see java/Compaction.java).
     """

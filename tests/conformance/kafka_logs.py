@@ -75,8 +75,8 @@ class KafkaLogs:
         map_bytes: int = 1 << 20,
         snapshots: Path | None = None,
     ) -> list[list[int]]:
-        """What a broker's cleaner would do by itself now: for each round its first dirty offset, the first
-        uncleanable one, and the offset it came to.
+        """Clean the log as a broker's cleaner would now; return for each round its first dirty offset, the
+        first uncleanable one, and the offset that it reached.
 
         The checkpoint is in the parent directory. `snapshots` takes copies of the log, one in each of its
         folders, from within the cleaning.

@@ -1,8 +1,8 @@
 """Apache Kafka as a peer: its jars, its tools, and a node of it to start, stop and kill.
 
 Maven resolves `pom.xml` into `.make/kafka`, once; Java sources of tests and benchmarks are compiled into it
-too. Nothing of this is needed to build or use kreplica: `missing()` says why the peer is not to be had, and
-whoever needs it skips with that line. A `Node` belongs to the thread that made it.
+too. Building and using kreplica needs none of this. `missing()` says why the peer is not available, and tests
+that need it skip with that line. A `Node` belongs to the thread that made it.
 """
 
 from __future__ import annotations

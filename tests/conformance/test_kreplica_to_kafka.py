@@ -57,7 +57,7 @@ def batches(topic: str) -> list[list[kreplica.Record]]:
 
 
 def engine(directory: Path, **settings: object) -> UnifiedLog:
-    """A log as a node has it, with the appends that are none of a client's."""
+    """A log as a node has it, which also takes appends that no client may make."""
     partition = TopicPartition(directory.name.removesuffix("-0"), 0)
     directory.mkdir()
     config = LogConfig.parse(settings)

@@ -59,7 +59,7 @@ def written_fields(fields: list[dict], structures: dict[str, list[dict]]) -> lis
 
 
 def default(field: dict) -> object:
-    """The field's value where nobody gives one, as it is here."""
+    """The value that kreplica gives a field which is not set."""
     written = field.get("default")
     if written is None:
         return () if field["type"].startswith("[]") else PLAIN_DEFAULTS.get(field["type"], 0)

@@ -110,12 +110,12 @@ def on_kreplica(kreplica_node: NodeProcesses, reader: dict[str, str]) -> list[Pl
     ]
 
 
-def told(options: Options) -> dict[str, str]:
+def as_text(options: Options) -> dict[str, str]:
     return {name: each if isinstance(each, str) else json.dumps(each) for name, each in options.items()}
 
 
 def read(spark: SparkSession, place: Place, options: Options) -> DataFrame:
-    return spark.read.format(place.format).options(**told({**place.options, **options})).load()
+    return spark.read.format(place.format).options(**as_text({**place.options, **options})).load()
 
 
 def rows(frame: DataFrame) -> list[tuple[Any, ...]]:
@@ -254,8 +254,8 @@ REFUSED: dict[str, Options] = {
     "a start behind all times": {**ORDERS, "startingTimestamp": START_MS + 9_000_000},
     "a start behind some times": {**ORDERS, "startingTimestamp": START_MS + 18_000},
     "times of some partitions": {**ORDERS, "startingOffsetsByTimestamp": {"orders": {"0": 5}}},
-    "a time that is none": {**ORDERS, "startingTimestamp": "yesterday"},
-    "a strategy that is none": {**ORDERS, "startingOffsetsByTimestampStrategy": "guess"},
+    "a malformed time": {**ORDERS, "startingTimestamp": "yesterday"},
+    "an unknown strategy": {**ORDERS, "startingOffsetsByTimestampStrategy": "guess"},
     "no partitions": {**ORDERS, "minPartitions": "0"},
     "no records in a partition": {**ORDERS, "maxRecordsPerPartition": "0"},
     "an end before the start": {
@@ -347,7 +347,7 @@ STREAMS: dict[str, Options] = {
         "maxOffsetsPerTrigger": "20",
         "minPartitions": "6",
     },
-    "minOffsetsPerTrigger, of which a run to the end takes no notice": {
+    "minOffsetsPerTrigger, which a run to the end ignores": {
         **ORDERS,
         **EARLIEST,
         "minOffsetsPerTrigger": "1000",
@@ -387,7 +387,7 @@ def stream(
     spark: SparkSession, place: Place, options: Options, checkpoint: Path
 ) -> tuple[list[tuple[Any, ...]], list[Any]]:
     """What a run to the end reads, and the offsets after each batch."""
-    frame = spark.readStream.format(place.format).options(**told({**place.options, **options})).load()
+    frame = spark.readStream.format(place.format).options(**as_text({**place.options, **options})).load()
     found: list[tuple[Any, ...]] = []
 
     def take(batch: DataFrame, _: int) -> None:
@@ -466,12 +466,12 @@ def test_what_is_written_into_kafka(
     for turn in range(2):
         query = (
             spark.readStream.format("kafka")
-            .options(**told({**peer.options, **ORDERS, **EARLIEST, "includeHeaders": "true"}))
+            .options(**as_text({**peer.options, **ORDERS, **EARLIEST, "includeHeaders": "true"}))
             .option("maxOffsetsPerTrigger", "30")
             .load()
             .select(*columns)
             .writeStream.format("kreplica")
-            .options(**told(cluster.options))
+            .options(**as_text(cluster.options))
             .option("topic", "written")
             .option("kafka.compression.type", "zstd")
             .option("checkpointLocation", str(tmp_path))
@@ -484,7 +484,7 @@ def test_what_is_written_into_kafka(
             last.unlink()
             (tmp_path / "commits" / f".{last.name}.crc").unlink(missing_ok=True)
     frame = read(spark, peer, {"subscribe": "orders", "includeHeaders": "true"}).select(*columns)
-    frame.write.format("kreplica").options(**told(cluster.options)).option("topic", "written").mode(
+    frame.write.format("kreplica").options(**as_text(cluster.options)).option("topic", "written").mode(
         "append"
     ).save()
     found = read(spark, peer, {"subscribe": "written", "includeHeaders": "true"}).select(*columns)
@@ -517,7 +517,7 @@ def test_a_batch_waits_for_minOffsetsPerTrigger(
 
         query = (
             spark.readStream.format(place.format)
-            .options(**told({**place.options, **given}))
+            .options(**as_text({**place.options, **given}))
             .load()
             .writeStream.foreachBatch(take)
             .option("checkpointLocation", str(tmp_path / topic))

@@ -58,9 +58,9 @@ def topic(tool: Tool) -> str:
 
 
 def events(printed: str, name: str) -> list[dict[str, Any]]:
-    """What a verifiable client tells, of one kind."""
-    told = [json.loads(line) for line in printed.splitlines() if line.startswith("{")]
-    return [each for each in told if each["name"] == name]
+    """The events of one kind that a verifiable client printed."""
+    lines = [json.loads(line) for line in printed.splitlines() if line.startswith("{")]
+    return [each for each in lines if each["name"] == name]
 
 
 def test_topics_are_listed_and_described(tool: Tool, topic: str) -> None:
@@ -173,8 +173,8 @@ def test_a_replica_is_moved_to_another_directory(tool: Tool, nodes: NodeProcesse
 
     def place() -> str:
         printed = tool(f"{TOOLS}LogDirsCommand", "--describe", "--topic-list", "disks", "--broker-list", "1")
-        (told,) = [json.loads(line) for line in printed.splitlines() if line.startswith("{")]
-        (found,) = [each for each in told["brokers"][0]["logDirs"] if each["partitions"]]
+        (description,) = [json.loads(line) for line in printed.splitlines() if line.startswith("{")]
+        (found,) = [each for each in description["brokers"][0]["logDirs"] if each["partitions"]]
         return str(found["logDir"])
 
     [target] = {str(nodes.node_directory(1)), str(nodes.directory / "second")} - {place()}
@@ -212,8 +212,8 @@ def test_what_each_broker_can_do(tool: Tool, nodes: NodeProcesses) -> None:
 
 def test_log_directories_are_described(tool: Tool, nodes: NodeProcesses, topic: str) -> None:
     printed = tool(f"{TOOLS}LogDirsCommand", "--describe", "--topic-list", topic)
-    (told,) = [json.loads(line) for line in printed.splitlines() if line.startswith("{")]
-    found = {each["broker"]: each["logDirs"] for each in told["brokers"]}
+    (description,) = [json.loads(line) for line in printed.splitlines() if line.startswith("{")]
+    found = {each["broker"]: each["logDirs"] for each in description["brokers"]}
     paths = {n: {each["logDir"] for each in directories} for n, directories in found.items()}
     assert paths == {
         n: {str(nodes.node_directory(n)), *([str(nodes.directory / "second")] if n == 1 else [])}

@@ -260,7 +260,7 @@ def test_a_thread_that_is_stopped_at_once_hands_back_what_it_had(disk: DiskThrea
     assert log.state.log_end_offset == len(done)
 
 
-def test_how_long_the_oldest_has_waited_is_told(disk: DiskThread, tmp_path: Path) -> None:
+def test_the_wait_of_the_oldest_job_is_reported(disk: DiskThread, tmp_path: Path) -> None:
     log, count = Log(tmp_path), 0
     assert disk.waiting_ms == 0
     large = bytes(100_000)

@@ -26,7 +26,7 @@ FIRST_EPOCH = 3
 
 @st.composite
 def fetched(draw: st.DrawFn) -> bytes:
-    """A leader's batches, one after the other: mostly plain ones, and all that is none, or wrong, between."""
+    """A leader's batches, one after the other: mostly plain ones, with invalid or wrong ones between."""
     answer, base, epoch = bytearray(), 0, FIRST_EPOCH
     sequences = [0, 0]
     for number in range(draw(st.integers(0, 25))):
@@ -80,7 +80,7 @@ def all_of(log: UnifiedLog, directory: Path) -> dict[str, object]:
     }
     log.close()
     for path in sorted(directory.iterdir()):
-        # Which process writes it, and how often it has published, is told by the state's file alone.
+        # Only the state file differs: it names the writing process and counts its publications.
         if not path.name.startswith("kreplica.state"):
             known[path.name] = path.read_bytes()
     return known

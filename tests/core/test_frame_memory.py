@@ -1,4 +1,4 @@
-"""Memory of frames comes back to its pool when nobody holds it, and never before."""
+"""Memory of frames returns to its pool when the last holder releases it, and never before."""
 
 from __future__ import annotations
 

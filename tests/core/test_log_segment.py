@@ -227,8 +227,8 @@ def test_a_lying_index_never_gives_a_wrong_answer(entries, time_entries):
     made, known = filled(TEN, index_interval_bytes=0)
     index = b"".join(struct.pack(">ii", *entry) for entry in entries)
     same_answers(reopened(made, index=index), known)
-    # A time index entry that says of a batch what is true of it, but not of the batches before it, is no lie
-    # that a search could see; the timestamps ascend here, so there is none.
+    # A search cannot detect a time index entry that is true of its batch but not of the batches before it.
+    # The timestamps ascend here, so no entry is such.
     time_index = b"".join(struct.pack(">qi", *entry) for entry in time_entries)
     same_answers(reopened(made, time_index=time_index), known)
 

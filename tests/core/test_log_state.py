@@ -1,4 +1,4 @@
-"""The published standing: a reader sees one publication whole, and nothing where there is none."""
+"""The published standing: a reader sees one whole publication, or nothing if none is there."""
 
 from __future__ import annotations
 
@@ -95,8 +95,8 @@ def test_bad_images_say_nothing():
         assert read_standing(cut) is None
     for flipped in bit_flips(image):
         found = read_standing(flipped)
-        # Only the slot in use is summed; the boot id, if it is damaged, is none of this boot, and another
-        # number of segments than there are makes recovery look closer.
+        # The checksum covers only the slot in use. A damaged boot id counts as another boot, and a wrong
+        # number of segments makes recovery look closer.
         assert found is None or found._replace(boot_id=BOOT, segments=0) == good
     assert read_standing(bytes(256)) is None
     assert read_standing(b"\xff" * 256) is None

@@ -1,4 +1,4 @@
-"""The offset index: a search finds what a linear scan finds, and what a crash leaves behind is told apart."""
+"""The offset index: a search finds what a linear scan finds, and entries that a crash left are recognized."""
 
 from __future__ import annotations
 

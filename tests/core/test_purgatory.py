@@ -343,7 +343,7 @@ def test_memory_follows_the_load_up_and_down():
     assert purgatory.allocated_bytes <= 2 * least
 
 
-def test_keys_that_meet_in_the_table_are_told_apart():
+def test_keys_that_collide_in_the_table_are_distinguished():
     purgatory = Purgatory()
     keys = [n << shift for shift in (0, 20, 40, 57) for n in range(-64, 64)]
     unique = sorted({key for key in keys if -(2**63) <= key < 2**63})

@@ -432,7 +432,7 @@ def test_timestamps_out_of_range():
         validate_for_append(with_field(TWO, 21, ">h", 0x08))
 
 
-def test_a_wrong_max_timestamp_is_told_from_the_records():
+def test_a_wrong_max_timestamp_is_found_by_the_records():
     assert validate_for_append(with_field(TWO, 35, ">q", 5)) == (1000, 0)
 
 
@@ -500,7 +500,7 @@ def test_every_bit_flip_is_found_or_outside_the_crc():
             read = contents(bytes(damaged))
         except errors.CorruptMessage:
             continue
-        # The base offset and the leader epoch lie outside the CRC: Kafka's format cannot tell.
+        # The base offset and the leader epoch lie outside the CRC, so Kafka's format cannot detect a change.
         assert bit // 8 < 8 or 12 <= bit // 8 < 16
         assert read == right
 
@@ -534,9 +534,9 @@ def test_rubbish_in_the_records_section_reads_or_fails_cleanly(section, count):
     "read", [batches, RecordBatch, lambda view: next(batches(view)), lambda view: [view, batches(view)]]
 )
 def test_the_collector_clears_what_holds_a_view_of_a_view(read, monkeypatch):
-    """As it is in the frames of an error that somebody kept."""
-    told = []
-    monkeypatch.setattr(sys, "unraisablehook", told.append)
+    """The frames of an error that is kept hold such a view."""
+    unraisable = []
+    monkeypatch.setattr(sys, "unraisablehook", unraisable.append)
     data = bytearray(BatchBuilder().build([b"v"], now_ms=1))
 
     def fail():
@@ -549,5 +549,5 @@ def test_the_collector_clears_what_holds_a_view_of_a_view(read, monkeypatch):
     gc.collect()
     fail()
     gc.collect()
-    assert not told
-    data.append(0)  # nobody has a view of it any more
+    assert not unraisable
+    data.append(0)  # no view of it is left

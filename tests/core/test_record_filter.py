@@ -216,7 +216,7 @@ def test_a_tombstone_beyond_the_map_has_no_horizon_yet():
 
 
 def test_a_horizon_makes_a_batch_larger_than_the_room_there_is():
-    # 61 bytes of header and 500 records of 9: 4,561 bytes, of which the target has room for a page at first.
+    # 61 bytes of header and 500 records of 9: 4,561 bytes. The target has room for a page at first.
     log = [tombstones(500, max_timestamp=499)]
     made = cleaned(log, filter_of(filled_map(log)))
     assert made.size > len(encode(log[0]))

@@ -311,7 +311,7 @@ def test_truncate_leaves_what_another_process_has_mapped(log: Region, path: Path
         reader.stdin.close()
         assert reader.stdout.readline() == b"abcdef\n"
     assert path.stat().st_ino != inode
-    # The process is gone, and nobody has what is cut now.
+    # The process is gone, and no reader maps the bytes that are cut now.
     inode = path.stat().st_ino
     log.truncate(1)
     assert (path.stat().st_ino, log.read(0, 1)) == (inode, b"U")
@@ -555,7 +555,7 @@ def test_foreign_file_that_shrinks(path: Path) -> None:
 
 
 def test_readers_beside_a_writer_that_truncates_and_idles(log: Region) -> None:
-    """Byte n of the log is always the same, so whatever a reader is given can be told right from wrong."""
+    """Byte n of the log is always the same, so every read of a reader can be checked."""
     pattern = bytes(range(251)) * (8 * PAGE)
     wrong: list[object] = []
     done = threading.Event()

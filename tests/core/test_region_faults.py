@@ -199,7 +199,7 @@ def test_no_descriptor_left(path: Path) -> None:
     path.write_bytes(b"abc")
     region = Region(path, 3)
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    # The lowest free number is the next one taken: with it as the limit there is none.
+    # The next descriptor takes the lowest free number. With that number as the limit, none can be opened.
     lowest = os.dup(0)
     os.close(lowest)
     resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, before[1]))
@@ -292,7 +292,7 @@ SYNCED = ("-f", "-qq", "-y", "-e", "trace=fdatasync,sync_file_range")
 
 
 def traced(path: Path, script: str, *inject: str) -> subprocess.CompletedProcess[str]:
-    """The script behind ALONG, under strace; skips where there is none that may."""
+    """Run the script after ALONG, under strace; skip the test without a strace that may trace."""
     strace = shutil.which("strace")
     if not strace:
         pytest.skip("no strace")

@@ -4,7 +4,7 @@
 
 Each input follows from its number alone, which is written to DIRECTORY/input before it is tried: after a
 crash or a hang, SEED = that number and SECONDS = 0 tries it again. Exits with 1 at an exception that is not
-kreplica's own, and at a record that nobody wrote; says how many inputs it tried.
+kreplica's own, and at a record that was never written; says how many inputs it tried.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def read_through(log: kreplica.Log, truth: Truth) -> None:
     for isolation in ("log_end", "high_watermark", "txn_committed"):
         try:
             for record in log.read(isolation=isolation):
-                assert (record.key, record.value) in truth, f"nobody wrote {record}"
+                assert (record.key, record.value) in truth, f"never written: {record}"
         except KreplicaError:
             pass
     for timestamp in (-3, -2, -1, 0, 1010, 1 << 62):

@@ -126,7 +126,7 @@ def go_on(log: kreplica.Log) -> list[Pair]:
 
 
 def run(operation: str, kind: type[BaseException], instruction: int, path: Path) -> bool:
-    """Interrupt the operation there; False if it has not so many instructions."""
+    """Interrupt the operation at `instruction`; return False if it has fewer instructions."""
     todo = OPERATIONS[operation]
     log = kreplica.Log.open(path, **todo.settings)
     for pair in BEFORE:

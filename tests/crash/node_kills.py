@@ -62,14 +62,14 @@ class Recorder:
             self.has_ack.notify_all()
 
     def wait_for_acks(self, count: int) -> None:
-        """Return once so many more were acknowledged."""
+        """Return once `count` more records were acknowledged."""
         with self.has_ack:
             wanted = self.acknowledged + count
             assert self.has_ack.wait_for(lambda: self.acknowledged >= wanted, ACK_WITHIN_S), "no more acks"
 
 
 class Client(threading.Thread):
-    """One client at work until it is told to stop; what it raised fails the run."""
+    """One client that works until `stopping` is set; an error that it raises fails the run."""
 
     def __init__(self, name: str, recorder: Recorder, work: Callable[[Client], None]) -> None:
         super().__init__(name=name, daemon=True)
@@ -155,7 +155,7 @@ def read(bootstrap: str, group: str | None) -> Callable[[Client], None]:
         if group is None:
             consumer.assign([kafka.TopicPartition(TOPIC, index, 0) for index in range(PARTITIONS)])
         else:
-            # Whoever gets a partition begins where it was committed: what was read behind that comes again.
+            # A new owner of a partition begins at the committed offset, so records read past it come again.
             anew = lambda *_: client.recorder.add(Assign(client.name))  # noqa: E731
             consumer.subscribe([TOPIC], on_assign=anew, on_lost=anew)
         while not client.stopping.is_set():
@@ -183,7 +183,7 @@ class NodeKills:
     def __init__(self, directory: Path, seed: int, *, pause_s: tuple[float, float] = PAUSE_S) -> None:
         self.recorder = Recorder()
         self.nodes = NodeProcesses(directory)
-        self.told: list[str] = []
+        self.report: list[str] = []
         self._random = random.Random(seed)
         self._pause_s = pause_s
         self._faults: list[Callable[[], str]] = [
@@ -220,7 +220,7 @@ class NodeKills:
         self.nodes.start_all()
         self.recorder.wait_for_acks(100)
         gap, took = self.recorder.longest_gap_s, time.monotonic() - began
-        self.told.append(f"{name}: {gap:.2f} s without an acknowledgement, whole again after {took:.1f} s")
+        self.report.append(f"{name}: {gap:.2f} s without an acknowledgement, whole again after {took:.1f} s")
 
     def _create_topic(self) -> None:
         admin = AdminClient({"bootstrap.servers": self.nodes.bootstrap, **COMMON})

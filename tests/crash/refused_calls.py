@@ -5,7 +5,7 @@
 One operation is done on a log of some segments, epochs, producers and transactions, while one call fails, or
 all from that one on. Then the calls work again, and what was acknowledged is there: for the log that goes on,
 for one that a kill leaves at that moment, and after each later opening. No record is there that was never
-appended, and only typed errors were raised. STEP: one case in so many is tried; the seed chooses them.
+appended, and only typed errors were raised. STEP: one case in STEP is tried; the seed chooses them.
 """
 
 from __future__ import annotations
@@ -324,7 +324,7 @@ def tried(path: Path, durability: str, name: str, fault: str, nth: int, *, on: b
 
 
 def cases(path: Path) -> Iterator[tuple[str, str, str, int, bool]]:
-    """All there are; how many calls an operation makes is told by doing it."""
+    """All cases; a trial run of each operation counts its calls."""
     for durability in ("page_cache", "fsync"):
         for name, operation in OPERATIONS.items():
             for fault in FAULTS:

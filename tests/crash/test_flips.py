@@ -54,7 +54,7 @@ def written(directory: Path, batches: int, value_size: int, ending: str) -> None
 
 
 def facts(directory: Path, *, read_only: bool, ending: str) -> list[Fact]:
-    """What a reader of the log gets until it ends or is told why not."""
+    """What a reader of the log gets until the end or an error, and that error."""
     storage = OtherBoot() if ending == "restarted" else None
     found: list[Fact] = []
     try:

@@ -1,4 +1,4 @@
-"""Noise in a log's files and in a producer's batches: typed errors, and no record that nobody wrote.
+"""Noise in a log's files and in a producer's batches: typed errors, and no record that was never written.
 
 A few seconds here, as long as you like in `make fuzz` (FUZZ_SECONDS).
 """

@@ -28,7 +28,7 @@ STRIDE = 1 if ALL else 5
 ENDINGS = ("clean", "killed", "restarted", "restarted, flushed", "stateless")
 
 EPOCHS = (1, 1, 2, 5, 5, 5, 6)
-CLOSED = 3  # so many batches are in the first segment
+CLOSED = 3  # the number of batches in the first segment
 VALUES = [b"value %d" % number for number in range(len(EPOCHS))]
 BATCHES = (0, CLOSED - 1, CLOSED, CLOSED + 1, len(EPOCHS) - 1)
 HEADER_BITS = 17 * 8
@@ -89,13 +89,13 @@ class Bench:
 
 
 def try_one(bench: Bench, *, read_only: bool) -> str:
-    """Open the log and read each record by itself, from there on and all of them; what was said."""
+    """Open the log and read it from each offset on; return what was reported."""
     try:
         log = bench.opened(read_only=read_only)
     except KreplicaError as error:
         return f"open: {error}"
     said = []
-    # To a reader all that is bad behind the last flush is the torn end of a log, which is nobody's yet.
+    # A reader takes all damage behind the last flush for the torn end of the log, which was not acknowledged.
     ends_early = read_only and bench.ending in ("restarted", "stateless")
     with log:
         for cut in log.recovery.cut:

@@ -1,6 +1,6 @@
 """An exception from outside (Ctrl-C, a time-out) in the middle of any call of a log, which then goes on.
 
-Each operation runs in a process of its own, which tells when it hangs; see interrupted_log. Every 199th
+Each operation runs in a process of its own, so that a hang is noticed; see interrupted_log. Every 199th
 instruction is tried; KREPLICA_INTERRUPT_STRIDE=1 tries each.
 """
 

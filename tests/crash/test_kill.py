@@ -69,7 +69,7 @@ class WriterServer:
             pass
         os.kill(child, signal.SIGKILL)
         status = int(self.process.stdout.readline())
-        assert os.WIFSIGNALED(status), f"the writer failed by itself: {status}"
+        assert os.WIFSIGNALED(status), f"the writer ended without the kill: {status}"
         return shared[0]
 
     def number(self, position: int) -> int:
@@ -114,7 +114,7 @@ def test_nothing_acknowledged_is_lost_by_kill_9(server: WriterServer, tmp_path: 
         phase = server.kill_one(directory, number, number % len(PHASES), chance.randrange(20_000))
         died[PHASES[phase] if phase < len(PHASES) else "start"] += 1
         if directory.exists():
-            # Every other time a reader looks first, and the next writer recovers by itself.
+            # Every other time a reader opens the log first, and only the next writer recovers it.
             read_only = bool(number % 2) and server.number(ACKNOWLEDGED) > 0
             with kreplica.Log.open(directory, read_only=read_only, **SETTINGS) as log:
                 check(log, server.number(ACKNOWLEDGED), server.number(START))

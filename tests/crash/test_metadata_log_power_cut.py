@@ -1,7 +1,7 @@
 """Power cuts of a voter: at every change and flush of a history with appends, epochs, snapshots and cleaning.
 
-Whatever was flushed is there afterwards, and so is a snapshot for what the log does not hold any more; the
-log opens, and what is in it is what was written.
+Flushed records are there afterwards, and a snapshot covers those that the log no longer holds. The log opens,
+and its content is what was written.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class PowerCut(BaseException):
 class Voter:
     """A log with what was promised of it: `flushed`, below which nothing may be lost.
 
-    Every record holds its offset, so what is in the log tells whether it is right.
+    Every record holds its offset, so the log's content shows whether it is right.
     """
 
     def __init__(self, storage: SimStorage) -> None:

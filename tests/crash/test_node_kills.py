@@ -16,6 +16,6 @@ LONGEST_PAUSE_S = float(os.environ.get("KREPLICA_LONGEST_PAUSE_S", "3"))
 def test_kills_and_pauses(tmp_path: Path) -> None:
     run = NodeKills(tmp_path, SEED, pause_s=(0.5, LONGEST_PAUSE_S))
     anomalies = run.run(FAULTS)
-    print("\n".join(run.told))
+    print("\n".join(run.report))
     assert run.recorder.acknowledged > 100 * FAULTS
     assert anomalies == []

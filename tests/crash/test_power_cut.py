@@ -42,7 +42,7 @@ def recover(run: Run, seed: int | None) -> None:
         assert storage.size(cut.kept_in) == cut.size > 0
     end = log.log_end_offset
     log.append([b"after"])
-    # What lies below the log start is not looked at any more.
+    # Records below the log start are no longer checked.
     log.delete_old_segments()
     log.close()
     again = open_log(storage, durability=run.durability)
@@ -50,7 +50,7 @@ def recover(run: Run, seed: int | None) -> None:
     assert again.log_end_offset == end + 1
     assert [record.value for record in again.read(end)] == [b"after"]
     abandon(again)
-    # A snapshot that nobody needs yet may be torn: who comes to need it takes the one before.
+    # A snapshot that is not needed yet may be torn: recovery then takes the one before.
     problems = [problem for problem in verify(storage, DIRECTORY) if not problem.path.endswith(".snapshot")]
     assert log.recovery.cut or problems == []
 

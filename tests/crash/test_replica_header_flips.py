@@ -1,7 +1,7 @@
 """Rot in what no CRC covers, in a cluster: offsets, lengths, leader epochs and magics of a replica's batches.
 
-Each is healed, or a reader is told; no replica stays out of the ISR for good, and none has a wrong record. By
-default every few bits are tried; `make flips` tries all (KREPLICA_FLIP_BYTES).
+Each flip is healed, or a reader gets an error; no replica stays out of the ISR for good, and none has a wrong
+record. By default every few bits are tried; `make flips` tries all (KREPLICA_FLIP_BYTES).
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def back_in_sync(at: Replicas, count: int) -> None:
             if set(at.partition(1).isr) == {1, 2, 3} and all(at.values(each) == wanted for each in at.ids):
                 return
         except KreplicaError:
-            continue  # a reader is told
+            continue  # a reader gets an error
     raise AssertionError([at.partition(1).isr, *(at.partition(each) for each in at.ids)])
 
 
@@ -92,7 +92,7 @@ def test_a_follower_that_lags_takes_nothing_wrong_from_its_leader(offset: int, b
     back_in_sync(at, 25)
 
 
-def test_a_leader_epoch_that_the_leader_never_had_is_cut_and_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_leader_epoch_that_the_leader_never_had_is_cut_and_logged(caplog: pytest.LogCaptureFixture) -> None:
     """Whatever brought it into the follower's epochs, it fetches in vain, and begins again there."""
     at = filled()
     log = at.partition(2).local_log

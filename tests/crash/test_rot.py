@@ -24,7 +24,7 @@ def written(durability: str = "page_cache", *, roll: bool = True) -> Run:
 
 
 def after_power_cut_with_everything(run: Run) -> SimStorage:
-    """The kernel had written all by itself, though nobody had asked for it."""
+    """Cut the power after the kernel has written everything, without being asked to."""
     storage = run.storage
     for name in storage.list_directory(DIRECTORY):
         storage.sync_file(f"{DIRECTORY}/{name}")

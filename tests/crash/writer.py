@@ -2,10 +2,10 @@
 
 Run as `python writer.py`: for each line "directory seed shared-file mode" on its input it forks a writer,
 says the writer's process id, waits for its end, and says that. Mode "compact" writes a log that it compacts.
-Forking a process that has everything imported makes a kill cheap. The writer tells in the shared file what it
+Forking a process that has everything imported makes a kill cheap. The writer notes in the shared file what it
 does and what was acknowledged; the page outlives it.
 
-A record's value begins with its offset, so whoever reads the log knows what must be where.
+A record's value begins with its offset, so a reader of the log can check every record.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Writer:
 
 
 class CompactingWriter(Writer):
-    """Record `offset` has the key offset % KEYS: so its end tells which records a cleaner may not take."""
+    """Record `offset` has the key offset % KEYS, so the log end shows which records a cleaner must keep."""
 
     def open(self) -> kreplica.Log:
         self.shared[0] = OPEN

@@ -1,4 +1,4 @@
-"""Fetches whose connection is gone: nothing waits for them any more, and nothing is held."""
+"""Fetches whose connection is gone: they no longer wait, and hold no memory."""
 
 from __future__ import annotations
 

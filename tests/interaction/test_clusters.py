@@ -96,7 +96,7 @@ def begins_at(directory: Path, node_id: int) -> int:
 
 
 def ask(cluster: Cluster, request: Any) -> None:
-    """Ask the active controller, whoever it is, until it is done."""
+    """Repeat the request to the current active controller until it succeeds."""
 
     def is_done() -> bool:
         controller = cluster.controller
@@ -127,7 +127,7 @@ def test_voters_change_while_the_cluster_goes_on(tmp_path: Path) -> None:
         left = VOTERS - {leader}
         cluster._wait(lambda: cluster.controller in left, WAIT_S, "another controller")
         cluster._wait(lambda: voters(cluster, leader) == left, WAIT_S, "what the removed one knows")
-        # Two are left, of which both are needed; the third only listens.
+        # Two voters are left, and both are needed; the third node only listens.
         cluster.kill(leader)
         cluster.create_topic("payments", replication_factor=2)
         cluster.start(leader)
@@ -228,7 +228,7 @@ def test_a_node_that_is_added_begins_with_a_snapshot(tmp_path: Path) -> None:
 
 
 class SmallDisk(FileStorage):
-    """A disk on which the files below `full` find no room any more."""
+    """A disk without room for the files below `full`."""
 
     full: str | None = None
 

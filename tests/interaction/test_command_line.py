@@ -170,7 +170,7 @@ def test_the_quorum(cli: CommandLine) -> None:
     assert sorted((fact["role"], fact["node"]) for fact in facts)[0][0] == "leader"
     assert sorted(int(str(fact["node"])) for fact in facts) == [1, 2, 3]
     assert cli.ok("quorum", "describe").startswith("leader ")
-    # One that is none cannot go, and a broken address is a usage error.
+    # A node that is no voter cannot be removed, and a broken address is a usage error.
     unknown = "--directory-id", "AAAAAAAAQACAAAAAAAAABw"
     refused = cli.run("quorum", "remove-voter", "--node-id", "9", *unknown)
     assert refused.exit_code == 1

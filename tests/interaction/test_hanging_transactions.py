@@ -1,4 +1,4 @@
-"""Transactions that nobody ends: what an operator does about them, with `kreplica transactions`."""
+"""Transactions that stay open: how an operator ends them, with `kreplica transactions`."""
 
 from __future__ import annotations
 

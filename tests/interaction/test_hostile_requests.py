@@ -1,4 +1,4 @@
-"""What nobody should send, to the listener of a node: a typed answer or a closed connection.
+"""Invalid and hostile requests to a node's listener get a typed error or a closed connection.
 
 After each the next client is served, and the process has not grown by what was claimed.
 """
@@ -349,13 +349,15 @@ def test_25_a_partition_twice_among_those_of_groups_and_tools(address: tuple[str
         ({"group_id": ""}, ErrorCode.invalid_group_id),
         ({"session_timeout": timedelta(milliseconds=-5)}, ErrorCode.invalid_session_timeout),
         ({"session_timeout": timedelta(milliseconds=2**31 - 1)}, ErrorCode.invalid_session_timeout),
-        ({"member_id": "nobody"}, ErrorCode.unknown_member_id),
+        ({"member_id": "stranger"}, ErrorCode.unknown_member_id),
         ({"protocols": ()}, ErrorCode.inconsistent_group_protocol),
         ({"protocol_type": ""}, ErrorCode.inconsistent_group_protocol),
     ],
     ids=str,
 )
-def test_nobody_joins_a_group_so(address: tuple[str, int], changed: dict[str, Any], code: ErrorCode) -> None:
+def test_an_invalid_join_of_a_group_is_refused(
+    address: tuple[str, int], changed: dict[str, Any], code: ErrorCode
+) -> None:
     join = JoinGroupRequest(
         group_id="g",
         session_timeout=timedelta(seconds=10),

@@ -101,11 +101,11 @@ def test_a_clients_port_is_closed_to_what_nodes_ask(nodes: NodeProcesses, name: 
 
 
 def test_a_listener_has_the_apis_that_it_says_it_has(nodes: NodeProcesses) -> None:
-    told = {each.api_key for each in answer(nodes.addresses[1], VERSIONS).api_keys}
+    listed = {each.api_key for each in answer(nodes.addresses[1], VERSIONS).api_keys}
     controllers = {each.api_key for each in answer(nodes.controllers[1], VERSIONS).api_keys}
-    assert told == {key for key, each in API_RANGES.items() if Scope.CLIENTS in each.scope}
-    assert {52, 53, 54, 56, 58, 59, 62, 63, 67, 70, 73, 82}.isdisjoint(told)
-    for key in set(API_RANGES) - told:
+    assert listed == {key for key, each in API_RANGES.items() if Scope.CLIENTS in each.scope}
+    assert {52, 53, 54, 56, 58, 59, 62, 63, 67, 70, 73, 82}.isdisjoint(listed)
+    for key in set(API_RANGES) - listed:
         assert is_closed_for_key(nodes.addresses[1], key), key
     assert {0, 3, 8, 11}.isdisjoint(controllers)
     assert answer(nodes.controllers[1], ALL_TOPICS) is None

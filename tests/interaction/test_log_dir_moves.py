@@ -102,7 +102,7 @@ def test_a_producer_with_much_under_way_loses_and_doubles_nothing(
     producer = Producer({"bootstrap.servers": nodes.bootstrap, "enable.idempotence": True, "linger.ms": 0})
     failures: list[KafkaError] = []
 
-    def told(error: KafkaError | None, _message: object) -> None:
+    def note_failure(error: KafkaError | None, _message: object) -> None:
         failures.extend([] if error is None else [error])
 
     targets = [*directories(nodes.directory, leader)] * 3
@@ -113,7 +113,7 @@ def test_a_producer_with_much_under_way_loses_and_doubles_nothing(
         def has_moved(target: str = target) -> bool:
             nonlocal count
             for _ in range(200):
-                producer.produce("flood", b"%d" % count, partition=0, on_delivery=told)
+                producer.produce("flood", b"%d" % count, partition=0, on_delivery=note_failure)
                 count += 1
             producer.poll(0)
             return places(client, leader, "flood") == [(target, False)]

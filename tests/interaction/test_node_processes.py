@@ -1,4 +1,4 @@
-"""Three nodes as processes: they serve, survive kills and pauses, and end when they are told to."""
+"""Three nodes as processes: they serve, survive kills and pauses, and end on a signal."""
 
 from __future__ import annotations
 
@@ -43,5 +43,5 @@ def test_a_paused_node_takes_part_again(nodes: NodeProcesses, client: TcpClient)
     assert client.append("orders", 0, [b"with all"]) == 1
 
 
-def test_each_ends_in_order_when_told_to(nodes: NodeProcesses) -> None:
+def test_each_node_ends_in_order_on_a_signal(nodes: NodeProcesses) -> None:
     assert [nodes.stop(node_id) for node_id in nodes.ids] == [0, 0, 0]

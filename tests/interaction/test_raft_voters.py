@@ -31,7 +31,7 @@ def listener_of(nodes: NodeProcesses, node_id: int) -> str:
 
 
 def voters(nodes: NodeProcesses, capsys: pytest.CaptureFixture[str]) -> set[int]:
-    """As a broker tells them."""
+    """The ids of the voters, as a broker reports them."""
     capsys.readouterr()
     quorum.describe(nodes.bootstrap, as_json=True)
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
@@ -83,7 +83,7 @@ def test_a_controller_joins_a_quorum_that_it_knows_by_bootstrap_servers_alone(
         until(lambda: voters(nodes, capsys) == {1, 2, 3})
         client = TcpClient(nodes)
         client.admin.create_topic("orders", partitions=1, replication_factor=3).result(WAIT_S)
-        # Two of three decide; without the third's vote nobody would.
+        # Two of three voters decide, so the third one's vote is needed from here on.
         nodes.kill(1)
         client.admin.create_topic("by-the-third", partitions=1, replication_factor=1).result(WAIT_S)
         nodes.start(1)

@@ -37,7 +37,7 @@ def formatted(directory: Path) -> Path:
 
 
 def watched_metrics() -> list[str]:
-    """The names that docs/OPERATING.md tells to watch."""
+    """The names of the metrics that docs/OPERATING.md recommends to watch."""
     section = (ROOT / "docs/OPERATING.md").read_text().split("## What to watch")[1]
     names = re.findall(r"`((?:kafka|process)_\w+)`", section)
     assert len(names) > 4
@@ -147,7 +147,7 @@ def test_a_cluster_in_one_command(tmp_path: Path) -> None:
         assert cluster.lines_until("is ready")[-1] == f"node 2 is ready on 127.0.0.1:{port + 1}"
         assert client.append("orders", 0, [b"w"]) == 1
         client.close()
-        # As Ctrl-C does it: to the whole group of the terminal, of which nodes are none.
+        # As Ctrl-C does: to the whole process group of the terminal. Nodes are outside that group.
         code, _, err = cluster.end(signal.SIGINT)
         assert code == 0, err
     assert not any(Path(f"/proc/{child}").exists() for child in children)

@@ -38,7 +38,7 @@ def test_a_script_holds_with_real_threads_and_files(path, tmp_path):
     assert without_times(replay_for_real(text, tmp_path)) == without_times(text)
 
 
-def test_a_disk_of_files_loses_what_was_not_flushed_and_refuses_what_it_is_told_to(tmp_path):
+def test_a_disk_of_files_loses_unflushed_writes_and_refuses_what_a_test_chooses(tmp_path):
     root, aside = tmp_path / "root", tmp_path / "aside"
     root.mkdir()
     aside.mkdir()

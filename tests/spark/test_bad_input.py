@@ -1,4 +1,4 @@
-"""What is asked wrongly, or no longer exists, is told in words that name it; with each reader.
+"""Wrong options, and data that no longer exists, are named in the error; with each reader.
 
 The Python reader is asked without Spark, which shows an error of Python's with all of its text.
 """
@@ -108,7 +108,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         {"startingOfsets": "earliest"},
         "startingofsets: format kreplica has no such option",
     ),
-    "a number that is none": ({"minPartitions": "many"}, "minPartitions: 'many' is not a positive integer"),
+    "a malformed number": ({"minPartitions": "many"}, "minPartitions: 'many' is not a positive integer"),
 }
 
 
@@ -116,13 +116,13 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 def test_what_is_wrong_is_named(spark: SparkSession, reader: dict[str, str], node: Path, case: str) -> None:
     given, text = WRONG[case]
     options = {"path": "{node}", **given}
-    told = {
+    filled_in = {
         name: value.replace("{node}", str(node)) if isinstance(value, str) else value
         for name, value in options.items()
         if value is not None
     }
     with pytest.raises(ERRORS) as raised:
-        read(spark, reader, None, **told)
+        read(spark, reader, None, **filled_in)
     assert text.replace("{node}", str(node)) in str(raised.value)
 
 
@@ -130,7 +130,7 @@ SERVERS: dict[str, Any] = {"path": None, "kafka__bootstrap__servers": "127.0.0.1
 OF_PYTHON: dict[str, tuple[dict[str, Any], str]] = {
     **{
         case: WRONG[case]
-        for case in ("no such path", "broken JSON", "an unknown option", "a number that is none")
+        for case in ("no such path", "broken JSON", "an unknown option", "a malformed number")
     },
     "of a cluster": ({**SERVERS, "failOnDataLoss": "maybe"}, "failOnDataLoss: 'maybe' is neither"),
     "where a cluster's read begins": ({**SERVERS, "startingOffsets": "soon"}, "startingOffsets: 'soon' is"),
@@ -142,12 +142,12 @@ def test_what_is_wrong_comes_before_a_traceback(spark: SparkSession, node: Path,
     """Though Python reads: what the driver can see it looks at before."""
     given, text = OF_PYTHON[case]
     options = {**READERS["python"], "path": "{node}", **given}
-    told = {
+    filled_in = {
         name.replace("__", "."): as_text(value).replace("{node}", str(node))
         for name, value in options.items()
         if value is not None
     }
-    frame = spark.read.format("kreplica").options(**told)
+    frame = spark.read.format("kreplica").options(**filled_in)
     with pytest.raises(PySparkException) as raised:
         frame.load().collect()
     assert str(raised.value).startswith(text.replace("{node}", str(node)))

@@ -261,7 +261,7 @@ def test_rot_is_named_or_passed_over(spark: SparkSession, tmp_path: Path) -> Non
 
 
 def test_rot_at_the_end_of_a_log_of_kafkas(spark: SparkSession, tmp_path: Path) -> None:
-    """Its checkpoint tells that the end was flushed, so it is no torn tail."""
+    """Its checkpoint shows that the end was flushed, so it is no torn tail."""
     with kreplica.Log.open(tmp_path / "t-0") as log:
         for n in range(6):
             log.append([b"%d" % n, b"x"])

@@ -13,7 +13,7 @@ from spark_connector import java_runtime
 
 
 def runtime(home: Path, version: str) -> Path:
-    """A JAVA_HOME whose java only tells its version."""
+    """A JAVA_HOME whose java only prints its version."""
     (home / "bin").mkdir(parents=True)
     java = home / "bin" / "java"
     java.write_text(f"#!/bin/sh\necho 'openjdk version \"{version}\" 2026-01-20' >&2\n")

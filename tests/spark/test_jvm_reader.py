@@ -317,7 +317,7 @@ def test_what_retention_took_is_not_lost(spark: SparkSession, tmp_path: Path) ->
 
 @pytest.fixture
 def context(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> Iterator[SparkContext]:
-    """The session's, in whose environment nobody has chosen a Python."""
+    """The session's context, without a choice of Python in its environment."""
     monkeypatch.delenv("PYSPARK_PYTHON", raising=False)
     chosen = spark.sparkContext.pythonExec
     yield spark.sparkContext
@@ -391,9 +391,9 @@ def test_a_limit_ends_the_reading(spark: SparkSession, tmp_path: Path) -> None:
 def test_statistics(spark: SparkSession, tmp_path: Path) -> None:
     fill(tmp_path / "t-0", 4)
     frame = read(spark, tmp_path, reader="jvm")
-    told = frame._jdf.queryExecution().optimizedPlan().stats().sizeInBytes()
+    estimated = frame._jdf.queryExecution().optimizedPlan().stats().sizeInBytes()
     with kreplica.Log.open(tmp_path / "t-0", read_only=True) as log:
-        assert told == log.size
+        assert estimated == log.size
 
 
 # ---- streams ----------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""What a user may have written wrong is told in words that name it, before any job runs."""
+"""A wrong option is named in the error, before any job runs."""
 
 from __future__ import annotations
 

@@ -385,14 +385,14 @@ def test_what_is_missing_of_a_log_of_kafkas_is_an_error(
     assert offsets(skipping) == [*range(first), *range(stop, 60)]
 
 
-@pytest.mark.parametrize("told_by", ["checkpoint", "batches"])
+@pytest.mark.parametrize("known_by", ["checkpoint", "batches"])
 def test_gaps_that_compaction_explains_are_none(
-    spark: SparkSession, reader: dict[str, str], tmp_path: Path, told_by: str
+    spark: SparkSession, reader: dict[str, str], tmp_path: Path, known_by: str
 ) -> None:
     segments = written_by_kafka(tmp_path / "t-0")
     first, stop = lose_end(segments)
     expected = [*range(first), *range(stop, 60)]
-    if told_by == "checkpoint":
+    if known_by == "checkpoint":
         checkpoint = OffsetCheckpointFile(FileStorage(), str(tmp_path / "cleaner-offset-checkpoint"))
         checkpoint.write({TopicPartition("t", 0): 30})
     else:
@@ -431,7 +431,7 @@ def test_a_log_start_that_a_checkpoint_knows_of(
     segments = written_by_kafka(tmp_path / "t-0")
     (tmp_path / "t-0" / "leader-epoch-checkpoint").unlink()
     _, stop = lose_first(segments)
-    assert offsets(read(spark, tmp_path, reader)) == list(range(stop, 60))  # nothing tells
+    assert offsets(read(spark, tmp_path, reader)) == list(range(stop, 60))  # nothing shows the loss
     checkpoint = OffsetCheckpointFile(FileStorage(), str(tmp_path / "log-start-offset-checkpoint"))
     checkpoint.write({TopicPartition("t", 0): 3})
     with pytest.raises(PySparkException, match=f"3 to {stop - 1}"):

@@ -93,8 +93,8 @@ def read_logs(directory: Path) -> list[bytes]:
 
 
 class Spark:
-    """A StreamingProcess that is started again, some times, where it ends by itself before it should: Spark
-    gives up a Python process that has not started in 10 s."""
+    """A StreamingProcess that is started again, a few times, if it ends too early: Spark gives up a Python
+    process that has not started in 10 s."""
 
     def __init__(self, work: Path, streams: Streams) -> None:
         self._work = work
@@ -109,7 +109,7 @@ class Spark:
         self._process.kill()
 
     def run_until(self, batches: int, *names: str) -> None:
-        """Return when each of these streams has committed so many."""
+        """Return when each of these streams has committed that many batches."""
 
         def are_there() -> bool:
             if min(committed(self._work, name) for name in names) >= batches:

@@ -182,7 +182,7 @@ def test_what_was_deleted_is_a_loss_of_data(tmp_path: Path) -> None:
 
 
 def test_a_writer_that_was_started_again_is_no_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its high watermark begins below what was read, since nobody has told it yet what is committed."""
+    """Its high watermark begins below what was read, since it does not know yet what is committed."""
     append(tmp_path / "t-0", 6)
     stream = stream_reader(tmp_path)
     behind = {TopicPartition("t", 0): Bounds(0, 2, 6)}

@@ -48,7 +48,7 @@ class Command:
         self.process.communicate()
 
     def line(self) -> str:
-        """Return the next line of standard output. AssertionError with the log if there is none."""
+        """Return the next line of standard output. AssertionError with the log if the output has ended."""
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         assert line, self.process.communicate(timeout=WAIT_S)[1]

@@ -1,4 +1,4 @@
-"""Below runtime/ and sim/ nobody reads a clock, draws a random number, starts a thread or touches a file.
+"""Below runtime/ and sim/ no module reads a clock, draws a random number, starts a thread or touches a file.
 
 They are given ports (kreplica/common/ports.py) instead. The test reads what is imported and what is called.
 """
@@ -44,12 +44,12 @@ FORBIDDEN_CALLS = {"open", "input", "print"}
 
 # Where a rule has its one exception, and why.
 EXCEPTIONS: dict[str, set[str]] = {
-    # The locks that the others take from here, some of which a forked child needs free.
+    # The locks that the others take from here. A forked child needs some of them free.
     "kreplica/common/locks.py": {"threading", "os"},
     # The mapping itself: runtime/'s storage hands it a path, and all system calls on it stand here.
     "kreplica/_core/region.pyx": {"posix", "libc.stdio", "os"},
     "kreplica/_core/region.pxd": {"posix"},
-    # The type that a program's timestamps may have; nobody asks it for the time.
+    # The type that a program's timestamps may have; it is never asked for the time.
     "kreplica/_core/record.pyx": {"datetime"},
     "kreplica/_core/record.pyi": {"datetime"},
     "kreplica/_core/batch_builder.pyi": {"datetime"},
@@ -64,7 +64,7 @@ def below_the_real_world(path: Path) -> bool:
 
 
 def violations(path: Path, text: str) -> list[str]:
-    """A line for each thing that the file takes from the machine by itself."""
+    """A line for each thing that the file takes from the machine directly."""
     if not below_the_real_world(path):
         return []
     excused = EXCEPTIONS.get(str(path), set())

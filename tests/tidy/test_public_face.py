@@ -79,7 +79,7 @@ def test_names_for_embedding() -> None:
         assert members_of(getattr(kreplica.embedding, name)) == members
 
 
-def test_every_error_is_reached_and_told_apart() -> None:
+def test_every_error_is_reached_and_distinct() -> None:
     for name, kind in vars(kreplica.errors).items():
         if inspect.isclass(kind) and issubclass(kind, kreplica.KreplicaError):
             assert kind.__name__ == name

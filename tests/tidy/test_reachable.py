@@ -36,7 +36,7 @@ PUBLIC = {"set_disk", "replay"}
 # What only tests wait for or look at: a network at rest, a disk's pending jobs, a page made from the code.
 FOR_TESTS = {
     *("wait_until_idle", "clock_moved", "map_bytes", "has_aside", "stall", "notify_aside"),
-    "is_idle",
+    *("is_idle", "unnotified"),
     "as_markdown",
 }
 # Still there. Each goes, or is called, with the next change of its module; none is added.

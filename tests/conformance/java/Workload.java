@@ -273,7 +273,7 @@ public final class Workload {
         }
     }
 
-    /** A group's offsets, stored by itself and as part of a transaction that commits and one that aborts. */
+    /** A group's offsets, stored by its consumer and as part of a transaction that commits and one that aborts. */
     private void groupOffsets() throws Exception {
         TopicPartition partition = new TopicPartition("codec-none", 0);
         Map<String, Object> settings = Map.of("bootstrap.servers", bootstrap, "group.id", "group", "enable.auto.commit", false);
