@@ -12,7 +12,7 @@ from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from libc.stdint cimport INT64_MAX, int16_t, int32_t, int64_t, uint8_t
 from libc.string cimport memcmp
 
-from kreplica._core.record cimport check_fault
+from kreplica._core.record cimport check_fault, fault_of
 from kreplica._core.record_batch cimport (
     CONTROL,
     LOG_APPEND_TIME,
@@ -27,7 +27,7 @@ from kreplica._core.record_batch cimport (
     record_timestamp,
     scan_records,
 )
-from kreplica._core.records cimport RecordBatch, fault_of
+from kreplica._core.records cimport RecordBatch
 from kreplica._core.status cimport END, OK, check
 
 from collections import namedtuple

@@ -29,13 +29,14 @@ from kreplica._core.binary_column cimport (
     put_bytes,
     room,
 )
-from kreplica._core.record cimport check_fault
+from kreplica._core.record cimport check_fault, fault_of
 from kreplica._core.record_batch cimport (
     CODEC_MASK,
     COMPRESSED,
     CONTROL,
     HEADER_SIZE,
     LOG_APPEND_TIME,
+    MAX_DECOMPRESSED,
     MIN_RECORD_SIZE,
     BatchHeader,
     TRANSACTIONAL,
@@ -47,7 +48,6 @@ from kreplica._core.record_batch cimport (
     parse_record_header,
     record_timestamp,
 )
-from kreplica._core.records cimport MAX_DECOMPRESSED, fault_of
 from kreplica._core.scratch cimport Scratch, grow
 from kreplica._core.status cimport (
     BAD_OFFSET_DELTA,

@@ -8,10 +8,10 @@ from libc.stdint cimport INT64_MAX, int32_t, int64_t, uint8_t, uint32_t
 from kreplica._core.batch_walk cimport BatchWalk
 from kreplica._core.log_segment cimport LogSegment
 from kreplica._core.record_batch cimport (
-    CODEC_MASK, COMPRESSED, CONTROL, HEADER_SIZE, MIN_RECORD_SIZE, TRANSACTIONAL, BatchHeader, RecordView,
-    parse_record,
+    CODEC_MASK, COMPRESSED, CONTROL, HEADER_SIZE, MAX_DECOMPRESSED, MIN_RECORD_SIZE, TRANSACTIONAL, BatchHeader,
+    RecordView, parse_record,
 )
-from kreplica._core.records cimport MAX_DECOMPRESSED, RecordBatch
+from kreplica._core.records cimport RecordBatch
 from kreplica._core.region cimport kr_guard_call
 from kreplica._core.status cimport (
     BAD_OFFSET_DELTA, BAD_RECORD_COUNT, FULL, NEEDS_LOOK, OK, TRAILING_BYTES, check,

@@ -43,6 +43,15 @@ cdef inline int check_fault(const int32_t *fault) except -1:
     return 0
 
 
+cdef class _MappedBytes:
+    # Bytes that may lie in a mapping, without the object that keeps them.
+    cdef const int32_t *fault     # of the mapping; NULL: plain memory
+
+
+# Return where the mapping behind a Slice or a _MappedBytes records a lost page; NULL for other owners.
+cdef const int32_t *fault_of(object owner) except? NULL
+
+
 cdef enum:
     NO_OFFSET = -1
 

@@ -13,6 +13,7 @@ from libc.stdlib cimport free
 from libc.string cimport memcmp, memcpy
 
 from kreplica._core.record_batch cimport parse_record_header
+from kreplica._core.region cimport Slice
 from kreplica._core.scratch cimport Scratch, reserve
 from kreplica._core.status cimport check
 from kreplica._core.varint cimport write_varint
@@ -25,6 +26,18 @@ cdef object MILLISECOND = timedelta(milliseconds=1)
 # An int in this range is a number of seconds, of the years 2001 to 2286, taken for milliseconds by mistake.
 cdef int64_t SECONDS_FROM = 1_000_000_000
 cdef int64_t SECONDS_UNTIL = 10_000_000_000
+
+
+@cython.no_gc
+cdef class _MappedBytes:
+    pass
+
+
+cdef const int32_t *fault_of(object owner) except? NULL:
+    # The region lives as long as its slice.
+    if isinstance(owner, _MappedBytes):
+        return (<_MappedBytes>owner).fault
+    return &(<Slice>owner).region.r.fault if isinstance(owner, Slice) and (<Slice>owner).mapped else NULL
 
 
 cdef str place(int64_t index):

@@ -26,6 +26,7 @@ cdef enum:
     DELETE_HORIZON = 0x40
     KNOWN_ATTRIBUTES = 0x7F
     MIN_RECORD_SIZE = 7           # length, attributes, two deltas, two null lengths, a header count of 0
+    MAX_DECOMPRESSED = 268435456  # bytes; the limit of a batch without one of its own
 
 cdef struct BatchHeader:
     int64_t base_offset

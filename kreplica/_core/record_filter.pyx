@@ -21,10 +21,10 @@ from kreplica._core.offset_map cimport (
     OFFSET_MAP_GROUP, OffsetMap, kr_offset_entry, kr_offset_map_entry, kr_offset_map_find,
 )
 from kreplica._core.record_batch cimport (
-    CODEC_MASK, COMPRESSED, CONTROL, DELETE_HORIZON, HEADER_SIZE, LOG_APPEND_TIME, MIN_RECORD_SIZE, TRANSACTIONAL,
-    BatchHeader, RecordView, parse_record, record_timestamp, seal, write_header,
+    CODEC_MASK, COMPRESSED, CONTROL, DELETE_HORIZON, HEADER_SIZE, LOG_APPEND_TIME, MAX_DECOMPRESSED, MIN_RECORD_SIZE,
+    TRANSACTIONAL, BatchHeader, RecordView, parse_record, record_timestamp, seal, write_header,
 )
-from kreplica._core.records cimport MAX_DECOMPRESSED, RecordBatch
+from kreplica._core.records cimport RecordBatch
 from kreplica._core.region cimport is_writable, kr_guard_call, load_length, publish_length
 from kreplica._core.scratch cimport reserve
 from kreplica._core.status cimport (

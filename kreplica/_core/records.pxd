@@ -2,19 +2,16 @@
 
 from libc.stdint cimport int32_t, int64_t, uint8_t
 
+from kreplica._core.record cimport _MappedBytes
 from kreplica._core.record_batch cimport BatchHeader, RecordScan
 
-cdef enum:
-    MAX_DECOMPRESSED = 268435456  # bytes; the limit of a batch that has none of its own
 
-
-cdef class RecordBatch:
+cdef class RecordBatch(_MappedBytes):
     cdef BatchHeader h
     cdef const uint8_t *data
     cdef object owner             # keeps data[0:h.size] alive and unchanged
     cdef Py_buffer view           # of owner, if the constructor took one
     cdef bint viewed
-    cdef const int32_t *fault     # of the mapping that holds the batch; NULL: plain memory
     cdef bint checked             # CRC and header fields are known to be valid
     cdef public int64_t max_decompressed
 
@@ -31,7 +28,7 @@ cdef class BatchIterator:
     cdef bint viewed
     cdef int64_t position         # of the next batch
     cdef bint partial
-    cdef const int32_t *fault     # see RecordBatch
+    cdef const int32_t *fault     # of the mapping that holds `data`; NULL: plain memory
 
 
 cdef class RecordIterator:
@@ -42,8 +39,6 @@ cdef class RecordIterator:
     cdef int32_t remaining
 
 
-# Return where the mapping behind a Slice records a lost page (record.check_fault); NULL for other owners.
-cdef const int32_t *fault_of(object owner) except? NULL
 # Return the batch at p[0:left], which `owner` keeps alive and unchanged; raises what parse_header returns. `checked`:
 # the caller has already checked what check_header checks.
 cdef RecordBatch wrap(object owner, const uint8_t *p, int64_t left, bint checked)

@@ -12,7 +12,7 @@ from libc.stdint cimport int32_t, int64_t, uint8_t
 
 from kreplica._core cimport codec
 from kreplica._core.big_endian cimport load16
-from kreplica._core.record cimport Record, check_fault
+from kreplica._core.record cimport Record, _MappedBytes, check_fault, fault_of
 from kreplica._core.record_batch cimport (
     CODEC_MASK,
     COMPRESSED,
@@ -20,6 +20,7 @@ from kreplica._core.record_batch cimport (
     DELETE_HORIZON,
     HEADER_SIZE,
     LOG_APPEND_TIME,
+    MAX_DECOMPRESSED,
     TRANSACTIONAL,
     BatchHeader,
     RecordScan,
@@ -33,19 +34,11 @@ from kreplica._core.record_batch cimport (
     scan_records,
 )
 from kreplica._core.record_batch import CODECS as _CODECS
-from kreplica._core.region cimport Slice
 from kreplica._core.status cimport BAD_CONTROL_RECORD, OK, SHORT_INPUT, check
 from kreplica._core.varint cimport read_varint
 
 cdef enum:
     HELD_GIL_BYTES = 16384        # below this, releasing the GIL costs more than holding it
-
-
-cdef const int32_t *fault_of(object owner) except? NULL:
-    # The region lives as long as its slice.
-    if isinstance(owner, RecordBatch):
-        return (<RecordBatch>owner).fault
-    return &(<Slice>owner).region.r.fault if isinstance(owner, Slice) and (<Slice>owner).mapped else NULL
 
 
 cdef object _decompressed(const uint8_t *p, const BatchHeader *h, int64_t max_size, Py_buffer *section):
@@ -62,7 +55,7 @@ cdef object _decompressed(const uint8_t *p, const BatchHeader *h, int64_t max_si
 # Nothing that these objects refer to refers back to them.
 @cython.final
 @cython.no_gc
-cdef class RecordBatch:
+cdef class RecordBatch(_MappedBytes):
     """A record batch of format v2 in `data[position:]`, any bytes-like object, which must not change meanwhile.
 
     Creating it checks the frame; raises InvalidBatchLength, UnsupportedMagic or TruncatedInput. Iterating yields
