@@ -181,7 +181,10 @@ def check_files(config: NodeConfig, storage: Storage) -> None:
 
 
 class RecoveredElection(NamedTuple):
-    """`former_epoch`: the stored epoch before, None if it was unreadable. `epoch`: the stored epoch now."""
+    """What the repair of a quorum-state file did.
+
+    `former_epoch`: the stored epoch before, None if it was unreadable. `epoch`: the stored epoch now.
+    """
 
     former_epoch: int | None
     epoch: int

@@ -8,7 +8,9 @@ NEWEST_VERSION = (1 << 15) - 1
 
 
 class RequestContext(NamedTuple):
-    """`client_host`: the client's address after a slash, as Kafka shows it; "" for callers in this process.
+    """Where a request came from.
+
+    `client_host`: the client's address after a slash, as Kafka shows it; "" for callers in this process.
 
     `connection`: any object that stands for the connection, whose requests keep their order; None if unknown.
     """

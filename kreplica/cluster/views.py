@@ -43,7 +43,7 @@ class PartitionView:
     def __init__(
         self, at: TopicPartition, newest: Callable[[], Node], node: Callable[[int], Node | None]
     ) -> None:
-        """`newest()`: the node with the most recent metadata."""
+        """Make the view. `newest()`: the node with the most recent metadata."""
         self._at = at
         self._newest = newest
         self._node = node
@@ -230,7 +230,7 @@ class ClusterWatch:
     """
 
     def __init__(self, watch: Watch, wait: Callable[[Future[None]], bool]) -> None:
-        """`wait(future)` returns whether the future was done in time."""
+        """Iterate over `watch`. `wait(future)` returns whether the future was done in time."""
         self._watch = watch
         self._wait = wait
 

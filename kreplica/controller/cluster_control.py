@@ -150,8 +150,7 @@ class ClusterControl:
         ):
             raise DuplicateBrokerRegistration(
                 f"a broker {broker_id} is already registered in epoch {existing.epoch} and alive: wait for"
-                " the end"
-                " of its session, or use another id"
+                " the end of its session, or use another id"
             )
         directories = self._checked_directories(broker_id, request.log_dirs)
         features = tuple(_feature(each) for each in request.features)

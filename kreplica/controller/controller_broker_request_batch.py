@@ -47,7 +47,9 @@ Append = Callable[[int, Sequence[ApiMessageAndVersion[MetadataRecord]]], int]
 
 
 class ControllerBrokerRequestBatch:
-    """`append(epoch, records)` appends all records as one and returns the offset of the last. It may raise.
+    """Collects the records of one event, and appends them at once or not at all.
+
+    `append(epoch, records)` appends all records as one and returns the offset of the last. It may raise.
 
     `last_offset`: of the newest record that was appended; None before the first.
     """

@@ -46,7 +46,10 @@ from kreplica.metadata.serde import ApiMessageAndVersion, in_lowest_version
 
 
 class StateMachines:
-    """`append(epoch, records)`: see ControllerBrokerRequestBatch. The other arguments have Kafka's names."""
+    """The state machines and controls over one context, wired together.
+
+    `append(epoch, records)`: see ControllerBrokerRequestBatch. The other arguments have Kafka's names.
+    """
 
     def __init__(
         self,

@@ -154,6 +154,5 @@ class ControlledShutdownLeaderSelector:
                 return LeaderSelection(replica, isr)
         raise StateChangeFailed(
             f"{partition.topic_partition}: no other replica of the ISR {list(current.isr)} stays, since"
-            " brokers "
-            f"{sorted(leaving)} are shutting down"
+            f" brokers {sorted(leaving)} are shutting down"
         )

@@ -76,8 +76,8 @@ class PartitionReassignment:
             if not (is_clean or settings.unclean_leader_election_enable):
                 raise InvalidReplicaAssignment(
                     f"{partition.topic_partition}: to cancel would leave {left} of the replicas {whole} that"
-                    " have all "
-                    f"committed records: enable unclean leader election, or wait until more are in sync"
+                    " have all committed records: enable unclean leader election, or wait until more are in"
+                    " sync"
                 )
             self._assign(partition, before, adding=(), removing=())
             self._elect_if_leader_went(partition)

@@ -579,8 +579,7 @@ class ReplicationControl:
         if not may_resize and len(target) != size:
             raise InvalidReplicationFactor(
                 f"{partition.topic_partition} has {size} replicas and cannot get {len(target)}: allow a"
-                " change of"
-                " the replication factor"
+                " change of the replication factor"
             )
 
     def list_partition_reassignments(

@@ -31,7 +31,10 @@ class Lines(NamedTuple):
 
 
 class StateChangeLogger:
-    """`epoch`: the controller's epoch, set when it takes over."""
+    """The newest changes of states, and the log lines about them.
+
+    `epoch`: the controller's epoch, set when it takes over.
+    """
 
     def __init__(self, controller_id: int, kept_lines: int = KEPT_LINES) -> None:
         self.epoch = -1

@@ -430,8 +430,11 @@ class AppendQueue:
         return True
 
     def start(self, append: QueuedAppend, leader_epoch: int) -> int:
-        """Give the append, whose turn it is, to the disk. Return LEFT if it needs a decision: the owner calls
-        `wait` and then makes it."""
+        """Give the append, whose turn it is, to the disk.
+
+        Return LEFT if it needs a decision. The owner then calls `must_wait`, and makes the append itself or
+        calls `hold_back`.
+        """
         log = self.log
         with log.offsets_lock:
             if not self._in_flight:

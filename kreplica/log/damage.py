@@ -112,7 +112,7 @@ NO_DAMAGE = Damages()
 
 
 class DamageFile:
-    """`kreplica.damage.json` in a partition's directory, which exists only if the log is damaged.
+    """The file `kreplica.damage.json` in a partition's directory, which exists only if the log is damaged.
 
     docs/FORMATS.md describes it.
     """

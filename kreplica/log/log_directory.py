@@ -39,7 +39,7 @@ UNKNOWN_BROKER_EPOCH = -1
 
 
 class CleanShutdownFile:
-    """`.kafka_cleanshutdown`: marks a log directory as cleanly shut down, so its logs need no recovery.
+    """The file `.kafka_cleanshutdown`. It marks a log directory as cleanly shut down: no log needs recovery.
 
         {"version":0,"brokerEpoch":10}
 

@@ -79,7 +79,10 @@ class ProducerStateManager:
         names: Iterable[str] | None = None,
         producer_id_expiration_ms: int = PRODUCER_ID_EXPIRATION_MS,
     ) -> None:
-        """`names`: the files in the directory, if the caller has listed it already. Reads no snapshot yet."""
+        """List the snapshots in the directory, but read none yet.
+
+        `names`: the files there, if the caller has listed them already.
+        """
         self._storage = storage
         self.directory = directory
         self.producer_id_expiration_ms = producer_id_expiration_ms

@@ -22,7 +22,7 @@ VERSION = 0
 
 
 class SettingsFile:
-    """`kreplica.settings.json` in a log's directory, which exists only if a setting was given.
+    """The file `kreplica.settings.json` in a log's directory, which exists only if a setting was given.
 
     docs/FORMATS.md describes it.
     """

@@ -31,7 +31,9 @@ READ_BYTES = 1 << 20
 
 
 class KRaftControlRecordStateMachine:
-    """`configured`: the voters to use until the log or a snapshot names some.
+    """The current and former voters and protocol levels, by their offsets in the log.
+
+    `configured`: the voters to use until the log or a snapshot names some.
 
     If all of them are configured with their directories and support it, voters can be added and removed from
     the start.

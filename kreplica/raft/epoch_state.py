@@ -38,7 +38,9 @@ MOST_APPENDED = 16
 
 
 class EpochState:
-    """`leader_id`: the leader of the epoch, if it is known. `voted_key`: the replica that this node voted for
+    """The state of a member in one epoch; each kind of state is a subclass.
+
+    `leader_id`: the leader of the epoch, if it is known. `voted_key`: the replica that this node voted for
     in the epoch. `deadline_ms`: when the state's main timer ends.
     """
 
@@ -150,7 +152,7 @@ class EpochElection:
 
 
 class UnattachedState(EpochState):
-    """When the timer ends, a voter starts an election."""
+    """Knows no leader of the epoch. When the timer ends, a voter starts an election."""
 
     NAME: ClassVar[str] = "unattached"
 
@@ -160,7 +162,10 @@ class UnattachedState(EpochState):
 
 
 class ProspectiveState(EpochState):
-    """Keeps the epoch, its leader and the vote of the state before. `retries`: elections lost so far."""
+    """Asks for pre-votes, and keeps the epoch, its leader and the vote of the state before.
+
+    `retries`: elections lost so far.
+    """
 
     NAME: ClassVar[str] = "prospective"
 
@@ -186,7 +191,10 @@ class ProspectiveState(EpochState):
 
 
 class CandidateState(EpochState):
-    """When a candidate loses or its timer ends, it waits until `backoff_until_ms` before it tries again."""
+    """Asks for votes in an epoch of its own.
+
+    When it loses or its timer ends, it waits until `backoff_until_ms` before it tries again.
+    """
 
     NAME: ClassVar[str] = "candidate"
 
@@ -211,7 +219,7 @@ class CandidateState(EpochState):
 
 
 class FollowerState(EpochState):
-    """The main timer ends when the leader has not answered for too long.
+    """Follows the leader of the epoch. The main timer ends when the leader has not answered for too long.
 
     `has_fetched`: whether the leader has answered since this state began, and within the timeout.
     `leader_has_left`: whether the leader has resigned. `snapshot`: the snapshot being fetched, `snapshot_id`
@@ -332,7 +340,9 @@ class ReplicaProgress:
 
 
 class LeaderState(EpochState):
-    """`epoch_start_offset`: the offset of the epoch's first record.
+    """Leads the epoch, and tracks how far the voters and observers have come.
+
+    `epoch_start_offset`: the offset of the epoch's first record.
 
     The high watermark is the offset that a majority of the voters has on disk. The leader counts if it is a
     voter. The high watermark is known only once it is above the epoch's start. An older record may be on a
@@ -371,7 +381,7 @@ class LeaderState(EpochState):
         self._check_quorum_timeout_ms = check_quorum_timeout_ms
         self._heard_of: set[int] = set()
         self.update_voters(voters)
-        self._restart_check(now_ms)
+        self.restart_check_quorum(now_ms)
 
     @property
     def allows_pre_votes(self) -> bool:
@@ -391,7 +401,7 @@ class LeaderState(EpochState):
             known.pop(progress.key, None)
             progress.key = key
             self.voters[key.node_id] = progress
-        # Keep the contacts so far; `check_again_from` restarts the count if the set has changed.
+        # Keep the contacts so far; `restart_check_quorum` restarts the count if the set has changed.
         self._heard_of &= self.voters.keys()
         self.observers = {
             key: progress for key, progress in known.items() if key.node_id != self.local_key.node_id
@@ -399,7 +409,7 @@ class LeaderState(EpochState):
 
     @property
     def is_voter(self) -> bool:
-        """Whether the leader itself is a voter. A removed leader goes on until its removal is committed."""
+        """Whether the leader itself is a voter. A removed leader leads until its removal is committed."""
         progress = self.voters.get(self.local_key.node_id)
         return progress is not None and same_replica(progress.key, self.local_key)
 
@@ -450,23 +460,20 @@ class LeaderState(EpochState):
     # ---- check quorum -------------------------------------------------------------------------------------
 
     def note_contact(self, key: ReplicaKey, now_ms: int) -> None:
-        """Note a request from a voter: it follows this leader."""
+        """Record a request from a voter, which shows that it follows this leader."""
         voter = self.voters.get(key.node_id)
         if voter is None or not same_replica(voter.key, key) or key.node_id == self.local_key.node_id:
             return
         self._heard_of.add(key.node_id)
         if len(self._heard_of) >= self._wanted():
-            self._restart_check(now_ms)
+            self.restart_check_quorum(now_ms)
 
     def _wanted(self) -> int:
         # A leader that is a voter counts towards the majority.
         majority = len(self.voters) // 2 + 1
         return majority - 1 if self.is_voter else majority
 
-    def _restart_check(self, now_ms: int) -> None:
+    def restart_check_quorum(self, now_ms: int) -> None:
+        """Restart check quorum: the voters have the whole timeout from `now_ms` on."""
         self._heard_of.clear()
         self.deadline_ms = now_ms + self._check_quorum_timeout_ms if self._wanted() > 0 else NEVER_MS
-
-    def check_again_from(self, now_ms: int) -> None:
-        """Restart check quorum after a change of the voters: the new ones get a whole timeout."""
-        self._restart_check(now_ms)

@@ -33,7 +33,10 @@ NO_MARK = -1
 
 
 class FetchRequests:
-    """`on_progress(state)` is called when a voter has more records on disk than before."""
+    """The handlers of Fetch and FetchSnapshot.
+
+    `on_progress(state)` is called when a voter has more records on disk than before.
+    """
 
     def __init__(self, context: RaftContext, on_progress: Callable[[LeaderState], None]) -> None:
         self._context = context

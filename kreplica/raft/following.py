@@ -141,7 +141,10 @@ class MembershipRequests:
 
 
 class Following:
-    """`on_commit()` is called after the high watermark moved or a snapshot replaced the log."""
+    """Fetches from the leader and applies its answers.
+
+    `on_commit()` is called after the high watermark moved or a snapshot replaced the log.
+    """
 
     def __init__(self, context: RaftContext, on_commit: Callable[[], None]) -> None:
         self._context = context

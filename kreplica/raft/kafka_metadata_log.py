@@ -336,8 +336,7 @@ class KafkaMetadataLog:
         if latest.offset < self.high_watermark:
             raise FatalTruncation(
                 f"{TOPIC_PARTITION}: snapshot {latest.offset}-{latest.epoch} contradicts the committed"
-                " records "
-                f"below {self.high_watermark}",
+                f" records below {self.high_watermark}",
                 where=latest.offset,
             )
         self.log.truncate_fully_and_start_at(latest.offset)

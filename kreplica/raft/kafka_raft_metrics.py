@@ -21,7 +21,9 @@ TEXTS = ("current-state", "current-vote-directory-id")
 
 
 class KafkaRaftMetrics:
-    """`gauges` has a function for each of NAMES, `texts` for each of TEXTS. Latencies are in ms.
+    """The metrics of one member.
+
+    `gauges` has a function for each of NAMES, `texts` for each of TEXTS. Latencies are in ms.
 
     Averages, maxima, rates and the idle ratio cover the last 30 to 60 seconds. `clock` measures the tasks.
     """

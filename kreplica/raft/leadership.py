@@ -198,7 +198,7 @@ class Leadership:
         control.update()
         if control.voters_offset != before and control.voters is not None:
             state.update_voters(control.voters)
-            state.check_again_from(self._context.now_ms())
+            state.restart_check_quorum(self._context.now_ms())
 
     def update_high_watermark(self, state: LeaderState) -> None:
         """Advance the high watermark to what a majority has on disk."""

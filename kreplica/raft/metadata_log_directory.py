@@ -106,8 +106,7 @@ def require_whole(log: UnifiedLog) -> None:
     if log.damage is not None:
         raise DamagedLog(
             f"{log.local.directory}: {log.damage}. Run `kreplica repair` on it, or remove the directory so"
-            " that "
-            "the node fetches the log from the other voters",
+            " that the node fetches the log from the other voters",
             where=log.damage.first_offset,
         )
     if not log.is_writable:

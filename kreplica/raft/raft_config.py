@@ -112,7 +112,9 @@ def _every_node(_: int) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Membership:
-    """`can_be_voter`: the node is a controller (Kafka's `canBecomeVoter`). A voter that is not one replicates
+    """Which roles a node may have in the quorum, and how other nodes reach it.
+
+    `can_be_voter`: the node is a controller (Kafka's `canBecomeVoter`). A voter that is not one replicates
     and grants votes but never stands for election, since it would lead without a controller.
 
     `endpoints`: where the node listens for the quorum, the default listener first; empty if nodes reach each

@@ -73,7 +73,9 @@ class EpochBudget:
 
 @dataclass(slots=True, kw_only=True)
 class RaftContext:
-    """`fetches`: fetches that wait for the log end or the high watermark. `appends`: waits for a commit.
+    """What the parts of one KafkaRaftClient share.
+
+    `fetches`: fetches that wait for the log end or the high watermark. `appends`: waits for a commit.
 
     `shutdown_until_ms`: when a graceful shutdown gives up; None if there is no shutdown. `about_to_wait()`:
     see Loop.about_to_wait. `post(task)`: runs a task in the loop and a step after it. `disk`: flushes the
@@ -108,7 +110,7 @@ class RaftContext:
     learned: dict[int, tuple[str, int]] = field(default_factory=dict)
 
     def now_ms(self) -> int:
-        """The clock of all deadlines."""
+        """Return the time on the clock of all deadlines, in ms."""
         return monotonic_ms(self.clock)
 
     def flush(self, then: Callable[[], object]) -> None:
@@ -213,8 +215,7 @@ class RaftContext:
         if self.membership.endpoints and not endpoints and self.address_of(leader_id) is None:
             raise InconsistentVoterSet(
                 f"node {leader_id} claims to lead, but is not in {self.control.voters!r} and does not name"
-                " its"
-                " address"
+                " its address"
             )
 
     def require_plausible(self, epoch: int) -> None:
@@ -223,8 +224,7 @@ class RaftContext:
         if epoch - known > left or epoch >= LAST_EPOCH:
             raise InvalidRequest(
                 f"a request names epoch {epoch}, but node {self.key.node_id} is in epoch {known}: epochs"
-                " more than"
-                f" {left} ahead, or above {LAST_EPOCH - 1}, are rejected for now"
+                f" more than {left} ahead, or above {LAST_EPOCH - 1}, are rejected for now"
             )
 
     # ---- transitions --------------------------------------------------------------------------------------
@@ -286,9 +286,8 @@ class RaftContext:
         if not self.is_at_home and len(strangers) >= voters.majority:
             raise InconsistentClusterId(
                 f"node {self.key.node_id} is formatted for cluster {self.cluster_id!r}, but the voters"
-                f" {strangers}"
-                " belong to a different cluster: format its directories again, or correct the configured"
-                " voters"
+                f" {strangers} belong to a different cluster: format its directories again, or correct the"
+                " configured voters"
             )
 
     def begin_epoch(self, epoch: int, leader_id: int | None) -> None:

@@ -51,7 +51,10 @@ class RaftListener(Protocol):
 
 
 class ListenerContext:
-    """`next_offset`: the first offset that the listener wants. It already has the records below."""
+    """A listener and its position in the log.
+
+    `next_offset`: the first offset that the listener wants. It already has the records below.
+    """
 
     def __init__(self, listener: RaftListener, next_offset: int) -> None:
         self.listener = listener

@@ -38,7 +38,10 @@ class ConnectionState:
 
 
 class RequestManager:
-    """`post(task)` runs a task in the client's loop and a step after it."""
+    """The connections of one member to its peers.
+
+    `post(task)` runs a task in the client's loop and a step after it.
+    """
 
     def __init__(
         self,

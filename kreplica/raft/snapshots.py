@@ -165,8 +165,7 @@ def _check_place(snapshot: FileRawSnapshotReader, batch: RecordBatch, offset: in
     if batch.base_offset != offset or batch.leader_epoch != epoch:
         raise InvalidRecord(
             f"got a batch at offset {batch.base_offset} of epoch {batch.leader_epoch}, expected offset"
-            f" {offset}"
-            f" of epoch {epoch}"
+            f" {offset} of epoch {epoch}"
         )
 
 

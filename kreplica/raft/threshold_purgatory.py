@@ -16,7 +16,10 @@ _KEY = 0
 
 
 class ThresholdPurgatory:
-    """`name` appears in the error of a wait that timed out."""
+    """Futures that wait for a threshold, and their deadlines.
+
+    `name` appears in the error of a wait that timed out.
+    """
 
     __slots__ = ("_clock", "_name", "_native")
 

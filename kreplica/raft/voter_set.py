@@ -218,7 +218,10 @@ class VotersAt(NamedTuple):
 
 
 class VoterSetHistory:
-    """`configured`: the set that holds while the log has none."""
+    """The sets of voters in the log, by offset.
+
+    `configured`: the set that holds while the log has none.
+    """
 
     def __init__(self, configured: VoterSet | None) -> None:
         self._entries = [VotersAt(BEFORE_THE_LOG, configured)]

@@ -1,4 +1,4 @@
-"""FetchManager: fetches of followers and consumers, from their sessions to their answers.
+"""FetchManager: answers the fetches of followers and consumers.
 
 A fetch reads each of its partitions under no lock, records what a follower's fetch says about the follower,
 and waits in its session if there is too little to answer. Thread rule: any thread.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kreplica.common.errors import InconsistentTopicId, InvalidConfig, KreplicaError
 from kreplica.common.future import Future
@@ -26,13 +26,8 @@ from kreplica.replica.purgatory import DelayedOperationPurgatory
 from kreplica.replica.replica_config import ReplicaConfig
 from kreplica.replica.replication_quotas import ReplicationQuotaManager
 
-if TYPE_CHECKING:
-    from kreplica.replica.partition import Partition
-
-Act = Callable[["Partition", PartitionEffects], None]
+Act = Callable[[Partition, PartitionEffects], None]
 ZERO_ID = Uuid.ZERO.raw
-
-
 RACK_AWARE = "RackAwareReplicaSelector"
 KAFKAS_PACKAGE = "org.apache.kafka.common.replica."
 
@@ -78,7 +73,9 @@ def selector_of(
 
 
 class FetchManager:
-    """`act`: acts on the effects of a follower's fetch. `quota`: limits the fetches of followers.
+    """Answers the fetches of followers and consumers.
+
+    `act`: acts on the effects of a follower's fetch. `quota`: limits the fetches of followers.
 
     `topic_name`: returns the name of a topic id, None if unknown. `selector`: redirects consumers to replicas
     near them. `sessions`: the sessions of this broker.
@@ -261,7 +258,7 @@ class FetchManager:
             )
         replica_id = params.replica_id
         if params.is_for_repair:
-            # Even if the range cannot be read here either.
+            # Note it even if this broker cannot read the range either.
             self._note_lost_range(partition, cached, params)
         is_from_follower = replica_id >= 0
         throttled = is_from_follower and self._quota.is_active and self._is_throttled(partition, replica_id)
@@ -329,8 +326,8 @@ class FetchManager:
         clock = None if session.id == NO_SESSION else session.clock
         replica = partition.replica(params.replica_id)
         if replica is not None and clock is None:
-            # Without a session only the replica remembers what was sent. Otherwise it would be sent again for
-            # ever.
+            # Without a session only the replica remembers what was sent, so that it is not sent again and
+            # again.
             cached.high_watermark_sent = replica.last_sent_high_watermark
             cached.log_start_sent = cached.log_start_offset
         former = None

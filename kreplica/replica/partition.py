@@ -184,7 +184,7 @@ ReplicaAppend = ProducerAppend | FetchedAppend
 
 
 class Partition:
-    """`topic_partition` on broker `broker_id`: a replica without a role until it is made leader or follower.
+    """A replica of `topic_partition` on broker `broker_id`, at first without a role.
 
     `key`: the number under which operations wait for it. `broker_epoch()`: this broker's. `on_damage`: called
     as on_damage(partition, damage) when a range of the log is found damaged, in the thread that found it,

@@ -1,8 +1,8 @@
 """PartitionStates: the fetch states of one fetcher's partitions, and what keeps each from being fetched now.
 
 The cost of a fetcher's step depends on the changes, not on the number of partitions. So beside the states
-there are ordered sets of partitions: those that the next fetch names, asks the leader to forget, or
-leaves out. Thread rule: the fetcher's lock guards all of it.
+there are ordered sets of partitions: those that the next fetch names, asks the leader to forget, or leaves
+out. Thread rule: the fetcher's lock guards all of it.
 """
 
 from __future__ import annotations

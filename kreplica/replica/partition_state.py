@@ -303,7 +303,9 @@ HIGH_WATERMARK_MOVED = PartitionEffects(INCREASED)
 
 
 class BecameLeader(NamedTuple):
-    """`is_new_leader`: this broker did not lead the partition before. `is_new_epoch`: a leader epoch began.
+    """What `make_leader` changed.
+
+    `is_new_leader`: this broker did not lead the partition before. `is_new_epoch`: a leader epoch began.
 
     Both are False if the call was ignored because its partition epoch was out of date.
     """

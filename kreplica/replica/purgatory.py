@@ -22,7 +22,10 @@ SANE_MS = 1 << 40
 
 
 class DelayedOperationPurgatory:
-    """`on_expired(tokens)` gets the operations whose deadline has passed, in the loop."""
+    """Operations of one kind that wait for an offset or for their deadline.
+
+    `on_expired(tokens)` gets the operations whose deadline has passed, in the loop.
+    """
 
     def __init__(self, name: str, clock: Clock, loop: Loop, on_expired: Callable[[list[Any]], None]) -> None:
         self.name = name

@@ -35,7 +35,9 @@ AlterResults = dict[TopicPartition, KreplicaError | None]
 
 
 class ReplicaAlterLogDirsManager:
-    """`role_lock`: no replica's role changes while it is held. `act(partition, effects)`: acts on the effects
+    """The moves of one broker's replicas between its log directories.
+
+    `role_lock`: no replica's role changes while it is held. `act(partition, effects)`: acts on the effects
     of a leader's partition. `moved(partition)`: requests that wait at the partition are tried again.
     `take_offline`: called with partitions whose logs are lost with a disk. The last three are called with no
     lock held.

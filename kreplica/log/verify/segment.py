@@ -34,8 +34,7 @@ class FileBatches:
     not.
 
     `advance` moves the walk to the next batch to yield, and returns a verdict; by default that is every
-    batch.
-    `progress` is called with the number of bytes walked since its last call.
+    batch. `progress` is called with the number of bytes walked since its last call.
 
     Afterwards the walk is where it ended, and `error` is what stopped it, or None. A broken frame (length,
     magic) stops it, unless its length leads to another batch. Then (position, error) is yielded in its place.

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 
 class InvariantViolated(AssertionError):
-    """`invariant`: its name. `facts`: the evidence. The simulation adds its seed and the event's number,
-    which reproduce the run."""
+    """An invariant did not hold in a simulation.
+
+    `invariant`: its name. `facts`: the evidence. The simulation adds its seed and the event's number,
+    which reproduce the run.
+    """
 
     def __init__(self, invariant: str, facts: str) -> None:
         super().__init__(f"{invariant}: {facts}")
