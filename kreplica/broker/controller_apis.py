@@ -90,7 +90,7 @@ class ControllerApis:
         self._controller = controller
 
     def takes(self, request: Any) -> bool:
-        """Whether the request is for the active controller."""
+        """Return whether the request is for the active controller."""
         return type(request) in OPERATIONS
 
     def handle(self, request: Any) -> Future[Any]:

@@ -28,7 +28,7 @@ class KRaftMetadataCache:
             self.on_image()
 
     def contains(self, topic_partition: TopicPartition) -> bool:
-        """Whether the partition exists in the cluster."""
+        """Return whether the partition exists in the cluster."""
         return self.metadata.partition(topic_partition) is not None
 
     def leader(self, topic_partition: TopicPartition) -> int | None:
@@ -46,12 +46,12 @@ class KRaftMetadataCache:
         return None if found is None else found.topic_id
 
     def is_broker_fenced(self, broker_id: int) -> bool:
-        """Whether the broker is fenced; False for an unknown broker."""
+        """Return whether the broker is fenced; False for an unknown broker."""
         broker = self.metadata.brokers.get(broker_id)
         return broker is not None and broker.fenced
 
     def is_broker_shutting_down(self, broker_id: int) -> bool:
-        """Whether the broker is shutting down; False for an unknown broker."""
+        """Return whether the broker is shutting down; False for an unknown broker."""
         broker = self.metadata.brokers.get(broker_id)
         return broker is not None and broker.in_controlled_shutdown
 

@@ -105,7 +105,7 @@ class MetadataApis:
         }
 
     def is_leader_in_doubt(self, request: MetadataRequest) -> bool:
-        """Whether a partition of the named topics has a leader that may have failed."""
+        """Return whether a partition of the named topics has a leader that may have failed."""
         suspected = self._suspected()
         if not suspected:
             return False

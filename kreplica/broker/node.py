@@ -497,7 +497,7 @@ class Node:
         return self._knows_cluster
 
     def is_leader_in_doubt(self, request: MetadataRequest) -> bool:
-        """Whether a leader in the request may have failed, and another one may be elected soon."""
+        """Return whether a leader in the request may have failed, and another one may be elected soon."""
         return self._metadata_apis is not None and self._metadata_apis.is_leader_in_doubt(request)
 
     def topic_id(self, topic: str) -> Uuid | None:

@@ -82,7 +82,7 @@ def _require_unused(storage: Storage, path: str) -> None:
 
 
 def is_formatted(config: NodeConfig, storage: Storage) -> bool:
-    """Whether the metadata directory belongs to this node. Raises as `directory_ids`."""
+    """Return whether the metadata directory belongs to this node. Raises as `directory_ids`."""
     return read_properties(config, storage, config.metadata_directory) is not None
 
 

@@ -52,7 +52,7 @@ METADATA_TOPIC_ID = uuid_of(Uuid.METADATA_TOPIC)
 
 
 def _is_fetch_of_node(request: Any) -> bool:
-    """Whether a replica fetches, or the fetch is of the metadata log, which clients never do."""
+    """Return whether a replica fetches, or the fetch is of the metadata log, which clients never do."""
     if request.replica_state.replica_id >= 0:
         return True
     return any(topic.topic_id == METADATA_TOPIC_ID for topic in request.topics)

@@ -138,7 +138,7 @@ class GroupConsumer:
         return future
 
     def owns(self, chunk: Chunk) -> bool:
-        """Whether this member still owns the chunk's records."""
+        """Return whether this member still owns the chunk's records."""
         return chunk.term == self.term
 
     def mark(self, chunk: Chunk, offset: int) -> None:

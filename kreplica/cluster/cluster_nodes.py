@@ -180,7 +180,7 @@ class ClusterNodes:
         return sorted(ids, key=lambda node_id: (node_id != active, node_id))
 
     def has_quorum(self) -> bool:
-        """Whether a majority of voters runs, by the newest voter set that any node knows."""
+        """Return whether a majority of voters runs, by the newest voter set that any node knows."""
         known = [found for node in self.live() if (found := node.voters()) is not None]
         _, voters = max(known, key=lambda found: found[0], default=(0, frozenset[int]()))
         running = {node.config.node_id for node in self._running()}

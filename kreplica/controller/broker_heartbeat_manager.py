@@ -141,7 +141,7 @@ class BrokerHeartbeatManager:
         self._brokers[broker_id].is_fenced = False
 
     def has_valid_session(self, broker_id: int, epoch: int, now_ns: int) -> bool:
-        """Whether the broker of that epoch may be alive: its session has not ended."""
+        """Return whether the broker of that epoch may be alive: its session has not ended."""
         state = self._brokers.get(broker_id)
         return state is not None and state.epoch == epoch and now_ns < state.deadline_ns
 

@@ -279,9 +279,10 @@ class ClusterControl:
             self._await_all(broker_id)
 
     def _has_leaderships(self, broker: BrokerRegistration) -> bool:
-        """Whether the broker leads anything that others could lead. A leaving broker tries to hand it over.
+        """Return whether the broker leads anything that others could lead.
 
-        Partitions that only this broker can lead go offline with it; it does not wait for them.
+        A leaving broker tries to hand that over. Partitions that only this broker can lead go offline with
+        it; it does not wait for them.
         """
         led = len(self._context.partitions_led_by(broker.broker_id))
         if not broker.in_controlled_shutdown:

@@ -196,7 +196,7 @@ def check_topic_settings(settings: Mapping[str, str]) -> None:
 
 
 def is_dynamic_for_brokers(name: str) -> bool:
-    """Whether a running broker applies a change of this setting."""
+    """Return whether a running broker applies a change of this setting."""
     return name in BROKER_SETTINGS
 
 

@@ -96,7 +96,7 @@ ELR_FEATURE = "eligible.leader.replicas.version"
 
 
 def has_elr(metadata: ClusterMetadata) -> bool:
-    """Whether eligible leader replicas are kept (KIP-966): by the cluster's feature, or if it has no
+    """Return whether eligible leader replicas are kept (KIP-966): by the cluster's feature, or if it has no
     features.
     """
     return not metadata.features or metadata.features.get(ELR_FEATURE, 0) > 0
@@ -273,13 +273,13 @@ class ControllerContext:
         return bool(self.topics_to_be_deleted) and topic_id in self.topics_to_be_deleted
 
     def is_replica_online(self, partition: PartitionContext, broker_id: int) -> bool:
-        """Whether the replica's broker is up, even if it is shutting down, and its directory is online."""
+        """Return whether the replica's broker is up, perhaps shutting down, and its directory is online."""
         if broker_id not in self.live_broker_ids and broker_id not in self.shutting_down_broker_ids:
             return False
         return not self.offline_directories or self._is_directory_online(partition, broker_id)
 
     def is_acceptable_leader(self, partition: PartitionContext, broker_id: int) -> bool:
-        """Whether the replica may become the leader: it is online and not shutting down."""
+        """Return whether the replica may become the leader: it is online and not shutting down."""
         if broker_id not in self.live_broker_ids:
             return False
         return not self.offline_directories or self._is_directory_online(partition, broker_id)

@@ -107,7 +107,7 @@ class PartitionReassignment:
         return True
 
     def _can_lead(self, partition: PartitionContext, stays: tuple[int, ...]) -> bool:
-        """Whether one of the staying replicas leads or may lead."""
+        """Return whether one of the staying replicas leads or may lead."""
         current = partition.leader_and_isr
         return current.leader in (*stays, NO_LEADER) or any(
             replica in current.isr and self._context.is_acceptable_leader(partition, replica)

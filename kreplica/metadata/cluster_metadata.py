@@ -230,7 +230,7 @@ class ClusterMetadata:
         self._transaction: ClusterMetadata | None = None
 
     def __eq__(self, other: object) -> bool:
-        """Whether both have the same state of the cluster; pending deltas do not count."""
+        """Return whether both have the same state of the cluster; pending deltas do not count."""
         if not isinstance(other, ClusterMetadata):
             return NotImplemented
         names = (*self.TABLES, "topics", "topic_names", "versions", "_transaction")

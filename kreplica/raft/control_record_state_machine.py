@@ -60,7 +60,7 @@ class KRaftControlRecordStateMachine:
         return self._history.last.offset
 
     def may_be_elected(self, key: ReplicaKey) -> bool:
-        """Whether the replica is a voter in the last set known to be committed, or in any later one.
+        """Return whether the replica is a voter in the last set known to be committed, or in any later one.
 
         A voter whose removal is not yet committed must still be able to lead. It may be the only one that has
         the record, and the others reject any candidate whose log ends before theirs (Ongaro's thesis on Raft,

@@ -70,8 +70,9 @@ class EpochState:
         return True
 
     def can_grant_vote(self, candidate: ReplicaKey, *, is_log_up_to_date: bool, is_pre_vote: bool) -> bool:
-        """Whether this node may vote for `candidate`: once per epoch, and for a log at least as long as its
-        own.
+        """Return whether this node may vote for `candidate`.
+
+        It votes once per epoch, and for a log at least as long as its own.
 
         A pre-vote commits to nothing, so an earlier vote does not forbid it.
         """
@@ -108,7 +109,7 @@ class EpochState:
 
 
 def same_replica(one: ReplicaKey, other: ReplicaKey) -> bool:
-    """Whether the keys may denote the same replica. An unknown directory id matches any."""
+    """Return whether the keys may denote the same replica. An unknown directory id matches any."""
     if one.node_id != other.node_id:
         return False
     mine, theirs = one.directory_id.raw, other.directory_id.raw

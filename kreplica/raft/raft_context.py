@@ -141,7 +141,7 @@ class RaftContext:
         return OffsetAndEpoch(self.log.end_offset, self.log.last_fetched_epoch)
 
     def is_up_to_date(self, other: OffsetAndEpoch) -> bool:
-        """Whether a log that ends at `other` has every record that this node may know to be committed."""
+        """Return whether a log that ends at `other` has every record that may be committed, by this log."""
         own = self.log_end()
         return (other.epoch, other.offset) >= (own.epoch, own.offset)
 

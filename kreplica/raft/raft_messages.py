@@ -332,7 +332,7 @@ def make_fetch_response(
 
 
 def is_of_metadata_log(request: FetchRequest) -> bool:
-    """Whether a fetch is about the metadata log only."""
+    """Return whether a fetch is about the metadata log only."""
     topics = request.topics
     if len(topics) != 1:
         return False

@@ -84,7 +84,7 @@ def parse_snapshot_name(name: str) -> OffsetAndEpoch | None:
 
 
 def is_left_over(name: str) -> bool:
-    """Whether a crash left the file, while a snapshot was being written or removed."""
+    """Return whether a crash left the file, while a snapshot was being written or removed."""
     return _LEFT.fullmatch(name) is not None
 
 

@@ -46,7 +46,7 @@ class VoterNode:
     max_supported_version: int = 0
 
     def is_voter(self, key: ReplicaKey) -> bool:
-        """Whether the key is this voter's. If the voter has no directory, only the node ids are compared."""
+        """Return whether the key is this voter's. Without a directory only the node ids are compared."""
         own = self.voter_key
         return own.node_id == key.node_id and own.directory_id in (Uuid.ZERO, key.directory_id)
 
@@ -100,7 +100,7 @@ class VoterSet:
         return len(self.voters) // 2 + 1
 
     def contains(self, key: ReplicaKey) -> bool:
-        """Whether the replica is a voter.
+        """Return whether the replica is a voter.
 
         A configured voter has no directory, so its id is enough. In a set with directories, a key without one
         is not a voter.
@@ -109,7 +109,7 @@ class VoterSet:
         return node is not None and node.is_voter(key)
 
     def supports(self, kraft_version: int) -> bool:
-        """Whether all voters support the level."""
+        """Return whether all voters support the level."""
         return all(node.supports(kraft_version) for node in self)
 
     # ---- changes: return a new set, or None if they do not apply ------------------------------------------
@@ -137,7 +137,7 @@ class VoterSet:
         return VoterSet(node if each is known else each for each in self)
 
     def has_overlapping_majority(self, other: VoterSet) -> bool:
-        """Whether each majority of one set shares a voter with each majority of the other.
+        """Return whether each majority of one set shares a voter with each majority of the other.
 
         Then they cannot elect two leaders. It always holds if one voter was added or removed. (Kafka also
         accepts the exchange of one voter for another, which can leave disjoint majorities among three

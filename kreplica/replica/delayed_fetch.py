@@ -279,7 +279,7 @@ class DelayedFetch:
 
 
 def has_news(cached: CachedPartition, data: FetchPartitionData) -> bool:
-    """Whether an incremental answer must name the partition (KIP-227)."""
+    """Return whether an incremental answer must name the partition (KIP-227)."""
     return (
         data.records is not None
         or data.error is not None

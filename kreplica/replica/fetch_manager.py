@@ -365,8 +365,9 @@ class FetchManager:
             self._act(partition, effects)
 
     def _is_throttled(self, partition: Partition, replica_id: int) -> bool:
-        """Whether the quota holds back a follower's fetch: the partition is throttled, the follower out of
-        sync (KIP-73).
+        """Return whether the quota holds back a follower's fetch (KIP-73).
+
+        It may if the partition is throttled and the follower is out of sync.
         """
         quota = self._quota
         if not quota.is_throttled(partition.topic_partition) or replica_id in partition.isr:

@@ -96,12 +96,12 @@ class UntakenRoles:
         return topic_partition in self._states
 
     def is_to_lead(self, topic_partition: TopicPartition, broker_id: int) -> bool:
-        """Whether this broker is to lead the partition as soon as there is room."""
+        """Return whether this broker is to lead the partition as soon as there is room."""
         waiting = self._states.get(topic_partition)
         return waiting is not None and waiting.leader == broker_id
 
     def outdates(self, state: LeaderAndIsr) -> bool:
-        """Whether a later role of the partition waits to be taken."""
+        """Return whether a later role of the partition waits to be taken."""
         waiting = self._states.get(state.topic_partition)
         return waiting is not None and state.partition_epoch < waiting.partition_epoch
 

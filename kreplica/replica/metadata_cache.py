@@ -14,7 +14,7 @@ class MetadataCache(Protocol):
     """The topics, partitions and brokers that replicas ask for."""
 
     def contains(self, topic_partition: TopicPartition) -> bool:
-        """Whether the partition exists in the cluster."""
+        """Return whether the partition exists in the cluster."""
         ...
 
     def leader(self, topic_partition: TopicPartition) -> int | None:
@@ -26,7 +26,7 @@ class MetadataCache(Protocol):
     def topic_id(self, topic: str) -> Uuid | None: ...
 
     def is_broker_fenced(self, broker_id: int) -> bool:
-        """Whether the broker is fenced; False for an unknown broker."""
+        """Return whether the broker is fenced; False for an unknown broker."""
         ...
 
     def is_broker_shutting_down(self, broker_id: int) -> bool: ...

@@ -160,21 +160,21 @@ class Replica:
         return max(self.last_fetch_time_ms, session.last_fetch_time_ms)
 
     def is_heard(self, now_ms: int, silence_ms: int) -> bool:
-        """Whether it has fetched recently, including fetches of its session that did not name the partition.
+        """Return whether it has fetched recently.
 
-        One fetch after a silence is not enough: it may have been sent before the silence. The next one
-        follows this leader's answer.
+        Fetches of its session that did not name the partition count. One fetch after a silence is not enough:
+        it may have been sent before the silence. The next one follows this leader's answer.
         """
         fetches = self if self.fetch_clock is None else self.fetch_clock
         last_ms = fetches.last_fetch_time_ms
         return max(now_ms - last_ms, last_ms - fetches.previous_fetch_time_ms) <= silence_ms
 
     def asks_again(self, fetch_offset: int) -> bool:
-        """Whether its previous fetch was from the same offset, although there were records to take."""
+        """Return whether its previous fetch was from the same offset, although there were records to take."""
         return self.log_end_offset == fetch_offset < self.last_fetch_leader_log_end_offset
 
     def is_caught_up(self, leader_end_offset: int, now_ms: int, max_lag_ms: int) -> bool:
-        """Whether it has everything that the leader has, or had it at most `max_lag_ms` ago."""
+        """Return whether it has everything that the leader has, or had it at most `max_lag_ms` ago."""
         return self.log_end_offset == leader_end_offset or now_ms - self.last_caught_up_time_ms <= max_lag_ms
 
     def __repr__(self) -> str:

@@ -121,7 +121,7 @@ def answer_of(response: FetchResponse) -> FetchAnswer | None:
 
 
 def is_believed_whole(answer: FetchAnswer, offset: int) -> bool:
-    """Whether the leader takes the log for whole after this answer to a fetch at the log's end.
+    """Return whether the leader takes the log for whole after this answer to a fetch at the log's end.
 
     A leader that knows nothing of this follower yet does so only from the high watermark on.
     """

@@ -62,7 +62,7 @@ class ReplicationQuotaManager:
         self.is_active = bool(self._throttled)
 
     def is_throttled(self, topic_partition: TopicPartition) -> bool:
-        """Whether the partition is throttled."""
+        """Return whether the partition is throttled."""
         if not self._throttled or topic_partition.topic not in self._throttled:
             return False
         listed = self._throttled[topic_partition.topic]
@@ -78,11 +78,11 @@ class ReplicationQuotaManager:
             self._total += size
 
     def is_quota_exceeded(self) -> bool:
-        """Whether throttled replicas have recently exceeded the quota."""
+        """Return whether throttled replicas have recently exceeded the quota."""
         return self.bytes_per_second < UNLIMITED and self.rate() > self.bytes_per_second
 
     def holds_back(self, topic_partition: TopicPartition, *, is_in_sync: bool) -> bool:
-        """Whether the partition must wait now. Only partitions out of sync ever wait (KIP-73)."""
+        """Return whether the partition must wait now. Only partitions out of sync ever wait (KIP-73)."""
         return self.is_throttled(topic_partition) and not is_in_sync and self.is_quota_exceeded()
 
     def rate(self) -> float:
