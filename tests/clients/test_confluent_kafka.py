@@ -281,7 +281,7 @@ def test_members_come_and_go(nodes: NodeProcesses, new_topic: NewTopicName, stra
     first.close()
 
 
-def test_a_topic_that_nobody_made_is_made_for_a_producer_and_not_for_a_reader(
+def test_a_missing_topic_is_created_for_a_producer_and_not_for_a_reader(
     nodes: NodeProcesses, admin: AdminClient
 ) -> None:
     reader = consumer_of(nodes, "readers-of-nothing")
@@ -306,7 +306,7 @@ def polled(consumer: Consumer) -> bool:
     return True
 
 
-def test_who_comes_back_goes_on_behind_what_was_committed(
+def test_a_returning_consumer_goes_on_at_the_committed_offset(
     nodes: NodeProcesses, new_topic: NewTopicName
 ) -> None:
     topic = new_topic()

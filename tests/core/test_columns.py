@@ -304,7 +304,7 @@ def test_transactions_that_are_none(wrong):
         ColumnBuilder().hide_aborted([wrong] if isinstance(wrong, tuple) else wrong)
 
 
-def test_so_many_bytes():
+def test_a_builder_stops_at_the_limit_of_bytes():
     data = b"".join(build([bytes(100)] * 2, base_offset=2 * n) for n in range(5))
     builder = ColumnBuilder(["value"])
     assert builder.extend(data, max_bytes=300) == 2 * len(data) // 5

@@ -280,7 +280,7 @@ def test_a_job_is_done_once(disk: DiskThread) -> None:
         disk.submit(job)
 
 
-def test_a_thread_that_nobody_holds_ends() -> None:
+def test_a_thread_without_references_ends() -> None:
     disk = DiskThread()
     disk.submit(DiskJob())
     del disk
@@ -381,7 +381,7 @@ on_linux = pytest.mark.skipif(sys.platform != "linux", reason="nowhere else a th
 
 
 @on_linux
-def test_the_thread_is_held_on_the_processor_of_whoever_submits_brief_jobs_one_at_a_time(
+def test_the_thread_stays_on_the_processor_of_a_caller_that_submits_brief_jobs_one_at_a_time(
     tmp_path: Path,
 ) -> None:
     log = Log(tmp_path)

@@ -80,7 +80,7 @@ def test_an_update_changes_the_named_fields_alone(updates):
         assert {name: getattr(standing, name) for name in FIELDS} == expected
 
 
-def test_a_state_that_nobody_is_to_read_keeps_its_numbers():
+def test_a_state_without_a_file_keeps_its_numbers():
     state = LogState(None, "")
     state.update(log_end_offset=5, high_watermark=3)
     state.mark_clean()

@@ -89,7 +89,7 @@ def test_a_schema_that_fits_no_entity_is_refused(
         MessageSchema(entity, True, [field])
 
 
-def test_a_structure_has_so_many_tags() -> None:
+def test_a_structure_has_a_bounded_number_of_tags() -> None:
     fields = [declared("held", "int8", tag=tag) for tag in range(MOST_TAGS + 1)]
     assert MessageSchema(Box, True, fields[:-1]).is_flexible
     with pytest.raises(ValueError, match="65 tagged fields"):

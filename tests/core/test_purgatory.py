@@ -183,7 +183,7 @@ def test_an_operation_on_several_partitions_is_done_with_the_last():
     assert not purgatory.cancel(handle)
 
 
-def test_what_expires_waits_nowhere_any_more():
+def test_an_expired_entry_is_watched_under_no_key():
     purgatory = Purgatory()
     purgatory.watch_all([(partition, 10, None) for partition in range(100)], 500, "slow")
     assert purgatory.complete_to(7, 10) == []

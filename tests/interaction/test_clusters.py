@@ -266,7 +266,7 @@ def small_disk(monkeypatch: pytest.MonkeyPatch) -> type[SmallDisk]:
 SOON = {"min.insync.replicas": 2, "replica.lag.time.max.ms": 500}
 
 
-def test_one_nodes_full_disk_holds_up_nobody_else(tmp_path: Path, small_disk: type[SmallDisk]) -> None:
+def test_one_nodes_full_disk_does_not_delay_the_others(tmp_path: Path, small_disk: type[SmallDisk]) -> None:
     with Cluster(3, tmp_path, config=SOON) as cluster:
         cluster.create_topic("orders")
         cluster.append("orders", [b"a"], partition=0).result(WAIT_S)

@@ -185,7 +185,7 @@ def test_carriers_that_differ_are_shown() -> None:
         assert same in next(line for line in lines if "│ all " in line)
 
 
-def test_lines_where_nobody_watches() -> None:
+def test_without_a_terminal_progress_is_printed_in_lines() -> None:
     teller = quiet()
     with teller.bar(100) as show:
         for count in (0, 5, 10, 11, 19, 50, 100):

@@ -183,7 +183,7 @@ def test_the_end_comes_early(address: tuple[str, int], sent: bytes) -> None:
         assert is_closed(hostile)
 
 
-def test_7_a_byte_at_a_time_is_read_and_holds_up_nobody(address: tuple[str, int]) -> None:
+def test_7_a_byte_at_a_time_is_read_and_delays_no_other_client(address: tuple[str, int]) -> None:
     with connected(address) as slow:
         for byte in framed(frame_of(ALL_TOPICS, 1)):
             slow.sendall(bytes([byte]))

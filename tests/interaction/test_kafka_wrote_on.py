@@ -124,7 +124,7 @@ def test_a_torn_tail_of_kafkas_is_cut_and_kept(log: Path) -> None:
         assert opened.log_end_offset == 45
 
 
-def test_a_cut_that_nobody_made_in_order_is_damage(log: Path) -> None:
+def test_a_truncation_without_a_trace_of_kafka_is_damage(log: Path) -> None:
     # The state is there, so no Kafka was: the bytes that are missing were lost.
     truncate(log)
     with kreplica.Log.open(log) as opened:

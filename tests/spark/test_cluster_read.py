@@ -100,7 +100,7 @@ def test_records_that_are_deleted_under_a_read(cluster: kreplica.Cluster) -> Non
     assert batch.column("value").to_pylist() == [b"3"]
 
 
-def test_nobody_listens(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_read_fails_if_no_server_listens(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster_client, "TIMEOUT_S", 0.0)
     given = {"kafka.bootstrap.servers": "127.0.0.1:1", "subscribe": "t"}
     with pytest.raises(

@@ -102,7 +102,7 @@ def test_the_sources_are_good_java(tmp_path: Path) -> None:
 # ---- who reads --------------------------------------------------------------------------------------------
 
 
-def test_the_jvm_reads_directories_by_itself(spark: SparkSession, tmp_path: Path) -> None:
+def test_the_jvm_reads_directories_without_python(spark: SparkSession, tmp_path: Path) -> None:
     fill(tmp_path / "t-0", 2)
     assert "(Python)" not in plan(read(spark, tmp_path))
     assert "(Python)" in plan(read(spark, tmp_path, reader="python"))

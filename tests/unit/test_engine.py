@@ -76,7 +76,7 @@ def test_arrow_in_and_out(tmp_path: Path, settings: dict[str, object]) -> None:
 
 
 @pytest.mark.parametrize("records", [(b"k", b"v"), b"v", Record(b"v"), {b"k": b"v"}])
-def test_one_record_by_itself_is_refused(tmp_path: Path, records: Any) -> None:
+def test_a_record_outside_a_list_is_refused(tmp_path: Path, records: Any) -> None:
     with Log.open(tmp_path / "orders-0") as log:
         with pytest.raises(TypeError, match="records must be a list"):
             log.append(records)

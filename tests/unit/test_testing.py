@@ -122,7 +122,7 @@ def test_what_was_lost_by_an_unclean_election_on_request_is_no_broken_promise(tm
         lose_uncleanly(cluster, lambda: cluster.elect("orders", 0, "unclean"))
 
 
-def test_a_task_that_failed_is_told(cluster):
+def test_a_failed_task_breaks_a_check(cluster):
     cluster.failures.append(("a loop", ValueError("why")))
     with pytest.raises(BrokenPromise, match="why"):
         cluster.check()

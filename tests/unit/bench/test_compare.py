@@ -20,7 +20,7 @@ def test_a_slower_machine_is_no_move():
     assert not move.is_beyond_noise
 
 
-def test_what_got_worse_beside_its_peer_is_told():
+def test_a_slowdown_relative_to_the_peer_is_reported():
     (move,) = moves([result([300, 310, 305], [100, 103, 101])], [result([200, 205, 203], [100, 103, 101])])
     assert move.change == pytest.approx(2 / 3, abs=0.03)
     assert move.is_beyond_noise
@@ -33,7 +33,7 @@ def test_less_time_is_better():
     assert move.is_beyond_noise
 
 
-def test_what_wanders_as_much_by_itself_is_no_move():
+def test_a_change_within_the_noise_is_no_move():
     (move,) = moves([result([100, 200, 150])], [result([110, 130, 120])])
     assert not move.is_beyond_noise
 

@@ -57,7 +57,7 @@ def test_a_topic_is_asked_for_once_until_there_is_an_answer(stage):
     assert stage.names() == [["c"], ["a"]]
 
 
-def test_nobody_asks_where_no_controller_is_known(stage):
+def test_without_a_known_controller_no_request_is_sent(stage):
     stage.controller = None
     stage.manager.create(["a"])
     stage.controller = 7

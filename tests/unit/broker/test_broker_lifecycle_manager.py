@@ -155,7 +155,7 @@ def test_another_cluster_is_the_end(stage: Stage) -> None:
     assert not stage.transport.sent
 
 
-def test_one_whom_nobody_registers_gives_up(stage: Stage) -> None:
+def test_a_broker_that_is_not_registered_in_time_gives_up(stage: Stage) -> None:
     while not stage.manager.registered.done():
         if stage.transport.sent:
             stage.fail()
@@ -201,7 +201,7 @@ def test_one_heartbeat_is_under_way_at_a_time(stage: Stage) -> None:
     assert len(stage.transport.sent) == 1
 
 
-def test_a_lost_heartbeat_is_sent_again_to_whoever_leads_then(stage: Stage) -> None:
+def test_a_lost_heartbeat_is_sent_again_to_the_leader_of_that_time(stage: Stage) -> None:
     stage.run()
     stage.pass_time(40)
     stage.leader = 101
@@ -243,7 +243,7 @@ def test_a_fenced_broker_goes_on_asking(stage: Stage) -> None:
     assert not stage.manager.is_fenced
 
 
-def test_a_directory_that_failed_is_told_at_once_and_from_then_on(stage: Stage) -> None:
+def test_a_failed_directory_is_reported_at_once_and_in_each_later_heartbeat(stage: Stage) -> None:
     stage.run()
     stage.manager.propagate_directory_failure(DIRECTORY)
     stage.settle()
@@ -284,7 +284,7 @@ def test_one_that_leads_nothing_yet_may_leave_at_once(stage: Stage) -> None:
     assert done.done()
 
 
-def test_a_closed_one_says_nothing_any_more(stage: Stage) -> None:
+def test_a_closed_manager_sends_nothing_more(stage: Stage) -> None:
     stage.run()
     stage.pass_time(40)
     stage.manager.close()

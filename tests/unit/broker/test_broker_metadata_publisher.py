@@ -202,7 +202,7 @@ def test_a_topic_made_anew_meanwhile_is_not_given_the_old_log(stage: Published) 
     assert sorted(name.rpartition("-")[2] for name in stage.names(2)) == ["0", "stray"]
 
 
-def test_a_log_that_tells_no_topic_is_moved_aside_and_kept(stage: Published) -> None:
+def test_a_log_without_a_topic_id_is_moved_aside_and_kept(stage: Published) -> None:
     append(stage, 1, b"v")
     stage.cluster.stop(2)
     stage.cluster.brokers[2].storage.remove(f"{DIRECTORY}/t-0/partition.metadata")
@@ -288,7 +288,7 @@ def test_replication_quotas_are_those_of_the_broker_or_of_all(stage: Published) 
 # ---- steps, errors ----------------------------------------------------------------------------------------
 
 
-def test_many_roles_are_taken_in_bounded_steps_and_told_when_all_are(
+def test_many_roles_are_taken_in_bounded_steps_and_reported_once_all_are(
     stage: Published, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     on_first = stage.on(1)
@@ -560,7 +560,7 @@ def test_a_replica_on_a_disk_that_is_gone_is_not_made_anew_elsewhere() -> None:
     assert stage.on(2).broker.log_manager.get_log(T0) is not None
 
 
-def test_the_controller_is_told_where_a_replica_lies_unless_it_knows() -> None:
+def test_the_directory_of_a_replica_is_assigned_unless_the_controller_knows_it() -> None:
     stage = Published()
     (directory,) = stage.on(1).broker.log_manager.directory_ids.values()
     stage.apply(*topic(A, "t"))

@@ -76,7 +76,7 @@ def stage() -> Stage:
     return Stage()
 
 
-def test_it_tells_where_it_listens_once(stage: Stage) -> None:
+def test_a_controller_registers_its_listeners_once(stage: Stage) -> None:
     stage.version(25)
     stage.registered(OWN)
     stage.scheduler.run_for(10 * RETRY_MS)

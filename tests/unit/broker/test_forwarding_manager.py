@@ -102,7 +102,7 @@ def test_the_controller_answers_by_whichever_node_was_asked(cluster: Cluster) ->
         assert context == RequestContext(2, "tool", HOST)
 
 
-def test_a_controller_that_is_none_any_more_is_asked_again_as_soon_as_there_is_one(cluster: Cluster) -> None:
+def test_a_request_that_met_no_active_controller_is_retried_once_one_is_elected(cluster: Cluster) -> None:
     cluster.controllers[2] = None
     answer = cluster.ask(1)
     cluster.controllers[1] = None
@@ -122,7 +122,7 @@ def test_a_lost_answer_is_asked_for_again(cluster: Cluster) -> None:
     assert cluster.sent == 2
 
 
-def test_without_a_controller_the_client_is_told_so(cluster: Cluster) -> None:
+def test_without_a_controller_the_client_gets_not_controller(cluster: Cluster) -> None:
     cluster.controllers[1] = None
     answer = cluster.ask(1)
     cluster.pass_time(FORWARD_TIMEOUT_MS + 1000)
@@ -140,7 +140,7 @@ def test_what_is_no_envelope_of_a_node_is_refused(cluster: Cluster, data: bytes,
     assert isinstance(answer.exception(0), InvalidRequest)
 
 
-def test_what_is_in_an_envelope_and_cannot_be_read_is_told_of_the_envelope(cluster: Cluster) -> None:
+def test_an_unreadable_request_in_an_envelope_is_an_error_of_the_envelope(cluster: Cluster) -> None:
     broken = frame_of(CREATE, 3)[:-5]
     request = EnvelopeRequest(request_data=broken, request_principal=None, client_host_address=b"\0" * 4)
     answer = cluster.channels[2].receive(memoryview(frame_of(request, 1)), HOST).result(0)

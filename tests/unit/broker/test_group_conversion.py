@@ -119,7 +119,9 @@ def test_one_groups_offsets_are_fetched(version: int) -> None:
 
 
 @pytest.mark.parametrize("version", range(1, 8))
-def test_the_groups_error_is_told_where_there_is_a_place_for_it(version: int) -> None:
+def test_a_groups_error_goes_to_each_partition_where_the_response_has_no_error_of_its_own(
+    version: int,
+) -> None:
     _, remembered = old_offset_fetch(version)
     old = downgrade(offsets(ErrorCode.not_coordinator), version, remembered)
     if version >= 2:

@@ -22,7 +22,7 @@ def test_a_leader_that_cannot_go_on_hands_over(tmp_path):
         assert cluster.failures == []
 
 
-def test_nobody_else_can_lead(tmp_path):
+def test_a_handover_without_another_replica_changes_nothing(tmp_path):
     with Cluster(1, tmp_path) as cluster:
         cluster.create_topic("orders", replication_factor=1)
         view = cluster.partition("orders")

@@ -116,7 +116,7 @@ def test_produce_of_nonsense_has_a_typed_answer(records: bytes | None) -> None:
     assert at.partition().log_end_offset == 0
 
 
-def test_produce_tells_the_brokers_time() -> None:
+def test_produce_returns_the_log_append_time() -> None:
     at = Replicas(settings={"message.timestamp.type": "LogAppendTime"})
     answer = produce(at, ("t", 0, batch(b"a"))).responses[0].partition_responses[0]
     assert answer.log_append_time is not None
@@ -145,7 +145,7 @@ def test_fetch_in_a_session_names_what_has_news() -> None:
     assert fetch(at, 0, session=(77, 1)).error_code is ErrorCode.fetch_session_id_not_found
 
 
-def test_fetch_tells_what_is_wrong() -> None:
+def test_fetch_returns_the_error_of_each_partition() -> None:
     at = Replicas()
     [answer] = fetch(at, 5).responses[0].partitions
     assert answer.error_code is ErrorCode.offset_out_of_range
@@ -240,7 +240,7 @@ def test_offsets_are_listed_by_time_start_and_end() -> None:
     assert listed(-1, topic="x").error_code is ErrorCode.unknown_topic_or_partition
 
 
-def test_epochs_are_told_where_they_end() -> None:
+def test_offset_for_leader_epoch_returns_where_an_epoch_ends() -> None:
     at = Replicas()
     produce(at, ("t", 0, batch(b"a")))
     at.elect(1)

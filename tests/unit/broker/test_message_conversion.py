@@ -178,7 +178,7 @@ def test_old_fetches_name_topics_and_are_answered_by_name(version: int) -> None:
     assert written(old)
 
 
-def test_an_unknown_name_is_answered_at_once_and_by_itself() -> None:
+def test_an_unknown_name_is_answered_at_once_beside_the_known_ones() -> None:
     request, names = v17(fetch_4("absent", "orders"))
     assert [topic.topic_id for topic in request.topics] == [ORDERS]
     assert request.max_wait == timedelta(0)
@@ -189,7 +189,7 @@ def test_an_unknown_name_is_answered_at_once_and_by_itself() -> None:
     assert written(old)
 
 
-def test_errors_about_ids_are_told_as_errors_about_names() -> None:
+def test_errors_about_ids_become_errors_about_names() -> None:
     _, names = v17(fetch_4("orders"))
     old = downgrade(answer(ErrorCode.unknown_topic_id), 9, names)
     assert old.responses[0].partitions[0].error_code == ErrorCode.unknown_topic_or_partition

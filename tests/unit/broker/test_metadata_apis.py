@@ -153,7 +153,7 @@ def test_a_cluster_is_its_brokers():
     ]
 
 
-def test_a_listener_of_brokers_tells_of_no_controllers():
+def test_a_listener_of_brokers_describes_no_controllers():
     response = describe_cluster(endpoint_type=2)
     assert (response.error_code, response.brokers) == (ErrorCode.unsupported_endpoint_type, ())
 
@@ -167,7 +167,7 @@ def describe_topics(*names, limit=10, cursor=None):
     return MetadataApis("cluster", cluster, lambda: 2).handle_describe_topic_partitions(request)
 
 
-def test_partitions_are_described_with_who_may_lead_them():
+def test_partitions_are_described_with_their_eligible_leaders():
     response = describe_topics().result(0)
     (topic,) = response.topics
     assert (topic.name, topic.topic_id, response.next_cursor) == ("orders", uuid_of(ORDERS), None)
@@ -206,7 +206,7 @@ def asked_for(*topics, allow=True):
     return made, [topic.error_code for topic in response.topics]
 
 
-def test_a_topic_that_nobody_made_is_made_and_unknown_meanwhile():
+def test_a_missing_topic_is_created_and_unknown_meanwhile():
     unknown = ErrorCode.unknown_topic_or_partition
     assert asked_for(by_name("new"), by_name("orders"), by_name("later")) == (
         [["new", "later"]],

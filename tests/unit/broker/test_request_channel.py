@@ -84,7 +84,7 @@ def test_an_older_request_is_turned_and_so_is_its_answer() -> None:
     [ApiVersionsRequest0(), NEW_CLIENT],
     ids=["0", "3"],
 )
-def test_api_versions_tells_what_is_there(request_: Any) -> None:
+def test_api_versions_lists_each_supported_range(request_: Any) -> None:
     kind = ApiVersionsResponse if request_.__version__ else ApiVersionsResponse0
     found = response_of(kind, answered(Node(), frame_of(request_, 1)), 1, header_version=0)
     ranges = {each.api_key: (each.min_version, each.max_version) for each in found.api_keys}

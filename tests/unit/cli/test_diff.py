@@ -62,7 +62,7 @@ def test_without_a_partition_in_common_there_is_nothing_to_compare(tmp_path: Pat
         assert (result.exit_code, "no partition in common" in result.stderr) == (2, True)
 
 
-def test_what_is_told_of_a_divergence(tmp_path: Path) -> None:
+def test_a_divergence_is_reported_with_offset_and_epoch(tmp_path: Path) -> None:
     common = [batch(0, [b"a", b"b"])]
     left = replica(tmp_path / "l" / "t-0", [*common, batch(2, [b"left"], 4)], epochs=[(0, 0), (4, 2)])
     right = replica(tmp_path / "r" / "t-0", [*common, batch(2, [b"right"], 5)], epochs=[(0, 0), (5, 2)])
@@ -85,7 +85,7 @@ def test_records_of_compacted_replicas(tmp_path: Path) -> None:
     assert "1 record only on the left, the first at offset 1." in result.stdout
 
 
-def test_a_partition_that_cannot_be_read_is_told_and_the_others_compared(node: Path) -> None:
+def test_an_unreadable_partition_is_reported_and_the_others_are_compared(node: Path) -> None:
     (node / "epochs-0" / "leader-epoch-checkpoint").write_text("no such file\n")
     result = CliRunner().invoke(app, ["diff", "--json", str(KAFKA), str(node)])
     assert result.exit_code == 1

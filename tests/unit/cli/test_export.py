@@ -148,7 +148,7 @@ def test_ranges(tmp_path: Path) -> None:
     assert offsets("--to-time", f"{iso}+02:00") == []
 
 
-def test_files_of_so_many_rows(tmp_path: Path) -> None:
+def test_an_export_is_split_into_files_of_the_given_number_of_rows(tmp_path: Path) -> None:
     result = export(
         *(KAFKA, "--topic", "codec-gzip", "--topic", "codec-zstd", "--topic", "codec-lz4"),
         *("--to", "arrow", "-o", tmp_path / "part.arrow", "--file-rows", 60, "--json"),
@@ -252,7 +252,7 @@ def test_rot_names_its_offset_and_leaves_nothing_behind(rotten: str, kind: str, 
     assert list(out.parent.iterdir()) == []
 
 
-def test_rot_passed_over_is_told(rotten: str, tmp_path: Path) -> None:
+def test_skipped_rot_is_reported(rotten: str, tmp_path: Path) -> None:
     out = tmp_path / "out.arrow"
     result = export(rotten, "--to", "arrow", "-o", out, "--skip-damaged", "--json")
     assert result.exit_code == 0

@@ -43,7 +43,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_changes_are_told_after_the_cluster_has_ended(directory: Path) -> None:
+def test_changes_are_listed_after_the_cluster_has_ended(directory: Path) -> None:
     found = changes(directory / "node-1", "--topic", "orders")
     assert [each["offset"] for each in found] == sorted(each["offset"] for each in found)
     assert {(each["topic"], each["partition"]) for each in found} == {("orders", 0)}
@@ -58,7 +58,7 @@ def test_changes_are_told_after_the_cluster_has_ended(directory: Path) -> None:
     assert sorted(back["isr"]) == [1, 2, 3]
 
 
-def test_all_topics_are_told_and_the_log_itself_may_be_named(directory: Path) -> None:
+def test_all_topics_are_listed_and_the_log_itself_may_be_named(directory: Path) -> None:
     found = changes(directory / "node-2" / "__cluster_metadata-0")
     assert {each["topic"] for each in found} == {"orders", "other"}
     assert found == changes(directory / "node-2")

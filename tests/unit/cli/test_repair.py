@@ -69,7 +69,7 @@ def test_for_programs(damaged: Path) -> None:
     assert (finding["position"], finding["kind"]) == (1029, "Rot")
 
 
-def test_what_cannot_be_repaired_is_told(tmp_path: Path) -> None:
+def test_damage_that_cannot_be_repaired_is_an_error(tmp_path: Path) -> None:
     logs = shutil.copytree(KAFKA, tmp_path / "logs")
     (logs / "segments-0" / "partition.metadata").write_bytes(b"?")
     for arguments in ([], ["--apply"]):

@@ -37,7 +37,7 @@ def test_seeds_are_run_one_after_the_other_for_minutes(driver):
     assert all(fact["virtual_ms"] >= 300 for fact in facts)
 
 
-def test_a_violation_is_told_with_a_run_that_a_person_can_read():
+def test_a_violation_is_printed_with_a_readable_run():
     # From a seed on whose run has acknowledged something before it fails.
     with switched_on("show_the_uncommitted"):
         result = run("--seed", "3", "--seeds", "50", "--events", "600", "--reduce", "1")
@@ -52,7 +52,7 @@ def test_a_violation_is_told_with_a_run_that_a_person_can_read():
     assert "violated" in fact["transcript"][-1]
 
 
-def test_a_run_without_violation_is_told_in_a_line():
+def test_a_run_without_violation_is_one_line():
     ran = run("--seed", "3", "--events", "300")
     assert ran.exit_code == 0
     assert "seed 3, nodes:" in ran.stdout

@@ -72,7 +72,7 @@ def test_a_deposed_leader_is_not_believed(stage):
     assert values(fetch(stage, 3)) == [b"d"]
 
 
-def test_nobody_answers(stage):
+def test_a_fetch_times_out_if_no_broker_answers(stage):
     for broker_id in stage.ids:
         stage.cluster.kill(broker_id)
     with pytest.raises(errors.RequestTimedOut) as caught:
@@ -93,7 +93,7 @@ def test_where_a_partition_begins_and_ends(stage):
     assert [offset.result() for offset in offsets] == [0, 3, -1]
 
 
-def test_no_broker_tells_anything(stage):
+def test_a_fetch_times_out_without_metadata(stage):
     stage.send = lambda *_, **__: Future()
     stage.metadata._topics.clear()
     future = stage.fetcher.fetch(AT, 0, timeout_ms=300)

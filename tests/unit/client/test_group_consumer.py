@@ -264,7 +264,7 @@ def test_a_topic_may_come_later(cluster):
     until(cluster, lambda: reader.assignment == [0])
 
 
-def test_who_takes_no_records_leaves_its_partitions(cluster):
+def test_a_consumer_that_stops_polling_loses_its_partitions(cluster):
     first, second = Reader(cluster), Reader(cluster)
     until(cluster, lambda: settled(first, second))
     first._poll = lambda: None

@@ -46,7 +46,7 @@ def stage():
     return Stage()
 
 
-def test_batches_are_appended_in_order_and_told_where(stage):
+def test_batches_are_appended_in_order_and_their_offsets_returned(stage):
     futures = [stage.produce(b"%d" % number, b"x") for number in range(20)]
     assert stage.until_done(*futures) == list(range(0, 40, 2))
     assert futures[3].result().last_offset == 7

@@ -191,7 +191,7 @@ def test_all_are_killed_and_nothing_is_lost(cluster):
     assert values(cluster) == [b"0", b"2", b"4", b"6", b"8", b"x"]
 
 
-def test_a_paused_follower_holds_nobody_for_long(cluster):
+def test_a_paused_follower_delays_appends_only_briefly(cluster):
     cluster.create_topic("orders", config={"min.insync.replicas": 2})
     view = cluster.partition("orders")
     follower = next(each for each in view.replicas if each not in (view.leader, cluster.controller))
@@ -397,7 +397,7 @@ DAMAGES = [
 ]
 
 
-def test_what_a_node_cannot_read_is_told_and_nothing_is_changed(tmp_path):
+def test_a_start_on_unreadable_files_fails_and_changes_nothing(tmp_path):
     with Cluster(1, tmp_path / "good") as cluster:
         cluster.create_topic("orders")
         put(cluster, b"a")
@@ -462,7 +462,7 @@ MISTAKES = [
 ]
 
 
-def test_a_mistake_is_told_at_once_and_reaches_no_node(cluster):
+def test_a_wrong_call_fails_at_once_and_reaches_no_node(cluster):
     cluster.create_topic("orders")
     epoch = cluster.describe()["nodes"][1]["quorum_epoch"]
     for error, ask in MISTAKES:
@@ -489,7 +489,7 @@ def test_a_topic_is_made_while_a_broker_is_cut_off(cluster):
     cluster.delete_topic("before", timeout=5)
 
 
-def test_what_is_waited_for_and_deleted_is_told(cluster):
+def test_waiting_for_a_deleted_topic_fails(cluster):
     cluster.create_topic("orders", replication_factor=1, assignment={0: [1]})
     view = cluster.partition("orders")
     cluster.delete_topic("orders")
@@ -512,7 +512,7 @@ def test_one_may_append_again_after_all_nodes_were_gone(cluster):
     assert put(cluster, b"b").base_offset == 1
 
 
-def test_who_waits_for_a_node_that_is_killed_is_told(cluster):
+def test_waiting_for_a_killed_node_fails(cluster):
     for node_id in cluster.nodes:
         cluster.kill(node_id)
     cluster.start(1)  # alone it is no quorum, so it is not waited for
@@ -594,7 +594,7 @@ def test_a_forked_child_waits_for_no_answer_that_only_the_parent_gets():
         assert future.result(PATIENCE).base_offset == 0
 
 
-def test_nobody_waits_for_a_closed_cluster(tmp_path):
+def test_a_closed_cluster_ends_all_waits(tmp_path):
     with Cluster(1, tmp_path / "data") as cluster:
         cluster.create_topic("orders")
         put(cluster, b"a")

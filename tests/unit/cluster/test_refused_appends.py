@@ -14,7 +14,7 @@ def cluster(tmp_path):
         yield cluster
 
 
-def test_one_record_by_itself_is_refused(cluster):
+def test_a_record_outside_a_list_is_refused(cluster):
     cluster.create_topic("orders")
     for records in ((b"k", b"v"), b"v", None, 0):
         for partition in (None, 0):

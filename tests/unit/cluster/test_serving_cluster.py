@@ -80,7 +80,7 @@ def test_a_stock_client_hears_that_a_setting_cannot_be_changed_while_a_node_runs
         changed.result(60)
 
 
-def test_ports_stay_over_a_kill_and_nobody_listens_meanwhile(cluster: Cluster) -> None:
+def test_ports_stay_reserved_over_a_kill_and_refuse_connections_meanwhile(cluster: Cluster) -> None:
     cluster.create_topic("orders")
     assert produce(cluster, b"0") == [0]
     leader = cluster.partition("orders", 0).leader

@@ -35,7 +35,7 @@ def values(sim, partition=0, **options):
     return [record.value for record in sim.read("t", partition, **options)]
 
 
-def test_what_is_appended_is_read_whoever_leads(sim):
+def test_appended_records_are_read_after_a_change_of_leader(sim):
     assert sim.append("t", [b"a", b"b"], partition=0).result().base_offset == 0
     killed = sim.partition("t").leader
     sim.kill(killed)
@@ -168,7 +168,7 @@ def test_controllers_may_be_nodes_of_their_own():
         sim.check()
 
 
-def test_a_check_tells_what_is_not_well(sim, monkeypatch):
+def test_a_check_reports_replicas_that_differ(sim, monkeypatch):
     sim.append("t", [b"a"], partition=0).result()
     log = sim.node(2).broker.log_manager.get_log(TopicPartition("t", 0))
     true = promises._records
@@ -243,7 +243,7 @@ def test_the_same_seed_and_calls_give_the_same_events_in_another_process():
     assert len(hashes) == 1
 
 
-def test_a_group_goes_on_where_it_stopped_whoever_coordinates(sim):
+def test_a_group_goes_on_where_it_stopped_after_its_coordinator_died(sim):
     def taken(**options):
         return [record.value for record in sim.consume("t", "g", **options)]
 

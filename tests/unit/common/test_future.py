@@ -35,7 +35,7 @@ def test_a_prepared_result_is_there_once_it_is_finished() -> None:
     assert not future.finish()
 
 
-def test_a_failure_is_raised_and_told() -> None:
+def test_a_failure_is_raised_and_returned() -> None:
     future = failed(KeyError("x"))
     with pytest.raises(KeyError):
         future.result()
@@ -87,7 +87,7 @@ def test_threads_that_wait_are_woken() -> None:
     assert got == [3] * 4
 
 
-def test_nobody_stands_back_for_one_that_gave_up_waiting() -> None:
+def test_a_waiter_that_timed_out_is_no_longer_counted() -> None:
     future: Future[int] = Future()
     with pytest.raises(concurrent.futures.TimeoutError):
         future.result(timeout=0.001)

@@ -9,7 +9,7 @@ import pytest
 from kreplica.common.metrics import RATE_WINDOW_MS, SAMPLE_WINDOW_MS, Meter, MetricRegistry, SampledStat
 
 
-def test_a_meter_counts_and_tells_its_rate() -> None:
+def test_a_meter_counts_and_returns_its_rate() -> None:
     meter = Meter()
     assert meter.rate(0) == 0.0
     meter.mark(600)

@@ -23,7 +23,7 @@ def test_the_thresholds_come_back_also_after_a_run_that_failed() -> None:
     assert gc.get_threshold() == before
 
 
-def test_who_leaves_first_takes_nothing_from_the_others() -> None:
+def test_the_first_to_leave_keeps_the_threshold_for_the_others() -> None:
     before = gc.get_threshold()
     first, second = rare_collections(), rare_collections()
     first.__enter__()

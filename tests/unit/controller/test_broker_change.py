@@ -80,7 +80,7 @@ def test_where_all_lost_their_tails_the_last_leader_leads() -> None:
     assert stage.state("orders").last_known_elr == ()
 
 
-def test_a_broker_that_starts_leads_what_nobody_leads() -> None:
+def test_a_broker_that_starts_leads_its_leaderless_partitions() -> None:
     stage = ControllerStage()
     (partition,) = stage.create("orders", (0, 1))
     stage.fence(0, 1)
@@ -104,7 +104,7 @@ def test_a_controlled_shutdown_hands_over_and_is_waited_for() -> None:
     assert [stage.state("orders", number).leader_epoch for number in range(3)] == [1, 0, 1]
 
 
-def test_what_nobody_can_take_up_when_all_brokers_leave_is_no_failure() -> None:
+def test_partitions_without_a_successor_are_no_failure_when_all_brokers_leave() -> None:
     stage = ControllerStage()
     stage.create("orders", (0, 1), (1, 0))
     stage.create("alone", (1,))
@@ -125,7 +125,7 @@ def test_a_partition_of_one_replica_is_not_waited_for() -> None:
     assert stage.state("orders").leader == NO_LEADER
 
 
-def test_nobody_who_leaves_is_elected() -> None:
+def test_a_broker_that_leaves_is_not_elected() -> None:
     stage = ControllerStage()
     stage.create("orders", (0, 1, 2))
     stage.set_isr("orders", 0, 1)

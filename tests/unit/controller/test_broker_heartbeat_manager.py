@@ -45,7 +45,7 @@ def test_a_heartbeat_renews_it() -> None:
     assert manager.expired_brokers(350 * MS) == [1]
 
 
-def test_two_that_end_in_one_look_are_both_told() -> None:
+def test_two_sessions_that_end_in_one_check_are_both_reported() -> None:
     # KAFKA-13173.
     manager = brokers(1, 2, 3)
     manager.touch(2, 100 * MS, metadata_offset=5)
@@ -256,7 +256,7 @@ def test_one_that_leads_waits_until_all_others_have_heard_of_the_new_leaders() -
     assert next_state(manager, wants_shutdown=True) is BrokerControlState.SHUTDOWN_NOW
 
 
-def test_the_last_broker_waits_for_nobody() -> None:
+def test_the_last_broker_shuts_down_at_once() -> None:
     manager = brokers(1)
     manager.begin_controlled_shutdown(1, 50)
     assert next_state(manager, wants_shutdown=True) is BrokerControlState.SHUTDOWN_NOW

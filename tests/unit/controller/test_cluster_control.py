@@ -144,7 +144,7 @@ def test_unregistering_takes_it_out_of_every_isr(stage: OneController) -> None:
     assert again.error_code is ErrorCode.broker_id_not_registered
 
 
-def test_a_controller_tells_what_it_supports(stage: OneController) -> None:
+def test_a_controller_registers_the_features_that_it_supports(stage: OneController) -> None:
     request = ControllerRegistrationRequest(
         controller_id=100,  # type: ignore[arg-type]
         incarnation_id=uuid.UUID(int=5),
@@ -205,7 +205,7 @@ def test_two_sessions_that_end_in_one_tick(stage: OneController) -> None:
     assert leaders == [3], "no other leader in between"
 
 
-def test_one_that_comes_back_leads_what_nobody_else_could(stage: OneController) -> None:
+def test_a_broker_that_comes_back_leads_its_leaderless_partitions(stage: OneController) -> None:
     stage.start(1)
     stage.create_topic("t", [1])
     stage.pass_time(200)
@@ -221,7 +221,7 @@ def test_a_broker_may_ask_to_be_fenced(stage: OneController) -> None:
     assert stage.partition("t").leader == 2
 
 
-def test_a_stalled_controller_fences_nobody(stage: OneController) -> None:
+def test_a_stalled_controller_fences_no_broker(stage: OneController) -> None:
     # A step of its own takes 500 ms; heartbeats wait meanwhile.
     stage.start(1, 2)
     stage.pass_time(100)
@@ -293,7 +293,7 @@ def test_a_broker_that_leads_nothing_may_stop_at_once(stage: OneController) -> N
     assert stage.partition("t").isr == (1,)
 
 
-def test_what_it_alone_has_waits_for_nobody(stage: OneController) -> None:
+def test_a_shutdown_does_not_wait_for_partitions_without_another_replica(stage: OneController) -> None:
     stage.start(1, 2)
     stage.create_topic("t", [1])
     assert not stage.heartbeat(1, want_shut_down=True).should_shut_down
@@ -368,7 +368,7 @@ def assignment(stage: OneController, topic: str, directory: Uuid, *numbers: int)
     return [each.error_code for each in directory.topics[0].partitions]
 
 
-def test_a_broker_tells_where_its_replicas_are(stage: OneController) -> None:
+def test_a_broker_reports_the_directories_of_its_replicas(stage: OneController) -> None:
     both = directory_of(1), directory_of(1, 1)
     stage.register(1, log_dirs=directories(*both))
     stage.heartbeat(1)

@@ -121,7 +121,7 @@ def test_a_controller_cut_from_the_others_can_do_nothing(quorum: ControllerQuoru
     assert all("lost" not in quorum.metadata(each).topics for each in quorum.alive)
 
 
-def test_a_node_that_is_not_the_controller_says_who_is(quorum: ControllerQuorum) -> None:
+def test_an_inactive_controller_names_the_active_one(quorum: ControllerQuorum) -> None:
     other = next(each for each in quorum.controller_ids if each != quorum.active)
     (answer,) = quorum.ask(topic_creation("u", [1]), to=other).topics
     assert answer.error_code is ErrorCode.not_controller
@@ -159,7 +159,7 @@ def test_a_transaction_of_the_log_that_was_left_open_counts_for_nothing(quorum: 
 
 
 @pytest.mark.parametrize("stall_ms", [50, 150, 400, 2_000])
-def test_a_stalled_controller_fences_nobody(quorum: ControllerQuorum, stall_ms: int) -> None:
+def test_a_stalled_controller_fences_no_broker(quorum: ControllerQuorum, stall_ms: int) -> None:
     # After a long one there is another controller, and it begins with whole sessions.
     active = quorum.active
     assert active is not None

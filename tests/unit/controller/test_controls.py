@@ -203,7 +203,7 @@ def test_whatever_is_asked_what_is_committed_is_a_configuration(changes: list[Ch
 
 
 @pytest.mark.parametrize(("kind", "name"), [(TOPIC_RESOURCE, "t"), (BROKER_RESOURCE, "")])
-def test_whoever_is_eligible_by_the_old_min_isr_alone_is_so_no_more(kind: int, name: str) -> None:
+def test_replicas_eligible_only_by_the_old_min_isr_leave_the_elr(kind: int, name: str) -> None:
     # KIP-966.
     stage = OneController()
     stage.start(1, 2)
@@ -218,7 +218,7 @@ def test_whoever_is_eligible_by_the_old_min_isr_alone_is_so_no_more(kind: int, n
     assert stage.do(lambda term: [each.registration.elr for each in term.context.partitions.values()]) == [()]
 
 
-def test_another_min_isr_leaves_a_partition_without_a_leader_those_who_may_lead() -> None:
+def test_a_new_min_isr_keeps_the_elr_of_a_leaderless_partition() -> None:
     stage = OneController()
     stage.start(1, 2)
     stage.create_topic("t", [1, 2], min_insync_replicas="2")

@@ -57,7 +57,7 @@ def test_case_1_the_first_live_replica_in_sync_leads_and_the_live_ones_stay_in_s
     assert offline(stage) == LeaderSelection(0, (1, 0))
 
 
-def test_case_2_nobody_in_sync_is_alive_and_unclean_election_is_off() -> None:
+def test_case_2_no_replica_in_sync_is_alive_and_unclean_election_is_off() -> None:
     stage = stage_with(live={1, 2}, isr=(0,))
     with pytest.raises(NoReplicaOnline, match="unclean leader election is disabled"):
         offline(stage)
@@ -69,7 +69,7 @@ def test_case_3_unclean_election_takes_the_first_live_replica() -> None:
 
 
 @pytest.mark.parametrize("unclean", [False, True])
-def test_case_4_nobody_is_alive(unclean: bool) -> None:
+def test_case_4_no_replica_is_alive(unclean: bool) -> None:
     stage = stage_with(live={3}, isr=(0,), unclean=unclean)
     with pytest.raises(NoReplicaOnline, match="none of its replicas \\[0, 1, 2\\] is alive"):
         offline(stage)
@@ -88,7 +88,7 @@ def test_a_replica_in_sync_comes_before_one_that_is_eligible() -> None:
     assert offline(stage) == LeaderSelection(2, (2,))
 
 
-def test_where_nobody_in_sync_is_alive_the_first_eligible_one_leads_alone() -> None:
+def test_without_a_live_replica_in_sync_the_first_eligible_one_leads_alone() -> None:
     stage = stage_with(live={1, 2}, isr=(), elr=(2, 1, 0))
     assert offline(stage) == LeaderSelection(1, (1,))
 
@@ -99,7 +99,7 @@ def test_an_eligible_one_that_is_down_keeps_the_last_leader_from_leading() -> No
         offline(stage)
 
 
-def test_where_nobody_is_eligible_the_last_leader_leads_uncleanly() -> None:
+def test_without_an_eligible_replica_the_last_leader_leads_uncleanly() -> None:
     stage = stage_with(live={0, 1, 2}, isr=(), elr=(), last_known_elr=(1,))
     assert offline(stage) == LeaderSelection(1, (1,), unclean=True)
 
@@ -109,7 +109,7 @@ def test_always_unclean_elects_what_the_topic_would_not() -> None:
     assert offline(stage, always_unclean=True) == LeaderSelection(2, (2,), unclean=True)
 
 
-def test_an_unclean_leader_recovers_and_forgets_who_was_eligible() -> None:
+def test_an_unclean_leader_recovers_and_clears_the_elr() -> None:
     stage = ControllerStage()
     stage.create("orders", (0, 1), min_insync_replicas="2", unclean_leader_election_enable="true")
     stage.set_isr("orders", 0)
@@ -196,7 +196,7 @@ def test_a_handover_goes_round(leader: int, following: int) -> None:
     assert selected == LeaderSelection(following, (0, 1, 2))
 
 
-def test_a_handover_passes_over_who_is_not_in_sync_or_not_there() -> None:
+def test_a_handover_skips_replicas_out_of_sync_or_dead() -> None:
     stage = stage_with(replicas=(2, 0, 1), live={0, 1, 2}, leader=2, isr=(1, 2))
     assert HandoverLeaderSelector(stage.context).select_leader(stage.partition("orders")).leader == 1
     stage = stage_with(replicas=(2, 0, 1), live={0, 2}, leader=2, isr=(1, 2))

@@ -113,7 +113,7 @@ def test_a_cancellation_that_would_lose_what_was_committed(unclean: bool) -> Non
     assert stage.state("orders").leader == 0
 
 
-def test_a_cancellation_that_would_leave_too_few_who_have_everything() -> None:
+def test_a_cancellation_that_would_leave_too_few_replicas_in_sync_is_refused() -> None:
     """What min.insync.replicas brokers have acknowledged would be one power cut away from being lost."""
     stage = ControllerStage(range(4))
     (partition,) = stage.create("orders", (0, 1), min_insync_replicas="2")
@@ -137,7 +137,7 @@ def test_a_cancellation_that_would_leave_too_few_who_have_everything() -> None:
     assert stage.state("payments").replicas == (0,)
 
 
-def test_one_that_gives_way_takes_nobody_out_of_the_isr() -> None:
+def test_a_replaced_reassignment_removes_no_replica_from_the_isr() -> None:
     stage = ControllerStage(range(4))
     (partition,) = stage.create("orders", (0,), unclean_leader_election_enable="true")
     stage.machines.reassignment.start(partition, [0, 1])
@@ -200,7 +200,7 @@ def test_no_replica_is_removed_while_none_of_the_remaining_ones_is_in_sync() -> 
     assert (stage.state("orders").replicas, stage.state("orders").leader) == ((1,), 1)
 
 
-def test_nobody_is_taken_out_while_too_few_of_those_that_stay_are_in_sync() -> None:
+def test_no_replica_is_removed_while_too_few_of_the_remaining_ones_are_in_sync() -> None:
     """One power cut would lose what min.insync.replicas brokers have acknowledged."""
     stage = ControllerStage()
     (partition,) = stage.create("orders", (0, 1, 2), min_insync_replicas="2")

@@ -86,7 +86,7 @@ def test_a_new_partition_is_led_by_its_first_live_replica_and_all_live_ones_are_
     assert partition.state is ONLINE
 
 
-def test_nobody_alive_for_a_new_partition() -> None:
+def test_a_new_partition_without_a_live_replica_is_refused() -> None:
     stage = ControllerStage()
     stage.fence(0)
     with pytest.raises(NoReplicaOnline, match="none of its replicas \\[0\\] is alive"):
@@ -130,7 +130,7 @@ def test_startup_finds_the_states() -> None:
     assert states == {"orders-0": ONLINE, "orders-1": OFFLINE, "orders-2": ONLINE, "never-led-0": NEW}
 
 
-def test_a_partition_that_lost_all_who_may_lead_it_is_not_new() -> None:
+def test_a_partition_that_lost_all_its_eligible_leaders_is_not_new() -> None:
     # Its first replica that is there would lead it as if there were nothing to lose.
     stage = ControllerStage()
     stage.log.append(ApiMessageAndVersion(TopicRecord(name="led", topic_id=Uuid(bytes(16))), 0))
@@ -249,7 +249,7 @@ def test_at_the_limit_nothing_is() -> None:
     assert len(stage.log) == appended
 
 
-def test_so_many_at_a_time() -> None:
+def test_a_round_of_balancing_is_bounded() -> None:
     stage = imbalanced(5, 5)
     election = PreferredReplicaLeaderElection(stage.context, stage.machines.partitions, max_elections=3)
     assert election.balance()

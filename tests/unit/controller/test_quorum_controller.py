@@ -162,7 +162,7 @@ def test_a_controller_whose_epoch_is_over_can_write_nothing(stage: OneController
     assert not stage.controller.is_active
 
 
-def test_a_term_that_was_given_up_refuses_by_itself(stage: OneController) -> None:
+def test_a_term_that_has_ended_refuses_operations(stage: OneController) -> None:
     old: list[ControllerTerm] = []
     ask(stage, old.append)
     stage.quorum.lose()
@@ -193,7 +193,7 @@ def test_the_leader_again_in_a_later_epoch_begins_anew(stage: OneController) -> 
     assert after.epoch > before.epoch
 
 
-def test_closing_it_answers_whoever_waits(stage: OneController) -> None:
+def test_closing_a_controller_fails_pending_requests(stage: OneController) -> None:
     stage.quorum.holds = True
     future = ask(stage, lambda term: term.add(level(1)))
     stage.controller.close()
@@ -273,7 +273,7 @@ def test_a_fence_that_cannot_be_written_is_tried_again(
 
 
 @pytest.mark.parametrize("committed", range(5))
-def test_a_fence_of_which_only_the_beginning_was_committed_is_ended_by_the_next_controller(
+def test_a_partly_committed_fence_is_completed_by_the_next_controller(
     stage: OneController, committed: int
 ) -> None:
     # One broker may have more partitions than a batch holds, and its fence then takes several.

@@ -108,7 +108,7 @@ def test_a_leader_hands_over_to_another_in_sync() -> None:
     assert elect(stage, HANDOVER, 0) == [ErrorCode.election_not_needed]
 
 
-def test_nobody_hands_over_everything() -> None:
+def test_a_handover_of_all_partitions_is_refused() -> None:
     request = ElectLeadersRequest(election_type=HANDOVER, topic_partitions=None)
     assert ControllerStage().control.elect_leaders(request).error_code == ErrorCode.invalid_request
 
@@ -246,7 +246,7 @@ def test_a_smaller_and_a_larger_isr() -> None:
     assert (stage.state("orders").isr, stage.state("orders").elr) == ((0, 2), ())
 
 
-def test_nobody_is_eligible_beside_a_leader_that_has_not_heard_of_min_insync_replicas() -> None:
+def test_the_elr_stays_empty_while_the_leader_has_not_heard_of_min_insync_replicas() -> None:
     """It may take the one replica that is left for enough, and commit what the others lack."""
     stage = ControllerStage(range(3))
     stage.create("orders", (0, 1, 2), min_insync_replicas="1")
@@ -261,7 +261,7 @@ def test_nobody_is_eligible_beside_a_leader_that_has_not_heard_of_min_insync_rep
     assert (stage.state("orders").isr, stage.state("orders").elr) == ((0,), (1,))
 
 
-def test_who_is_eligible_is_so_no_more_once_such_a_leader_has_more_in_sync() -> None:
+def test_the_elr_is_cleared_once_such_a_leader_has_more_in_sync() -> None:
     stage = ControllerStage(range(3))
     stage.create("orders", (0, 1, 2), min_insync_replicas="2")
     ask(stage, (0,))
@@ -370,7 +370,7 @@ def test_a_replica_that_shuts_down_does_not_join() -> None:
     assert refused(stage, (0, 1, 2)) == ErrorCode.ineligible_replica
 
 
-def test_history_12_who_was_let_in_is_in_the_isr_that_the_next_leader_is_chosen_from() -> None:
+def test_history_12_the_next_leader_is_chosen_from_the_isr_with_the_replica_that_joined() -> None:
     """The leader counts on the larger ISR from when it asks, so the controller's answer must be it."""
     stage = three()
     ask(stage, (0, 1))
@@ -381,7 +381,7 @@ def test_history_12_who_was_let_in_is_in_the_isr_that_the_next_leader_is_chosen_
     assert refused(stage, (0, 1), broker_id=0, leader_epoch=0) == ErrorCode.fenced_leader_epoch
 
 
-def test_the_end_of_a_reassignment_is_told_to_the_leader_as_another_election() -> None:
+def test_the_end_of_a_reassignment_is_a_new_election_to_the_leader() -> None:
     stage = three()
     stage.machines.reassignment.start(stage.partition("orders"), [0, 1, 3])
     answer = ask(stage, (0, 1, 2, 3))

@@ -67,7 +67,7 @@ def test_a_member_joins_with_the_id_it_is_given(stage):
     assert stage.describe().state == "Stable"
 
 
-def test_an_id_that_nobody_comes_with_holds_up_nobody(stage):
+def test_an_unused_member_id_does_not_delay_the_group(stage):
     stage.new_id()
     joined = stage.begin_join(stage.new_id())
     assert not joined.done()
@@ -90,7 +90,7 @@ def test_members_hear_of_a_rebalance_by_their_heartbeat(stage):
     assert isinstance(stage.heartbeat(first), errors.RebalanceInProgress)
 
 
-def test_who_does_not_join_again_is_out(stage):
+def test_a_member_that_does_not_rejoin_is_removed(stage):
     first = stage.one_member()
     joined = stage.begin_join(stage.new_id())
     for _ in range(5):
@@ -100,7 +100,7 @@ def test_who_does_not_join_again_is_out(stage):
     assert isinstance(stage.heartbeat(first), errors.UnknownMemberId)
 
 
-def test_who_does_not_sync_is_out(stage):
+def test_a_member_that_does_not_sync_is_removed(stage):
     first = stage.one_member()
     waiting = stage.begin_join(stage.new_id())
     first = stage.begin_join(first.member_id).result(0)
@@ -153,7 +153,7 @@ def test_a_repeated_join_gets_the_same_answer(stage):
         (errors.InconsistentGroupProtocol, {"protocols": ()}),
     ],
 )
-def test_who_cannot_join(stage, error, options):
+def test_an_invalid_join_is_refused(stage, error, options):
     assert type(stage.begin_join(**options).exception(0)) is error
 
 
@@ -187,7 +187,7 @@ def test_a_member_that_leaves_is_not_waited_for(stage):
     assert stage.describe().state == "Empty"
 
 
-def test_a_coordinator_that_stood_still_blames_nobody(stage):
+def test_a_coordinator_that_stalled_removes_no_member(stage):
     first, _ = two_members(stage)
     stage.stand_still(5_000)
     assert stage.heartbeat(first) is None
@@ -340,7 +340,7 @@ def test_offsets_of_a_deleted_topic_go(stage):
 # ---- deleting, listing ---------------------------------------------------------------------------------
 
 
-def test_a_group_is_deleted_when_nobody_is_in_it(stage):
+def test_an_empty_group_can_be_deleted(stage):
     joined = stage.one_member()
     stage.commit(5, joined)
     assert isinstance(stage.delete(), errors.NonEmptyGroup)

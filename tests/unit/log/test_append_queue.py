@@ -183,7 +183,7 @@ def test_a_compressed_batch_is_checked_before_and_appended_aside(tmp_path: Path)
     assert (at.results, at.carefully) == ({"a": 0, "b": 1}, [])
 
 
-def test_whoever_changes_the_log_finds_no_append_under_way(tmp_path: Path) -> None:
+def test_a_change_of_the_log_waits_for_pending_appends(tmp_path: Path) -> None:
     at = Stage(tmp_path)
     at.lead("a", producer_id=7, producer_epoch=0, base_sequence=0)
     at.lead("b", producer_id=7, producer_epoch=0, base_sequence=1)

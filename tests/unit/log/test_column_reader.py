@@ -244,7 +244,7 @@ def test_a_file_that_is_cut_short(tmp_path: Path) -> None:
     assert [(damage.first_offset, damage.next_offset) for damage in reader.skipped] == [(3, 10)]
 
 
-def test_what_lies_in_quarantine_is_told_and_no_error(tmp_path: Path) -> None:
+def test_quarantined_records_are_reported_without_an_error(tmp_path: Path) -> None:
     directory = tmp_path / "t-0"
     with kreplica.Log.open(directory) as log:
         for number in range(6):

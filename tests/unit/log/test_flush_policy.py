@@ -21,7 +21,7 @@ def clock():
     return ManualClock()
 
 
-def test_page_cache_flushes_nothing_by_itself(tmp_path, clock):
+def test_page_cache_flushes_nothing_unasked(tmp_path, clock):
     with Log.open(tmp_path / "t-0", clock=clock) as log:
         for _ in range(50):
             clock.now_ms += 1_000

@@ -167,7 +167,7 @@ def test_an_iterator_ends_well_while_retention_takes_its_segments(tmp_path):
             assert [record.offset for record in reader.read()] == list(range(25, 30))
 
 
-def test_a_reader_of_a_directory_that_is_not_there_is_told_which_and_that_it_makes_none(tmp_path):
+def test_a_reader_of_a_missing_directory_names_it_and_creates_none(tmp_path):
     with pytest.raises(InvalidFile) as caught:
         Log.open(tmp_path / "t-0", read_only=True)
     assert f"{tmp_path}/t-0: there is no such directory" in str(caught.value)

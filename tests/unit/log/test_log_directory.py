@@ -175,7 +175,7 @@ def test_a_new_log_has_nothing_of_a_deleted_one_of_its_name(
     assert (again.log_start_offset, again.high_watermark, again.log_end_offset) == (0, 0, 8)
 
 
-def test_on_a_full_disk_a_checkpoint_that_tells_too_much_goes() -> None:
+def test_on_a_full_disk_a_checkpoint_that_is_too_high_is_removed() -> None:
     storage = SimStorage()
     manager = committed(storage)
     log = log_of(manager)

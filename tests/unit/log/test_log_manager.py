@@ -172,7 +172,7 @@ def test_a_directory_has_one_writer(directories: list[Path]) -> None:
     started(directories[2], directories[1]).shutdown()
 
 
-def test_a_log_opened_by_itself_and_its_node_exclude_each_other(tmp_path: Path) -> None:
+def test_a_standalone_log_and_its_node_exclude_each_other(tmp_path: Path) -> None:
     manager = started(tmp_path)
     append(get_or_create_log(manager, ORDERS), 3)
     with pytest.raises(LogDirLocked, match="another writer"):
@@ -193,7 +193,7 @@ def test_a_log_opened_by_itself_and_its_node_exclude_each_other(tmp_path: Path) 
     manager.shutdown()
 
 
-def test_a_log_opened_by_itself_takes_the_mark_of_a_clean_shutdown_away(tmp_path: Path) -> None:
+def test_a_standalone_log_removes_the_mark_of_a_clean_shutdown(tmp_path: Path) -> None:
     # It may be killed while it writes; Kafka must not believe then that all is well.
     manager = started(tmp_path)
     append(get_or_create_log(manager, ORDERS), 3)

@@ -56,7 +56,7 @@ def test_another_default_reaches_the_logs_without_one_of_their_own(log: UnifiedL
     assert log.config == OTHER
 
 
-def test_whoever_wants_to_hears_of_each_change_once_the_logs_have_it(log: UnifiedLog) -> None:
+def test_listeners_hear_of_each_change_once_the_logs_have_it(log: UnifiedLog) -> None:
     configs = made(log)
     heard = []
     configs.on_change = lambda changed: heard.append((changed, log.config))

@@ -43,7 +43,7 @@ def directories(tmp_path: Path) -> list[Path]:
     return [tmp_path / "disk-0", tmp_path / "disk-1"]
 
 
-def test_a_clean_stop_tells_the_next_start_its_broker_epoch(directories: list[Path]) -> None:
+def test_a_clean_stop_leaves_its_broker_epoch_for_the_next_start(directories: list[Path]) -> None:
     first = started(*directories)
     assert first.previous_broker_epoch == -1
     first.shutdown(7)
@@ -85,7 +85,7 @@ def test_the_metadata_log_is_left_to_the_quorum(tmp_path: Path) -> None:
     assert {path.name: path.read_bytes() for path in directory.iterdir()} == before
 
 
-def test_who_cares_is_told_which_directory_failed(directories: list[Path]) -> None:
+def test_a_listener_is_notified_of_a_failed_directory(directories: list[Path]) -> None:
     manager = started(*directories)
     failed: list[Uuid] = []
     manager.on_directory_failed = failed.append

@@ -69,7 +69,7 @@ def in_thread(task: Callable[[], object]) -> threading.Thread:
     return thread
 
 
-def test_who_looks_for_another_log_does_not_wait(logs: LogManager, workers: Interrupted) -> None:
+def test_a_lookup_of_another_log_does_not_wait(logs: LogManager, workers: Interrupted) -> None:
     known = get_or_create_log(logs, ORDERS)
     found: list[UnifiedLog | None] = []
 

@@ -201,7 +201,7 @@ def test_many_logs_are_swept_some_at_a_time() -> None:
     assert node.manager.jobs["log-retention"].runs == 6
 
 
-def test_what_nobody_uses_holds_nothing() -> None:
+def test_an_unused_log_holds_no_resources() -> None:
     node = Node()
     idle, busy = (get_or_create_log(node.manager, TopicPartition("orders", number)) for number in range(2))
     for log in (idle, busy):
@@ -289,7 +289,7 @@ def test_a_log_that_is_loaded_takes_over_no_expired_producer() -> None:
         node.manager.shutdown()
 
 
-def test_a_log_by_itself_forgets_idle_producers_with_its_old_segments(
+def test_a_standalone_log_forgets_idle_producers_with_its_old_segments(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(periodic_job, "PRODUCERS_AT_ONCE", 3)

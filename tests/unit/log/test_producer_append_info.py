@@ -182,7 +182,7 @@ def test_transaction_from_first_batch_to_marker() -> None:
     assert producer.mark() == CompletedTxn(7, 106, 107, False)
 
 
-def test_started_transactions_are_told() -> None:
+def test_started_transactions_are_returned() -> None:
     appended = ProducerAppendInfo(ProducerStateEntry(7), REPLICATION)
     appended.append_data_batch(0, 0, 0, 1, 10, 10, True)
     appended.append_data_batch(0, 1, 1, 1, 11, 11, True)

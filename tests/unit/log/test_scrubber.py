@@ -188,7 +188,7 @@ def test_what_was_found_is_known_after_a_restart(batches: list[int], bit: int, e
 
 @settings(deadline=None, max_examples=30)
 @given(st.integers(0, len(BATCHES) - 1), st.integers(16 * 8, BITS_OF_A_BATCH - 1))
-def test_a_read_that_meets_rot_tells_as_a_scrub_does(batch: int, bit: int) -> None:
+def test_a_read_that_meets_rot_reports_it_as_a_scrub_does(batch: int, bit: int) -> None:
     # Also in the active segment, which is closed then.
     bench = Bench().fill()
     lost = bench.flip(batch, bit)
@@ -231,7 +231,7 @@ def test_a_truncation_takes_the_damage_along_or_leaves_it_behind(batch: int, bit
 
 
 @pytest.mark.parametrize("offset", range(sum(BATCHES)))
-def test_a_truncation_finds_its_way_around_what_nobody_knew_of(offset: int) -> None:
+def test_a_truncation_works_around_undetected_rot(offset: int) -> None:
     bench = Bench().fill()
     bench.flip(5, 8 * 16)
     bench.log.truncate_to(offset)
@@ -325,7 +325,7 @@ def test_a_file_that_is_gone_is_noticed(segment: int, suffixes: list[str], endin
     bench.check_all_but([lost], again)
 
 
-def test_a_file_that_nobody_missed_is_missed_by_a_scrub() -> None:
+def test_a_scrub_notices_a_missing_segment() -> None:
     bench = Bench().fill()
     bases = [each.base_offset for each in bench.log.local.segments]
     bench.log.local.remove([bench.log.local.segments[1]])

@@ -228,7 +228,7 @@ def test_each_isolation_stops_at_its_bound(tmp_path):
         log.read(0, 100, isolation="hopeful")
 
 
-def test_aborted_transactions_are_told_and_left_out(tmp_path):
+def test_aborted_transactions_are_listed_and_left_out(tmp_path):
     log = open_log(tmp_path / "t-0", segment_bytes=400)
     log.append_as_leader(sent_by(1, 0, b"a1", transactional=True), 0)
     log.append_as_leader(sent_by(2, 0, b"b1", transactional=True), 0)
@@ -247,7 +247,7 @@ def test_aborted_transactions_are_told_and_left_out(tmp_path):
     assert (aborted.producer_id, aborted.first_offset, aborted.last_offset) == (1, 0, 4)
 
 
-def test_a_refused_batch_of_a_transaction_holds_nobody_back(tmp_path):
+def test_a_refused_batch_of_a_transaction_does_not_hold_back_the_last_stable_offset(tmp_path):
     log = open_log(tmp_path / "t-0", segment_bytes=1 << 20)
     bad = sent_by(5, 3, b"open", transactional=True)
     log.append_as_leader(sent_by(5, 0, b"a", transactional=True), 0)

@@ -29,7 +29,7 @@ def committed(log: Log) -> list[object]:
 
 
 @pytest.mark.parametrize("durability", ["page_cache", "fsync"])
-def test_an_aborted_transaction_hides_nothing_any_more(tmp_path: Path, durability: str) -> None:
+def test_an_aborted_transaction_no_longer_hides_records(tmp_path: Path, durability: str) -> None:
     with Log.open(tmp_path / "t-0", durability=durability) as log:
         log.append([b"before"])
         log.append_batch(sent_by(7, b"open", epoch=3))

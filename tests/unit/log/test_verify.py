@@ -99,7 +99,7 @@ def test_what_cannot_be_read_at_all_is_an_error(tmp_path: Path) -> None:
 # ---- batches -------------------------------------------------------------------------------------------
 
 
-def test_a_flipped_bit_is_told_with_offset_and_byte(copy: Callable[[str], Path]) -> None:
+def test_a_flipped_bit_is_reported_with_offset_and_byte(copy: Callable[[str], Path]) -> None:
     path = segment(copy("segments-0"), 3)
     position, frame = frames(path)[2]
     put(path, position + len(frame) - 1, bytes([frame[-1] ^ 1]))

@@ -42,7 +42,7 @@ def said(storage: SimStorage, *, one_by_one: bool) -> list[Problem]:
         PlainRuns.advance = advance  # type: ignore[method-assign]
 
 
-def test_a_broken_batch_is_told_with_its_place_in_the_file() -> None:
+def test_a_broken_batch_is_reported_with_its_position_in_the_file() -> None:
     storage = written(1, 0)
     (path,) = [f"{DIRECTORY}/{name}" for name in storage.list_directory(DIRECTORY) if "20.log" in name]
     image = bytearray(storage.read_file(path))

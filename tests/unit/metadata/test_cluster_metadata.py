@@ -123,7 +123,7 @@ def test_a_snapshot_replays_to_the_same_state(records: Records) -> None:
 
 @settings(deadline=None)
 @given(st.lists(cluster_records(), max_size=30), st.lists(cluster_records(), max_size=30))
-def test_a_copy_keeps_what_it_has_and_a_delta_tells_the_difference(first: Records, second: Records) -> None:
+def test_a_copy_keeps_its_content_and_a_delta_has_the_difference(first: Records, second: Records) -> None:
     metadata = ClusterMetadata()
     play(metadata, [each for each in first if not isinstance(each.message, kinds.BeginTransactionRecord)])
     metadata.take_delta()

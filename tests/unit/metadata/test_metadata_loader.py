@@ -366,7 +366,7 @@ def test_a_log_that_only_moves_on_is_written_now_and_then(node: Node, log: Metad
 # ---- snapshots --------------------------------------------------------------------------------------------
 
 
-def test_a_snapshot_replaces_everything_and_tells_what_vanished(node: Node) -> None:
+def test_a_snapshot_replaces_everything_and_its_delta_has_what_vanished(node: Node) -> None:
     node.commit()
     after = ClusterMetadata()
     for record in topic(B, "u"):

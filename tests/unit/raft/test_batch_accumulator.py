@@ -165,7 +165,7 @@ def test_a_batch_lingers_only_behind_another() -> None:
     assert waiting.time_until_drain_ms(in_flight=True) == 0
 
 
-def test_a_full_batch_waits_for_nobody() -> None:
+def test_a_full_batch_is_drained_at_once() -> None:
     waiting = accumulator(linger_ms=25, max_batch_size_bytes=500)
     waiting.append(3, [fence(1)] * 8)
     assert waiting.time_until_drain_ms(in_flight=True) == 25
@@ -174,7 +174,7 @@ def test_a_full_batch_waits_for_nobody() -> None:
     assert len(waiting.drain()) == 2
 
 
-def test_a_closed_one_takes_nothing_and_tells_what_it_drops() -> None:
+def test_a_closed_accumulator_refuses_appends_and_returns_what_it_drops() -> None:
     waiting = accumulator()
     waiting.append(3, [fence(1)])
     (dropped,) = waiting.close()

@@ -114,7 +114,7 @@ def test_a_log_that_is_offline_is_a_failure_whatever_the_disk_calls_it():
         full_disk.refused(error)
 
 
-def test_who_gives_up_again_and_again_waits_longer_up_to_a_limit():
+def test_giving_up_repeatedly_doubles_the_wait_up_to_a_limit():
     full_disk = FullDisk(1, Log(), RaftConfig(quorum_election_timeout_ms=10), lambda: 0)
     waits = [full_disk.gave_up_an_epoch() for _ in range(MOST_DOUBLINGS + 3)]
     assert waits[:3] == [10, 20, 40]

@@ -243,7 +243,7 @@ def test_an_empty_log_is_sent_to_the_snapshot_though_the_log_goes_back_so_far() 
     assert log.validate_offset_and_epoch(0, 0) == ValidOffsetAndEpoch(SNAPSHOT, latest)
 
 
-def test_the_snapshot_that_a_cluster_is_formatted_with_is_sent_to_nobody() -> None:
+def test_the_snapshot_that_a_cluster_is_formatted_with_is_not_sent() -> None:
     log = log_with_epochs()
     with RecordsSnapshotWriter(
         log.store_snapshot(BOOTSTRAP_SNAPSHOT_ID), ManualClock(), last_contained_log_timestamp=0

@@ -266,7 +266,7 @@ def test_what_was_not_committed_is_cut_where_logs_part():
     assert quorum.run_until(lambda: quorum.client(leader).log.end_offset == end)
 
 
-def test_who_is_far_behind_gets_a_snapshot():
+def test_a_follower_far_behind_gets_a_snapshot():
     quorum, leader = started()
     late = others_of(quorum, leader)[0]
     quorum.kill(late)

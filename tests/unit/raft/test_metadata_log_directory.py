@@ -78,7 +78,7 @@ def test_retention_by_size_leaves_the_latest_snapshot() -> None:
     assert not log.clean(NOW_MS)
 
 
-def test_an_old_snapshot_that_rotted_is_in_nobodys_way() -> None:
+def test_an_old_snapshot_that_rotted_does_not_block_cleaning() -> None:
     storage = machine()
     log = log_with_snapshots(storage, max_retention_ms=INT64_MAX, max_retention_bytes=-1)
     storage.write_file(f"{DIRECTORY}/{snapshot_name(OffsetAndEpoch(20, 1))}", b"rot")
@@ -192,7 +192,7 @@ def test_what_a_crash_left_of_snapshots_goes() -> None:
     assert again.earliest_snapshot_id == (100, 1)
 
 
-def test_a_snapshot_that_was_fetched_counts_though_the_log_was_not_cut_any_more() -> None:
+def test_a_fetched_snapshot_counts_although_the_log_was_not_cut_yet() -> None:
     storage = machine()
     log = open_metadata_log(storage)
     append(log, 3, epoch=1)
@@ -294,17 +294,17 @@ def test_a_broken_snapshot_is_named(storage: SimStorage, damage: Callable[[bytes
 
 
 @pytest.mark.parametrize("name", ["10-1.checkpoint", snapshot_name(OffsetAndEpoch(10, 2))])
-def test_a_name_that_is_not_its_own_is_told(storage: SimStorage, name: str) -> None:
+def test_a_snapshot_under_a_wrong_name_is_reported(storage: SimStorage, name: str) -> None:
     storage.write_file(f"{DIRECTORY}/{name}", storage.read_file(f"{DIRECTORY}/{NAME}"))
     assert kinds(storage) == [(f"{DIRECTORY}/{name}", "InvalidSnapshot")]
 
 
-def test_a_log_without_what_came_before_it_is_told(storage: SimStorage) -> None:
+def test_a_log_without_its_snapshot_is_reported(storage: SimStorage) -> None:
     storage.remove(f"{DIRECTORY}/{NAME}")
     assert kinds(storage, "/data") == [(DIRECTORY, "SnapshotMissing")]
 
 
-def test_where_there_is_no_metadata_log_nothing_is_told() -> None:
+def test_without_a_metadata_log_nothing_is_reported() -> None:
     storage = machine()
     storage.make_directory("/data/topic-0")
     assert kinds(storage, "/data") == kinds(storage, "/data/topic-0") == []

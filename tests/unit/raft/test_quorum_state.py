@@ -114,7 +114,7 @@ def test_a_log_of_a_later_epoch_than_what_was_stored_decides():
     assert quorum.epoch == 6
 
 
-def test_a_leader_that_comes_back_tells_nobody_that_it_leads():
+def test_a_leader_that_restarts_does_not_claim_to_lead():
     quorum = made(QuorumStateData(4, leader_id=1))
     assert quorum.leader_id is None
     # And it does so after the next restart, too.
@@ -167,7 +167,7 @@ def test_an_election_that_is_won_goes_through_its_states_and_is_stored():
     assert stored == [(0, -1, -1), (1, -1, 1), (1, 1, 1)]
 
 
-def test_nobody_leads_without_a_majority():
+def test_a_candidate_does_not_lead_without_a_majority():
     quorum = made()
     quorum.transition_to_prospective()
     quorum.transition_to_candidate()
@@ -373,7 +373,7 @@ def test_one_that_cannot_be_read_stays_as_it_is(data: bytes, error: type[Excepti
     assert len(storage.trace) == changes
 
 
-def test_a_disk_that_refuses_is_told() -> None:
+def test_a_refusal_of_the_disk_is_raised() -> None:
     storage = machine()
 
     def refuse(operation: str, path: str) -> None:

@@ -54,7 +54,7 @@ def test_what_a_leader_hands_over_is_what_it_has_appended(voters: int) -> None:
     assert len(quorum.node(leader).values) == sum(number % 3 + 1 for number in range(20))
 
 
-def test_a_listener_that_comes_late_is_told_all() -> None:
+def test_a_listener_that_comes_late_gets_all_batches() -> None:
     quorum, leader = started(1)
     for number in range(3):
         quorum.append(leader, str(number))
@@ -80,7 +80,7 @@ def test_a_leader_reads_nothing_again_that_it_has_just_appended(monkeypatch: pyt
     assert not offsets
 
 
-def test_a_leader_that_nobody_follows_keeps_a_few_batches_only(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_leader_without_followers_keeps_only_a_few_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(epoch_state, "MOST_APPENDED", 3)
     quorum, leader = started(3)
     recorder = recorder_at(quorum, leader)

@@ -45,12 +45,12 @@ def test_a_message_survives_the_wire(message):
 
 
 @pytest.mark.parametrize("answer", ANSWERS, ids=lambda answer: type(answer).__name__)
-def test_an_answer_tells_who_leads(answer):
+def test_a_response_names_the_leader(answer):
     standing = messages.standing_in(messages.only_partition(answer))
     assert standing in (LED, UNLED)
 
 
-def test_what_a_fetch_is_told_comes_back():
+def test_a_fetch_response_carries_a_diverging_epoch_or_a_snapshot_id():
     diverging, snapshot = (messages.only_partition(answer) for answer in ANSWERS[4:6])
     assert messages.offset_and_epoch_in(diverging.diverging_epoch) == OffsetAndEpoch(4, 1)
     assert messages.offset_and_epoch_in(diverging.snapshot_id) is None

@@ -73,14 +73,14 @@ def test_votes_are_counted_once_and_only_of_voters():
     assert votes.is_won
 
 
-def test_who_is_no_voter_does_not_vote_for_itself():
+def test_a_node_that_is_no_voter_does_not_vote_for_itself():
     votes = EpochElection([2], 1)
     assert votes.granting == []
     votes.record(2, True)
     assert votes.is_won
 
 
-def test_a_quorum_of_which_nothing_could_settle_is_refused():
+def test_settings_under_which_no_quorum_could_settle_are_refused():
     with pytest.raises(InvalidConfig):
         RaftConfig(quorum_fetch_timeout_ms=0)
     with pytest.raises(InvalidConfig):

@@ -22,7 +22,7 @@ def test_a_value_above_the_threshold_resolves() -> None:
     assert len(purgatory) == 0
 
 
-def test_who_waits_too_long_is_told() -> None:
+def test_a_wait_that_is_too_long_times_out() -> None:
     clock = ManualClock()
     purgatory = ThresholdPurgatory("fetch", clock)
     assert purgatory.expire() is None
@@ -53,7 +53,7 @@ def test_all_fail_together() -> None:
     assert purgatory.maybe_complete(100) == 0
 
 
-def test_one_that_nobody_wants_any_more_disturbs_nobody() -> None:
+def test_a_cancelled_wait_does_not_disturb_the_others() -> None:
     purgatory = ThresholdPurgatory("append", ManualClock())
     gone, there = purgatory.await_threshold(1, 100), purgatory.await_threshold(1, 100)
     gone.cancel()

@@ -109,7 +109,7 @@ def test_an_observer_becomes_a_voter():
     assert again.result().error_code.name == "duplicate_voter"
 
 
-def test_who_does_not_catch_up_does_not_become_a_voter():
+def test_a_node_that_does_not_catch_up_does_not_become_a_voter():
     quorum, leader = started()
     answer = quorum.send(leader, add_voter(9, 100))
     assert quorum.run_until(answer.done)
@@ -214,7 +214,7 @@ def voters_of(quorum):
     return sorted(quorum.client(quorum.leader).voters.voters) if quorum.leader else []
 
 
-def test_an_observer_that_joins_by_itself_becomes_a_voter_once():
+def test_an_observer_with_auto_join_becomes_a_voter_once():
     quorum, leader = started(observers=2, auto_join={4}, endpoints=HERE)
     assert quorum.run_until(lambda: voters_of(quorum) == [1, 2, 3, 4])
     assert quorum.client(leader).voters.voters[4].endpoints == (HERE[4],)
@@ -263,7 +263,7 @@ def test_voters_that_are_configured_are_not_joined():
     assert voters_of(quorum) == [1, 2, 3]
 
 
-def test_a_voter_that_listens_elsewhere_after_its_start_tells_so():
+def test_a_voter_that_listens_elsewhere_after_its_start_announces_it():
     quorum, leader = started(endpoints=dict(HERE))
     moved = others_of(quorum, leader)[0]
 
@@ -278,7 +278,7 @@ def test_a_voter_that_listens_elsewhere_after_its_start_tells_so():
     assert voters_of(quorum) == [1, 2, 3]
 
 
-def test_voters_that_tell_where_they_listen_at_once_take_turns_without_a_word(caplog):
+def test_voters_that_announce_their_listeners_at_once_take_turns_without_a_warning(caplog):
     """The leader takes one change at a time, and answers the others with a time-out, as Kafka does."""
     with caplog.at_level("INFO"):
         quorum, _ = started(voters=5, endpoints=HERE)
@@ -291,7 +291,7 @@ def test_voters_that_tell_where_they_listen_at_once_take_turns_without_a_word(ca
 
 
 @pytest.mark.parametrize("nodes", [1, 3])
-def test_a_leader_that_listens_elsewhere_after_its_start_tells_so(nodes):
+def test_a_leader_that_listens_elsewhere_after_its_start_announces_it(nodes):
     quorum, leader = started(voters=nodes, endpoints=dict(HERE))
     quorum.append(leader, "a")
     assert all_have(quorum, "a")

@@ -92,7 +92,7 @@ def test_a_configured_voter_gets_its_directory_by_an_update() -> None:
 
 
 @given(sets, sets)
-def test_overlapping_majorities_are_those_of_which_every_pair_meets(one: VoterSet, other: VoterSet) -> None:
+def test_majorities_overlap_if_every_pair_of_them_meets(one: VoterSet, other: VoterSet) -> None:
     pairs = product(
         combinations(one.voter_keys, one.majority), combinations(other.voter_keys, other.majority)
     )
@@ -176,7 +176,7 @@ def test_two_voters_at_once_are_refused():
     assert history.last.offset == 1
 
 
-def test_all_sets_from_the_committed_one_on_count_for_who_may_be_elected():
+def test_all_sets_from_the_committed_one_on_count_for_eligibility():
     history = VoterSetHistory(voters(1, 2))
     history.add_at(3, voters(2))
     history.add_at(7, voters(2, 4))

@@ -61,7 +61,7 @@ def test_a_leader_epoch_begins_behind_what_was_under_way(at: Replicas) -> None:
     assert future.result(0).base_offset == 0
 
 
-def test_who_leads_no_longer_when_the_disk_is_done_says_so(at: Replicas) -> None:
+def test_an_append_fails_if_its_leader_was_deposed_meanwhile(at: Replicas) -> None:
     disk = stalled(at, 1)
     future = at.broker(1).replica_manager.append(at.partitions[0], batch(b"a"))
     at.elect(2)
@@ -204,7 +204,7 @@ def test_a_broker_that_stops_answers_what_had_no_turn_yet() -> None:
     assert at.values(1, last.partition) == []
 
 
-def test_a_request_that_nobody_foresaw_fails_alone(
+def test_a_request_with_an_unexpected_error_fails_alone(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     at = Replicas(with_disks=True, partitions=APPENDS_A_STEP + 1)

@@ -123,7 +123,7 @@ def test_a_follower_leaves_the_isr_takes_the_range_from_its_leader_and_comes_bac
 
 
 @pytest.mark.parametrize("new_epoch", [False, True])
-def test_late_word_of_a_range_keeps_nobody_out_of_the_isr(new_epoch: bool) -> None:
+def test_a_late_report_of_a_range_keeps_no_replica_out_of_the_isr(new_epoch: bool) -> None:
     """A message may come twice, the second time after the one that says that the log is whole."""
     at = filled()
     rot(at, 2, 9)
@@ -240,7 +240,7 @@ def test_what_all_have_lost_stays_damaged_and_is_never_served() -> None:
     assert [at.partition(broker).log_end_offset for broker in at.ids] == [RECORDS + 2] * 3
 
 
-def test_a_range_that_nobody_can_fill_does_not_hold_up_another() -> None:
+def test_a_range_that_no_replica_can_fill_does_not_delay_another() -> None:
     at = filled()
     for broker in at.ids:
         rot(at, broker, 9)
@@ -500,7 +500,7 @@ def test_a_log_that_is_opened_again_for_a_repair_keeps_its_high_watermark() -> N
     assert again.high_watermark == 9
 
 
-def test_who_is_to_lead_a_log_at_whose_rot_recovery_stopped_refuses_and_says_so() -> None:
+def test_an_elected_leader_refuses_a_log_whose_recovery_stopped_at_rot() -> None:
     at = filled()
     log = at.partition(2).local_log
     whole = image(at, 2)

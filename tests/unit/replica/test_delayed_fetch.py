@@ -339,7 +339,7 @@ def test_a_session_that_goes_on_is_believed_again_after_a_fetch_that_came_late(
 
 
 @pytest.mark.parametrize("behind", [0, 1])
-def test_the_fetch_that_moves_the_high_watermark_tells_it_with_one_look(
+def test_the_fetch_that_moves_the_high_watermark_returns_it_in_one_pass(
     monkeypatch: pytest.MonkeyPatch, behind: int
 ) -> None:
     at = Replicas(brokers=2)

@@ -78,7 +78,7 @@ def test_a_follower_without_room_holds_up_no_writer() -> None:
     assert well(at)
 
 
-def test_a_follower_without_room_tells_each_leader() -> None:
+def test_a_follower_without_room_reports_it_to_each_leader() -> None:
     at = filled()
     set_full(at, 2, True)
     append(at, 20)
@@ -142,7 +142,7 @@ def test_a_leader_without_room_asks_for_another_one() -> None:
     assert led == [2]
 
 
-def test_a_former_leader_is_in_sync_again_when_its_disk_has_room_though_nobody_writes() -> None:
+def test_a_former_leader_is_in_sync_again_when_its_disk_has_room_without_new_writes() -> None:
     at = filled()
     hand_over(at)
     set_full(at, 1, True)
@@ -408,7 +408,7 @@ def test_a_range_across_the_log_start_in_which_a_leader_epoch_begins_is_healed()
     assert well(at)
 
 
-def test_a_batch_in_the_middle_of_which_the_others_begin_is_healed() -> None:
+def test_a_batch_that_the_others_hold_from_the_middle_on_is_healed() -> None:
     """The others have applied a deletion that their new leader missed; they still hold the whole batch."""
     at = filled(4, **{"segment.bytes": 65_536})
     at.manager(1).append(T0, batch(b"a", b"b", b"c"), required_acks=ACKS_LEADER).result(0)

@@ -57,11 +57,11 @@ def test_it_is_sent_to_its_rack_and_served_there():
 
 
 @pytest.mark.parametrize("rack", ["", "a", "elsewhere"])
-def test_it_stays_where_nobody_is_nearer(rack):
+def test_a_consumer_stays_at_the_leader_if_no_replica_is_nearer(rack):
     assert fetched(replicas(), rack) == (-1, len(batch(b"one")), None)
 
 
-def test_it_is_sent_to_nobody_who_is_not_in_sync():
+def test_a_consumer_is_not_sent_to_a_replica_out_of_sync():
     at = replicas()
     at.elect(1, isr=(1, 3))
     assert fetched(at, "b")[0] == 3
@@ -69,7 +69,7 @@ def test_it_is_sent_to_nobody_who_is_not_in_sync():
     assert fetched(at, "b")[0] == -1
 
 
-def test_it_is_sent_to_nobody_who_lacks_what_it_asks_for():
+def test_a_consumer_is_not_sent_to_a_replica_without_the_offset():
     at = replicas()
     for broker in (2, 3):
         at.cluster.pause(broker)
@@ -80,7 +80,7 @@ def test_it_is_sent_to_nobody_who_lacks_what_it_asks_for():
     assert fetched(at, "b", offset=2)[0] == -1
 
 
-def test_an_error_is_told_first():
+def test_an_error_comes_before_a_preferred_replica():
     _, _, error = fetched(replicas(), "b", offset=99)
     assert error is not None
 

@@ -85,7 +85,7 @@ def test_what_is_forgotten_is_not_looked_at_again() -> None:
     assert [c.topic_partition.partition for c in session.take_ready()] == [1]
 
 
-def test_a_full_cache_lets_in_who_is_worth_more() -> None:
+def test_a_full_cache_admits_a_session_that_is_worth_more() -> None:
     sessions = cache(slots=2)
     for _ in range(2):
         consumer = sessions.create(5, is_privileged=False, now_ms=0)

@@ -22,20 +22,20 @@ def test_by_time_a_burst_is_no_lag(follower):
     assert not policy.is_caught_up(follower, 101, now_ms=11_001)
 
 
-def test_by_messages_who_lags_by_the_most_is_out(follower):
+def test_by_messages_a_follower_that_lags_by_the_limit_is_out(follower):
     policy = LagByMessages(4, 10_000)
     assert policy.is_caught_up(follower, 103, now_ms=1_000)
     assert not policy.is_caught_up(follower, 104, now_ms=1_000)
 
 
-def test_by_messages_who_stops_fetching_is_out_by_time(follower):
+def test_by_messages_a_follower_that_stops_fetching_is_out_by_time(follower):
     policy = LagByMessages(4, 10_000)
     assert policy.is_caught_up(follower, 101, now_ms=11_000)
     assert not policy.is_caught_up(follower, 101, now_ms=11_001)
     assert policy.is_caught_up(follower, 100, now_ms=99_000)
 
 
-def test_by_messages_who_has_not_fetched_yet_has_the_lag_to_do_it():
+def test_by_messages_a_follower_that_has_not_fetched_yet_has_the_lag_time():
     replica = Replica(2)
     replica.reset_replica_state(1_000, 50, is_new_leader=True, is_in_sync=True)
     policy = LagByMessages(4, 10_000)

@@ -26,7 +26,7 @@ def replicas() -> Replicas:
 # ---- roles -------------------------------------------------------------------------------------------------
 
 
-def test_without_a_role_it_is_nobodys():
+def test_a_partition_without_a_role_has_no_leader():
     partition = Replicas().node(1).partition
     assert (partition.leader, partition.leader_epoch, partition.partition_epoch) == (NO_LEADER, -1, -1)
     assert (partition.isr, partition.replicas, partition.is_leader) == ((), (), False)
@@ -82,7 +82,7 @@ def test_a_bump_of_the_same_leaders_epoch_keeps_what_it_knows(replicas):
     assert [tuple(entry) for entry in replicas.node(1).log.epochs.entries][-1] == (1, 1)
 
 
-def test_a_leader_that_missed_an_epoch_between_knows_nothing_any_more(replicas):
+def test_a_leader_that_missed_an_epoch_forgets_the_log_ends_of_followers(replicas):
     """Another broker led in it, and followers cut what they had: their former log ends would commit records
     that only this leader has."""
     replicas.append(b"a")
@@ -257,7 +257,7 @@ def test_the_mark_never_goes_back_where_a_follower_does(replicas):
     assert (replicas.high_watermark, replicas.leader.watermark.value) == (2, 2)
 
 
-def test_it_waits_for_who_is_about_to_join(replicas):
+def test_the_high_watermark_waits_for_a_follower_that_is_about_to_join(replicas):
     replicas.decide(isr=(1, 2))
     replicas.notify(1)
     replicas.fetch(3)  # caught up: a moment later it may be in
@@ -270,7 +270,7 @@ def test_it_waits_for_who_is_about_to_join(replicas):
     assert replicas.high_watermark == 1
 
 
-def test_it_does_not_wait_for_who_may_not_join(replicas):
+def test_the_high_watermark_does_not_wait_for_a_follower_that_may_not_join(replicas):
     replicas.decide(isr=(1, 2))
     replicas.notify(1)
     replicas.brokers.fenced.add(3)
@@ -337,7 +337,7 @@ def test_fetches_that_are_not_spelled_out_keep_a_follower_in_sync(replicas):
     assert proposed.leader_and_isr.isr == (1, 2)
 
 
-def test_a_session_that_leaves_a_partition_out_keeps_nobody_in_sync(replicas):
+def test_a_session_that_leaves_a_partition_out_does_not_keep_the_follower_in_sync(replicas):
     replicas.catch_up(2, 3)
     session, other = FetchClock(replicas.clock.now_ms), FetchClock(replicas.clock.now_ms)
     replicas.leader.attach_fetch_clock(2, session)
@@ -438,7 +438,7 @@ def test_a_log_that_could_not_roll_takes_no_second_append(refused):
     assert node.log.log_end_offset == 1
 
 
-def test_a_role_that_has_ended_meanwhile_is_no_error_to_who_asks_how_it_stands() -> None:
+def test_a_query_of_a_role_that_has_ended_meanwhile_is_no_error() -> None:
     """Who has just committed records asks so before it answers producers, in another thread than this."""
     at = Replicas(min_insync_replicas=2)
     at.lead(1)

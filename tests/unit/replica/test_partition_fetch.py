@@ -109,7 +109,7 @@ def test_a_fetch_from_another_epoch_is_refused(replicas):
         replicas.leader.last_offset_for_leader_epoch(2, 0)
 
 
-def test_who_is_no_replica_may_be_one_that_is_not_known_yet(replicas):
+def test_a_fetch_from_an_unknown_replica_may_come_from_one_of_a_later_epoch(replicas):
     with pytest.raises(errors.UnknownLeaderEpoch):
         replicas.leader.fetch_records(0, 100, replica_id=9, current_leader_epoch=0)
     with pytest.raises(errors.NotLeaderOrFollower):
@@ -128,7 +128,7 @@ def test_where_an_epoch_ends(replicas):
     assert ends == [(0, 2), (0, 2), (2, 3), (-1, -1)]  # nothing was written in epoch 1
 
 
-def test_logs_that_part_are_told_where(replicas):
+def test_a_fetch_from_a_diverging_log_gets_the_diverging_epoch(replicas):
     replicas.append(b"a")
     replicas.catch_up(2, 3)
     replicas.append(b"b", b"c")
@@ -143,7 +143,7 @@ def test_logs_that_part_are_told_where(replicas):
     assert replicas.node(2).records() == replicas.node(3).records() == [(0, b"a"), (1, b"d")]
 
 
-def test_a_diverging_fetch_tells_nothing_of_the_follower(replicas):
+def test_a_diverging_fetch_is_no_progress_of_the_follower(replicas):
     """KAFKA-13141."""
     replicas.append(b"a", b"b", b"c")
     replicas.fetch(2)

@@ -41,7 +41,7 @@ def test_what_was_put_goes_to_the_end() -> None:
     assert named(states, every=True) == [B, C, A]
 
 
-def test_who_truncates_or_is_delayed_is_left_out_until_that_is_over() -> None:
+def test_a_truncating_or_delayed_partition_is_left_out_until_that_is_over() -> None:
     states = made(state_of(A, state=ReplicaState.TRUNCATING), state_of(B, delayed_until_ms=70), state_of(C))
     assert (states.left_out(), named(states), states.first_delay_ends_ms()) == ({A, B}, [C], 70)
     states.put(state_of(A))
@@ -53,7 +53,7 @@ def test_who_truncates_or_is_delayed_is_left_out_until_that_is_over() -> None:
     assert states.by_partition[B].delayed_until_ms == 0
 
 
-def test_who_is_out_of_range_or_held_back_is_left_out_whatever_is_put() -> None:
+def test_a_partition_out_of_range_or_held_back_is_left_out_whatever_is_put() -> None:
     states = made(state_of(A), state_of(B), state_of(C))
     states.out_of_range[A] = None
     states.held_back[B] = None
@@ -62,7 +62,7 @@ def test_who_is_out_of_range_or_held_back_is_left_out_whatever_is_put() -> None:
     assert states.left_out() == {A, B}
 
 
-def test_who_is_gone_leaves_no_trace_and_may_come_back() -> None:
+def test_a_forgotten_partition_leaves_no_trace_and_may_come_back() -> None:
     states = made(state_of(A, delayed_until_ms=9), state_of(B))
     states.out_of_range[A] = states.held_back[A] = states.gone[A] = None
     assert states.forget(A) == state_of(A, delayed_until_ms=9)

@@ -43,7 +43,7 @@ def shrink(replicas: Replicas, after_ms: int = LAG_MS + 1):
 # ---- shrink ------------------------------------------------------------------------------------------------
 
 
-def test_who_lags_too_long_has_to_leave(replicas):
+def test_a_follower_that_lags_too_long_leaves_the_isr(replicas):
     replicas.append(b"a")
     replicas.catch_up(2)
     assert shrink(replicas, LAG_MS) is NOTHING
@@ -123,7 +123,7 @@ def test_only_a_leader_drops_anybody(replicas):
 # ---- expand ------------------------------------------------------------------------------------------------
 
 
-def test_who_has_caught_up_joins():
+def test_a_follower_that_has_caught_up_joins_the_isr():
     replicas = alone()
     replicas.append(b"a")
     assert replicas.fetch(2).isr_change is None
@@ -156,7 +156,7 @@ def test_the_maximal_isr_counts_until_the_answer():
     assert late is NOTHING
 
 
-def test_below_the_epochs_start_nobody_joins():
+def test_below_the_epochs_start_no_follower_joins():
     """KAFKA-7128: a new leader's own high watermark may be behind what was committed."""
     replicas = Replicas()
     replicas.lead(1, isr=(1, 2))
@@ -175,7 +175,7 @@ def test_below_the_epochs_start_nobody_joins():
     assert replicas.fetch(3).isr_change.leader_and_isr.isr == (1, 2, 3)
 
 
-def test_below_the_high_watermark_nobody_joins():
+def test_below_the_high_watermark_no_follower_joins():
     replicas = alone()
     replicas.append(b"a")
     assert replicas.high_watermark == 1
@@ -237,7 +237,7 @@ def test_a_fetch_of_another_broker_epoch_than_the_registered_does_not_let_in():
     assert proposed.isr_broker_epochs == (101, 999)
 
 
-def test_who_has_not_fetched_in_this_epoch_does_not_join():
+def test_a_follower_that_has_not_fetched_in_this_epoch_does_not_join():
     replicas = alone()
     session = FetchClock(replicas.clock.now_ms)
     replicas.fetch(2)
@@ -248,7 +248,7 @@ def test_who_has_not_fetched_in_this_epoch_does_not_join():
     assert "has not fetched in leader epoch 1" in replicas.leader.why_not_in_isr(2).keeps_out
 
 
-def test_who_has_no_news_to_fetch_joins_when_it_can():
+def test_a_follower_without_new_records_to_fetch_joins_when_it_can():
     replicas = alone()
     for follower in (2, 3):
         replicas.leader.attach_fetch_clock(follower, FetchClock(replicas.clock.now_ms))
@@ -259,7 +259,7 @@ def test_who_has_no_news_to_fetch_joins_when_it_can():
     assert replicas.accept(second).isr_change is None
 
 
-def test_who_has_stopped_fetching_does_not_join_by_itself():
+def test_a_follower_that_has_stopped_fetching_does_not_join_until_it_fetches():
     replicas = alone()
     replicas.leader.attach_fetch_clock(2, FetchClock(replicas.clock.now_ms))
     replicas.brokers.fenced.add(2)

@@ -482,7 +482,7 @@ def test_its_lag_is_a_plain_number() -> None:
     assert not any("ReplicaFetcherThread" in each for each in at.broker(3).metrics.values())
 
 
-def test_a_fetcher_outlives_what_nobody_foresaw(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fetcher_survives_an_unexpected_error(monkeypatch: pytest.MonkeyPatch) -> None:
     at = Replicas(partitions=2)
     apply = Partition.append
 

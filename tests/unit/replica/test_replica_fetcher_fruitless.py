@@ -28,7 +28,7 @@ class Stage:
         return self.fetches.failed(self.at(offset), "because", may_pass=may_pass)
 
 
-def test_what_fails_again_and_again_is_told_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_repeated_failure_is_logged_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
     stage = Stage()
     for attempt in range(1, IN_A_ROW):
         assert stage.failed(20) == attempt
@@ -61,7 +61,7 @@ def test_progress_ends_a_standstill_and_a_fetch_from_below_does_not() -> None:
     assert stage.failed(18) == 1
 
 
-def test_what_may_pass_by_itself_is_told_once_it_lasts(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failure_that_may_pass_is_logged_once_it_lasts(caplog: pytest.LogCaptureFixture) -> None:
     stage = Stage()
     for _ in range(9):
         stage.failed(20, may_pass=True)

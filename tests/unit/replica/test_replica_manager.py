@@ -42,7 +42,7 @@ def error_of(future):
 
 
 @pytest.mark.callbacks_may_fail
-def test_a_callback_that_fails_keeps_nobody_else_waiting() -> None:
+def test_a_callback_that_fails_delays_no_other_append() -> None:
     at = Replicas()
     futures = [at.manager().append(T0, batch(b"a")) for _ in range(5)]
     futures[1].add_done_callback(lambda _: 1 / 0)
@@ -61,7 +61,7 @@ def test_a_shutdown_acknowledges_nothing_that_is_not_committed() -> None:
     assert isinstance(error_of(alone), NotLeaderOrFollower)
 
 
-def test_after_the_shutdown_nothing_waits_any_more() -> None:
+def test_after_the_shutdown_requests_fail_at_once() -> None:
     at = Replicas()
     at.cluster.kill(2)
     at.cluster.kill(3)
@@ -76,7 +76,7 @@ def test_after_the_shutdown_nothing_waits_any_more() -> None:
     assert manager.fetches.fetch_messages(session, params).done()
 
 
-def test_an_append_to_a_log_that_is_closed_already_is_told_to_look_elsewhere() -> None:
+def test_an_append_to_a_closed_log_gets_not_leader_or_follower() -> None:
     at = Replicas()
     at.manager().shutdown()
     at.partition().local_log.close()
@@ -183,7 +183,7 @@ def test_a_fetch_from_before_a_standstill_of_the_leader_lets_it_end_no_producer(
     assert isinstance(send(5), OutOfOrderSequenceNumber)
 
 
-def test_the_first_thing_that_is_wrong_is_told() -> None:
+def test_the_first_error_of_a_request_is_returned() -> None:
     at = Replicas()
     unknown = TopicPartition("x", 0)
     wrong = at.manager().append(unknown, batch(b"a"), required_acks=7)
@@ -193,7 +193,7 @@ def test_the_first_thing_that_is_wrong_is_told() -> None:
     assert isinstance(error_of(at.manager().append(T0, huge, required_acks=7)), InvalidRequiredAcks)
 
 
-def test_a_replica_that_is_elsewhere_is_told_from_one_that_is_nowhere() -> None:
+def test_an_append_to_a_stopped_replica_gets_not_leader_or_follower() -> None:
     at = Replicas()
     at.manager(3).stop_replicas({T0: True})
     assert isinstance(error_of(at.manager(3).append(T0, batch(b"a"))), NotLeaderOrFollower)
@@ -232,7 +232,7 @@ def test_a_leader_that_stays_leader_in_a_new_epoch_goes_on_waiting() -> None:
     assert future.result(0).base_offset == 0
 
 
-def test_what_is_committed_by_too_few_is_told_after_the_append() -> None:
+def test_a_commit_by_too_few_replicas_is_reported_after_the_append() -> None:
     at = Replicas(settings={"min.insync.replicas": 2})
     at.cluster.cut(1, 2)
     at.cluster.cut(1, 3)
@@ -260,7 +260,7 @@ def test_an_append_to_several_partitions_answers_for_each() -> None:
     assert isinstance(answers[nowhere].error, UnknownTopicOrPartition)
 
 
-def test_where_all_fail_nobody_waits() -> None:
+def test_a_request_whose_parts_all_fail_does_not_wait() -> None:
     at = Replicas()
     answers = at.manager(2).append_records({T0: batch(b"a")}).result(0)
     assert isinstance(answers[T0].error, NotLeaderOrFollower)
@@ -282,7 +282,7 @@ def test_a_part_that_was_committed_stays_so_when_another_fails() -> None:
     assert isinstance(answers[T1].error, NotLeaderOrFollower)
 
 
-def test_parts_that_are_late_are_told_from_those_in_time() -> None:
+def test_late_parts_time_out_and_those_in_time_succeed() -> None:
     at = Replicas(partitions=2)
     for broker in (2, 3):
         at.manager(broker).fetchers.remove_fetcher_for_partitions([T1])

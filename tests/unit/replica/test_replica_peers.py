@@ -34,7 +34,7 @@ def answered(at: Replicas, peer: int, offset: int, **how: Any) -> Any:
     return answer
 
 
-def test_a_fetch_below_its_end_tells_the_leader_that_a_replica_lacks_something() -> None:
+def test_a_fetch_below_its_end_reveals_to_the_leader_that_a_replica_lacks_records() -> None:
     at = filled()
     answered(at, 1, RECORDS - 1)
     assert [(each.broker_id, each.reason) for each in at.partition(1).isr_history] == [
@@ -42,7 +42,7 @@ def test_a_fetch_below_its_end_tells_the_leader_that_a_replica_lacks_something()
     ]
 
 
-def test_a_consumers_fetch_tells_nothing_and_is_answered_by_a_follower_too() -> None:
+def test_a_consumers_fetch_reveals_nothing_and_is_answered_by_a_follower_too() -> None:
     at = filled()
     for peer in (1, 3):
         answer = answered(at, peer, RECORDS - 1, as_replica=False)
@@ -58,7 +58,7 @@ def test_a_fetch_gives_no_more_than_was_asked_for() -> None:
     assert len(whole.records) == RECORDS * len(least.records) > 0
 
 
-def test_nobody_is_asked_where_nobody_is_known_to_lead() -> None:
+def test_without_a_known_leader_no_broker_is_asked() -> None:
     at = filled()
     partition = at.partition(2)
     at.cluster.hold(lambda message: message.is_request and message.receiver == 1)
@@ -71,7 +71,7 @@ def test_nobody_is_asked_where_nobody_is_known_to_lead() -> None:
     assert len(at.cluster.held()) == 1
 
 
-def test_a_wish_is_heard_by_whoever_has_asked_for_it() -> None:
+def test_a_request_for_a_handover_reaches_its_listener() -> None:
     at = filled()
     peers, partition = at.manager(1).peers, at.partition(1)
     heard: list[Any] = []

@@ -25,7 +25,7 @@ def rates(quotas: ReplicationQuotas) -> tuple[int, int]:
     return quotas.leader.bytes_per_second, quotas.follower.bytes_per_second
 
 
-def test_rates_are_those_of_the_start_until_others_are_told() -> None:
+def test_rates_are_the_initial_ones_until_others_are_set() -> None:
     quotas = made()
     assert rates(quotas) == (500, 700)
     quotas.set_rates({LEADER_RATE: "9", FOLLOWER_RATE: "11"})
@@ -36,7 +36,7 @@ def test_rates_are_those_of_the_start_until_others_are_told() -> None:
     assert rates(quotas) == (500, 700)
 
 
-def test_each_quota_has_its_own_list_of_which_this_brokers_replicas_count() -> None:
+def test_each_quota_has_its_own_list_of_this_brokers_replicas() -> None:
     quotas = made()
     quotas.set_throttled({"t": LISTED, "u": LogConfig()})
     partitions = [TopicPartition("t", number) for number in range(3)]

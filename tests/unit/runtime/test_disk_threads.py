@@ -46,7 +46,7 @@ def test_owners_are_notified_in_the_event_loop(life: NodeLoops) -> None:
     disks.leave()
 
 
-def test_of_many_that_are_done_at_once_each_turn_of_the_loop_tells_some(life: NodeLoops) -> None:
+def test_each_turn_of_the_loop_notifies_a_bounded_number_of_owners(life: NodeLoops) -> None:
     disks = NodeDisks(life)
     disk, lane = disks.disk("/one"), Lane()
     order: list[object] = []

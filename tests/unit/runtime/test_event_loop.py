@@ -167,7 +167,7 @@ def test_what_several_threads_post_is_all_run(life: NodeLoops) -> None:
     assert len(ran) == 8000
 
 
-def test_a_failing_task_is_told_and_the_next_one_runs(life: NodeLoops, failures: Failures) -> None:
+def test_a_failing_task_is_reported_and_the_next_one_runs(life: NodeLoops, failures: Failures) -> None:
     done: SimpleQueue[bool] = SimpleQueue()
     error = ValueError("a bug")
 

@@ -50,7 +50,7 @@ def test_bootstrap_servers_stand_for_voters_that_are_not_known() -> None:
     assert (config.node.voters, config.node.bootstrap_ids) == (None, (-2, -3))
 
 
-def test_listeners_of_brokers_and_controllers_and_what_clients_are_told() -> None:
+def test_listeners_of_brokers_and_controllers_and_advertised_ones() -> None:
     config = parse(
         listeners="PLAINTEXT://0.0.0.0:9092, CONTROLLER://10.0.0.1:9093",
         advertised_listeners="PLAINTEXT://a.example.org:19092",

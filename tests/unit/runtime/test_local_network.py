@@ -51,7 +51,7 @@ def fails(future, match):
         future.result(PATIENCE)
 
 
-def test_the_networks_thread_runs_what_nobody_else_does(network):
+def test_the_networks_thread_runs_tasks_that_no_other_thread_runs(network):
     first, _ = add_node(network, 1), add_node(network, 2, lambda n: resolved((n, threading.get_ident())))
     number, thread = first.send(2, 7, timeout_ms=PATIENCE * 1000).result(PATIENCE)
     assert number == 7
@@ -110,7 +110,7 @@ def test_loops_run_while_others_wait_for_the_disk(network):
             each.result(PATIENCE)
 
 
-def test_nobody_is_called_where_nothing_is_ready(network):
+def test_without_a_ready_task_no_thread_is_called(network):
     ran = Future()
     loop = add_node(network, 1).loop("disk")
 
@@ -447,7 +447,7 @@ def test_a_cut_loses_requests_and_answers(network):
     assert first.send(2, 4, timeout_ms=PATIENCE * 1000).result(PATIENCE) == 4
 
 
-def test_who_waits_for_rest_takes_no_wake_up_from_the_networks_thread():
+def test_waiting_for_rest_takes_no_wake_up_from_the_networks_thread():
     network = LocalNetwork()
     endpoint = network.join(1)
     entered, let_go, ran = threading.Event(), threading.Event(), threading.Event()

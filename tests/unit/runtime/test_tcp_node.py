@@ -61,7 +61,7 @@ def test_a_node_is_killed_and_started_again(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "client_id", [b"node-2", b"node-7", b"node-", "node-²".encode(), b"node-" + b"9" * 9_000, b"2"]
 )
-def test_only_a_node_that_there_is_can_be_told_to_have_left(tmp_path: Path, client_id: bytes) -> None:
+def test_only_an_existing_node_is_reported_to_have_left(tmp_path: Path, client_id: bytes) -> None:
     cluster = TcpCluster(tmp_path, 1)
     cluster.addresses[2] = cluster.addresses[3] = ("127.0.0.1", 9)
     cluster.start()

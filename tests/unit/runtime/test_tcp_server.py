@@ -84,7 +84,7 @@ class Waiting:
         return answer
 
 
-def test_who_receives_a_frame_is_told_where_it_comes_from(start: Start) -> None:
+def test_a_frame_is_delivered_with_the_address_of_its_client(start: Start) -> None:
     def receive(_frame: memoryview, client_host: str) -> Future[Any]:
         return resolved([framed(client_host.encode())])
 
@@ -244,7 +244,7 @@ def test_one_byte_at_a_time_is_idle_too(start: Start) -> None:
                     raise ConnectionResetError
 
 
-def test_a_flood_of_connections_keeps_nobody_out(start: Start) -> None:
+def test_a_flood_of_connections_does_not_keep_others_out(start: Start) -> None:
     address = start(echo, max_connections=10)
     with contextlib.ExitStack() as stack:
         client = stack.enter_context(connected(address))
@@ -258,7 +258,7 @@ def test_a_flood_of_connections_keeps_nobody_out(start: Start) -> None:
         assert read_frame(flood[0]) == b""
 
 
-def test_whoever_waits_for_an_answer_is_not_let_go(start: Start) -> None:
+def test_a_connection_that_waits_for_an_answer_is_not_closed(start: Start) -> None:
     waiting = Waiting()
     address = start(waiting, max_connections=2)
     with contextlib.ExitStack() as stack:
@@ -310,7 +310,7 @@ def test_failing_at_once_is_as_failing_later(start: Start) -> None:
         assert read_exactly(client, 1) == b""
 
 
-def test_a_closed_server_takes_nobody(thread: EventLoopThread) -> None:
+def test_a_closed_server_accepts_no_connection(thread: EventLoopThread) -> None:
     server = TcpServer(thread, by_futures(echo))
     address = server.bind("127.0.0.1", 0)
     server.start()
@@ -324,7 +324,9 @@ def test_a_closed_server_takes_nobody(thread: EventLoopThread) -> None:
 
 
 @pytest.mark.parametrize("linger", [False, True])
-def test_who_closes_a_connection_is_told_by_the_name_it_gave_first(start: Start, linger: bool) -> None:
+def test_a_closed_connection_is_reported_under_the_first_name_of_its_client(
+    start: Start, linger: bool
+) -> None:
     left: SimpleQueue[str] = SimpleQueue()
     address = start(echo, left.put)
     with connected(address) as client:
@@ -338,7 +340,7 @@ def test_who_closes_a_connection_is_told_by_the_name_it_gave_first(start: Start,
     assert left.empty()
 
 
-def test_who_keeps_a_connection_has_not_left(start: Start) -> None:
+def test_a_client_that_keeps_a_connection_has_not_left(start: Start) -> None:
     left: SimpleQueue[str] = SimpleQueue()
     address = start(echo, left.put)
     with connected(address) as first:
@@ -369,7 +371,7 @@ def test_an_unreadable_client_name_does_no_harm(start: Start, given: bytes, repo
     assert [left.get(timeout=WAIT_S) for _ in expected] == expected
 
 
-def test_whom_the_server_lets_go_has_not_left(start: Start) -> None:
+def test_a_client_whose_idle_connection_the_server_closes_has_not_left(start: Start) -> None:
     left: SimpleQueue[str] = SimpleQueue()
     address = start(echo, left.put, connections_max_idle_ms=50)
     with connected(address) as client:
@@ -457,7 +459,7 @@ def test_frames_that_never_end_make_room_for_those_that_do(start: Start) -> None
             assert read_frame(client) == body(2, 150_000)
 
 
-def test_who_connects_before_the_start_is_served_after_it(thread: EventLoopThread) -> None:
+def test_a_client_that_connects_before_the_start_is_served_after_it(thread: EventLoopThread) -> None:
     server = TcpServer(thread, by_futures(echo))
     with connected(server.bind("127.0.0.1", 0)) as early:
         early.sendall(framed(body(1)))
@@ -489,7 +491,7 @@ def test_no_host_means_all_interfaces(thread: EventLoopThread) -> None:
             assert read_frame(client) == body(1)
 
 
-def test_a_host_that_nobody_knows_is_named(thread: EventLoopThread) -> None:
+def test_an_unknown_host_is_named(thread: EventLoopThread) -> None:
     with pytest.raises(OSError, match=r"cannot listen on no\.such\.host\.invalid:9092"):
         TcpServer(thread, by_futures(echo)).bind("no.such.host.invalid", 9092)
 

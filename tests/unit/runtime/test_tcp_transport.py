@@ -160,7 +160,7 @@ def test_records_of_any_size_travel(peer: Peer, transport: TcpTransport) -> None
         answer.set_result(None)
 
 
-def test_what_waits_for_records_holds_up_nobody(peer: Peer, transport: TcpTransport) -> None:
+def test_a_fetch_that_waits_for_records_delays_no_other_request(peer: Peer, transport: TcpTransport) -> None:
     waits = [transport.send(PEER, FETCH, timeout_ms=LONG_MS) for _ in range(3)]
     fetches = [peer.next() for _ in waits]
     control = transport.send(PEER, ASKED, timeout_ms=LONG_MS)
@@ -233,7 +233,7 @@ def test_a_task_that_fails_at_the_end_of_an_answers_turn_breaks_no_connection(
     assert closed == []
 
 
-def test_a_peer_that_goes_fails_what_waits_and_is_told(peer: Peer, transport: TcpTransport) -> None:
+def test_a_peer_that_goes_fails_pending_requests_and_is_reported(peer: Peer, transport: TcpTransport) -> None:
     closed: SimpleQueue[int] = SimpleQueue()
     transport.watch_connections(closed.put)
     replies = [transport.send(PEER, request, timeout_ms=LONG_MS) for request in (ASKED, ASKED, FETCH)]
@@ -336,7 +336,7 @@ def test_one_that_cannot_be_reached_is_left_alone_for_a_while(
     assert len(tries) == 1
 
 
-def test_a_node_that_nobody_knows_cannot_be_reached(transport: TcpTransport) -> None:
+def test_a_request_to_an_unknown_node_fails(transport: TcpTransport) -> None:
     reply = transport.send(9, ASKED, timeout_ms=LONG_MS)
     assert isinstance(reply.exception(WAIT_S), NetworkException)
 
@@ -359,7 +359,7 @@ def test_a_request_without_an_answer_ends_and_takes_its_connection_along(
     assert closed.empty()
 
 
-def test_what_cannot_be_written_fails_by_itself(peer: Peer, transport: TcpTransport) -> None:
+def test_a_request_that_cannot_be_encoded_fails_alone(peer: Peer, transport: TcpTransport) -> None:
     broken = MetadataRequest(
         topics=(uuid.UUID(int=1),), allow_auto_topic_creation=False, include_topic_authorized_operations=False
     )

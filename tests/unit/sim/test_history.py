@@ -142,6 +142,6 @@ def test_what_was_read_and_deleted_is_not_missed_where_its_producer_has_no_offse
     assert {each.name for each in check(History([sent, read], {at: []}), log_starts={at: 2})} == {"unseen"}
 
 
-def test_what_was_there_already_and_read_by_nobody_may_be_among_what_was_deleted():
+def test_earlier_records_that_were_never_read_may_be_among_the_deleted_ones():
     assert names(send(("a", None)), final=[(1, "b")], log_starts={AT: 1}) == []
     assert names(send(("a", None)), final=[(1, "b")], log_starts={AT: 0}) == ["unseen"]

@@ -137,7 +137,7 @@ def test_what_was_under_way_when_the_link_was_cut_is_lost():
     assert world.got == []
 
 
-def test_a_broken_connection_is_told_at_once():
+def test_a_broken_connection_fails_the_request_at_once():
     world = World()
     world.network.register(world.lives[2], lambda _: Future())
     future = world.send()
@@ -157,7 +157,7 @@ def test_a_killed_process_answers_nothing_and_refuses():
     assert world.got == []
 
 
-def test_a_machine_without_power_tells_nothing():
+def test_a_request_to_a_machine_without_power_times_out():
     world = World()
     world.kill(2, silently=True)
     future = world.send()
@@ -191,7 +191,7 @@ def test_an_answer_of_a_dead_life_vanishes():
     assert not future.done()
 
 
-def test_a_dead_sender_is_told_nothing_and_sends_nothing():
+def test_a_dead_sender_gets_nothing_and_sends_nothing():
     world = World(delay_us=(5_000, 5_000))
     before = world.send(1)
     world.kill(1)

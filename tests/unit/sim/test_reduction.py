@@ -40,7 +40,7 @@ def test_a_run_that_fails_is_reduced(failed):
     assert "violated: " in short.story[-1]
 
 
-def test_without_time_for_it_the_run_is_told_as_it_was(failed):
+def test_without_time_for_a_reduction_the_run_is_returned_as_it_was(failed):
     with built_in(BUGS[failed.driver]):
         same = reduced(failed, lambda: True)
     assert (same.violation.invariant, same.event_hash) == (failed.violation.invariant, failed.event_hash)

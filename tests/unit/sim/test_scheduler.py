@@ -141,7 +141,7 @@ def test_going_in_circles_is_found():
         scheduler.run_due(limit=100)
 
 
-def test_an_error_tells_the_event():
+def test_an_error_names_the_event():
     scheduler = make()
     scheduler.add("fault", "disk of 1 fills up", lambda: 1 // 0)
     with pytest.raises(ZeroDivisionError) as caught:

@@ -189,7 +189,7 @@ def test_a_full_disk_stops_growth_and_nothing_else(storage):
     region.write(1 << 19, b"x")
 
 
-def test_the_kernel_may_write_pages_by_itself(storage):
+def test_the_kernel_may_write_pages_unasked(storage):
     region = storage.open_region("/d/f", 1 << 20, writable=True, create=True)
     storage.sync_directory("/d")
     region.write(0, b"x" * 65536)
@@ -198,7 +198,7 @@ def test_the_kernel_may_write_pages_by_itself(storage):
     assert not any(event.operation == "flush" for event in storage.trace)
 
 
-def test_the_trace_tells_what_was_done_in_order(storage):
+def test_the_trace_lists_the_operations_in_order(storage):
     storage.trace.clear()
     storage.write_file_atomically("/d/f", b"xy")
     assert [(event.operation, event.path) for event in storage.trace] == [

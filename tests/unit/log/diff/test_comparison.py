@@ -188,7 +188,7 @@ def test_rot_on_one_side_is_no_divergence(tmp_path: Path, at: int, side: str) ->
 
 
 @pytest.mark.parametrize("mask", [1, 4, 128])
-def test_a_rotted_offset_is_told_by_its_neighbours(tmp_path: Path, mask: int) -> None:
+def test_a_rotted_offset_is_found_by_its_neighbours(tmp_path: Path, mask: int) -> None:
     sound = replica(tmp_path / "s" / "t-0", LOG)
     rotten = replica(tmp_path / "r" / "t-0", [LOG[0], flipped(LOG[1], 7, mask), *LOG[2:]])
     found = compared(sound, rotten)
@@ -196,7 +196,7 @@ def test_a_rotted_offset_is_told_by_its_neighbours(tmp_path: Path, mask: int) ->
     assert [(lost.first_offset, lost.next_offset) for lost in found.lost] == [(2, 3)]
 
 
-def test_a_rotted_leader_epoch_is_told_by_the_history(tmp_path: Path) -> None:
+def test_a_rotted_leader_epoch_is_found_by_the_epoch_history(tmp_path: Path) -> None:
     epochs = [(0, 0), (1, 3)]
     sound = replica(tmp_path / "s" / "t-0", LOG, epochs=epochs)
     rotten = replica(tmp_path / "r" / "t-0", [LOG[0], flipped(LOG[1], 15), *LOG[2:]], epochs=epochs)
@@ -274,7 +274,7 @@ def test_the_rotted_end_of_a_log_that_kafka_closed(tmp_path: Path, name: str) ->
     assert found.end_offset == found.lost[0].first_offset < found.left.log_end_offset
 
 
-def test_the_torn_end_of_a_log_that_nobody_closed_is_its_end(tmp_path: Path) -> None:
+def test_the_torn_end_of_an_unclosed_log_is_its_end(tmp_path: Path) -> None:
     left = replica(tmp_path / "l" / "t-0", LOG)
     right = replica(tmp_path / "r" / "t-0", [*LOG[:3], LOG[3][:-2]])
     found = compared(left, right)

@@ -71,7 +71,7 @@ def test_an_epoch_that_goes_against_its_neighbours_is_found(epochs: list[int], d
     assert epochs_to_correct(wrong, -1, expected) == [(wrong[at], sound[at].leader_epoch)]
 
 
-def test_without_a_checkpoint_the_neighbours_tell() -> None:
+def test_without_a_checkpoint_the_neighbours_decide() -> None:
     sound = dense([1] * 6, [2, 2, 2, 5, 5, 5])
     for at, epoch, right in ((1, 9, 2), (1, 0, 2), (4, 7, 5), (4, 3, 5)):
         wrong = list(sound)

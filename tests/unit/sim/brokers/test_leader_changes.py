@@ -44,7 +44,7 @@ def test_a_broker_hears_late_of_each_decision_or_of_the_last_one(driver, in_orde
     assert epochs_heard(driver, 3) == heard
 
 
-def test_what_a_life_before_was_told_is_not_said_again(driver):
+def test_decisions_for_an_earlier_life_are_not_delivered_again(driver):
     will = driver.will
     will.deafen(3)
     state = driver.cluster.controller.partitions[AT]

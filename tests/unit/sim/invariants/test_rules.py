@@ -34,6 +34,6 @@ def test_one_that_was_removed_may_have_nothing_where_the_leader_has_not_heard_of
 
 
 @pytest.mark.parametrize(("leader_epoch", "replicas"), [(3, (1, 2)), (3, (1, 3)), (4, (1, 2))])
-def test_nobody_else_may_lack_what_is_committed(leader_epoch, replicas):
+def test_no_other_replica_may_join_without_the_committed_records(leader_epoch, replicas):
     with pytest.raises(InvariantViolated, match="admits"):
         IsrGrowth().check(wanted(leader_epoch, replicas))

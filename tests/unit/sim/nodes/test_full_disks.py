@@ -99,7 +99,7 @@ def test_a_majority_without_room_goes_on_once_one_of_them_has_some(at: Stage) ->
     assert at.cluster.fatal == []
 
 
-def test_a_voter_without_room_does_not_say_who_it_votes_for_before_it_is_on_its_disk(at: Stage) -> None:
+def test_a_voter_without_room_sends_no_vote_before_it_is_on_its_disk(at: Stage) -> None:
     first = at.cluster.controller
     assert first is not None
     others = [node for node in NODES if node != first]

@@ -45,7 +45,7 @@ def test_readers_get_what_is_committed(as_bytes):
 
 
 @pytest.mark.parametrize("mutant", ["show_open_transactions", "keep_quiet_about_aborts"])
-def test_a_reader_who_is_given_anything_else_is_noticed(mutant):
+def test_a_reader_that_gets_anything_else_is_noticed(mutant):
     with built_in(MUTANTS[mutant]), pytest.raises(InvariantViolated, match="ReadCommitted"):
         run()
 
@@ -80,7 +80,7 @@ def test_voters_come_and_go(as_bytes):
     assert cluster.run_until(lambda: cluster.controller is not None)
 
 
-def test_nothing_is_asked_while_nobody_leads():
+def test_no_voter_change_is_asked_for_without_a_leader():
     cluster = NodeCluster(1, controllers=1)
     changes = VoterChanges(cluster, cluster.client, Random(1))
     assert changes.ask() is None

@@ -88,7 +88,7 @@ def test_what_is_wrong_in_a_script_of_nodes_is_said(lines, match):
         transcript.run(lines[-1])
 
 
-def test_a_script_of_nodes_tells_what_the_controllers_do():
+def test_a_script_of_nodes_prints_what_the_controllers_do():
     transcript = NodesTranscript()
     transcript.run("nodes 2 controllers=3")
     assert transcript.run("topic t 2,1") == [

@@ -50,7 +50,7 @@ def test_output_that_is_gone_goes_with_its_divider():
     assert replay("silent\n----\nonce\n\nsay one\n", run) == "silent\n\nsay one\n----\none\n"
 
 
-def test_an_error_tells_the_line():
+def test_an_error_names_the_line():
     with pytest.raises(ScriptError, match="line 3, 'shout x': there is no command 'shout'"):
         replay("silent\n\nshout x\n", run)
 
