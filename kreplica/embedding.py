@@ -266,6 +266,7 @@ class Controller:
         self._decisions.elect(at, leader, isr, unclean=unclean)
 
     def _publish(self) -> None:
+        """Write the present decisions to the directory, then pass them to the listeners."""
         decisions = self._decisions
         with self._lock:
             alive = {each: epoch for each, epoch in decisions.broker_epochs.items() if self._is_alive(each)}
@@ -284,6 +285,7 @@ class Controller:
             listener(state)
 
     def _restore(self, data: bytes) -> None:
+        """Take over the decisions in `data`, in the next controller epoch. Raises InvalidFile."""
         assert self._path is not None
         decisions = self._decisions
         try:

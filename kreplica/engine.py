@@ -225,6 +225,7 @@ class Log:
     def _guard_against_cuts(
         self, found: Iterator[RecordBatch], offset: int, cuts: int
     ) -> Iterator[RecordBatch]:
+        """Yield the batches; raise OffsetOutOfRange for an error that a cut during the read explains."""
         # Mapped bytes stay valid. Without a mapping, a truncation or retention may remove the file that is
         # read. The iterator refers to this Log, so garbage collection does not close the log meanwhile.
         try:

@@ -100,6 +100,7 @@ def resolve(
 def _given_offsets(
     position: Position, bounds: Mapping[TopicPartition, Bounds], *, is_start: bool, options: ReadOptions
 ) -> Offsets:
+    """Return the offsets that the position names, within the bounds; one outside them counts as lost."""
     given = flat(position.offsets or {})
     _require_all(position, given, bounds)
     found = {}
@@ -159,6 +160,7 @@ def split(ranges: Sequence[LogRange], source: LogSource, options: ReadOptions) -
 
 
 def _parts(wanted: LogRange, source: LogSource, limit: int) -> list[LogRange]:
+    """Split the range at batch boundaries into parts of about `limit` records."""
     if wanted.stop - wanted.start <= limit:
         return [wanted]
     cuts = [wanted.start, *source.cuts(wanted.at, wanted.start, wanted.stop, limit), wanted.stop]

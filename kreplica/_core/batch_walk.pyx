@@ -65,7 +65,7 @@ cdef int _search_guarded(void *argument) noexcept nogil:
 
 
 cdef class BatchWalk:
-    """The walk and its counters, without a way to begin."""
+    """The base of all walks: judges batch after batch, and counts them. A subclass starts it."""
 
     cdef int take(self) noexcept nogil:
         return OK
@@ -205,7 +205,7 @@ cdef class BatchWalk:
 
 
 cdef class SegmentWalk(BatchWalk):
-    """A walk over the batches in [position, limit) of a segment's region, without steps of its own.
+    """A walk over the batches in [position, limit) of a segment's region, driven by `skip`, `look` and `accept`.
 
     `base_offset`: the segment's. `next_offset`: the least base offset of the next batch. `following`: offsets must be
     below. `leader_epoch`: that of the batch before. `limit`: -1 for the region's length.
@@ -260,8 +260,8 @@ cdef class SegmentWalk(BatchWalk):
         """Pass over the batches that begin below byte `stop` and are sound and need no look; return why it stopped.
 
         AT_END: at `stop` or at the end. SOUND: in front of a batch that needs a look; `accept` passes it. Negative:
-        what is wrong with the batch at `position`; PAGE_FAULT if a page was lost. Raises
-        StorageFull or another KafkaStorageError if an index cannot grow.
+        what is wrong with the batch at `position`; PAGE_FAULT if a page was lost. Raises StorageFull or another
+        KafkaStorageError if an index cannot grow.
         """
         return self.settled(self.run(stop, WINDOW_BYTES, _walk_guarded))
 

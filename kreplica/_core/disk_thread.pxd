@@ -2,8 +2,7 @@
 #
 # Ownership: from `submit` until it has been performed, a DiskJob's native part, and all that its `perform` touches,
 # belongs to the thread; until then the queue keeps the job alive, and the job what it works on. A Lane is a sequence
-# of
-# jobs that build on each other. Thread rule: `perform` runs in the native thread and never takes the GIL; everything
+# of jobs that build on each other. Thread rule: `perform` runs in the native thread and never takes the GIL; everything
 # else is called under the GIL, by any thread, except `take`, which only one thread calls.
 
 from libc.stdint cimport int64_t

@@ -17,7 +17,7 @@ cdef class HeldExceptions:
     """From `hold` on, exceptions that other threads raise in this one wait for `release`."""
 
     def hold(self):
-        """Let them wait from now on; nothing happens where they do. Raises MemoryError."""
+        """Hold exceptions back from now on; does nothing if they are held already. Raises MemoryError."""
         cdef PyThreadState *own = PyThreadState_Get()
         if self._state != NULL:
             return
@@ -27,7 +27,7 @@ cdef class HeldExceptions:
         self._generation = kr_generation()
 
     def release(self):
-        """Let the one that came last be raised soon, as it would have been; nothing happens where none is held."""
+        """Raise the last exception that was held back, if any, at the next instruction; hold no more."""
         cdef PyThreadState *state = self._state
         cdef PyObject *came
         cdef unsigned long thread

@@ -1,10 +1,8 @@
 # OffsetMap: the latest offset of each key in a range of a log, in bounded memory, for the cleaner.
 #
 # It takes 16 bytes per key at a load factor of 0.9 (native/offset_map.h has the table). A key is identified by 96 bits
-# of
-# a keyed hash: among ten million keys, two collide with a probability of 1 to 10**15, and without the hash key
-# collisions
-# cannot be searched for. Ownership: the memory is the map's. Thread rule: one thread at a time.
+# of a keyed hash: among ten million keys, two collide with a probability of 1 to 10**15, and without the hash key
+# collisions cannot be searched for. Ownership: the memory is the map's. Thread rule: one thread at a time.
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 

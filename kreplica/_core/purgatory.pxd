@@ -13,27 +13,23 @@
 #
 # Offsets mostly arrive in ascending order: a part finds its place from the end of the ring, in as many steps as parts
 # with a greater offset came before it. All other operations take constant time. An operation that is done, for
-# whatever
-# reason, leaves every ring and the timing wheel in the same call: there are no completed operations to purge, and none
-# stays after its deadline. A part that is done leaves its ring at once; its 24 bytes belong to its operation until
-# that is done.
+# whatever reason, leaves every ring and the timing wheel in the same call: there are no completed operations to purge,
+# and none stays after its deadline. A part that is done leaves its ring at once; its 24 bytes belong to its operation
+# until that is done.
 #
 # No wake-up is lost: `watch` checks the partition's Watermark itself, under the lock. A caller that moves the mark
-# first
-# advances the Watermark and then calls complete_to. If that came before the watch, the watch sees the mark and returns
-# COMPLETE; if not, complete_to finds the waiting operation. The same holds for the end of a leadership: close the
-# Watermark, then call `fail`. So a Watermark also decides about each part of a finished operation, because a closed
-# one
-# never moves again: committed if value >= required offset; else the leadership ended if it is closed; else the
+# first advances the Watermark and then calls complete_to. If that came before the watch, the watch sees the mark and
+# returns COMPLETE; if not, complete_to finds the waiting operation. The same holds for the end of a leadership: close
+# the Watermark, then call `fail`. So a Watermark also decides about each part of a finished operation, because a closed
+# one never moves again: committed if value >= required offset; else the leadership ended if it is closed; else the
 # deadline has passed.
 #
 # Ownership: the purgatory holds one reference to each token while the operation waits, and hands over that reference
 # with the finished_t. It shows tokens to the garbage collector, so a token may refer back to the purgatory's owner.
 # Thread rule: the GIL is the lock, for both Purgatory and Watermark. No function here releases it, or runs foreign
-# code,
-# between its first read and its last change; none is declared nogil, so the compiler makes native callers hold it. (A
-# separate lock would cost as much as all the rest of an operation, and without the GIL a token cannot change owners
-# safely with respect to the garbage collector.)
+# code, between its first read and its last change; none is declared nogil, so the compiler makes native callers hold
+# it. (A separate lock would cost as much as all the rest of an operation, and without the GIL a token cannot change
+# owners safely with respect to the garbage collector.)
 
 cimport cython
 from cpython.object cimport PyObject

@@ -1,4 +1,4 @@
-# Region: memory with a base that never moves, a capacity, a valid length and pins (design decision 2).
+# Region: memory with a base that never moves, a capacity, a valid length and pins.
 #
 # A Region represents one file (or, in the simulator, memory in its place). Its address range is reserved once
 # (`capacity`) and backed in steps (`allocated`): every byte below `allocated` can be written without a SIGBUS on a

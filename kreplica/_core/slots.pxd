@@ -2,10 +2,8 @@
 #
 # Waiting objects (timers, operations, what they watch) come and go by the million, so none of them costs an allocation
 # of its own. The index of a slot that is given back is the next one taken, and the array doubles when it is full.
-# When
-# the last slot is given back, the array starts over in ascending order, and at half its size if at most a quarter of
-# it
-# was in use since the last time. So memory also follows the load down.
+# When the last slot is given back, the array starts over in ascending order, and at half its size if at most a quarter
+# of it was in use since the last time. So memory also follows the load down.
 #
 # Ownership: the owner of a slots_t calls slots_open once and slots_close once. The indexes below `reserved` belong to
 # the owner and always exist. An index stays valid until it is given back; a pointer to a slot stays valid only until

@@ -1,10 +1,9 @@
 # TimeIndex: the sparse map from timestamp to offset in the file next to each segment (.timeindex).
 #
 # An entry is 12 bytes, big-endian: timestamp in ms since 1970 (8), offset - base offset (4). It means that the
-# greatest
-# timestamp up to that offset is this one. Entries strictly ascend in timestamp, so a clock that goes back adds
-# nothing.
-# The last slot is reserved for the entry that a roll or a close adds. Ownership and thread rule: those of its Region.
+# greatest timestamp up to that offset is this one. Entries strictly ascend in timestamp, so a clock that goes back adds
+# nothing. The last slot is reserved for the entry that a roll or a close adds. Ownership and thread rule: those of its
+# Region.
 
 from libc.stdint cimport int32_t, int64_t, uint8_t
 

@@ -1,8 +1,7 @@
 # TimingWheel: a hierarchical timing wheel (Varghese and Lauck, 1987), the clock for everything that waits.
 #
 # Time is counted in ticks. A bucket of level 0 is one tick wide, a bucket of level n+1 is as wide as all of level n,
-# and
-# each level covers the current bucket of the next level. With 3 buckets a level, at tick 4:
+# and each level covers the current bucket of the next level. With 3 buckets a level, at tick 4:
 #
 #
 #    level 0    [ 3 | 4 | 5 ]                         one tick a bucket
@@ -11,12 +10,10 @@
 #
 # A timer goes to the lowest level that reaches its tick: 5 to level 0, 7 to the bucket "6.." of level 1, 20 to "18.."
 # of level 2. When the wheel reaches a bucket of a higher level, it hands that bucket's timers down. So no timer is
-# left
-# in the past, all timers of a level come before those of the next, and the first timer is in the first occupied bucket
-# of the lowest occupied level. A jump over hours therefore costs one step for each occupied bucket, not for each tick.
-# A bucket is filled from above before a timer can enter it directly, so timers of the same tick keep the order in
-# which
-# they were added.
+# left in the past, all timers of a level come before those of the next, and the first timer is in the first occupied
+# bucket of the lowest occupied level. A jump over hours therefore costs one step for each occupied bucket, not for each
+# tick. A bucket is filled from above before a timer can enter it directly, so timers of the same tick keep the order in
+# which they were added.
 #
 # A bucket is a ring: its timers and a head, linked by index. The heads are the first slots of the array.
 #

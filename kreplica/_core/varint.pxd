@@ -1,12 +1,10 @@
 # Variable-length integers: seven bits in each byte, the lowest first, the high bit set on all but the last byte.
-# Signed
-# ones are zigzag-encoded: 0, -1, 1, -2 ... become 0, 1, 2, 3 ...
+# Signed ones are zigzag-encoded: 0, -1, 1, -2 ... become 0, 1, 2, 3 ...
 #
 # A reader takes the number of bytes left, stores the value and returns the number of bytes it used (1 to 5, or 1 to 10
 # for 64 bits), or a negative Status. SHORT_INPUT means that the number continues beyond the bytes left, BAD_VARINT
-# that
-# it continues beyond 5 (10) bytes or has more than 32 (64) bits; *value is then unchanged. A writer returns the number
-# of bytes it wrote, which is what the size function returns.
+# that it continues beyond 5 (10) bytes or has more than 32 (64) bits; *value is then unchanged. A writer returns the
+# number of bytes it wrote, which is what the size function returns.
 
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 

@@ -371,6 +371,7 @@ def _export_on_spark(
     master: str,
     as_json: bool,
 ) -> int:
+    """Check the options of `export --engine spark`, and run it; return the exit code."""
     from kreplica.cli import export as command
     from kreplica.cli import spark
 

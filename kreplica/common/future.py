@@ -87,21 +87,21 @@ class Future(concurrent.futures.Future[T], Generic[T]):
 
     def finish(self) -> bool:
         """Resolve with the prepared result. Returns False if the future was cancelled."""
-        return self._pass_to(FINISHED)
+        return self._resolve(FINISHED)
 
     def set_result(self, result: T) -> None:
         """Resolve with `result`. Raises InvalidStateError if already resolved; does nothing if cancelled."""
         if self._state == FINISHED:
             raise InvalidStateError(f"{self._state}: {self!r}")
         self._result = result
-        self._pass_to(FINISHED)
+        self._resolve(FINISHED)
 
     def set_exception(self, exception: BaseException | None) -> None:
         """Resolve with an error. Raises InvalidStateError if already resolved; does nothing if cancelled."""
         if self._state == FINISHED:
             raise InvalidStateError(f"{self._state}: {self!r}")
         self._exception = exception
-        self._pass_to(FINISHED)
+        self._resolve(FINISHED)
 
     def abandon(self, exception: BaseException) -> None:
         """Fail a pending future in a forked child, whose parent alone resolves it.
@@ -115,7 +115,8 @@ class Future(concurrent.futures.Future[T], Generic[T]):
     def set_running_or_notify_cancel(self) -> bool:
         return self._state == PENDING
 
-    def _pass_to(self, state: str) -> bool:
+    def _resolve(self, state: str) -> bool:
+        """Resolve to `state`, notify waiting threads and run the callbacks; return False if not pending."""
         with _LOCK:
             if self._state != PENDING:
                 return False
@@ -159,7 +160,7 @@ class Future(concurrent.futures.Future[T], Generic[T]):
 
     def cancel(self) -> bool:
         """Stop waiting for the result; the operation itself continues. Returns False if already resolved."""
-        return self._pass_to(CANCELLED) or self._state == CANCELLED
+        return self._resolve(CANCELLED) or self._state == CANCELLED
 
     def cancelled(self) -> bool:
         return self._state == CANCELLED
@@ -251,7 +252,7 @@ class MadeFuture(Future[T]):
             self._result = self._make(result)
         except Exception as error:
             self._exception = error
-        self._pass_to(FINISHED)
+        self._resolve(FINISHED)
 
 
 def pass_on(answer: Future[Any], done: Future[Any]) -> None:

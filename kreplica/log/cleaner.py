@@ -287,6 +287,7 @@ class _Round:
     # ---- keys ---------------------------------------------------------------------------------------------
 
     def collect_keys(self, first_dirty: int, stop_offset: int) -> Steps:
+        """Collect the keys of [first_dirty, stop_offset) in the map, until it is full."""
         aborted = self.log.aborted_transactions(self.view, first_dirty, stop_offset)
         transactions = CleanedTransactionMetadata(aborted)
         for segment in self.segments[max(0, self.view.index_for(first_dirty)) :]:
@@ -326,6 +327,7 @@ class _Round:
     # ---- segments -----------------------------------------------------------------------------------------
 
     def clean_segments(self, end_offset: int) -> Steps:
+        """Clean all segments below `end_offset`, group by group."""
         count = sum(segment.base_offset < end_offset for segment in self.segments)
         sources, bounds = self.segments[:count], self.bounds[:count]
         self.transactions = CleanedTransactionMetadata(
@@ -341,7 +343,7 @@ class _Round:
             yield from self._clean_group(group)
 
     def _grouped(self, sources: Sequence[LogSegment], bounds: Sequence[int]) -> Iterator[list[LogSegment]]:
-        # A group fits one segment by bytes, by index entries, and by the offset range of an index.
+        """Group the segments so that each group fits one segment: its bytes, index entries and offsets."""
         config = self.log.config
         group: list[LogSegment] = []
         sizes = [0, 0, 0]
@@ -358,6 +360,7 @@ class _Round:
             yield group
 
     def _clean_group(self, group: list[LogSegment]) -> Steps:
+        """Copy what remains of the group into new segments, which replace it unless they are equal."""
         size = sum(source.size for source in group)
         if size == 0:
             return
@@ -388,6 +391,7 @@ class _Round:
         yield from self._step(0, ends_step=True)
 
     def _copy(self, source: LogSegment, targets: _Targets, *, keep_last: bool) -> Steps:
+        """Copy what remains of `source` to the targets. `keep_last`: keep its last batch, even if empty."""
         position, limit = 0, source.size
         while position < limit:
             self._require_same()
@@ -408,6 +412,7 @@ class _Round:
             yield from self._step(read + written, ends_step=stop == Stop.MORE)
 
     def _copy_batch(self, batch: RecordBatch, targets: _Targets, *, keep_empty: bool) -> None:
+        """Copy what remains of a batch of a transaction, or of a control batch."""
         # Beyond the offsets in the map, keep everything, even aborted transactions.
         known = batch.last_offset <= self.map.latest_offset
         aborted = None

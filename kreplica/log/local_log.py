@@ -579,6 +579,7 @@ class LocalLog:
         self.segments = LogSegments(tuple(kept))
 
     def _opened_since(self, known: set[int], up_to: int) -> list[LogSegment]:
+        """Open the segments up to `up_to` that are not in `known`; retry while the writer changes files."""
         for attempt in range(LIST_ATTEMPTS):
             names = Listing(self.storage.list_directory(self.directory))
             try:

@@ -133,6 +133,7 @@ def create(path: str, wanted: NewLog, config: LogConfig, storage: Storage, clock
 
 
 def _new(path: str, wanted: NewLog, config: LogConfig, storage: Storage, clock: Clock) -> UnifiedLog:
+    """Create the files of a new log in an empty directory."""
     local = LocalLog(path, config, storage)
     local.roll(0)
     checkpoint = LeaderEpochCheckpointFile(storage, path)
@@ -344,6 +345,7 @@ class _LogLoader:
     # ---- where the log ends --------------------------------------------------------------------------------
 
     def _find_end(self, segments: list[LogSegment], start: int) -> None:
+        """Find the offset after the last good batch, from a published state or by a scan."""
         standing = self.options.standing or (self.standing if self._is_clean(segments) else None)
         if standing is not None:
             self._trust(standing, start)
@@ -471,6 +473,7 @@ class _LogLoader:
         self._begin(start)
 
     def _finish(self, start: int) -> UnifiedLog:
+        """Return the log: flush the epochs, publish the offsets that were found, and remember the damage."""
         local = self.local
         if self.scan.damage is None and self.next_offset < start:
             self._begin_again(start)
@@ -535,6 +538,7 @@ class _LogLoader:
         return log
 
     def _finish_reader(self, start: int, state: LogState) -> UnifiedLog:
+        """Return the log of a reader, which publishes nothing."""
         local, standing = self.local, self.options.standing
         end = self.next_offset
         if self.options.end_bound is not None:

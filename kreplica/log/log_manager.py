@@ -300,6 +300,7 @@ class LogManager:
                 directory.release()
 
     def _collect(self, directory: LogDirectory, tasks: list[Callable[[], None]]) -> None:
+        """Remove deleted logs from the directory, and add a task that loads it for each other log."""
         names, deleted = directory.partitions()
         for name in deleted:
             self._storage.remove_tree(f"{directory.path}/{name}")
@@ -495,6 +496,7 @@ class LogManager:
         return log
 
     def _create_missing(self, missing: Iterable[NewLog], logs: Logs) -> None:
+        """Create the logs in parallel, flush each directory once, and add logs and errors to `logs`."""
         placed = self._choose_directories(missing, logs)
         places = [
             (each, directory.path_of(each.partition), self.configs.of(each.partition.topic))
@@ -705,6 +707,7 @@ class LogManager:
     def _move_aside(
         self, partitions: Iterable[TopicPartition], suffix: str
     ) -> list[tuple[LogDirectory, UnifiedLog, str]]:
+        """Close the logs of these partitions and rename their directories; return logs and new paths."""
         moved = []
         with self._lock:
             found: dict[str, list[UnifiedLog]] = {}

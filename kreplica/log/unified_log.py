@@ -550,6 +550,10 @@ class UnifiedLog:
         leads: bool,
         append_time: int = -1,
     ) -> LogAppendInfo:
+        """Append one checked batch: begin its leader epoch and a new segment first, if it needs them.
+
+        A StorageIOError takes the log offline.
+        """
         if leader_epoch < self.leader_epoch:
             # For a leader, its epoch is over. A follower was given a damaged batch: its leader has no such
             # batch.
@@ -793,8 +797,11 @@ class UnifiedLog:
         return bound, segments
 
     def _batches_in_order(self, segments: LogSegments, start: int, bound: int) -> Iterator[RecordBatch]:
-        # A batch's CRC does not cover its offsets, so each batch is held back until the next one is seen to
-        # begin above it. The next one's CRC is checked only when it is wanted, or if the two overlap.
+        """Iterate over the batches of [start, bound), each CRC and the order of the offsets checked.
+
+        A batch's CRC does not cover its offsets, so each batch is held back until the next one is seen to
+        begin above it. The next one's CRC is checked only when it is wanted, or if the two overlap.
+        """
         offset, held, chunk_bytes = start, None, FIRST_CHUNK_BYTES
         for segment, limit in self._bounded(segments, start, bound):
             if held is not None:
@@ -1530,6 +1537,7 @@ class UnifiedLog:
             return self._truncate_under_lock(offset, splits)
 
     def _truncate_under_lock(self, offset: int, splits: bool) -> bool:
+        """Truncate the log at `offset` as `truncate_to` does; return whether anything was removed."""
         require_offset(offset)
         damage = self.damages.at(offset)
         if damage is not None:
@@ -1749,8 +1757,11 @@ class UnifiedLog:
             raise LogCleaningAborted(f"{self.topic_partition}: the log changed while it was cleaned")
 
     def _put_in_place(self, new: Sequence[LogSegment], old: Sequence[LogSegment]) -> list[str]:
-        # From here on the change cannot be undone. An error takes the log offline, and the next opening
-        # finishes the change.
+        """Give the `.swap` segments the place of the old ones; return the paths of files to remove later.
+
+        From here on the change cannot be undone. An error takes the log offline, and the next opening
+        finishes the change.
+        """
         local = self.local
         gone = []
         with self._offline_on(KreplicaError):

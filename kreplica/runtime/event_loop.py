@@ -118,6 +118,7 @@ class EventLoopThread:
                 raise
 
     def _drain(self) -> None:
+        """Run up to TASKS_OF_A_TURN posted tasks; leave the rest to the next turn of the event loop."""
         tasks = self._tasks
         try:
             for _ in range(TASKS_OF_A_TURN):

@@ -419,6 +419,7 @@ class LocalNetwork:
         )
 
     def _run(self) -> None:
+        """Run due timers and queues until `shutdown`; the network's own thread."""
         self._thread_local.depth = 1
         while True:
             with self._lock:
@@ -443,6 +444,7 @@ class LocalNetwork:
             self._drain(TURNS_OF_A_CALLER)
 
     def _run_helper(self) -> None:
+        """Run ready queues whenever a task is about to wait for the disk; a helper thread."""
         self._thread_local.depth = 1
         while True:
             with self._lock:
@@ -455,6 +457,7 @@ class LocalNetwork:
             self._drain(TURNS_OF_A_CALLER)
 
     def _run_apart(self) -> None:
+        """Run the queues of long tasks; the dedicated thread."""
         own = threading.get_ident()
         while True:
             with self._lock:
@@ -504,7 +507,7 @@ class LocalNetwork:
                 self._work.notify()
 
     def _begin_turn(self, thread: int, ready: deque[LocalLoop]) -> LocalLoop | None:
-        # Under _lock.
+        """Return the next loop whose node is not paused, marked as running; None without one. Under _lock."""
         while ready and not self._is_stopping:
             loop = ready.popleft()
             if loop.endpoint.is_paused:
@@ -516,7 +519,7 @@ class LocalNetwork:
         return None
 
     def _end_turn(self, loop: LocalLoop, thread: int) -> None:
-        # Under _lock.
+        """Mark the loop as no longer running, and queue it again if it has tasks. Under _lock."""
         endpoint = loop.endpoint
         endpoint.runners.remove(thread)
         self._running -= 1
@@ -528,6 +531,7 @@ class LocalNetwork:
             self._changed.notify_all()
 
     def _run_turn(self, loop: LocalLoop) -> None:
+        """Run up to TASKS_OF_A_TURN tasks of the loop, and report their errors."""
         tasks, endpoint = loop.tasks, loop.endpoint
         # Tasks posted to their own queue run after other queues that are waiting for this thread by then.
         for _ in range(min(len(tasks), TASKS_OF_A_TURN)):

@@ -245,6 +245,7 @@ class SimScheduler:
         heapq.heappush(self._queue, (event.due_ns, key, self._added, event))
 
     def _next(self, limit_ns: int | None) -> SimEvent | None:
+        """Take the next event that may run out of the queue; events of paused or busy nodes wait."""
         queue = self._queue
         while queue and (limit_ns is None or queue[0][0] <= limit_ns):
             event = heapq.heappop(queue)[3]
