@@ -73,13 +73,13 @@ class PlainPath:
         self.max_bytes = max_bytes
         self.builder = BatchBuilder()
         self.builder.max_size = max_bytes
-        self.saw(now_ms)
+        self.set_time(now_ms)
 
     def choose(self, leader_epoch: int, *, is_ready: bool) -> None:
         """Set the log's leader epoch. `is_ready`: whether the log takes batches without further checks."""
         self.epoch = leader_epoch if self._takes_any and is_ready else NO_EPOCH
 
-    def saw(self, now_ms: int) -> None:
+    def set_time(self, now_ms: int) -> None:
         """Update `latest_ms` after a reading of the clock."""
         self.latest_ms = now_ms + self.ahead_ms
 

@@ -88,7 +88,7 @@ OnDamage = Callable[["UnifiedLog", Damage], None]
 FIRST_CHUNK_BYTES, READ_CHUNK_BYTES = 16 << 10, 4 << 20
 # The bound of a read behind the damage at which recovery stopped. The log's end is not known there, so the
 # read ends after the last valid batch.
-UNKNOWN_END = 1 << 62
+NO_BOUND = 1 << 62
 # Timestamps with a special meaning in a search by time.
 EARLIEST_TIMESTAMP = -2
 LATEST_TIMESTAMP = -1
@@ -406,7 +406,7 @@ class UnifiedLog:
         with self.step:
             self.require_writable()
             now_ms = self.time_ms()
-            self._plain.saw(now_ms)
+            self._plain.set_time(now_ms)
             return self._append_batches_as_leader(records, leader_epoch, origin, now_ms)
 
     def may_append(self, leader_epoch: int) -> bool:
@@ -669,7 +669,7 @@ class UnifiedLog:
             tail = self._read_tail(start_offset, max_bytes, at_least_one)
             if tail is not None:
                 return tail
-        bound, segments = self._view(start_offset, isolation)
+        bound, segments = self._bound_and_segments(start_offset, isolation)
         records = None
         if start_offset < bound:
             for segment, limit in self._bounded(segments, start_offset, bound):
@@ -708,7 +708,7 @@ class UnifiedLog:
         With "txn_committed" the batches of aborted transactions are left out. Raises as `read`, and
         CorruptMessage for a batch that does not fit its CRC.
         """
-        bound, segments = self._view(start_offset, isolation)
+        bound, segments = self._bound_and_segments(start_offset, isolation)
         if stop_offset is not None:
             bound = min(bound, stop_offset)
         aborted = (
@@ -757,7 +757,7 @@ class UnifiedLog:
         take the general path.
         """
         state = self.state
-        # In the same order as in _view.
+        # In the same order as in _bound_and_segments.
         bound, segment = state.log_end_offset, self.local.segments.active
         start = state.log_start_offset
         if not (segment.base_offset <= start_offset < bound and start <= start_offset):
@@ -780,7 +780,7 @@ class UnifiedLog:
             (),
         )
 
-    def _view(self, start: int, isolation: str) -> tuple[int, LogSegments]:
+    def _bound_and_segments(self, start: int, isolation: str) -> tuple[int, LogSegments]:
         """Return the bound of the isolation level and the segments of one moment. Raises as `check_start`."""
         # The bound is taken first, so that the segments hold all below it; the start is checked last, so that
         # it is still in them.
@@ -793,7 +793,7 @@ class UnifiedLog:
         self.check_start(start)
         stopped = self.stopped_at
         if stopped is not None and start >= stopped.stop_offset and isolation == "log_end":
-            bound = UNKNOWN_END
+            bound = NO_BOUND
         return bound, segments
 
     def _batches_in_order(self, segments: LogSegments, start: int, bound: int) -> Iterator[RecordBatch]:
@@ -997,7 +997,7 @@ class UnifiedLog:
             segment = segments[index]
             if segment.base_offset >= bound:
                 return
-            yield segment, -1 if bound == UNKNOWN_END else self._limit(segments, index, bound)
+            yield segment, -1 if bound == NO_BOUND else self._limit(segments, index, bound)
 
     def _limit(self, segments: LogSegments, index: int, bound: int) -> int:
         if index + 1 < len(segments) and segments[index + 1].base_offset <= bound:
@@ -1606,7 +1606,7 @@ class UnifiedLog:
         local = self.local
         # To the cleaner everything that follows is dirty, even if it begins above the clean part.
         self.truncating(min(offset, local.segments[0].base_offset))
-        standing = self._standing()
+        standing = self._published_offsets()
         # A kill may leave older segments. Published like this, none of them seems to lack bytes.
         first = min(local.segments[0].base_offset, offset)
         self._publish_end(first, first, 0)
@@ -1664,7 +1664,7 @@ class UnifiedLog:
         damage. Raises StorageFull and OutOfDescriptors, which leave the log as it was. Any other error takes
         it offline.
         """
-        standing = self._standing()
+        standing = self._published_offsets()
         self._publish_end(end, base_offset, position)
         self.state.update(flush_offset=min(self.state.flush_offset, flushed))
         try:
@@ -1731,7 +1731,7 @@ class UnifiedLog:
         if self.on_cut is not None:
             self.on_cut(self)
 
-    def _standing(self) -> dict[str, int]:
+    def _published_offsets(self) -> dict[str, int]:
         """Return what a truncation publishes, to restore it if the truncation fails."""
         state = self.state
         return {

@@ -46,7 +46,7 @@ def test_none_takes_it_while_the_log_is_not_ready() -> None:
 def test_the_latest_create_time_follows_the_clock_and_stays_in_64_bits() -> None:
     path = path_of(message_timestamp_after_max_ms=10)
     assert path.latest_ms == NOW_MS + 10
-    path.saw(NOW_MS + 5)
+    path.set_time(NOW_MS + 5)
     assert path.latest_ms == NOW_MS + 15
     assert path_of(message_timestamp_after_max_ms=(1 << 63) - 1).latest_ms < 1 << 63
 
