@@ -64,15 +64,15 @@ class Log:
     Many threads may append at once, and reads run at the same time. Use it as a context manager, or close it.
     """
 
-    __slots__ = ("__weakref__", "_compacting", "_finalizer", "_lock", "_log", "_refresh", "path")
+    __slots__ = ("__weakref__", "_compacting", "_finalizer", "_live_reader", "_lock", "_log", "path")
 
     def __init__(
-        self, path: str, log: UnifiedLog, lock: DirectoryLock | None, refresh: live_reader.LiveReader | None
+        self, path: str, log: UnifiedLog, lock: DirectoryLock | None, reader: live_reader.LiveReader | None
     ) -> None:
         self.path = path
         self._log = log
         self._lock = lock
-        self._refresh = refresh
+        self._live_reader = reader
         # Only one thread compacts at a time.
         self._compacting = Lock()
         self._finalizer: weakref.finalize[..., Log] | None = None
@@ -233,7 +233,7 @@ class Log:
                 offset = batch.next_offset
                 yield batch
         except (KafkaStorageError, CorruptMessage) as error:
-            if self._log.closed or (self._refresh is None and isinstance(error, DamagedLog)):
+            if self._log.closed or (self._live_reader is None and isinstance(error, DamagedLog)):
                 raise
             self._catch_up()
             start, end = self._log.log_start_offset, self._log.log_end_offset
@@ -244,7 +244,7 @@ class Log:
 
     def _cuts(self) -> int:
         """Return how often bytes that were visible to a reader have been removed."""
-        return self._log.state.cuts if self._refresh is None else self._refresh.cuts
+        return self._log.state.cuts if self._live_reader is None else self._live_reader.cuts
 
     def arrow_batches(
         self,
@@ -327,8 +327,8 @@ class Log:
 
     def _catch_up(self) -> None:
         self._log.offsets_lock.look()
-        if self._refresh is not None:
-            self._refresh.refresh(self._log)
+        if self._live_reader is not None:
+            self._live_reader.refresh(self._log)
 
     # ---- state ---------------------------------------------------------------------------------------------
 
@@ -358,10 +358,10 @@ class Log:
     def open_transactions(self) -> list[OpenTransaction]:
         """The open transactions, oldest first; "txn_committed" reads stop where the first one begins."""
         self._require_open()
-        if self._refresh is None:
+        if self._live_reader is None:
             return self._log.open_transactions()
         # A reader's own producer state dates from its opening.
-        now = self._refresh.open_apart()
+        now = self._live_reader.open_apart()
         try:
             return now.open_transactions()
         finally:
