@@ -39,6 +39,7 @@ from kreplica.common.messages.data import OffsetForLeaderEpochResponseEpochEndOf
 from kreplica.common.messages.data import PartitionData as FetchAnswer
 from kreplica.common.types import TopicPartition, Uuid
 from kreplica.common.wire import NO_THROTTLE, topic_id_of, uuid_of
+from kreplica.record.batch_header import ATTRIBUTES, TRANSACTIONAL
 from kreplica.replica.delayed_fetch import FetchParams, FetchPartitionData, FetchResult
 from kreplica.replica.delayed_requests import PartitionResponse, response_to
 from kreplica.replica.fetch_session import (
@@ -61,8 +62,6 @@ NO_ERROR = ErrorCode.none
 MILLISECOND = timedelta(milliseconds=1)
 # The longest wait of a request, whatever it asks for. It limits how long its memory is held.
 LONGEST_WAIT_MS = 300_000
-# The low byte of a batch's attributes, and its bit for batches of a transaction.
-ATTRIBUTES_AT, TRANSACTIONAL = 22, 0x10
 NO_DIVERGENCE = EpochEndOffset()
 # The schema allows null, but librdkafka and kafka-python reject an answer with it.
 NO_RECORDS = b""
@@ -268,7 +267,7 @@ def _is_in_transaction(records: Any) -> bool:
     Clients do not retry it: Java's producer and librdkafka abort the transaction on this error.
     """
     data = memoryview(records)
-    return len(data) > ATTRIBUTES_AT and bool(data[ATTRIBUTES_AT] & TRANSACTIONAL)
+    return len(data) > ATTRIBUTES and bool(data[ATTRIBUTES] & TRANSACTIONAL)
 
 
 def _produce_answered(

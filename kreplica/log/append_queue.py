@@ -48,6 +48,7 @@ from kreplica.common.ports import Disk
 from kreplica.common.types import AppendOrigin
 from kreplica.log.log_validator import BRIEF_BYTES, ValidBatch
 from kreplica.log.producer_append_info import ProducerAppendInfo, ProducerStateEntry
+from kreplica.record.batch_header import PRODUCER_ID
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -60,9 +61,7 @@ LOGGER = logging.getLogger(__name__)
 # What `AppendQueue.start` returns: the append is left to its owner, is in flight, or is in the log.
 LEFT, IN_FLIGHT, MADE = 0, 1, 2
 
-# The position of the producer id in a batch header; see docs/FORMATS.md.
 PRODUCER_ID_BYTES = 8
-PRODUCER_ID = slice(43, 43 + PRODUCER_ID_BYTES)
 
 
 class InlineDisk:

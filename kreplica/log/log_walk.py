@@ -21,9 +21,9 @@ from kreplica.log.file_names import LOG_SUFFIX, STATE_FILE
 from kreplica.log.log_directory import LogDirectory
 from kreplica.log.unified_log import UnifiedLog
 from kreplica.record import RecordBatch, batches
+from kreplica.record.batch_header import BATCH_LENGTH, LOG_OVERHEAD_BYTES
 
 CHUNK_BYTES = 4 << 20
-LOG_OVERHEAD_BYTES = 12
 # The assumed end of a log whose recovery stopped at damage, until the walk has found its last batch.
 UNKNOWN_END = (1 << 62) - 1
 
@@ -155,7 +155,7 @@ class LogWalk:
         region, left = self.segment.region, self.segment.size - self.position
         chunk = region.slice(self.position, min(CHUNK_BYTES, left))
         if len(chunk) == CHUNK_BYTES:
-            size = LOG_OVERHEAD_BYTES + int.from_bytes(memoryview(chunk)[8:12], "big", signed=True)
+            size = LOG_OVERHEAD_BYTES + int.from_bytes(memoryview(chunk)[BATCH_LENGTH], "big", signed=True)
             if CHUNK_BYTES < size <= left:
                 return region.slice(self.position, size)
         return chunk

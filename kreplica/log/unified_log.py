@@ -72,6 +72,7 @@ from kreplica.log.producer_append_info import (
 )
 from kreplica.log.producer_state_manager import ProducerStateManager
 from kreplica.log.transaction_index import AbortedFilter, AbortedTxn
+from kreplica.record.batch_header import BASE_OFFSET, HEADER_BYTES, LAST_OFFSET_DELTA
 from kreplica.record.control import EndTransactionMarker, build_end_transaction_marker
 from kreplica.record.made_batches import batch_head
 
@@ -93,8 +94,6 @@ NO_BOUND = 1 << 62
 EARLIEST_TIMESTAMP = -2
 LATEST_TIMESTAMP = -1
 MAX_TIMESTAMP = -3
-# The bytes of a batch's header.
-HEADER_BYTES = 61
 
 
 class FetchDataInfo(NamedTuple):
@@ -1117,8 +1116,8 @@ class UnifiedLog:
         last, hinted = segment.offset_index.find(offset)
         if position < hinted and hinted + HEADER_BYTES <= segment.size:
             header = segment.region.read(hinted, HEADER_BYTES)
-            base = int.from_bytes(header[:8], "big", signed=True)
-            if base + int.from_bytes(header[23:27], "big", signed=True) == last:
+            base = int.from_bytes(header[BASE_OFFSET], "big", signed=True)
+            if base + int.from_bytes(header[LAST_OFFSET_DELTA], "big", signed=True) == last:
                 return hinted, base
         return position, begin
 

@@ -49,6 +49,7 @@ from kreplica.common.ports import Clock, monotonic_ms
 from kreplica.common.types import ACKS_ALL, INT32_MAX, NO_LEADER_EPOCH, AppendOrigin, TopicPartition
 from kreplica.log.append_queue import IN_FLIGHT, LEFT, MADE, AppendQueue, FollowerAppend, LeaderAppend
 from kreplica.log.unified_log import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, MAX_TIMESTAMP, TimestampOffset
+from kreplica.record.batch_header import PRODUCER
 from kreplica.replica import isr_policy
 from kreplica.replica.isr_policy import IsrPolicy
 from kreplica.replica.partition_state import (
@@ -92,9 +93,7 @@ HIGH_WATERMARK = -1
 # elsewhere (KIP-405).
 EARLIEST_LOCAL_TIMESTAMP = -4
 
-# The producer id, the producer epoch and the first sequence number in the header of a batch (format v2).
-PRODUCER = struct.Struct(">qhi")
-PRODUCER_POSITION, PRODUCER_END = 43, 57
+PRODUCER_FIELDS = struct.Struct(">qhi")
 NO_PRODUCER = -1, -1, -1
 # A partition remembers the refused batches of at most this many producers.
 MAX_REFUSED_PRODUCERS = 1_000
@@ -1463,10 +1462,10 @@ def _diverging_epoch(
 
 def _producer_of(records: Buffer) -> tuple[int, int, int]:
     """Return the producer id, epoch and first sequence number of a batch; -1 each for a batch without."""
-    head = bytes(memoryview(records)[PRODUCER_POSITION:PRODUCER_END])
-    if len(head) < PRODUCER_END - PRODUCER_POSITION:
+    fields = bytes(memoryview(records)[PRODUCER])
+    if len(fields) < PRODUCER_FIELDS.size:
         return NO_PRODUCER
-    producer_id, epoch, sequence = PRODUCER.unpack(head)
+    producer_id, epoch, sequence = PRODUCER_FIELDS.unpack(fields)
     return producer_id, epoch, sequence
 
 

@@ -21,6 +21,7 @@ from kreplica.common.errors import MessageTooLarge
 from kreplica.common.messages.data import PartitionProduceData, ProduceRequest, TopicProduceData
 from kreplica.log.log_validator import LogValidator
 from kreplica.record import compress
+from kreplica.record.batch_header import ATTRIBUTES
 from kreplica.record.compression import GZIP, LZ4, ZSTD
 from tests.support.batches import batch_of, build
 from tests.support.memory import resident_bytes
@@ -37,14 +38,14 @@ FLAT_BYTES = 120 << 20
 APPENDS = 100
 
 
-# The low byte of a batch's attributes, and the bits of its compression codec.
-ATTRIBUTES_AT, CODEC_BITS = 22, 0x07
+# The bits of the compression codec in a batch's attributes.
+CODEC_BITS = 0x07
 
 
 def is_compressed(records: bytes) -> bool:
     """Return whether the header of the first batch has a compression codec."""
     data = memoryview(records).cast("B")
-    return len(data) > ATTRIBUTES_AT and bool(data[ATTRIBUTES_AT] & CODEC_BITS)
+    return len(data) > ATTRIBUTES and bool(data[ATTRIBUTES] & CODEC_BITS)
 
 
 @pytest.fixture(scope="module")

@@ -26,12 +26,10 @@ from kreplica.log.log_walk import UNKNOWN_END, LogWalk
 from kreplica.log.unified_log import UnifiedLog
 from kreplica.log.verify import places
 from kreplica.record import RecordBatch
+from kreplica.record.batch_header import LEADER_EPOCH
 
 # The number of attempts if a writer truncates a log, or retention deletes a part of it, meanwhile.
 ATTEMPTS = 5
-# The fields of a batch header that its CRC does not cover, besides the length and the magic.
-OFFSET_BYTES = slice(0, 8)
-EPOCH_BYTES = slice(12, 16)
 
 Progress = Callable[[int], None]
 Known = tuple[LeaderEpochFileCache, int]
@@ -312,7 +310,7 @@ class _Comparison:
 
     def _header_rotted(self, left: RecordBatch, right: RecordBatch) -> bool:
         """Return whether only the leader epoch differs, and one side's epoch history shows that it rotted."""
-        if not _differ_only_in(EPOCH_BYTES, left, right):
+        if not _differ_only_in(LEADER_EPOCH, left, right):
             return False
         believable = [
             side.log.epochs.epoch_for_offset(batch.base_offset) in (None, batch.leader_epoch)
@@ -335,7 +333,7 @@ class _Comparison:
                 for batch in (left, right)
             )
         else:
-            kind = "leader_epoch" if _differ_only_in(EPOCH_BYTES, left, right) else "batch"
+            kind = "leader_epoch" if _differ_only_in(LEADER_EPOCH, left, right) else "batch"
         self.diverges_at(kind, max(offset, self.first_offset), left, right)
 
     def diverges_at(

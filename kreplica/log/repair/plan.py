@@ -41,6 +41,7 @@ from kreplica.log.repair.survey import (
 from kreplica.log.verify.checks import Problem
 from kreplica.log.verify.directory import small_files
 from kreplica.log.verify.partition import PartitionVerifier, may_be_missing
+from kreplica.record.batch_header import LEADER_EPOCH
 from kreplica.record.made_batches import empty_batch
 
 if TYPE_CHECKING:
@@ -479,8 +480,8 @@ class _Planner:
         return made
 
     def _correct(self, base: int, whole: Whole, epoch: int, made: dict[int, list[Edit]]) -> None:
-        position = whole.position + 12
-        made.setdefault(base, []).append(Edit(position, position + 4, epoch.to_bytes(4, "big", signed=True)))
+        start, stop = whole.position + LEADER_EPOCH.start, whole.position + LEADER_EPOCH.stop
+        made.setdefault(base, []).append(Edit(start, stop, epoch.to_bytes(4, "big", signed=True)))
         text = f"its leader epoch {whole.leader_epoch} goes against those around it, and becomes {epoch}"
         self.plan.findings.append(
             Finding(

@@ -23,10 +23,9 @@ from kreplica.log.verify.checks import (
     TimeIndexCheck,
 )
 from kreplica.record import RecordBatch
+from kreplica.record.batch_header import BATCH_LENGTH, HEADER_BYTES, LOG_OVERHEAD_BYTES
 
 CHUNK_BYTES = 4 << 20
-HEADER_BYTES = 61
-LOG_OVERHEAD_BYTES = 12
 
 
 class FileBatches:
@@ -88,7 +87,7 @@ class FileBatches:
         position, left = self.walk.position, self.walk.limit - self.walk.position
         if left < LOG_OVERHEAD_BYTES:
             return left + 1
-        size = self.walk.region.read(position + 8, 4)
+        size = self.walk.region.read(position + BATCH_LENGTH.start, BATCH_LENGTH.stop - BATCH_LENGTH.start)
         return LOG_OVERHEAD_BYTES + int.from_bytes(size, "big", signed=True)
 
     def _skip_broken(self, error: KreplicaError) -> bool:
