@@ -160,7 +160,7 @@ class _End:
             signal.signal(number, self._signalled)
 
     def has_started(self) -> None:
-        """From now on, let the first signal end the node in order."""
+        """Let the first signal end the node in order from now on."""
         self._is_at_once = False
 
     def fail(self, error: BaseException) -> None:

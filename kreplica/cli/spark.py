@@ -30,7 +30,7 @@ _ERROR = re.compile(r"(?P<package>[a-z]\w*)(?:\.\w+)*\.[A-Z]\w*: (?P<said>.+)")
 
 
 def verify(paths: Sequence[str], master: str, as_json: bool) -> int:
-    """As kreplica.cli.verify.run, on Spark; problems may come in another order."""
+    """Run `verify` on Spark, with the output of kreplica.cli.verify.run in another order."""
 
     def run(spark: SparkSession) -> int:
         from spark_connector import jobs
@@ -43,7 +43,7 @@ def verify(paths: Sequence[str], master: str, as_json: bool) -> int:
 
 
 def diff(left: str, right: str, by_record: bool, master: str, as_json: bool) -> int:
-    """As kreplica.cli.diff.run, on Spark."""
+    """Run `diff` on Spark, with the output of kreplica.cli.diff.run."""
 
     def run(spark: SparkSession) -> int:
         from spark_connector import jobs
@@ -63,7 +63,7 @@ def offsets(
     master: str,
     as_json: bool,
 ) -> int:
-    """As kreplica.cli.offsets.run, on Spark."""
+    """Run `offsets` on Spark, with the output of kreplica.cli.offsets.run."""
 
     def run(spark: SparkSession) -> int:
         from spark_connector.jobs import offsets_table

@@ -6,8 +6,8 @@ min.insync.replicas, replicas that were in sync or eligible before still have al
 computed from the state before the batch, since leaders and followers never see the states in between.
 
 The leader epoch increases with each new leader, and when replicas are removed. The leader then forgets the
-progress of the removed replicas, so that a replica that comes back is not taken for what it was (bug history
-"reassignment ABA"). Owned by the controller's loop.
+progress of the removed replicas, so that a replica that is removed and added again does not count as caught
+up. Owned by the controller's loop.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ELR_VERSION = 2
 
 
 class PartitionChangeBuilder:
-    """Has the fields of a PartitionRegistration."""
+    """Collects the changes of one partition; it has the fields of a PartitionRegistration."""
 
     __slots__ = (
         "adding_replicas",

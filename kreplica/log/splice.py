@@ -375,7 +375,7 @@ class HealedProducers:
             return
 
     def read_to(self, segments: LogSegments, stop: int) -> None:
-        """Go on to offset `stop` in `segments`, the log's own with the healed ones in place.
+        """Read on to offset `stop` in `segments`, the log's own with the healed ones in place.
 
         Raises KafkaStorageError, CorruptMessage.
         """

@@ -1346,7 +1346,7 @@ class UnifiedLog:
     def follow(
         self, standing: LogStanding, *, anew: bool = False, check: Callable[[], None] | None = None
     ) -> None:
-        """In a log that is open for reading, take over what its writer has published.
+        """Take over what the log's writer has published, in a log that is open for reading.
 
         `anew`: open all files again. `check` raises if the opened files do not belong together; nothing is
         changed then.

@@ -28,12 +28,12 @@ from kreplica.common.ports import NANOSECONDS_PER_MS, Clock
 from kreplica.metadata.control_records import ControlMessage, encode_control
 from kreplica.metadata.records import MetadataRecord
 from kreplica.metadata.serde import ApiMessageAndVersion, encode
+from kreplica.record.batch_header import HEADER_BYTES
 from kreplica.record.control import control_key
 
 MAX_BATCH_SIZE_BYTES = 8 << 20
 MAX_BUFFERED_BYTES = 5 * MAX_BATCH_SIZE_BYTES
-# The most bytes that a batch header, and a record without its value, can take.
-BATCH_OVERHEAD_BYTES = 61
+# The most bytes that a record without its value can take.
 RECORD_OVERHEAD_BYTES = 32
 
 Record = ApiMessageAndVersion[MetadataRecord]
@@ -64,7 +64,7 @@ class _OpenBatch:
         self.began_ns = began_ns
         self.records: list[Record] = []
         self.values: list[bytes] = []
-        self.size_bytes = BATCH_OVERHEAD_BYTES
+        self.size_bytes = HEADER_BYTES
 
 
 class BatchAccumulator:
@@ -152,13 +152,13 @@ class BatchAccumulator:
         values = [encode(record.message, record.version) for record in records]
         sizes = [len(value) + RECORD_OVERHEAD_BYTES for value in values]
         size_bytes = sum(sizes)
-        least_bytes = BATCH_OVERHEAD_BYTES + (size_bytes if is_atomic else max(sizes))
+        least_bytes = HEADER_BYTES + (size_bytes if is_atomic else max(sizes))
         if least_bytes > self._max_batch_size_bytes:
             raise RecordListTooLarge(
                 f"{len(values)} records take {size_bytes} bytes; a batch holds at most"
                 f" {self._max_batch_size_bytes}. Append fewer at a time"
             )
-        is_split = size_bytes + BATCH_OVERHEAD_BYTES > self._max_batch_size_bytes
+        is_split = size_bytes + HEADER_BYTES > self._max_batch_size_bytes
         with self._lock:
             self._require_epoch(epoch)
             self._require_base_offset(expected_base_offset)

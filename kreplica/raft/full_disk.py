@@ -43,7 +43,7 @@ class FullDisk:
 
     @property
     def retry_ms(self) -> int:
-        """In how many ms an operation that found no room is retried."""
+        """The delay in ms after which an operation that found no room is retried."""
         return self._config.quorum_election_timeout_ms
 
     def refused(self, error: StorageFull) -> None:

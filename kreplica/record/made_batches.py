@@ -8,6 +8,7 @@ from kreplica._core.crc32c import checksum
 from kreplica._core.record_batch import CODECS
 from kreplica._core.records import RecordBatch
 from kreplica.common.types import INT32_MAX
+from kreplica.record.batch_header import LOG_OVERHEAD_BYTES
 from kreplica.record.compression import compress
 
 # See docs/FORMATS.md: the fields before the CRC, and the fields that it covers.
@@ -15,9 +16,7 @@ _BEFORE_CRC = struct.Struct(">qiib")
 _COVERED = struct.Struct(">hiqqqhii")
 _CRC = struct.Struct(">I")
 _COVERED_AT = _BEFORE_CRC.size + _CRC.size
-# The batch length does not count the base offset and itself.
-_NOT_IN_LENGTH = 12
-_EMPTY_LENGTH = _COVERED_AT + _COVERED.size - _NOT_IN_LENGTH
+_EMPTY_LENGTH = _COVERED_AT + _COVERED.size - LOG_OVERHEAD_BYTES
 
 
 def batch_head(batch: RecordBatch, stop: int) -> bytes:
@@ -43,7 +42,7 @@ def batch_head(batch: RecordBatch, stop: int) -> bytes:
         )
         + records
     )
-    size = _COVERED_AT + len(covered) - _NOT_IN_LENGTH
+    size = _COVERED_AT + len(covered) - LOG_OVERHEAD_BYTES
     head = _BEFORE_CRC.pack(batch.base_offset, size, batch.leader_epoch, 2)
     return head + _CRC.pack(checksum(covered)) + covered
 

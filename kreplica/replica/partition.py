@@ -779,14 +779,16 @@ class Partition:
             return log.maybe_increment_high_watermark(offset) is not None
 
     def maybe_increment_log_start_offset(self, offset: int, leader_epoch: int) -> bool:
-        """As a follower, delete what the leader has deleted. Return whether the log start moved."""
+        """Delete what the leader has deleted, as a follower. Return whether the log start moved."""
         with self.leader_isr_update_lock:
             log = self._follower_log(leader_epoch)
             return log.maybe_increment_log_start_offset(min(offset, log.high_watermark))
 
     def truncate_to(self, offset: int) -> bool:
-        """As a follower, remove everything from `offset` on. Raises NotLeaderOrFollower for a leader, which
-        never truncates."""
+        """Remove everything from `offset` on, as a follower. Return whether anything was removed.
+
+        Raises NotLeaderOrFollower for a leader, which never truncates.
+        """
         with self.leader_isr_update_lock:
             log = self._follower_log()
             if offset > log.log_start_offset:
@@ -802,7 +804,7 @@ class Partition:
             return self._start_over_at(log, offset if self.may_be_elected else 0)
 
     def truncate_fully_and_start_at(self, offset: int) -> None:
-        """As a follower, remove everything and begin again at `offset`."""
+        """Remove everything and begin again at `offset`, as a follower."""
         with self.leader_isr_update_lock:
             self._start_over_at(self._follower_log(), offset)
 

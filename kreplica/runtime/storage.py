@@ -412,7 +412,7 @@ class UnflushedStorage(FileStorage):
     """
 
     def open_region(self, path: str, capacity: int, *, writable: bool, create: bool = False) -> Region:
-        """As FileStorage; the region's `flush` returns at once."""
+        """Open the file as a Region whose `flush` returns at once."""
         return UnflushedRegion(path, capacity, writable=writable, create=create)
 
     def write_file_atomically(self, path: str, data: bytes, *, flush_name: bool = True) -> None:  # noqa: ARG002

@@ -356,7 +356,7 @@ class NodeCluster(SimMachines):
         return super().shut_down(node_id, timeout_ms)
 
     def power_cut(self, broker_id: int, chance: Random | None = None, *, keeps_names: bool = False) -> None:
-        """As SimMachines.power_cut; the image's last write may be lost, too."""
+        """Cut the machine's power as SimMachines does; the image's last write may be lost, too."""
         super().power_cut(broker_id, chance, keeps_names=keeps_names)
         if chance is None or chance.randrange(2):
             self.images[broker_id].store.lose_last_write()
