@@ -1,4 +1,4 @@
-"""Following: how a member replicates its leader's log: Fetch, divergence, snapshots.
+"""Following: replicates the leader's log by Fetch, truncates where logs diverge, and fetches snapshots.
 
 A follower flushes the records it received before it fetches again, because the offset of a fetch says what is
 on its disk. It truncates its log only where the leader reports a divergence, and never below the high
@@ -163,7 +163,7 @@ class Following:
                     return 0
                 return NEVER_MS
             # An observer asks all nodes until one knows the next leader. It must not delay an election if
-            # other nodes still take it for a voter.
+            # other nodes still consider it a voter.
             state.has_fetched = False
             return self.find_leader()
         due_ms = self._membership_requests.poll(state, now_ms)

@@ -103,7 +103,7 @@ class DelayedOperationPurgatory:
         return self._native.drain()
 
     def _deadline_ms(self, timeout_ms: int) -> int:
-        # Callers may pass a huge timeout to mean "for ever".
+        # Callers may pass a huge timeout to mean "forever".
         return min(self.now_ms() + max(timeout_ms, 0), NEVER)
 
     # ---- the alarm ----------------------------------------------------------------------------------------
