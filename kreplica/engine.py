@@ -393,9 +393,7 @@ class Log:
     def recovery(self) -> Recovery:
         """What recovery did when the log was opened."""
         self._log.offsets_lock.look()
-        recovered = self._log.recovered
-        assert isinstance(recovered, Recovery)
-        return recovered
+        return self._log.recovered
 
     @property
     def config(self) -> LogConfig:

@@ -151,7 +151,6 @@ def _new(path: str, wanted: NewLog, config: LogConfig, storage: Storage, clock: 
         ProducerStateManager(storage, path, ()),
         clock,
     )
-    log.recovered = Recovery()
     log.reopen = partial(_reopen, clock=clock)
     log.flush_state()
     local.flush_names()
@@ -532,8 +531,8 @@ class _LogLoader:
             self.clock,
             stopped_at=self.scan.damage,
             damages=self.scan.known,
+            recovered=self.recovery,
         )
-        log.recovered = self.recovery
         log.reopen = partial(_reopen, clock=self.clock)
         return log
 

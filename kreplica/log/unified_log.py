@@ -71,6 +71,7 @@ from kreplica.log.producer_append_info import (
     ProducerStateEntry,
 )
 from kreplica.log.producer_state_manager import ProducerStateManager
+from kreplica.log.recovery_scan import Recovery
 from kreplica.log.transaction_index import AbortedFilter, AbortedTxn
 from kreplica.record.batch_header import BASE_OFFSET, HEADER_BYTES, LAST_OFFSET_DELTA
 from kreplica.record.control import EndTransactionMarker, build_end_transaction_marker
@@ -158,6 +159,7 @@ class UnifiedLog:
 
     `state`: the log's offsets. `stopped_at`: the damage at which recovery stopped; the log is then read-only.
     `damages`: all ranges that are known to be damaged; readers stop at them, and appends go on.
+    `recovered`: what was done to open the log.
     """
 
     __slots__ = (
@@ -205,6 +207,7 @@ class UnifiedLog:
         *,
         stopped_at: Damage | None = None,
         damages: Damages = NO_DAMAGE,
+        recovered: Recovery | None = None,
     ) -> None:
         self.topic_partition = topic_partition
         self.local = local
@@ -213,8 +216,7 @@ class UnifiedLog:
         self.producers = producers
         self.stopped_at = stopped_at
         self.closed = False
-        # What recovery did, for display: a recovery_scan.Recovery.
-        self.recovered: object = None
+        self.recovered = Recovery() if recovered is None else recovered
         # The id in partition.metadata, once it was read.
         self.topic_id: Uuid | None = None
         # Called with the paths of files renamed to .deleted, to be removed after file.delete.delay.ms.

@@ -21,7 +21,6 @@ from kreplica.log.damage import DamageFile, Damages
 from kreplica.log.file_names import LOG_SUFFIX, STATE_FILE, TXN_INDEX_SUFFIX, file_name, parse_file_name
 from kreplica.log.leader_epoch_file_cache import LeaderEpochFileCache
 from kreplica.log.log_loader import OpenOptions
-from kreplica.log.recovery_scan import Recovery
 from kreplica.log.repair.plan import BLOCKED, CUT, Finding, PartitionPlan, make_plan
 from kreplica.log.repair.rewrite import add, rewrite
 from kreplica.log.transaction_index import TORN
@@ -141,7 +140,6 @@ def _reopen(
     damage = log.damage
     log.close()
     recovered = log.recovered
-    assert isinstance(recovered, Recovery)
     if damage is not None:
         text = f"recovery still finds it: {damage.reason}"
         plan.findings.append(

@@ -18,6 +18,7 @@ from kreplica.common.errors import KreplicaError, StorageFull, StorageIOError
 from kreplica.common.leader_and_isr import LeaderAndIsr, LeaderRecoveryState
 from kreplica.common.types import TopicPartition, Uuid
 from kreplica.common.wire import error_of
+from kreplica.log.recovery_scan import Recovery
 from kreplica.log.scrubber import Scrubber
 from kreplica.sim import client
 from kreplica.sim.faults import flip_a_bit
@@ -464,7 +465,7 @@ def recovery(script: Transcript, arguments: Arguments) -> Iterator[str]:
         yield f"{broker_id}  {_absent(script, broker_id) if log is None else _recovered(log.recovered)}"
 
 
-def _recovered(recovery: Any) -> str:
+def _recovered(recovery: Recovery) -> str:
     return "nothing" if recovery.clean else f"{recovery.scanned_bytes} bytes read through"
 
 
