@@ -21,6 +21,8 @@ from kreplica.log.file_names import DAMAGE_FILE, LOG_SUFFIX, parse_file_name
 VERSION = 1
 # The limit for a damage file; a file with more ranges is invalid.
 MAX_RANGES = 100_000
+# The reason of a range whose bytes are missing from the end of a file.
+CUT_SHORT = "the file is cut short"
 
 
 @dataclass(frozen=True, slots=True)

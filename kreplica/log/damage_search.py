@@ -15,7 +15,7 @@ from kreplica._core.log_segment import LogSegment
 from kreplica._core.status import NAMES, raise_status
 from kreplica.common.errors import CorruptMessage
 from kreplica.common.types import INT64_MAX
-from kreplica.log.damage import Damage, DamageFile, Damages
+from kreplica.log.damage import CUT_SHORT, Damage, DamageFile, Damages
 from kreplica.log.leader_epoch_file_cache import LeaderEpochFileCache
 from kreplica.log.local_log import LocalLog, LogSegments
 from kreplica.log.log_tail import only_zeros
@@ -24,7 +24,6 @@ from kreplica.log.log_tail import only_zeros
 LARGEST_GAP = 1 << 30
 # The bytes to read in one step of a search that a caller waits for.
 SEARCH_BYTES = 8 << 20
-MISSING = "the file is cut short"
 # No batch has this leader epoch, so the first one is compared with the log's.
 NO_BATCH_YET = -2
 
@@ -235,7 +234,7 @@ def missing_behind(segment: LogSegment, end: int, following: int) -> Damage | No
     """
     if not 0 < following - end <= LARGEST_GAP:
         return None
-    return Damage(end, following, segment.region.path, segment.size, segment.size, MISSING)
+    return Damage(end, following, segment.region.path, segment.size, segment.size, CUT_SHORT)
 
 
 def gaps(segments: LogSegments) -> list[Damage]:

@@ -15,8 +15,7 @@ from kreplica._core.region import Slice
 from kreplica.common.errors import CorruptMessage, exception_for
 from kreplica.common.types import INT64_MAX
 from kreplica.log import quarantine
-from kreplica.log.damage import Damage
-from kreplica.log.damage_search import MISSING
+from kreplica.log.damage import CUT_SHORT, Damage
 from kreplica.log.file_names import LOG_SUFFIX, STATE_FILE
 from kreplica.log.log_directory import LogDirectory
 from kreplica.log.unified_log import UnifiedLog
@@ -166,7 +165,7 @@ class LogWalk:
         following = self.end_offset if last else self.segments[self._index + 1].base_offset
         if first < following:
             path, at = segment.region.path, segment.size
-            self.lost.append(Damage(first, following, path, at, at, MISSING))
+            self.lost.append(Damage(first, following, path, at, at, CUT_SHORT))
             self.next_offset = following
 
     def _note_missing(self) -> None:

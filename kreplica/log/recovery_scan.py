@@ -28,8 +28,8 @@ from kreplica._core.records import RecordBatch, batches
 from kreplica._core.status import NAMES
 from kreplica.common.errors import InvalidFile
 from kreplica.common.types import INT64_MAX
-from kreplica.log.damage import Damage, Damages
-from kreplica.log.damage_search import LARGEST_GAP, MISSING
+from kreplica.log.damage import CUT_SHORT, Damage, Damages
+from kreplica.log.damage_search import LARGEST_GAP
 from kreplica.log.leader_epoch_file_cache import LeaderEpochFileCache
 from kreplica.log.local_log import LocalLog
 from kreplica.log.log_tail import CutTail, LogTail, only_zeros
@@ -244,10 +244,10 @@ class RecoveryScan:
         if self._was_safe(before, before.size, flushed):
             path = before.region.path
             self.damage = Damage(
-                self._next_offset, segment.base_offset, path, before.size, before.size, MISSING
+                self._next_offset, segment.base_offset, path, before.size, before.size, CUT_SHORT
             )
         else:
-            self._tail.drop_from(segments, index, MISSING)
+            self._tail.drop_from(segments, index, CUT_SHORT)
         return False
 
     def _find_wrong_batch(
@@ -327,7 +327,7 @@ class RecoveryScan:
                 segment.region.path,
                 segment.size,
                 segment.size,
-                MISSING,
+                CUT_SHORT,
             )
 
     def _damage_at(self, segments: list[LogSegment], index: int, position: int, reason: str) -> Damage:

@@ -16,7 +16,7 @@ from kreplica._core.log_state import LogStanding, read_standing
 from kreplica.common.errors import KafkaStorageError, KreplicaError
 from kreplica.common.types import INT32_MAX
 from kreplica.log.checkpoint import LEADER_EPOCH_CHECKPOINT, EpochEntry, LeaderEpochCheckpointFile
-from kreplica.log.damage_search import MISSING
+from kreplica.log.damage import CUT_SHORT
 from kreplica.log.file_names import (
     LOG_SUFFIX,
     SETTINGS_FILE,
@@ -354,7 +354,7 @@ class _Planner:
         yield from found.bad
         at_end = found.bad and found.bad[-1].end_position == found.size
         if missing_to is not None and not at_end:
-            yield BadRange(found.size, found.size, found.next_offset, missing_to, MISSING, False)
+            yield BadRange(found.size, found.size, found.next_offset, missing_to, CUT_SHORT, False)
 
     def _edit(self, found: SegmentSurvey, bad: BadRange, *, is_last: bool) -> list[Edit]:
         following, path = bad.next_offset, self._path(found.base_offset)
