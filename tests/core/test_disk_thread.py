@@ -265,7 +265,7 @@ def test_the_wait_of_the_oldest_job_is_reported(disk: DiskThread, tmp_path: Path
     assert disk.waiting_ms == 0
     large = bytes(100_000)
     while not disk.waiting_ms:
-        # It may be done before anybody looks: then another one.
+        # It may be done before the test looks: then submit another one.
         disk.submit(AppendJob(build([large]), log.segment, log.state, 0))
         count += 1
     taken(disk, count)

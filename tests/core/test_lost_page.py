@@ -1,4 +1,4 @@
-"""A batch in a mapped file that somebody truncates: an error, never the zeros in the lost page's place."""
+"""A batch in a mapped file that is truncated from outside: an error, never zeros in the lost page's place."""
 
 import os
 

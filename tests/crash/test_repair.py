@@ -180,7 +180,7 @@ def test_a_repair_that_stops_anywhere_loses_nothing(ending, stop_at, power, seed
     noise = random.Random(seed)
     storage = storage.after_power_cut(noise) if power else storage.after_kill()
     if seed % 2 and not (ending == "killed" and power):
-        # Somebody opens the log before it is repaired again. (What was never flushed, recovery cuts.)
+        # The log is opened before it is repaired again. (Recovery cuts what was never flushed.)
         log = open_log(storage)
         log.close()
     assert all(not f.is_open for f in mend(storage))

@@ -1,4 +1,4 @@
-"""`kreplica format` and `kreplica serve` as somebody types them: what they say, and how they end."""
+"""`kreplica format` and `kreplica serve` as typed in a terminal: what they print, and how they end."""
 
 from __future__ import annotations
 
@@ -237,7 +237,7 @@ def test_one_that_is_ended_while_it_starts_starts_again(tmp_path: Path, number: 
 
 def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
     with NodeProcesses(tmp_path, 3) as nodes:
-        # It asks others to take over, who do not answer.
+        # It asks the others to take over, but they do not answer.
         nodes.pause(1)
         nodes.pause(2)
         os.kill(nodes.pid(3), signal.SIGTERM)

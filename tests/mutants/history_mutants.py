@@ -127,7 +127,7 @@ def cut_what_has_left_the_fetcher(fetched: Replacement) -> Replacement:
 
 @history_mutant(ReplicaManager, "checkpoint_high_watermarks")
 def forget_marks_without_a_leader(_: Replacement) -> Replacement:
-    """The checkpoint of high watermarks has only partitions that are led by somebody (KAFKA-1647)."""
+    """The checkpoint of high watermarks has only partitions that have a leader (KAFKA-1647)."""
 
     def checkpoint(manager: Any) -> None:
         for directory in manager.log_manager._online():

@@ -173,7 +173,7 @@ def show_the_uncommitted(fetch_records: Replacement) -> Replacement:
 
 @mutant(UnifiedLog, "upper_bound")
 def show_open_transactions(upper_bound: Replacement) -> Replacement:
-    """Who reads what is committed is given what all replicas have, whatever becomes of its transaction."""
+    """Readers of committed records get all that the replicas have, whatever becomes of its transaction."""
 
     def bound(log: Any, isolation: str) -> Any:
         return upper_bound(log, "high_watermark" if isolation == "txn_committed" else isolation)
@@ -193,7 +193,7 @@ def keep_quiet_about_aborts(_: Replacement) -> Replacement:
 
 @mutant(ScriptedController, "decide")
 def forget_the_leader(decide: Replacement) -> Replacement:
-    """A change of the ISR leaves out the leader, who did not name itself."""
+    """A change of the ISR leaves out the leader, which did not name itself."""
 
     def decide_without(controller: Any, topic_partition: Any, **changes: Any) -> Any:
         leader = changes.get("leader", controller.partitions[topic_partition].leader)

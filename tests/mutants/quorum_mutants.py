@@ -96,7 +96,7 @@ def count_who_is_removed(update: Replacement) -> Replacement:
 
 @quorum_mutant(LeaderState, "update_high_watermark")
 def count_from_before_the_epoch(update: Replacement) -> Replacement:
-    """A leader commits records of earlier epochs by counting who has them (Raft, figure 8)."""
+    """A leader commits records of earlier epochs by counting their replicas (Raft, figure 8)."""
 
     def count(state: Any, flushed_offset: int) -> Any:
         start, state.epoch_start_offset = state.epoch_start_offset, -1

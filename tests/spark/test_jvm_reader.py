@@ -1,4 +1,4 @@
-"""The JVM reader: how its jar is made and found, who reads what, and what it spares Spark."""
+"""The JVM reader: how its jar is made and found, which reader reads what, and what it spares Spark."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_the_sources_are_good_java(tmp_path: Path) -> None:
     assert ran.returncode == 0, ran.stderr
 
 
-# ---- who reads --------------------------------------------------------------------------------------------
+# ---- the choice of a reader -------------------------------------------------------------------------------
 
 
 def test_the_jvm_reads_directories_without_python(spark: SparkSession, tmp_path: Path) -> None:

@@ -67,7 +67,7 @@ def test_native_modules_have_a_declaration() -> None:
 
 
 def test_sources_open_with_their_contract() -> None:
-    """A module says first what it is for, who owns what, and which threads may come."""
+    """A module opens with its purpose, its ownership, and the threads that may call it."""
     silent = []
     packages = ("kreplica", "bindings", "spark_connector")
     for path in [path for top in packages for path in source_files(".py", ".pyx", under=top)]:

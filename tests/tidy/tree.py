@@ -1,4 +1,4 @@
-"""What the tests of the tree read: its files as git knows them, and who imports what."""
+"""What the tests of the tree read: its files as git knows them, and their imports."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def places(stream: bindings.ArrowStream) -> list[tuple[str, int, int]]:
     return list(zip(*columns, strict=True))
 
 
-# ---- who takes it ---------------------------------------------------------------------------------------
+# ---- readers of the stream ------------------------------------------------------------------------------
 
 
 def test_pyarrow_takes_it(node: Path) -> None:

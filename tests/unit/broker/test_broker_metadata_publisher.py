@@ -217,7 +217,7 @@ def test_a_replica_that_was_moved_to_another_broker_meanwhile_is_a_stray(stage: 
     stage.apply(change(replicas=(1,), isr=(1,), directories=(Uuid.ZERO,)))
     stage.start(2)
     stage.cluster.pass_time(60_000)
-    # The topic is there still: what is kept may be of use to somebody.
+    # The topic still exists, so the stray log may be of use and is kept.
     (name,) = stage.names(2)
     assert name.endswith("-stray")
 

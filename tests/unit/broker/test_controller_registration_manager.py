@@ -99,7 +99,7 @@ def test_another_life_registers_anew(stage: Stage) -> None:
     stage.version(25)
     assert len(stage.sent) == 1
     stage.registered(OWN)
-    # Somebody else has taken this node's id meanwhile, or an old request came late.
+    # Another process has taken this node's id meanwhile, or an old request came late.
     stage.registered(OTHER)
     assert len(stage.sent) == 2
 

@@ -33,7 +33,7 @@ CREATE = CreateTopicsRequest(topics=(TOPIC,), timeout=timedelta(seconds=1), vali
 
 
 class Cluster(VirtualMachine):
-    """Nodes 1 and 2, each with its idea of who the controller is; requests reach the other's channel."""
+    """Nodes 1 and 2, each with its own view of the active controller; requests reach the other's channel."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""WriteTxnMarkers to simulated brokers: by a coordinator, and by an operator who ends what hangs."""
+"""WriteTxnMarkers to simulated brokers: by a coordinator, and by an operator for a hanging transaction."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`kreplica offsets`: counts, gaps, who is behind, and how far a group is."""
+"""`kreplica offsets`: counts, gaps, replicas that lag, and how far a group is."""
 
 from __future__ import annotations
 

@@ -122,7 +122,7 @@ def test_a_leader_that_hangs_is_not_waited_for(acks):
     stage.pass_time(300)
     stage.elect(2, isr=[2, 3])
     stage.pass_time(200)
-    # What would be there twice is not sent to somebody else as long as the first may answer.
+    # A batch that might be appended twice is not sent to another broker as long as the first may answer.
     assert [future.done() for future in futures] == [acks == -1] * 2
     stage.cluster.resume(1)
     outcomes = stage.until_done(*futures)

@@ -1,4 +1,4 @@
-"""ControllerRequests: who is asked, when again, and when no more."""
+"""ControllerRequests: which node is asked, when a request is retried, and when it fails."""
 
 from __future__ import annotations
 

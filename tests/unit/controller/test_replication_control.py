@@ -102,7 +102,7 @@ def test_a_leader_hands_over_to_another_in_sync() -> None:
         ErrorCode.unknown_topic_or_partition,
     ]
     assert [stage.state("orders", number).leader for number in range(3)] == [1, 0, 0]
-    # Who is behind says so himself, when he follows.
+    # The old leader stays in the ISR: it reports that it lags once it follows.
     assert stage.state("orders").isr == (0, 1)
     stage.fence(0, 1)
     assert elect(stage, HANDOVER, 0) == [ErrorCode.election_not_needed]

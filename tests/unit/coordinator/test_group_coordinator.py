@@ -202,7 +202,7 @@ def test_a_static_member_takes_its_place_again_without_a_rebalance(stage):
     assert again.member_id != first.member_id
     assert (again.generation_id, again.skip_assignment) == (1, True)
     assert stage.begin_sync(again, instance="one").result(0).assignment == b"work"
-    # Who had the place is fenced, whatever it asks.
+    # The member that had the place is fenced, whatever it asks.
     assert isinstance(stage.heartbeat(first, "one"), errors.FencedInstanceId)
     assert isinstance(stage.commit(3, first, instance="one"), errors.FencedInstanceId)
     stage.fail_over()

@@ -1,4 +1,4 @@
-"""What logs are configured to, by topic and by default, and who hears of a change."""
+"""The settings of logs, by topic and by default, and the listeners of changes."""
 
 from __future__ import annotations
 

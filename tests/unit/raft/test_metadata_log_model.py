@@ -156,7 +156,7 @@ def test_no_history_of_a_quorum_cuts_what_is_committed(history: list[tuple[str, 
             quorum.check()
     except FatalTruncation as error:
         raise AssertionError("committed records were to be cut") from error
-    # At last one leads whom the others follow to the same end.
+    # At last one node leads, and the others follow it to the same end.
     quorum.leader = None
     for node in VOTERS:
         quorum.elect(node, 1)

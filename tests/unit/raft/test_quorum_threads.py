@@ -1,6 +1,7 @@
-"""A quorum in one process with real threads: who waits for its disk lets the others run, and none runs twice.
+"""A quorum in one process with real threads: a node that waits for its disk lets the others run.
 
-The disks are simulated, and belong to one node each: a second thread in a node would break them.
+No node runs in two threads at once. The disks are simulated, and belong to one node each: a second thread in
+a node would break them.
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ def test_votes_are_counted_once_and_only_of_voters():
     assert not votes.is_lost
     votes.record(5, False)
     assert votes.is_lost
-    # Who refused may have learned better.
+    # A voter that refused may grant its vote later.
     votes.record(4, True)
     assert votes.is_won
 

@@ -252,7 +252,7 @@ def test_a_range_that_no_replica_can_fill_does_not_delay_another() -> None:
     assert [damage.first_offset for damage in at.partition(2).local_log.damages] == [9]
 
 
-# ---- who may not help --------------------------------------------------------------------------------------
+# ---- replicas that may not help ----------------------------------------------------------------------------
 
 
 def test_a_replica_of_another_leader_epoch_is_not_believed() -> None:

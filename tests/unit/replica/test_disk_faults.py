@@ -102,7 +102,7 @@ def test_a_leader_without_room_says_so(caplog: pytest.LogCaptureFixture) -> None
 
 
 def hand_over(at: Replicas) -> list[int]:
-    """Let the controller do as it is asked from now on; who has led since."""
+    """Let the controller grant requests for a handover from now on; return the leaders that it elects."""
     led: list[int] = []
 
     def elect(broker_id: int, topic_partition: TopicPartition) -> None:

@@ -1,4 +1,4 @@
-"""Fetch sessions: who may go on with which, what is looked at, and who is let in when the cache is full."""
+"""Fetch sessions: which requests may continue one, what is checked, and which ones a full cache admits."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ def test_a_leader_that_missed_an_epoch_forgets_the_log_ends_of_followers(replica
     assert replicas.node(2).log.log_end_offset == 0
     mark = replicas.node(1).partition.watermark
     replicas.lead(1)
-    assert replicas.leader.watermark is mark  # nothing was cut here, so who waits may go on waiting
+    assert replicas.leader.watermark is mark  # nothing was cut here, so requests may go on waiting
     assert [r.log_end_offset for r in replicas.leader.remote_replicas] == [NO_OFFSET, NO_OFFSET]
     replicas.catch_up(3)
     assert replicas.high_watermark == 0
@@ -439,7 +439,7 @@ def test_a_log_that_could_not_roll_takes_no_second_append(refused):
 
 
 def test_a_query_of_a_role_that_has_ended_meanwhile_is_no_error() -> None:
-    """Who has just committed records asks so before it answers producers, in another thread than this."""
+    """The thread that has just committed records asks so before it answers producers; this is another one."""
     at = Replicas(min_insync_replicas=2)
     at.lead(1)
     partition = at.leader

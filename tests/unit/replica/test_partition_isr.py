@@ -1,4 +1,4 @@
-"""Who joins the ISR and who leaves it, what the controller answers, and why."""
+"""Which followers join and leave the ISR and why, and what the controller answers."""
 
 from __future__ import annotations
 

@@ -407,7 +407,7 @@ def test_a_throttled_follower_waits_while_it_is_out_of_sync(role: str) -> None:
     at.pass_time(20_000)
     assert 0 < at.partition(3).log_end_offset < 40
     assert at.partition(1).isr == (1, 2)
-    # Who is in sync and who is not listed go on.
+    # Replicas in sync, and partitions that are not listed, go on.
     assert at.partition(2).log_end_offset == at.partition(3, 1).log_end_offset == 40
     at.pass_time(1_000_000)
     assert at.partition(3).log_end_offset == 40

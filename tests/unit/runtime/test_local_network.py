@@ -1,4 +1,4 @@
-"""The network of one process: who runs the tasks, in what order, and what becomes of calls that fail."""
+"""The network of one process: which thread runs the tasks, in what order, and what failed calls return."""
 
 from __future__ import annotations
 

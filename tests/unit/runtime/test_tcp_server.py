@@ -291,8 +291,8 @@ def test_answers_to_one_that_left_are_dropped(start: Start) -> None:
     answer.set_result([framed(b"unread")])
     with connected(address) as client:
         client.sendall(framed(body(2)))
-        waiting.asked.get(timeout=WAIT_S)[1].set_result([framed(b"somebody")])
-        assert read_frame(client) == b"somebody"
+        waiting.asked.get(timeout=WAIT_S)[1].set_result([framed(b"read")])
+        assert read_frame(client) == b"read"
 
 
 @pytest.mark.parametrize("size", [-(2**31), -1, 0, 7, (1 << 20) + 1, 2**31 - 1])

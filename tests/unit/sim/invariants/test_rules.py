@@ -1,4 +1,4 @@
-"""IsrGrowth: whom a leader may want in its ISR that lacks what is committed."""
+"""IsrGrowth: which replicas without all committed records a leader may propose for its ISR."""
 
 from __future__ import annotations
 

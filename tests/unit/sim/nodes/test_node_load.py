@@ -85,5 +85,5 @@ def test_no_voter_change_is_asked_for_without_a_leader():
     changes = VoterChanges(cluster, cluster.client, Random(1))
     assert changes.ask() is None
     cluster.boot()
-    # Who votes alone stays.
+    # The only voter stays.
     assert changes.ask() is None
