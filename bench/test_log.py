@@ -21,9 +21,8 @@ from kreplica._core.batch_walk import AT_END, SegmentWalk
 from kreplica._core.crc32c import checksum
 from kreplica._core.log_segment import LogSegment
 from kreplica._core.log_state import LogState
-from kreplica._core.offset_index import OffsetIndex
 from kreplica._core.region import Region
-from kreplica._core.time_index import TimeIndex
+from kreplica._core.segment_index import OffsetIndex, TimeIndex
 
 ROUND_BYTES = 512 << 20
 SUSTAINED_BYTES = 4 << 30

@@ -18,11 +18,10 @@ from bench import memory
 from kreplica._core import benchmarks
 from kreplica._core.batch_walk import AT_END, SegmentWalk
 from kreplica._core.log_segment import LogSegment
-from kreplica._core.offset_index import OffsetIndex
 from kreplica._core.offset_map import OffsetMap
 from kreplica._core.record_filter import RecordFilter
 from kreplica._core.region import Region
-from kreplica._core.time_index import TimeIndex
+from kreplica._core.segment_index import OffsetIndex, TimeIndex
 from kreplica.common.config import LogConfig
 from kreplica.common.types import TopicPartition
 from kreplica.log import log_loader

@@ -7,10 +7,9 @@
 from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t
 
 from kreplica._core.log_state cimport LogState
-from kreplica._core.offset_index cimport OffsetIndex
 from kreplica._core.record_batch cimport BatchHeader
 from kreplica._core.region cimport Region, Slice, kr_guarded
-from kreplica._core.time_index cimport TimeIndex
+from kreplica._core.segment_index cimport OffsetIndex, TimeIndex
 
 cdef enum:
     MAX_RELATIVE_OFFSET = 0x7FFFFFFF      # the largest offset relative to a segment's base that fits an index entry

@@ -4,9 +4,8 @@ from typing_extensions import Buffer
 
 from kreplica._core.batch_builder import BatchBuilder, _Records
 from kreplica._core.log_state import LogState
-from kreplica._core.offset_index import OffsetIndex
 from kreplica._core.region import Region, Slice
-from kreplica._core.time_index import TimeIndex
+from kreplica._core.segment_index import OffsetIndex, TimeIndex
 
 class LogAppendInfo:
     base_offset: int

@@ -14,17 +14,16 @@ from kreplica._core.batch_builder cimport BatchBuilder
 from kreplica._core.big_endian cimport load32, load64, publish32, store32, store64
 from kreplica._core.crc32c cimport crc32c, crc32c_copy
 from kreplica._core.log_state cimport LogState
-from kreplica._core.offset_index cimport OffsetIndex, OffsetPosition
 from kreplica._core.record_batch cimport (
     CODEC_MASK, CONTROL, HEADER_SIZE, LOG_OVERHEAD, MAGIC, TRANSACTIONAL, BatchHeader, RecordScan,
     check_fields, check_produced_fields, parse_header, scan_records, stamp_log_append_time, stamp_max_timestamp,
 )
 from kreplica._core.region cimport Region, ensure_writable, kr_guard_call, kr_guarded, load_length, publish_length
+from kreplica._core.segment_index cimport IndexEntry, OffsetIndex, TimeIndex
 from kreplica._core.status cimport (
     BAD_BATCH_LENGTH, BAD_CRC, BAD_MAGIC, BAD_OFFSET_DELTA, END, FULL, NEEDS_LOOK, NEEDS_ROLL,
     OFFSET_OVERFLOW, OFFSET_REGRESSION, OK, PAGE_FAULT, SHORT_INPUT, TRAILING_BYTES, check,
 )
-from kreplica._core.time_index cimport TimeIndex
 
 cdef extern from *:
     void prefetch "__builtin_prefetch"(const void *p) nogil
@@ -245,7 +244,7 @@ cdef class LogSegment:
         if size > 0:
             status = ensure_writable(self.region, load_length(&self.region.r) + size)
         if status == OK and self.bytes_since_index > self.index_interval_bytes:
-            status = self.offset_index.prepare()
+            status = self.offset_index.prepare(False)
             if status == OK or status == FULL:
                 status = self.time_index.prepare(False)
             if status == FULL:
@@ -260,7 +259,7 @@ cdef class LogSegment:
             self.max_timestamp = max_timestamp
             self.offset_of_max_timestamp = last_offset
         if self.bytes_since_index > self.index_interval_bytes:
-            if self.offset_index.prepare() == OK:
+            if self.offset_index.prepare(False) == OK:
                 self.offset_index.put(last_offset, position)
             if self.time_index.prepare(False) == OK:
                 self.time_index.put(self.max_timestamp, self.offset_of_max_timestamp)
@@ -504,14 +503,14 @@ cdef class LogSegment:
     cdef int64_t hinted_at(self, int64_t offset, int64_t limit, Walk *w) noexcept nogil:
         # Where to start a search for `offset`; 0 if the index entry is wrong. An entry names the last offset of a
         # batch or, in Kafka's files, of a batch appended together with it.
-        cdef OffsetPosition hint
+        cdef IndexEntry hint
         cdef int status = self.offset_index.lookup(offset, &hint)
-        if status != OK or not 0 < hint.position < limit:
+        if status != OK or not 0 < hint.value < limit:
             return 0
-        status = self.peek_at(hint.position, limit, w)
-        while status == OK and w.last_offset < hint.offset:
+        status = self.peek_at(hint.value, limit, w)
+        while status == OK and w.last_offset < hint.key:
             status = self.next_at(limit, w)
-        return hint.position if status == OK and w.last_offset == hint.offset else 0
+        return hint.value if status == OK and w.last_offset == hint.key else 0
 
     cdef int locate(self, int64_t offset, int64_t behind, Walk *w) noexcept nogil:
         cdef int64_t limit = load_length(&self.region.r)

@@ -16,7 +16,6 @@ from libc.string cimport memcpy, memmove
 from kreplica._core cimport codec
 from kreplica._core.batch_walk cimport BatchWalk
 from kreplica._core.log_segment cimport MAX_RELATIVE_OFFSET, LogSegment, timestamp_of_records
-from kreplica._core.offset_index cimport OFFSET_ENTRY_SIZE
 from kreplica._core.offset_map cimport (
     OFFSET_MAP_GROUP, OffsetMap, kr_offset_entry, kr_offset_map_entry, kr_offset_map_find,
 )
@@ -27,11 +26,11 @@ from kreplica._core.record_batch cimport (
 from kreplica._core.records cimport RecordBatch
 from kreplica._core.region cimport is_writable, kr_guard_call, load_length, publish_length
 from kreplica._core.scratch cimport reserve
+from kreplica._core.segment_index cimport OFFSET_ENTRY_SIZE, TIME_ENTRY_SIZE
 from kreplica._core.status cimport (
     BAD_OFFSET_DELTA, BAD_RECORD_COUNT, BAD_RECORD_LENGTH, BAD_TIMESTAMP, BATCH_TOO_LARGE, NEEDS_GROWTH, NEEDS_LOOK,
     NEEDS_ROLL, OFFSET_OVERFLOW, OFFSET_REGRESSION, OK, OUT_OF_RANGE, TRAILING_BYTES, check,
 )
-from kreplica._core.time_index cimport TIME_ENTRY_SIZE
 from kreplica._core.varint cimport (
     read_varint, read_varlong, size_of_varlong, write_varint, write_varlong,
 )

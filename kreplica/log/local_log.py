@@ -14,10 +14,9 @@ from kreplica._core.crc32c import checksum
 from kreplica._core.log_segment import LogSegment
 from kreplica._core.log_state import LogStanding
 from kreplica._core.memory_region import MemoryFile
-from kreplica._core.offset_index import OffsetIndex
 from kreplica._core.records import batches
 from kreplica._core.region import Region
-from kreplica._core.time_index import TimeIndex
+from kreplica._core.segment_index import OffsetIndex, TimeIndex
 from kreplica.common.config import LogConfig
 from kreplica.common.errors import CorruptMessage, InvalidFile, KafkaStorageError, StorageIOError
 from kreplica.common.ports import Storage

@@ -10,12 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kreplica._core.log_segment import LogSegment
-from kreplica._core.offset_index import OffsetIndex
 from kreplica._core.offset_map import OffsetMap
 from kreplica._core.record_filter import RecordFilter
 from kreplica._core.records import RecordBatch
 from kreplica._core.region import Region, map_budget
-from kreplica._core.time_index import TimeIndex
+from kreplica._core.segment_index import OffsetIndex, TimeIndex
 from kreplica.common import errors
 from kreplica.record.compression import compress
 from tests.support.batches import batch_of, record_of, with_crc, with_field

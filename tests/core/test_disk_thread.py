@@ -16,9 +16,8 @@ from kreplica._core.append_job import AppendJob, PublishJob, RunJob
 from kreplica._core.disk_thread import DiskJob, DiskThread, FlushJob, Lane
 from kreplica._core.log_segment import LogSegment
 from kreplica._core.log_state import LogState, read_standing
-from kreplica._core.offset_index import OffsetIndex
 from kreplica._core.region import Region
-from kreplica._core.time_index import TimeIndex
+from kreplica._core.segment_index import OffsetIndex, TimeIndex
 from kreplica.common.errors import LogClosed
 from tests.support.batches import build, with_field
 

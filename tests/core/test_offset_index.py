@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kreplica._core.offset_index import OffsetIndex
+from kreplica._core.segment_index import OffsetIndex
 from kreplica.common import errors
 from tests.support.segments import contents, region
 

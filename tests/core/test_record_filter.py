@@ -10,11 +10,10 @@ from hypothesis import strategies as st
 
 from kreplica._core.batch_walk import Stop
 from kreplica._core.log_segment import LogSegment
-from kreplica._core.offset_index import OffsetIndex
 from kreplica._core.offset_map import OffsetMap
 from kreplica._core.record_filter import Fate, RecordFilter
 from kreplica._core.records import RecordBatch, batches
-from kreplica._core.time_index import TimeIndex
+from kreplica._core.segment_index import OffsetIndex, TimeIndex
 from kreplica.common import errors
 from tests.support.cleaning import (
     CONTROL,

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kreplica._core.time_index import TimeIndex
+from kreplica._core.segment_index import TimeIndex
 from kreplica.common import errors
 from tests.support.segments import contents, region
 

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from kreplica._core.log_segment import LogSegment
 from kreplica._core.log_state import LogState
 from kreplica._core.memory_region import MemoryFile
-from kreplica._core.offset_index import OffsetIndex
 from kreplica._core.region import Region
-from kreplica._core.time_index import TimeIndex
+from kreplica._core.segment_index import OffsetIndex, TimeIndex
 from tests.support.batches import build
 
 MIB = 1 << 20

@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from kreplica._core.batch_walk import AT_END, SOUND, SegmentWalk, resync
 from kreplica._core.log_segment import LogSegment
 from kreplica._core.memory_region import MemoryFile
-from kreplica._core.offset_index import OffsetIndex
 from kreplica._core.records import RecordBatch
+from kreplica._core.segment_index import OffsetIndex, TimeIndex
 from kreplica._core.status import NAMES
-from kreplica._core.time_index import TimeIndex
 from kreplica.common.types import INT32_MAX
 
 if TYPE_CHECKING:
