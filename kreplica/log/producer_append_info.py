@@ -227,10 +227,8 @@ class ProducerAppendInfo(ProducerStateEntry):
             self._set_epoch(epoch)
         if is_transactional != (self.current_txn_first_offset != NO_OFFSET):
             self._begin_txn(is_transactional, first_offset)
-        batches = self.batches
-        assert not batches or batches[-1].last_offset < first_offset, (batches[-1], first_offset)
         batch = BatchMetadata(last_sequence, last_offset, last_offset - first_offset, last_timestamp)
-        self.batches = (*batches[1 - BATCHES_TO_RETAIN :], batch)
+        self.batches = (*self.batches[1 - BATCHES_TO_RETAIN :], batch)
         self.last_timestamp = last_timestamp
         return None
 
