@@ -19,11 +19,10 @@ from kreplica.common.errors import (
     StorageFull,
     StorageIOError,
 )
-from kreplica.common.types import TopicPartition
+from kreplica.common.types import ACKS_LEADER, TopicPartition
 from kreplica.log import splice as splice_module
 from kreplica.log.file_names import DAMAGE_FILE, STATE_FILE
 from kreplica.log.unified_log import UnifiedLog
-from kreplica.replica.delayed_requests import ACKS_LEADER
 from kreplica.replica.partition_state import IsrChangeReason
 from kreplica.sim.machines import DIRECTORY
 from tests.support.replicas import Replicas, batch

@@ -8,12 +8,11 @@ from contextlib import suppress
 import pytest
 
 from kreplica._core.offset_map import OffsetMap
-from kreplica.common.types import AppendOrigin
+from kreplica.common.types import ACKS_LEADER, AppendOrigin
 from kreplica.log.cleaner import Cleaner
 from kreplica.log.scrubber import Scrubber
 from kreplica.log.unified_log import UnifiedLog
 from kreplica.record.control import EndTransactionMarker, build_end_transaction_marker
-from kreplica.replica.delayed_requests import ACKS_LEADER
 from tests.support.batches import build
 from tests.support.replicas import Replicas
 from tests.unit.replica.test_damage_repair import T0, Died, flip, image, place

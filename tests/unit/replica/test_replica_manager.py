@@ -22,9 +22,8 @@ from kreplica.common.errors import (
     StorageIOError,
     UnknownTopicOrPartition,
 )
-from kreplica.common.types import TopicPartition, Uuid
+from kreplica.common.types import ACKS_LEADER, ACKS_NONE, TopicPartition, Uuid
 from kreplica.replica.delayed_fetch import CONSUMER, FetchParams
-from kreplica.replica.delayed_requests import ACKS_LEADER, ACKS_NONE
 from kreplica.replica.fetch_session import CachedPartition, FetchSession
 from tests.support.batches import build
 from tests.support.logs import get_or_create_log

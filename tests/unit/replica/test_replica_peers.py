@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kreplica.common.types import TopicPartition
-from kreplica.replica.delayed_requests import ACKS_LEADER
+from kreplica.common.types import ACKS_LEADER, TopicPartition
 from kreplica.replica.partition_state import IsrChangeReason
 from tests.support.replicas import Replicas, batch
 
