@@ -503,12 +503,14 @@ def serve(
     ] = None,
     listen: Annotated[
         str | None,
-        typer.Option(metavar="HOST:PORT", help="Address to listen on for clients. Default: 127.0.0.1:9092."),
+        typer.Option(
+            metavar="[HOST]:PORT", help="Address to listen on for clients. Default: 127.0.0.1:9092."
+        ),
     ] = None,
     controller_listen: Annotated[
         str | None,
         typer.Option(
-            metavar="HOST:PORT", help="Address to listen on for the quorum. Default: that of --listen."
+            metavar="[HOST]:PORT", help="Address to listen on for the quorum. Default: that of --listen."
         ),
     ] = None,
     quorum: Annotated[

@@ -28,7 +28,7 @@ from kreplica.broker.api_versions import Scope
 from kreplica.broker.node import CONTROLLED_SHUTDOWN_MS
 from kreplica.common.errors import InvalidConfig, KreplicaError
 from kreplica.common.future import Future
-from kreplica.runtime.kafka_config import parse_address, read_config_file
+from kreplica.runtime.kafka_config import LOOPBACK, parse_address, read_config_file
 from kreplica.runtime.tcp_node import KafkaRaftServer
 
 if TYPE_CHECKING:
@@ -202,17 +202,21 @@ def from_flags(
     quorum: str | None,
     advertise: str | None,
 ) -> dict[str, object]:
-    """Return the properties, overridden by the flags. Raises ValueError if only one of two listeners is
-    given."""
+    """Return the properties, overridden by the flags; a listener without a host is on 127.0.0.1.
+
+    Raises ValueError if only one of two listeners is given.
+    """
     if controller_listen is not None and listen is None and "listeners" not in properties:
         listen = "127.0.0.1:9092"
     if (listen is None) != (controller_listen is None) and "listeners" in properties:
         raise ValueError(
             "the configuration file has listeners: give --listen and --controller-listen together, or neither"
         )
-    listeners = [f"PLAINTEXT://{listen}"] if listen is not None else []
-    if controller_listen is not None:
-        listeners.append(f"CONTROLLER://{controller_listen}")
+    listeners = [
+        f"{name}://{LOOPBACK if address.startswith(':') else ''}{address}"
+        for name, address in (("PLAINTEXT", listen), ("CONTROLLER", controller_listen))
+        if address is not None
+    ]
     given = {
         "node.id": node_id,
         "log.dirs": list(directories) or None,

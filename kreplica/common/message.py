@@ -50,7 +50,7 @@ from kreplica._core.message_schema import MessageSchema
 from kreplica._core.message_writer import MessageWriter
 from kreplica.common.error_code import ErrorCode
 from kreplica.common.errors import InvalidRecord, InvalidRequest, UnsupportedVersion
-from kreplica.common.locks import Lock
+from kreplica.common.locks import process_lock
 from kreplica.common.types import Uuid as KafkaUuid
 
 if TYPE_CHECKING:
@@ -395,7 +395,7 @@ _EMPTY: dict[str, Any] = {
 
 # (declared class, version) -> class of that version. Guarded by _VERSIONS_LOCK.
 _VERSIONS: dict[tuple[type[Message], int], type[Message]] = {}
-_VERSIONS_LOCK = Lock()
+_VERSIONS_LOCK = process_lock()
 
 
 def at(kind: type[M], version: int) -> type[M]:
