@@ -890,10 +890,10 @@ def watch(
 ) -> None:
     """Print changes of brokers, topics, partitions, settings and controllers as they happen.
 
-    Each change has a path, such as /brokers/topics/orders/partitions/0, and a version, its offset in the
-    metadata log. The quorum's leader is asked, at its own listener, which must be reachable from here. With
-    --directory a metadata log is read, also while its node runs; its last changes may not be committed yet.
-    Runs until it is stopped, or until --timeout.
+    Each change has a path, such as /brokers/topics/orders/partitions/0, and a version: its offset in the
+    metadata log; of /controller the epoch. The quorum's leader is asked, at its own listener, which must be
+    reachable from here. With --directory a metadata log is read, also while its node runs; its last changes
+    may not be committed yet. Runs until it is stopped, or until --timeout.
     """
     from kreplica.cli import watch as command
     from kreplica.cli.isr_history import metadata_log_in

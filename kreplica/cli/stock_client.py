@@ -19,7 +19,7 @@ from kreplica.common.wire import error_of
 # How long a command waits for the first answer of the cluster.
 CONNECT_S = 5.0
 # librdkafka reports unreachable addresses repeatedly; the command reports them once, at its end.
-QUIET = logging.getLogger("kreplica.cli.librdkafka")
+QUIET = logging.getLogger("kreplica.cli.stock_client")
 QUIET.addHandler(logging.NullHandler())
 QUIET.propagate = False
 

@@ -39,6 +39,8 @@ FETCH_BYTES = 1 << 20
 # How long a fetch waits at the leader, and how often files and a quorum without a leader are looked at.
 WAIT_MS = 500
 LOOK_S = 0.2
+# How long to try at first, and how long to wait for a leader once one has answered.
+CONNECT_S = 5.0
 NO_LEADER_S = 30.0
 
 
@@ -111,25 +113,26 @@ def of_quorum(bootstrap: str, *, from_beginning: bool, timeout_s: float | None) 
     """Yield the committed changes of a running quorum. Follows its leader.
 
     `from_beginning`: begin with the oldest change that the leader has. Ends after `timeout_s` seconds without
-    a change. Raises NetworkException if no leader of the quorum answers within NO_LEADER_S seconds.
+    a change. Raises NetworkException if no leader of the quorum answers within CONNECT_S seconds, or later
+    within NO_LEADER_S.
     """
     replay = TreeReplay()
-    is_caught_up = False
+    is_caught_up, patience_s = False, CONNECT_S
     changed_at = led_at = time.monotonic()
     while timeout_s is None or not is_caught_up or time.monotonic() - changed_at < timeout_s:
         try:
             with _Leader(bootstrap) as leader:
                 while timeout_s is None or not is_caught_up or time.monotonic() - changed_at < timeout_s:
                     changes, is_at_end = leader.fetch(replay)
-                    led_at = time.monotonic()
+                    led_at, patience_s = time.monotonic(), NO_LEADER_S
                     if changes:
                         changed_at = led_at
                     if from_beginning or is_caught_up:
                         yield from changes
                     is_caught_up = is_caught_up or is_at_end
         except (KreplicaError, OSError) as error:
-            if time.monotonic() - led_at > NO_LEADER_S:
-                raise NetworkException(f"no leader of the quorum answers: {error}") from error
+            if time.monotonic() - led_at > patience_s:
+                raise NetworkException(f"no leader of the quorum answers at {bootstrap}: {error}") from error
             time.sleep(LOOK_S)
 
 

@@ -229,8 +229,9 @@ class Cluster(ClusterAdministration):
         """Observe the cluster: iterate over the changes at `path` and below it, from now on.
 
         The paths are those of the metadata image, such as /brokers/ids/1, /brokers/topics/orders/partitions/0
-        and /config/2/orders (see docs/OPERATING.md). A change has a path, a version (the offset in the
-        metadata log, the same on every node), and the old and new value as plain data. Every change arrives
+        and /config/2/orders (see docs/OPERATING.md). A change has a path, a version that is the same on every
+        node (the change's offset in the metadata log; of /controller the epoch), and the old and new value as
+        plain data. Every change arrives
         once, also if nodes are killed. The iteration ends after `timeout` seconds without a change; without a
         timeout it waits forever. `initial`: start with what exists, as changes from None. The watch keeps up
         to `max_pending` changes that were not read; one more ends it with WatchOverflowed.

@@ -20,7 +20,8 @@ Some appends need a decision: a roll, a transaction, a new leader epoch. The own
 turn, once no append of the log is in flight, and before any later one. So appends of one connection or
 producer never overtake each other.
 
-The queue never calls its owner. `start`, `take_back` and `next` return what the owner has to act on.
+The queue makes no decision of its owner's. `start`, `take_back` and `next` return what the owner has to act
+on; `on_done` posts to the owner that a disk thread or a check has finished.
 
 Any other change to the log end or the segments is made under `UnifiedLog.lock`, which with a disk thread is a
 SettledLock (_core/log_lock.pxd). While it is held, no append is in flight, and the producer states of all

@@ -184,7 +184,7 @@ class CommittedBatch:
 
 
 class QuorumWord:
-    """Implements `kreplica.sim.invariants.controllers_word.ControllersWord`.
+    """Implements `kreplica.sim.invariants.cluster_view.ControllersWord`.
 
     `now`: the cluster after the decision that was returned last. `unclean_topics`: topics for which an
     unclean election was requested, whatever their settings. `reused_names`: names that more than one topic

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 import kreplica
 from kreplica.cli import watch
 from kreplica.cli.app import app
+from kreplica.common.errors import NetworkException
 from kreplica.metadata.image_paths import TreeChange
 from kreplica.metadata.image_writer import ImageStore
 from kreplica.metadata.metadata_loader import TreeReplay
@@ -54,6 +55,15 @@ def test_what_kafka_wrote_is_read() -> None:
 def test_wrong_arguments_are_refused(tmp_path: Path) -> None:
     assert "no metadata log" in run("--directory", tmp_path, exit_code=2)
     assert "is not a path" in run("orders", "--directory", KAFKA, exit_code=2)
+
+
+def test_a_wrong_address_is_an_error_before_the_patience_with_elections(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(watch, "CONNECT_S", 0.0)
+    monkeypatch.setattr(watch, "NO_LEADER_S", float("inf"))
+    with pytest.raises(NetworkException, match=r"no leader of the quorum answers at 127\.0\.0\.1:1"):
+        list(watch.of_quorum("127.0.0.1:1", from_beginning=False, timeout_s=3.0))
 
 
 @pytest.mark.parametrize(
