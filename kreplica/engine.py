@@ -195,9 +195,10 @@ class Log:
     ) -> Iterator[Record]:
         """Iterate over the records with offsets in [start, stop), in order; by default over the whole log.
 
-        `stop` defaults to the log end offset at the time of the call. `isolation`: "log_end",
-        "high_watermark", or "txn_committed", which skips aborted transactions and stops at the first open
-        one. Raises OffsetOutOfRange, DamagedLog, CorruptMessage.
+        `stop` defaults to the log end offset at the time of the call. If recovery stopped there at damage,
+        the iteration ends with DamagedLog. `isolation`: "log_end", "high_watermark", or "txn_committed",
+        which skips aborted transactions and stops at the first open one. Raises OffsetOutOfRange, DamagedLog,
+        CorruptMessage.
         """
         first = self.log_start_offset if start is None else integer("start", start)
         stop = _bound("stop", stop)
@@ -219,13 +220,17 @@ class Log:
         self._catch_up()
         first = self._log.log_start_offset if start is None else integer("start", start)
         cuts = self._cuts()
-        found = self._log.batches(first, _bound("stop", stop), isolation=isolation)
-        return self._guard_against_cuts(found, first, cuts)
+        stop = _bound("stop", stop)
+        return self._all_of(self._log.batches(first, stop, isolation=isolation), first, stop, cuts)
 
-    def _guard_against_cuts(
-        self, found: Iterator[RecordBatch], offset: int, cuts: int
+    def _all_of(
+        self, found: Iterator[RecordBatch], first: int, stop: int | None, cuts: int
     ) -> Iterator[RecordBatch]:
-        """Yield the batches; raise OffsetOutOfRange for an error that a cut during the read explains."""
+        """Yield the batches; raise DamagedLog at their end if damage ends the log before `stop`.
+
+        Raises OffsetOutOfRange for an error that a cut during the read explains.
+        """
+        offset = first
         # Mapped bytes stay valid. Without a mapping, a truncation or retention may remove the file that is
         # read. The iterator refers to this Log, so garbage collection does not close the log meanwhile.
         try:
@@ -241,6 +246,7 @@ class Log:
                 raise
             text = f"{self._log.topic_partition}: the log was truncated during the read at offset {offset}"
             raise OffsetOutOfRange(f"{text}; the log has [{start}, {end})", where=offset) from error
+        self._log.check_not_cut(first, stop)
 
     def _cuts(self) -> int:
         """Return how often bytes that were visible to a reader have been removed."""

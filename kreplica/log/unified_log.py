@@ -723,6 +723,16 @@ class UnifiedLog:
             if batch.last_offset >= start_offset and (aborted is None or aborted.admits(batch)):
                 yield batch
 
+    def check_not_cut(self, start: int, stop: int | None) -> None:
+        """Check that the damage at which recovery stopped takes no record from [start, stop).
+
+        `stop` None means the end. The log end offset stands at such damage, so a read up to it would leave
+        out records without an error. Raises DamagedLog.
+        """
+        damage = self.stopped_at
+        if damage is not None and start < damage.stop_offset and (stop is None or stop > damage.first_offset):
+            raise self._damaged_at(damage, max(start, damage.first_offset))
+
     def offset_for_timestamp(self, timestamp: int) -> TimestampOffset | None:
         """Return the first record whose timestamp is at least `timestamp` (ms since 1970), or None.
 

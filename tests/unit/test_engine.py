@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import shutil
 import subprocess
 import sys
 import warnings
@@ -20,6 +21,7 @@ from kreplica import Log, Record
 from kreplica._core.batch_builder import BatchBuilder
 from kreplica.common.config import LogConfig
 from kreplica.common.errors import (
+    DamagedLog,
     InvalidConfig,
     InvalidFile,
     InvalidRecord,
@@ -32,6 +34,28 @@ from kreplica.log.repair import repair
 from kreplica.log.verify import verify
 from kreplica.runtime.clock import SystemClock
 from kreplica.runtime.storage import FileStorage
+
+
+def test_a_read_to_the_end_of_a_damaged_log_fails_behind_the_last_sound_record(tmp_path: Path) -> None:
+    with Log.open(tmp_path / "t-0", durability="fsync") as log:
+        for value in (b"a", b"b", b"c"):
+            log.append([value])
+        size = log.size // 3
+        shutil.copytree(tmp_path / "t-0", tmp_path / "killed-0")
+    [path] = (tmp_path / "killed-0").glob("*.log")
+    data = bytearray(path.read_bytes())
+    data[size + 17] ^= 1  # the CRC of the second batch
+    path.write_bytes(data)
+    with Log.open(tmp_path / "killed-0") as log:
+        assert log.log_end_offset == 1
+        for kept in (log.read(), log.read(0, 2), log.batches(), log.read(isolation="high_watermark")):
+            assert next(iter(kept)) is not None
+            with pytest.raises(DamagedLog):
+                next(iter(kept))
+        with pytest.raises(DamagedLog):
+            next(log.read(1))
+        assert [record.value for record in log.read(0, 1)] == [b"a"]
+        assert [record.value for record in log.read(2)] == [b"c"]
 
 
 @pytest.mark.parametrize("read_only", [False, True])
