@@ -262,12 +262,15 @@ class RaftContext:
 
         The sender is backed off then: there was no answer, an error, or something that was not asked for.
         Nothing that a peer sends stops this node. Raises InconsistentClusterId if a majority of the voters
-        says that this node is in a different cluster, before any node has answered as one of this cluster.
+        says that this node is in a different cluster, before any node has answered as one of this cluster;
+        without known voters, if all bootstrap servers say so.
         """
         if response is None:
             return None
         if response.error_code == InconsistentClusterId.code:
             self._note_stranger(sender)
+            self.requests.back_off(sender)
+            return None
         try:
             if response.error_code:
                 raise InvalidRequest(f"node {sender} answered with the error {response.error_code!r}")
@@ -280,14 +283,22 @@ class RaftContext:
         return part
 
     def _note_stranger(self, sender: int) -> None:
+        if sender not in self.strangers:
+            LOGGER.warning("node %d: node %d is not in cluster %s", self.key.node_id, sender, self.cluster_id)
         self.strangers.add(sender)
+        if self.is_at_home:
+            return
         voters = self.control.voters
-        strangers = sorted(self.strangers & voters.voter_ids)
-        if not self.is_at_home and len(strangers) >= voters.majority:
+        if voters.voter_ids:
+            strangers = sorted(self.strangers & voters.voter_ids)
+            are_enough, names = len(strangers) >= voters.majority, f"the voters {strangers}"
+        else:
+            are_enough = self.strangers.issuperset(self.membership.bootstrap)
+            names = "the servers of controller.quorum.bootstrap.servers"
+        if are_enough:
             raise InconsistentClusterId(
-                f"node {self.key.node_id} is formatted for cluster {self.cluster_id!r}, but the voters"
-                f" {strangers} belong to a different cluster: format its directories again, or correct the"
-                " configured voters"
+                f"node {self.key.node_id} is formatted for cluster {self.cluster_id!r}, but {names}"
+                " belong to a different cluster: format its directories again, or correct the addresses"
             )
 
     def begin_epoch(self, epoch: int, leader_id: int | None) -> None:

@@ -155,22 +155,29 @@ def test_a_cluster_in_one_command(tmp_path: Path) -> None:
     assert err.count("could not change partition") <= 4, err
 
 
-def test_a_node_of_another_cluster_says_so_in_one_line(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("names", "belong"),
+    [
+        ("voters", "the voters [1] belong"),
+        ("bootstrap.servers", "the servers of controller.quorum.bootstrap.servers belong"),
+    ],
+)
+def test_a_node_of_another_cluster_says_so_in_one_line(tmp_path: Path, names: str, belong: str) -> None:
     port = free_ports(2)
     other = "zzzzzzzzzzzzzzzzzzzzzg"
     assert cli_format.run([str(tmp_path / "b")], 2, other, ignore_formatted=False, as_json=True) == 0
     with Command("serve", *flags(formatted(tmp_path / "a"), port)) as node:
         node.lines_until("is ready")
-        quorum = f"1@127.0.0.1:{port}"
+        quorum = f"controller.quorum.{names}={'1@' if names == 'voters' else ''}127.0.0.1:{port}"
         arguments = ["--directory", tmp_path / "b", "--node-id", 2, "--listen", f":{port + 1}"]
-        with Command("serve", *arguments, "--quorum", quorum) as stranger:
+        arguments += ["--set", "process.roles=broker", "--set", quorum]
+        with Command("serve", *arguments) as stranger:
             code, _, err = stranger.end()
     assert code == 1, err
     assert "Traceback" not in err
+    assert err.count("is not in cluster") == 1, err
     [line] = [line for line in err.splitlines() if "cannot go on" in line]
-    assert (
-        f"node 2 is formatted for cluster {other!r}, but the voters [1] belong to a different cluster" in line
-    )
+    assert f"node 2 is formatted for cluster {other!r}, but {belong} to a different cluster" in line
 
 
 def test_a_cluster_that_is_ended_while_it_starts(tmp_path: Path) -> None:
