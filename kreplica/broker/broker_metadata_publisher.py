@@ -113,6 +113,7 @@ class BrokerMetadataPublisher:
         self._is_first = True
         self._is_closed = False
         self._failed: dict[TopicPartition, Uuid] = {}  # partitions whose roles are to be retried
+        self._logged: dict[TopicPartition, str] = {}  # their errors, which are logged once
         self._is_retrying = False
         if metrics is not None:
             metrics.gauge("broker-metadata-metrics", "last-applied-record-offset", self.metadata_offset)
@@ -241,6 +242,7 @@ class BrokerMetadataPublisher:
         for some in _in_parts(gone, LOGS_A_STEP):
             for topic_partition in some:
                 self._failed.pop(topic_partition, None)
+                self._logged.pop(topic_partition, None)
             results = self._replicas.stop_replicas(dict.fromkeys(some, True))
             for topic_partition, error in results.items():
                 if error is not None:
@@ -283,9 +285,11 @@ class BrokerMetadataPublisher:
             if each.new is not None
         }
         for topic_partition, error in self._become_leader_or_follower(states, applied).items():
-            if error is not None:
-                self._log_failure(topic_partition, error)
-                self._failed[topic_partition] = states[topic_partition].topic_id
+            if error is None:
+                self._logged.pop(topic_partition, None)
+                continue
+            self._log_failure(topic_partition, error)
+            self._failed[topic_partition] = states[topic_partition].topic_id
         self._report_directories(changes)
 
     def _become_leader_or_follower(
@@ -406,7 +410,12 @@ class BrokerMetadataPublisher:
         self._failed[change.topic_partition] = change.topic_id
 
     def _log_failure(self, topic_partition: TopicPartition, error: KreplicaError) -> None:
+        """Count the failure, and log it unless the partition's last one was the same."""
         self.error_count += 1
+        text = str(error)
+        if self._logged.get(topic_partition) == text:
+            return
+        self._logged[topic_partition] = text
         level = logging.WARNING if isinstance(error, KafkaStorageError) else logging.ERROR
         LOGGER.log(level, "broker %d: %s: %s", self._broker_id, topic_partition, error)
 

@@ -404,8 +404,8 @@ def test_the_log_of_another_topic_of_the_name_is_moved_aside(
     assert any(name.startswith("u-0.") and name.endswith("-stray") for name in stage.names(1))
 
 
-def test_a_log_of_another_topic_that_cannot_be_moved_is_tried_again(
-    stage: Published, monkeypatch: pytest.MonkeyPatch
+def test_a_log_of_another_topic_that_cannot_be_moved_is_tried_again_and_logged_once(
+    stage: Published, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     logs, made = stage.on(1).broker.log_manager, TopicPartition("u", 0)
     get_or_create_log(logs, made, topic_id=Uuid(b"c" * 16))
@@ -418,6 +418,10 @@ def test_a_log_of_another_topic_that_cannot_be_moved_is_tried_again(
         stage.apply(*topic(B, "u"))
         assert logs.topic_id(made) == Uuid(b"c" * 16)
         assert stage.on(1).broker.replica_manager.partitions.get(made) is None
+        failures = stage.on(1).publisher.error_count
+        stage.cluster.pass_time(RETRY_MS)
+        assert stage.on(1).publisher.error_count > failures
+    assert caplog.text.count("broker 1: u-0: no room for a name") == 1
     stage.cluster.pass_time(RETRY_MS)
     assert logs.topic_id(made) == B
     assert stage.on(1).broker.replica_manager.partitions.get_or_error(made).is_leader
