@@ -206,15 +206,16 @@ def test_two_threads(row, fresh):
 
     def two():
         path = fresh()
-        logs = [kreplica.Log.open(path / f"t-{n}") for n in range(2)]
-        threads = [threading.Thread(target=append_all, args=(log,)) for log in logs]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        with kreplica.Log.open(path / "t-0") as one_log, kreplica.Log.open(path / "t-1") as other_log:
+            threads = [threading.Thread(target=append_all, args=(log,)) for log in (one_log, other_log)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
 
     def one():
-        append_all(kreplica.Log.open(fresh() / "t-0"))
+        with kreplica.Log.open(fresh() / "t-0") as log:
+            append_all(log)
 
     row.time(two, 2 * count, tuple, rounds=5)
     row.beside("one thread, one log", one, count, rounds=5)
