@@ -35,4 +35,4 @@ cdef class Step:
 
 cdef class SettledLock:
     cdef readonly LogLock lock
-    cdef object queue
+    cdef readonly object queue

@@ -28,7 +28,9 @@ SettledLock (_core/log_lock.pxd). While it is held, no append is in flight, and 
 finished appends are noted. Only the high watermark moves meanwhile, under `offsets_lock`. It reaches the
 state file with the next append or with a job of its own, since writing that page may block, too.
 
-Ownership: the log owns its queue. The requests that connections may have in flight bound its length.
+Ownership: with a disk thread the lock of the log keeps the queue. A queue with InlineDisk keeps nothing
+between appends, so each Partition makes its own. The requests that connections may have in flight bound
+its length.
 Thread rule: with a disk thread all methods run in the node's loop, except `settle`, which runs in any thread
 that holds the log's lock; `offsets_lock` guards the tables. With InlineDisk any thread may call.
 """
@@ -393,17 +395,16 @@ class AppendQueue:
         # cannot be known in advance.
         self.end: int | None = None
         self.producers: dict[int, ProducerAppendInfo] = {}
-        log.queue = self
         if disk is not INLINE:
             log.lock = SettledLock(log.offsets_lock, self)
             log.state.share()
 
     @classmethod
     def of(cls, log: UnifiedLog) -> AppendQueue:
-        """Return the log's queue. A log without one gets one whose appends are made in the caller's turn."""
-        queue = log.queue
-        if queue is None:
+        """Return the queue of the log's disk thread, or one whose appends are made in the caller's turn."""
+        if not isinstance(log.lock, SettledLock):
             return cls(log)
+        queue = log.lock.queue
         assert isinstance(queue, cls)
         return queue
 

@@ -22,7 +22,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from kreplica._core.append_job import AppendJob
 from kreplica._core.disk_thread import FlushJob
@@ -141,19 +141,6 @@ class OpenTransaction(NamedTuple):
     last_timestamp: int
 
 
-class AppendsInFlight(Protocol):
-    """The log's side of its AppendQueue, which imports this module."""
-
-    @property
-    def is_under_way(self) -> bool: ...
-
-    def wait(self) -> None: ...
-
-    def settle(self) -> None: ...
-
-    def publish_soon(self) -> None: ...
-
-
 class UnifiedLog:
     """The log of one partition over an opened LocalLog; made by `log_loader.load`.
 
@@ -184,7 +171,6 @@ class UnifiedLog:
         "on_deleted",
         "on_truncating",
         "producers",
-        "queue",
         "recovered",
         "reopen",
         "state",
@@ -231,14 +217,13 @@ class UnifiedLog:
         self.on_damage: OnDamage = lambda _log, _damage: None
         self.time_ms = clock.time_ms
         self.offsets_lock = LogLock(self._mend, KreplicaError)
+        # A SettledLock if a disk thread appends; its queue is the AppendQueue.
         self.lock: LogLock | SettledLock = self.offsets_lock
         # Surrounds each change under the lock that takes more than one call of the core: see log_lock.pxd.
         self.step = self.offsets_lock.step
         self._closing = RLock()  # a second thread waits until the first is done
         # Opens the log's files again, as after a crash of the process: see log_loader.
         self.reopen: Callable[[UnifiedLog], UnifiedLog] | None = None
-        # The AppendQueue of a partition's replica.
-        self.queue: AppendsInFlight | None = None
         # Guarded by lock:
         self.active = local.segments.active
         self.damages = damages if stopped_at is None else damages.with_added(stopped_at)
@@ -1299,7 +1284,8 @@ class UnifiedLog:
     def maybe_increment_high_watermark(self, offset: int) -> int | None:
         """Move the high watermark up to `offset`. Return the former one if it moved, else None.
 
-        Raises OffsetOutOfRange if `offset` is above the log's end.
+        If a disk thread appends, the caller then calls `AppendQueue.publish_soon`. Raises OffsetOutOfRange if
+        `offset` is above the log's end.
         """
         with self.offsets_lock:
             state = self.state
@@ -1316,8 +1302,6 @@ class UnifiedLog:
                 state.advance(offset, offset)
             else:
                 self.update_high_watermark(offset)
-            if state.is_unpublished and self.queue is not None:
-                self.queue.publish_soon()
             return before
 
     def publish_stable_offset(self) -> None:
@@ -1987,15 +1971,14 @@ class UnifiedLog:
         as `log_loader.load`, and may be called again then.
         """
         if not (self.closed or self.is_offline or self.local.read_only or self.reopen is None):
-            if self.queue is not None:
-                self.queue.settle()
+            if isinstance(self.lock, SettledLock):
+                self.lock.queue.settle()
             self._take_state_of(self.reopen(self))
         self.choose_path()
 
     def _take_state_of(self, opened: UnifiedLog) -> None:
         """Use what `opened` has loaded from the files."""
-        if self.lock is not self.offsets_lock:
-            # A disk thread appends.
+        if isinstance(self.lock, SettledLock):
             opened.state.share()
         self.local, self.state, self.active = opened.local, opened.state, opened.active
         self.epochs, self.leader_epoch = opened.epochs, opened.leader_epoch

@@ -776,7 +776,7 @@ class Partition:
             log = self._follower_log(leader_epoch)
             end = log.state.log_end_offset
             offset = leader_high_watermark if leader_high_watermark < end else end
-            return log.maybe_increment_high_watermark(offset) is not None
+            return self._advance(log, offset)
 
     def maybe_increment_log_start_offset(self, offset: int, leader_epoch: int) -> bool:
         """Delete what the leader has deleted, as a follower. Return whether the log start moved."""
@@ -888,9 +888,18 @@ class Partition:
         if offset <= state.high_watermark or self.is_under_min_isr:
             return SAME
         assert offset <= state.log_end_offset, (offset, state.log_end_offset)
-        log.maybe_increment_high_watermark(offset)
+        self._advance(log, offset)
         self.term.watermark.advance(offset)
         return INCREASED
+
+    def _advance(self, log: UnifiedLog, offset: int) -> bool:
+        """Move the log's high watermark up to `offset`. Return whether it moved."""
+        if log.maybe_increment_high_watermark(offset) is None:
+            return False
+        if log.state.is_unpublished:
+            assert self._queue is not None
+            self._queue.publish_soon()
+        return True
 
     def _is_about_to_join(self, replica: Replica, now_ms: int | None) -> bool:
         """Return whether the high watermark waits for a replica outside the ISR.

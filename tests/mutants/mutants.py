@@ -75,7 +75,7 @@ def commit_without_followers(_: Replacement) -> Replacement:
         end = log.state.log_end_offset
         if end <= log.high_watermark:
             return SAME
-        log.maybe_increment_high_watermark(end)
+        partition._advance(log, end)
         partition.term.watermark.advance(end)
         return INCREASED
 

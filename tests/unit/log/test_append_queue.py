@@ -88,6 +88,11 @@ class Stage:
         while (append := queue.next()) is not None:
             self._take_turn(append)
 
+    def advance(self, offset: int) -> None:
+        """Move the high watermark, as the log's owner does."""
+        self.log.maybe_increment_high_watermark(offset)
+        self.queue.publish_soon()
+
     def perform(self, count: int = 1) -> None:
         for _ in range(count):
             self.disk.perform_next()
@@ -204,10 +209,10 @@ def test_the_high_watermark_moves_while_an_append_is_under_way(tmp_path: Path) -
     at.lead("a")
     at.perform()
     at.lead("b")
-    at.log.maybe_increment_high_watermark(1)
+    at.advance(1)
     assert (at.log.high_watermark, len(at.disk)) == (1, 1)
     at.finish()
-    at.log.maybe_increment_high_watermark(2)
+    at.advance(2)
     assert at.log.state.is_unpublished
     at.finish()
     assert not at.log.state.is_unpublished
@@ -276,7 +281,7 @@ def test_the_log_is_the_one_that_direct_appends_make(
             at.notify(min(1, at.disk.unnotified))
             continue
         if kind == "mark":
-            at.log.maybe_increment_high_watermark(at.log.log_end_offset)
+            at.advance(at.log.log_end_offset)
             continue
         if kind == "roll":
             at.log.delete_old_segments()

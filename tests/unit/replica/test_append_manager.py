@@ -12,6 +12,7 @@ from kreplica.common.errors import (
     NotLeaderOrFollower,
     OutOfOrderSequenceNumber,
 )
+from kreplica.log.append_queue import AppendQueue
 from kreplica.log.unified_log import UnifiedLog
 from kreplica.replica.append_manager import APPENDS_A_STEP
 from kreplica.replica.partition import Partition
@@ -180,8 +181,7 @@ def test_a_request_of_many_partitions_is_submitted_in_steps_and_nothing_overtake
     behind = manager.append(last, batch(b"b"))
     log = at.broker(1).log_manager.get_log(last)
     assert log is not None
-    assert log.queue is not None
-    assert log.queue.is_idle  # its turn is in the third step
+    assert AppendQueue.of(log).is_idle  # its turn is in the third step
     at.settle()
     assert [each.error for each in many.result(0).values()] == [None] * count
     assert behind.result(0).base_offset == 1
