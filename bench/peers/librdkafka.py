@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
@@ -28,21 +28,21 @@ class SilentCluster(Exception):
     """The cluster did not answer within a minute."""
 
 
-def create_topic(bootstrap: str, topic: str) -> int:
-    """Create a topic with one partition, three replicas, min.insync.replicas 2; return its leader's id."""
+def create_topic(bootstrap: str, topic: str, partitions: int = 1) -> int:
+    """Create a topic with three replicas and min.insync.replicas 2; return the leader of its partition 0."""
     admin = AdminClient({"bootstrap.servers": bootstrap})
-    asked = NewTopic(topic, 1, 3, config={"min.insync.replicas": "2"})
+    asked = NewTopic(topic, partitions, 3, config={"min.insync.replicas": "2"})
     admin.create_topics([asked])[topic].result(WAIT_S)
     return leader_of(bootstrap, topic)
 
 
 def leader_of(bootstrap: str, topic: str) -> int:
-    """Return the id of the topic's leader, waiting until there is one."""
+    """Return the leader of the topic's partition 0, once each partition has one and all are in sync."""
     admin = AdminClient({"bootstrap.servers": bootstrap})
     until = time.monotonic() + WAIT_S
     while time.monotonic() < until:
         partitions = admin.list_topics(topic, timeout=WAIT_S).topics[topic].partitions
-        if partitions and partitions[0].leader >= 0 and len(partitions[0].isrs) == 3:
+        if partitions and all(each.leader >= 0 and len(each.isrs) == 3 for each in partitions.values()):
             return int(partitions[0].leader)
         time.sleep(0.05)
     raise SilentCluster(f"{topic} has no leader after {WAIT_S:.0f} s")
@@ -50,6 +50,22 @@ def leader_of(bootstrap: str, topic: str) -> int:
 
 def produce_rate(bootstrap: str, topic: str, *, records: int, size: int) -> float:
     """Return acknowledged records per second: acks=all, linger 5 ms, batches of up to 1 MiB."""
+    return records / produce(bootstrap, topic, range(1), records=records, size=size)
+
+
+def produce(
+    bootstrap: str,
+    topic: str,
+    partitions: Sequence[int],
+    *,
+    records: int,
+    size: int,
+    settings: Mapping[str, object] | None = None,
+) -> float:
+    """Produce with acks=all, linger 5 ms and batches of up to 1 MiB, to the partitions in turn.
+
+    Returns the time in s until all records are acknowledged. `settings`: other properties of the producer.
+    """
     producer = Producer(
         {
             "bootstrap.servers": bootstrap,
@@ -59,15 +75,16 @@ def produce_rate(bootstrap: str, topic: str, *, records: int, size: int) -> floa
             "batch.num.messages": QUEUED_RECORDS,
             "queue.buffering.max.messages": QUEUED_RECORDS,
             "queue.buffering.max.kbytes": QUEUED_KB,
+            **(settings or {}),
         }
     )
     producer.list_topics(topic, timeout=WAIT_S)
-    value = os.urandom(size)
+    value, count = os.urandom(size), len(partitions)
     began = time.perf_counter()
     for number in range(records):
         while True:
             try:
-                producer.produce(topic, value, partition=0)
+                producer.produce(topic, value, partition=partitions[number % count])
                 break
             except BufferError:
                 producer.poll(0.01)
@@ -75,7 +92,7 @@ def produce_rate(bootstrap: str, topic: str, *, records: int, size: int) -> floa
             producer.poll(0)
     if producer.flush(WAIT_S):
         raise SilentCluster(f"{topic}: not all records were acknowledged within {WAIT_S:.0f} s")
-    return records / (time.perf_counter() - began)
+    return time.perf_counter() - began
 
 
 def latencies_us(bootstrap: str, topic: str, *, records: int) -> tuple[float, float]:

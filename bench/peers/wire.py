@@ -17,11 +17,13 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
+from bench.peers import work
 from bench.peers.connections import request_rate
 from bench.peers.fetching import fetch_rate
 from bench.peers.kafka_cluster import KafkaCluster, missing
@@ -30,6 +32,7 @@ from bench.peers.librdkafka import (
     create_topic,
     latencies_us,
     leader_of,
+    produce,
     produce_rate,
     silence_ms,
 )
@@ -41,7 +44,11 @@ BUILD = Path(__file__).parents[2] / "build"
 DIRECTORY, RESULT = BUILD / "bench-peers", BUILD / "bench-peers.json"
 # The time until a cluster is idle after a start or a restart of a node.
 SETTLE_S = 3.0
-CONNECTIONS = 200
+# Numbers of connections, with the goals of their rows.
+CONNECTIONS = {200: 2.5, 1_000: 2.0}
+MANY_PARTITIONS = 1_000
+# Records that a JVM gets before its processor time is measured.
+WARM_UP = 2_000_000
 
 
 class Bench:
@@ -65,6 +72,7 @@ class Bench:
         DIRECTORY.mkdir(parents=True)
         try:
             self._starts(sides)
+            self._work()
             for row, measure in self._measures():
                 self._measure(row, measure)
             self._kills()
@@ -75,11 +83,11 @@ class Bench:
 
     def _measures(self) -> Iterator[tuple[list[Row], Callable[[Any], list[float]]]]:
         many, few = self._count(1_000_000), self._count(200_000)
-        small, large = Row("produce, 100 B", "records/s", 3.0), Row("produce, 1 KiB", "records/s", 1.5)
+        small, large = Row("produce, 100 B", "records/s", 3.0), Row("produce, 1 KiB", "records/s", 3.0)
         yield [small], lambda cluster: self._produce(cluster, small, records=many, size=100)
         yield [large], lambda cluster: self._produce(cluster, large, records=few, size=1024)
         latency = [
-            Row("latency, p50", "us", 0.6, more_is_better=False),
+            Row("latency, p50", "us", 0.5, more_is_better=False),
             Row("latency, p99", "us", 0.2, more_is_better=False),
         ]
         records = self._count(5_000)
@@ -90,7 +98,11 @@ class Bench:
         consume = Row("consume, 100 B", "records/s", 1.5)
         yield [consume], lambda cluster: self._consume(cluster, consume)
         yield [Row("fetch, answers not looked into", "MiB/s", 1.5)], self._fetch
-        yield [Row(f"requests, {CONNECTIONS} connections", "requests/s", 0.5)], self._requests
+        for connections, goal in CONNECTIONS.items():
+            row = Row(f"requests, {connections} connections", "requests/s", goal)
+            yield [row], partial(self._requests, connections)
+        spread = Row("produce, 100 B, 1,000 partitions", "records/s", 300_000.0, is_absolute=True)
+        yield [spread], self._produce_spread
 
     def _count(self, records: int) -> int:
         return max(1, int(records * self._scale))
@@ -110,10 +122,13 @@ class Bench:
 
     def _topic(self, cluster: Any) -> str:
         """Create a topic; the time for it is not measured."""
-        self._topics += 1
-        name = f"bench-{self._topics}"
+        name = self._new_name()
         create_topic(cluster.bootstrap, name)
         return name
+
+    def _new_name(self) -> str:
+        self._topics += 1
+        return f"bench-{self._topics}"
 
     # ---- rows with their own method ------------------------------------------------------------------------
 
@@ -136,6 +151,33 @@ class Bench:
                 idle.add(who, statistics.mean(resident_mb(cluster.pid(node)) for node in cluster.ids))
                 print_figure(start, who)
                 print_figure(idle, who)
+
+    def _work(self) -> None:
+        """Measure the processor time of the nodes for fixed work, with Kafka warmed up."""
+        rows = [
+            Row(f"nodes' CPU, {name}", "s", goal, is_absolute=True, more_is_better=False)
+            for name, goal in (
+                *((each.name, each.goal_s) for each in work.WORKS),
+                ("1,000 records, one in flight", 0.35),
+                ("idle for a minute", 1.0),
+            )
+        ]
+        if not any(self._is_wanted(row) for row in rows):
+            return
+        for cluster in self._clusters.values():
+            count = self._count(WARM_UP)
+            produce_rate(cluster.bootstrap, self._topic(cluster), records=count, size=100)
+        *of_produce, one, idle = rows
+        for row, each in zip(of_produce, work.WORKS, strict=True):
+            self._measure([row], partial(self._spent, each))
+        self._measure([one], self._one_in_flight)
+        self._measure([idle], lambda cluster: [work.of_idle(cluster)])
+
+    def _spent(self, each: work.Work, cluster: Any) -> list[float]:
+        return [work.of_produce(cluster, self._new_name(), each, self._scale)]
+
+    def _one_in_flight(self, cluster: Any) -> list[float]:
+        return [work.of_one_in_flight(cluster, self._new_name(), self._count(5_000))]
 
     def _produce(self, cluster: Any, row: Row, *, records: int, size: int) -> list[float]:
         topic = self._topic(cluster)
@@ -163,10 +205,17 @@ class Bench:
         produce_rate(cluster.bootstrap, topic, records=records, size=100)
         return [fetch_rate(*self._leader_address(cluster, topic), topic, records=records)]
 
-    def _requests(self, cluster: Any) -> list[float]:
-        topic, requests = self._topic(cluster), self._count(100)
+    def _requests(self, connections: int, cluster: Any) -> list[float]:
+        topic, requests = self._topic(cluster), self._count(20_000) // connections
         address = self._leader_address(cluster, topic)
-        return [request_rate(*address, topic, connections=CONNECTIONS, requests=requests)]
+        return [request_rate(*address, topic, connections=connections, requests=max(1, requests))]
+
+    def _produce_spread(self, cluster: Any) -> list[float]:
+        topic, records = self._new_name(), self._count(1_000_000)
+        create_topic(cluster.bootstrap, topic, MANY_PARTITIONS)
+        return [
+            records / produce(cluster.bootstrap, topic, range(MANY_PARTITIONS), records=records, size=100)
+        ]
 
     def _leader_address(self, cluster: Any, topic: str) -> tuple[str, int]:
         leader = leader_of(cluster.bootstrap, topic)
