@@ -20,8 +20,8 @@ Some appends need a decision: a roll, a transaction, a new leader epoch. The own
 turn, once no append of the log is in flight, and before any later one. So appends of one connection or
 producer never overtake each other.
 
-The queue makes no decision of its owner's. `start`, `take_back` and `next` return what the owner has to act
-on; `on_done` posts to the owner that a disk thread or a check has finished.
+The queue makes no decision of its owner's. `start`, `take_back` and `next` return all that the owner has to
+act on. `on_done` is only a signal: it wakes the owner when a disk thread or a check has finished something.
 
 Any other change to the log end or the segments is made under `UnifiedLog.lock`, which with a disk thread is a
 SettledLock (_core/log_lock.pxd). While it is held, no append is in flight, and the producer states of all
@@ -38,6 +38,7 @@ that holds the log's lock; `offsets_lock` guards the tables. With InlineDisk any
 from __future__ import annotations
 
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -105,7 +106,7 @@ class InlineDisk:
 INLINE = InlineDisk()
 
 
-class QueuedAppend:
+class QueuedAppend(ABC):
     """An append, and its result.
 
     `connection`: the connection that sent it. With None it stays in order with all other appends.
@@ -140,13 +141,13 @@ class QueuedAppend:
         """The producer id of the first batch, -1 if it has none."""
         return -1
 
+    @abstractmethod
     def make_job(self, log: UnifiedLog, queue: AppendQueue, leader_epoch: int) -> DiskJob | None:
         """Return the job for the disk; None if the append needs a decision. Call with offsets_lock."""
-        raise NotImplementedError
 
+    @abstractmethod
     def note(self, log: UnifiedLog, job: Any) -> None:
         """Record the effects of a job that is done, wholly or in part. Call with offsets_lock."""
-        raise NotImplementedError
 
 
 class LeaderAppend(QueuedAppend):
@@ -350,8 +351,8 @@ class _SetAside:
 class AppendQueue:
     """The queue of one log's appends, which `disk` makes.
 
-    `on_done(queue, job)`: called in the node's loop when a job is done, or when a check is (`job` is None).
-    The owner then calls `take_back` and `next`. InlineDisk never calls it.
+    `on_done(queue)`: called in the node's loop once for each job or check that is done. The owner then calls
+    `take_back`, and `next` until it returns None. InlineDisk never calls it.
     """
 
     __slots__ = (
@@ -360,7 +361,6 @@ class AppendQueue:
         "_disk",
         "_in_flight",
         "_is_publishing",
-        "_job_done",
         "_lane",
         "_on_done",
         "_returned",
@@ -374,12 +374,11 @@ class AppendQueue:
         self,
         log: UnifiedLog,
         disk: Disk = INLINE,
-        on_done: Callable[[AppendQueue, DiskJob | None], object] = lambda _queue, _job: None,
+        on_done: Callable[[AppendQueue], object] = lambda _queue: None,
     ) -> None:
         self.log = log
         self._disk = disk
         self._on_done = on_done
-        self._job_done = partial(on_done, self)
         self._lane = Lane()
         # The log's offsets_lock guards these and all that follow:
         self._in_flight: list[QueuedAppend] = []
@@ -471,12 +470,14 @@ class AppendQueue:
         """Return whether an append that was left to its owner cannot be made yet."""
         return append.check is not None or bool(self._in_flight)
 
-    def take_back(self, job: DiskJob) -> Any:
-        """Take back the job, which is done or held. Return its append if that is finished, else None."""
+    def take_back(self) -> Any:
+        """Take back the oldest append in flight if its job is done or held. Return it if it is finished."""
         with self.log.offsets_lock:
             self._note_finished()
+            if not self._in_flight or not self._in_flight[0].is_noted:
+                return None
             append = self._in_flight.pop(0)
-            assert append.job is job
+            job = append.job
             # Release the job: it holds the records, and the owner may keep the append.
             append.job = None
             if job.status and not append.is_given_up:
@@ -530,7 +531,10 @@ class AppendQueue:
     def _checked(self, append: QueuedAppend) -> None:
         append.is_in_check = False
         self._take_back_aside()
-        self._on_done(self, None)
+        self._on_done(self)
+
+    def _job_done(self, _job: DiskJob) -> None:
+        self._on_done(self)
 
     # ---- the log's side -----------------------------------------------------------------------------------
 

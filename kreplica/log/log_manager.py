@@ -17,7 +17,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from kreplica._core.disk_thread import DiskJob
 from kreplica.common.config import CleanerConfig, LogConfig, LogManagerConfig
 from kreplica.common.errors import (
     DamagedLog,
@@ -153,8 +152,8 @@ class LogManager:
         disk: Callable[[str], Disk] | None = None,
     ) -> None:
         self.disk = disk
-        # Called in the node's loop with the AppendQueue of a log and its job that a disk thread has done.
-        self.on_disk_done: Callable[[AppendQueue, DiskJob | None], object] = lambda _queue, _job: None
+        # Called in the node's loop with the AppendQueue of a log when its disk thread has done a job.
+        self.on_disk_done: Callable[[AppendQueue], object] = lambda _queue: None
         # Called with the id of each directory that goes offline. `_lock` is held, so it should only post.
         self.on_directory_failed: Callable[[Uuid], object] = lambda _: None
         self._storage = storage

@@ -16,7 +16,6 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from kreplica._core.disk_thread import DiskJob
 from kreplica.common.errors import (
     InvalidRequiredAcks,
     InvalidTopic,
@@ -339,9 +338,12 @@ class AppendManager:
         """Pass the results of appends that the logs' queues have finished to their requests."""
         made: list[ProducerAppend] = []
         for append in appends:
-            append.request.finished(append)
+            assert append.request is not None
             if isinstance(append, ProducerAppend):
+                append.request.finished(append)
                 made.append(append)
+            else:
+                append.request.finished(append)
         self._notify(made)
 
     def _notify(self, made: list[ProducerAppend]) -> None:
@@ -349,17 +351,16 @@ class AppendManager:
             if append.error is None:
                 self._on_appended(append.partition, append.change)
 
-    def disk_done(self, queue: AppendQueue, job: DiskJob | None) -> None:
-        """Handle an event of a disk thread: a job is done, or a check is (`job` is None).
+    def disk_done(self, queue: AppendQueue) -> None:
+        """Handle an event of a disk thread: a job of the queue is done, or a check is.
 
         The appends behind it in the queue then take their turns.
         """
         finished: list[ReplicaAppend] = []
-        if job is not None:
-            append = queue.take_back(job)
-            if append is not None:
-                append.partition.made(append)
-                finished.append(append)
+        append = queue.take_back()
+        if append is not None:
+            append.partition.made(append)
+            finished.append(append)
         try:
             while (append := queue.next()) is not None:
                 if append.partition.take_turn(append, queue):

@@ -15,7 +15,7 @@ import dataclasses
 import logging
 import struct
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
 
 from kreplica._core.purgatory import Watermark
 from kreplica._core.records import batches
@@ -85,6 +85,8 @@ if TYPE_CHECKING:
     from kreplica.log.damage import Damage
     from kreplica.log.unified_log import UnifiedLog
 
+A = TypeVar("A", contravariant=True)
+
 LOGGER = logging.getLogger(__name__)
 
 # Passed to delete_records_on_leader instead of an offset: delete all that is committed.
@@ -114,11 +116,17 @@ AWAIT_METADATA = (
 IGNORED = BecameLeader(False, False, NOTHING)
 
 
+class Submitter(Protocol[A]):
+    """Submits appends, and takes back those that a disk thread or a later turn has finished."""
+
+    def finished(self, append: A, /) -> None: ...
+
+
 class ProducerAppend(LeaderAppend):
     """An append of a producer's batch to a partition that this broker leads.
 
-    `leader_epoch`: the epoch in which this broker must lead, None for any. `request`: an object of the
-    caller's. Its method `finished` gets the append if `Partition.append` could not finish it.
+    `leader_epoch`: the epoch in which this broker must lead, None for any. `request`: gets the append if
+    `Partition.append` could not finish it.
 
     Once it is finished, `change` says whether the high watermark moved, `mark` is the watermark of the
     leader's term, and `is_short` says whether the ISR has become too small since the append was started.
@@ -135,7 +143,7 @@ class ProducerAppend(LeaderAppend):
         *,
         leader_epoch: int | None = None,
         connection: object = None,
-        request: Any = None,
+        request: Submitter[ProducerAppend] | None = None,
     ) -> None:
         super().__init__(records, origin, connection)
         self.partition = partition
@@ -152,8 +160,7 @@ class FetchedAppend(FollowerAppend):
     """An append of batches that were fetched from the leader of `leader_epoch`, unchanged.
 
     `leader_log_start`: where the leader's log begins. A log that ends at or below it is emptied first, unless
-    the replica may be elected. `request`: an object of the caller's, as in ProducerAppend. `token`: for the
-    caller's own use.
+    the replica may be elected. `request`: as in ProducerAppend. `token`: for the caller's own use.
 
     Batches of a later epoch are left out (KAFKA-18723). The append is finished when the topic's durability is
     met, so that the next fetch reports flushed offsets. Its `info` is None if nothing was new.
@@ -168,7 +175,7 @@ class FetchedAppend(FollowerAppend):
         leader_epoch: int,
         leader_log_start: int = 0,
         *,
-        request: Any = None,
+        request: Submitter[FetchedAppend] | None = None,
         token: Any = None,
     ) -> None:
         super().__init__(records, leader_epoch)
@@ -191,21 +198,21 @@ class Partition:
     """
 
     __slots__ = (
+        "_broker_epoch",
+        "_brokers",
+        "_damage_listener",
+        "_isr_policy",
         "_queue",
         "_refused_sequences",
         "_remote_replicas",
         "_replicas",
         "_unwatched_replicas",
         "_watched_replicas",
-        "broker_epoch",
         "broker_id",
-        "brokers",
         "clock",
-        "damage_listener",
         "fetch_waiters",
         "is_offline",
         "isr_history",
-        "isr_policy",
         "key",
         "leader_and_isr",
         "leader_isr_update_lock",
@@ -232,12 +239,12 @@ class Partition:
         self.key = key
         self.broker_id = broker_id
         self.clock = clock
-        self.brokers = brokers
-        self.broker_epoch = broker_epoch
-        self.isr_policy = isr_policy
+        self._brokers = brokers
+        self._broker_epoch = broker_epoch
+        self._isr_policy = isr_policy
         # Whether its role ended with its disk.
         self.is_offline = False
-        self.damage_listener = on_damage
+        self._damage_listener = on_damage
         self.isr_history = IsrHistory()
         # What waits for this partition to move: the CachedPartition of each waiting fetch (ordered, so that a
         # run can be repeated), and the number of waiting deletions. The waiting operations keep these.
@@ -334,7 +341,7 @@ class Partition:
         """The followers' states."""
         return self._remote_replicas
 
-    def effective_min_isr(self) -> int:
+    def _effective_min_isr(self) -> int:
         """Return min.insync.replicas, or the number of replicas if that is smaller; 0 unless this broker
         leads."""
         # Read the term once: the role may end at any moment.
@@ -348,16 +355,16 @@ class Partition:
     def has_enough_in_sync(self) -> bool:
         """Whether what is committed now is on min.insync.replicas replicas, including one that is about to
         join. It then survives the end of this broker's leadership."""
-        return len(self.state.maximal_isr) >= self.effective_min_isr()
+        return len(self.state.maximal_isr) >= self._effective_min_isr()
 
     @property
     def is_under_min_isr(self) -> bool:
         """Whether this broker leads with fewer replicas in sync than min.insync.replicas."""
-        return len(self.state.isr) < self.effective_min_isr()
+        return len(self.state.isr) < self._effective_min_isr()
 
     @property
     def is_at_min_isr(self) -> bool:
-        return self.term.leads and len(self.state.isr) == self.effective_min_isr()
+        return self.term.leads and len(self.state.isr) == self._effective_min_isr()
 
     @property
     def is_under_replicated(self) -> bool:
@@ -365,7 +372,7 @@ class Partition:
         return self.term.leads and len(self.state.isr) < len(self._remote_replicas) + 1
 
     @property
-    def may_be_elected(self) -> bool:
+    def _may_be_elected(self) -> bool:
         """Whether this replica is in sync, or eligible (KIP-966), and so has all that is committed."""
         known = self.leader_and_isr
         return self.broker_id in self.isr or (known is not None and self.broker_id in known.elr)
@@ -495,10 +502,10 @@ class Partition:
         if self.log is log:
             return
         self.log, self._queue = log, AppendQueue.of(log)
-        log.on_damage = self.on_damage
+        log.on_damage = self._on_damage
         # What was found before the listener was set.
         for damage in log.damages:
-            self.on_damage(log, damage)
+            self._on_damage(log, damage)
 
     def _assign_replicas(self, replicas: tuple[int, ...], added_anew: tuple[int, ...] = ()) -> None:
         """Set the followers. Those that stay keep their state, except `added_anew`.
@@ -669,7 +676,7 @@ class Partition:
             self._refuse_leader()
         if required_acks == ACKS_ALL and len(self.state.isr) < log.config.min_insync_replicas:
             isr = self.state.isr
-            if len(isr) < self.effective_min_isr():
+            if len(isr) < self._effective_min_isr():
                 raise NotEnoughReplicas(
                     f"{self.topic_partition}: in sync are {list(isr)}, "
                     f"min.insync.replicas is {log.config.min_insync_replicas}"
@@ -749,7 +756,7 @@ class Partition:
             # A dead follower must not hold up deletions; it learns the log start when it returns.
             if (
                 replica.log_start_offset < lowest
-                and self.brokers.get_alive_broker_epoch(replica.broker_id) is not None
+                and self._brokers.get_alive_broker_epoch(replica.broker_id) is not None
             ):
                 lowest = replica.log_start_offset
         return lowest
@@ -801,7 +808,7 @@ class Partition:
             # so it starts at `offset`. Any other replica may have deleted records which the leader still has,
             # after an unclean election. It starts at 0, since otherwise it would count as having those
             # records.
-            return self._start_over_at(log, offset if self.may_be_elected else 0)
+            return self._start_over_at(log, offset if self._may_be_elected else 0)
 
     def truncate_fully_and_start_at(self, offset: int) -> None:
         """Remove everything and begin again at `offset`, as a follower."""
@@ -815,7 +822,7 @@ class Partition:
         takes it out of the ISR first, since it cannot fetch.
         """
         latest = self.local_log.epochs.latest_entry
-        if latest is not None and not self.may_be_elected:
+        if latest is not None and not self._may_be_elected:
             LOGGER.warning(
                 "%s: cut at offset %d, where leader epoch %d begins, which the leader does not know",
                 *(self.topic_partition, latest.start_offset, latest.epoch),
@@ -837,7 +844,7 @@ class Partition:
     def _must_start_over(self, log: UnifiedLog, leader_log_start: int) -> bool:
         # The leader has deleted all that is in this log and has forgotten its epochs. It could not detect
         # that its records do not continue this log. A power cut may undo the deletion on both.
-        return log.state.log_end_offset <= leader_log_start and bool(log.size) and not self.may_be_elected
+        return log.state.log_end_offset <= leader_log_start and bool(log.size) and not self._may_be_elected
 
     def _start_over_at(self, log: UnifiedLog, start: int) -> bool:
         if start == log.log_start_offset == log.log_end_offset and not log.size:
@@ -912,8 +919,8 @@ class Partition:
         if now_ms is None:
             now_ms = self._now_ms()
         return (
-            self.isr_policy.is_caught_up(replica, log.log_end_offset, now_ms)
-            and isr_policy.what_makes_ineligible(replica, self.brokers) is None
+            self._isr_policy.is_caught_up(replica, log.log_end_offset, now_ms)
+            and isr_policy.what_makes_ineligible(replica, self._brokers) is None
         )
 
     # ---- reads --------------------------------------------------------------------------------------------
@@ -1070,7 +1077,7 @@ class Partition:
             if not term.leads or term.leader_epoch != read.leader_epoch:
                 return NOTHING
             replica = self._replicas.get(replica_id)
-            registered = self.brokers.get_alive_broker_epoch(replica_id)
+            registered = self._brokers.get_alive_broker_epoch(replica_id)
             if replica is None or not replica.broker_epoch <= broker_epoch == registered:
                 replica = self._check_follower(replica_id, broker_epoch)
             if read.diverging_epoch is not None:
@@ -1121,7 +1128,7 @@ class Partition:
         replica = self._replicas.get(replica_id)
         if replica is None:
             self._refuse_follower(replica_id, None)
-        registered = self.brokers.get_alive_broker_epoch(replica_id)
+        registered = self._brokers.get_alive_broker_epoch(replica_id)
         latest = max(replica.broker_epoch, UNKNOWN_BROKER_EPOCH if registered is None else registered)
         if UNKNOWN_BROKER_EPOCH < broker_epoch < latest:
             raise NotLeaderOrFollower(
@@ -1170,7 +1177,7 @@ class Partition:
             term = self.term
             if not term.leads or replica is None or term.leader_epoch != current_leader_epoch:
                 return NOTHING
-            if broker_epoch != self.brokers.get_alive_broker_epoch(replica_id):
+            if broker_epoch != self._brokers.get_alive_broker_epoch(replica_id):
                 return NOTHING
             if broker_epoch != replica.broker_epoch:
                 # All else that is known of it is from before its restart. It must fetch before it may join.
@@ -1222,7 +1229,7 @@ class Partition:
             now_ms = self._now_ms()
             last = self.isr_history.last_of(broker_id)
             change = last if last is not None and last.kind == "shrink" else None
-            keeps_out = isr_policy.what_keeps_out(replica, self.term, self.brokers)
+            keeps_out = isr_policy.what_keeps_out(replica, self.term, self._brokers)
             if keeps_out is None:
                 keeps_out = "the controller has not answered" if self.state.is_inflight else "its next fetch"
             return OutOfIsr(
@@ -1245,7 +1252,7 @@ class Partition:
         state = self.state
         if isinstance(state, PendingPartitionChange) or replica.broker_id in state.isr:
             return None
-        if isr_policy.what_keeps_out(replica, self.term, self.brokers) is not None:
+        if isr_policy.what_keeps_out(replica, self.term, self._brokers) is not None:
             return None
         change = self._change("expand", replica.broker_id, IsrChangeReason.CAUGHT_UP, now_ms)
         return self._propose(PendingExpandIsr, state, (*state.isr, replica.broker_id), (change,))
@@ -1260,7 +1267,7 @@ class Partition:
             session = replica.fetch_clock
             if session is not None and replica.broker_id not in self.state.maximal_isr:
                 silent_ms = now_ms - session.last_fetch_time_ms
-                if silent_ms <= self.isr_policy.replica_lag_time_max_ms:
+                if silent_ms <= self._isr_policy.replica_lag_time_max_ms:
                     proposed = self._maybe_expand_isr(replica, now_ms)
                     if proposed is not None:
                         return proposed
@@ -1291,7 +1298,7 @@ class Partition:
         return (
             replica is None
             or replica.damaged
-            or not self.isr_policy.is_caught_up(replica, log.log_end_offset, now_ms)
+            or not self._isr_policy.is_caught_up(replica, log.log_end_offset, now_ms)
         )
 
     def _propose_recovery(self) -> IsrChangeProposed | None:
@@ -1319,7 +1326,7 @@ class Partition:
 
     def _broker_epoch_of(self, broker_id: int) -> int:
         if broker_id == self.broker_id:
-            return self.broker_epoch()
+            return self._broker_epoch()
         # The epoch of a member that has not fetched from this leader yet is unknown. If its broker restarts,
         # the controller removes it from the ISR.
         replica = self._replicas.get(broker_id)
@@ -1365,7 +1372,7 @@ class Partition:
             kind = "expand" if broker_id in new.isr else "shrink"
             change = proposed.get(broker_id)
             if change is None or change.kind != kind:
-                reason = isr_policy.why_controller_changed(broker_id, kind, self.brokers)
+                reason = isr_policy.why_controller_changed(broker_id, kind, self._brokers)
                 change = self._change(kind, broker_id, reason, now_ms)
             self.isr_history.add(
                 change._replace(
@@ -1374,8 +1381,8 @@ class Partition:
             )
 
     def _why_out(self, broker_id: int, now_ms: int) -> IsrChangeReason:
-        lag_ms = self.isr_policy.replica_lag_time_max_ms
-        return isr_policy.why_out(self._replicas.get(broker_id), broker_id, self.brokers, now_ms, lag_ms)
+        lag_ms = self._isr_policy.replica_lag_time_max_ms
+        return isr_policy.why_out(self._replicas.get(broker_id), broker_id, self._brokers, now_ms, lag_ms)
 
     def _change(self, kind: str, broker_id: int, reason: IsrChangeReason, now_ms: int) -> IsrChange:
         replica = self._replicas.get(broker_id) or Replica(broker_id)
@@ -1407,10 +1414,10 @@ class Partition:
 
     # ---- damage -------------------------------------------------------------------------------------------
 
-    def on_damage(self, _: UnifiedLog, damage: Damage) -> None:
+    def _on_damage(self, _: UnifiedLog, damage: Damage) -> None:
         """Pass on to the listener that a range of the log was found damaged. Takes no lock."""
-        if self.damage_listener is not None:
-            self.damage_listener(self, damage)
+        if self._damage_listener is not None:
+            self._damage_listener(self, damage)
 
     @property
     def is_damaged(self) -> bool:

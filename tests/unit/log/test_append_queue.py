@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kreplica._core.disk_thread import DiskJob
 from kreplica.common.errors import KreplicaError, MessageTooLarge, OutOfOrderSequenceNumber, StorageIOError
 from kreplica.common.types import AppendOrigin
 from kreplica.log.append_queue import LEFT, MADE, AppendQueue, FollowerAppend, LeaderAppend
@@ -81,8 +80,8 @@ class Stage:
             result = info.base_offset if isinstance(append, LeaderAppend) else info.last_offset
         self.results[self.names.pop(append)] = result
 
-    def _go_on(self, queue: AppendQueue, job: DiskJob | None) -> None:
-        append = None if job is None else queue.take_back(job)
+    def _go_on(self, queue: AppendQueue) -> None:
+        append = queue.take_back()
         if append is not None:
             self.note(append)
         while (append := queue.next()) is not None:
