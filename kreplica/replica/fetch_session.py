@@ -15,12 +15,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from kreplica._core.leader_state import FetchClock
 from kreplica.common.errors import FetchSessionIdNotFound, InvalidFetchSessionEpoch
 from kreplica.common.locks import Lock
 from kreplica.common.metrics import Meter
 from kreplica.common.ports import Random
 from kreplica.common.types import INT32_MAX, NO_OFFSET, TopicPartition, Uuid
-from kreplica.replica.replica import FetchClock
 
 if TYPE_CHECKING:
     from kreplica.replica.partition import Partition

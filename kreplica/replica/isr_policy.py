@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from kreplica.replica.partition_state import BrokerMetadata, IsrChangeReason, Term
-from kreplica.replica.replica import NEVER_MS, UNKNOWN_BROKER_EPOCH, Replica
+from kreplica._core.leader_state import NEVER_MS, UNKNOWN_BROKER_EPOCH, Replica, Term
+from kreplica.replica.partition_state import BrokerMetadata, IsrChangeReason
 from kreplica.replica.replica_config import ReplicaConfig
 
 LAG_MAX_MESSAGES = 4_000

@@ -1,7 +1,8 @@
 """Partition: one partition's replica on one broker, as the leader or a follower.
 
 It decides what is committed: the high watermark is the least log end of the leader and of every replica that
-is in sync or may be in sync in the controller's view. The rules of the ISR are in isr_policy; the immutable
+is in sync or may be in sync in the controller's view. The role, the followers' states and this rule are in
+its native part, LeaderState (_core/leader_state). The rules of the ISR are in isr_policy; the immutable
 values that this class replaces or returns are in partition_state.
 
 Thread rule: `leader_isr_update_lock` guards the role, the ISR and the followers' states, and is held during
@@ -17,6 +18,14 @@ import struct
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
 
+from kreplica._core.leader_state import (
+    NEVER_MS,
+    UNKNOWN_BROKER_EPOCH,
+    FetchClock,
+    LeaderState,
+    Replica,
+    Term,
+)
 from kreplica._core.purgatory import Watermark
 from kreplica._core.records import batches
 from kreplica.common.errors import (
@@ -74,9 +83,8 @@ from kreplica.replica.partition_state import (
     PendingPartitionChange,
     PendingRecovery,
     PendingShrinkIsr,
-    Term,
+    change_of,
 )
-from kreplica.replica.replica import NEVER_MS, UNKNOWN_BROKER_EPOCH, FetchClock, Replica
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -189,7 +197,7 @@ class FetchedAppend(FollowerAppend):
 ReplicaAppend = ProducerAppend | FetchedAppend
 
 
-class Partition:
+class Partition(LeaderState):
     """A replica of `topic_partition` on broker `broker_id`, at first without a role.
 
     `key`: the number under which operations wait for it. `broker_epoch()`: this broker's. `on_damage`: called
@@ -204,22 +212,16 @@ class Partition:
         "_isr_policy",
         "_queue",
         "_refused_sequences",
-        "_remote_replicas",
         "_replicas",
-        "_unwatched_replicas",
-        "_watched_replicas",
         "broker_id",
         "clock",
         "fetch_waiters",
         "is_offline",
         "isr_history",
-        "key",
         "leader_and_isr",
         "leader_isr_update_lock",
         "log",
         "low_watermark_waiters",
-        "state",
-        "term",
         "topic_partition",
     )
 
@@ -258,11 +260,7 @@ class Partition:
         self.leader_and_isr: LeaderAndIsr | None = None
         self.state: PartitionState = CommittedPartitionState((), LeaderRecoveryState.RECOVERED)
         self._replicas: dict[int, Replica] = {}
-        # The followers, all of them and divided by whether the high watermark must wait for them. The
-        # division changes with the state.
-        self._remote_replicas: tuple[Replica, ...] = ()
-        self._watched_replicas: tuple[Replica, ...] = ()
-        self._unwatched_replicas: tuple[Replica, ...] = ()
+        self.remote_replicas = self.watched_replicas = self.unwatched_replicas = ()
         # The lowest sequence number that was refused of each (producer id, epoch); see _note_refused.
         self._refused_sequences: dict[tuple[int, int], int] = {}
 
@@ -336,11 +334,6 @@ class Partition:
         """Return the follower's state; None if this broker does not lead or the other is not a replica."""
         return self._replicas.get(broker_id)
 
-    @property
-    def remote_replicas(self) -> tuple[Replica, ...]:
-        """The followers' states."""
-        return self._remote_replicas
-
     def _effective_min_isr(self) -> int:
         """Return min.insync.replicas, or the number of replicas if that is smaller; 0 unless this broker
         leads."""
@@ -348,7 +341,7 @@ class Partition:
         term = self.term
         if not term.leads or term.log is None:
             return 0
-        least, replicas = term.log.config.min_insync_replicas, len(self._remote_replicas) + 1
+        least, replicas = term.log.config.min_insync_replicas, len(self.remote_replicas) + 1
         return least if least < replicas else replicas
 
     @property
@@ -369,7 +362,7 @@ class Partition:
     @property
     def is_under_replicated(self) -> bool:
         """Whether this broker leads and a replica is out of sync."""
-        return self.term.leads and len(self.state.isr) < len(self._remote_replicas) + 1
+        return self.term.leads and len(self.state.isr) < len(self.remote_replicas) + 1
 
     @property
     def _may_be_elected(self) -> bool:
@@ -416,7 +409,7 @@ class Partition:
                 # If an epoch was skipped, other replicas may have followed another leader in it and truncated
                 # their logs. What was known of them no longer holds.
                 knows_nothing = is_new_leader or new.leader_epoch > former.leader_epoch + 1
-                for replica in self._remote_replicas:
+                for replica in self.remote_replicas:
                     is_in_sync = replica.broker_id in new.isr
                     replica.reset_replica_state(
                         now_ms, start, is_new_leader=knows_nothing, is_in_sync=is_in_sync
@@ -518,13 +511,13 @@ class Partition:
             for broker_id in replicas
             if broker_id != self.broker_id
         }
-        self._remote_replicas = tuple(self._replicas.values())
+        self.remote_replicas = tuple(self._replicas.values())
 
     def _set_state(self, state: PartitionState) -> None:
         self.state = state
         maximal = state.maximal_isr
-        self._watched_replicas = tuple(r for r in self._remote_replicas if r.broker_id in maximal)
-        self._unwatched_replicas = tuple(r for r in self._remote_replicas if r.broker_id not in maximal)
+        self.watched_replicas = tuple(r for r in self.remote_replicas if r.broker_id in maximal)
+        self.unwatched_replicas = tuple(r for r in self.remote_replicas if r.broker_id not in maximal)
 
     # ---- appends ------------------------------------------------------------------------------------------
 
@@ -574,7 +567,7 @@ class Partition:
                 assert info is not None
                 with self.leader_isr_update_lock:
                     if self.leader_log_if_local is append.log:
-                        append.change = self._appended(append.log, info.base_offset)
+                        append.change = change_of(self.appended(append.log, info.base_offset))
                     # An append that arrived now would be rejected.
                     append.is_short = append.required_acks == ACKS_ALL and self.is_under_min_isr
             self._wait_durable(append)
@@ -603,7 +596,7 @@ class Partition:
             if state == MADE:
                 assert append.info is not None
                 assert append.info.base_offset >= end, (append.info.base_offset, end)
-                append.change = self._appended(log, end)
+                append.change = change_of(self.appended(log, end))
             if state != LEFT:
                 return state
         if queue.must_wait(append):
@@ -613,7 +606,7 @@ class Partition:
         append.make_carefully(log, term.leader_epoch)
         if is_doubtful:
             refused.pop(_producer_of(records)[:2], None)
-        append.change = self._appended(log, end)
+        append.change = change_of(self.appended(log, end))
         return MADE
 
     def _make_as_follower(self, append: FetchedAppend, queue: AppendQueue) -> int:
@@ -671,7 +664,7 @@ class Partition:
         Raises NotLeaderOrFollower; NotEnoughReplicas if acks are -1 and too few replicas are in sync.
         """
         term = self.term
-        log = term.log
+        log: UnifiedLog | None = term.log
         if not term.leads or log is None:
             self._refuse_leader()
         if required_acks == ACKS_ALL and len(self.state.isr) < log.config.min_insync_replicas:
@@ -715,13 +708,6 @@ class Partition:
     def _refuse_leader(self) -> NoReturn:
         raise NotLeaderOrFollower(f"{self.topic_partition}: broker {self.broker_id} does not lead it")
 
-    def _appended(self, log: UnifiedLog, former_end: int) -> LeaderHwChange:
-        # Followers that had the whole log were in sync until this moment.
-        for replica in self._remote_replicas:
-            if replica.log_end_offset == former_end and replica.fetch_clock is not None:
-                replica.leader_moved_on()
-        return self._increment_high_watermark(log)
-
     # ---- deletion of records ------------------------------------------------------------------------------
 
     def delete_records_on_leader(self, offset: int) -> tuple[int, int]:
@@ -752,7 +738,7 @@ class Partition:
         if log is None:
             self._refuse_leader()
         lowest = log.log_start_offset
-        for replica in self._remote_replicas:
+        for replica in self.remote_replicas:
             # A dead follower must not hold up deletions; it learns the log start when it returns.
             if (
                 replica.log_start_offset < lowest
@@ -783,7 +769,7 @@ class Partition:
             log = self._follower_log(leader_epoch)
             end = log.state.log_end_offset
             offset = leader_high_watermark if leader_high_watermark < end else end
-            return self._advance(log, offset)
+            return self.advance_high_watermark(log, offset)
 
     def maybe_increment_log_start_offset(self, offset: int, leader_epoch: int) -> bool:
         """Delete what the leader has deleted, as a follower. Return whether the log start moved."""
@@ -832,14 +818,15 @@ class Partition:
     def _follower_log(self, leader_epoch: int | None = None) -> UnifiedLog:
         # An answer may arrive after the end of the role for which it was fetched.
         term = self.term
-        if term.leads or term.log is None:
+        log: UnifiedLog | None = term.log
+        if term.leads or log is None:
             raise NotLeaderOrFollower(f"{self.topic_partition}: broker {self.broker_id} is no follower of it")
         if leader_epoch is not None and leader_epoch != term.leader_epoch:
             raise FencedLeaderEpoch(
                 f"{self.topic_partition}: an answer of leader epoch {leader_epoch}, now it is"
                 f" {term.leader_epoch}"
             )
-        return term.log
+        return log
 
     def _must_start_over(self, log: UnifiedLog, leader_log_start: int) -> bool:
         # The leader has deleted all that is in this log and has forgotten its epochs. It could not detect
@@ -875,31 +862,9 @@ class Partition:
         """Move the high watermark to what all replicas that count have; SAME if this broker does not lead."""
         with self.leader_isr_update_lock:
             log = self.leader_log_if_local
-            return SAME if log is None else self._increment_high_watermark(log, now_ms)
+            return SAME if log is None else change_of(self.increment_high_watermark(log, now_ms))
 
-    def _increment_high_watermark(self, log: UnifiedLog, now_ms: int | None = None) -> LeaderHwChange:
-        state = log.state
-        offset = state.log_end_offset
-        if log.durable and log.config.durability != "page_cache":
-            # What the leader could lose in a power cut is not committed.
-            offset = state.flush_offset
-        for replica in self._watched_replicas:
-            if replica.log_end_offset < offset:
-                offset = replica.log_end_offset
-        if offset <= state.high_watermark:
-            return SAME
-        for replica in self._unwatched_replicas:
-            if replica.log_end_offset < offset and self._is_about_to_join(replica, now_ms):
-                offset = replica.log_end_offset
-        # It stands still below min.insync.replicas, for earlier appends too (KAFKA-15583).
-        if offset <= state.high_watermark or self.is_under_min_isr:
-            return SAME
-        assert offset <= state.log_end_offset, (offset, state.log_end_offset)
-        self._advance(log, offset)
-        self.term.watermark.advance(offset)
-        return INCREASED
-
-    def _advance(self, log: UnifiedLog, offset: int) -> bool:
+    def advance_high_watermark(self, log: UnifiedLog, offset: int) -> bool:
         """Move the log's high watermark up to `offset`. Return whether it moved."""
         if log.maybe_increment_high_watermark(offset) is None:
             return False
@@ -908,7 +873,7 @@ class Partition:
             self._queue.publish_soon()
         return True
 
-    def _is_about_to_join(self, replica: Replica, now_ms: int | None) -> bool:
+    def is_about_to_join(self, replica: Replica, now_ms: int | None) -> bool:
         """Return whether the high watermark waits for a replica outside the ISR.
 
         Without this wait the high watermark would always be ahead of a replica that has caught up, and the
@@ -1030,7 +995,7 @@ class Partition:
         if timestamp == LATEST_TIMESTAMP:
             epoch = log.epochs.epoch_for_offset(bound)
             return TimestampOffset(-1, bound, -1 if epoch is None else epoch)
-        found = log.offset_for_timestamp(timestamp)
+        found: TimestampOffset | None = log.offset_for_timestamp(timestamp)
         if found is None or (found.offset >= bound and timestamp != EARLIEST_TIMESTAMP):
             return TimestampOffset(-1, -1, -1)
         return found
@@ -1095,7 +1060,7 @@ class Partition:
             change = SAME
             if former_end != read.fetch_offset:
                 assert term.log is not None
-                change = self._increment_high_watermark(term.log, now_ms)
+                change = change_of(self.increment_high_watermark(term.log, now_ms))
             if isr_change is None and not self.low_watermark_waiters:
                 return NOTHING if change is SAME else HIGH_WATERMARK_MOVED
             moved = self.low_watermark_waiters > 0 and self.low_watermark_if_leader() > low_watermark
@@ -1114,7 +1079,7 @@ class Partition:
     def detach_fetch_clock(self, fetch_clock: FetchClock) -> None:
         """Record that the session of that clock no longer fetches the partition."""
         with self.leader_isr_update_lock:
-            for replica in self._remote_replicas:
+            for replica in self.remote_replicas:
                 if replica.fetch_clock is fetch_clock:
                     if replica.log_end_offset == self.log_end_offset:
                         replica.leader_moved_on()
@@ -1263,7 +1228,7 @@ class Partition:
         A fetch session names only partitions with news. When the follower's fetch last named this one, it
         could not join: another change was in flight, or its broker was not eligible yet.
         """
-        for replica in self._remote_replicas:
+        for replica in self.remote_replicas:
             session = replica.fetch_clock
             if session is not None and replica.broker_id not in self.state.maximal_isr:
                 silent_ms = now_ms - session.last_fetch_time_ms

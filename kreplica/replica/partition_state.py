@@ -1,6 +1,6 @@
 """The values that a Partition replaces as a whole, and those that its methods return.
 
-All are immutable, except for a Term's watermark, so any thread may read the present one without a lock.
+All are immutable, so any thread may read the present one without a lock.
 
 A change of the ISR that is in flight is kept apart from the ISR that was committed, because the controller
 may have made the change already, or may never make it. The high watermark waits for the union of both (the
@@ -14,13 +14,11 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol
 
-from kreplica._core.purgatory import Watermark
 from kreplica.common.leader_and_isr import LeaderAndIsr, LeaderRecoveryState
 
 if TYPE_CHECKING:
     from kreplica._core.region import Slice
     from kreplica.log.transaction_index import AbortedTxn
-    from kreplica.log.unified_log import UnifiedLog
 
 
 # ---- the role ----------------------------------------------------------------------------------------------
@@ -38,35 +36,6 @@ class BrokerMetadata(Protocol):
     def get_alive_broker_epoch(self, broker_id: int) -> int | None:
         """Return the epoch in which the broker is registered; None if it is fenced or unknown."""
         ...
-
-
-class Term:
-    """One role of this broker in a partition. Only its watermark changes.
-
-    `leads`: whether this broker is the leader. `epoch_start_offset`: where the leader epoch begins, None for
-    a follower. `watermark`: what waiting produce requests watch; closed when this broker's leadership ends.
-    """
-
-    __slots__ = ("epoch_start_offset", "leader", "leader_epoch", "leads", "log", "watermark")
-
-    def __init__(
-        self,
-        leader: int,
-        leader_epoch: int,
-        *,
-        log: UnifiedLog | None = None,
-        epoch_start_offset: int | None = None,
-        watermark: Watermark | None = None,
-    ) -> None:
-        self.leader = leader
-        self.leader_epoch = leader_epoch
-        self.leads = watermark is not None
-        self.log = log
-        self.epoch_start_offset = epoch_start_offset
-        if watermark is None:
-            watermark = Watermark()
-            watermark.close()
-        self.watermark = watermark
 
 
 # How many changes are kept, for a partition that flaps for hours.
@@ -269,6 +238,10 @@ class LeaderHwChange(enum.Enum):
 
 
 SAME, INCREASED = LeaderHwChange.SAME, LeaderHwChange.INCREASED
+
+
+def change_of(has_moved: bool) -> LeaderHwChange:
+    return INCREASED if has_moved else SAME
 
 
 class IsrChangeProposed(NamedTuple):

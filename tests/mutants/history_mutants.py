@@ -11,7 +11,9 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
+from kreplica._core.leader_state import UNKNOWN_BROKER_EPOCH
 from kreplica.common.errors import KafkaStorageError, NotLeaderOrFollower
+from kreplica.common.ports import monotonic_ms
 from kreplica.common.types import NO_OFFSET
 from kreplica.log.log_loader import _LogLoader
 from kreplica.log.unified_log import UnifiedLog
@@ -21,7 +23,6 @@ from kreplica.replica.fetch_session import CachedPartition
 from kreplica.replica.partition import Partition
 from kreplica.replica.partition_fetch_state import ReplicaState
 from kreplica.replica.remote_leader_endpoint import fetch_answers
-from kreplica.replica.replica import UNKNOWN_BROKER_EPOCH, Replica
 from kreplica.replica.replica_fetcher import OffsetTruncationState, ReplicaFetcher
 from kreplica.replica.replica_fetcher_manager import ReplicaFetcherManager
 from kreplica.replica.replica_manager import ReplicaManager
@@ -327,15 +328,17 @@ def end_producers_unheard(_: Replacement) -> Replacement:
     return is_unheard
 
 
-@history_mutant(Replica, "is_heard")
+@history_mutant(AppendManager, "_is_unheard")
 def hear_fetches_from_before(_: Replacement) -> Replacement:
     """A fetch that lay in the socket while the leader stood still counts as heard."""
 
-    def is_heard(replica: Any, now_ms: int, silence_ms: int) -> bool:
-        fetches = replica if replica.fetch_clock is None else replica.fetch_clock
-        return bool(now_ms - fetches.last_fetch_time_ms <= silence_ms)
+    def is_unheard(manager: Any, topic_partition: Any) -> bool:
+        partition = manager._partitions.get(topic_partition)
+        others = [each for each in partition.remote_replicas if each.broker_id in partition.isr]
+        now_ms = monotonic_ms(partition.clock)
+        return bool(others) and all(now_ms - each.last_heard_time_ms > manager._silence_ms for each in others)
 
-    return is_heard
+    return is_unheard
 
 
 @history_mutant(ReplicaFetcher, "_take_answer")

@@ -18,7 +18,6 @@ from kreplica.log.unified_log import UnifiedLog
 from kreplica.replica import isr_policy, partition
 from kreplica.replica.delayed_requests import DelayedRequests
 from kreplica.replica.partition import Partition
-from kreplica.replica.partition_state import INCREASED, SAME
 from kreplica.replica.replica_fetcher_manager import ReplicaFetcherManager
 from kreplica.sim.controller import ScriptedController
 
@@ -59,25 +58,30 @@ def switched_on(name: str) -> Iterator[None]:
 def built_in(chosen: Mutant) -> Iterator[None]:
     """Have the mutant in the code while the block runs."""
     # From the class's own table, so that a static or class method is put back as one.
-    original = vars(chosen.owner)[chosen.name]
+    is_own = chosen.name in vars(chosen.owner)
+    original = vars(chosen.owner)[chosen.name] if is_own else getattr(chosen.owner, chosen.name)
     setattr(chosen.owner, chosen.name, chosen.make(original))
     try:
         yield
     finally:
-        setattr(chosen.owner, chosen.name, original)
+        if is_own:
+            setattr(chosen.owner, chosen.name, original)
+        else:
+            # It was inherited, from a native class.
+            delattr(chosen.owner, chosen.name)
 
 
-@mutant(Partition, "_increment_high_watermark")
+@mutant(Partition, "increment_high_watermark")
 def commit_without_followers(_: Replacement) -> Replacement:
     """The high watermark is the leader's own end."""
 
-    def increment(partition: Any, log: Any, _: int | None = None) -> Any:
+    def increment(partition: Any, log: Any, _: int | None) -> bool:
         end = log.state.log_end_offset
         if end <= log.high_watermark:
-            return SAME
-        partition._advance(log, end)
+            return False
+        partition.advance_high_watermark(log, end)
         partition.term.watermark.advance(end)
-        return INCREASED
+        return True
 
     return increment
 
@@ -88,10 +92,10 @@ def commit_without_those_about_to_join(set_state: Replacement) -> Replacement:
 
     def set_committed(partition: Any, state: Any) -> None:
         set_state(partition, state)
-        partition._watched_replicas = tuple(
+        partition.watched_replicas = tuple(
             replica for replica in partition.remote_replicas if replica.broker_id in state.isr
         )
-        partition._unwatched_replicas = ()
+        partition.unwatched_replicas = ()
 
     return set_committed
 

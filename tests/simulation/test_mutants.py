@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from inspect import getattr_static
 from pathlib import Path
 
 import pytest
@@ -68,7 +69,7 @@ def test_every_invariant_catches_a_mutant_and_every_mutant_is_caught():
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_mutant_is_switched_off_again(name):
     mutant = MUTANTS[name]
-    before = vars(mutant.owner)[mutant.name]
+    before = getattr_static(mutant.owner, mutant.name)
     with switched_on(name):
-        assert vars(mutant.owner)[mutant.name] is not before
-    assert vars(mutant.owner)[mutant.name] is before
+        assert getattr_static(mutant.owner, mutant.name) is not before
+    assert getattr_static(mutant.owner, mutant.name) is before

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from kreplica._core.leader_state import Replica
 from kreplica.replica.isr_policy import LagByMessages, LagByTime
-from kreplica.replica.replica import Replica
 from tests.support.partitions import Replicas
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from kreplica._core.leader_state import FetchClock
 from kreplica.common import errors
 from kreplica.common.leader_and_isr import NO_LEADER, LeaderRecoveryState
 from kreplica.common.types import NO_OFFSET
@@ -11,7 +12,6 @@ from kreplica.log.damage import Damage
 from kreplica.log.unified_log import UnifiedLog
 from kreplica.replica.delayed_requests import after_append, no_longer_leader
 from kreplica.replica.partition_state import INCREASED, SAME, CommittedPartitionState, PendingRecovery
-from kreplica.replica.replica import FetchClock
 from tests.support.batches import build
 from tests.support.partitions import LAG_MS, Replicas, append_as_follower, append_as_leader
 

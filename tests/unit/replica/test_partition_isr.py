@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from kreplica._core.leader_state import FetchClock
 from kreplica.common import errors
 from kreplica.common.leader_and_isr import LeaderRecoveryState
 from kreplica.replica.partition_state import (
@@ -17,7 +18,6 @@ from kreplica.replica.partition_state import (
     PendingExpandIsr,
     PendingShrinkIsr,
 )
-from kreplica.replica.replica import FetchClock
 from tests.support.partitions import LAG_MS, Replicas
 
 

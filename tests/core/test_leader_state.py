@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from kreplica._core.leader_state import NEVER_MS, UNKNOWN_BROKER_EPOCH, FetchClock, Replica
 from kreplica.common.types import NO_OFFSET
-from kreplica.replica.replica import NEVER_MS, UNKNOWN_BROKER_EPOCH, FetchClock, Replica
 
 
 def fetched(replica: Replica, offset: int, now_ms: int, leader_end: int, broker_epoch: int = 7) -> Replica:

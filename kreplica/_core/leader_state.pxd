@@ -1,0 +1,60 @@
+# LeaderState: what a broker knows of a partition that it leads, and the rule that decides what is committed.
+#
+# This is the native part of a Partition (kreplica/replica/partition.py), which is its only subclass. Python and the
+# native lanes of requests read and change these fields, so that the role, the followers' log ends and the high
+# watermark exist once.
+#
+# Ownership: a Partition owns its Replicas; the Replicas of one fetch session share a FetchClock. Thread rule: the
+# partition's leader_isr_update_lock guards every change. Each method runs under the GIL from its first read to its last
+# change, unless it calls a method that Python has overridden; so a reader without the lock sees no half of a change.
+
+from libc.stdint cimport int64_t
+
+from kreplica._core.purgatory cimport Watermark
+
+
+cdef class FetchClock:
+    cdef public int64_t last_fetch_time_ms
+    cdef public int64_t previous_fetch_time_ms
+
+
+cdef class Replica:
+    cdef public int64_t broker_id
+    cdef public int64_t log_end_offset
+    cdef public int64_t log_start_offset
+    cdef public int64_t last_fetch_leader_log_end_offset
+    cdef public int64_t last_fetch_time_ms
+    cdef public int64_t previous_fetch_time_ms
+    cdef public int64_t last_caught_up_time_ms
+    cdef public int64_t broker_epoch
+    cdef public int64_t last_sent_high_watermark
+    cdef public bint fetched_in_epoch
+    cdef public bint diverged
+    cdef public bint damaged
+    cdef public FetchClock fetch_clock
+
+    cpdef object leader_moved_on(self)
+
+
+cdef class Term:
+    cdef readonly int64_t leader
+    cdef readonly int64_t leader_epoch
+    cdef readonly bint leads
+    cdef readonly object log
+    cdef readonly object epoch_start_offset
+    cdef readonly Watermark watermark
+
+
+cdef class LeaderState:
+    cdef public int64_t key               # the number under which operations wait for the partition
+    cdef public Term term
+    cdef public object state              # a PartitionState: the ISR, and the change of it that is in flight
+    # The followers, all of them and divided by whether the high watermark must wait for them.
+    cdef public tuple remote_replicas
+    cdef public tuple watched_replicas
+    cdef public tuple unwatched_replicas
+
+    # Record that the log, which ended at `former_end`, has grown. Return whether the high watermark moved.
+    cpdef bint appended(self, object log, int64_t former_end) except -1
+    # Move the high watermark to what all replicas that count have. Return whether it moved.
+    cpdef bint increment_high_watermark(self, object log, object now_ms) except -1
