@@ -14,12 +14,13 @@ from types import TracebackType
 from kreplica.broker.broker import Broker
 from kreplica.common.config import LogConfig
 from kreplica.common.types import TopicPartition
+from kreplica.controller.manual_controller import CONTROLLER_ID
 from kreplica.runtime.clock import SystemClock
 from kreplica.runtime.local_network import LocalNetwork
 from kreplica.runtime.scheduler import ThreadWorkers
 from kreplica.runtime.storage import FileStorage
 from kreplica.sim.cluster import CLUSTER_ID
-from kreplica.sim.controller import CONTROLLER_ID, ScriptedController
+from kreplica.sim.controller import ScriptedController
 
 BROKERS = (1, 2, 3)
 TOPIC = "t"

@@ -45,6 +45,7 @@ from kreplica.common.leader_and_isr import NO_LEADER, LeaderAndIsr, LeaderRecove
 from kreplica.common.locks import RLock
 from kreplica.common.ports import Transport
 from kreplica.common.types import TopicPartition, Uuid, check_topic_name
+from kreplica.controller.manual_controller import CONTROLLER_ID, ManualController, Topic
 from kreplica.replica.delayed_requests import PartitionResponse
 from kreplica.replica.partition import Partition
 from kreplica.replica.replica_config import ReplicaConfig
@@ -54,7 +55,6 @@ from kreplica.runtime.frame_transport import FrameTransport
 from kreplica.runtime.local_network import LocalNetwork
 from kreplica.runtime.scheduler import ThreadWorkers
 from kreplica.runtime.storage import FileStorage
-from kreplica.sim.controller import CONTROLLER_ID, ScriptedController, Topic
 
 if TYPE_CHECKING:
     from kreplica._core.batch_builder import _RecordList as RecordList
@@ -117,7 +117,7 @@ class Controller:
     ) -> None:
         self._storage = FileStorage()
         self._path = None if directory is None else os.path.join(os.fspath(directory), STATE_FILE)
-        self._decisions = ScriptedController(lambda _: self._publish())
+        self._decisions = ManualController(lambda _: self._publish())
         # The decisions' own lock, so that an ISR change cannot come between reading a state and deciding.
         self._lock = self._decisions.lock
         # Guarded by _lock:

@@ -12,9 +12,10 @@ from typing import Any
 from kreplica.broker.broker import Broker
 from kreplica.common.config import LogConfig
 from kreplica.common.future import Future
+from kreplica.controller.manual_controller import CONTROLLER_ID
 from kreplica.replica.partition import Partition
 from kreplica.replica.replica_config import ReplicaConfig
-from kreplica.sim.controller import CONTROLLER_ID, ScriptedController
+from kreplica.sim.controller import ScriptedController
 from kreplica.sim.disk import SimDisk
 from kreplica.sim.machines import BrokerPorts, MakeBroker, SimBroker, SimMachines
 from kreplica.sim.network import LinkConditions, SimEndpoint

@@ -7,19 +7,19 @@ it back. Thread rule: one thread, and no other simulation beside.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
 from kreplica.common.errors import StorageIOError
+from kreplica.controller.manual_controller import ManualController
 from kreplica.log.local_log import LocalLog
 from kreplica.log.unified_log import UnifiedLog
 from kreplica.replica import isr_policy, partition
 from kreplica.replica.delayed_requests import DelayedRequests
 from kreplica.replica.partition import Partition
 from kreplica.replica.replica_fetcher_manager import ReplicaFetcherManager
-from kreplica.sim.controller import ScriptedController
 
 Replacement = Callable[..., Any]
 
@@ -195,15 +195,17 @@ def keep_quiet_about_aborts(_: Replacement) -> Replacement:
     return none
 
 
-@mutant(ScriptedController, "decide")
+@mutant(ManualController, "decide")
 def forget_the_leader(decide: Replacement) -> Replacement:
     """A change of the ISR leaves out the leader, which did not name itself."""
 
-    def decide_without(controller: Any, topic_partition: Any, **changes: Any) -> Any:
-        leader = changes.get("leader", controller.partitions[topic_partition].leader)
-        if len(changes.get("isr", ())) > 1 and "leader" not in changes:
-            changes["isr"] = tuple(each for each in changes["isr"] if each != leader)
-        return decide(controller, topic_partition, **changes)
+    def decide_without(
+        controller: Any, topic_partition: Any, *, isr: Sequence[int] | None = None, **others: Any
+    ) -> Any:
+        if isr is not None and len(isr) > 1:
+            leader = controller.partitions[topic_partition].leader
+            isr = [each for each in isr if each != leader]
+        return decide(controller, topic_partition, isr=isr, **others)
 
     return decide_without
 

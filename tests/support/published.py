@@ -9,11 +9,12 @@ from kreplica.broker.broker_metadata_publisher import BrokerMetadataPublisher
 from kreplica.broker.kraft_metadata_cache import KRaftMetadataCache
 from kreplica.common.future import Future
 from kreplica.common.types import Uuid
+from kreplica.controller.manual_controller import CONTROLLER_ID
 from kreplica.metadata.cluster_metadata import ClusterMetadata, difference
 from kreplica.metadata.image_format import OffsetAndEpoch
 from kreplica.metadata.records import MetadataRecord
 from kreplica.sim.cluster import CLUSTER_ID, LOG_CONFIG, SimCluster
-from kreplica.sim.controller import CONTROLLER_ID, ScriptedController
+from kreplica.sim.controller import ScriptedController
 from kreplica.sim.machines import DIRECTORY, BrokerPorts
 
 

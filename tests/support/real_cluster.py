@@ -10,11 +10,12 @@ import time
 from functools import partial
 from pathlib import Path
 
+from kreplica.controller.manual_controller import CONTROLLER_ID
 from kreplica.replica.replica_config import ReplicaConfig
 from kreplica.runtime.local_network import LocalNetwork
 from kreplica.runtime.scheduler import ThreadWorkers
 from kreplica.sim.cluster import CLIENT_ID, broker_factory
-from kreplica.sim.controller import CONTROLLER_ID, ScriptedController
+from kreplica.sim.controller import ScriptedController
 from kreplica.sim.machines import SETTLE_MS, BrokerPorts, answer
 from kreplica.sim.transcript.runner import Transcript, replay
 from tests.support.breakable_storage import BreakableStorage

@@ -28,6 +28,12 @@ ROWS: list[set[str]] = [
 # commands that run on them.
 BESIDE = ("bindings", "spark_connector")
 DOORS = {Path("kreplica/cli/spark.py")}
+# What runs the simulator for users; no other product code may need it.
+SIMULATION = {
+    Path("kreplica/cli/sim.py"),
+    Path("kreplica/cluster/simulation.py"),
+    Path("kreplica/testing.py"),
+}
 HEIGHT = {layer: height for height, row in enumerate(ROWS) for layer in row}
 
 
@@ -86,6 +92,17 @@ def test_what_is_beside_is_not_leant_on() -> None:
         assert len(beside_violations(Path(place), "import kreplica\nfrom spark_connector import x")) == 1
     assert beside_violations(Path("spark_connector/x.py"), "from bindings import scan") == []
     assert beside_violations(Path("kreplica/cli/spark.py"), "from spark_connector import jobs") == []
+
+
+def test_only_what_simulates_imports_the_simulator() -> None:
+    sources = [path for path in source_files(".py", ".pyx") if path.parts[1] != "sim"]
+    importers = {
+        path
+        for path in sources
+        for found in imports_of(path, (ROOT / path).read_text())
+        if any(layer_of(target) == "sim" for target in found.targets)
+    }
+    assert importers == SIMULATION
 
 
 def test_every_layer_is_there() -> None:

@@ -28,9 +28,9 @@ from kreplica.common.errors import KreplicaError
 from kreplica.common.future import Future
 from kreplica.common.leader_and_isr import LeaderAndIsr
 from kreplica.common.types import TopicPartition, Uuid
+from kreplica.controller.manual_controller import CONTROLLER_ID
 from kreplica.sim import client
 from kreplica.sim.cluster import CLIENT_ID, SimCluster
-from kreplica.sim.controller import CONTROLLER_ID
 
 DIVIDER = "----"
 COMMENT = "#"
