@@ -13,7 +13,6 @@ import gc
 import json
 import logging
 import os
-import queue
 import resource
 import signal
 import socket
@@ -80,7 +79,7 @@ def run(
     node.ready.add_done_callback(lambda done: _announce(server, done, on_ready))
     end.wait()
     if end.failure is None:
-        LOGGER.info("stopping: handing over the partitions that this node leads")
+        LOGGER.info("stopping")
         try:
             server.stop(CONTROLLED_SHUTDOWN_MS).result()
         except KreplicaError:
@@ -146,16 +145,20 @@ class _End:
     """Waits for the end of the node: a signal or a failure.
 
     A signal handler runs in the main thread between any two steps, also inside `wait`. So it may take no lock
-    that `wait` holds, as an Event would; a SimpleQueue has none.
+    that `wait` holds. The system may deliver a signal to another thread, which does not interrupt a wait for
+    a lock. So `wait` reads a pipe, to which Python writes in whichever thread the signal arrives.
     """
 
     def __init__(self) -> None:
         self.failure: BaseException | None = None
-        self._wanted: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._is_wanted = False
         self._is_at_once = True
+        self._woken, self._waker = os.pipe()
+        os.set_blocking(self._waker, False)
 
     def take_signals(self) -> None:
         """Let SIGTERM and SIGINT end the process at once."""
+        signal.set_wakeup_fd(self._waker, warn_on_full_buffer=False)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._signalled)
 
@@ -166,17 +169,19 @@ class _End:
     def fail(self, error: BaseException) -> None:
         """Record that the node cannot go on."""
         self.failure = error
-        self._wanted.put(None)
+        self._is_wanted = True
+        with contextlib.suppress(BlockingIOError):  # if the pipe is full, it wakes `wait` as well
+            os.write(self._waker, b"\0")
 
     def wait(self) -> None:
         """Return when the node has to end."""
-        self._wanted.get()
+        while not self._is_wanted:
+            os.read(self._woken, 4096)
 
     def _signalled(self, number: int, _frame: FrameType | None) -> None:
         if self._is_at_once:
             os._exit(128 + number)
-        self._is_at_once = True
-        self._wanted.put(None)
+        self._is_at_once = self._is_wanted = True
 
 
 def from_config(path: str | None, settings: Sequence[str]) -> dict[str, object]:

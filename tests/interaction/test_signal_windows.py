@@ -76,6 +76,23 @@ while ended_at(step):
 print(step)
 """
 
+# SIGTERM comes to another thread than the one that waits, as the system may decide.
+SIGNAL_TO_ANOTHER_THREAD = """
+import signal, sys, threading
+from kreplica.cli.serve import _End
+
+end, main = _End(), threading.main_thread()
+end.take_signals()
+end.has_started()
+def send():
+    while sys._current_frames()[main.ident].f_code is not _End.wait.__code__:
+        pass
+    signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+threading.Thread(target=send).start()
+end.wait()
+print("ended")
+"""
+
 
 def test_a_node_that_gets_sigterm_before_it_has_handlers(tmp_path: Path) -> None:
     arguments = ["serve", "--brokers", 3, "--directory", tmp_path / "d", "--listen", f":{free_ports(6)}"]
@@ -100,3 +117,8 @@ def test_a_signal_at_any_step_of_the_wait_for_one() -> None:
         code, out, err = process.end()
     assert code == 0, err
     assert int(out) > 3
+
+
+def test_a_signal_that_the_system_gives_to_another_thread() -> None:
+    with Command(program=SIGNAL_TO_ANOTHER_THREAD) as process:
+        assert process.end() == (0, "ended\n", "")
