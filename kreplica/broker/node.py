@@ -579,6 +579,8 @@ class Node:
         """
         if self._shutdown is None:
             self._shutdown = Future()
+            if self.broker is not None:
+                self.broker.replica_manager.events.begin_shutdown()
             ControlledShutdown(self, timeout_ms, self._ports.loop("shutdown"), self._shutdown).begin()
         return self._shutdown
 

@@ -306,7 +306,8 @@ class QuorumController:
         if leader_id is not None:
             self._former_leader_id = leader_id
         if self._term is not None:
-            self._on_controller_resignation("another node leads the quorum")
+            it_leads = "it no longer leads" if leader_id is None else f"node {leader_id} leads"
+            self._on_controller_resignation(f"{it_leads} the quorum")
 
     def _on_controller_resignation(self, why: str) -> None:
         """Stop being the active controller: drop all state of the epoch and fail all waiting callers."""

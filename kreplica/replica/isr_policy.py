@@ -54,10 +54,10 @@ def begins_too_low(replica: Replica, leader_log_start: int) -> bool:
 def what_makes_ineligible(replica: Replica, brokers: BrokerMetadata) -> str | None:
     """Return why the follower's broker may be in no ISR; None if it is eligible (KIP-841, KIP-903)."""
     broker_id = replica.broker_id
+    if brokers.is_broker_shutting_down(broker_id):
+        return "its broker is shutting down or has shut down"
     if brokers.is_broker_fenced(broker_id):
         return "its broker is fenced"
-    if brokers.is_broker_shutting_down(broker_id):
-        return "its broker is shutting down"
     registered = brokers.get_alive_broker_epoch(broker_id)
     if registered is None:
         return "its broker is not registered"
@@ -79,10 +79,9 @@ def why_out(
         return IsrChangeReason.NEW
     if replica.damaged:
         return IsrChangeReason.DAMAGED
-    if brokers.get_alive_broker_epoch(broker_id) is None:
-        return IsrChangeReason.FENCED
-    if brokers.is_broker_shutting_down(broker_id):
-        return IsrChangeReason.SHUTTING_DOWN
+    absent = _why_broker_is_absent(broker_id, brokers)
+    if absent is not None:
+        return absent
     if replica.diverged:
         return IsrChangeReason.DIVERGED
     if replica.last_caught_up_time_ms == NEVER_MS:
@@ -94,12 +93,15 @@ def why_out(
 
 def why_controller_changed(broker_id: int, kind: str, brokers: BrokerMetadata) -> IsrChangeReason:
     """Return why the controller changed the ISR without a request: `kind` is "shrink" or "expand"."""
-    if kind == "shrink":
-        if brokers.get_alive_broker_epoch(broker_id) is None:
-            return IsrChangeReason.FENCED
-        if brokers.is_broker_shutting_down(broker_id):
-            return IsrChangeReason.SHUTTING_DOWN
-    return IsrChangeReason.CONTROLLER
+    absent = _why_broker_is_absent(broker_id, brokers) if kind == "shrink" else None
+    return absent or IsrChangeReason.CONTROLLER
+
+
+def _why_broker_is_absent(broker_id: int, brokers: BrokerMetadata) -> IsrChangeReason | None:
+    # A controlled shutdown ends with a fence, and its registration keeps both: the shutdown is the cause.
+    if brokers.is_broker_shutting_down(broker_id):
+        return IsrChangeReason.SHUTTING_DOWN
+    return IsrChangeReason.FENCED if brokers.get_alive_broker_epoch(broker_id) is None else None
 
 
 # ---- lag ---------------------------------------------------------------------------------------------------

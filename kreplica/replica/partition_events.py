@@ -3,7 +3,7 @@
 Changes of the ISR and of leadership are logged at level INFO as they happen. The failure of a broker may
 change thousands of partitions at once. So only the first lines of each kind are logged per minute, and the
 others are counted in the minute's report. The report also warns how many partitions are under-replicated or
-have no leader.
+have no leader. While the broker itself shuts down, all changes are only counted, and one line sums them up.
 
 Thread rule: any thread may call. Counts change under the GIL; two threads may log one line too many.
 """
@@ -27,19 +27,14 @@ MOST_NAMES = 3
 
 
 class PartitionEvents:
-    """Logs for broker `broker_id`, which hosts `partitions`.
+    """Logs for broker `broker_id`, which hosts `partitions`."""
 
-    `is_shutting_down()`: whether the broker asked the controller to move its leaderships away.
-    """
-
-    def __init__(
-        self, broker_id: int, partitions: Iterable[Partition], is_shutting_down: Callable[[], bool]
-    ) -> None:
+    def __init__(self, broker_id: int, partitions: Iterable[Partition]) -> None:
         self._broker_id = broker_id
         self._partitions = partitions
-        self._is_shutting_down = is_shutting_down
-        self._handed_over = 0  # leaderships lost in a controlled shutdown
+        self._is_shutting_down = False
         self._counts: Counter[str] = Counter()
+        self._counts_in_shutdown: Counter[str] = Counter()
 
     def leadership_taken(self, partition: Partition) -> None:
         """Log that the broker leads the partition in a new epoch."""
@@ -55,15 +50,9 @@ class PartitionEvents:
         )
 
     def leadership_lost(self, partition: Partition, end_offset: int, why: str) -> None:
-        """Log that the broker no longer leads the partition. `end_offset`: its log end then.
-
-        In a controlled shutdown leaderships are only counted; `stopped` logs their number.
-        """
-        if self._is_shutting_down():
-            self._handed_over += 1
-            return
+        """Log that the broker no longer leads the partition. `end_offset`: its log end then."""
         self._log(
-            "leadership lost",
+            "leadership lost" if _has_no_leader(partition) else "leadership handed over",
             "%s: broker %d is no longer the leader since epoch %d: %s; its log ends at %d",
             *(partition.topic_partition, self._broker_id, partition.leader_epoch, why, end_offset),
         )
@@ -73,13 +62,15 @@ class PartitionEvents:
         for change in partition.isr_history.take_unlogged():
             self._log(
                 f"ISR {change.kind}",
-                "%s: broker %d %s the ISR (%s) at offset %d; the leader's log ends at %d, high watermark %d;"
+                "%s: broker %d %s the ISR (%s) %s; the leader's log ends at %d, high watermark %d;"
                 " in sync are %s, leader epoch %d, partition epoch %d",
                 partition.topic_partition,
                 change.broker_id,
                 "joins" if change.kind == "expand" else "leaves",
                 change.reason,
-                change.log_end_offset,
+                "before its first fetch"
+                if change.log_end_offset < 0
+                else f"at offset {change.log_end_offset}",
                 change.leader_log_end_offset,
                 change.high_watermark,
                 list(change.isr),
@@ -87,13 +78,21 @@ class PartitionEvents:
                 change.partition_epoch,
             )
 
+    def begin_shutdown(self) -> None:
+        """Only count changes from now on: the broker is about to hand over what it leads."""
+        self._is_shutting_down = True
+
     def stopped(self) -> None:
-        """Log how many partitions the broker handed over before it stopped."""
-        if self._handed_over:
-            count = "1 partition" if self._handed_over == 1 else f"{self._handed_over} partitions"
-            LOGGER.info("broker %d: handed over the leadership of %s", self._broker_id, count)
+        """Log how the partitions changed while the broker shut down."""
+        counts, self._counts_in_shutdown = self._counts_in_shutdown, Counter()
+        if counts:
+            changes = ", ".join(f"{count} x {kind}" for kind, count in counts.most_common())
+            LOGGER.info("broker %d: while it shut down, its partitions changed: %s", self._broker_id, changes)
 
     def _log(self, kind: str, text: str, *values: object) -> None:
+        if self._is_shutting_down:
+            self._counts_in_shutdown[kind] += 1
+            return
         self._counts[kind] += 1
         if self._counts[kind] <= MOST_LINES:
             LOGGER.info(text, *values)

@@ -48,8 +48,8 @@ class IsrChangeReason(enum.StrEnum):
     SLOW = "slow"  # it fetches but has not caught up within the lag
     STUCK = "stuck"  # it has not fetched within the lag
     NEW = "new"  # it was newly assigned or started empty, and has never caught up
-    FENCED = "fenced"  # its broker is fenced
-    SHUTTING_DOWN = "shutting down"  # its broker is in a controlled shutdown
+    FENCED = "fenced"  # its broker is fenced, and not because it shut down
+    SHUTTING_DOWN = "shutting down"  # its broker is in a controlled shutdown, or has ended one
     DIVERGED = "diverged"  # it has records that the leader does not have, and must truncate them
     DAMAGED = "damaged"  # a range of its log has rotted
     CAUGHT_UP = "caught up"  # it has all committed records, so it may lead

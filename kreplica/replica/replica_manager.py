@@ -98,9 +98,7 @@ class ReplicaManager:
         self.metrics = metrics or MetricRegistry()
         self.log_manager = log_manager
         self.partitions = HostedPartitions(metadata_cache.contains)
-        self.events = PartitionEvents(
-            broker_id, self.partitions, partial(metadata_cache.is_broker_shutting_down, broker_id)
-        )
+        self.events = PartitionEvents(broker_id, self.partitions)
         self._loop = loop = new_loop("replica-manager")
         self.delayed = DelayedRequests(clock, loop, self.metrics)
         self.quotas = ReplicationQuotas(broker_id, config, clock)

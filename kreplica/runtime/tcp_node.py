@@ -105,7 +105,9 @@ class TcpNode:
 
     def stop(self, timeout_ms: int) -> Future[None]:
         """Hand over the node's leaderships; call `close` when the future is done."""
-        return self._alive().node.shutdown(timeout_ms)
+        life = self._alive()
+        life.transport.begin_shutdown()
+        return life.node.shutdown(timeout_ms)
 
     def close(self) -> None:
         """Stop the node at once and close its files cleanly."""
@@ -149,14 +151,14 @@ class _Life:
         self._aside_thread = EventLoopThread(f"kreplica-aside-{config.node_id}")
         self._aside = NodeLoops(self._aside_thread)
         self._disks = NodeDisks(self._loops)
-        self._transport = TcpTransport(
+        self.transport = TcpTransport(
             self._loops, self._address_of, client_id=f"{CLIENT_ID_PREFIX}{config.node_id}"
         )
         ports = NodePorts(
             storage=self.storage,
             clock=SystemClock(),
             scheduler=self._aside,
-            transport=self._transport,
+            transport=self.transport,
             workers=ThreadWorkers(),
             random=random.SystemRandom(),
             loop=self._loop,
@@ -167,7 +169,7 @@ class _Life:
         forwarding = ForwardingManager(
             config.node_id,
             controller=self.node.active_controller,
-            transport=self._transport,
+            transport=self.transport,
             loop=self._loops.loop("forwarding"),
             clock=ports.clock,
         )
@@ -227,7 +229,7 @@ class _Life:
             and client_id.startswith(CLIENT_ID_PREFIX)
             and self._address_of(int(node_id)) is not None
         ):
-            self._transport.tell_of_closed(int(node_id))
+            self.transport.tell_of_closed(int(node_id))
 
     def post(self, task: Callable[[], None]) -> None:
         """Run a task in the loop."""
@@ -238,7 +240,7 @@ class _Life:
         self._loops.leave()
         for _, server in self._servers:
             server.close()
-        self._transport.close()
+        self.transport.close()
         self._disks.leave()
         self._thread.stop()
         self._aside.leave()

@@ -27,7 +27,7 @@ from functools import partial
 from typing import Any
 
 from kreplica.broker.node_config import SocketServerConfig
-from kreplica.common.errors import KreplicaError
+from kreplica.common.errors import BrokerNotAvailable, KreplicaError
 from kreplica.common.future import Future
 from kreplica.runtime.bounded_log import BoundedLog
 from kreplica.runtime.event_loop import EventLoopThread
@@ -458,7 +458,10 @@ class ServerConnection(asyncio.BufferedProtocol):
     def _end(self, error: BaseException) -> None:
         self._is_ending = True
         log, kind = self._server.closed.log, type(error).__name__
-        if isinstance(error, KreplicaError):
+        if isinstance(error, BrokerNotAvailable):
+            # This node is starting or stopping, which is no fault of the client.
+            LOGGER.debug("%r: closed because of %r", self, error)
+        elif isinstance(error, KreplicaError):
             log(kind, "%r: closed because of %r", self, error)
         else:
             log(kind, "%r: closed because of %r", self, error, level=logging.ERROR, error=error)

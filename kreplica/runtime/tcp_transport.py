@@ -123,6 +123,7 @@ class TcpTransport:
             int, bool
         ] = {}  # peers reported closed in this turn; whether to report them again
         self.log = BoundedLog(self.loop, LOGGER, "more connections were lost")
+        self.is_shutting_down = False
         self._is_closed = False
 
     def send(self, node_id: int, request: Any, *, timeout_ms: int) -> Future[Any]:
@@ -138,6 +139,10 @@ class TcpTransport:
     def watch_connections(self, listener: Callable[[int], object]) -> None:
         """Call `listener(node_id)` when that node closes a connection to it; see the port."""
         self._listeners.append(listener)
+
+    def begin_shutdown(self) -> None:
+        """Stop logging lost connections: when a cluster stops, each node loses those to all others."""
+        self.is_shutting_down = True
 
     def close(self) -> None:
         """Close all connections; pending requests stay unresolved."""
@@ -242,6 +247,7 @@ class PeerConnection:
         self._socket: _Socket | None = None
         self._attempt: asyncio.Task[None] | None = None
         self._numbers = 0
+        self._has_answered = False  # whether the peer has answered on the current socket
         self._failures = 0
         self._retries_at = 0.0  # in the loop's time, like the next field
         self._used_at = 0.0
@@ -329,6 +335,7 @@ class PeerConnection:
             self._failed(f"node {self._node_id} closed the connection")
             return
         self._socket = socket
+        self._has_answered = False
         waiting = list(self._waiting)
         self._waiting.clear()
         for call in waiting:
@@ -377,6 +384,7 @@ class PeerConnection:
             raise InvalidRequest(f"{reader.left} unexpected bytes after a {kind.__name__}")
         self._in_flight.popleft()
         self._used_at = self._transport.loop.time()
+        self._has_answered = True
         call.end(None, response)
 
     def lost(self, socket: _Socket, why: str) -> None:
@@ -388,7 +396,8 @@ class PeerConnection:
         was_idle = not self._in_flight and now_s - self._used_at >= idle_s
         text = f"the connection to node {self._node_id} broke: {why}"
         self.give_up(text)
-        if not was_idle:
+        # A node that is still starting accepts connections and closes them at the first request.
+        if self._has_answered and not was_idle and not self._transport.is_shutting_down:
             self._transport.log.log(f"to node {self._node_id}", "%s", text)
         if self._peer.connection_lost(now_s, was_idle=was_idle):
             self._transport.tell_of_closed(self._node_id)

@@ -155,6 +155,22 @@ def test_a_cluster_in_one_command(tmp_path: Path) -> None:
     assert err.count("could not change partition") <= 4, err
 
 
+def test_a_cluster_that_starts_and_stops_in_order_logs_a_handful_of_lines(tmp_path: Path) -> None:
+    port = free_ports(6)
+    with Command("serve", "--brokers", 3, "--directory", tmp_path / "d", "--listen", f":{port}") as cluster:
+        cluster.lines_until("nodes are ready")
+        client = TcpClient(Served(port))
+        client.admin.create_topic("many", partitions=30, replication_factor=3).result(WAIT_S)
+        client.close()
+        code, _, err = cluster.end(signal.SIGINT)
+    assert code == 0, err
+    # Before the stop each broker logs that it leads its partitions.
+    others = [line for line in err.splitlines() if "leads in epoch 0" not in line]
+    assert len(others) <= 12, err
+    for false in ("fenced", "offset -1", "another node leads", "leaves the ISR", "broke:"):
+        assert false not in err, err
+
+
 @pytest.mark.parametrize(
     ("names", "belong"),
     [

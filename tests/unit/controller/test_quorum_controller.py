@@ -241,6 +241,21 @@ def test_a_connection_that_broke_before_the_fail_over_is_remembered(stage: OneCo
     assert stage.partition("t").leader == 2
 
 
+def test_a_controller_that_resigns_names_the_next_leader_only_if_one_is_known(
+    stage: OneController, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    stage.start(1)
+    epoch = stage.quorum.epoch
+    stage.quorum.lose()
+    stage.settle()
+    [line] = [each for each in caplog.messages if "resigns" in each]
+    assert (
+        line
+        == f"controller {stage.controller.node_id} resigns from epoch {epoch}: it no longer leads the quorum"
+    )
+
+
 def test_a_controller_that_cannot_take_over_lets_others_try(
     stage: OneController, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

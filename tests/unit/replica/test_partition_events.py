@@ -35,14 +35,42 @@ def test_leadership_is_logged_when_it_is_taken_and_when_it_is_lost(caplog) -> No
     ]
 
 
-def test_a_broker_that_stops_in_order_counts_what_it_hands_over(caplog, monkeypatch) -> None:
-    at = Replicas()
-    monkeypatch.setattr(at.manager(1).events, "_is_shutting_down", lambda: True)
+def test_a_broker_that_stops_in_order_sums_up_what_happened_to_its_partitions(caplog) -> None:
+    at = Replicas(partitions=3)
+    at.manager(1).events.begin_shutdown()
     at.settle()
-    at.elect(2)
+    caplog.clear()
+    for topic_partition in at.partitions[:2]:
+        at.notify(at.controller.elect(topic_partition, 2, [1, 2]), to=[1])
+    at.notify(at.controller.elect(at.partitions[0], 1, [1]), to=[1])
+    at.notify(at.controller.elect(at.partitions[2], -1, [1]), to=[1])
+    assert said(caplog, "t-") == []
     at.manager(1).shutdown()
-    assert said(caplog, "no longer") == []
-    assert said(caplog, "handed over") == ["broker 1: handed over the leadership of 1 partition"]
+    assert said(caplog, "shut down") == [
+        "broker 1: while it shut down, its partitions changed: 2 x leadership handed over, 1 x ISR shrink,"
+        " 1 x leadership taken, 1 x leadership lost"
+    ]
+    at.manager(1).events.report()
+    assert said(caplog, "in the last minute") == []
+
+
+def test_a_broker_that_stops_and_has_no_changes_logs_nothing(caplog) -> None:
+    at = Replicas()
+    at.manager(1).events.begin_shutdown()
+    at.settle()
+    at.manager(1).shutdown()
+    assert said(caplog, "shut down") == []
+
+
+def test_a_replica_that_never_fetched_leaves_at_no_offset(caplog) -> None:
+    at = Replicas()
+    at.cluster.cut(2, 3)
+    at.elect(2)
+    at.notify(at.controller.elect(at.partitions[0], 2, [1, 2]), to=[2])
+    [line] = said(caplog, "leaves the ISR")
+    assert line.startswith(
+        "t-0: broker 3 leaves the ISR (controller) before its first fetch; the leader's log"
+    )
 
 
 def test_a_replica_that_leaves_the_isr_and_comes_back_is_logged_with_reason_and_offsets(caplog) -> None:

@@ -411,6 +411,16 @@ def test_a_fenced_or_leaving_broker_has_its_own_reason(replicas, state, reason):
     assert left(replicas)[2] is IsrChangeReason[reason]
 
 
+def test_a_broker_that_is_fenced_at_the_end_of_its_shutdown_was_shutting_down(replicas):
+    for state in (replicas.brokers.fenced, replicas.brokers.shutting_down):
+        state.update({2, 3})
+    replicas.decide(isr=(1, 2))
+    replicas.notify(1)
+    replicas.append(b"a")
+    replicas.accept(shrink(replicas).isr_change)
+    assert left(replicas) == dict.fromkeys((2, 3), IsrChangeReason.SHUTTING_DOWN)
+
+
 def test_the_controllers_changes_are_kept_too(replicas):
     replicas.decide(isr=(1, 2))
     replicas.notify(1)

@@ -16,7 +16,7 @@ import pytest
 
 from kreplica._core.region import Region
 from kreplica.broker.node_config import SocketServerConfig
-from kreplica.common.errors import InvalidRequest
+from kreplica.common.errors import BrokerNotAvailable, InvalidRequest
 from kreplica.common.future import Future, failed, resolved
 from kreplica.runtime.event_loop import EventLoopThread
 from kreplica.runtime.frame_reader import RECEIVE_BYTES
@@ -338,6 +338,20 @@ def test_a_closed_connection_is_reported_under_the_first_name_of_its_client(
             client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     assert left.get(timeout=WAIT_S) == "node-3"
     assert left.empty()
+
+
+def test_a_request_that_comes_while_the_node_starts_is_no_line_of_the_log(
+    start: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    errors = [BrokerNotAvailable("node 1 is still starting"), InvalidRequest("bad")]
+    address = start(lambda _frame, _host: failed(errors.pop(0)))
+    for _ in range(2):
+        with connected(address) as client:
+            client.sendall(framed(body(1)))
+            assert read_frame(client) == b""
+    [line] = caplog.messages
+    assert line.endswith("closed because of InvalidRequest('bad')")
 
 
 def test_a_client_that_keeps_a_connection_has_not_left(start: Start) -> None:

@@ -275,6 +275,35 @@ def test_a_connection_that_is_closed_for_being_idle_says_nothing_about_the_peer(
     assert caplog.messages == ["the connection to node 2 broke: closed"]
 
 
+def test_the_loss_of_a_connection_that_never_answered_is_not_logged(
+    peer: Peer, transport: TcpTransport, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A node that is still starting accepts connections and closes them."""
+    caplog.set_level("INFO")
+    closed: SimpleQueue[int] = SimpleQueue()
+    transport.watch_connections(closed.put)
+    transport.send(PEER, ASKED, timeout_ms=LONG_MS)
+    peer.next()
+    peer.stop()
+    assert closed.get(timeout=WAIT_S) == PEER
+    assert not caplog.messages
+
+
+def test_a_node_that_stops_does_not_log_that_others_close_connections(
+    peer: Peer, transport: TcpTransport, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    closed: SimpleQueue[int] = SimpleQueue()
+    transport.watch_connections(closed.put)
+    reply = transport.send(PEER, ASKED, timeout_ms=LONG_MS)
+    peer.next()[1].set_result(response(7))
+    assert reply.result(WAIT_S) == response(7)
+    transport.begin_shutdown()
+    peer.stop()
+    assert closed.get(timeout=WAIT_S) == PEER
+    assert not caplog.messages
+
+
 def test_a_peer_that_closes_some_connections_is_not_gone_until_it_closes_all(
     connect: Callable[..., TcpTransport],
 ) -> None:
