@@ -307,6 +307,26 @@ cdef class SegmentWalk(BatchWalk):
         """Return the base offset in the header at `position`, whether the batch is sound or not."""
         return int.from_bytes(self.region.read(self.position, 8), "big", signed=True)
 
+    def size_there(self):
+        """Return the batch size in the header at `position`, which may be any number if the batch is not sound.
+
+        It is more than what is left before `limit` if the header ends before the size.
+        """
+        cdef int64_t left = self.limit - self.position
+        if left < LOG_OVERHEAD:
+            return left + 1
+        return LOG_OVERHEAD + int.from_bytes(self.region.read(self.position + 8, 4), "big", signed=True)
+
+    def last_is_wrong(self, int64_t base_offset):
+        """Return whether the batch that was passed last has a wrong offset, and not the next one.
+
+        The next one begins at `base_offset`, below the end of the last one. Either may be wrong, since the CRC does
+        not cover offsets. If the next one would fit behind the batch before the last one, the last one is wrong.
+        """
+        if self.last_position < 0 or not self.last_due <= base_offset < self.next_offset:
+            return False
+        return int.from_bytes(self.region.read(self.last_position, 8), "big", signed=True) != self.last_due
+
 
 cdef int _feed_guarded(void *argument) noexcept nogil:
     return (<SegmentWalk> argument).feed()

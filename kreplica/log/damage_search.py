@@ -164,17 +164,10 @@ class SegmentExamination:
         self._walk.stop_offset = next((start for start in starts if start > batch.last_offset), INT64_MAX)
         return self._epochs.epoch_for_offset(batch.base_offset) in (None, batch.leader_epoch)
 
-    def _offset_at(self, position: int) -> int:
-        return int.from_bytes(self.segment.region.read(position, 8), "big", signed=True)
-
     def _note_bad(self, reason: str) -> None:
-        position, offset = self.position, self.next_offset
-        if reason == "OFFSET_REGRESSION":
-            # If this batch would directly follow the batch before the previous one, the previous one's
-            # offset is wrong.
-            last, least = self._walk.last_position, self._walk.last_due
-            if last >= 0 and least <= self._offset_at(position) < offset and self._offset_at(last) != least:
-                position, offset = last, least
+        position, offset, walk = self.position, self.next_offset, self._walk
+        if reason == "OFFSET_REGRESSION" and walk.last_is_wrong(walk.base_offset_there()):
+            position, offset = walk.last_position, walk.last_due
         if offset == self._following and only_zeros(self.segment, position):
             # Space allocated ahead of the writer and never trimmed: the segment ended here.
             self._walk.go(self._size, self.next_offset)

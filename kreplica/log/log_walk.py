@@ -20,7 +20,7 @@ from kreplica.log.file_names import LOG_SUFFIX, STATE_FILE
 from kreplica.log.log_directory import LogDirectory
 from kreplica.log.unified_log import UnifiedLog
 from kreplica.record import RecordBatch, batches
-from kreplica.record.batch_header import BATCH_LENGTH, LOG_OVERHEAD_BYTES
+from kreplica.record.batch_header import LOG_OVERHEAD_BYTES
 
 CHUNK_BYTES = 4 << 20
 # The assumed end of a log whose recovery stopped at damage, until the walk has found its last batch.
@@ -154,7 +154,7 @@ class LogWalk:
         region, left = self.segment.region, self.segment.size - self.position
         chunk = region.slice(self.position, min(CHUNK_BYTES, left))
         if len(chunk) == CHUNK_BYTES:
-            size = LOG_OVERHEAD_BYTES + int.from_bytes(memoryview(chunk)[BATCH_LENGTH], "big", signed=True)
+            size = SegmentWalk(region, position=self.position).size_there()
             if CHUNK_BYTES < size <= left:
                 return region.slice(self.position, size)
         return chunk
@@ -234,10 +234,9 @@ class LogWalk:
         # The CRC does not cover offsets. An offset that is too high overlaps the batch that follows.
         if batch.last_offset >= self.end_offset:
             return not self._bounded
-        following = self.position + batch.size
-        if following + LOG_OVERHEAD_BYTES <= self.segment.size:
-            base = int.from_bytes(self.segment.region.read(following, 8), "big", signed=True)
-            return self.next_offset < base < batch.next_offset
+        behind = SegmentWalk(self.segment.region, position=self.position + batch.size)
+        if behind.position + LOG_OVERHEAD_BYTES <= behind.limit:
+            return self.next_offset < behind.base_offset_there() < batch.next_offset
         return self.following < batch.next_offset
 
     def _at_padding(self) -> bool:

@@ -24,7 +24,7 @@ from operator import attrgetter
 from kreplica._core.batch_walk import AT_END, SOUND, SegmentWalk, resync
 from kreplica._core.log_segment import LogSegment
 from kreplica._core.log_state import LogStanding
-from kreplica._core.records import RecordBatch, batches
+from kreplica._core.records import RecordBatch
 from kreplica._core.status import NAMES
 from kreplica.common.errors import InvalidFile
 from kreplica.common.types import INT64_MAX
@@ -146,7 +146,7 @@ class RecoveryScan:
             if index + 1 < len(segments) and not self._local.read_only:
                 segment.seal()
             return True
-        return self._handle_bad_batch(segments, index, walk.position, reason or NAMES[verdict], flushed)
+        return self._handle_bad_batch(segments, index, walk, reason or NAMES[verdict], flushed)
 
     def _look(self, segment: LogSegment, walk: SegmentWalk) -> str:
         """Pass over the sound batch at which the walk stopped; return what is wrong with its place, or ""."""
@@ -206,12 +206,13 @@ class RecoveryScan:
         return min(stop, flushed) if flushed > offset else stop
 
     def _handle_bad_batch(
-        self, segments: list[LogSegment], index: int, position: int, reason: str, flushed: int
+        self, segments: list[LogSegment], index: int, walk: SegmentWalk, reason: str, flushed: int
     ) -> bool:
-        """Treat the bad batch at `position` as padding, tail or rot; return False if the log ends there."""
+        """Treat the bad batch at which the walk stopped as padding, tail or rot; return False if the log ends
+        there."""
+        position = walk.position
         if reason == "OFFSET_REGRESSION":
-            bad = int.from_bytes(segments[index].region.read(position, 8), "big", signed=True)
-            index, position = self._find_wrong_batch(segments, index, position, bad)
+            index, position = self._find_wrong_batch(segments, index, position, walk.base_offset_there())
         segment = segments[index]
         following = segments[index + 1].base_offset if index + 1 < len(segments) else None
         if following == self._next_offset and only_zeros(segment, position):
@@ -255,28 +256,28 @@ class RecoveryScan:
     ) -> tuple[int, int]:
         """Return the segment index and position of the batch whose offset is wrong.
 
-        The batch at `position` begins at offset `bad`, below the end of the batch before it. Either may be
-        wrong, since the CRC does not cover offsets. If `bad` would fit after the batch before that, the
-        earlier of the two is the wrong one.
+        It is the one at `position`, which begins at offset `bad`, below the end of the batch before it; or
+        that batch (see SegmentWalk.last_is_wrong).
         """
         at = index if position else index - 1
-        end = position or (segments[at].size if at >= 0 else 0)
-        if end == 0:
+        if at < 0:
             return index, position
-        # The start of the preceding batch, and the end of the one before that.
-        start, offset = 0, segments[at].base_offset
-        for batch in batches(segments[at].region.slice(0, end)):
-            if start + batch.size == end:
-                break
-            start, offset = start + batch.size, batch.next_offset
-        if not offset <= bad < self._next_offset or batch.base_offset == offset:
+        segment = segments[at]
+        walk = SegmentWalk(
+            segment.region,
+            segment.base_offset,
+            limit=position or segment.size,
+            next_offset=segment.base_offset,
+            epochs_ascend=False,
+        )
+        if walk.skip() != AT_END or not walk.last_is_wrong(bad):
             return index, position
+        self._next_offset = walk.last_due
         if not self._local.read_only:
-            segments[at].offset_index.truncate_to(offset)
-            segments[at].time_index.truncate_to(offset)
-            self._epochs.truncate_from_end(offset)
-        self._next_offset = offset
-        return at, start
+            segment.offset_index.truncate_to(self._next_offset)
+            segment.time_index.truncate_to(self._next_offset)
+            self._epochs.truncate_from_end(self._next_offset)
+        return at, walk.last_position
 
     def _was_safe(self, segment: LogSegment, position: int, flushed: int) -> bool:
         """Return whether the bytes at `position` are known to have been intact, so they must have rotted."""

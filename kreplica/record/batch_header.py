@@ -10,7 +10,6 @@ HEADER_BYTES = 61
 LOG_OVERHEAD_BYTES = 12
 
 BASE_OFFSET = slice(0, 8)
-BATCH_LENGTH = slice(8, 12)
 LEADER_EPOCH = slice(12, 16)
 # The low byte of the attributes, and its bit for batches of a transaction.
 ATTRIBUTES = 22

@@ -91,6 +91,27 @@ def test_a_look_judges_one_batch():
     assert (made.look(), made.is_framed) == (AT_END, False)
 
 
+def test_the_size_in_a_header_is_read_whatever_it_is():
+    made = walk(segment(LOG, base_offset=BASE))
+    assert (made.size_there(), made.base_offset_there()) == (len(PLAIN[0]), BASE)
+    made.go(len(LOG) - 5, BASE)
+    assert made.size_there() == 6
+    assert walk(segment(with_field(LOG, 8, ">i", -40), base_offset=BASE)).size_there() == -28
+
+
+@pytest.mark.parametrize(
+    ("second", "third", "is_last_wrong"), [(2, 1, False), (7, 2, True), (7, 9, False), (7, 1, False)]
+)
+def test_of_two_batches_the_earlier_has_a_wrong_offset_if_the_later_fits_without_it(
+    second, third, is_last_wrong
+):
+    data = b"".join(build([b"a"] * 2, base_offset=BASE + offset) for offset in (0, second, third))
+    made = walk(segment(data, base_offset=BASE))
+    assert not made.last_is_wrong(BASE)  # it has passed none yet
+    made.skip()
+    assert made.last_is_wrong(BASE + third) == is_last_wrong
+
+
 def test_a_batch_judged_alone_may_have_any_place():
     data = PLAIN[1] + PLAIN[0] + build([b"c"], base_offset=BASE + 0x80000000)
     assert name(whole(data)[0]) == "OFFSET_REGRESSION"

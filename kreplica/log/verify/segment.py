@@ -23,7 +23,7 @@ from kreplica.log.verify.checks import (
     TimeIndexCheck,
 )
 from kreplica.record import RecordBatch
-from kreplica.record.batch_header import BATCH_LENGTH, HEADER_BYTES, LOG_OVERHEAD_BYTES
+from kreplica.record.batch_header import HEADER_BYTES, LOG_OVERHEAD_BYTES
 
 CHUNK_BYTES = 4 << 20
 
@@ -74,7 +74,7 @@ class FileBatches:
     def _broken(self, verdict: int) -> KreplicaError:
         """Return the error for the batch at the walk's position, whose frame is broken."""
         position, left = self.walk.position, self.walk.limit - self.walk.position
-        size = self._size_there()
+        size = self.walk.size_there()
         if left < HEADER_BYTES or size > left:
             return TruncatedInput(f"a batch of {size} bytes, but only {left} bytes are there")
         error = exception_for(verdict, "reading a batch", position)
@@ -82,17 +82,9 @@ class FileBatches:
             raise error
         return error
 
-    def _size_there(self) -> int:
-        """Return the size in the header at the walk's position, which may be any number."""
-        position, left = self.walk.position, self.walk.limit - self.walk.position
-        if left < LOG_OVERHEAD_BYTES:
-            return left + 1
-        size = self.walk.region.read(position + BATCH_LENGTH.start, BATCH_LENGTH.stop - BATCH_LENGTH.start)
-        return LOG_OVERHEAD_BYTES + int.from_bytes(size, "big", signed=True)
-
     def _skip_broken(self, error: KreplicaError) -> bool:
         """Move behind a broken batch if its length leads to another one; return False if it does not."""
-        size = self._size_there()
+        size = self.walk.size_there()
         if isinstance(error, TruncatedInput) or size <= LOG_OVERHEAD_BYTES:
             return False
         self.walk.go(self.walk.position + size, 0)

@@ -4,9 +4,9 @@ from kreplica.record import RecordBatch
 from kreplica.record.batch_header import (
     ATTRIBUTES,
     BASE_OFFSET,
-    BATCH_LENGTH,
     LAST_OFFSET_DELTA,
     LEADER_EPOCH,
+    LOG_OVERHEAD_BYTES,
     PRODUCER,
     PRODUCER_ID,
     TRANSACTIONAL,
@@ -29,7 +29,7 @@ def test_fields_are_where_the_native_core_writes_them() -> None:
     )
     batch = RecordBatch(data)
     assert int.from_bytes(data[BASE_OFFSET], "big") == batch.base_offset == 40
-    assert int.from_bytes(data[BATCH_LENGTH], "big") == batch.size - BATCH_LENGTH.stop
+    assert int.from_bytes(data[8:LOG_OVERHEAD_BYTES], "big") == batch.size - LOG_OVERHEAD_BYTES
     assert int.from_bytes(data[LEADER_EPOCH], "big") == batch.leader_epoch == 3
     assert int.from_bytes(data[LAST_OFFSET_DELTA], "big") == batch.last_offset - batch.base_offset == 4
     assert int.from_bytes(data[PRODUCER_ID], "big") == batch.producer_id == 8
