@@ -156,9 +156,7 @@ class Cluster:
 
         Cancelling the future only stops waiting; the records may still be appended.
         """
-        records_of = self.cluster.records
-        asked = records_of.ask(records_of.appending(topic, records, partition, acks, timeout))
-        return asyncio.wrap_future(asked)
+        return asyncio.wrap_future(self.cluster.records.append(topic, records, partition, acks, timeout))
 
     async def read(
         self,

@@ -40,6 +40,7 @@ cdef class BatchBuilder:
     # record with the largest timestamp.
     cdef BatchHeader h
     cdef int32_t max_timestamp_delta
+    cdef int32_t first_delta      # the offset delta of the first record
 
     cdef Scratch pending          # PendingRecord after PendingRecord
     cdef Scratch headers
@@ -57,6 +58,14 @@ cdef class BatchBuilder:
     cdef int write(self, uint8_t *target, int64_t base_offset, int32_t leader_epoch) noexcept nogil
     cdef void release(self) noexcept
 
+    # The parts of measure() and write(), for records that join a batch which others began (record_accumulator):
+    # gather() borrows the records, the only part that may run Python code; plan_records() returns their encoded size
+    # behind a base timestamp and offset delta, and sets h.max_timestamp; write_records() writes them. release()
+    # ends it.
+    cdef int gather(self, object records, int64_t now_ms) except -1
+    cdef int64_t plan_records(self, int64_t base, int32_t first_delta) except -1
+    cdef void write_records(self, uint8_t *p) noexcept nogil
+
     cdef int _gather(self, int64_t now_ms) except -1
     cdef int _begin(self, Py_ssize_t count) except -1
     cdef int _gather_columns(self, RecordColumns columns, int64_t now_ms) except -1
@@ -67,4 +76,3 @@ cdef class BatchBuilder:
                      str what) except -1
     cdef int64_t _plan(self, int64_t now_ms) except -1
     cdef int64_t _compress(self, int64_t size) except -1
-    cdef void _write_records(self, uint8_t *p) noexcept nogil

@@ -96,15 +96,8 @@ cdef class BatchBuilder:
 
     cdef int64_t measure(self, object records, int64_t now_ms) except -1:
         cdef int64_t size
-        self.release()
         try:
-            if isinstance(records, RecordColumns):
-                self.sequence = records
-                self._gather_columns(<RecordColumns>records, now_ms)
-            else:
-                require_list(records)
-                self.sequence = PySequence_Fast(records, b"records must be a list of records")
-                self._gather(now_ms)
+            self.gather(records, now_ms)
             size = self._plan(now_ms)
             if self.codec_number:
                 size = self._compress(size)
@@ -115,6 +108,17 @@ cdef class BatchBuilder:
             self.release()
             raise
         return self.h.size
+
+    cdef int gather(self, object records, int64_t now_ms) except -1:
+        self.release()
+        if isinstance(records, RecordColumns):
+            self.sequence = records
+            self._gather_columns(<RecordColumns>records, now_ms)
+        else:
+            require_list(records)
+            self.sequence = PySequence_Fast(records, b"records must be a list of records")
+            self._gather(now_ms)
+        return 0
 
     cdef int emit(self, uint8_t *target, int64_t base_offset, int32_t leader_epoch) except? -128:
         if self.sequence is None:
@@ -128,7 +132,7 @@ cdef class BatchBuilder:
         self.h.leader_epoch = leader_epoch
         write_header(target, &self.h)
         if self.compressed == NULL:
-            self._write_records(target + HEADER_SIZE)
+            self.write_records(target + HEADER_SIZE)
         else:
             memcpy(target + HEADER_SIZE, self.compressed, <size_t>self.compressed_size)
         seal(target, self.h.size)
@@ -264,36 +268,15 @@ cdef class BatchBuilder:
 
     cdef int64_t _plan(self, int64_t now_ms) except -1:
         # Fill in the header and each record's size; return the uncompressed size of the records section.
-        cdef PendingRecord *r = <PendingRecord *>self.pending.data
-        cdef int64_t base = r.timestamp, largest = r.timestamp, total = 0, body
-        cdef int32_t i
-        self.max_timestamp_delta = 0
+        cdef int64_t base = (<PendingRecord *>self.pending.data).timestamp, total
         if self.delete_horizon_ms < NO_HORIZON or now_ms < -1:
             raise ValueError(f"a delete horizon of {self.delete_horizon_ms} ms, a time of {now_ms} ms")
         if self.delete_horizon_ms != NO_HORIZON:
             base = self.delete_horizon_ms
-        for i in range(self.h.record_count):
-            if r.timestamp > largest:
-                largest = r.timestamp
-                self.max_timestamp_delta = i
-            if r.timestamp == INT64_MAX or r.key_size > INT32_MAX or r.value_size > INT32_MAX:
-                check(BATCH_TOO_LARGE, "building a batch", i)
-            body = (
-                1 + size_of_varlong(r.timestamp - base) + size_of_varint(i)
-                + size_of_varint(<int32_t>r.key_size if r.key != NULL else -1) + r.key_size
-                + size_of_varint(<int32_t>r.value_size if r.value != NULL else -1) + r.value_size
-                + size_of_varint(r.header_count) + r.headers_size
-            )
-            if body > INT32_MAX:
-                check(BATCH_TOO_LARGE, f"building a batch, a record of {body} bytes", i)
-            r.body_size = <int32_t>body
-            total += size_of_varint(r.body_size) + body
-            r += 1
+        total = self.plan_records(base, 0)
         if self.log_append_time:
-            largest = now_ms
+            self.h.max_timestamp = now_ms
             self.max_timestamp_delta = 0
-        self.h.base_timestamp = base
-        self.h.max_timestamp = largest
         self.h.attributes = <int16_t>(
             self.codec_number
             | (LOG_APPEND_TIME if self.log_append_time else 0)
@@ -306,6 +289,33 @@ cdef class BatchBuilder:
         self.h.base_sequence = self.base_sequence
         return total
 
+    cdef int64_t plan_records(self, int64_t base, int32_t first_delta) except -1:
+        cdef PendingRecord *r = <PendingRecord *>self.pending.data
+        cdef int64_t largest = r.timestamp, total = 0, body
+        cdef int32_t i
+        self.max_timestamp_delta = 0
+        for i in range(self.h.record_count):
+            if r.timestamp > largest:
+                largest = r.timestamp
+                self.max_timestamp_delta = i
+            if r.timestamp == INT64_MAX or r.key_size > INT32_MAX or r.value_size > INT32_MAX:
+                check(BATCH_TOO_LARGE, "building a batch", i)
+            body = (
+                1 + size_of_varlong(r.timestamp - base) + size_of_varint(first_delta + i)
+                + size_of_varint(<int32_t>r.key_size if r.key != NULL else -1) + r.key_size
+                + size_of_varint(<int32_t>r.value_size if r.value != NULL else -1) + r.value_size
+                + size_of_varint(r.header_count) + r.headers_size
+            )
+            if body > INT32_MAX:
+                check(BATCH_TOO_LARGE, f"building a batch, a record of {body} bytes", i)
+            r.body_size = <int32_t>body
+            total += size_of_varint(r.body_size) + body
+            r += 1
+        self.first_delta = first_delta
+        self.h.base_timestamp = base
+        self.h.max_timestamp = largest
+        return total
+
     cdef int64_t _compress(self, int64_t size) except -1:
         # Write the records into scratch memory and compress them; return the compressed size.
         cdef Py_buffer *held
@@ -313,7 +323,7 @@ cdef class BatchBuilder:
             check(BATCH_TOO_LARGE, f"building a batch of {size} bytes before compression")
         self.section.size = 0
         reserve(&self.section, size)
-        self._write_records(self.section.data)
+        self.write_records(self.section.data)
         section = PyMemoryView_FromMemory(<char *>self.section.data, size, PyBUF_READ)
         self.compressed_keeper = codec.compress(self.codec_number, section, self.level)
         reserve(&self.held, sizeof(Py_buffer))
@@ -326,7 +336,7 @@ cdef class BatchBuilder:
 
     # ---- writing -----------------------------------------------------------------------------------------
 
-    cdef void _write_records(self, uint8_t *p) noexcept nogil:
+    cdef void write_records(self, uint8_t *p) noexcept nogil:
         cdef const PendingRecord *r = <const PendingRecord *>self.pending.data
         cdef const uint8_t *headers
         cdef int64_t base = self.h.base_timestamp
@@ -336,7 +346,7 @@ cdef class BatchBuilder:
             p[0] = 0
             p += 1
             p += write_varlong(p, r.timestamp - base)
-            p += write_varint(p, i)
+            p += write_varint(p, self.first_delta + i)
             p = _write_sized(p, r.key, r.key_size)
             p = _write_sized(p, r.value, r.value_size)
             p += write_varint(p, r.header_count)

@@ -12,7 +12,7 @@ from kreplica.client.client_config import ClientConfig, ConsumerConfig
 from kreplica.client.client_metadata import ClientMetadata
 from kreplica.client.fetcher import Fetcher
 from kreplica.client.group_consumer import GroupConsumer
-from kreplica.client.producer import Producer
+from kreplica.client.producer import Producer, run_nothing
 from kreplica.common.ports import Clock, Loop, Transport
 
 
@@ -20,7 +20,7 @@ class Client:
     """Metadata, producer, fetcher and admin of one cluster.
 
     `brokers()`: the nodes to ask for metadata. `controllers()`: the nodes that may be the active controller,
-    the likeliest first.
+    the likeliest first. `work()`: see Producer.
     """
 
     def __init__(
@@ -32,6 +32,7 @@ class Client:
         loop: Loop,
         clock: Clock,
         config: ClientConfig,
+        work: Callable[[], object] = run_nothing,
     ) -> None:
         self.config = config
         self._brokers = brokers
@@ -41,7 +42,7 @@ class Client:
         self.metadata = ClientMetadata(brokers, transport=transport, loop=loop, config=config)
         self.fetcher = Fetcher(self.metadata, transport=transport, loop=loop, clock=clock, config=config)
         self.producer = Producer(
-            self.metadata, brokers, transport=transport, loop=loop, clock=clock, config=config
+            self.metadata, brokers, transport=transport, loop=loop, clock=clock, config=config, work=work
         )
         self.admin = Admin(controllers, transport=transport, loop=loop, clock=clock, config=config)
 

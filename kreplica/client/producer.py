@@ -1,5 +1,6 @@
 """Producer: sends records to the leaders of partitions, and retries until they are acknowledged.
 
+Appends that wait while a request is under way become one batch for a partition, and one request for a leader.
 With acks=all each batch is appended once, however often it is sent: a PartitionSender for each partition
 sends its batches with sequence numbers. Thread rule: call `send` from any thread; everything else runs in the
 loop.
@@ -9,29 +10,34 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kreplica._core.batch_builder import BatchBuilder
+from kreplica._core.record_accumulator import ProducerBatch, RecordAccumulator
+from kreplica._core.records import batches
 from kreplica.client.client_config import ClientConfig
 from kreplica.client.client_metadata import ClientMetadata
 from kreplica.common.errors import (
     BrokerNotAvailable,
     DuplicateSequenceNumber,
+    InvalidRecord,
     InvalidRequiredAcks,
+    InvalidTimestamp,
     KreplicaError,
+    MessageTooLarge,
     NetworkException,
     NodeUnreachable,
     NotEnoughReplicas,
     NotLeaderOrFollower,
     OutOfOrderSequenceNumber,
+    RecordListTooLarge,
     RequestTimedOut,
     UnknownServerError,
     UnknownTopicOrPartition,
 )
-from kreplica.common.future import Future, failed, then
+from kreplica.common.future import FINISHED, PENDING, Future, fail_all, failed, finish_all, then
 from kreplica.common.leader_and_isr import NO_LEADER
 from kreplica.common.message import maker
 from kreplica.common.messages.data import (
@@ -42,7 +48,14 @@ from kreplica.common.messages.data import (
     ProduceResponse,
     TopicProduceData,
 )
-from kreplica.common.ports import Cancellable, Clock, Loop, Transport, monotonic_ms
+from kreplica.common.ports import (
+    NANOSECONDS_PER_MS,
+    Cancellable,
+    Clock,
+    Loop,
+    Transport,
+    monotonic_ms,
+)
 from kreplica.common.types import (
     ACKS_ALL,
     ACKS_LEADER,
@@ -56,16 +69,18 @@ from kreplica.common.types import (
 from kreplica.common.wire import error_of
 
 if TYPE_CHECKING:
-    from kreplica._core.batch_builder import _RecordLike as RecordLike
     from kreplica._core.batch_builder import _RecordList as RecordList
 
 _request, _topic, _data = maker(ProduceRequest), maker(TopicProduceData), maker(PartitionProduceData)
 
 ACKS = (ACKS_NONE, ACKS_LEADER, ACKS_ALL)
 SEQUENCES = 1 << 31
+INT32_MAX = (1 << 31) - 1
 # After these errors the broker has certainly not appended. NotLeaderOrFollower is not among them: it also
 # ends the wait for a batch that was appended before its leader was deposed.
 NOT_APPENDED = (NodeUnreachable, NotEnoughReplicas, OutOfOrderSequenceNumber, UnknownTopicOrPartition)
+# With these errors the broker refuses what a batch contains, or its size. Others in the batch may be fine.
+REFUSED = (InvalidRecord, InvalidTimestamp, MessageTooLarge, RecordListTooLarge)
 
 
 class RecordMetadata(NamedTuple):
@@ -86,25 +101,184 @@ class RecordMetadata(NamedTuple):
         return self.base_offset + self.record_count - 1 if self.base_offset >= 0 else NO_OFFSET
 
 
+class AppendFuture(Future[Any]):
+    """The result of one append: its RecordMetadata, which is made when it is asked for.
+
+    `_result` is the ProducerBatch that the append is in, `_index` its place there. A thread that is about to
+    wait first runs what is due, such as sending the batch (`Producer.work`).
+    """
+
+    __slots__ = ("_index",)
+
+    _index: int
+
+    def result(self, timeout: float | None = None) -> Any:
+        """Return the result or raise the error, as Future does."""
+        if self._state == PENDING:
+            self._wait(timeout)
+        if self._state == FINISHED and self._exception is None:
+            return self._made(self._metadata())
+        return super().result()
+
+    def _made(self, metadata: RecordMetadata) -> Any:
+        return metadata
+
+    def _metadata(self) -> RecordMetadata:
+        batch: Any = self._result  # a ProducerBatch
+        first, count = batch.place(self._index)
+        at: TopicPartition = batch.owner.at
+        base_offset = batch.base_offset + first if batch.base_offset >= 0 else NO_OFFSET
+        return RecordMetadata(at.topic, at.partition, base_offset, count)
+
+    def work(self) -> None:
+        """Run what is due, in this thread."""
+        if self._result is not None:
+            self._result.owner.work()
+
+    def _wait(self, timeout: float | None) -> None:
+        self.work()
+        if self._state == PENDING:
+            super()._wait(timeout)
+
+
 @dataclass(slots=True, eq=False)
 class Batch:
-    """Records sent as one batch, and the future that waits for the result."""
+    """Appends that were sent as one batch, or are about to be."""
 
-    records: Sequence[RecordLike]
-    acks: int
-    deadline_ms: int
-    future: Future[RecordMetadata] = field(default_factory=Future)
-    data: bytes | None = None  # the encoded batch, once it has been sent
+    appends: ProducerBatch
+    position: tuple[int, ...]  # among all batches for the partition; that of a part follows the whole's
+    data: bytes | None = None  # the sealed batch
     sequence: int = NO_SEQUENCE
     attempt: int = 0  # number of sends
-    number: int = 0  # position among all batches for the partition
+    ends_ms: int = 0  # when the request in flight ends at the latest
     may_be_appended: bool = False  # a try was sent and its answer was lost
     last_error: BaseException | None = None
-    timer: Cancellable | None = None
+
+    @property
+    def acks(self) -> int:
+        return self.appends.acks
+
+
+class Outcome(NamedTuple):
+    """A leader's answer to one batch. `refused`: the indexes of the records at fault, if it names them."""
+
+    error: BaseException | None = None
+    base_offset: int = NO_OFFSET
+    refused: tuple[int, ...] = ()
+
+
+@dataclass(slots=True, eq=False)
+class _Produce:
+    """A request being collected: batches of different partitions with the same acks."""
+
+    acks: int
+    size: int = 0
+    batches: dict[PartitionSender, Batch] = field(default_factory=dict)
+
+
+class Sender:
+    """Sends the batches that partitions add in one step, those for a leader in one request.
+
+    Everything runs in the producer's loop. `run`, `post` and `post_later` run a step and then send what it
+    has added.
+    """
+
+    def __init__(self, transport: Transport, loop: Loop, clock: Clock, config: ClientConfig) -> None:
+        self._transport = transport
+        self._loop = loop
+        self._clock = clock
+        self._config = config
+        self._ready: dict[int, _Produce] = {}  # by leader
+
+    def run(self, step: Callable[[], object]) -> None:
+        """Run the step and send what it adds."""
+        try:
+            step()
+        finally:
+            while self._ready:
+                self._send(next(iter(self._ready)))
+
+    def post(self, step: Callable[[], object]) -> None:
+        """Run the step soon."""
+        self._loop.post(partial(self.run, step))
+
+    def post_later(self, step: Callable[[], object], delay_ms: int) -> Cancellable:
+        """Run the step after `delay_ms`."""
+        return self._loop.post_later(partial(self.run, step), delay_ms)
+
+    def add(self, leader: int, partition: PartitionSender, batch: Batch) -> None:
+        """Send the batch to the leader at the end of this step, after the partition's earlier ones."""
+        ready, size = self._ready.get(leader), batch.appends.size
+        if ready is not None and (
+            ready.acks != batch.acks
+            or partition in ready.batches
+            or ready.size + size > self._config.max_request_size
+        ):
+            self._send(leader)
+            ready = None
+        if ready is None:
+            ready = self._ready[leader] = _Produce(batch.acks)
+        ready.batches[partition] = batch
+        ready.size += size
+
+    def _send(self, leader: int) -> None:
+        ready = self._ready.pop(leader)
+        now_ms = monotonic_ms(self._clock)
+        patience_ms = max(batch.appends.latest_deadline_ms for batch in ready.batches.values()) - now_ms
+        timeout_ms = max(1, min(self._config.request_timeout_ms, patience_ms))
+        topics: dict[str, list[PartitionProduceData]] = {}
+        sent: list[tuple[PartitionSender, Batch, int]] = []
+        for partition, batch in ready.batches.items():
+            batch.attempt += 1
+            batch.ends_ms = now_ms + timeout_ms
+            sent.append((partition, batch, batch.attempt))
+            data = _data(index=partition.at.partition, records=batch.data)
+            topics.setdefault(partition.at.topic, []).append(data)
+        request = _request(
+            transactional_id=None,
+            acks=ready.acks,
+            timeout=timedelta(milliseconds=timeout_ms),
+            topic_data=tuple(_topic(name=name, partition_data=tuple(each)) for name, each in topics.items()),
+        )
+        reply = self._transport.send(leader, request, timeout_ms=timeout_ms)
+        reply.add_done_callback(lambda done: self.post(partial(self._answered, sent, done)))
+
+    def _answered(
+        self, sent: Sequence[tuple[PartitionSender, Batch, int]], reply: Future[ProduceResponse | None]
+    ) -> None:
+        error = reply.exception()
+        response = None if error is not None else reply.result()
+        answers: dict[tuple[str, int], Any] = {}
+        if response is not None:
+            for topic in response.responses:
+                for answer in topic.partition_responses:
+                    answers[topic.name, answer.index] = answer
+        for partition, batch, attempt in sent:
+            if error is not None:
+                outcome = Outcome(error)
+            elif response is None:  # acks=0 has no response
+                outcome = Outcome()
+            else:
+                outcome = _outcome(partition.at, answers.get(partition.at))
+            partition.answered(batch, attempt, outcome)
+
+
+def _outcome(at: TopicPartition, answer: Any) -> Outcome:
+    if answer is None:
+        return Outcome(UnknownServerError(f"{at}: missing in the broker's response"))
+    error = error_of(answer.error_code, answer.error_message)
+    if isinstance(error, DuplicateSequenceNumber):
+        return Outcome()
+    return Outcome(error, answer.base_offset, tuple(each.batch_index for each in answer.record_errors))
 
 
 class PartitionSender:
     """Sends one producer's batches to one partition, in order and without duplicates.
+
+    Appends that wait go together into one batch, as long as it has room and they have the same acks. An
+    append is never split. If the leader refuses the content of a batch of several appends, the batch is sent
+    again in parts, so that each append succeeds or fails as it would alone. Each append has its own deadline.
+    Once a batch was sent, an append that expires stays in it, and only its future fails.
 
     A batch with acks=all carries a sequence number of this partition's own producer id (KIP-98), so that a
     retry is not appended twice. At most `max_in_flight` batches are in flight. After a retriable failure
@@ -113,7 +287,8 @@ class PartitionSender:
     producer id if they were certainly not appended, and fail if that is unknown. The same happens when a
     leader rejects a batch because acknowledged batches before it are missing, as after an unclean election.
 
-    `new_producer_id()` requests a fresh producer id. Everything runs in the producer's loop.
+    `new_producer_id()` requests a fresh producer id; `work()` runs what is due, for a thread that is about to
+    wait. Any thread may call `append`; everything else runs in the producer's loop.
     """
 
     def __init__(
@@ -122,21 +297,22 @@ class PartitionSender:
         *,
         metadata: ClientMetadata,
         new_producer_id: Callable[[], Future[int]],
-        transport: Transport,
-        loop: Loop,
+        sender: Sender,
         clock: Clock,
         config: ClientConfig,
+        work: Callable[[], object],
     ) -> None:
-        self._at = at
+        self.at = at
+        self.work = work
+        # Whether the producer knows that there are appends to send.
+        self.is_due = False
         self._metadata = metadata
         self._new_producer_id = new_producer_id
-        self._transport = transport
-        self._loop = loop
+        self._sender = sender
         self._clock = clock
         self._config = config
-        self._builder = BatchBuilder()
-        self._builder.max_size = config.max_request_size
-        self._queue: deque[Batch] = deque()
+        self._accumulator = RecordAccumulator(self, config.max_request_size)
+        self._queue: deque[Batch] = deque()  # to be sent before those in the accumulator
         self._in_flight: list[Batch] = []
         self._failed: list[Batch] = []  # to be sent again once nothing is in flight
         self._producer_id = NO_PRODUCER_ID
@@ -151,32 +327,48 @@ class PartitionSender:
         self._answers = 0
         self._is_checking = False  # a check whether the leader answers is scheduled
         self._is_waiting = False  # for metadata, a producer id, or the end of a back-off
+        self._last_error: BaseException | None = None  # of what was not sent yet
+        # Expires appends; its time is never above the lowest deadline.
+        self._timer: Cancellable | None = None
+        self._timer_ms = 0
 
-    def add(self, batch: Batch) -> None:
-        """Send the batch after all earlier ones."""
-        batch.number = self._count = self._count + 1
-        self._queue.append(batch)
-        batch.timer = self._loop.post_later(
-            partial(self._expire, batch), batch.deadline_ms - monotonic_ms(self._clock)
-        )
-        self._send()
+    def append(
+        self, records: RecordList, now_ms: int, deadline_ms: int, acks: int, future: AppendFuture
+    ) -> bool:
+        """Encode the records into the batch that waits; `send` must follow in the loop.
+
+        Return whether a full batch waits. Raises like RecordAccumulator.append.
+        """
+        return self._accumulator.append(records, now_ms, deadline_ms, acks, future)
+
+    def pending(self) -> list[AppendFuture]:
+        """Return the futures of all appends that are not done."""
+        batches = [batch.appends for batch in (*self._in_flight, *self._failed, *self._queue)]
+        return [future for each in (*batches, *self._accumulator.batches()) for _, future in each.pending()]
 
     # ---- sending ------------------------------------------------------------------------------------------
 
-    def _send(self) -> None:
-        while self._queue and self._may_send():
-            leader = self._metadata.leader(self._at)
+    def send(self) -> None:
+        """Send what may be sent now."""
+        deadline_ms = self._accumulator.take_earliest_deadline()
+        if deadline_ms is not None:
+            self._expire_at(deadline_ms)
+        while self._may_send():
+            acks = self._queue[0].acks if self._queue else self._accumulator.acks
+            if acks is None:
+                return
+            leader = self._metadata.leader(self.at)
             if leader is None:
                 self._refresh()
                 return
-            if not self._may_send_to(leader):
+            if not self._may_send_to(leader) or (acks == ACKS_ALL and not self._has_producer_id()):
                 return
-            batch = self._queue[0]
-            if batch.acks == ACKS_ALL and not self._has_producer_id():
-                return
-            self._queue.popleft()
-            if self._prepare(batch):
-                self._send_one(batch, leader)
+            batch = self._queue.popleft() if self._queue else self._take()
+            if batch is not None:
+                self._seal(batch)
+                self._in_flight.append(batch)
+                self._sender.add(leader, self, batch)
+                self._check_later()
 
     def _may_send(self) -> bool:
         # Failed batches go first, once those in flight are answered.
@@ -184,7 +376,7 @@ class PartitionSender:
         return not self._is_waiting and not self._failed and len(self._in_flight) < limit
 
     def _may_send_to(self, leader: int) -> bool:
-        epoch = self._metadata.leader_epoch(self._at)
+        epoch = self._metadata.leader_epoch(self.at)
         if (leader, epoch) != (self._leader, self._leader_epoch):
             if self._in_flight:
                 return False  # the new leader may lack what the old one is still appending
@@ -199,89 +391,109 @@ class PartitionSender:
             self._request_producer_id()
         return False
 
-    def _prepare(self, batch: Batch) -> bool:
-        if batch.data is not None:
-            return True
-        builder = self._builder
-        if batch.acks == ACKS_ALL:
-            builder.producer_id, builder.producer_epoch = self._producer_id, 0
-            builder.base_sequence = self._sequence
-        else:
-            builder.producer_id = builder.producer_epoch = builder.base_sequence = -1
-        try:
-            batch.data = builder.build(batch.records, now_ms=self._clock.time_ms())
-        except Exception as error:  # errors in the records go to the caller
-            self._end(batch, error)
-            return False
-        if batch.acks == ACKS_ALL:
-            batch.sequence = self._sequence
-            self._sequence = (self._sequence + len(batch.records)) % SEQUENCES
-        return True
+    def _take(self) -> Batch | None:
+        """Return the next batch from the accumulator, without expired appends; None if all have expired."""
+        appends = self._accumulator.take()
+        assert appends is not None
+        self._count += 1
+        batch = Batch(appends, (self._count,))
+        if not appends.expired_appends:
+            return batch
+        live = appends.pending()
+        return self._parts(batch, [live])[0] if live else None
 
-    def _send_one(self, batch: Batch, leader: int) -> None:
-        timeout_ms = max(
-            1, min(self._config.request_timeout_ms, batch.deadline_ms - monotonic_ms(self._clock))
-        )
-        topic = _topic(
-            name=self._at.topic,
-            partition_data=(_data(index=self._at.partition, records=batch.data),),
-        )
-        request = _request(
-            transactional_id=None,
-            acks=batch.acks,
-            timeout=timedelta(milliseconds=timeout_ms),
-            topic_data=(topic,),
-        )
-        self._in_flight.append(batch)
-        attempt = batch.attempt = batch.attempt + 1
-        reply = self._transport.send(leader, request, timeout_ms=timeout_ms)
-        reply.add_done_callback(lambda done: self._loop.post(partial(self._answered, batch, attempt, done)))
-        self._check_later()
+    def _seal(self, batch: Batch) -> None:
+        if batch.data is not None:
+            return
+        if batch.acks != ACKS_ALL:
+            batch.data = batch.appends.seal(-1, -1, -1)
+            return
+        if batch.sequence == NO_SEQUENCE:
+            batch.sequence = self._sequence
+            self._sequence = (self._sequence + batch.appends.record_count) % SEQUENCES
+        batch.data = batch.appends.seal(self._producer_id, 0, batch.sequence)
+
+    def _parts(self, batch: Batch, groups: Sequence[Sequence[tuple[int, AppendFuture]]]) -> list[Batch]:
+        """Return a batch for each group of the batch's appends (index, future)."""
+        whole = batch.appends
+        data = batch.data if batch.data is not None else whole.seal(-1, -1, -1)
+        records = list(next(batches(data)).records())
+        made: list[Batch] = []
+        for number, group in enumerate(groups):
+            # The encoding may grow a little with another base timestamp: it may not become two batches.
+            room = RecordAccumulator(self, INT32_MAX)
+            for index, future in group:
+                first, count = whole.place(index)
+                room.append(records[first : first + count], 0, whole.deadline_ms(index), whole.acks, future)
+            appends = room.take()
+            assert appends is not None
+            sequence = batch.sequence
+            if sequence != NO_SEQUENCE:
+                sequence = (sequence + whole.place(group[0][0])[0]) % SEQUENCES
+            # If an earlier try was appended after all, the leader refuses the parts' sequence numbers.
+            part = replace(batch, appends=appends, position=(*batch.position, number), data=None)
+            part.sequence = sequence
+            made.append(part)
+        whole.release()
+        return made
 
     # ---- answers ------------------------------------------------------------------------------------------
 
-    def _answered(self, batch: Batch, attempt: int, reply: Future[ProduceResponse | None]) -> None:
+    def answered(self, batch: Batch, attempt: int, outcome: Outcome) -> None:
+        """Handle the leader's answer to one try of the batch, or the try's failure."""
         if attempt != batch.attempt or batch not in self._in_flight:
             return  # this try was abandoned and the batch sent again
         self._answers += 1
         self._in_flight.remove(batch)
-        error, base_offset = self._outcome(reply)
-        batch.last_error = error
+        error = batch.last_error = outcome.error
         if error is None:
             self._is_known = self._is_known or batch.sequence != NO_SEQUENCE
-            self._end(batch, None, base_offset)
+            batch.appends.base_offset = outcome.base_offset
+            finish_all(batch.appends.release())
+        elif isinstance(error, REFUSED) and len(batch.appends) > 1:
+            self._failed += self._split(batch, outcome)
         elif self._may_try_again(batch, error):
             self._failed.append(batch)
-        elif monotonic_ms(self._clock) >= batch.deadline_ms:
+        elif monotonic_ms(self._clock) >= batch.appends.latest_deadline_ms:
             self._give_up(batch, self._too_late(batch))
         else:
             self._give_up(batch, error)
-        if self._in_flight:
-            self._send()
-        elif self._failed:
-            self._send_again()
+        if self._failed:
+            self._expire_appends()
+        if self._in_flight or not self._failed:
+            self.send()
         else:
-            self._send()
+            self._send_again()
 
-    def _outcome(self, reply: Future[ProduceResponse | None]) -> tuple[BaseException | None, int]:
-        error = reply.exception()
-        if error is not None:
-            return error, NO_OFFSET
-        response = reply.result()
-        if response is None:  # acks=0 has no response
-            return None, NO_OFFSET
-        answer: Any = response.responses[0].partition_responses[0] if response.responses else None
-        if answer is None:
-            return UnknownServerError(f"{self._at}: missing in the broker's response"), NO_OFFSET
-        error = error_of(answer.error_code, answer.error_message)
-        if isinstance(error, DuplicateSequenceNumber):
-            return None, NO_OFFSET
-        return error, answer.base_offset
+    def _split(self, batch: Batch, outcome: Outcome) -> list[Batch]:
+        """Return the parts of a batch whose content was refused: the appends at fault alone, or halves."""
+        whole = batch.appends
+        if isinstance(outcome.error, MessageTooLarge):
+            self._accumulator.max_batch_size = min(self._accumulator.max_batch_size, whole.size // 2)
+        if whole.expired_appends and batch.sequence != NO_SEQUENCE:
+            # Their sequence numbers will be missing.
+            self._has_gap = True
+        live = whole.pending()
+        refused = set(outcome.refused)
+        at_fault = set()
+        for index, _ in live:
+            first, count = whole.place(index)
+            if not refused.isdisjoint(range(first, first + count)):
+                at_fault.add(index)
+        groups: list[list[tuple[int, AppendFuture]]] = [[]]
+        for index, future in live:
+            is_half = not at_fault and len(groups) == 1 and len(groups[0]) >= len(live) / 2
+            if index in at_fault or is_half:
+                groups.append([])
+            groups[-1].append((index, future))
+            if index in at_fault:
+                groups.append([])
+        return self._parts(batch, [group for group in groups if group])
 
     def _may_try_again(self, batch: Batch, error: BaseException) -> bool:
         if not isinstance(error, NOT_APPENDED):
             batch.may_be_appended = True
-        if monotonic_ms(self._clock) >= batch.deadline_ms or batch.acks == 0:
+        if monotonic_ms(self._clock) >= batch.appends.latest_deadline_ms or batch.acks == 0:
             return False
         if isinstance(error, OutOfOrderSequenceNumber):
             return self._may_retry_out_of_order(batch)
@@ -289,7 +501,7 @@ class PartitionSender:
 
     def _may_retry_out_of_order(self, batch: Batch) -> bool:
         """Return whether to retry a batch that the leader rejected because it lacks the batches before it."""
-        before = [each for each in self._in_flight if each.number < batch.number] + self._failed
+        before = [each for each in self._in_flight if each.position < batch.position] + self._failed
         if any(each.sequence != NO_SEQUENCE for each in before) or self._has_gap:
             # Expected: a batch before it failed, or its request was lost and the answer is pending.
             return True
@@ -302,30 +514,57 @@ class PartitionSender:
     def _give_up(self, batch: Batch, error: BaseException) -> None:
         if batch.sequence != NO_SEQUENCE:
             self._has_gap = True
-        self._end(batch, error)
+        fail_all(batch.appends.release(), error)
 
-    def _end(self, batch: Batch, error: BaseException | None, base_offset: int = NO_OFFSET) -> None:
-        if batch.timer is not None:
-            batch.timer.cancel()
-        if error is not None:
-            batch.future.set_exception(error)
-            return
-        count = len(batch.records)
-        batch.future.set_result(RecordMetadata(self._at.topic, self._at.partition, base_offset, count))
+    # ---- deadlines ----------------------------------------------------------------------------------------
 
-    def _expire(self, batch: Batch) -> None:
-        if batch in self._in_flight or batch.future.done():
-            return  # a batch in flight has the same deadline and is handled by _answered
+    def _expire_at(self, deadline_ms: int) -> None:
+        if self._timer is not None:
+            if self._timer_ms <= deadline_ms:
+                return
+            self._timer.cancel()
+        self._timer_ms = deadline_ms
+        self._timer = self._sender.post_later(self._expire, deadline_ms - monotonic_ms(self._clock))
+
+    def _expire(self) -> None:
+        self._timer = None
+        self._expire_appends()
+        self.send()
+
+    def _expire_appends(self) -> None:
+        """Fail the appends whose deadline has come, and set the timer for the next one."""
+        now_ms = monotonic_ms(self._clock)
+        left: list[ProducerBatch] = []
+        for batch in self._in_flight:
+            # A request that ends by now is about to be answered, with the cause.
+            if batch.ends_ms > now_ms:
+                fail_all(batch.appends.expire(now_ms), self._too_late(batch, is_unknown=True))
+                left.append(batch.appends)
         for waiting in (self._queue, self._failed):
-            if batch in waiting:
-                waiting.remove(batch)
-        self._give_up(batch, self._too_late(batch))
-        self._send()
+            for batch in list(waiting):
+                late = batch.appends.expire(now_ms)
+                is_over = batch.appends.earliest_deadline_ms is None
+                # With others it stays in the batch, which is sent again.
+                fail_all(late, self._too_late(batch, is_unknown=not is_over))
+                if is_over:
+                    waiting.remove(batch)
+                    self._give_up(batch, self._too_late(batch))
+                else:
+                    left.append(batch.appends)
+        for appends in self._accumulator.batches():
+            fail_all(appends.expire(now_ms), self._timed_out(False, self._last_error))
+            left.append(appends)
+        deadlines = [at for each in left if (at := each.earliest_deadline_ms) is not None]
+        if deadlines:
+            self._expire_at(min(deadlines))
 
-    def _too_late(self, batch: Batch) -> RequestTimedOut:
-        how = "it is unknown whether it was appended" if batch.may_be_appended else "it was not appended"
-        error = RequestTimedOut(f"{self._at}: not acknowledged in time; {how}")
-        error.__cause__ = batch.last_error
+    def _too_late(self, batch: Batch, *, is_unknown: bool = False) -> RequestTimedOut:
+        return self._timed_out(is_unknown or batch.may_be_appended, batch.last_error)
+
+    def _timed_out(self, is_unknown: bool, cause: BaseException | None) -> RequestTimedOut:
+        how = "it is unknown whether it was appended" if is_unknown else "it was not appended"
+        error = RequestTimedOut(f"{self.at}: not acknowledged in time; {how}")
+        error.__cause__ = cause
         return error
 
     # ---- a leader that does not answer ---------------------------------------------------------------------
@@ -333,15 +572,15 @@ class PartitionSender:
     def _check_later(self) -> None:
         if not self._is_checking:
             self._is_checking = True
-            self._loop.post_later(partial(self._check_leader, self._answers), self._config.leader_check_ms)
+            self._sender.post_later(partial(self._check_leader, self._answers), self._config.leader_check_ms)
 
     def _check_leader(self, answers: int) -> None:
         self._is_checking = False
         if not self._in_flight:
             return
         if answers == self._answers:
-            refreshed = self._metadata.refresh(self._at.topic)
-            refreshed.add_done_callback(lambda _: self._loop.post(partial(self._leader_checked, answers)))
+            refreshed = self._metadata.refresh(self.at.topic)
+            refreshed.add_done_callback(lambda _: self._sender.post(partial(self._leader_checked, answers)))
         self._check_later()
 
     def _leader_checked(self, answers: int) -> None:
@@ -349,7 +588,7 @@ class PartitionSender:
 
         Only with acks=all, where retries are not appended twice; other batches wait for their answers.
         """
-        leader = self._metadata.leader(self._at)
+        leader = self._metadata.leader(self.at)
         if (
             answers != self._answers
             or leader in (None, self._leader)
@@ -360,7 +599,7 @@ class PartitionSender:
         for batch in self._in_flight:
             batch.may_be_appended = True
             batch.last_error = NotLeaderOrFollower(
-                f"{self._at}: broker {self._leader} is no longer the leader"
+                f"{self.at}: broker {self._leader} is no longer the leader"
             )
         self._failed += self._in_flight
         self._in_flight.clear()
@@ -370,13 +609,13 @@ class PartitionSender:
 
     def _send_again(self) -> None:
         """Put failed batches back at the head of the queue, in order, and send after a back-off."""
-        self._failed.sort(key=lambda batch: batch.number)
+        self._failed.sort(key=lambda batch: batch.position)
         self._queue.extendleft(reversed(self._failed))
         self._failed.clear()
         if self._is_waiting:
             return
         self._is_waiting = True
-        self._loop.post_later(self._backed_off, self._config.retry_backoff_ms)
+        self._sender.post_later(self._backed_off, self._config.retry_backoff_ms)
 
     def _backed_off(self) -> None:
         self._is_waiting = False
@@ -385,20 +624,23 @@ class PartitionSender:
     def _refresh(self) -> None:
         """Refresh the leader, then send."""
         self._is_waiting = True
-        answer = self._metadata.refresh(self._at.topic)
-        answer.add_done_callback(lambda done: self._loop.post(partial(self._refreshed, done)))
+        answer = self._metadata.refresh(self.at.topic)
+        answer.add_done_callback(lambda done: self._sender.post(partial(self._refreshed, done)))
 
     def _refreshed(self, answer: Future[Any]) -> None:
         self._is_waiting = False
-        if not self._queue:
+        if not (self._queue or len(self._accumulator)):
             return
-        self._queue[0].last_error = answer.exception() or self._queue[0].last_error
-        if answer.exception() is not None or self._metadata.leader(self._at) is None:
+        if self._queue:
+            self._queue[0].last_error = answer.exception() or self._queue[0].last_error
+        else:
+            self._last_error = answer.exception()
+        if answer.exception() is not None or self._metadata.leader(self.at) is None:
             # A new topic may not have reached the broker that was asked.
             self._is_waiting = True
-            self._loop.post_later(self._backed_off, self._config.retry_backoff_ms)
+            self._sender.post_later(self._backed_off, self._config.retry_backoff_ms)
             return
-        self._send()
+        self.send()
 
     # ---- the producer id ----------------------------------------------------------------------------------
 
@@ -408,27 +650,34 @@ class PartitionSender:
             if batch.may_be_appended:
                 self._queue.remove(batch)
                 text = (
-                    f"{self._at}: a batch before it was given up; it is unknown whether this one was appended"
+                    f"{self.at}: a batch before it was given up; it is unknown whether this one was appended"
                 )
-                self._end(batch, NetworkException(text))
+                fail_all(batch.appends.release(), NetworkException(text))
             else:
                 batch.data, batch.sequence = None, NO_SEQUENCE
         self._is_waiting = True
         answer = self._new_producer_id()
-        answer.add_done_callback(lambda done: self._loop.post(partial(self._got_producer_id, done)))
+        answer.add_done_callback(lambda done: self._sender.post(partial(self._got_producer_id, done)))
 
     def _got_producer_id(self, answer: Future[int]) -> None:
         if answer.exception() is not None:
-            self._loop.post_later(self._backed_off, self._config.retry_backoff_ms)
+            self._sender.post_later(self._backed_off, self._config.retry_backoff_ms)
             return
         self._is_waiting = False
         self._producer_id, self._sequence = answer.result(), 0
         self._has_gap = self._is_known = False
-        self._send()
+        self.send()
+
+
+def run_nothing() -> None:
+    """Run nothing: others run the producer's loop."""
 
 
 class Producer:
-    """A producer over the nodes that `nodes()` names; not all of them need to be running."""
+    """A producer over the nodes that `nodes()` names; not all of them need to be running.
+
+    `work()` runs what is due, tasks of the loop included, in a thread that is about to wait for an append.
+    """
 
     def __init__(
         self,
@@ -439,15 +688,23 @@ class Producer:
         loop: Loop,
         clock: Clock,
         config: ClientConfig | None = None,
+        work: Callable[[], object] = run_nothing,
     ) -> None:
+        # Whether the last append found a full batch that waits: appends come faster than they are sent.
+        self.is_behind = False
         self._metadata = metadata
         self._nodes = nodes
         self._transport = transport
         self._loop = loop
         self._clock = clock
         self._config = config or ClientConfig()
-        # Used only in the loop:
+        self._work = work
         self._senders: dict[TopicPartition, PartitionSender] = {}
+        # The partitions with new appends, and whether `_send_due` is posted. Any thread adds, the loop takes.
+        self._due: deque[PartitionSender] = deque()
+        self._is_posted = False
+        # Used only in the loop:
+        self._sender = Sender(transport, loop, clock, self._config)
         self._asked = 0
 
     def send(
@@ -457,42 +714,67 @@ class Producer:
         *,
         acks: int = ACKS_ALL,
         timeout_ms: int | None = None,
-        future: Future[RecordMetadata] | None = None,
-    ) -> Future[RecordMetadata]:
-        """Append the records as one batch, atomically, after earlier batches for the partition.
+        future: AppendFuture | None = None,
+    ) -> AppendFuture:
+        """Append the records together, all or none, after earlier appends to the partition.
 
-        The caller may reuse the sequence after the call, but the bytes in it only when the future is done.
-        The future fails with RequestTimedOut after `timeout_ms` (delivery.timeout.ms by default), and at once
+        They are encoded before this returns, so the caller may reuse the sequence and the bytes in it. The
+        future fails with RequestTimedOut after `timeout_ms` (delivery.timeout.ms by default), and at once
         with errors that a retry cannot fix: MessageTooLarge, InvalidRecord, TypeError for something that is
         not a record. `future`: resolve and return this one instead of a new one. Raises InvalidRequiredAcks.
         """
         if acks not in ACKS:
             raise InvalidRequiredAcks(f"acks={acks} is not supported: use 0, 1 or -1 (all)")
+        if not isinstance(records, list):
+            records = list(records)
+        if future is None:
+            future = AppendFuture()
+        sender = self._senders.get(at) or self._sender_of(at)
+        clock = self._clock
         patience_ms = self._config.delivery_timeout_ms if timeout_ms is None else timeout_ms
-        batch = Batch(
-            list(records),
-            acks,
-            monotonic_ms(self._clock) + patience_ms,
-            Future() if future is None else future,
+        deadline_ms = clock.monotonic_ns() // NANOSECONDS_PER_MS + patience_ms
+        try:
+            self.is_behind = sender.append(records, clock.time_ms(), deadline_ms, acks, future)
+        except Exception as error:  # errors in the records go to the caller
+            # Raised again, it would refer to this frame and so to the future: a reference cycle.
+            future.set_exception(error.with_traceback(None))
+            return future
+        if not sender.is_due:
+            sender.is_due = True
+            self._due.append(sender)
+            if not self._is_posted:
+                self._is_posted = True
+                self._loop.post(self._send_due)
+        return future
+
+    def pending(self) -> list[AppendFuture]:
+        """Return the futures of all appends that are not done. Call once the loop has stopped."""
+        return [future for sender in list(self._senders.values()) for future in sender.pending()]
+
+    def _sender_of(self, at: TopicPartition) -> PartitionSender:
+        made = PartitionSender(
+            at,
+            metadata=self._metadata,
+            new_producer_id=self._new_producer_id,
+            sender=self._sender,
+            clock=self._clock,
+            config=self._config,
+            work=self._work,
         )
-        self._loop.post(partial(self._add, at, batch))
-        return batch.future
+        return self._senders.setdefault(at, made)
 
     # ---- in the loop --------------------------------------------------------------------------------------
 
-    def _add(self, at: TopicPartition, batch: Batch) -> None:
-        sender = self._senders.get(at)
-        if sender is None:
-            sender = self._senders[at] = PartitionSender(
-                at,
-                metadata=self._metadata,
-                new_producer_id=self._new_producer_id,
-                transport=self._transport,
-                loop=self._loop,
-                clock=self._clock,
-                config=self._config,
-            )
-        sender.add(batch)
+    def _send_due(self) -> None:
+        # What is appended from here on is posted again.
+        self._is_posted = False
+        self._sender.run(self._send_each)
+
+    def _send_each(self) -> None:
+        while self._due:
+            sender = self._due.popleft()
+            sender.is_due = False
+            sender.send()
 
     def _new_producer_id(self) -> Future[int]:
         nodes = self._nodes()

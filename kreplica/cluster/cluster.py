@@ -16,6 +16,7 @@ import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
@@ -64,6 +65,8 @@ T = TypeVar("T")
 # An id that no node in the network has.
 CLIENT_ID = -2
 CLIENT = ClientConfig(request_timeout_ms=2_000, retry_backoff_ms=5, leader_check_ms=50)
+# How long an append waits if earlier ones fill a batch that was not sent yet.
+BEHIND_SECONDS = 0.01
 # Polling interval for conditions that no event signals.
 LOOK_MS = 5
 
@@ -146,7 +149,9 @@ class Cluster(ClusterAdministration):
             loop=loop,
             clock=self._clock,
             config=CLIENT,
+            work=self._network.run_due,
         )
+        self._pending.appends = self._client.producer.pending
         # Also used by kreplica.aio, which waits in its own way.
         self.records = ClusterRecords(self._client, nodes.newest_metadata, self._pending)
 
@@ -163,16 +168,25 @@ class Cluster(ClusterAdministration):
     ) -> Future[AppendResult]:
         """Append records to the topic, after this cluster's earlier appends.
 
-        With a `partition` all records go there, as one batch. Without one each record goes to the partition
-        of its key (murmur2, as in Kafka's clients), and records without a key all to one partition, the next
-        one at each call; each partition gets one batch. With acks="all" a batch is retried, and appended
-        once, until it is acknowledged or `timeout` seconds (120 by default) have passed.
+        With a `partition` all records go there, all or none of them. Without one each record goes to the
+        partition of its key (murmur2, as in Kafka's clients), and records without a key all to one partition,
+        the next one at each call; each partition gets all or none of its records. With acks="all" they are
+        sent again, and appended once, until they are acknowledged or `timeout` seconds (120 by default) have
+        passed.
+
+        The call returns before the records are sent. A thread that waits for the future's result sends them,
+        together with all others that wait by then; else the cluster's own thread does.
 
         Raises UnknownTopicOrPartition, InvalidRequiredAcks, and TypeError if `records` is not a list. The
         future fails with RequestTimedOut, MessageTooLarge, InvalidRecord, or TypeError for something that is
         not a record.
         """
-        return self._call(self.records.appending(topic, records, partition, acks, timeout))
+        future = self.records.append(topic, records, partition, acks, timeout)
+        if self._client.producer.is_behind:
+            # A program that appends without waiting is slowed down, or it would fill the memory.
+            with suppress(TimeoutError):
+                future.exception(BEHIND_SECONDS)
+        return future
 
     def read(
         self,
@@ -365,8 +379,9 @@ class Cluster(ClusterAdministration):
     def close(self) -> None:
         """Stop every node at once, close all files cleanly, and remove a temporary directory.
 
-        Pending calls, also in other threads, fail with ClusterClosed. In a forked child this does nothing,
-        because the cluster belongs to the parent.
+        What was appended is sent first, if brokers can take it. Pending calls, also in other threads, then
+        fail with ClusterClosed. In a forked child this does nothing, because the cluster belongs to the
+        parent.
         """
         self._parts.close()
 
@@ -485,6 +500,7 @@ class _Parts:
             return
         self._is_closed = True
         _unclosed.discard(self)
+        self.network.run_due()
         self.pending.close()
         errors = [] if self.nodes is None else self.nodes.close()
         if self.listeners is not None:

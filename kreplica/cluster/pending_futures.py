@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import weakref
+from collections.abc import Callable, Iterable
 from concurrent.futures import InvalidStateError
 from contextlib import suppress
 from typing import Any, TypeVar
@@ -21,21 +22,25 @@ T = TypeVar("T")
 
 
 class PendingFutures:
-    """The pending futures of one cluster. `name`: the cluster's name for error messages."""
+    """The pending futures of one cluster. `name`: the cluster's name for error messages.
+
+    `appends`, if set, returns the pending futures of appends, which are not tracked one by one.
+    """
 
     def __init__(self, name: str) -> None:
         self.name = name
+        self.appends: Callable[[], Iterable[Future[Any]]] = tuple
         self._process_id = os.getpid()
         self._lock = Lock()
         # Guarded by _lock:
         self._futures: set[Future[Any]] = set()
-        self._is_closed = False
+        self.is_closed = False
         _of_this_process.add(self)
 
     def require_open(self) -> None:
         """Raises ClusterClosed after `close`, UseAfterFork in a forked child."""
         self.require_own()
-        if self._is_closed:
+        if self.is_closed:
             raise ClusterClosed(f"{self.name} is closed")
 
     def require_own(self) -> None:
@@ -48,7 +53,7 @@ class PendingFutures:
 
     def abandon(self) -> None:
         """Fail all pending futures in a forked child, without a callback or a lock of the parent."""
-        for future in tuple(self._futures):
+        for future in (*self._futures, *self.appends()):
             future.abandon(self._use_after_fork())
 
     @property
@@ -64,11 +69,11 @@ class PendingFutures:
         if future.done():
             return future
         with self._lock:
-            is_closed = self._is_closed
+            is_closed = self.is_closed
             if not is_closed:
                 self._futures.add(future)
         if is_closed:
-            self._fail(future)
+            self.fail(future)
         else:
             future.add_done_callback(self._forget)
         return future
@@ -76,20 +81,21 @@ class PendingFutures:
     def close(self) -> None:
         """Accept no more futures; pending ones stay pending until `fail_all`."""
         with self._lock:
-            self._is_closed = True
+            self.is_closed = True
 
     def fail_all(self) -> None:
         """Fail all pending futures with ClusterClosed."""
         with self._lock:
             futures, self._futures = self._futures, set()
-        for future in futures:
-            self._fail(future)
+        for future in (*futures, *self.appends()):
+            self.fail(future)
 
     def _forget(self, future: Any) -> None:
         with self._lock:
             self._futures.discard(future)
 
-    def _fail(self, future: Future[Any]) -> None:
+    def fail(self, future: Future[Any]) -> None:
+        """Fail the future with ClusterClosed if it is pending."""
         # A task that was running when the network stopped may have resolved it first.
         with suppress(InvalidStateError):
             future.set_exception(ClusterClosed(f"{self.name} was closed during the call"))

@@ -25,7 +25,7 @@ from kreplica.client.client import Client
 from kreplica.client.client_config import ConsumerConfig
 from kreplica.client.fetcher import EARLIEST, ISOLATION_LEVEL, LATEST, Fetched, Fetcher
 from kreplica.client.group_consumer import GroupConsumer
-from kreplica.client.producer import RecordMetadata
+from kreplica.client.producer import AppendFuture, RecordMetadata
 from kreplica.cluster.arguments import choice, milliseconds, offset_of, partition_of, topic_name
 from kreplica.cluster.pending_futures import PendingFutures
 from kreplica.common.errors import (
@@ -36,7 +36,7 @@ from kreplica.common.errors import (
     RequestTimedOut,
     UnknownTopicOrPartition,
 )
-from kreplica.common.future import Future, MadeFuture, all_of, then
+from kreplica.common.future import Future, all_of
 from kreplica.common.types import ACKS_ALL, TopicPartition
 from kreplica.log.transaction_index import AbortedFilter, AbortedTxn
 from kreplica.metadata.cluster_metadata import ClusterMetadata
@@ -141,15 +141,35 @@ def acks_of(acks: object) -> int:
     raise InvalidRequiredAcks(f'acks must be "all", 1 or 0, not {acks!r}')
 
 
-def one_batch() -> Future[Any]:
-    """Return a future for Producer.send: resolved with a RecordMetadata, its result is an AppendResult."""
-    return MadeFuture(lambda metadata: AppendResult((metadata,)))
+class _OnePartition(AppendFuture):
+    """The future of an append to one partition; its result is an AppendResult."""
+
+    __slots__ = ()
+
+    def _made(self, metadata: RecordMetadata) -> AppendResult:
+        return AppendResult((metadata,))
 
 
-def as_one(parts: Sequence[Future[RecordMetadata]]) -> Future[AppendResult]:
-    """Return a future of all results, in order; it fails with the first part's error."""
-    assert parts, "an append without records is refused"
-    return then(all_of(parts), lambda results: AppendResult(tuple(results)))
+class _Partitions(Future[AppendResult]):
+    """The future of an append to several partitions; once all are done, it fails with the first error."""
+
+    __slots__ = ("_parts",)
+
+    def __init__(self, parts: Sequence[AppendFuture]) -> None:
+        super().__init__()
+        self._parts = parts
+        all_of(parts).add_done_callback(self._all_done)
+
+    def _all_done(self, done: Future[list[RecordMetadata]]) -> None:
+        error = done.exception()
+        if error is None:
+            self.set_result(AppendResult(tuple(done.result())))
+        else:
+            self.set_exception(error)
+
+    def _wait(self, timeout: float | None) -> None:
+        self._parts[0].work()
+        super()._wait(timeout)
 
 
 Isolation = Literal["high_watermark", "txn_committed"]
@@ -342,6 +362,9 @@ class ClusterRecords:
         self._pending = pending
         self._consumer = consumer
         self._keys = KeyedRecords()
+        self._send = client.producer.send
+        # Metadata, and partitions in it that appends were made to. Both are replaced together.
+        self._checked: tuple[ClusterMetadata | None, dict[tuple[str, int], TopicPartition]] = (None, {})
 
     def ask(self, question: Callable[[], Future[T]]) -> Future[T]:
         """Send the request; its future fails with ClusterClosed if the cluster is closed meanwhile.
@@ -359,38 +382,61 @@ class ClusterRecords:
             raise UnknownTopicOrPartition(f"there is no partition {at}")
         return at
 
-    def appending(
+    def append(
         self,
         topic: str,
         records: RecordList,
         partition: int | None,
         acks: Acks,
         timeout: float | None,
-    ) -> Callable[[], Future[AppendResult]]:
-        """Build the request of Cluster.append.
+    ) -> Future[AppendResult]:
+        """Append as Cluster.append does, and run nothing in this thread.
 
-        Raises UnknownTopicOrPartition, InvalidRequiredAcks, NoRecords, TypeError.
+        Raises UnknownTopicOrPartition, InvalidRequiredAcks, NoRecords, TypeError, ClusterClosed,
+        UseAfterFork.
         """
-        send = partial(
-            self._client.producer.send,
-            acks=acks_of(acks),
-            timeout_ms=None if timeout is None else milliseconds(timeout),
-        )
+        pending = self._pending
+        pending.require_open()
+        acks_number = ACKS_ALL if acks == "all" else acks_of(acks)
+        timeout_ms = None if timeout is None else milliseconds(timeout)
         require_list(records)
+        future: Future[AppendResult]
         if partition is not None:
-            at = self.require(topic, partition_of(partition))
-            return partial(_send_one, send, at, records)
-        self._pending.require_open()
-        found = self._newest().topics.get(topic)
-        if found is None:
-            raise UnknownTopicOrPartition(f"there is no topic {topic!r}")
-        chosen = self._keys.by_partition(found, records)
-        if not chosen:
-            raise NoRecords
-        if len(chosen) == 1:
-            [(number, only)] = chosen.items()
-            return partial(_send_one, send, TopicPartition(topic, number), only)
-        return lambda: as_one([send(TopicPartition(topic, number), each) for number, each in chosen.items()])
+            at = self._known(topic, partition)
+            sent = _OnePartition()
+            self._send(at, records, acks=acks_number, timeout_ms=timeout_ms, future=sent)
+            future = sent
+        else:
+            found = self._newest().topics.get(topic)
+            if found is None:
+                raise UnknownTopicOrPartition(f"there is no topic {topic!r}")
+            chosen = self._keys.by_partition(found, records)
+            if not chosen:
+                raise NoRecords
+            send = partial(self._send, acks=acks_number, timeout_ms=timeout_ms)
+            if len(chosen) == 1:
+                [(number, only)] = chosen.items()
+                future = send(TopicPartition(topic, number), only, future=_OnePartition())
+            else:
+                future = _Partitions(
+                    [send(TopicPartition(topic, number), each) for number, each in chosen.items()]
+                )
+        if pending.is_closed:
+            # It may have been closed before the append became pending.
+            pending.fail(future)
+        return future
+
+    def _known(self, topic: str, partition: int) -> TopicPartition:
+        """Return the partition, which the newest metadata has. Raises UnknownTopicOrPartition."""
+        metadata = self._newest()
+        known_in, known = self._checked
+        if metadata is not known_in:
+            known = {}
+            self._checked = metadata, known
+        at = known.get((topic, partition))
+        if at is None or type(partition) is not int:
+            at = known[topic, partition] = self.require(topic, partition_of(partition))
+        return at
 
     def reading(
         self,
@@ -431,9 +477,3 @@ class ClusterRecords:
         names = [topics] if isinstance(topics, str) else [topic_name(each) for each in topics]
         member = self._client.consumer(group, names, consumer_config(config or {}, self._consumer))
         return Consuming(member, None if timeout is None else milliseconds(timeout))
-
-
-def _send_one(send: Callable[..., object], at: TopicPartition, records: RecordList) -> Future[AppendResult]:
-    future = one_batch()
-    send(at, records, future=future)
-    return future

@@ -137,7 +137,7 @@ class Simulation(ClusterAdministration):
 
         Raises UnknownTopicOrPartition, InvalidRequiredAcks.
         """
-        sent = self._records.ask(self._records.appending(topic, records, partition, acks, timeout))
+        sent = self._records.append(topic, records, partition, acks, timeout)
         if acks_of(acks) == acks_of("all"):
             elections = self._unclean_epochs()
             sent.add_done_callback(partial(self._record_promise, elections))

@@ -18,6 +18,7 @@ import concurrent.futures
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import CancelledError, InvalidStateError
+from copy import copy
 from typing import Any, Generic, TypeVar
 
 from kreplica.common.locks import Condition, Lock, process_lock
@@ -121,9 +122,15 @@ class Future(concurrent.futures.Future[T], Generic[T]):
             if self._state != PENDING:
                 return False
             self._state = state
-            callbacks, changed, seen_by = self._callbacks, self._changed, self._seen_by
-            self._callbacks = None
+            callbacks, self._callbacks = self._callbacks, None
+        if callbacks is not None or self._changed is not None:
+            self._notify(callbacks)
+        return True
+
+    def _notify(self, callbacks: list[Callable[[Any], object]] | None) -> None:
+        """Notify waiting threads and run the callbacks of a future that was just resolved."""
         waiting = 0
+        changed, seen_by = self._changed, self._seen_by
         if changed is not None:
             with changed:
                 self._notify_waiters(seen_by or ())
@@ -138,7 +145,6 @@ class Future(concurrent.futures.Future[T], Generic[T]):
                     LOGGER.exception("a callback of %r failed", self)
         if waiting and changed is not None:
             changed.stand_back()
-        return True
 
     def _call(self, callback: Callable[[Any], object]) -> None:
         try:
@@ -253,6 +259,28 @@ class MadeFuture(Future[T]):
         except Exception as error:
             self._exception = error
         self._resolve(FINISHED)
+
+
+def finish_all(futures: Iterable[Future[Any]]) -> None:
+    """Resolve all of the futures with the results they have been given, as `finish` does."""
+    heard: list[tuple[Future[Any], list[Callable[[Any], object]] | None]] = []
+    with _LOCK:
+        for future in futures:
+            if future._state == PENDING:
+                future._state = FINISHED
+                if future._callbacks is not None or future._changed is not None:
+                    heard.append((future, future._callbacks))
+                    future._callbacks = None
+    for future, callbacks in heard:
+        future._notify(callbacks)
+
+
+def fail_all(futures: Iterable[Future[Any]], error: BaseException) -> None:
+    """Fail all of the futures with the error. Each gets an object of its own, since raising changes it."""
+    for future in futures:
+        own = copy(error)
+        own.__cause__ = error.__cause__
+        future.set_exception(own)
 
 
 def pass_on(answer: Future[Any], done: Future[Any]) -> None:

@@ -397,6 +397,11 @@ class LocalNetwork:
         """
         return self._draining
 
+    def run_due(self) -> None:
+        """Run queued tasks in this thread, as at the end of `draining`."""
+        with self._draining:
+            pass
+
     def wait_until_idle(self, timeout: float) -> bool:
         """Return True when no task is left or running, and no timer is due; False after `timeout` seconds."""
         with self._lock:

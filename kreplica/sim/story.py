@@ -246,7 +246,7 @@ class NodeStory(Story):
             self.note(f"{who}: read {at} from {offset}")
             return self._with_result(fetch(at, offset, **named), f"{who}: {at}", _read)
 
-        client.producer.send = sent  # type: ignore[method-assign]
+        client.producer.send = sent  # type: ignore[method-assign, assignment]
         client.fetcher.fetch = fetched  # type: ignore[method-assign]
         for name in ADMIN:
             self._note_admin(client, who, name)

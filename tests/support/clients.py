@@ -36,7 +36,8 @@ class Stage(Replicas):
         network, scheduler = self.cluster.network, self.cluster.scheduler
         life = Incarnation(CLIENT_NODE)
         self.endpoint = network.join(life)
-        loop = scheduler.loop(life, "producer")
+        self.loop = loop = scheduler.loop(life, "producer")
+        self.clock = clock = VirtualClock(self.cluster.time)
         self.producer_ids = 0
         self.requests = []
         self.metadata = ClientMetadata(lambda: self.ids, transport=self, loop=loop, config=client)
@@ -45,10 +46,9 @@ class Stage(Replicas):
             lambda: self.ids,
             transport=self,
             loop=loop,
-            clock=VirtualClock(self.cluster.time),
+            clock=clock,
             config=client,
         )
-        clock = VirtualClock(self.cluster.time)
         self.fetcher = Fetcher(self.metadata, transport=self, loop=loop, clock=clock, config=client)
 
     def send(self, node_id, request, *, timeout_ms):
@@ -95,6 +95,12 @@ class Stage(Replicas):
 
     def produce(self, *values, **options):
         return self.producer.send(AT, list(values), **options)
+
+    def produce_apart(self, *values, **options):
+        """Produce a batch which no later append joins, if it can be sent now."""
+        future = self.produce(*values, **options)
+        self.pass_time(0)
+        return future
 
     def until_done(self, *futures, limit_ms=10_000):
         assert self.cluster.scheduler.run_until(lambda: all(future.done() for future in futures), limit_ms)

@@ -14,7 +14,7 @@ from tests.support.clients import AT, Stage
 @pytest.fixture
 def stage():
     stage = Stage()
-    stage.until_done(stage.produce(b"a", b"b"), stage.produce(b"c"))
+    stage.until_done(stage.produce_apart(b"a", b"b"), stage.produce(b"c"))
     return stage
 
 

@@ -31,6 +31,10 @@ def put(cluster, *values, topic="orders", partition=0, **options):
     return cluster.append(topic, list(values), partition=partition, **options).result(PATIENCE)
 
 
+def put_later(cluster, *values):
+    return cluster.append("orders", list(values), partition=0)
+
+
 def values(cluster, topic="orders", partition=0, **options):
     return [record.value for record in cluster.read(topic, partition, **options)]
 
@@ -55,6 +59,55 @@ def test_what_is_appended_is_read(cluster):
     assert (view.leader, view.leader_epoch) == (view.replicas[0], 0)
     assert (view.log_start_offset, view.high_watermark, view.log_end_offset) == (0, 3, 3)
     assert all(view.why_not_in_isr(broker_id) is None for broker_id in view.isr)
+
+
+def test_appends_that_wait_for_each_other_have_their_own_offsets(cluster):
+    cluster.create_topic("orders", partitions=2)
+    futures = [put_later(cluster, *[b"%d" % number] * (1 + number % 3)) for number in range(1_000)]
+    first = 0
+    for number, future in enumerate(futures):
+        info = future.result(PATIENCE)
+        assert (info.base_offset, info.record_count) == (first, 1 + number % 3)
+        first += info.record_count
+    assert values(cluster) == [b"%d" % number for number in range(1_000) for _ in range(1 + number % 3)]
+    keyed = [cluster.append("orders", [(b"%d" % n, b"v"), (b"%d" % (n + 1), b"v")]) for n in range(100)]
+    done, pending = wait(keyed, PATIENCE)
+    assert not pending
+    assert sum(future.result().record_count for future in done) == 200
+
+
+def test_threads_append_together_and_each_in_order(cluster):
+    cluster.create_topic("orders")
+
+    def run(thread):
+        futures = [put_later(cluster, b"%d %d" % (thread, number)) for number in range(300)]
+        return [future.result(PATIENCE).base_offset for future in futures]
+
+    with ThreadPoolExecutor(3) as threads:
+        offsets = list(threads.map(run, range(3)))
+    stored = values(cluster)
+    assert len(stored) == 900
+    for thread in range(3):
+        assert [stored[offset] for offset in offsets[thread]] == [b"%d %d" % (thread, n) for n in range(300)]
+
+
+def test_what_was_appended_is_sent_before_the_cluster_closes(tmp_path):
+    with Cluster(1, tmp_path / "data") as cluster:
+        cluster.create_topic("orders")
+        for number in range(5):
+            put_later(cluster, b"%d" % number)
+    with Cluster(1, tmp_path / "data") as cluster:
+        assert values(cluster) == [b"%d" % number for number in range(5)]
+
+
+def test_a_program_that_never_waits_for_its_appends_is_slowed_down():
+    with Cluster(1) as cluster:
+        cluster.create_topic("orders")
+        most = 0
+        for _ in range(300):
+            put_later(cluster, bytes(100_000))
+            most = max(most, len(cluster._client.producer.pending()))
+        assert most < 60
 
 
 def test_records_go_where_their_keys_belong(cluster):

@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from kreplica.common.future import Future, all_of, failed, resolved, then
+from kreplica.common.future import Future, all_of, fail_all, failed, finish_all, resolved, then
 
 
 def test_it_is_resolved_once() -> None:
@@ -33,6 +33,35 @@ def test_a_prepared_result_is_there_once_it_is_finished() -> None:
     assert future.finish()
     assert future.result() == 5
     assert not future.finish()
+
+
+def test_many_are_resolved_at_once_with_what_each_was_given() -> None:
+    futures = [Future(number) for number in range(5)]
+    futures[1].cancel()
+    seen: list[int] = []
+    futures[2].add_done_callback(lambda done: seen.append(done.result()))
+    waiting = threading.Thread(target=lambda: seen.append(futures[4].result(30)))
+    waiting.start()
+    while futures[4]._changed is None:
+        pass
+    finish_all(futures)
+    waiting.join()
+    assert sorted(seen) == [2, 4]
+    assert [futures[number].result() for number in (0, 2, 3, 4)] == [0, 2, 3, 4]
+    assert futures[1].cancelled()
+
+
+def test_many_fail_at_once_each_with_an_error_of_its_own() -> None:
+    error, cause = KeyError("x"), ValueError("y")
+    error.__cause__ = cause
+    futures: list[Future[int]] = [Future(), Future()]
+    fail_all(futures, error)
+    one, other = (future.exception() for future in futures)
+    assert isinstance(one, KeyError)
+    assert isinstance(other, KeyError)
+    assert one is not other
+    assert one.args == other.args == ("x",)
+    assert one.__cause__ is other.__cause__ is cause
 
 
 def test_a_failure_is_raised_and_returned() -> None:

@@ -75,6 +75,16 @@ def test_a_caller_that_drains_needs_no_other_thread():
     assert threads == [threading.get_ident()]
 
 
+def test_a_thread_that_is_about_to_wait_runs_what_others_have_posted():
+    network = LocalNetwork()  # never started
+    threads = []
+    loop = network.join(1).loop("a")
+    loop.post(lambda: threads.append(threading.get_ident()))
+    assert threads == []
+    network.run_due()
+    assert threads == [threading.get_ident()]
+
+
 def test_what_a_task_posts_to_its_own_loop_comes_after_what_it_posts_to_others():
     network = LocalNetwork()  # never started
     endpoint = add_node(network, 1)

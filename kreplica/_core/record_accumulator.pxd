@@ -1,0 +1,53 @@
+# RecordAccumulator: the appends to one partition that wait to be sent, encoded into batches as they come.
+#
+# ProducerBatch: one batch of them. A batch is open while appends may join it; `take` and `seal` end that. An append
+# is in one batch as a whole.
+#
+# Any thread may append. Everything that changes a batch or the row of batches happens in one native call that runs
+# no Python code, so the GIL makes it atomic; what may run Python code (gathering records, creating objects) comes
+# before. A batch that was taken belongs to the taker.
+
+from cpython.object cimport PyObject
+from libc.stdint cimport int32_t, int64_t
+
+from kreplica._core.batch_builder cimport BatchBuilder
+from kreplica._core.record_batch cimport BatchHeader
+from kreplica._core.scratch cimport Scratch
+
+cdef struct AppendEntry:
+    # One append of a batch.
+    int64_t deadline_ms
+    int32_t first                 # the offset delta of its first record
+    int32_t count                 # of its records
+
+
+cdef class ProducerBatch:
+    cdef readonly object owner    # what the accumulator was given; for those who hold only a future
+    cdef readonly int acks
+    cdef public int64_t base_offset
+    cdef BatchHeader h            # h.size: bytes so far, header included
+    cdef Scratch entries          # AppendEntry after AppendEntry
+    cdef list futures             # one for each entry; None once it was expired or released
+    cdef int64_t earliest         # the lowest deadline of the entries that have not expired; INT64_MAX: none
+    cdef int64_t latest           # the highest deadline of all entries
+    cdef Py_ssize_t expired
+    cdef PyObject *buffer         # a bytes object being filled, `capacity` long; NULL once sealed
+    cdef int64_t capacity
+    cdef object data              # the sealed batch
+
+    cdef int make_room(self, int64_t more, int64_t expected) except -1
+    cdef int put(self, BatchBuilder builder, int64_t size, int64_t deadline_ms, object future) except -1
+
+
+cdef class RecordAccumulator:
+    cdef readonly object owner
+    cdef readonly int64_t max_request_size
+    cdef public int64_t max_batch_size
+    cdef object waiting           # a deque of ProducerBatch
+    cdef ProducerBatch open       # the last of `waiting`, if appends may join it
+    cdef ProducerBatch spare      # the next to be opened
+    cdef BatchBuilder builder     # None while a call uses it
+    cdef int64_t earliest         # the lowest deadline since take_earliest_deadline; INT64_MAX: none
+    cdef int64_t usual_size       # of the batch taken last: the room that the next one gets at once
+
+    cdef int commit(self, BatchBuilder builder, int64_t deadline_ms, int acks, object future) except -1

@@ -1,0 +1,285 @@
+"""RecordAccumulator: the appends to one partition that wait to be sent, encoded into batches as they come.
+
+Purpose, ownership and thread rule: record_accumulator.pxd.
+"""
+
+from collections import deque
+
+cimport cython
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
+from cpython.object cimport PyObject
+from cpython.ref cimport Py_DECREF, Py_INCREF, Py_XDECREF
+from libc.stdint cimport INT32_MAX, INT64_MAX, int16_t, int32_t, int64_t, uint8_t
+from libc.stdlib cimport free
+from libc.string cimport memcpy, memset
+
+from kreplica._core.batch_builder cimport BatchBuilder, PendingRecord
+from kreplica._core.record_batch cimport HEADER_SIZE, seal, write_header
+from kreplica._core.scratch cimport reserve
+from kreplica._core.status cimport BATCH_TOO_LARGE, check
+
+cdef extern from "Python.h":
+    int _PyBytes_Resize(PyObject **bytes, Py_ssize_t size) except -1
+
+cdef enum:
+    LEAST_CAPACITY = 1024
+
+
+@cython.final
+cdef class ProducerBatch:
+    """Appends that are sent as one batch, each with its future, records and deadline.
+
+    `owner`: the accumulator's owner. `acks`: of all appends. `base_offset`: the first record's offset, set by the
+    sender before it resolves the futures; -1 is unknown. An append is named by its index.
+    """
+
+    def __cinit__(self):
+        memset(&self.h, 0, sizeof(self.h))
+        self.h.size = HEADER_SIZE
+        self.h.leader_epoch = -1
+        self.futures = []
+        self.earliest = INT64_MAX
+        self.base_offset = -1
+
+    def __dealloc__(self):
+        Py_XDECREF(self.buffer)
+        free(self.entries.data)
+
+    @property
+    def record_count(self):
+        """The number of records."""
+        return self.h.record_count
+
+    @property
+    def size(self):
+        """The batch's size in bytes."""
+        return self.h.size
+
+    @property
+    def earliest_deadline_ms(self):
+        """The lowest deadline of the appends that have not expired; None if all have."""
+        return None if self.earliest == INT64_MAX else self.earliest
+
+    @property
+    def latest_deadline_ms(self):
+        """The highest deadline of all appends."""
+        return self.latest
+
+    @property
+    def expired_appends(self):
+        """The number of appends that have expired."""
+        return self.expired
+
+    def __len__(self):
+        """Return the number of appends."""
+        return self.entries.size // <int64_t>sizeof(AppendEntry)
+
+    def place(self, Py_ssize_t index):
+        """Return the offset delta of the append's first record, and the number of its records."""
+        cdef AppendEntry *entry
+        if not 0 <= index < len(self):
+            raise IndexError(f"append {index} of {len(self)}")
+        entry = &(<AppendEntry *>self.entries.data)[index]
+        return entry.first, entry.count
+
+    def deadline_ms(self, Py_ssize_t index):
+        """Return the append's deadline."""
+        self.place(index)
+        return (<AppendEntry *>self.entries.data)[index].deadline_ms
+
+    def pending(self):
+        """Return the appends that have not expired: pairs of index and future."""
+        return [(index, future) for index, future in enumerate(self.futures) if future is not None]
+
+    def expire(self, int64_t now_ms):
+        """Take out and return the futures of the appends whose deadline is `now_ms` or before."""
+        cdef AppendEntry *entries = <AppendEntry *>self.entries.data
+        cdef list found = []
+        cdef Py_ssize_t i
+        if self.earliest > now_ms:
+            return found
+        self.earliest = INT64_MAX
+        for i in range(len(self.futures)):
+            if self.futures[i] is None:
+                continue
+            if entries[i].deadline_ms <= now_ms:
+                found.append(self.futures[i])
+                self.futures[i] = None
+                self.expired += 1
+            elif entries[i].deadline_ms < self.earliest:
+                self.earliest = entries[i].deadline_ms
+        return found
+
+    def seal(self, int64_t producer_id, int16_t producer_epoch, int32_t base_sequence):
+        """End the batch, and return its bytes under this producer id and sequence number (-1: none).
+
+        A batch may be sealed again under another producer id; bytes returned before stay as they are.
+        """
+        cdef uint8_t *p
+        if self.buffer != NULL:
+            _PyBytes_Resize(&self.buffer, self.h.size)
+            self.data = <object>self.buffer
+            Py_XDECREF(self.buffer)
+            self.buffer = NULL
+        elif self.data is None:
+            raise RuntimeError("the batch is empty or was released")
+        else:
+            self.data = _copy_of(self.data)
+        p = <uint8_t *>PyBytes_AS_STRING(self.data)
+        self.h.last_offset_delta = self.h.record_count - 1
+        self.h.producer_id = producer_id
+        self.h.producer_epoch = producer_epoch
+        self.h.base_sequence = base_sequence
+        write_header(p, &self.h)
+        seal(p, self.h.size)
+        return self.data
+
+    def release(self):
+        """Drop the records, and return the futures of the appends that have not expired."""
+        cdef list futures = self.futures
+        self.futures = []
+        self.data = None
+        self.earliest = INT64_MAX
+        return [future for future in futures if future is not None] if self.expired else futures
+
+    cdef int make_room(self, int64_t more, int64_t expected) except -1:
+        # Reserve all memory that an append of `more` bytes takes.
+        cdef int64_t capacity = self.h.size + more
+        cdef bytes buffer
+        reserve(&self.entries, sizeof(AppendEntry))
+        if capacity <= self.capacity:
+            return 0
+        capacity = max(capacity, 2 * self.capacity, expected, LEAST_CAPACITY)
+        buffer = PyBytes_FromStringAndSize(NULL, capacity)
+        if self.buffer != NULL:
+            memcpy(PyBytes_AS_STRING(buffer), PyBytes_AS_STRING(<object>self.buffer), <size_t>self.h.size)
+            Py_DECREF(<object>self.buffer)
+        Py_INCREF(buffer)
+        self.buffer = <PyObject *>buffer
+        self.capacity = capacity
+        return 0
+
+    cdef int put(self, BatchBuilder builder, int64_t size, int64_t deadline_ms, object future) except -1:
+        # Add an append whose records the builder has planned, as `size` bytes. There is room for it.
+        cdef AppendEntry *entry = <AppendEntry *>(self.entries.data + self.entries.size)
+        future._result = self
+        future._index = len(self.futures)
+        self.futures.append(future)
+        entry.deadline_ms = deadline_ms
+        entry.first = self.h.record_count
+        entry.count = builder.h.record_count
+        self.entries.size += sizeof(AppendEntry)
+        builder.write_records(<uint8_t *>PyBytes_AS_STRING(<object>self.buffer) + self.h.size)
+        self.h.size += size
+        if self.h.record_count == 0:
+            self.h.base_timestamp = builder.h.base_timestamp
+            self.h.max_timestamp = builder.h.max_timestamp
+        elif builder.h.max_timestamp > self.h.max_timestamp:
+            self.h.max_timestamp = builder.h.max_timestamp
+        self.h.record_count += builder.h.record_count
+        if deadline_ms < self.earliest:
+            self.earliest = deadline_ms
+        if deadline_ms > self.latest:
+            self.latest = deadline_ms
+        return 0
+
+
+@cython.final
+cdef class RecordAccumulator:
+    """The batches of one partition that wait to be sent.
+
+    A batch takes appends up to `max_batch_size` bytes; an append of its own may have up to `max_request_size`.
+    `owner`: any object, for the batches' attribute of that name.
+    """
+
+    def __cinit__(self, object owner, int64_t max_request_size):
+        self.owner = owner
+        self.max_request_size = min(max_request_size, INT32_MAX)
+        self.max_batch_size = self.max_request_size
+        self.waiting = deque()
+        self.builder = BatchBuilder()
+        self.earliest = INT64_MAX
+
+    def __len__(self):
+        """Return the number of batches that wait."""
+        return len(self.waiting)
+
+    @property
+    def acks(self):
+        """The acks of the first batch; None if no batch waits."""
+        return (<ProducerBatch>self.waiting[0]).acks if self.waiting else None
+
+    def append(self, object records, int64_t now_ms, int64_t deadline_ms, int acks, object future):
+        """Encode the records into the open batch, or into a new one; `now_ms` is the time of those without one.
+
+        `future` must have the attributes `_result` and `_index`, which become the batch and the append's index.
+        Returns whether a full batch waits. Raises TypeError for an invalid record, InvalidRecord for no records,
+        MessageTooLarge past `max_request_size`; nothing was appended then.
+        """
+        cdef BatchBuilder builder = self.builder
+        self.builder = None
+        if builder is None:
+            # Another thread is in this call, or the records' own code has called it.
+            builder = BatchBuilder()
+        try:
+            builder.gather(records, now_ms)
+            self.commit(builder, deadline_ms, acks, future)
+        finally:
+            builder.release()
+            self.builder = builder
+        return len(self.waiting) > 1
+
+    def take(self):
+        """Remove and return the first batch; None if no batch waits. No append joins it from now on."""
+        cdef ProducerBatch batch
+        if not self.waiting:
+            return None
+        batch = self.waiting.popleft()
+        if batch is self.open:
+            self.open = None
+        self.usual_size = min(batch.h.size, self.max_batch_size)
+        return batch
+
+    def batches(self):
+        """Return the batches that wait, in order."""
+        return list(self.waiting)
+
+    def take_earliest_deadline(self):
+        """Return the lowest deadline of the appends made since the last call; None if none was made."""
+        cdef int64_t earliest = self.earliest
+        self.earliest = INT64_MAX
+        return None if earliest == INT64_MAX else earliest
+
+    cdef int commit(self, BatchBuilder builder, int64_t deadline_ms, int acks, object future) except -1:
+        cdef ProducerBatch batch
+        cdef int64_t size
+        # Creating an object may run the garbage collector, and that any code: before the state is read.
+        if self.spare is None:
+            self.spare = ProducerBatch()
+        batch = self.open
+        if batch is not None and batch.acks == acks:
+            size = builder.plan_records(batch.h.base_timestamp, batch.h.record_count)
+            if (batch.h.size + size <= self.max_batch_size
+                    and batch.h.record_count <= INT32_MAX - builder.h.record_count):
+                batch.make_room(size, 0)
+                batch.put(builder, size, deadline_ms, future)
+                self.earliest = min(self.earliest, deadline_ms)
+                return 0
+        size = builder.plan_records((<PendingRecord *>builder.pending.data).timestamp, 0)
+        if HEADER_SIZE + size > self.max_request_size:
+            check(BATCH_TOO_LARGE,
+                  f"building a batch of {HEADER_SIZE + size} bytes with max_request_size={self.max_request_size}")
+        batch = self.spare
+        self.spare = None
+        batch.owner = self.owner
+        batch.acks = acks
+        batch.make_room(size, self.usual_size)
+        batch.put(builder, size, deadline_ms, future)
+        self.waiting.append(batch)
+        self.open = batch
+        self.earliest = min(self.earliest, deadline_ms)
+        return 0
+
+
+cdef bytes _copy_of(bytes data):
+    return PyBytes_FromStringAndSize(PyBytes_AS_STRING(data), len(data))
