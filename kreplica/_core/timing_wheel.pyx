@@ -16,6 +16,7 @@ cdef extern from *:
 
 cdef enum:
     EXPIRED_AT_ONCE = 256              # payloads that Python's `advance` collects before it creates objects
+    LOOK_AT = 16                       # timers of a bucket that `earliest_ms` looks at
 
 
 @cython.final
@@ -89,8 +90,9 @@ cdef class TimingWheel:
     def next_deadline(self):
         """Return the earliest time in ms at which a timer may expire, or None if no timer is pending.
 
-        The time is exact for timers that expire soon, and otherwise earlier than the expiry:
-        `advance(next_deadline())` either returns something or moves this time on, at most once for each level.
+        The time is exact for timers that expire soon, and for others unless many expire at about the same time.
+        Otherwise it is earlier than the expiry: `advance(next_deadline())` either returns something or moves this time
+        on, at most once for each level.
         """
         return self.earliest_ms() if self.occupied else None
 
@@ -150,8 +152,23 @@ cdef class TimingWheel:
     cdef int64_t earliest_ms(self) noexcept nogil:
         if not self.occupied:
             return INT64_MAX
-        cdef level_t *level = &self.levels[lowest_bit(self.occupied)]
-        return (level.start + lowest_bit(level.occupied) * level.width) * self.tick_ms
+        cdef int32_t number = lowest_bit(self.occupied)
+        cdef level_t *level = &self.levels[number]
+        cdef int32_t place = lowest_bit(level.occupied)
+        cdef int64_t first = level.start + place * level.width
+        if number == 0:
+            return first * self.tick_ms
+        # A wake-up for the start of a wide bucket costs its owner more than a look at a few timers.
+        cdef int32_t head = number * self.buckets_per_level + place
+        cdef int32_t index = self.timer(head).next
+        cdef int64_t earliest = INT64_MAX
+        cdef int32_t looked_at
+        for looked_at in range(LOOK_AT):
+            earliest = min(earliest, self.tick_of(self.timer(index).deadline_ms))
+            index = self.timer(index).next
+            if index == head:
+                return max(earliest, first) * self.tick_ms
+        return first * self.tick_ms
 
     cdef inline timer_t *timer(self, int32_t index) noexcept nogil:
         return <timer_t *> self.timers.base + index

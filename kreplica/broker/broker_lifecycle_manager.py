@@ -44,6 +44,9 @@ from kreplica.metadata.records import Endpoint, SupportedFeature
 NO_BROKER_EPOCH = -1
 # When to send the next heartbeat while its answer may bring a state that is waited for.
 STEP_INTERVAL_MS = 10
+# The longest pause before a heartbeat that has news: metadata that was applied since the last one. Topic
+# deletions and controlled shutdowns of other brokers wait for it.
+NEWS_INTERVAL_MS = 100
 # The longest timeout of an answer after some came too late, unless broker.heartbeat.timeout.ms is longer.
 LONGEST_PATIENCE_MS = 1_600
 # Errors that a retry cannot fix: a different cluster, a missing feature, directories of another broker.
@@ -115,6 +118,9 @@ class BrokerLifecycleManager:
         self._is_in_flight = False
         self._patience_ms = config.broker_heartbeat_timeout_ms
         self._timer: Cancellable | None = None
+        self._due_ns = 0  # when the timer fires
+        self._heartbeat_ns = 0  # when the last heartbeat was sent
+        self._reported_offset = -1  # its metadata offset
         self._deadline: Cancellable | None = None
         self._is_closed = False
 
@@ -135,6 +141,18 @@ class BrokerLifecycleManager:
     def propagate_directory_failure(self, directory_id: Uuid) -> None:
         """Report a failed log directory to the controller, with each heartbeat from now on."""
         self._loop.post(lambda: self._directory_failed(directory_id))
+
+    def metadata_applied(self) -> None:
+        """Report soon that this broker has applied new metadata, rather than with the next due heartbeat."""
+        self._loop.post(self._report_soon)
+
+    def connection_lost(self, node_id: int) -> None:
+        """Send a heartbeat at once if it is the controller that closed its last connection.
+
+        The controller may have seen the loss as well, and cut this broker's session short.
+        """
+        if node_id == self._controller():
+            self._loop.post(self._prove_alive)
 
     def begin_controlled_shutdown(self) -> Future[None]:
         """Ask the controller to move the leaders away. The future is done when the broker may stop.
@@ -180,6 +198,20 @@ class BrokerLifecycleManager:
             self._offline[directory_id] = None
             self._communicate_now()
 
+    def _report_soon(self) -> None:
+        # The answer to a heartbeat in flight looks for news as well.
+        if not self._is_registered or self._is_in_flight or self._is_closed:
+            return
+        delay_ms = min(NEWS_INTERVAL_MS, self._config.broker_heartbeat_interval_ms)
+        due_ns = self._heartbeat_ns + delay_ms * NANOSECONDS_PER_MS
+        if due_ns < self._due_ns:
+            self._communicate_after(max(due_ns - self._clock.monotonic_ns(), 0) // NANOSECONDS_PER_MS)
+
+    def _prove_alive(self) -> None:
+        # A request in flight has failed with its connection, and is retried.
+        if not self._is_in_flight:
+            self._communicate_now()
+
     def _begin_shutdown(self) -> None:
         if self.state is BrokerState.RUNNING:
             self.state = BrokerState.PENDING_CONTROLLED_SHUTDOWN
@@ -213,6 +245,7 @@ class BrokerLifecycleManager:
     def _communicate_after(self, delay_ms: int) -> None:
         if self._timer is not None:
             self._timer.cancel()
+        self._due_ns = self._clock.monotonic_ns() + delay_ms * NANOSECONDS_PER_MS
         self._timer = self._loop.post_later(self._communicate, delay_ms)
 
     def _communicate(self) -> None:
@@ -305,10 +338,12 @@ class BrokerLifecycleManager:
     # ---- in the loop: heartbeats --------------------------------------------------------------------------
 
     def _heartbeat(self) -> BrokerHeartbeatRequest:
+        self._heartbeat_ns = self._clock.monotonic_ns()
+        self._reported_offset = self._metadata_offset()
         return BrokerHeartbeatRequest(
             broker_id=self._broker_id,
             broker_epoch=self._epoch,
-            current_metadata_offset=self._metadata_offset(),
+            current_metadata_offset=self._reported_offset,
             want_fence=not self._is_ready,
             want_shut_down=self.state is BrokerState.PENDING_CONTROLLED_SHUTDOWN,
             offline_log_dirs=tuple(uuid_of(each) for each in self._offline),
@@ -338,6 +373,8 @@ class BrokerLifecycleManager:
         is_waiting = self.state in (BrokerState.STARTING, BrokerState.PENDING_CONTROLLED_SHUTDOWN)
         if is_waiting or (self._is_ready and self.is_fenced):
             interval_ms = min(interval_ms, STEP_INTERVAL_MS)
+        elif self._metadata_offset() > self._reported_offset:
+            interval_ms = min(interval_ms, NEWS_INTERVAL_MS)
         # Counted from the last heartbeat, so that slow answers do not make heartbeats rarer.
         passed_ms = (self._clock.monotonic_ns() - sent_ns) // NANOSECONDS_PER_MS
         self._communicate_after(max(interval_ms - passed_ms, 0))

@@ -98,6 +98,8 @@ class BrokerMetadataPublisher:
         self.published: OffsetAndEpoch | None = None
         self.first_published: Future[None] = Future()
         self.error_count = 0
+        # Called in the loop after `published` has moved on.
+        self.on_applied: Callable[[], object] = lambda: None
         self._broker_id = broker_id
         self._cache = cache
         self._replicas = replica_manager
@@ -176,6 +178,7 @@ class BrokerMetadataPublisher:
         if delta.brokers:
             self._replicas.brokers_changed()
         self.published = applied
+        self.on_applied()
         if not self.first_published.done():
             self.first_published.set_result(None)
 

@@ -402,6 +402,7 @@ class Node:
             previous_broker_epoch=logs.previous_broker_epoch,
         )
         logs.on_directory_failed = lifecycle.propagate_directory_failure
+        publisher.on_applied = lifecycle.metadata_applied
         lifecycle.caught_up.add_done_callback(lambda _: lifecycle.set_ready_to_unfence())
         lifecycle.registered.add_done_callback(self._registered)
         lifecycle.unfenced.add_done_callback(lambda _: self._check_ready())
@@ -558,6 +559,8 @@ class Node:
             self._raft.connection_lost(node_id)
         if self.controller is not None:
             self.controller.connection_lost(node_id)
+        if self.lifecycle is not None:
+            self.lifecycle.connection_lost(node_id)
 
     def _fail(self, error: BaseException) -> None:
         if self.failure is None:

@@ -46,6 +46,7 @@ CONTROLLER = ControllerConfig(
     broker_session_hint_ms=75,
     broker_session_failover_ms=700,
     broker_session_max_timeout_ms=1_600,
+    metadata_max_idle_interval_ms=5_000,
 )
 BROKER = BrokerConfig(
     broker_heartbeat_interval_ms=30,

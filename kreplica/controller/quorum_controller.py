@@ -420,7 +420,9 @@ class QuorumController:
         late_ns = self._clock.monotonic_ns() - self._check_due_ns
         if late_ns > 0:
             term.heartbeats.controller_stalled(late_ns)
-        error = self._internal("maybeFenceStaleBrokers", self._fence_stale_brokers)
+        error = None
+        if term.heartbeats.expired_brokers(self._clock.monotonic_ns()):
+            error = self._internal("maybeFenceStaleBrokers", self._fence_stale_brokers)
         self._arm_session_check(0 if error is None else FENCE_RETRY_MS)
 
     def _fence_stale_brokers(self, term: ControllerTerm) -> None:

@@ -53,8 +53,10 @@ CONTROLLER = ControllerConfig(
     broker_session_hint_ms=200,
     broker_session_failover_ms=1_500,
     broker_session_max_timeout_ms=12_000,
+    # Each record is flushed by all voters and applied by all nodes, and nothing waits for it.
+    metadata_max_idle_interval_ms=5_000,
 )
-BROKER = BrokerConfig(broker_heartbeat_interval_ms=100, broker_heartbeat_timeout_ms=500)
+BROKER = BrokerConfig(broker_heartbeat_interval_ms=300, broker_heartbeat_timeout_ms=500)
 
 # Bootstrap servers get negative ids, as in Kafka: -2, -3, ...
 FIRST_BOOTSTRAP_ID = -2

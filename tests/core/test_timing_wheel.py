@@ -115,14 +115,24 @@ def test_next_deadline_is_exact_once_the_wheel_is_near():
     assert wheel.next_deadline() == 1_000_017
 
 
-def test_next_deadline_comes_to_a_far_timer_in_few_steps():
+def test_next_deadline_is_exact_for_a_few_far_timers():
+    wheel = TimingWheel(start_ms=7)
+    for deadline_ms in (2**62 + 2, 2**62 + 1, 2**62 + 3):
+        wheel.add(deadline_ms, deadline_ms)
+    assert wheel.next_deadline() == 2**62 + 1
+    assert wheel.advance(2**62) == []
+    assert wheel.next_deadline() == 2**62 + 1
+
+
+def test_next_deadline_comes_to_many_far_timers_in_few_steps():
     wheel = TimingWheel(buckets_per_level=2)
-    wheel.add(2**62 + 12345, 1)
+    for number in range(100):
+        wheel.add(2**62 + 12345, number)
     steps = 0
     while not wheel.advance(wheel.next_deadline()):
         steps += 1
     assert wheel.now_ms == 2**62 + 12345
-    assert steps < wheel.level_count
+    assert 0 < steps < wheel.level_count
 
 
 def test_levels_are_made_when_a_deadline_asks_for_them():

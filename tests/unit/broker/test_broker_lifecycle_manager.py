@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from datetime import timedelta
 from typing import Any
 
@@ -26,19 +27,20 @@ CONFIG = BrokerConfig(
     broker_registration_retry_backoff_ms=20,
     initial_broker_registration_timeout_ms=1_000,
 )
+RARE = dataclasses.replace(CONFIG, broker_heartbeat_interval_ms=1_000)
 DIRECTORY, OTHER_DIRECTORY = Uuid(bytes(15) + b"\x11"), Uuid(bytes(15) + b"\x12")
 
 
 class Stage(VirtualMachine):
     """Broker 1, the controllers that it may know (`leader`), and what the test answers for them."""
 
-    def __init__(self) -> None:
+    def __init__(self, config: BrokerConfig = CONFIG) -> None:
         super().__init__()
         self.leader: int | None = 100
         self.metadata_offset = -1
         self.transport = AnsweringTransport()
         self.manager = BrokerLifecycleManager(
-            CONFIG,
+            config,
             1,
             cluster_id="c",
             incarnation_id=Uuid(bytes(15) + b"\x01"),
@@ -193,6 +195,45 @@ def test_heartbeats_come_at_their_interval_however_long_answers_take(stage: Stag
     assert not stage.transport.sent
     stage.pass_time(1)
     assert stage.transport.sent
+
+
+def test_applied_metadata_is_reported_soon_and_nothing_else_hurries_a_heartbeat() -> None:
+    stage = Stage(RARE)
+    stage.run()
+    stage.pass_time(30)
+    stage.metadata_offset = 20
+    stage.manager.metadata_applied()
+    stage.pass_time(69)
+    assert not stage.transport.sent
+    stage.pass_time(1)
+    assert stage.heartbeat(is_caught_up=True, is_fenced=False).current_metadata_offset == 20
+    stage.pass_time(999)
+    assert not stage.transport.sent
+    stage.pass_time(1)
+    assert stage.transport.sent
+
+
+def test_metadata_applied_while_a_heartbeat_is_under_way_is_reported_soon() -> None:
+    stage = Stage(RARE)
+    stage.run()
+    stage.pass_time(1_000)
+    stage.metadata_offset = 20
+    stage.manager.metadata_applied()
+    stage.settle()
+    stage.answer(heard(is_caught_up=True, is_fenced=False))
+    stage.pass_time(100)
+    assert stage.heartbeat(is_caught_up=True, is_fenced=False).current_metadata_offset == 20
+
+
+def test_a_controller_that_closed_its_connections_gets_a_heartbeat_at_once() -> None:
+    stage = Stage(RARE)
+    stage.run()
+    stage.manager.connection_lost(101)
+    stage.settle()
+    assert not stage.transport.sent
+    stage.manager.connection_lost(100)
+    stage.settle()
+    stage.heartbeat(is_caught_up=True, is_fenced=False)
 
 
 def test_one_heartbeat_is_under_way_at_a_time(stage: Stage) -> None:
