@@ -162,8 +162,8 @@ cdef class TimingWheel:
         cdef int32_t head = number * self.buckets_per_level + place
         cdef int32_t index = self.timer(head).next
         cdef int64_t earliest = INT64_MAX
-        cdef int32_t looked_at
-        for looked_at in range(LOOK_AT):
+        cdef int32_t _looked_at
+        for _looked_at in range(LOOK_AT):
             earliest = min(earliest, self.tick_of(self.timer(index).deadline_ms))
             index = self.timer(index).next
             if index == head:
