@@ -89,8 +89,8 @@ def read(log: kreplica.Log, offset: int) -> Piece:
         lost = [damage.first_offset for damage in reader.skipped if damage.first_offset > offset]
         return (
             *(piece.rows, min([reader.next_offset, *lost]), piece.offset, piece.timestamp),
-            *(key.validity, key.index, key.data[0]),
-            *(value.validity, value.index, value.data[0]),
+            *(key.validity, key.places, key.data[0]),
+            *(value.validity, value.places, value.data[0]),
         )
     return (0, reader.next_offset, *[None] * 8)
 

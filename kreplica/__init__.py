@@ -3,23 +3,23 @@
 A durable, replicated, partitioned log that a program opens like a database. `Log` is the log of a single
 partition. `Cluster` runs brokers and controllers in one process, with real replication; `Simulation` is such
 a cluster under a virtual clock, with injected faults. `embedding` replicates inside a program that makes the
-decisions itself, with `ReplicaManager` and `Partition`; `aio` has Log and Cluster for asyncio. All but `Log`
-are imported on first use, because they need the protocol's messages.
+decisions itself, with `ReplicaManager` and `Partition`; `aio` has Log and Cluster for asyncio. Each name is
+imported on first use, so `import kreplica` alone costs nothing.
 """
 
 from importlib import import_module as _import_module
 from typing import TYPE_CHECKING
-from typing import Any as _Any
-
-from kreplica.common import errors
-from kreplica.common.errors import KreplicaError
-from kreplica.common.types import TopicPartition
-from kreplica.engine import Log, LogAppendInfo, Record, RecordBatch
 
 if TYPE_CHECKING:
+    from typing import Any
+
     from kreplica import aio, embedding
     from kreplica.cluster import AppendResult, Cluster, RecordMetadata
     from kreplica.cluster.simulation import Simulation
+    from kreplica.common import errors
+    from kreplica.common.errors import KreplicaError
+    from kreplica.common.types import TopicPartition
+    from kreplica.engine import Log, LogAppendInfo, Record, RecordBatch
     from kreplica.replica.partition import Partition
     from kreplica.replica.replica_manager import ReplicaManager
 
@@ -41,24 +41,33 @@ __all__ = [
     "errors",
 ]
 
-# The modules of names that are imported on first use; the module itself for a name that ends in its own.
-_LATER = {
-    "AppendResult": "kreplica.cluster",
-    "Cluster": "kreplica.cluster",
+# The module of each name; the module itself for a name that is its own last part.
+_MODULES = {
+    "AppendResult": "kreplica.cluster.records",
+    "Cluster": "kreplica.cluster.cluster",
+    "KreplicaError": "kreplica.common.errors",
+    "Log": "kreplica.engine",
+    "LogAppendInfo": "kreplica.engine",
     "Partition": "kreplica.replica.partition",
-    "RecordMetadata": "kreplica.cluster",
+    "Record": "kreplica.engine",
+    "RecordBatch": "kreplica.engine",
+    "RecordMetadata": "kreplica.client.producer",
     "ReplicaManager": "kreplica.replica.replica_manager",
     "Simulation": "kreplica.cluster.simulation",
+    "TopicPartition": "kreplica.common.types",
     "aio": "kreplica.aio",
     "embedding": "kreplica.embedding",
+    "errors": "kreplica.common.errors",
 }
 
 
-def __getattr__(name: str) -> _Any:
-    if name not in _LATER:
+def __getattr__(name: str) -> "Any":
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = _import_module(_LATER[name])
-    return module if module.__name__ == f"{__name__}.{name}" else getattr(module, name)
+    module = _import_module(_MODULES[name])
+    found = module if module.__name__.endswith(f".{name}") else getattr(module, name)
+    globals()[name] = found
+    return found
 
 
 def __dir__() -> list[str]:

@@ -19,19 +19,18 @@ majority of its replicas to be in sync, and only in-sync replicas are elected.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import logging
 import os
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from kreplica._core.record import Record
 from kreplica.broker.broker import Broker
 from kreplica.common.config import LogConfig
+from kreplica.common.dataclass import dataclass, replace
 from kreplica.common.errors import (
     EligibleLeadersNotAvailable,
     InvalidFile,
@@ -298,7 +297,7 @@ class Controller:
             decisions.restore(
                 held["epoch"] + 1, {int(each): epoch for each, epoch in held["brokers"].items()}
             )
-            self._state = dataclasses.replace(NO_STATE, version=int(held["version"]))
+            self._state = replace(NO_STATE, version=int(held["version"]))
         except (ValueError, KeyError, TypeError, AttributeError, KreplicaError) as error:
             raise InvalidFile(f"{self._path} is not the state of a controller: {error}") from error
         # No broker is registered yet, so none leads.

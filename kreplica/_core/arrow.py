@@ -7,8 +7,7 @@ Layout: https://arrow.apache.org/docs/format/Columnar.html
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 from kreplica._core.record import Record
 from kreplica._core.record_columns import RecordColumns
@@ -19,33 +18,30 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 
-@dataclass(frozen=True, slots=True)
-class BinaryColumn:
+class BinaryColumn(NamedTuple):
     """A column in Arrow's binary or binary_view layout.
 
-    binary: `index` holds int32 offsets, `data` is one buffer. binary_view: `index` holds views, `data` is the
-    column's own buffer, then the buffers that views refer to. `validity` None: no value is null.
+    binary: `places` holds int32 offsets, `data` is one buffer. binary_view: `places` holds views, `data` is
+    the column's own buffer, then the buffers that views refer to. `validity` None: no value is null.
     """
 
     nulls: int
     validity: Buffer | None
-    index: Buffer
+    places: Buffer
     data: list[Buffer]
     views: bool
 
 
-@dataclass(frozen=True, slots=True)
-class HeadersColumn:
-    """Arrow's list<struct<key: string, value: binary>>: each row's first header, and all `count` headers."""
+class HeadersColumn(NamedTuple):
+    """Arrow's list<struct<key: string, value: binary>>: each row's first header, and all `entries`."""
 
     lists: Buffer
-    count: int
+    entries: int
     key: BinaryColumn
     value: BinaryColumn
 
 
-@dataclass(frozen=True, slots=True)
-class Columns:
+class Columns(NamedTuple):
     """Finished columns of `rows` records; columns that were not requested are None.
 
     `offset` and `timestamp` (ms) are int64, `timestamp_type` is int8 (0 create, 1 log append), `leader_epoch`
@@ -133,7 +129,7 @@ def _binary_array(column: BinaryColumn, rows: int, kind: Any = None) -> Any:
 
     if kind is None:
         kind = pyarrow.binary_view() if column.views else pyarrow.binary()
-    parts = [column.validity, column.index, *column.data]
+    parts = [column.validity, column.places, *column.data]
     buffers = [None if part is None else pyarrow.py_buffer(part) for part in parts]
     return pyarrow.Array.from_buffers(kind, rows, buffers, null_count=column.nulls)
 
@@ -141,8 +137,8 @@ def _binary_array(column: BinaryColumn, rows: int, kind: Any = None) -> Any:
 def _headers_array(headers: HeadersColumn, rows: int) -> Any:
     import pyarrow
 
-    keys = _binary_array(headers.key, headers.count, pyarrow.string())
-    values = _binary_array(headers.value, headers.count)
+    keys = _binary_array(headers.key, headers.entries, pyarrow.string())
+    values = _binary_array(headers.value, headers.entries)
     fields = [
         pyarrow.field("key", pyarrow.string(), nullable=False),
         pyarrow.field("value", pyarrow.binary()),

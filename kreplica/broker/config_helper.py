@@ -7,13 +7,13 @@ no lock; any thread may call.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import NamedTuple
 
 from kreplica.broker.node_config import NodeConfig
 from kreplica.broker.node_settings import settings_of
 from kreplica.common.config import BROKERS_NAMES, LogConfig, topics_settings
+from kreplica.common.dataclass import fields
 from kreplica.common.error_code import ErrorCode
 from kreplica.common.errors import InvalidRequest, KreplicaError, UnknownTopicOrPartition
 from kreplica.common.future import Future, resolved
@@ -59,8 +59,7 @@ class ConfigHelper:
         self._defaults = {name: text for name, text in known.items() if name in self._settings}
         self._topic_defaults = LogConfig().properties()
         self._topic_types = {
-            LogConfig.property_name(field.name): field.metadata["kind"].type
-            for field in dataclasses.fields(LogConfig)
+            LogConfig.property_name(field.name): field.metadata["kind"].type for field in fields(LogConfig)
         }
         self._of_node_for_topics = config.log.overrides()
 

@@ -6,7 +6,6 @@ requests (group_conversion) need more than that. No state; any thread may call.
 
 from __future__ import annotations
 
-import dataclasses
 import uuid
 from collections.abc import Callable
 from datetime import timedelta
@@ -15,6 +14,7 @@ from typing import Any, Protocol
 
 from kreplica.broker.api_versions import DELETE_TOPICS, FETCH, METADATA, request_type, response_type
 from kreplica.broker.group_conversion import downgrade_of, upgrade_of
+from kreplica.common.dataclass import dataclass, field
 from kreplica.common.error_code import ErrorCode
 from kreplica.common.errors import InvalidRequest
 from kreplica.common.message import (
@@ -47,12 +47,12 @@ class TopicIds(Protocol):
     def topic_id(self, topic: str) -> Uuid | None: ...
 
 
-@dataclasses.dataclass(slots=True)
+@dataclass(slots=True)
 class FetchedNames:
     """The topics that a Fetch named: known ones by id, and the partitions of unknown ones."""
 
-    known: dict[uuid.UUID, str] = dataclasses.field(default_factory=dict)
-    unknown: list[tuple[str, tuple[int, ...]]] = dataclasses.field(default_factory=list)
+    known: dict[uuid.UUID, str] = field(default_factory=dict)
+    unknown: list[tuple[str, tuple[int, ...]]] = field(default_factory=list)
 
 
 @lru_cache(None)

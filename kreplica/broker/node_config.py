@@ -6,10 +6,10 @@ Settings are named as Kafka's with dots for underscores. Times are in ms, sizes 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Literal
 
 from kreplica.common.config import CleanerConfig, LogConfig, LogManagerConfig, MetadataLogConfig
+from kreplica.common.dataclass import dataclass, field
 from kreplica.common.errors import InvalidConfig
 from kreplica.common.ports import Clock, Disk, Loop, Random, Scheduler, Storage, Transport, Workers
 from kreplica.common.settings import BOOLEAN, TEXT, Settings, int32, int64, optional, setting

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import replace
 from functools import partial
 from posixpath import dirname
 from typing import NamedTuple
 
 from kreplica.broker.node_config import NodeConfig
+from kreplica.common.dataclass import replace
 from kreplica.common.errors import InvalidFile
 from kreplica.common.ports import Clock, Random, Storage, Workers
 from kreplica.common.quorum_state import LAST_EPOCH, QuorumStateData

@@ -7,14 +7,13 @@ that does not exist here is refused. No state; any thread.
 
 from __future__ import annotations
 
-import dataclasses
-import difflib
 import logging
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from kreplica.broker.node_config import NodeConfig
 from kreplica.common.config import BROKERS_NAMES
+from kreplica.common.dataclass import fields, replace
 from kreplica.common.errors import InvalidConfig
 from kreplica.common.settings import BOOLEAN, TEXT, Kind, as_text, checked, int16, int32, int64, number
 
@@ -210,15 +209,15 @@ def with_settings(config: NodeConfig, settings: Mapping[str, object]) -> NodeCon
         part = next((part for part in PARTS if name in getattr(config, part).property_names()), None)
         if part is None:
             check_known(dotted)
+            import difflib
+
             near = difflib.get_close_matches(dotted, known_names(config), 1)
             raise InvalidConfig(f"there is no setting {given!r}" + (f"; is it {near[0]!r}?" if near else ""))
         _check_of_brokers(dotted, value)
         changes.setdefault(part, {})[name] = value
     if ignored:
         LOGGER.warning("ignored, see docs/SETTINGS.md: %s", ", ".join(ignored))
-    return dataclasses.replace(
-        config, **{part: getattr(config, part).replace(new) for part, new in changes.items()}
-    )
+    return replace(config, **{part: getattr(config, part).replace(new) for part, new in changes.items()})
 
 
 def _check_of_brokers(name: str, value: object) -> None:
@@ -267,7 +266,7 @@ def settings_of(config: NodeConfig) -> list[Setting]:
     found = {name: Setting(name, as_text(value), kind) for name, (value, kind) in own.items() if value != ()}
     for part in PARTS:
         values = getattr(config, part)
-        for field in dataclasses.fields(values):
+        for field in fields(values):
             name, value = values.property_name(field.name), getattr(values, field.name)
             if value is not None:
                 found.setdefault(name, Setting(name, as_text(value), field.metadata["kind"].type))

@@ -11,12 +11,12 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from kreplica.cli import export, stock_client
 from kreplica.cli.output import Fact, print_json, print_table
+from kreplica.common.dataclass import dataclass
 from kreplica.common.errors import InvalidPartitions, UnknownTopicOrPartition
 
 if TYPE_CHECKING:

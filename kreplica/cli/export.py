@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from datetime import UTC, datetime
 from functools import partial
 from itertools import count, islice, pairwise, repeat
@@ -20,6 +20,7 @@ from typing import IO, Any, NoReturn, Protocol, Self
 
 from kreplica._core.arrow import BinaryColumn, Columns, HeadersColumn, to_arrow
 from kreplica.cli.output import Fact, console, print_json, row_progress
+from kreplica.common.dataclass import dataclass
 from kreplica.common.errors import exception_for_os
 from kreplica.common.types import INT64_MAX, TopicPartition
 from kreplica.log.column_reader import ColumnReader
@@ -505,7 +506,7 @@ def _field(name: str, piece: Columns, partition: TopicPartition) -> tuple[str, I
             return f'"{name}":"%s"', plain
         return "%s", (_member(name, value) for value in _values(column, piece.rows))
     if isinstance(column, HeadersColumn):
-        return ("%s", _headers(column, piece.rows)) if column.count else ('"headers":[]', None)
+        return ("%s", _headers(column, piece.rows)) if column.entries else ('"headers":[]', None)
     return f'"{name}":%s', _numbers(name, memoryview(column))
 
 
@@ -521,7 +522,7 @@ def _plain(column: BinaryColumn) -> list[str] | None:
     data = bytes(column.data[0])
     if column.nulls or not data.isascii() or ESCAPED.search(data):
         return None
-    text, ends = data.decode("ascii"), memoryview(column.index).cast("i").tolist()
+    text, ends = data.decode("ascii"), memoryview(column.places).cast("i").tolist()
     return [text[start:end] for start, end in pairwise(ends)]
 
 
@@ -535,7 +536,7 @@ def _member(name: str, value: bytes | None) -> str:
 
 
 def _values(column: BinaryColumn, rows: int) -> Iterator[bytes | None]:
-    ends = memoryview(column.index).cast("i").tolist()
+    ends = memoryview(column.places).cast("i").tolist()
     data = bytes(column.data[0])
     valid = None if column.validity is None else bytes(column.validity)
     for row in range(rows):
@@ -547,7 +548,7 @@ def _values(column: BinaryColumn, rows: int) -> Iterator[bytes | None]:
 
 def _headers(column: HeadersColumn, rows: int) -> Iterable[str]:
     ends = memoryview(column.lists).cast("i").tolist()
-    keys, values = _values(column.key, column.count), _values(column.value, column.count)
+    keys, values = _values(column.key, column.entries), _values(column.value, column.entries)
     pairs = (
         f"{{{_member('key', key)},{_member('value', value)}}}"
         for key, value in zip(keys, values, strict=True)

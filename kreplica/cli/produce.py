@@ -14,11 +14,11 @@ import json
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import IO, Any
 
 from kreplica.cli import stock_client
 from kreplica.cli.output import print_json, row_progress
+from kreplica.common.dataclass import dataclass
 from kreplica.common.errors import InvalidRecord, KreplicaError, NetworkException
 
 # A multiple of librdkafka's own limit, so that it always has lines to send.

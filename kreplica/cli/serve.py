@@ -18,13 +18,13 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from types import FrameType
 from typing import TYPE_CHECKING
 
 from kreplica.broker.api_versions import Scope
 from kreplica.broker.node import CONTROLLED_SHUTDOWN_MS
+from kreplica.common.dataclass import dataclass
 from kreplica.common.errors import InvalidConfig, KreplicaError
 from kreplica.common.future import Future
 from kreplica.runtime.kafka_config import LOOPBACK, parse_address, read_config_file

@@ -13,13 +13,14 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from kreplica.cli import diff as diff_command
 from kreplica.cli import offsets as offsets_command
 from kreplica.cli import verify as verify_command
 from kreplica.cli.output import console, print_json
+from kreplica.common.dataclass import dataclass
 from kreplica.log.verify import Problem
 
 if TYPE_CHECKING:

@@ -9,10 +9,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
+from kreplica.common.dataclass import dataclass
 from kreplica.common.errors import InvalidConfig, KreplicaError, NetworkException
 from kreplica.common.wire import error_of
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from typing import Any
 
 from kreplica.cli.kafka_connection import KafkaConnection, any_broker
 from kreplica.cli.output import Fact, console, print_json, print_table
+from kreplica.common.dataclass import dataclass
 from kreplica.common.errors import (
     InvalidTxnState,
     KreplicaError,

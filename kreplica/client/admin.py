@@ -8,13 +8,13 @@ thread; futures are resolved in the loop.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
 from typing import Any, Literal
 
 from kreplica.client.client_config import ClientConfig
 from kreplica.common.controller_requests import ControllerRequests
+from kreplica.common.dataclass import dataclass, field
 from kreplica.common.errors import (
     ElectionNotNeeded,
     KreplicaError,

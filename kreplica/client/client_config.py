@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
+from kreplica.common.dataclass import dataclass, fields
 from kreplica.common.errors import InvalidConfig
 
 
@@ -48,10 +48,10 @@ class ConsumerConfig:
     group_instance_id: str | None = None
 
     def __post_init__(self) -> None:
-        for name in self.__dataclass_fields__:
-            value = getattr(self, name)
+        for each in fields(self):
+            value = getattr(self, each.name)
             if isinstance(value, int) and value <= 0:
-                raise InvalidConfig(f"{name}={value} must be above 0")
+                raise InvalidConfig(f"{each.name}={value} must be above 0")
         if self.heartbeat_interval_ms >= self.session_timeout_ms:
             raise InvalidConfig(
                 f"heartbeat.interval.ms={self.heartbeat_interval_ms} must be below "

@@ -9,7 +9,6 @@ metadata cache persists between fetches. Thread rule: any thread; futures are re
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
@@ -17,6 +16,7 @@ from typing import Any, Generic, Literal, NamedTuple, TypeVar
 from kreplica._core.records import BatchIterator, batches
 from kreplica.client.client_config import ClientConfig
 from kreplica.client.client_metadata import ClientMetadata, TopicInfo
+from kreplica.common.dataclass import dataclass, field
 from kreplica.common.errors import KreplicaError, RequestTimedOut, UnknownServerError
 from kreplica.common.future import Future
 from kreplica.common.message import maker

@@ -7,11 +7,11 @@ everything runs in the client's loop, where futures are resolved too.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from kreplica.client.client_config import ClientConfig
+from kreplica.common.dataclass import dataclass, field
 from kreplica.common.errors import (
     CoordinatorLoadInProgress,
     CoordinatorNotAvailable,

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -19,6 +18,7 @@ from kreplica._core.record_accumulator import ProducerBatch, RecordAccumulator
 from kreplica._core.records import batches
 from kreplica.client.client_config import ClientConfig
 from kreplica.client.client_metadata import ClientMetadata
+from kreplica.common.dataclass import dataclass, field, replace
 from kreplica.common.errors import (
     BrokerNotAvailable,
     DuplicateSequenceNumber,

@@ -6,7 +6,6 @@ that only one node at a time starts, stops or is killed. Reading the nodes' meta
 
 from __future__ import annotations
 
-import dataclasses
 import random
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -16,6 +15,7 @@ from kreplica.broker.node import Node
 from kreplica.broker.node_config import NodeConfig
 from kreplica.broker.node_directories import format_nodes
 from kreplica.cluster.settings import Layout, node_config, write_layout
+from kreplica.common.dataclass import replace
 from kreplica.common.errors import ClusterClosed, InvalidRequest, KreplicaError
 from kreplica.common.future import Future
 from kreplica.common.locks import RLock
@@ -216,4 +216,4 @@ def _listening(config: NodeConfig, listener: LocalListener | None) -> NodeConfig
         return config
     host, port = listener.address
     endpoint = Endpoint(name="PLAINTEXT", host=host, port=port, security_protocol=0)
-    return dataclasses.replace(config, endpoints=(endpoint,))
+    return replace(config, endpoints=(endpoint,))

@@ -10,11 +10,9 @@ at a time uses a reader.
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -28,6 +26,7 @@ from kreplica.client.group_consumer import GroupConsumer
 from kreplica.client.producer import AppendFuture, RecordMetadata
 from kreplica.cluster.arguments import choice, milliseconds, offset_of, partition_of, topic_name
 from kreplica.cluster.pending_futures import PendingFutures
+from kreplica.common.dataclass import dataclass, fields, replace
 from kreplica.common.errors import (
     ClusterClosed,
     InvalidConfig,
@@ -327,7 +326,7 @@ def consumer_config(settings: Mapping[str, object], base: ConsumerConfig = CONSU
 
     Raises InvalidConfig.
     """
-    known = {field.name.replace("_", "."): field.name for field in dataclasses.fields(ConsumerConfig)}
+    known = {field.name.replace("_", "."): field.name for field in fields(ConsumerConfig)}
     changes: dict[str, Any] = {}
     for given, value in settings.items():
         name = given.replace("_", ".")
@@ -338,7 +337,7 @@ def consumer_config(settings: Mapping[str, object], base: ConsumerConfig = CONSU
         if is_number is not (isinstance(value, int) and not isinstance(value, bool)):
             raise InvalidConfig(f"{name} must be {'an integer' if is_number else 'text'}, not {value!r}")
         changes[known[name]] = value
-    return dataclasses.replace(base, **changes)
+    return replace(base, **changes)
 
 
 T = TypeVar("T")

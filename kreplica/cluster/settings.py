@@ -6,16 +6,15 @@ docs/OPERATING.md for the figures.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from kreplica.broker.node_config import BOTH, BrokerConfig, NodeConfig, Role
 from kreplica.broker.node_settings import with_settings
 from kreplica.cluster.arguments import LONGEST_MS
+from kreplica.common.dataclass import dataclass, replace
 from kreplica.common.errors import InconsistentClusterId, InvalidConfig, InvalidFile
 from kreplica.common.json_file import parse_object
 from kreplica.common.ports import Storage
@@ -142,7 +141,7 @@ def node_config(layout: Layout, node_id: int, directory: str, settings: Mapping[
         directories=(os.path.join(directory, f"node-{node_id}"),),
         roles=layout.roles[node_id],
         raft=RAFT,
-        controller=dataclasses.replace(
+        controller=replace(
             CONTROLLER, default_replication_factor=min(len(layout.brokers), DEFAULT_REPLICATION_FACTOR)
         ),
         broker=BROKER,

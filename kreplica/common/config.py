@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import ClassVar
 
+from kreplica.common.dataclass import dataclass
 from kreplica.common.errors import InvalidConfig
 from kreplica.common.settings import (
     BOOLEAN,

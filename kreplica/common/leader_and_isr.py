@@ -6,8 +6,8 @@ The controller sends it as LeaderAndIsr; a leader proposes a new one with AlterP
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
 
+from kreplica.common.dataclass import dataclass
 from kreplica.common.types import TopicPartition, Uuid
 
 NO_LEADER = -1

@@ -20,11 +20,9 @@ Messages are immutable. A schema is compiled once per class and version, on firs
 from __future__ import annotations
 
 import base64
-import dataclasses
 import math
 import uuid
 from collections.abc import Callable, Iterable
-from dataclasses import MISSING, FrozenInstanceError, dataclass
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache, partial
 from operator import attrgetter
@@ -48,6 +46,8 @@ from typing import (
 from kreplica._core.message_reader import MessageReader
 from kreplica._core.message_schema import MessageSchema
 from kreplica._core.message_writer import MessageWriter
+from kreplica.common.dataclass import MISSING, dataclass
+from kreplica.common.dataclass import replace as replace_fields
 from kreplica.common.error_code import ErrorCode
 from kreplica.common.errors import InvalidRecord, InvalidRequest, UnsupportedVersion
 from kreplica.common.locks import process_lock
@@ -226,6 +226,8 @@ class Message(metaclass=MessageType):
     __flexible__: ClassVar[bool]
 
     def __setattr__(self, name: str, value: object) -> None:
+        from dataclasses import FrozenInstanceError
+
         raise FrozenInstanceError(f"cannot assign to {name}: messages are immutable")
 
     def __eq__(self, other: object) -> bool:
@@ -423,7 +425,7 @@ def _narrowed(kind: type[Message], version: int) -> type[Message]:
     if known is not None:
         return known
     fields = tuple(
-        dataclasses.replace(
+        replace_fields(
             field,
             structure=None if field.structure is None else _narrowed(field.structure, version),
             default=_default_in(field, version),

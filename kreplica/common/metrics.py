@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import TypeVar
+
+from kreplica.common.dataclass import dataclass, field
 
 # A rate covers the last two windows of this length: the current one and the one before.
 RATE_WINDOW_MS = 30_000

@@ -15,8 +15,8 @@ contents it could vote twice in one epoch.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 
+from kreplica.common.dataclass import dataclass
 from kreplica.common.errors import InvalidFile, InvalidRequest, UnsupportedVersion
 from kreplica.common.json_file import integer, parse_object, string
 from kreplica.common.types import INT32_MAX, INT64_MAX, Uuid

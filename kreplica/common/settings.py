@@ -7,15 +7,13 @@ docs/SETTINGS.md is generated from these fields. Stateless; any thread may call.
 
 from __future__ import annotations
 
-import dataclasses
-import difflib
 import math
 import re
 import reprlib
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
+from kreplica.common.dataclass import dataclass, field, fields, replace
 from kreplica.common.errors import InvalidConfig
 from kreplica.common.types import INT16_MAX, INT32_MAX, INT64_MAX
 
@@ -134,7 +132,7 @@ def words(value: object) -> list[str]:
 
 def setting(default: object, kind: Kind, doc: str, *, is_ours: bool = False) -> Any:
     """Declare a field of Settings. `is_ours`: Kafka has no such property."""
-    return dataclasses.field(default=default, metadata={"kind": kind, "doc": doc, "is_ours": is_ours})
+    return field(default=default, metadata={"kind": kind, "doc": doc, "is_ours": is_ours})
 
 
 def checked(name: str, value: object, kind: Kind) -> Any:
@@ -157,10 +155,10 @@ class Settings:
     PREFIX_OF: ClassVar[str] = ""
 
     def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):  # type: ignore[arg-type]
-            value = getattr(self, field.name)
-            parsed = checked(self.property_name(field.name), value, field.metadata["kind"])
-            object.__setattr__(self, field.name, parsed)
+        for each in fields(self):  # type: ignore[arg-type]
+            value = getattr(self, each.name)
+            parsed = checked(self.property_name(each.name), value, each.metadata["kind"])
+            object.__setattr__(self, each.name, parsed)
         self.check_together()
 
     def check_together(self) -> None:
@@ -186,7 +184,7 @@ class Settings:
             if field_name in changes:
                 raise InvalidConfig(f"{self.property_name(field_name)} is given twice")
             changes[field_name] = value
-        return dataclasses.replace(self, **changes)  # type: ignore[type-var]
+        return replace(self, **changes)  # type: ignore[type-var]
 
     def properties(self) -> dict[str, str]:
         """Return every setting that is not None under Kafka's name, as text that `parse` accepts."""
@@ -219,14 +217,16 @@ class Settings:
             return name
         dotted = "." in name or "_" not in name
         known = list(by_name) if dotted else list(by_name.values())
+        import difflib
+
         nearest = difflib.get_close_matches(name[:80], known, n=1)
         hint = "".join(f"; the nearest is {near!r}" for near in nearest)
         raise InvalidConfig(f"there is no setting {name[:80]!r}{hint}")
 
 
 def _fields_by_name(settings: type[Settings]) -> dict[str, str]:
-    fields = dataclasses.fields(settings)  # type: ignore[arg-type]
-    return {settings.property_name(field.name): field.name for field in fields}
+    declared = fields(settings)  # type: ignore[arg-type]
+    return {settings.property_name(each.name): each.name for each in declared}
 
 
 def as_text(value: object) -> str:

@@ -20,8 +20,8 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable
-from dataclasses import dataclass
 
+from kreplica.common.dataclass import dataclass
 from kreplica.common.ports import NANOSECONDS_PER_MS
 from kreplica.controller.controller_config import ControllerConfig
 

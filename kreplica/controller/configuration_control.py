@@ -7,7 +7,6 @@ request are changed. It has no state but the metadata. Owned by the controller's
 
 from __future__ import annotations
 
-import dataclasses
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -18,6 +17,7 @@ from kreplica.common.config import (
     LogConfig,
     topics_settings,
 )
+from kreplica.common.dataclass import fields
 from kreplica.common.error_code import ErrorCode
 from kreplica.common.errors import (
     BrokerIdNotRegistered,
@@ -52,7 +52,7 @@ ALL_BROKERS = ""
 
 LISTS = frozenset(
     LogConfig.property_name(field.name)
-    for field in dataclasses.fields(LogConfig)
+    for field in fields(LogConfig)
     if field.metadata["kind"].type == "list"
 )
 TOPIC_SETTINGS = LogConfig.property_names()

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from kreplica.common.dataclass import dataclass
 from kreplica.common.errors import InvalidConfig
 from kreplica.common.settings import BOOLEAN, Settings, int32, int64, optional, setting
 from kreplica.common.types import INT16_MAX

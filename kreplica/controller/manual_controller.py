@@ -7,11 +7,11 @@ answers AlterPartition by the rules of the active controller (isr_change). Threa
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from kreplica.common.config import LogConfig
+from kreplica.common.dataclass import replace
 from kreplica.common.errors import KreplicaError, UnknownTopicId, UnsupportedVersion
 from kreplica.common.future import Future, failed, resolved
 from kreplica.common.leader_and_isr import LeaderAndIsr, LeaderRecoveryState
@@ -139,7 +139,7 @@ class ManualController:
             )
 
     def _decided(self, state: LeaderAndIsr, **changes: Any) -> LeaderAndIsr:
-        state = dataclasses.replace(state, is_new=False, partition_epoch=state.partition_epoch + 1, **changes)
+        state = replace(state, is_new=False, partition_epoch=state.partition_epoch + 1, **changes)
         self.partitions[state.topic_partition] = state
         return state
 

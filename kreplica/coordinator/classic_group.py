@@ -13,9 +13,9 @@ from __future__ import annotations
 import enum
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
+from kreplica.common.dataclass import dataclass
 from kreplica.common.errors import InvalidRecord
 from kreplica.common.future import Future
 from kreplica.common.message import NEVER, Record, decode

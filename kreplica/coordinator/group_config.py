@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from kreplica.common.dataclass import dataclass
 from kreplica.common.errors import InvalidConfig
 from kreplica.common.settings import Settings, int16, int32, int64, setting
 from kreplica.common.types import INT32_MAX

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 
+from kreplica.common.dataclass import dataclass
 from kreplica.common.errors import InvalidFile, KreplicaError
 from kreplica.common.ports import Clock, Storage
 from kreplica.common.types import TopicPartition

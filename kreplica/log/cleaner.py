@@ -17,7 +17,6 @@ and per log.
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from kreplica._core.batch_walk import BatchWalk, Stop
@@ -25,6 +24,7 @@ from kreplica._core.log_segment import LogSegment
 from kreplica._core.offset_map import OffsetMap
 from kreplica._core.record_filter import Fate, RecordFilter
 from kreplica._core.records import RecordBatch, batches
+from kreplica.common.dataclass import dataclass
 from kreplica.common.errors import CorruptMessage, InvalidFile, LogCleaningAborted
 from kreplica.common.types import INT32_MAX, INT64_MAX
 from kreplica.log.transaction_index import AbortedTxn

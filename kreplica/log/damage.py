@@ -9,9 +9,9 @@ from __future__ import annotations
 import json
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from itertools import pairwise
 
+from kreplica.common.dataclass import dataclass
 from kreplica.common.errors import InvalidFile
 from kreplica.common.json_file import integer, parse_object, string
 from kreplica.common.ports import Storage

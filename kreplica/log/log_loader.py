@@ -12,13 +12,13 @@ what happens to a bad batch.
 from __future__ import annotations
 
 from collections.abc import Container
-from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 
 from kreplica._core.log_segment import LogSegment
 from kreplica._core.log_state import LogStanding, LogState, read_standing
 from kreplica.common.config import PRODUCER_ID_EXPIRATION_MS, LogConfig
+from kreplica.common.dataclass import dataclass
 from kreplica.common.errors import CorruptMessage, InvalidFile
 from kreplica.common.ports import Clock, Storage
 from kreplica.common.types import TopicPartition, Uuid

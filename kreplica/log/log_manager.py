@@ -13,11 +13,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from kreplica.common.config import CleanerConfig, LogConfig, LogManagerConfig
+from kreplica.common.dataclass import replace
 from kreplica.common.errors import (
     DamagedLog,
     InconsistentTopicId,

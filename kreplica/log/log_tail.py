@@ -6,10 +6,9 @@ only end earlier. Thread rule: the thread that opens the log.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from kreplica._core.batch_walk import resync
 from kreplica._core.log_segment import LogSegment
+from kreplica.common.dataclass import dataclass
 from kreplica.common.errors import CorruptMessage
 from kreplica.log.file_names import CUT_SUFFIX
 from kreplica.log.local_log import LocalLog

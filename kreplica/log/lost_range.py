@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kreplica._core.records import RecordBatch, batches
+from kreplica.common.dataclass import dataclass
 from kreplica.common.errors import CorruptMessage, InvalidFile
 from kreplica.common.types import INT32_MAX
 from kreplica.log.checkpoint import EpochEntry, LeaderEpochCheckpointFile

@@ -15,9 +15,9 @@ the second line. KRaft uses version 1; directories of the ZooKeeper era (version
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from kreplica.common.dataclass import dataclass
 from kreplica.common.errors import InconsistentClusterId, InvalidFile, InvalidRequest
 from kreplica.common.types import INT32_MAX, Uuid
 

@@ -9,8 +9,8 @@ its record. `_lock` is held during a step, so no step runs after `stop` has retu
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 
+from kreplica.common.dataclass import dataclass, field
 from kreplica.common.locks import RLock
 from kreplica.common.ports import Cancellable, Clock, Scheduler, monotonic_ms
 from kreplica.common.types import TopicPartition

@@ -12,10 +12,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from kreplica.common import json_file
+from kreplica.common.dataclass import dataclass, fields
 from kreplica.common.errors import InvalidFile
 from kreplica.common.types import INT64_MAX
 from kreplica.log.file_names import LOG_SUFFIX, ROT_SUFFIX, file_name
@@ -59,7 +59,8 @@ def file_stem(found: Quarantine, number: int) -> str:
 
 
 def format_note(found: Quarantine) -> bytes:
-    return json.dumps({"version": VERSION, **asdict(found)}, indent=1).encode() + b"\n"
+    noted = {each.name: getattr(found, each.name) for each in fields(found)}
+    return json.dumps({"version": VERSION, **noted}, indent=1).encode() + b"\n"
 
 
 def parse_note(data: bytes, path: str) -> Quarantine:

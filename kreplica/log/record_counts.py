@@ -8,9 +8,9 @@ own reader.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+from kreplica.common.dataclass import dataclass
 from kreplica.log.column_reader import ColumnReader, arrow_batches
 from kreplica.log.unified_log import UnifiedLog
 

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Container
-from dataclasses import dataclass, field
 from operator import attrgetter
 
 from kreplica._core.batch_walk import AT_END, SOUND, SegmentWalk, resync
@@ -26,6 +25,7 @@ from kreplica._core.log_segment import LogSegment
 from kreplica._core.log_state import LogStanding
 from kreplica._core.records import RecordBatch
 from kreplica._core.status import NAMES
+from kreplica.common.dataclass import dataclass, field
 from kreplica.common.errors import InvalidFile
 from kreplica.common.types import INT64_MAX
 from kreplica.log.damage import CUT_SHORT, Damage, Damages

@@ -27,7 +27,6 @@ from kreplica.log.lost_range import PeerDisagrees
 from kreplica.log.producer_append_info import BATCHES_TO_RETAIN, ProducerStateEntry
 from kreplica.log.producer_state_manager import ProducerStateManager, batches_with_producers
 from kreplica.log.recovery_scan import walk_indexing
-from kreplica.log.repair import rewrite
 from kreplica.log.transaction_index import AbortedTxn
 
 if TYPE_CHECKING:
@@ -224,12 +223,7 @@ def splice_stopped(storage: Storage, damage: Damage, data: bytes) -> None:
     # A crash in between leaves a file that is longer than what was published, never one that seems cut short.
     if standing is not None and shift < 0:
         _publish(storage, directory, standing)
-    rewrite.rewrite(
-        storage,
-        directory,
-        base_offset,
-        [rewrite.Edit(damage.position, damage.end_position, data)],
-    )
+    _replace(storage, directory, base_offset, damage.position, damage.end_position, data)
     if standing is not None and shift > 0:
         _publish(storage, directory, standing)
 
@@ -276,7 +270,15 @@ def cut_stopped(storage: Storage, damage: Damage) -> None:
     for name in sorted(later, reverse=True):  # a crash leaves no hole
         storage.rename(f"{directory}/{name}", f"{directory}/{name}{DELETED_SUFFIX}")
     size = storage.size(damage.path)
-    rewrite.rewrite(storage, directory, base_offset, [rewrite.Edit(damage.position, size, b"")])
+    _replace(storage, directory, base_offset, damage.position, size, b"")
+
+
+def _replace(
+    storage: Storage, directory: str, base_offset: int, position: int, end_position: int, data: bytes
+) -> None:
+    from kreplica.log.repair import rewrite  # a node without damage needs none of it
+
+    rewrite.rewrite(storage, directory, base_offset, [rewrite.Edit(position, end_position, data)])
 
 
 def _place(damage: Damage) -> tuple[str, int]:

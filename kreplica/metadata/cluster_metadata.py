@@ -15,10 +15,10 @@ from __future__ import annotations
 import struct
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Generic, NamedTuple, TypeVar
 
+from kreplica.common.dataclass import dataclass, field
 from kreplica.common.errors import (
     BrokerIdNotRegistered,
     InvalidRecord,

@@ -21,7 +21,6 @@ functions are pure.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 import struct
@@ -95,7 +94,11 @@ def escaped(name: str) -> str:
         return "%"
     data = name.encode()
     safe = _UNSAFE.sub(lambda found: b"%%%02X" % found[0][0], data).decode()
-    return safe if len(safe) <= _LONGEST_NAME else f"%{hashlib.sha256(data).hexdigest()}%"
+    if len(safe) <= _LONGEST_NAME:
+        return safe
+    import hashlib  # loads OpenSSL
+
+    return f"%{hashlib.sha256(data).hexdigest()}%"
 
 
 def controller_node(leader_id: int, epoch: int) -> Node:

@@ -16,9 +16,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
+from kreplica.common.dataclass import replace
 from kreplica.common.quorum_state import NO_NODE, QuorumStateData
 from kreplica.common.types import Uuid
 from kreplica.raft.batch_accumulator import BatchAccumulator, CompletedBatch

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from posixpath import dirname
+from typing import TYPE_CHECKING
 
 from kreplica._core.log_state import read_standing
 from kreplica.common.errors import (
@@ -24,7 +25,6 @@ from kreplica.log.checkpoint import EpochEntry
 from kreplica.log.file_names import LOG_SUFFIX, STATE_FILE, parse_file_name
 from kreplica.log.partition_metadata_file import PartitionMetadataFile
 from kreplica.log.unified_log import UnifiedLog
-from kreplica.log.verify import Problem
 from kreplica.metadata.image_format import OffsetAndEpoch
 from kreplica.raft.snapshots import (
     SUFFIX,
@@ -34,6 +34,9 @@ from kreplica.raft.snapshots import (
     parse_snapshot_name,
     snapshot_name,
 )
+
+if TYPE_CHECKING:
+    from kreplica.log.verify import Problem
 
 TOPIC_PARTITION = TopicPartition("__cluster_metadata", 0)
 METADATA_LOG = str(TOPIC_PARTITION)
@@ -157,6 +160,8 @@ def verify_snapshots(storage: Storage, path: str) -> Iterator[Problem]:
     Changes nothing. Raises KafkaStorageError only if `path` itself cannot be read.
     """
     names = storage.list_directory(path)
+    from kreplica.log.verify import Problem
+
     if METADATA_LOG in names:
         path = f"{path}/{METADATA_LOG}"
         names = storage.list_directory(path)
@@ -174,6 +179,8 @@ def verify_snapshots(storage: Storage, path: str) -> Iterator[Problem]:
 
 
 def _problems_of(storage: Storage, path: str, name: str) -> Iterator[Problem]:
+    from kreplica.log.verify import Problem
+
     snapshot_id = parse_snapshot_name(name)
     if snapshot_id is None:
         yield Problem(

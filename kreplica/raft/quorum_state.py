@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 
+from kreplica.common.dataclass import replace
 from kreplica.common.errors import IllegalQuorumTransition, InconsistentClusterId, InconsistentVoterSet
 from kreplica.common.ports import Clock, Random, Storage, monotonic_ms
 from kreplica.common.quorum_state import (

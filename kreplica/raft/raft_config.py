@@ -6,9 +6,9 @@ Membership: the roles that a node may have in its quorum. Both are immutable; an
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import ClassVar
 
+from kreplica.common.dataclass import dataclass
 from kreplica.common.errors import InvalidConfig
 from kreplica.common.settings import BOOLEAN, Settings, int32, int64, optional, setting
 from kreplica.metadata.control_records import VoterEndpoint

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from kreplica.common.dataclass import dataclass, field
 from kreplica.common.errors import (
     InconsistentClusterId,
     InconsistentVoterSet,

@@ -11,10 +11,10 @@ set before. The client's loop changes the history; any thread may read its last 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import NamedTuple
 
+from kreplica.common.dataclass import dataclass
 from kreplica.common.errors import InvalidConfig, InvalidRecord
 from kreplica.common.types import INT32_MAX, Uuid
 from kreplica.metadata.control_records import KRaftVersionFeature, Voter, VoterEndpoint, VotersRecord

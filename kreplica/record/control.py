@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import enum
 import struct
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kreplica._core.batch_builder import BatchBuilder
+from kreplica.common.dataclass import dataclass
 from kreplica.common.errors import CorruptMessage
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class ControlRecordType(enum.IntEnum):
     KRAFT_VOTERS = 6
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class EndTransactionMarker:
     """The end of a transaction, written by its coordinator to each of the transaction's partitions."""
 

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from kreplica.common.controller_requests import ControllerRequests, OneAtATime
+from kreplica.common.dataclass import dataclass
 from kreplica.common.errors import (
     NetworkException,
     NotController,

@@ -12,11 +12,11 @@ which tracks what each still lacks; a deletion is a DelayedDeleteRecords. All ar
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kreplica._core.purgatory import Watermark
+from kreplica.common.dataclass import dataclass
 from kreplica.common.errors import (
     KafkaStorageError,
     KreplicaError,

@@ -12,7 +12,6 @@ and replaced as a whole. Nothing is resolved, sent or flushed under the lock: me
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import struct
 from collections.abc import Callable
@@ -28,6 +27,7 @@ from kreplica._core.leader_state import (
 )
 from kreplica._core.purgatory import Watermark
 from kreplica._core.records import batches
+from kreplica.common.dataclass import replace
 from kreplica.common.errors import (
     DamagedLog,
     FencedLeaderEpoch,
@@ -1281,9 +1281,7 @@ class Partition(LeaderState):
     ) -> IsrChangeProposed:
         known = self.leader_and_isr
         assert known is not None
-        wanted = dataclasses.replace(
-            known, isr=isr, leader_recovery_state=LeaderRecoveryState.RECOVERED, is_new=False
-        )
+        wanted = replace(known, isr=isr, leader_recovery_state=LeaderRecoveryState.RECOVERED, is_new=False)
         epochs = tuple(self._broker_epoch_of(broker_id) for broker_id in isr)
         pending = kind(wanted, epochs, state, changes)
         self._set_state(pending)
@@ -1313,7 +1311,7 @@ class Partition(LeaderState):
         for change in pending.changes:
             if (change.broker_id in answer.isr) == (change.kind == "expand"):
                 self.isr_history.add(change._replace(partition_epoch=answer.partition_epoch, isr=answer.isr))
-        self.leader_and_isr = dataclasses.replace(
+        self.leader_and_isr = replace(
             known,
             isr=answer.isr,
             partition_epoch=answer.partition_epoch,

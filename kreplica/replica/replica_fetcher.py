@@ -16,11 +16,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from kreplica.common.dataclass import dataclass
 from kreplica.common.errors import (
     BY_CODE,
     CorruptMessage,

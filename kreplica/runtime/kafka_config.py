@@ -19,12 +19,12 @@ import difflib
 import socket
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from kreplica.broker.api_versions import Scope
 from kreplica.broker.node_config import BrokerConfig, NodeConfig, Role
 from kreplica.broker.node_settings import OF_PROCESS, check_known, known_names, with_settings
+from kreplica.common.dataclass import dataclass
 from kreplica.common.errors import InvalidConfig, InvalidFile
 from kreplica.common.settings import checked, int32
 from kreplica.controller.controller_config import ControllerConfig

@@ -10,10 +10,8 @@ import errno
 import fcntl
 import functools
 import os
-import shutil
 import stat
 import struct
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -145,6 +143,8 @@ class FileStorage:
         """Remove a directory with its contents; do nothing if it does not exist."""
         with _typed("removing"):
             if self.exists(path):
+                import shutil  # imports every codec of archives
+
                 shutil.rmtree(path)
 
     def sync_directory(self, path: str) -> None:
@@ -243,6 +243,8 @@ def _holder(descriptor: int) -> str:
 def _boot_id() -> str:
     # Constant for the life of the process; each log that is opened asks for it.
     if sys.platform == "darwin":
+        import subprocess
+
         with _typed("asking for the boot time"):
             asked = subprocess.run(
                 ["/usr/sbin/sysctl", "-n", "kern.boottime"], capture_output=True, text=True, check=False

@@ -21,11 +21,11 @@ import logging
 import math
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from kreplica.broker.api_versions import response_type
+from kreplica.common.dataclass import dataclass
 from kreplica.common.errors import InvalidRequest, KreplicaError, NetworkException, NodeUnreachable
 from kreplica.common.future import Future
 from kreplica.common.message_reader import MessageReader, read_message

@@ -8,11 +8,11 @@ from __future__ import annotations
 import datetime
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
 from kreplica._core.records import batches
+from kreplica.common.dataclass import dataclass
 from kreplica.common.errors import CorruptMessage
 from kreplica.common.future import Future
 from kreplica.common.messages.data import FetchPartition, FetchRequest, FetchResponse, FetchTopic

@@ -24,9 +24,9 @@ import itertools
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
+from kreplica.common.dataclass import dataclass, field
 from kreplica.common.types import TopicPartition
 
 Status = Literal["ok", "info", "fail"]

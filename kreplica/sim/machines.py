@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
+from kreplica.common.dataclass import dataclass
 from kreplica.common.errors import KafkaStorageError
 from kreplica.common.future import Future
 from kreplica.common.ports import (

@@ -13,13 +13,12 @@ interleaving. All randomness comes from the given Random. Thread rule: one threa
 
 from __future__ import annotations
 
-import dataclasses
 from collections import Counter, deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from kreplica.common.dataclass import dataclass, replace
 from kreplica.common.errors import NetworkException
 from kreplica.common.future import Future
 from kreplica.common.ports import NANOSECONDS_PER_MS, Random
@@ -190,7 +189,7 @@ class SimNetwork:
 
     def change_link(self, sender: int, receiver: int, **changes: Any) -> None:
         """Change fields of the conditions of one direction."""
-        self._links[sender, receiver] = dataclasses.replace(self.conditions(sender, receiver), **changes)
+        self._links[sender, receiver] = replace(self.conditions(sender, receiver), **changes)
 
     def cut(self, sender: int, receiver: int, *, both_ways: bool = True) -> None:
         """Cut the link, also for messages in flight."""

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 
+from kreplica.common.dataclass import dataclass, field
 from kreplica.common.ports import NANOSECONDS_PER_MS
 from kreplica.sim.brokers.driver import BrokerDriver
 from kreplica.sim.driver import ROUNDS, Driver

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import re
 import zipfile
-from dataclasses import MISSING
 from pathlib import Path
 
 import pytest
 
 import kreplica
+from kreplica.common.dataclass import MISSING
 from kreplica.common.message import Message, fields_of
 from kreplica.common.types import Uuid
 from kreplica.metadata.control_records import (

@@ -1,10 +1,10 @@
 """Metadata records for tests: random ones from the schema, and a fixed one of each kind and version."""
 
 from collections.abc import Iterator
-from dataclasses import MISSING
 
 from hypothesis import strategies as st
 
+from kreplica.common.dataclass import MISSING
 from kreplica.common.message import Field, Message, TaggedField, fields_of, replace
 from kreplica.common.types import Uuid
 from kreplica.metadata.control_records import CONTROL_MESSAGES, ControlMessage

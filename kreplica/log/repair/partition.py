@@ -8,11 +8,11 @@ and producer state. The caller holds the locks of a writer.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kreplica._core.log_state import LogState
 from kreplica.common.config import LogConfig
+from kreplica.common.dataclass import dataclass
 from kreplica.common.errors import KreplicaError
 from kreplica.common.types import TopicPartition
 from kreplica.log import log_loader

@@ -8,11 +8,11 @@ were safe. The rest of the last segment is a tail, which recovery truncates.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from kreplica._core.log_state import LogStanding, read_standing
+from kreplica.common.dataclass import dataclass, field
 from kreplica.common.errors import KafkaStorageError, KreplicaError
 from kreplica.common.types import INT32_MAX
 from kreplica.log.checkpoint import LEADER_EPOCH_CHECKPOINT, EpochEntry, LeaderEpochCheckpointFile

@@ -5,11 +5,10 @@ A crash leaves either the old or the new file, complete, and no index of the wro
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from kreplica.common.dataclass import dataclass, replace
 from kreplica.log.file_names import INDEX_SUFFIX, LOG_SUFFIX, TEMPORARY_SUFFIX, TIME_INDEX_SUFFIX, file_name
 from kreplica.log.quarantine import Quarantine, file_stem, format_note
 
@@ -63,7 +62,7 @@ def set_aside(storage: Storage, directory: str, found: Quarantine, region: Regio
             return
         number += 1
         kept_in = None if found.kept_in is None else file_stem(found, number)
-        found = dataclasses.replace(found, kept_in=kept_in)
+        found = replace(found, kept_in=kept_in)
     if found.kept_in is not None:
         write_aside(storage, stem, _pieces(region, found.position, found.end_position))
         storage.rename(stem + TEMPORARY_SUFFIX, stem)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -19,6 +18,7 @@ from kreplica._core.memory_region import MemoryFile
 from kreplica._core.records import RecordBatch
 from kreplica._core.segment_index import OffsetIndex, TimeIndex
 from kreplica._core.status import NAMES
+from kreplica.common.dataclass import dataclass
 from kreplica.common.types import INT32_MAX
 
 if TYPE_CHECKING:

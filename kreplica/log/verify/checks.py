@@ -11,11 +11,11 @@ import struct
 from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from operator import itemgetter
 from typing import ClassVar
 
 from kreplica._core.batch_walk import ascending_entries
+from kreplica.common.dataclass import dataclass
 from kreplica.common.errors import KreplicaError
 from kreplica.common.types import INT32_MAX, INT64_MAX, NO_LEADER_EPOCH
 from kreplica.log.checkpoint import EpochEntry

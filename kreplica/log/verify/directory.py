@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
+from kreplica.common.dataclass import dataclass, field
 from kreplica.common.errors import KafkaStorageError, KreplicaError
 from kreplica.common.quorum_state import parse_quorum_state
 from kreplica.common.types import TopicPartition

@@ -7,10 +7,10 @@ gets every other batch, and then the end, and yields its problems.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from kreplica._core.batch_walk import AT_END, PlainWalk, SegmentWalk
+from kreplica.common.dataclass import dataclass
 from kreplica.common.errors import CorruptMessage, KreplicaError, TruncatedInput, exception_for
 from kreplica.common.types import INT64_MAX
 from kreplica.log.verify.checks import (

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import random
 from collections.abc import Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 
 from kreplica.common.config import LogConfig
+from kreplica.common.dataclass import dataclass, field
 from kreplica.common.ports import Random
 from kreplica.common.types import TopicPartition
 from kreplica.replica.replica_config import ReplicaConfig

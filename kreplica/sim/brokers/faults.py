@@ -6,13 +6,13 @@ broker is the only one left, a disk fails for a moment. Thread rule: one thread.
 
 from __future__ import annotations
 
-import dataclasses
 from collections import Counter
 from collections.abc import Mapping
 from functools import partial
 from random import Random
 from typing import Any
 
+from kreplica.common.dataclass import replace
 from kreplica.common.leader_and_isr import LeaderAndIsr
 from kreplica.log.file_names import LOG_SUFFIX
 from kreplica.sim.brokers.leader_changes import CONDITIONS, ControllersWill, LateAnswers, LeaderChanges
@@ -76,7 +76,7 @@ class BrokerFaults(ReplicaFaults):
 
     def begin(self) -> None:
         self.is_calm = self._will.is_calm = False
-        conditions = dataclasses.replace(CONDITIONS, straggling=self._straggling)
+        conditions = replace(CONDITIONS, straggling=self._straggling)
         self._cluster.network.set_conditions(conditions)
 
     def heal(self) -> None:

@@ -8,13 +8,13 @@ divergence of two logs is in flight. Thread rule: one thread.
 
 from __future__ import annotations
 
-import dataclasses
 from collections import Counter
 from collections.abc import Callable, Collection, Generator
 from functools import partial
 from random import Random
 from typing import Any
 
+from kreplica.common.dataclass import replace
 from kreplica.common.errors import KafkaStorageError, NoReplicaOnline, StateChangeFailed, StorageFull
 from kreplica.common.leader_and_isr import NO_LEADER, LeaderAndIsr
 from kreplica.common.ports import NANOSECONDS_PER_MS
@@ -171,7 +171,7 @@ class ControllersWill:
         broker = self._cluster.brokers[broker_id]
         if not broker.is_alive:
             return
-        decision = dataclasses.replace(state, is_new=False)
+        decision = replace(state, is_new=False)
         if broker_id in self._deaf:
             self._deaf[broker_id].append((broker.life, decision))
             return

@@ -10,9 +10,9 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 
 from kreplica.client.fetcher import EARLIEST
+from kreplica.common.dataclass import dataclass, replace
 from kreplica.common.leader_and_isr import NO_LEADER
 from kreplica.common.messages.controllers import AlterPartitionResponse
 from kreplica.common.ports import Random

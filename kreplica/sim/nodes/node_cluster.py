@@ -7,7 +7,6 @@ error ends as its process would; `fatal` has the error. Thread rule: one thread.
 
 from __future__ import annotations
 
-import dataclasses
 import random
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -20,6 +19,7 @@ from kreplica.broker.node_settings import with_settings
 from kreplica.client.client import Client
 from kreplica.client.client_config import ClientConfig, ConsumerConfig
 from kreplica.common.config import MetadataLogConfig
+from kreplica.common.dataclass import replace
 from kreplica.common.errors import BrokerNotAvailable, RequestTimedOut, UnsupportedVersion
 from kreplica.common.future import Future, failed
 from kreplica.common.message_reader import MessageReader, read_message
@@ -120,7 +120,7 @@ def node_config(
         directories=(DIRECTORY,),
         roles=roles,
         raft=RAFT_CONFIG,
-        controller=dataclasses.replace(CONTROLLER_CONFIG, default_replication_factor=replication_factor),
+        controller=replace(CONTROLLER_CONFIG, default_replication_factor=replication_factor),
         broker=BROKER_CONFIG,
         replica=REPLICA_CONFIG,
         group=GROUP_CONFIG,

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
 
+from kreplica.common.dataclass import dataclass
 from kreplica.metadata.image_format import OffsetAndEpoch
 from kreplica.raft.epoch_state import EpochState, LeaderState
 from kreplica.raft.raft_listener import LeaderAndEpoch

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from kreplica.common.config import MetadataLogConfig
+from kreplica.common.dataclass import dataclass, field
 from kreplica.common.future import Future
 from kreplica.common.metrics import MetricRegistry
 from kreplica.common.types import Uuid

@@ -5,7 +5,6 @@ Messages, links and time; clients and the state of logs; topics and leaders; fau
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -13,6 +12,7 @@ from typing import Any
 
 from kreplica._core.batch_builder import BatchBuilder
 from kreplica.common.config import LogConfig
+from kreplica.common.dataclass import replace
 from kreplica.common.error_code import ErrorCode
 from kreplica.common.errors import KreplicaError, StorageFull, StorageIOError
 from kreplica.common.leader_and_isr import LeaderAndIsr, LeaderRecoveryState
@@ -589,7 +589,7 @@ def send_decision(script: Transcript, arguments: Arguments) -> Iterator[str]:
     """Send brokers the controller's current decision, or the given one, as a late message would."""
     topic_partition = script.the_partition(arguments)
     state = script.decided(topic_partition)
-    state = dataclasses.replace(
+    state = replace(
         state,
         leader=number_of(arguments.option("leader", str(state.leader)), "a leader"),
         leader_epoch=number_of(arguments.option("epoch", str(state.leader_epoch)), "an epoch"),

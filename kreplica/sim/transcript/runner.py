@@ -21,9 +21,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from kreplica.common.dataclass import dataclass
 from kreplica.common.errors import KreplicaError
 from kreplica.common.future import Future
 from kreplica.common.leader_and_isr import LeaderAndIsr

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kreplica.common.dataclass import MISSING
 from kreplica.common.error_code import ErrorCode
 from kreplica.common.message import at, fields_of, maker
 from kreplica.common.messages import data
@@ -50,7 +51,7 @@ def test_a_made_entity_is_what_its_constructor_makes(entity: Any, data: st.DataO
     given_ = {
         field.name: data.draw(VALUES)
         for field in fields_of(entity)
-        if field.default is dataclasses.MISSING or data.draw(st.booleans())
+        if field.default is MISSING or data.draw(st.booleans())
     }
     made, constructed = maker(entity)(**given_), entity(**given_)
     assert type(made) is type(constructed)
