@@ -123,3 +123,8 @@ def test_a_follower_whose_log_an_earlier_append_has_filled_gets_the_high_waterma
 
 def test_a_truncation_that_a_full_disk_refuses_leaves_the_directory_online():
     run("nodes", 910203)
+
+
+def test_the_last_reader_follows_a_log_start_that_rises_with_an_election():
+    """A deposed leader had deleted records that no follower had, and led again between two requests."""
+    run("nodes", 970949)

@@ -13,6 +13,7 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 
 from kreplica.client.fetcher import EARLIEST
 from kreplica.common.dataclass import dataclass, replace
+from kreplica.common.errors import OffsetOutOfRange
 from kreplica.common.leader_and_isr import NO_LEADER
 from kreplica.common.messages.controllers import AlterPartitionResponse
 from kreplica.common.ports import Random
@@ -278,15 +279,25 @@ class NodeDriver(ReplicaDriver):
 
     def _read(self, at: TopicPartition) -> tuple[int, list[Polled]]:
         cluster, found = self.cluster, list[Polled]()
-        start = cluster.result(cluster.client.fetcher.offset(at, EARLIEST))
-        offset = start
+        offset = start = self._log_start(at)
         while True:
-            fetched = cluster.result(cluster.client.fetcher.fetch(at, offset))
+            try:
+                fetched = cluster.result(cluster.client.fetcher.fetch(at, offset))
+            except OffsetOutOfRange:
+                # A leader that was deposed may have deleted more than its followers, and have been elected
+                # again since its log start was asked for.
+                if found or (start := self._log_start(at)) <= offset:
+                    raise
+                offset = start
+                continue
             records, next_offset = polled(at, offset, fetched)
             if next_offset == offset:
                 return start, found
             found += records
             offset = next_offset
+
+    def _log_start(self, at: TopicPartition) -> int:
+        return self.cluster.result(self.cluster.client.fetcher.offset(at, EARLIEST))
 
 
 def _of(operation: Operation, kept: Container[TopicPartition]) -> Operation:
