@@ -4,7 +4,7 @@
 # progress, the disk thread is the writer of its segment; therefore these jobs go through the log's lane. See LogState
 # for what the two threads share.
 
-from libc.stdint cimport int64_t
+from libc.stdint cimport int32_t, int64_t
 
 from cpython.buffer cimport Py_buffer
 
@@ -13,6 +13,10 @@ from kreplica._core.follower_append cimport FetchedRun
 from kreplica._core.log_segment cimport Append, LogSegment
 from kreplica._core.log_state cimport LogState
 
+# Return a view of the buffer, which `let_go` releases.
+cdef Py_buffer *view_of(data) except NULL
+cdef void let_go(Py_buffer *view)
+
 
 cdef class AppendJob(DiskJob):
     cdef LogSegment segment
@@ -20,6 +24,9 @@ cdef class AppendJob(DiskJob):
     cdef Py_buffer *view          # the data to append, NULL before
     cdef Append append
     cdef int64_t expected         # the offset that the batch must get; -1: any
+
+    # Initialize the append of the batch at view.buf[at:at + size], which must be plain.
+    cdef int begin(self, LogSegment segment, LogState state, int64_t at, int64_t size, int32_t leader_epoch) except -1
 
 
 cdef class RunJob(DiskJob):

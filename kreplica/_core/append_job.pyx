@@ -23,7 +23,7 @@ cdef enum:
     BRIEF_BYTES = 16384
 
 
-cdef Py_buffer *_view_of(data) except NULL:
+cdef Py_buffer *view_of(data) except NULL:
     # Allocated separately, so that the garbage collector does not follow it. If a job that was never done became
     # garbage together with a memoryview that it holds, the memoryview would be cleared first, which fails.
     cdef Py_buffer *view = <Py_buffer *> PyMem_Malloc(sizeof(Py_buffer))
@@ -37,7 +37,7 @@ cdef Py_buffer *_view_of(data) except NULL:
     return view
 
 
-cdef void _let_go(Py_buffer *view):
+cdef void let_go(Py_buffer *view):
     if view != NULL:
         PyBuffer_Release(view)
         PyMem_Free(view)
@@ -56,28 +56,34 @@ cdef class AppendJob(DiskJob):
                  int64_t expected=-1):
         if self.view != NULL:
             raise ValueError("a job can be initialized only once: create another one")
-        segment.know()
-        self.segment = segment
-        self.state = state
-        self.view = _view_of(data)
-        self.append.data = <const uint8_t *> self.view.buf
-        self.append.size = self.view.len
-        self.cell.job.brief = self.view.len <= BRIEF_BYTES
-        self.append.leader_epoch = leader_epoch
+        self.view = view_of(data)
+        self.begin(segment, state, 0, self.view.len, leader_epoch)
         self.append.append_time = append_time
         self.append.latest = latest
         self.append.max_size = max_bytes
-        self.append.flags = AS_LEADER | MAY_ROLL | WRITES_BODY
-        if not checked:
-            self.append.flags |= ONLY_PLAIN | WITH_PRODUCER | CHECK_RECORDS
+        if checked:
+            self.append.flags &= ~(ONLY_PLAIN | WITH_PRODUCER | CHECK_RECORDS)
         self.expected = expected
+
+    cdef int begin(self, LogSegment segment, LogState state, int64_t at, int64_t size, int32_t leader_epoch) except -1:
+        segment.know()
+        self.segment = segment
+        self.state = state
+        self.append.data = <const uint8_t *> self.view.buf + at
+        self.append.size = size
+        self.cell.job.brief = size <= BRIEF_BYTES
+        self.append.leader_epoch = leader_epoch
+        self.append.append_time = -1
+        self.append.flags = AS_LEADER | MAY_ROLL | WRITES_BODY | ONLY_PLAIN | WITH_PRODUCER | CHECK_RECORDS
+        self.expected = -1
         self.append.header.producer_id = -1
         self.append.header.attributes = 0
         self.append.header.last_offset_delta = 0
         parse_header(self.append.data, self.append.size, &self.append.header)
+        return 0
 
     def __dealloc__(self):
-        _let_go(self.view)
+        let_go(self.view)
 
     cdef int perform(self) noexcept nogil:
         self.append.base_offset = self.state.now.log_end_offset
@@ -127,7 +133,7 @@ cdef class RunJob(DiskJob):
         segment.know()
         self.segment = segment
         self.state = state
-        self.view = _view_of(data)
+        self.view = view_of(data)
         self.run.data = <const uint8_t *> self.view.buf
         self.run.size = self.view.len
         self.cell.job.brief = self.view.len <= BRIEF_BYTES
@@ -140,7 +146,7 @@ cdef class RunJob(DiskJob):
         self.run.last.flags = MAY_ROLL | WRITES_BODY
 
     def __dealloc__(self):
-        _let_go(self.view)
+        let_go(self.view)
 
     cdef int perform(self) noexcept nogil:
         append_batches(self.segment, self.state, &self.run)

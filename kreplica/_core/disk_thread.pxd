@@ -12,6 +12,9 @@ from kreplica._core.region cimport Region
 cdef extern from "disk_queue.h" nogil:
     enum:
         KR_HELD
+        KR_NOW
+        KR_LAZILY
+        KR_QUIETLY
     ctypedef struct kr_lane:
         pass
     ctypedef struct kr_job:
@@ -28,7 +31,8 @@ cdef extern from "disk_queue.h" nogil:
     int kr_disk_start(kr_disk_queue *queue)
     void kr_disk_stop(kr_disk_queue *queue, int at_once)
     void kr_disk_destroy(kr_disk_queue *queue)
-    void kr_disk_submit(kr_disk_queue *queue, kr_job *job, int lazily)
+    void kr_disk_submit(kr_disk_queue *queue, kr_job *job, int how)
+    void kr_disk_wake(kr_disk_queue *queue)
     kr_job *kr_disk_take(kr_disk_queue *queue)
     void kr_disk_settle(kr_disk_queue *queue, kr_lane *lane)
     int64_t kr_disk_in_flight(kr_disk_queue *queue, kr_lane *lane)

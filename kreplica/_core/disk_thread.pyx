@@ -61,6 +61,11 @@ cdef class DiskJob:
         return self.cell.job.status
 
     @property
+    def is_brief(self):
+        """Whether the job takes a few microseconds."""
+        return bool(self.cell.job.brief)
+
+    @property
     def is_held(self):
         """Whether it was not started, because of an earlier job in its lane or the end of the thread."""
         return self.cell.job.status == HELD
@@ -110,8 +115,11 @@ cdef class DiskThread:
         """Return the descriptor that becomes readable when there are jobs to `take`."""
         return self.queue.wakes[0]
 
-    def submit(self, DiskJob job not None, Lane lane=None, *, bint lazily=False):
-        """Queue `job` behind earlier ones. `lazily`: it may be delayed by some ms and overtaken."""
+    def submit(self, DiskJob job not None, Lane lane=None, *, bint lazily=False, bint quietly=False):
+        """Queue `job` behind earlier ones. `lazily`: it may be delayed by some ms and overtaken.
+
+        `quietly`: it may be delayed until `wake`, so that the thread wakes once for several brief jobs.
+        """
         self.require_own()
         if job.submitted:
             raise ValueError("a job can be submitted only once: create another one")
@@ -119,7 +127,12 @@ cdef class DiskThread:
         job.lane = lane
         job.cell.job.lane = NULL if lane is None else &lane.lane
         Py_INCREF(job)
-        kr_disk_submit(&self.queue, &job.cell.job, lazily)
+        kr_disk_submit(&self.queue, &job.cell.job, KR_LAZILY if lazily else KR_QUIETLY if quietly else KR_NOW)
+
+    def wake(self):
+        """Let the thread do the jobs that were submitted quietly."""
+        self.require_own()
+        kr_disk_wake(&self.queue)
 
     def take(self):
         """Return the jobs done or held since the last call, in the order of their submission."""

@@ -46,6 +46,9 @@ cdef class Term:
 
 
 cdef class LeaderState:
+    cdef public object leader_isr_update_lock  # an RLock
+    cdef public object queue              # the AppendQueue of the log, or None
+    cdef public dict refused_sequences    # the lowest sequence number that was refused, by producer id and epoch
     cdef public int64_t key               # the number under which operations wait for the partition
     cdef public Term term
     cdef public object state              # a PartitionState: the ISR, and the change of it that is in flight

@@ -63,6 +63,9 @@ class Term:
     ) -> None: ...
 
 class LeaderState:
+    leader_isr_update_lock: Any
+    queue: Any
+    refused_sequences: dict[tuple[int, int], int]
     key: int
     term: Term
     state: Any

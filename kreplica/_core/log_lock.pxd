@@ -24,6 +24,8 @@ cdef class LogLock:
     cdef object own_error
 
     cdef int take(self) except -1
+    # Take the lock if it is free and no change was interrupted; return whether it was taken.
+    cdef bint try_take(self) except -1
     cdef void give(self) noexcept
     cdef int require_own(self) except -1
     cpdef look(self)

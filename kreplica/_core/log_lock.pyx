@@ -63,6 +63,23 @@ cdef class LogLock:
         self.depth = 1
         return 0
 
+    cdef bint try_take(self) except -1:
+        cdef unsigned long own = PyThread_get_thread_ident()
+        self.require_own()
+        if self.steps:
+            return False
+        if self.owner == own and self.depth:
+            self.depth += 1
+            return True
+        if not PyThread_acquire_lock(self.lock, 0):
+            return False
+        self.owner = own
+        self.depth = 1
+        if self.steps:
+            self.give()
+            return False
+        return True
+
     cdef void give(self) noexcept:
         self.depth -= 1
         if self.depth == 0:

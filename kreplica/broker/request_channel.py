@@ -15,8 +15,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from concurrent.futures import CancelledError
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
+from kreplica._core.produce_lane import ProduceLane
 from kreplica.broker.api_versions import (
     API_RANGES,
     API_VERSIONS,
@@ -25,6 +26,7 @@ from kreplica.broker.api_versions import (
     FORWARDED,
     LIST_OFFSETS,
     OFFSET_FOR_LEADER_EPOCH,
+    PRODUCE,
     ApiVersionRange,
     Scope,
 )
@@ -69,6 +71,20 @@ OF_NODES: Mapping[int, Callable[[Any], bool]] = {
 }
 
 
+PRODUCE_KEY = PRODUCE.to_bytes(2, "big")
+
+
+class Lanes(Protocol):
+    """Where the native ways of requests are found; Node implements it."""
+
+    @property
+    def produce_lane(self) -> ProduceLane | None: ...
+
+
+class Cancellable(Protocol):
+    def cancel(self) -> bool: ...
+
+
 class RequestHeader(NamedTuple):
     """The header of a request, the same in versions 1 and 2."""
 
@@ -84,7 +100,7 @@ class RequestChannel:
 
     Without `forwarding` every request is handled here. APIs outside of the listener's `scope` close the
     connection, as in Kafka, and are not in its ApiVersions. On a listener for clients only, requests of
-    replicas close the connection too.
+    replicas close the connection too. `lanes`: takes requests that need no decision, before any is read here.
     """
 
     def __init__(
@@ -94,6 +110,7 @@ class RequestChannel:
         ranges: Mapping[int, ApiVersionRange] = API_RANGES,
         forwarding: ForwardingManager | None = None,
         scope: Scope = Scope.ALL,
+        lanes: Lanes | None = None,
     ) -> None:
         self._handle = handle
         self._topics = topics
@@ -101,6 +118,7 @@ class RequestChannel:
         # The requests that only nodes may send as replicas.
         self._is_of_node = OF_NODES if scope == Scope.CLIENTS else {}
         self._forwarding = forwarding
+        self._lanes = lanes if PRODUCE in self._ranges else None
 
     def receive(self, frame: memoryview, client_host: str) -> Future[Answer]:
         """Do the same as `serve` and return a future, which fails with the error."""
@@ -110,7 +128,7 @@ class RequestChannel:
 
     def serve(
         self, frame: memoryview, client_host: str, answered: Answered, connection: object = None
-    ) -> Future[Any] | None:
+    ) -> Cancellable | None:
         """Call `answered` with the answer to one frame, which is passed without its size.
 
         `client_host`: the client's address after a slash. `connection`: see RequestContext. The error is
@@ -119,6 +137,11 @@ class RequestChannel:
         gone, or None.
         """
         try:
+            lanes = self._lanes
+            if lanes is not None and lanes.produce_lane is not None and frame[:2] == PRODUCE_KEY:
+                taken = lanes.produce_lane.take(frame, answered, connection)
+                if taken is not None:
+                    return taken
             return self._serve(MessageReader(frame), frame, client_host, answered, connection)
         except Exception as error:
             # A handler's failure also ends the client's request. The owner of the connection logs it.

@@ -51,7 +51,7 @@ from kreplica.common.errors import DecompressionTooLarge, KreplicaError, Unknown
 from kreplica.common.ports import Disk
 from kreplica.common.types import AppendOrigin
 from kreplica.log.log_validator import BRIEF_BYTES, ValidBatch
-from kreplica.log.producer_append_info import ProducerAppendInfo, ProducerStateEntry
+from kreplica.log.producer_append_info import ProducerAppendInfo, ProducerStateEntry, add_sequence
 from kreplica.record.batch_header import PRODUCER_ID
 
 if TYPE_CHECKING:
@@ -145,8 +145,16 @@ class QueuedAppend(ABC):
     def make_job(self, log: UnifiedLog, queue: AppendQueue, leader_epoch: int) -> DiskJob | None:
         """Return the job for the disk; None if the append needs a decision. Call with offsets_lock."""
 
+    def come_back(self, is_declined: bool) -> QueuedAppend:
+        """Return the append to keep in this one's place, whose job was not done: this one.
+
+        `is_declined`: the core has left it to its owner.
+        """
+        self.is_declined = is_declined
+        return self
+
     @abstractmethod
-    def note(self, log: UnifiedLog, job: Any) -> None:
+    def note(self, queue: AppendQueue, job: Any) -> None:
         """Record the effects of a job that is done, wholly or in part. Call with offsets_lock."""
 
 
@@ -245,35 +253,33 @@ class LeaderAppend(QueuedAppend):
             )
         if job.producer_id >= 0:
             batch = batch or next(batches(self.records))
-            if queue.end is None or not self._continues_sequence(log, queue, queue.end, batch):
+            if queue.end is None or not self._continues_sequence(queue, batch):
                 return None
             job.expect(queue.end)
         if queue.end is not None:
             queue.end += job.offset_count
         return job
 
-    def _continues_sequence(
-        self, log: UnifiedLog, queue: AppendQueue, offset: int, batch: RecordBatch
-    ) -> bool:
+    def _continues_sequence(self, queue: AppendQueue, batch: RecordBatch) -> bool:
         """Return whether the batch continues its producer's sequence, including the appends in flight."""
         if batch.is_control or batch.is_transactional:
             return False
-        known = queue.producers.get(batch.producer_id) or log.producers.last_entry(batch.producer_id)
-        producer = ProducerAppendInfo(known or ProducerStateEntry(batch.producer_id), self.origin)
-        if producer.append(batch, offset) is not None:
-            # A duplicate of an earlier append.
-            return False
-        self._producer = queue.producers[batch.producer_id] = producer
-        return True
+        self._producer = queue.continue_sequence(
+            batch.producer_id,
+            batch.producer_epoch,
+            batch.base_sequence,
+            batch.last_offset - batch.base_offset + 1,
+            batch.max_timestamp,
+            self.origin,
+        )
+        return self._producer is not None
 
-    def note(self, log: UnifiedLog, job: AppendJob) -> None:
+    def note(self, queue: AppendQueue, job: AppendJob) -> None:
         if job.status:
             return
         self.info = info = job.info()
         if self._producer is not None:
-            producers = log.producers
-            producers.map_end_offset = max(producers.map_end_offset, info.last_offset + 1)
-            producers.update(self._producer)
+            queue.note_producer(self._producer, info.last_offset + 1)
 
     def make_carefully(self, log: UnifiedLog, leader_epoch: int) -> LogAppendInfo:
         """Append the batch under the log's lock. Raises as UnifiedLog.append_as_leader."""
@@ -309,13 +315,13 @@ class FollowerAppend(QueuedAppend):
         with_producers = not log.producers.has_transactions
         return RunJob(self.rest, log.active, log.state, log.leader_epoch, with_producers=with_producers)
 
-    def note(self, log: UnifiedLog, job: RunJob) -> None:
+    def note(self, queue: AppendQueue, job: RunJob) -> None:
         info = job.info()
         if info is None:
             return
         done, self.rest = self.rest[: job.bytes_used], self.rest[job.bytes_used :]
         self.info = info
-        producers = log.producers
+        producers = queue.log.producers
         producers.map_end_offset = max(producers.map_end_offset, info.last_offset + 1)
         if job.has_producers:
             for batch in batches(done):
@@ -356,18 +362,18 @@ class AppendQueue:
     """
 
     __slots__ = (
-        "_aside",
         "_blocked",
-        "_disk",
-        "_in_flight",
         "_is_publishing",
-        "_lane",
         "_on_done",
-        "_returned",
-        "_waiting",
+        "aside",
+        "disk",
         "end",
+        "in_flight",
+        "lane",
         "log",
         "producers",
+        "returned",
+        "waiting",
     )
 
     def __init__(
@@ -377,17 +383,17 @@ class AppendQueue:
         on_done: Callable[[AppendQueue], object] = lambda _queue: None,
     ) -> None:
         self.log = log
-        self._disk = disk
+        self.disk = disk
         self._on_done = on_done
-        self._lane = Lane()
+        self.lane = Lane()
         # The log's offsets_lock guards these and all that follow:
-        self._in_flight: list[QueuedAppend] = []
-        # The appends that came back undone, in order. They precede `_waiting`.
-        self._returned: list[QueuedAppend] = []
-        self._waiting: list[QueuedAppend] = []
-        # The appends that were set aside, or None. They precede `_waiting`.
-        self._aside: _SetAside | None = None
-        # The first of `_waiting` if it needs a decision.
+        self.in_flight: list[Any] = []
+        # The appends that came back undone, in order. They precede `waiting`.
+        self.returned: list[Any] = []
+        self.waiting: list[Any] = []
+        # The appends that were set aside, or None. They precede `waiting`.
+        self.aside: _SetAside | None = None
+        # The first of `waiting` if it needs a decision.
         self._blocked: QueuedAppend | None = None
         self._is_publishing = False
         # The log end, and the producer states, once all appends in flight are done. The end is None if it
@@ -410,22 +416,22 @@ class AppendQueue:
     @property
     def is_idle(self) -> bool:
         """Whether no append is in flight or waiting."""
-        return not (self._in_flight or self._waiting or self._returned or self._aside)
+        return not (self.in_flight or self.waiting or self.returned or self.aside)
 
     @property
     def is_under_way(self) -> bool:
         """Whether a disk thread may be at work on the log."""
-        return bool(self._in_flight) or self._is_publishing
+        return bool(self.in_flight) or self._is_publishing
 
     # ---- the owner's side ---------------------------------------------------------------------------------
 
     def admit(self, append: QueuedAppend) -> bool:
         """Return whether it is the append's turn; otherwise `next` returns it when its turn comes."""
-        if self._waiting or self._returned:
-            self._waiting.append(append)
+        if self.waiting or self.returned:
+            self.waiting.append(append)
             return False
-        if self._aside is not None and self._aside.must_precede(append):
-            self._aside.add(append)
+        if self.aside is not None and self.aside.must_precede(append):
+            self.aside.add(append)
             return False
         return True
 
@@ -437,69 +443,68 @@ class AppendQueue:
         """
         log = self.log
         with log.offsets_lock:
-            if not self._in_flight:
+            if not self.in_flight:
                 self.end = log.state.log_end_offset
                 self.producers.clear()
             job = None if append.is_declined else append.make_job(log, self, leader_epoch)
             if job is None:
                 return LEFT
             with log.step:
-                if self._disk.submit(job, self._job_done, self._lane):
-                    append.note(log, job)
+                if self.disk.submit(job, self.job_done, self.lane):
+                    append.note(self, job)
                     return LEFT if job.status else MADE
             append.job, append.is_noted = job, False
-            self._in_flight.append(append)
+            self.in_flight.append(append)
             return IN_FLIGHT
 
     def hold_back(self, append: QueuedAppend) -> bool:
         """Keep the append, which was left to its owner, until its turn comes again. Return True if the owner
         may go on at once."""
         if append.check is not None:
-            if self._disk.aside(append.check, partial(self._checked, append)):
+            if self.disk.aside(append.check, partial(self._checked, append)):
                 return True
             append.is_in_check = True
             self._put_aside(append)
             return False
-        if self._in_flight:
+        if self.in_flight:
             self._blocked = append
-            self._waiting.insert(0, append)
+            self.waiting.insert(0, append)
             return False
         return True
 
     def must_wait(self, append: QueuedAppend) -> bool:
         """Return whether an append that was left to its owner cannot be made yet."""
-        return append.check is not None or bool(self._in_flight)
+        return append.check is not None or bool(self.in_flight)
 
     def take_back(self) -> Any:
         """Take back the oldest append in flight if its job is done or held. Return it if it is finished."""
         with self.log.offsets_lock:
             self._note_finished()
-            if not self._in_flight or not self._in_flight[0].is_noted:
+            if not self.in_flight or not self.in_flight[0].is_noted:
                 return None
-            append = self._in_flight.pop(0)
+            append = self.in_flight.pop(0)
             job = append.job
             # Release the job: it holds the records, and the owner may keep the append.
             append.job = None
             if job.status and not append.is_given_up:
-                append.is_declined = not job.is_held
-                self._returned.append(append)
-        if self._returned and not self._in_flight:
+                self.returned.append(append.come_back(not job.is_held))
+        if self.returned and not self.in_flight:
             # All appends behind it have returned, too.
-            self._disk.free(self._lane)
+            self.disk.free(self.lane)
             # An append that was set aside may have to follow one that returned.
             self._take_back_aside()
-            self._waiting[:0] = self._returned
-            self._returned.clear()
+            self.waiting[:0] = self.returned
+            self.returned.clear()
         return None if job.status or append.is_given_up else append
 
     def next(self) -> Any:
         """Return the next append whose turn it is, or None."""
-        while self._waiting and not self._returned:
-            append = self._waiting[0]
-            if append is self._blocked and self._in_flight:
+        while self.waiting and not self.returned:
+            append = self.waiting[0]
+            if append is self._blocked and self.in_flight:
                 break
-            del self._waiting[0]
-            aside = self._aside
+            del self.waiting[0]
+            aside = self.aside
             if not append.is_in_check and (aside is None or not aside.must_precede(append)):
                 return append
             self._put_aside(append)
@@ -509,59 +514,100 @@ class AppendQueue:
     def give_up(self, error: KreplicaError) -> list[Any]:
         """Give up on all appends, since the log is offline; return them. Those in flight may yet be made."""
         self._take_back_aside()
-        left = [each for each in (*self._in_flight, *self._returned, *self._waiting) if not each.is_given_up]
-        self._returned.clear()
-        self._waiting.clear()
+        left = [each for each in (*self.in_flight, *self.returned, *self.waiting) if not each.is_given_up]
+        self.returned.clear()
+        self.waiting.clear()
         for append in left:
             append.is_given_up = True
             append.error = error
         return left
 
     def _put_aside(self, append: QueuedAppend) -> None:
-        if self._aside is None:
-            self._aside = _SetAside()
-        self._aside.add(append)
+        if self.aside is None:
+            self.aside = _SetAside()
+        self.aside.add(append)
 
     def _take_back_aside(self) -> None:
         """Move the appends that were set aside back to the front of the waiting ones."""
-        if self._aside is not None:
-            self._waiting[:0] = self._aside.appends
-            self._aside = None
+        if self.aside is not None:
+            self.waiting[:0] = self.aside.appends
+            self.aside = None
 
     def _checked(self, append: QueuedAppend) -> None:
         append.is_in_check = False
         self._take_back_aside()
         self._on_done(self)
 
-    def _job_done(self, _job: DiskJob) -> None:
+    def job_done(self, _job: DiskJob) -> None:
+        """Signal that a job of the queue is done."""
         self._on_done(self)
+
+    # ---- producers ----------------------------------------------------------------------------------------
+
+    def continue_sequence(
+        self,
+        producer_id: int,
+        epoch: int,
+        first_sequence: int,
+        count: int,
+        last_timestamp: int,
+        origin: AppendOrigin = AppendOrigin.CLIENT,
+    ) -> ProducerAppendInfo | None:
+        """Add a batch at `end` to its producer's sequence, which includes the appends in flight.
+
+        Return the producer's new state, for `note_producer`, or None for a duplicate of an earlier batch.
+        Raises as ProducerAppendInfo.append_data_batch. Call with offsets_lock.
+        """
+        assert self.end is not None
+        known = self.producers.get(producer_id) or self.log.producers.last_entry(producer_id)
+        producer = ProducerAppendInfo(known or ProducerStateEntry(producer_id), origin)
+        last = count - 1
+        duplicate = producer.append_data_batch(
+            epoch,
+            first_sequence,
+            add_sequence(first_sequence, last),
+            last_timestamp,
+            self.end,
+            self.end + last,
+            False,
+        )
+        if duplicate is not None:
+            return None
+        self.producers[producer_id] = producer
+        return producer
+
+    def note_producer(self, producer: ProducerAppendInfo, end: int) -> None:
+        """Record that a producer's batch is in the log, which ends at `end`. Call with offsets_lock."""
+        producers = self.log.producers
+        producers.map_end_offset = max(producers.map_end_offset, end)
+        producers.update(producer)
 
     # ---- the log's side -----------------------------------------------------------------------------------
 
     def wait(self) -> None:
         """Wait for the jobs that are in flight now; others may have begun by the time it returns."""
-        self._disk.settle(self._lane)
+        self.disk.settle(self.lane)
 
     def settle(self) -> None:
         """Wait until no job of the log is in flight. Call with the log's lock held."""
         if self.is_under_way:
-            self._disk.settle(self._lane)
+            self.disk.settle(self.lane)
             self._note_finished()
 
     def publish_soon(self) -> None:
         """Write an advanced high watermark to the state file soon, if no append will do so."""
-        if not self._is_publishing and not self._in_flight and self.log.state.is_unpublished:
+        if not self._is_publishing and not self.in_flight and self.log.state.is_unpublished:
             self._is_publishing = True
-            self._disk.submit(PublishJob(self.log.state), self._published, self._lane, lazily=True)
+            self.disk.submit(PublishJob(self.log.state), self._published, self.lane, lazily=True)
 
     def _note_finished(self) -> None:
-        for append in self._in_flight:
+        for append in self.in_flight:
             if not append.is_noted:
-                if not self._disk.is_finished(append.job):
+                if not self.disk.is_finished(append.job):
                     return
                 append.is_noted = True
                 if not append.job.is_held:
-                    append.note(self.log, append.job)
+                    append.note(self, append.job)
 
     def _published(self, _job: DiskJob) -> None:
         self._is_publishing = False

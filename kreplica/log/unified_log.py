@@ -154,7 +154,6 @@ class UnifiedLog:
         "_flushed_at_ms",
         "_group_commit",
         "_lowest_cut",
-        "_plain",
         "active",
         "closed",
         "config",
@@ -170,6 +169,7 @@ class UnifiedLog:
         "on_damage",
         "on_deleted",
         "on_truncating",
+        "plain",
         "producers",
         "recovered",
         "reopen",
@@ -245,13 +245,13 @@ class UnifiedLog:
                 or config.flush_messages < INT64_MAX
                 or config.flush_ms < INT64_MAX
             )
-            self._plain = PlainPath(config, self.validator.max_bytes, self.time_ms())
+            self.plain = PlainPath(config, self.validator.max_bytes, self.time_ms())
             self.local.configure(self.active)
             self.choose_path()
 
     def choose_path(self) -> None:
         """Choose which batches may take the plain path; call it after any change that appends depend on."""
-        self._plain.choose(self.leader_epoch, is_ready=self.is_writable and self.latest_epoch is not None)
+        self.plain.choose(self.leader_epoch, is_ready=self.is_writable and self.latest_epoch is not None)
 
     # ---- offsets and state ---------------------------------------------------------------------------------
 
@@ -338,7 +338,7 @@ class UnifiedLog:
         then.
         """
         with self.lock:
-            info, plain = None, self._plain
+            info, plain = None, self.plain
             if leader_epoch == plain.epoch:
                 info = self.active.append_plain(
                     records, self.state, leader_epoch, plain.latest_ms, plain.max_bytes
@@ -355,7 +355,7 @@ class UnifiedLog:
         Raises TypeError for a value of another type, and as `append_as_leader`.
         """
         with self.lock:
-            info, now_ms, plain = None, self.time_ms(), self._plain
+            info, now_ms, plain = None, self.time_ms(), self.plain
             if leader_epoch == plain.epoch:
                 info = self.active.append_records(
                     plain.builder, records, now_ms, self.state, leader_epoch, now_ms + plain.ahead_ms
@@ -370,7 +370,7 @@ class UnifiedLog:
     def build(self, records: Records) -> bytes:
         """Build one batch from Python values or columns. Raises TypeError, MessageTooLarge."""
         with self.offsets_lock:
-            return self._plain.builder.build(records, now_ms=self.time_ms())
+            return self.plain.builder.build(records, now_ms=self.time_ms())
 
     def append_as_follower(
         self, records: Buffer, leader_epoch: int | None = None, *, wait: bool = True
@@ -392,18 +392,18 @@ class UnifiedLog:
         with self.step:
             self.require_writable()
             now_ms = self.time_ms()
-            self._plain.set_time(now_ms)
+            self.plain.set_time(now_ms)
             return self._append_batches_as_leader(records, leader_epoch, origin, now_ms)
 
     def may_append(self, leader_epoch: int) -> bool:
         """Return whether batches of that epoch may be appended without any other change of the log."""
-        if leader_epoch == self._plain.epoch:
+        if leader_epoch == self.plain.epoch:
             return True  # the plain path requires all of this
         return self.is_writable and self.leader_epoch == leader_epoch == self.latest_epoch
 
     def plain_job(self, records: Buffer, leader_epoch: int) -> AppendJob | None:
         """Return the plain append of this batch as a job; None if the batch needs the careful path."""
-        return self._plain.job(records, leader_epoch, self.active, self.state)
+        return self.plain.job(records, leader_epoch, self.active, self.state)
 
     def begin_epoch(self, epoch: int, start_offset: int) -> None:
         """Record that leader epoch `epoch` begins at `start_offset`.

@@ -16,6 +16,7 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+from kreplica._core.produce_lane import DECLINED, LaneAppend, ProduceLane
 from kreplica.common.errors import (
     InvalidRequiredAcks,
     InvalidTopic,
@@ -28,17 +29,19 @@ from kreplica.common.future import Future, failed
 from kreplica.common.metrics import MetricRegistry
 from kreplica.common.ports import Loop, monotonic_ms
 from kreplica.common.types import ACKS_ALL, ACKS_LEADER, ACKS_NONE, AppendOrigin, TopicPartition
+from kreplica.log.append_queue import INLINE
 from kreplica.replica.delayed_requests import (
     DelayedRequests,
     PartitionResponse,
     ProducePartitionStatus,
+    no_longer_leader,
     not_enough_replicas_after_append,
     response_of,
     response_to,
 )
-from kreplica.replica.hosted_partitions import HostedPartitions
+from kreplica.replica.hosted_partitions import INTERNAL_TOPICS, HostedPartitions
 from kreplica.replica.partition import ProducerAppend
-from kreplica.replica.partition_state import LeaderHwChange
+from kreplica.replica.partition_state import LeaderHwChange, change_of
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -52,8 +55,6 @@ LOGGER = logging.getLogger(__name__)
 PRODUCE_TIMEOUT_MS = 30_000
 # The most appends that one step submits. Heartbeats wait for the step, and a request may have thousands.
 APPENDS_A_STEP = 64
-# Topics that only the broker's own coordinators write to.
-INTERNAL_TOPICS = frozenset({"__consumer_offsets", "__transaction_state", "__share_group_state"})
 
 
 class Produce:
@@ -145,8 +146,8 @@ class AppendManager:
         self._silence_ms = silence_ms
         # Requests with partitions that are not submitted yet. Later requests wait for them, so that the
         # appends to each partition keep their order. Owned by the loop.
-        self._unsubmitted: deque[Produce] = deque()
-        self._is_stopped = False
+        self.unsubmitted: deque[Produce] = deque()
+        self.is_stopped = False
         self._broker_id = broker_id
         self._partitions = partitions
         self._delayed = delayed
@@ -155,6 +156,18 @@ class AppendManager:
         self._bytes_in = metrics.meter("BrokerTopicMetrics", "BytesInPerSec")
         self._messages_in = metrics.meter("BrokerTopicMetrics", "MessagesInPerSec")
         self._failed = metrics.meter("BrokerTopicMetrics", "FailedProduceRequestsPerSec")
+        self.lane = ProduceLane(
+            partitions.by_wire_name,
+            self,
+            INLINE,
+            self._bytes_in,
+            self._messages_in,
+            delayed.await_token,
+        )
+        metrics.gauge("ProduceLane", "TakenRequests", lambda: self.lane.taken)
+        for number, reason in enumerate(DECLINED):
+            count = partial(self.lane.declined, number)
+            metrics.gauge("ProduceLane", "DeclinedRequests", count, {"reason": reason})
 
     def append(
         self,
@@ -241,15 +254,15 @@ class AppendManager:
         if self._disk_loop is None:
             self._submit(request, request.unsubmitted)
             return
-        self._unsubmitted.append(request)
-        if len(self._unsubmitted) == 1:
+        self.unsubmitted.append(request)
+        if len(self.unsubmitted) == 1:
             self._submit_some(self._disk_loop)
 
     def _submit_some(self, loop: Loop) -> None:
         room = APPENDS_A_STEP
         try:
-            while self._unsubmitted and room > 0:
-                request = self._unsubmitted[0]
+            while self.unsubmitted and room > 0:
+                request = self.unsubmitted[0]
                 before = request.unsubmitted
                 try:
                     self._submit(request, room)
@@ -260,9 +273,9 @@ class AppendManager:
                     request.future.set_exception(error)
                 room -= max(1, before - request.unsubmitted)
                 if not request.unsubmitted:
-                    self._unsubmitted.popleft()
+                    self.unsubmitted.popleft()
         finally:
-            if self._unsubmitted:
+            if self.unsubmitted:
                 loop.post(partial(self._submit_some, loop))
 
     def _submit(self, request: Produce, count: int) -> None:
@@ -338,6 +351,10 @@ class AppendManager:
         """Pass the results of appends that the logs' queues have finished to their requests."""
         made: list[ProducerAppend] = []
         for append in appends:
+            if isinstance(append, LaneAppend):
+                assert append.error is not None
+                append.fail(self._refused(append.partition.topic_partition, append.error))
+                continue
             assert append.request is not None
             if isinstance(append, ProducerAppend):
                 append.request.finished(append)
@@ -358,26 +375,58 @@ class AppendManager:
         """
         finished: list[ReplicaAppend] = []
         append = queue.take_back()
-        if append is not None:
-            append.partition.made(append)
-            finished.append(append)
         try:
+            if type(append) is LaneAppend:
+                append.finish()
+            elif append is not None:
+                append.partition.made(append)
+                finished.append(append)
             while (append := queue.next()) is not None:
                 if append.partition.take_turn(append, queue):
                     finished.append(append)
         finally:
             self.finish(finished)
 
+    # ---- for the native lane ------------------------------------------------------------------------------
+
+    not_enough_replicas = staticmethod(not_enough_replicas_after_append)
+    no_longer_leader = staticmethod(no_longer_leader)
+
+    def appended(self, partition: Partition, has_moved: bool) -> None:
+        """Take notice of an append that the lane has made. `has_moved`: so has the high watermark."""
+        self._on_appended(partition, change_of(has_moved))
+
+    def take_over(self, append: LaneAppend) -> ProducerAppend:
+        """Return an append to make instead of the lane's, which the core declined or a disk thread held."""
+        request = Produce(
+            self,
+            {},
+            append.required_acks,
+            append.timeout_ms,
+            AppendOrigin.CLIENT,
+            internal_topics_allowed=False,
+            leader_epoch=None,
+            connection=append.connection,
+        )
+        request.future.add_done_callback(append.answer)
+        return ProducerAppend(
+            append.partition,
+            append.records,
+            append.required_acks,
+            connection=append.connection,
+            request=request,
+        )
+
     def shutdown(self) -> None:
         """Reject all further appends and those whose turn has not come: the broker stops."""
-        self._is_stopped = True
-        while self._unsubmitted:
-            request = self._unsubmitted.popleft()
+        self.is_stopped = True
+        while self.unsubmitted:
+            request = self.unsubmitted.popleft()
             self._submit(request, request.unsubmitted)
 
     def _partition_to_write(self, topic_partition: TopicPartition, request: Produce) -> Partition:
         """Return the partition if an append may be tried. Raises the errors with which `append` fails."""
-        if self._is_stopped:
+        if self.is_stopped:
             raise NotLeaderOrFollower(f"{topic_partition}: broker {self._broker_id} is shutting down")
         if topic_partition.topic in INTERNAL_TOPICS and not request.internal_topics_allowed:
             raise InvalidTopic(f"{topic_partition.topic} can only be written by the brokers")

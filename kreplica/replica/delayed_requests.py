@@ -240,6 +240,15 @@ class DelayedRequests:
         if self.produce.is_closed:
             self._fail_produces()
 
+    def await_token(
+        self, token: Any, key: int, required_offset: int, timeout_ms: int, mark: Watermark
+    ) -> None:
+        """Let a native append of one partition wait for the high watermark; its `complete` ends the wait."""
+        if not self.produce.watch(key, required_offset, timeout_ms, token, mark):
+            token.complete()
+        if self.produce.is_closed:
+            self._fail_produces()
+
     def await_commits(
         self,
         responses: Mapping[TopicPartition, PartitionResponse],

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
+from kreplica._core.produce_lane import wire_name
 from kreplica.common.errors import KafkaStorageError, NotLeaderOrFollower, UnknownTopicOrPartition
 from kreplica.common.locks import Lock
 from kreplica.common.metrics import MetricRegistry
@@ -15,6 +16,10 @@ from kreplica.common.types import TopicPartition
 
 if TYPE_CHECKING:
     from kreplica.replica.partition import Partition
+
+
+# Topics that only the brokers' own coordinators write to.
+INTERNAL_TOPICS = frozenset({"__consumer_offsets", "__transaction_state", "__share_group_state"})
 
 
 class HostedPartitions:
@@ -30,6 +35,8 @@ class HostedPartitions:
         self._partitions: dict[TopicPartition, Partition | None] = {}
         # get(topic_partition): return the partition if it is online here, else None.
         self.get: Callable[[TopicPartition], Partition | None] = self._partitions.get
+        # The online partitions that clients may write to, by their bytes in a request (see `wire_name`).
+        self.by_wire_name: dict[bytes, Partition] = {}
 
     def get_or_error(self, topic_partition: TopicPartition) -> Partition:
         """Return the partition.
@@ -52,7 +59,9 @@ class HostedPartitions:
         """
         with self._lock:
             if topic_partition not in self._partitions:
-                self._partitions[topic_partition] = create()
+                created = self._partitions[topic_partition] = create()
+                if topic_partition.topic not in INTERNAL_TOPICS:
+                    self.by_wire_name[wire_name(*topic_partition)] = created
             return self.get_or_error(topic_partition)
 
     def take_offline(self, topic_partition: TopicPartition) -> Partition | None:
@@ -60,11 +69,13 @@ class HostedPartitions:
         with self._lock:
             partition = self._partitions.get(topic_partition)
             self._partitions[topic_partition] = None
+            self.by_wire_name.pop(wire_name(*topic_partition), None)
             return partition
 
     def remove(self, topic_partition: TopicPartition) -> Partition | None:
         """Remove the partition from this broker. Returns it if it was online."""
         with self._lock:
+            self.by_wire_name.pop(wire_name(*topic_partition), None)
             return self._partitions.pop(topic_partition, None)
 
     def is_offline(self, topic_partition: TopicPartition) -> bool:

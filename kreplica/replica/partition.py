@@ -210,8 +210,6 @@ class Partition(LeaderState):
         "_brokers",
         "_damage_listener",
         "_isr_policy",
-        "_queue",
-        "_refused_sequences",
         "_replicas",
         "broker_id",
         "clock",
@@ -219,7 +217,6 @@ class Partition(LeaderState):
         "is_offline",
         "isr_history",
         "leader_and_isr",
-        "leader_isr_update_lock",
         "log",
         "low_watermark_waiters",
         "topic_partition",
@@ -255,14 +252,14 @@ class Partition(LeaderState):
         self.leader_isr_update_lock = RLock()
         # Guarded by leader_isr_update_lock:
         self.log: UnifiedLog | None = None
-        self._queue: AppendQueue | None = None
+        self.queue: AppendQueue | None = None
         self.term = Term(NO_LEADER, NO_LEADER_EPOCH)
         self.leader_and_isr: LeaderAndIsr | None = None
         self.state: PartitionState = CommittedPartitionState((), LeaderRecoveryState.RECOVERED)
         self._replicas: dict[int, Replica] = {}
         self.remote_replicas = self.watched_replicas = self.unwatched_replicas = ()
         # The lowest sequence number that was refused of each (producer id, epoch); see _note_refused.
-        self._refused_sequences: dict[tuple[int, int], int] = {}
+        self.refused_sequences: dict[tuple[int, int], int] = {}
 
     # ---- where it stands ----------------------------------------------------------------------------------
     # Each answer comes from a value that is replaced as a whole, so it needs no lock and may be a moment old.
@@ -461,7 +458,7 @@ class Partition(LeaderState):
             if former.leads:
                 former.watermark.close()
             self.term = Term(NO_LEADER, former.leader_epoch)
-            self.log = self._queue = None
+            self.log = self.queue = None
             self._assign_replicas(())
             self._set_state(CommittedPartitionState((), LeaderRecoveryState.RECOVERED))
 
@@ -494,7 +491,7 @@ class Partition(LeaderState):
     def _take_log(self, log: UnifiedLog) -> None:
         if self.log is log:
             return
-        self.log, self._queue = log, AppendQueue.of(log)
+        self.log, self.queue = log, AppendQueue.of(log)
         log.on_damage = self._on_damage
         # What was found before the listener was set.
         for damage in log.damages:
@@ -530,7 +527,7 @@ class Partition(LeaderState):
         UnifiedLog.append_as_leader; nothing is appended then. Errors of a FetchedAppend: NotLeaderOrFollower
         and FencedLeaderEpoch if the role has changed, OffsetsOutOfOrder, CorruptMessage, KafkaStorageError.
         """
-        queue = self._queue
+        queue = self.queue
         if queue is None:
             append.error = NotLeaderOrFollower(self._without_replica())
             return True
@@ -577,7 +574,7 @@ class Partition(LeaderState):
     def _make_as_leader(self, append: ProducerAppend, queue: AppendQueue) -> int:
         """Append a producer's batch in one native call if possible, or else with care. Return LEFT if it has
         to wait."""
-        records, refused = append.records, self._refused_sequences
+        records, refused = append.records, self.refused_sequences
         try:
             log = self.require_leader(append.required_acks)
         except (NotLeaderOrFollower, NotEnoughReplicas):
@@ -685,7 +682,7 @@ class Partition(LeaderState):
         producer_id, epoch, sequence = _producer_of(records)
         if producer_id < 0:
             return
-        refused, key = self._refused_sequences, (producer_id, epoch)
+        refused, key = self.refused_sequences, (producer_id, epoch)
         if sequence < refused.get(key, INT32_MAX):
             if len(refused) >= MAX_REFUSED_PRODUCERS and key not in refused:
                 del refused[next(iter(refused))]
@@ -694,7 +691,7 @@ class Partition(LeaderState):
     def _require_refused_first(self, log: UnifiedLog, records: Buffer) -> None:
         """Raise OutOfOrderSequenceNumber for a batch of an unknown producer if an earlier one was refused."""
         producer_id, epoch, sequence = _producer_of(records)
-        refused = self._refused_sequences.get((producer_id, epoch))
+        refused = self.refused_sequences.get((producer_id, epoch))
         if refused is None or sequence <= refused:
             return
         known = log.producers.last_entry(producer_id)
@@ -703,7 +700,7 @@ class Partition(LeaderState):
                 f"{self.topic_partition}: sequence {sequence} of producer {producer_id} cannot come before"
                 f" {refused}, which was refused; send that first"
             )
-        del self._refused_sequences[producer_id, epoch]
+        del self.refused_sequences[producer_id, epoch]
 
     def _refuse_leader(self) -> NoReturn:
         raise NotLeaderOrFollower(f"{self.topic_partition}: broker {self.broker_id} does not lead it")
@@ -869,8 +866,8 @@ class Partition(LeaderState):
         if log.maybe_increment_high_watermark(offset) is None:
             return False
         if log.state.is_unpublished:
-            assert self._queue is not None
-            self._queue.publish_soon()
+            assert self.queue is not None
+            self.queue.publish_soon()
         return True
 
     def is_about_to_join(self, replica: Replica, now_ms: int | None) -> bool:

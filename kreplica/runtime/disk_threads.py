@@ -32,6 +32,7 @@ class ThreadedDisk:
         # Finished jobs to report. Each turn of the loop reports only some, so that heartbeats are not
         # delayed.
         self._done: deque[DiskJob] = deque()
+        self._is_waking = False
         life.thread.post(self._watch)
 
     def submit(
@@ -44,8 +45,17 @@ class ThreadedDisk:
     ) -> bool:
         """Queue a job; see the port."""
         job.done = done
-        self._thread.submit(job, lane, lazily=lazily)
+        # The brief jobs of one turn of the loop wake the thread once.
+        quietly = not lazily and job.is_brief and self._life.thread.is_current()
+        self._thread.submit(job, lane, lazily=lazily, quietly=quietly)
+        if quietly and not self._is_waking:
+            self._is_waking = True
+            self._life.thread.post(self._wake)
         return False
+
+    def _wake(self) -> None:
+        self._is_waking = False
+        self._thread.wake()
 
     def aside(self, task: Callable[[], None], done: Callable[[], None]) -> bool:
         """Run a CPU-bound task; see the port.
@@ -79,8 +89,15 @@ class ThreadedDisk:
     def _take(self) -> None:
         is_reporting = bool(self._done)
         self._done.extend(self._thread.take())
-        if not is_reporting:
+        if is_reporting:
+            return
+        # What the reports post, such as answers to send, shares one turn.
+        is_turn = self._life.thread.begin_turn()
+        try:
             self._report()
+        finally:
+            if is_turn:
+                self._life.thread.end_turn()
 
     def _report(self) -> None:
         life = self._life

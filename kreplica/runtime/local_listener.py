@@ -20,7 +20,7 @@ from kreplica.broker.api_versions import PRODUCE, Scope
 from kreplica.broker.forwarding_manager import ForwardingManager
 from kreplica.broker.node import Node
 from kreplica.broker.node_config import SocketServerConfig
-from kreplica.broker.request_channel import RequestChannel
+from kreplica.broker.request_channel import Cancellable, RequestChannel
 from kreplica.common.future import Future
 from kreplica.common.messages.controllers import EnvelopeRequest
 from kreplica.common.ports import Clock, Loop
@@ -79,7 +79,7 @@ class LocalListener:
             loop=endpoint.loop("forwarding"),
             clock=clock,
         )
-        channel = RequestChannel(node.handle, node, forwarding=forwarding, scope=Scope.CLIENTS)
+        channel = RequestChannel(node.handle, node, forwarding=forwarding, scope=Scope.CLIENTS, lanes=node)
         self._channel = channel
 
         def handle(request: Any) -> Future[Any]:
@@ -118,7 +118,7 @@ class LocalListener:
         return waiting
 
 
-def _serve(serve: Callable[[], Future[Any] | None], waiting: Future[Any]) -> None:
+def _serve(serve: Callable[[], Cancellable | None], waiting: Future[Any]) -> None:
     """Serve a frame; cancelling `waiting` cancels the request."""
     under_way = serve()
     if under_way is not None:

@@ -176,7 +176,9 @@ class _Life:
         self._metadata_loop = self._loops.loop("metadata")
         self._servers = []
         for listen, scope in listeners.items():
-            channel = RequestChannel(self._handle, self.node, forwarding=forwarding, scope=scope)
+            channel = RequestChannel(
+                self._handle, self.node, forwarding=forwarding, scope=scope, lanes=self.node
+            )
             # On a listener only for clients, the end of a connection says nothing about another node.
             on_closed = None if scope == Scope.CLIENTS else self._client_left
             self._servers.append((listen, TcpServer(self._thread, channel.serve, config.server, on_closed)))

@@ -27,8 +27,8 @@ from functools import partial
 from typing import Any
 
 from kreplica.broker.node_config import SocketServerConfig
+from kreplica.broker.request_channel import Cancellable
 from kreplica.common.errors import BrokerNotAvailable, KreplicaError
-from kreplica.common.future import Future
 from kreplica.runtime.bounded_log import BoundedLog
 from kreplica.runtime.event_loop import EventLoopThread
 from kreplica.runtime.frame_reader import FrameReader
@@ -38,11 +38,13 @@ LOGGER = logging.getLogger(__name__)
 # API key, version and correlation id.
 SMALLEST_REQUEST = 8
 BACKLOG = 512
+# Larger answers are sent at once, so that a client that does not read them is not read from, either.
+ANSWER_BYTES_A_TURN = 65_536
 NO_SUCH_FAMILY = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL)
 
 # Takes an answer's buffers (None: no answer), or the error that closes the connection.
 Answered = Callable[[list[Any] | None, BaseException | None], object]
-Receive = Callable[[memoryview, str, Answered, object], "Future[Any] | None"]
+Receive = Callable[[memoryview, str, Answered, object], Cancellable | None]
 OnClosed = Callable[[str], object]
 
 
@@ -253,7 +255,7 @@ class _Slot:
         self.buffers: list[Any] | None = None
         self.error: BaseException | None = None
         # The work on the answer, which is cancelled when the connection closes.
-        self.under_way: Future[Any] | None = None
+        self.under_way: Cancellable | None = None
 
 
 class ServerConnection(asyncio.BufferedProtocol):
@@ -276,6 +278,8 @@ class ServerConnection(asyncio.BufferedProtocol):
         self._slots: deque[_Slot] = deque()
         self._in_flight_bytes = 0
         self._receiving_bytes = 0  # received bytes of an incomplete large frame
+        # Of requests whose answers are sent at the end of the turn, and of those answers.
+        self._answered_bytes = self._answer_bytes = 0
         self._is_paused = False  # reading is paused
         self._is_reader_slow = False  # the client does not read its answers fast enough
         self._is_ending = False  # further input is ignored
@@ -322,7 +326,12 @@ class ServerConnection(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         self._reader.buffer_updated(nbytes)
-        self._serve()
+        is_turn = self._server.thread.begin_turn()
+        try:
+            self._serve()
+        finally:
+            if is_turn:
+                self._server.thread.end_turn()
         receiving = self._reader.receiving_bytes
         if receiving != self._receiving_bytes:
             self._receiving_bytes = receiving
@@ -427,17 +436,27 @@ class ServerConnection(asyncio.BufferedProtocol):
         slot.buffers = buffers
         slot.is_done = True
         slot.under_way = None
-        server = self._server
-        if server.thread.is_current():
-            self._flush()
-            # Also for a closed connection: its request's bytes were in use until now.
-            server.memory.give_back(slot.size)
+        thread = self._server.thread
+        if thread.is_current():
+            self._finish(slot)
         else:
-            server.thread.post(partial(self._finish, slot))
+            thread.post(partial(self._finish, slot))
 
     def _finish(self, slot: _Slot) -> None:
+        # One write at the end of the turn takes all answers of the turn, unless they are large.
+        if not self._answered_bytes:
+            self._server.thread.post(self._send)
+        self._answered_bytes += slot.size
+        if slot.buffers is not None:
+            self._answer_bytes += sum(map(len, slot.buffers))
+            if self._answer_bytes >= ANSWER_BYTES_A_TURN:
+                self._send()
+
+    def _send(self) -> None:
+        size, self._answered_bytes, self._answer_bytes = self._answered_bytes, 0, 0
         self._flush()
-        self._server.memory.give_back(slot.size)
+        # Also for a closed connection: its requests' bytes were in use until now.
+        self._server.memory.give_back(size)
 
     def _flush(self) -> None:
         slots, ready = self._slots, []

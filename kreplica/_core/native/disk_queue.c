@@ -243,7 +243,8 @@ void kr_disk_destroy(kr_disk_queue *queue) {
 
 /* ---- its users ----------------------------------------------------------------------------------------------- */
 
-void kr_disk_submit(kr_disk_queue *queue, kr_job *job, int lazily) {
+void kr_disk_submit(kr_disk_queue *queue, kr_job *job, int how) {
+    int lazily = how == KR_LAZILY;
     job->next = NULL;
     job->finished = 0;
     job->submitted_ns = now_ns(CLOCK_MONOTONIC);
@@ -260,12 +261,19 @@ void kr_disk_submit(kr_disk_queue *queue, kr_job *job, int lazily) {
             choose_processor(queue, job);
             append(&queue->first, &queue->last, job);
         }
-        is_wanted = queue->asleep || (queue->dozing && !lazily);
+        is_wanted = how != KR_QUIETLY && (queue->asleep || (queue->dozing && !lazily));
     }
     pthread_mutex_unlock(&queue->lock);
     /* Signal without the lock, because the thread would wake only to wait for it. */
     if (is_wanted) pthread_cond_signal(&queue->wanted);
     if (is_noticed) notify(queue);
+}
+
+void kr_disk_wake(kr_disk_queue *queue) {
+    pthread_mutex_lock(&queue->lock);
+    int is_wanted = queue->first && (queue->asleep || queue->dozing);
+    pthread_mutex_unlock(&queue->lock);
+    if (is_wanted) pthread_cond_signal(&queue->wanted);
 }
 
 kr_job *kr_disk_take(kr_disk_queue *queue) {

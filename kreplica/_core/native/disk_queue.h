@@ -64,8 +64,12 @@ int kr_disk_start(kr_disk_queue *queue);
 void kr_disk_stop(kr_disk_queue *queue, int at_once);
 void kr_disk_destroy(kr_disk_queue *queue);
 
-/* Submit a job. `lazily`: it may wait for some ms, and others may overtake it. */
-void kr_disk_submit(kr_disk_queue *queue, kr_job *job, int lazily);
+/* How a job is submitted. KR_LAZILY: it may wait for some ms, and others may overtake it. KR_QUIETLY: the thread may
+ * sleep on until kr_disk_wake, so that it wakes once for several jobs. */
+enum { KR_NOW, KR_LAZILY, KR_QUIETLY };
+void kr_disk_submit(kr_disk_queue *queue, kr_job *job, int how);
+/* Wake the thread if it has jobs that were submitted quietly. */
+void kr_disk_wake(kr_disk_queue *queue);
 /* Return the jobs run since the last call, linked by `next`, and clear the notification. */
 kr_job *kr_disk_take(kr_disk_queue *queue);
 /* Wait until all jobs of the lane have run. */
