@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from kreplica.common import errors
     from kreplica.common.errors import KreplicaError
     from kreplica.common.types import TopicPartition
+    from kreplica.embedding import Partition
     from kreplica.engine import Log, LogAppendInfo, Record, RecordBatch
-    from kreplica.replica.partition import Partition
     from kreplica.replica.replica_manager import ReplicaManager
 
 __all__ = [
@@ -48,7 +48,7 @@ _MODULES = {
     "KreplicaError": "kreplica.common.errors",
     "Log": "kreplica.engine",
     "LogAppendInfo": "kreplica.engine",
-    "Partition": "kreplica.replica.partition",
+    "Partition": "kreplica.embedding",
     "Record": "kreplica.engine",
     "RecordBatch": "kreplica.engine",
     "RecordMetadata": "kreplica.client.producer",

@@ -25,7 +25,7 @@ import os
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from kreplica._core.record import Record
 from kreplica.broker.broker import Broker
@@ -45,8 +45,10 @@ from kreplica.common.locks import RLock
 from kreplica.common.ports import Transport
 from kreplica.common.types import TopicPartition, Uuid, check_topic_name
 from kreplica.controller.manual_controller import CONTROLLER_ID, ManualController, Topic
+from kreplica.log.unified_log import TimestampOffset
 from kreplica.replica.delayed_requests import PartitionResponse
-from kreplica.replica.partition import Partition
+from kreplica.replica.partition import Partition as Replica
+from kreplica.replica.partition_state import IsrHistory, LogReadInfo, OutOfIsr
 from kreplica.replica.replica_config import ReplicaConfig
 from kreplica.replica.replica_manager import ReplicaManager
 from kreplica.runtime.clock import SystemClock
@@ -306,6 +308,93 @@ class Controller:
         self._publish()
 
 
+class Partition(Protocol):
+    """What a program may ask a replica of `topic_partition`. All its answers may be a moment old."""
+
+    topic_partition: TopicPartition
+    isr_history: IsrHistory
+
+    @property
+    def is_leader(self) -> bool: ...
+
+    @property
+    def leader(self) -> int:
+        """The leader's broker id, or -1."""
+        ...
+
+    @property
+    def leader_epoch(self) -> int: ...
+
+    @property
+    def partition_epoch(self) -> int: ...
+
+    @property
+    def isr(self) -> tuple[int, ...]:
+        """The in-sync replicas that the controller has committed, as far as this broker knows."""
+        ...
+
+    @property
+    def replicas(self) -> tuple[int, ...]:
+        """The assigned brokers, in their order."""
+        ...
+
+    @property
+    def log_start_offset(self) -> int: ...
+
+    @property
+    def high_watermark(self) -> int: ...
+
+    @property
+    def log_end_offset(self) -> int: ...
+
+    @property
+    def is_under_replicated(self) -> bool:
+        """Whether this broker leads and a replica is out of sync."""
+        ...
+
+    @property
+    def is_under_min_isr(self) -> bool:
+        """Whether this broker leads with fewer replicas in sync than min.insync.replicas."""
+        ...
+
+    @property
+    def is_damaged(self) -> bool:
+        """Whether a range of the log cannot be read."""
+        ...
+
+    def why_not_in_isr(self, broker_id: int) -> OutOfIsr | None:
+        """Return why the replica left the ISR and what keeps it out now; None if it is in the ISR.
+
+        Raises NotLeaderOrFollower if this broker does not lead, ReplicaNotAvailable if the other is not a
+        replica.
+        """
+        ...
+
+    def fetch_records(
+        self,
+        fetch_offset: int,
+        max_bytes: int,
+        *,
+        isolation: str = "high_watermark",
+        only_leader: bool = True,
+    ) -> LogReadInfo:
+        """Return whole batches from the one that holds `fetch_offset` on, as a pinned slice.
+
+        `isolation`: log_end, high_watermark or txn_committed. Raises NotLeaderOrFollower, OffsetOutOfRange,
+        DamagedLog.
+        """
+        ...
+
+    def fetch_offset_for_timestamp(
+        self, timestamp: int, isolation: str = "high_watermark"
+    ) -> TimestampOffset:
+        """Return the first visible record at or after `timestamp` (ms); offset -1 if no record matches.
+
+        Raises NotLeaderOrFollower, OffsetNotAvailable.
+        """
+        ...
+
+
 class ReplicaNode:
     """One broker of your program: the replicas in `directory`, and the parts that replicate them.
 
@@ -377,6 +466,9 @@ class ReplicaNode:
         Raises UnknownTopicOrPartition, NotLeaderOrFollower if other brokers have it, KafkaStorageError if its
         disk failed.
         """
+        return self._replica(topic, partition)
+
+    def _replica(self, topic: str, partition: int) -> Replica:
         return self.manager.partitions.get_or_error(TopicPartition(topic, partition))
 
     def append(
@@ -411,7 +503,7 @@ class ReplicaNode:
         Ends at the high watermark. On a follower that may lie a moment behind the leader's. Raises as
         `partition`; while iterating OffsetOutOfRange, CorruptMessage, DamagedLog.
         """
-        log = self.partition(topic, partition).local_log
+        log = self._replica(topic, partition).local_log
         first = log.log_start_offset if start is None else start
         end = log.high_watermark
         for batch in log.batches(first, end, isolation="high_watermark"):

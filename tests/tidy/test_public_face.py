@@ -48,12 +48,19 @@ EMBEDDING_MEMBERS = {
         *("state", "subscribe", "unsubscribe", "handle", "close"),
     },
     "FrameTransport": {"send", "serve", "receive", "connection_closed", "watch_connections", "close"},
+    "Partition": {
+        *("topic_partition", "replicas", "is_leader", "leader", "leader_epoch", "partition_epoch"),
+        *("isr", "isr_history", "why_not_in_isr", "is_under_replicated", "is_under_min_isr", "is_damaged"),
+        *("log_start_offset", "high_watermark", "log_end_offset"),
+        *("fetch_records", "fetch_offset_for_timestamp"),
+    },
     "ReplicaNode": {"manager", "partition", "append", "read", "handle", "apply", "close"},
 }
 
 
 def members_of(kind: type) -> set[str]:
-    return {member for member in dir(kind) if not member.startswith("_")}
+    members = {*dir(kind), *vars(kind).get("__annotations__", {})}
+    return {member for member in members if not member.startswith("_")}
 
 
 def test_names_of_the_package() -> None:
