@@ -395,7 +395,7 @@ _EMPTY: dict[str, Any] = {
 # ---- versions ----------------------------------------------------------------------------------------------
 
 
-# (declared class, version) -> class of that version. Guarded by _VERSIONS_LOCK.
+# (declared class, version) -> class of that version, which is complete. Written under _VERSIONS_LOCK.
 _VERSIONS: dict[tuple[type[Message], int], type[Message]] = {}
 _VERSIONS_LOCK = process_lock()
 
@@ -407,17 +407,16 @@ def at(kind: type[M], version: int) -> type[M]:
     """
     if version == kind.__version__:
         return kind
+    known = _VERSIONS.get((kind, version))
+    if known is not None:
+        return known  # type: ignore[return-value]
     low, high = kind._versions
     if not low <= version <= high:
         raise UnsupportedVersion(
             f"{kind.__name__} version {version} is not declared; declared are {low} to {high}"
         )
     with _VERSIONS_LOCK:
-        made: type[M] = _narrowed(kind, version)  # type: ignore[assignment]
-        made.__api_key__, made.__version__ = kind.__api_key__, version
-        made.__flexible__ = version >= kind.FLEXIBLE_SINCE
-        made.FLEXIBLE_SINCE = kind.FLEXIBLE_SINCE
-        return made
+        return _narrowed(kind, version)  # type: ignore[return-value]
 
 
 def _narrowed(kind: type[Message], version: int) -> type[Message]:
@@ -443,6 +442,10 @@ def _narrowed(kind: type[Message], version: int) -> type[Message]:
         {**namespace, "__annotations__": {field.name: "" for field in fields}, "__module__": kind.__module__},
     )
     made._fields = fields
+    if hasattr(kind, "__api_key__"):
+        made.__api_key__, made.__version__ = kind.__api_key__, version
+        made.__flexible__ = version >= kind.FLEXIBLE_SINCE
+        made.FLEXIBLE_SINCE = kind.FLEXIBLE_SINCE  # type: ignore[attr-defined]
     _VERSIONS[kind, version] = made  # type: ignore[assignment]
     return _VERSIONS[kind, version]
 

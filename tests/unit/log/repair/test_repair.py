@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -71,12 +72,15 @@ def copy(tmp_path: Path) -> Callable[[str], Path]:
 def log(tmp_path: Path) -> Path:
     """A log of three segments of four batches with three records each, closed in order."""
     path = tmp_path / "orders-0"
+    # All records have one timestamp, so that the time index has an entry for the first batch only.
+    now_ms = time.time_ns() // 1_000_000
     with kreplica.Log.open(path) as log:
         for segment in range(3):
             if segment:
                 log.roll()
             for batch in range(4):
-                log.append([b"%d/%d" % (segment, batch)] * 3, leader_epoch=segment)
+                record = (None, b"%d/%d" % (segment, batch), [], now_ms)
+                log.append([record] * 3, leader_epoch=segment)
     return path
 
 
