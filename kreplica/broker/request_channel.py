@@ -41,16 +41,14 @@ from kreplica.common.message_reader import MessageReader, read_message
 from kreplica.common.message_writer import NO_TAGS, MessageWriter, write_message
 from kreplica.common.messages.controllers import EnvelopeRequest, EnvelopeResponse
 from kreplica.common.messages.data import ApiVersion, ApiVersionsResponse
-from kreplica.common.types import Uuid
-from kreplica.common.wire import NO_THROTTLE, uuid_of
+from kreplica.common.wire import NO_THROTTLE
+from kreplica.raft.raft_messages import METADATA_TOPIC_ID
 
 Handle = Callable[[Any, RequestContext], Future[Any]]
 # The buffers of an answer's frame; None if the request gets no answer.
 Answer = list[Any] | None
 # Takes an answer, or the error that makes an answer impossible.
 Answered = Callable[[Answer, BaseException | None], object]
-
-METADATA_TOPIC_ID = uuid_of(Uuid.METADATA_TOPIC)
 
 
 def _is_fetch_of_node(request: Any) -> bool:

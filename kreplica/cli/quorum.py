@@ -15,9 +15,8 @@ from kreplica.common.messages.quorum import (
     Listener,
     RemoveRaftVoterRequest,
 )
-from kreplica.common.types import Uuid
+from kreplica.common.types import METADATA_TOPIC, Uuid
 from kreplica.common.wire import error_of, topic_id_of, uuid_of
-from kreplica.raft.raft_messages import METADATA_TOPIC
 
 DESCRIBE_QUORUM = 55
 DESCRIBE_CLUSTER = 60

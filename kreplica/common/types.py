@@ -131,6 +131,7 @@ class Uuid:
 
 Uuid.ZERO = Uuid(bytes(16))
 Uuid.METADATA_TOPIC = Uuid(bytes(15) + b"\x01")
+METADATA_TOPIC = "__cluster_metadata"
 
 
 class AppendOrigin(enum.Enum):

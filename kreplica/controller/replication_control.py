@@ -78,7 +78,7 @@ from kreplica.common.messages.controllers import (
 )
 from kreplica.common.messages.controllers import AssignReplicasToDirsResponseTopicData as AssignedTopic
 from kreplica.common.ports import Random
-from kreplica.common.types import TopicPartition, Uuid, check_topic_name
+from kreplica.common.types import METADATA_TOPIC, TopicPartition, Uuid, check_topic_name
 from kreplica.common.wire import NO_THROTTLE, topic_id_of
 from kreplica.controller.cluster_control import check_broker_epoch
 from kreplica.controller.controller_broker_request_batch import ControllerBrokerRequestBatch
@@ -107,7 +107,6 @@ from kreplica.controller.topic_deletion_manager import TopicDeletionManager
 from kreplica.metadata.cluster_metadata import TOPIC_RESOURCE
 from kreplica.metadata.records import ConfigRecord, PartitionChangeRecord, TopicRecord
 
-METADATA_TOPIC = "__cluster_metadata"
 MAX_PARTITIONS_PER_BATCH = 10_000
 # The source of a topic's setting, as in DescribeConfigs.
 DYNAMIC_TOPIC_CONFIG, DEFAULT_CONFIG = 1, 5

@@ -20,7 +20,7 @@ from kreplica.common.errors import (
     SnapshotMissing,
 )
 from kreplica.common.ports import Storage
-from kreplica.common.types import TopicPartition, Uuid
+from kreplica.common.types import METADATA_TOPIC, TopicPartition, Uuid
 from kreplica.log.checkpoint import EpochEntry
 from kreplica.log.file_names import LOG_SUFFIX, STATE_FILE, parse_file_name
 from kreplica.log.partition_metadata_file import PartitionMetadataFile
@@ -38,7 +38,7 @@ from kreplica.raft.snapshots import (
 if TYPE_CHECKING:
     from kreplica.log.verify import Problem
 
-TOPIC_PARTITION = TopicPartition("__cluster_metadata", 0)
+TOPIC_PARTITION = TopicPartition(METADATA_TOPIC, 0)
 METADATA_LOG = str(TOPIC_PARTITION)
 
 LOGGER = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ from kreplica.common.errors import KreplicaError, NotLeaderOrFollower
 from kreplica.common.messages.quorum import DescribeQuorumResponse, Listener, Node, ReplicaState
 from kreplica.common.messages.quorum import DescribeQuorumResponsePartitionData as PartitionData
 from kreplica.common.messages.quorum import DescribeQuorumResponseTopicData as TopicData
-from kreplica.common.types import Uuid
+from kreplica.common.types import METADATA_TOPIC, Uuid
 from kreplica.common.wire import uuid_of
 from kreplica.raft.epoch_state import (
     EpochState,
@@ -26,7 +26,7 @@ from kreplica.raft.epoch_state import (
     UnattachedState,
 )
 from kreplica.raft.raft_context import RaftContext
-from kreplica.raft.raft_messages import METADATA_PARTITION, METADATA_TOPIC, only_partition, or_no_node
+from kreplica.raft.raft_messages import METADATA_PARTITION, only_partition, or_no_node
 
 
 def describe_quorum(context: RaftContext, request: Any) -> DescribeQuorumResponse:

@@ -57,13 +57,12 @@ from kreplica.common.messages.quorum import (
 )
 from kreplica.common.messages.quorum import LeaderIdAndEpoch as SnapshotLeader
 from kreplica.common.messages.quorum import SnapshotId as FetchedSnapshotId
-from kreplica.common.types import Uuid
+from kreplica.common.types import METADATA_TOPIC, Uuid
 from kreplica.common.wire import NO_THROTTLE, topic_id_of, uuid_of
 from kreplica.metadata.control_records import VoterEndpoint
 from kreplica.metadata.image_format import OffsetAndEpoch
 from kreplica.raft.voter_set import ReplicaKey
 
-METADATA_TOPIC = "__cluster_metadata"
 METADATA_TOPIC_ID = uuid_of(Uuid.METADATA_TOPIC)
 METADATA_TOPIC_NUMBER = METADATA_TOPIC_ID.int
 METADATA_PARTITION = 0

@@ -12,6 +12,7 @@ the actions it needs (sim.reduction). Thread rule: one thread.
 from __future__ import annotations
 
 import random
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Container, Iterator, Sequence
 from typing import ClassVar
@@ -51,7 +52,7 @@ class Actions:
         return self._moments.expovariate(1 / mean_ms)
 
 
-class Driver:
+class Driver(ABC):
     """One random run. A subclass makes the cluster, its load and its faults, and decides when it is well.
 
     `counts`: how often each thing happened. Over many runs each name of EXPECTED must occur, or they prove
@@ -127,21 +128,21 @@ class Driver:
 
     # ---- what a subclass adds -----------------------------------------------------------------------------
 
+    @abstractmethod
     def ails(self) -> Iterator[str]:
         """Yield what is wrong with the cluster while no fault is left; nothing if it is well."""
-        raise NotImplementedError
 
+    @abstractmethod
     def story(self) -> Story:
         """Record the story of the run from now on; call it before `run`."""
-        raise NotImplementedError
 
-    def begin(self) -> None:
+    def begin(self) -> None:  # noqa: B027
         """Start the cluster, if the constructor has not."""
 
-    def healed(self) -> None:
+    def healed(self) -> None:  # noqa: B027
         """Check the cluster further when it is well after a round."""
 
-    def finish(self) -> None:
+    def finish(self) -> None:  # noqa: B027
         """Check the run as a whole, and add what other objects have counted."""
 
     # ---- internals ----------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ of its own, and has a table of how often each is drawn. Thread rule: one thread.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -321,7 +322,7 @@ class Faults:
         self._cluster.scheduler.add("fault", summary, action, delay_ns=int(delay_ms * NANOSECONDS_PER_MS))
 
 
-class ReplicaFaults(Faults):
+class ReplicaFaults(Faults, ABC):
     """Faults of a cluster with replicated partitions: bits also rot, in a place that can be repaired."""
 
     def __init__(
@@ -371,9 +372,9 @@ class ReplicaFaults(Faults):
                 leader = self._cluster.program(state.leader)
                 leader.replica_manager.delete_records({state.topic_partition: offset})
 
+    @abstractmethod
     def _elect_past_rot(self, state: LeaderAndIsr) -> None:
         """Let another replica lead, uncleanly."""
-        raise NotImplementedError
 
 
 def _refuse(refused: tuple[str, ...], operation: str, path: str) -> None:

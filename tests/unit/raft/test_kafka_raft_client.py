@@ -20,10 +20,10 @@ from kreplica.common.messages.quorum import (
     DescribeQuorumRequestPartitionData,
     DescribeQuorumRequestTopicData,
 )
+from kreplica.common.types import METADATA_TOPIC
 from kreplica.metadata.image_format import OffsetAndEpoch
 from kreplica.raft.epoch_state import FollowerState, LeaderState, ResignedState
 from kreplica.raft.raft_messages import (
-    METADATA_TOPIC,
     FetchPosition,
     Standing,
     make_begin_request,
