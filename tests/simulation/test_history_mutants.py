@@ -17,6 +17,7 @@ from kreplica.sim.brokers.driver import BrokerDriver, draw_workload
 from kreplica.sim.invariants.violation import InvariantViolated
 from kreplica.sim.nodes.driver import NodeDriver
 from kreplica.sim.quorum.quorum_driver import QuorumDriver
+from tests.mutants.client_mutants import CLIENT_MUTANTS
 from tests.mutants.control_mutants import CONTROL_MUTANTS
 from tests.mutants.history_mutants import HISTORY_MUTANTS
 from tests.mutants.mutants import MUTANTS, built_in
@@ -48,6 +49,7 @@ ALL_MUTANTS = {
     **MUTANTS,
     **HISTORY_MUTANTS,
     **CONTROL_MUTANTS,
+    **CLIENT_MUTANTS,
     **QUORUM_MUTANTS,
     **QUORUM_HISTORY_MUTANTS,
 }

@@ -80,6 +80,8 @@ class VoterChanges:
 
 PRODUCERS = 2
 CONSUMERS = 2
+# Appends that a producer makes to one partition at once.
+MOST_AT_ONCE = 4
 MOST_TOPICS = 5
 MOST_PARTITIONS = 4
 # A deletion of records completes when all replicas have learned of it, or after this time.
@@ -127,7 +129,8 @@ class NodeLoad(Load):
         # The position from which committed records of each partition are read next.
         self._committed: Counter[TopicPartition] = Counter()
         self.kinds = {
-            self._produce_once: 44,
+            self._produce_once: 36,
+            self._produce_several: 8,
             self._produce_plainly: 12,
             self._consume: 34,
             self._produce_in_transaction: 10,
@@ -162,14 +165,23 @@ class NodeLoad(Load):
     def _produce_once(self) -> None:
         self._send(-1, self._new_values(""))
 
+    def _produce_several(self) -> None:
+        """Make several appends at once, which the producer sends as one batch."""
+        at, process = self._any_partition(), self._random.randrange(PRODUCERS)
+        for _ in range(2 + self._random.randrange(MOST_AT_ONCE - 1)):
+            self._send(-1, self._new_values(""), at, process)
+
     def _produce_plainly(self) -> None:
         self._send(self._random.choice((1, 1, 0)), self._new_values(PLAIN))
 
-    def _send(self, acks: int, values: list[str]) -> None:
-        at = self._any_partition()
+    def _send(
+        self, acks: int, values: list[str], at: TopicPartition | None = None, process: int | None = None
+    ) -> None:
+        at = at or self._any_partition()
         if at is None:
             return
-        process = self._random.randrange(PRODUCERS)
+        if process is None:
+            process = self._random.randrange(PRODUCERS)
         records = [value.encode() for value in values]
         answer = self._producers[process].producer.send(at, records, acks=acks)
         self.sends.append(None)
@@ -400,6 +412,8 @@ def draw_topic_settings(random: Random) -> dict[str, object]:
         # A power cut may remove the end of a segment and leave the next segment, which counts as damage.
         "segment.bytes": 2_048 if durability == "fsync_quorum" else 65_536,
         "retention.bytes": (-1, 6_000)[random.randrange(2)],
+        # An append fits, several together do not.
+        "max.message.bytes": (1_048_588, 1_048_588, 120)[random.randrange(3)],
     }
 
 

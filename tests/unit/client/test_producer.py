@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import random
 from dataclasses import replace
 from datetime import timedelta
@@ -23,6 +24,8 @@ from kreplica.common.messages.data import (
 from kreplica.common.types import TopicPartition
 from kreplica.replica.replica_config import ReplicaConfig
 from kreplica.sim.network import LinkConditions
+from tests.mutants.client_mutants import CLIENT_MUTANTS
+from tests.mutants.mutants import built_in
 from tests.support.clients import AT, CLIENT_NODE, CONFIG, Stage
 from tests.support.replicas import TOPIC
 
@@ -627,3 +630,27 @@ def test_over_a_bad_network_each_of_many_appends_has_its_own_outcome(seed):
             elif "it was not appended" in str(outcome):
                 assert values[0] not in stored
         assert acked > 30
+
+
+@pytest.mark.parametrize(
+    ("name", "scenario"),
+    [
+        ("give_each_the_offset_of_the_batch", test_appends_that_wait_are_one_batch_and_each_has_its_offsets),
+        ("split_appends", test_an_append_is_never_in_two_batches),
+        ("answer_one_of_a_failed_batch", test_appends_of_a_batch_that_fails_have_errors_of_their_own),
+        ("expire_the_whole_batch", test_an_append_that_expires_in_flight_leaves_the_others_there),
+        ("refuse_the_whole_batch", test_a_batch_that_is_too_large_together_is_sent_in_parts),
+        ("send_what_has_expired", test_an_append_that_expires_before_it_is_sent_is_left_out_of_its_batch),
+        ("send_each_partition_alone", test_partitions_of_one_leader_share_a_request),
+        ("number_parts_from_the_first", test_a_batch_that_is_too_large_together_is_sent_in_parts),
+    ],
+)
+def test_a_mutant_is_caught(name, scenario):
+    takes_stage = "stage" in inspect.signature(scenario).parameters
+    with built_in(CLIENT_MUTANTS[name]), pytest.raises(AssertionError):
+        scenario(*([Stage()] if takes_stage else []))
+
+
+def test_every_mutant_is_caught():
+    [cases] = [mark.args[1] for mark in test_a_mutant_is_caught.pytestmark]
+    assert {name for name, _ in cases} == CLIENT_MUTANTS.keys()
