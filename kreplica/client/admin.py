@@ -24,6 +24,7 @@ from kreplica.common.errors import (
     TopicAlreadyExists,
     UnknownServerError,
     UnknownTopicOrPartition,
+    timed_out,
 )
 from kreplica.common.future import Future
 from kreplica.common.messages.administration import (
@@ -249,9 +250,8 @@ class Admin:
     def _request(self, asked: _Ask) -> Any | None:
         if self._left_ms(asked) > 0:
             return asked.request
-        error = RequestTimedOut(f"{type(asked.request).__name__}: no controller carried it out in time")
-        error.__cause__ = asked.last_error
-        asked.future.set_exception(error)
+        what = f"{type(asked.request).__name__}: no controller carried it out in time"
+        asked.future.set_exception(timed_out(what, asked.last_error))
         return None
 
     def _take(self, asked: _Ask, reply: Future[Any]) -> bool:

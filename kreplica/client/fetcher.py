@@ -17,7 +17,7 @@ from kreplica._core.records import BatchIterator, batches
 from kreplica.client.client_config import ClientConfig
 from kreplica.client.client_metadata import ClientMetadata, TopicInfo
 from kreplica.common.dataclass import dataclass, field
-from kreplica.common.errors import KreplicaError, RequestTimedOut, UnknownServerError
+from kreplica.common.errors import KreplicaError, UnknownServerError, timed_out
 from kreplica.common.future import Future
 from kreplica.common.message import maker
 from kreplica.common.messages.data import (
@@ -182,9 +182,7 @@ class Fetcher:
         self._ask(asked)
 
     def _expire(self, asked: _Question[Any]) -> None:
-        error = RequestTimedOut(f"{asked.at}: no leader answered in time")
-        error.__cause__ = asked.last_error
-        self._end(asked, error, None)
+        self._end(asked, timed_out(f"{asked.at}: no leader answered in time", asked.last_error), None)
 
     def _end(self, asked: _Question[Any], error: BaseException | None, result: Any) -> None:
         if asked.timer is not None:

@@ -19,6 +19,7 @@ from kreplica.common.errors import (
     KreplicaError,
     NotCoordinator,
     RequestTimedOut,
+    timed_out,
 )
 from kreplica.common.future import Future
 from kreplica.common.messages.groups import FindCoordinatorRequest, FindCoordinatorResponse
@@ -85,9 +86,8 @@ class GroupSession:
     def _send(self, asked: _Ask) -> None:
         left_ms = asked.deadline_ms - monotonic_ms(self._clock)
         if left_ms <= 0:
-            error = RequestTimedOut(f"group {self._group_id}: no coordinator answered in time")
-            error.__cause__ = asked.last_error
-            asked.future.set_exception(error)
+            what = f"group {self._group_id}: no coordinator answered in time"
+            asked.future.set_exception(timed_out(what, asked.last_error))
         elif self._coordinator is None:
             self._waiting.append(asked)
             self._look()

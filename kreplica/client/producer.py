@@ -36,6 +36,7 @@ from kreplica.common.errors import (
     RequestTimedOut,
     UnknownServerError,
     UnknownTopicOrPartition,
+    timed_out,
 )
 from kreplica.common.future import FINISHED, PENDING, Future, fail_all, failed, finish_all, then
 from kreplica.common.leader_and_isr import NO_LEADER
@@ -563,9 +564,7 @@ class PartitionSender:
 
     def _timed_out(self, is_unknown: bool, cause: BaseException | None) -> RequestTimedOut:
         how = "it is unknown whether it was appended" if is_unknown else "it was not appended"
-        error = RequestTimedOut(f"{self.at}: not acknowledged in time; {how}")
-        error.__cause__ = cause
-        return error
+        return timed_out(f"{self.at}: not acknowledged in time; {how}", cause)
 
     # ---- a leader that does not answer ---------------------------------------------------------------------
 

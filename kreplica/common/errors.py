@@ -94,7 +94,7 @@ class ReplicaNotAvailable(InvalidMetadata, code=9):
 
 
 class MessageTooLarge(KreplicaError, code=10):
-    """A record or batch is larger than max.message.bytes."""
+    """A record or batch is too large."""
 
 
 class StaleControllerEpoch(KreplicaError, code=11):
@@ -210,7 +210,7 @@ class NotController(KreplicaError, code=41, retriable=True):
 
 
 class InvalidRequest(KreplicaError, code=42):
-    """The request contradicts itself."""
+    """A request or another message of the protocol is invalid."""
 
 
 class UnsupportedForMessageFormat(KreplicaError, code=43):
@@ -650,6 +650,13 @@ def exception_for_os(error: OSError, what: str) -> KreplicaError:
     made = exception_for(_status.status_of_errno(number), what)
     named = "" if error.filename is None else f" ({error.filename})"
     return type(made)(f"{what}: {os.strerror(number)}{named}")
+
+
+def timed_out(what: str, last: BaseException | None) -> RequestTimedOut:
+    """Return the error of an operation that ran out of time; `last`: the error of its last try, if any."""
+    error = RequestTimedOut(what if last is None else f"{what}; the last error was {last!r}")
+    error.__cause__ = last
+    return error
 
 
 def known_error(error: BaseException) -> KreplicaError:

@@ -85,6 +85,7 @@ def test_there_is_no_such_topic(stage):
     stage.pass_time(500)
     assert isinstance(future.exception(), errors.RequestTimedOut)
     assert isinstance(future.exception().__cause__, errors.UnknownTopicOrPartition)
+    assert "UnknownTopicOrPartition" in str(future.exception())
 
 
 def test_where_a_partition_begins_and_ends(stage):

@@ -148,7 +148,9 @@ def test_it_gives_up_in_time_and_says_what_is_known(stage):
     stage.until_done(never_sent)
     assert isinstance(never_sent.exception(), errors.RequestTimedOut)
     assert "it is unknown whether it was appended" in str(never_sent.exception())
-    assert isinstance(never_sent.exception().__cause__, errors.NetworkException)
+    cause = never_sent.exception().__cause__
+    assert isinstance(cause, errors.NetworkException)
+    assert str(never_sent.exception()).endswith(f"; the last error was {cause!r}")
 
 
 def test_what_comes_after_a_batch_that_was_given_up(stage):
