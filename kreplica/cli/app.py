@@ -316,7 +316,10 @@ def offsets(
     directories: Annotated[
         list[Path],
         typer.Argument(
-            exists=True, file_okay=False, help="Directories of partitions or nodes.", show_default=False
+            exists=True,
+            file_okay=False,
+            help="Directories of partitions, nodes or clusters.",
+            show_default=False,
         ),
     ],
     topic: Annotated[list[str] | None, typer.Option(help="Only this topic; may be repeated.")] = None,

@@ -29,16 +29,32 @@ class Replica(NamedTuple):
 
 
 def replicas_in(storage: Storage, path: str) -> list[Replica]:
-    """Return the replicas in `path`. Raises InvalidFile for a path that is not a directory or has none."""
+    """Return the replicas in `path`: a partition's directory, a log directory, or the directory of a cluster.
+
+    Raises InvalidFile for a path that is not a directory or has no replicas.
+    """
     if not storage.is_directory(path):
         raise InvalidFile(f"{path}: there is no such directory")
-    inside = [path]
-    if not is_partition(storage, path):
-        names = LogDirectory(storage, path).partitions()[0]
-        inside = [f"{path}/{name}" for name in names if is_partition(storage, f"{path}/{name}")]
+    inside = [path] if is_partition(storage, path) else _partitions_in(storage, path)
     if not inside:
-        raise InvalidFile(f"{path}: neither a partition's directory nor a directory of partitions")
+        below = sorted(f"{path}/{name}" for name in storage.list_directory(path))
+        inside = [
+            found
+            for each in below
+            if storage.is_directory(each) and not is_partition(storage, each)
+            for found in _partitions_in(storage, each)
+        ]
+    if not inside:
+        raise InvalidFile(
+            f"{path}: neither a partition's directory, nor a directory of partitions, nor that of a cluster"
+        )
     return [Replica(_partition_of(directory), directory) for directory in inside]
+
+
+def _partitions_in(storage: Storage, path: str) -> list[str]:
+    """Return the partitions' directories in a log directory."""
+    names = LogDirectory(storage, path).partitions()[0]
+    return [f"{path}/{name}" for name in names if is_partition(storage, f"{path}/{name}")]
 
 
 def _partition_of(directory: str) -> TopicPartition:

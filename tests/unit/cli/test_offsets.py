@@ -53,6 +53,16 @@ def test_the_lag_of_a_group(tmp_path: Path) -> None:
     assert (other["committed_offset"], other["lag"]) == (None, None)
 
 
+def test_the_directory_of_a_cluster(tmp_path: Path) -> None:
+    with kreplica.Cluster(2, tmp_path / "cluster") as cluster:
+        cluster.create_topic("orders", partitions=1, replication_factor=2)
+        cluster.append("orders", [b"a", b"b"])
+    nodes = [f"{tmp_path}/cluster/node-{number}/orders-0" for number in (1, 2)]
+    assert [(row["directory"], row["log_end_offset"]) for row in offsets(tmp_path / "cluster")] == [
+        (each, 2) for each in nodes
+    ]
+
+
 def test_for_people() -> None:
     result = CliRunner().invoke(app, ["offsets", str(KAFKA / "segments-0")])
     (line,) = [line for line in result.stdout.splitlines() if "segments-0" in line]
@@ -62,7 +72,7 @@ def test_for_people() -> None:
 
 def test_what_cannot_be_looked_at(tmp_path: Path) -> None:
     for arguments, text in (
-        ([tmp_path], "neither a partition's directory nor a directory of partitions"),
+        ([tmp_path], "neither a partition's directory, nor a directory of partitions, nor that of a cluster"),
         ([KAFKA / "segments-0", "--group", "group"], "none of these directories holds a partition of"),
     ):
         result = CliRunner().invoke(app, ["offsets", *map(str, arguments)])
