@@ -11,11 +11,14 @@ cdef class MessageWriter:
     cdef list _buffers
     cdef int64_t _size          # total size of the buffers
     cdef int _depth             # nesting of the tagged fields being written
+    cdef Field *_at             # the field that is written, of the innermost structure
 
     cdef uint8_t *_room(self, int64_t size) except NULL
     cdef int _bytes(self, const uint8_t *data, int64_t size) except -1
     cdef int _varint(self, int64_t value) except -1
     cdef int _structure(self, MessageSchema schema, object entity) except -1
+    cdef int _fields(self, MessageSchema schema, object entity) except -1
+    cdef str _described(self, MessageSchema schema, object entity, object error)
     cdef int _tags(self, MessageSchema schema, object entity) except -1
     cdef int _all_tags(self, MessageSchema schema, object entity, object unknown) except -1
     cdef int _tagged(self, Field *field, object value) except -1

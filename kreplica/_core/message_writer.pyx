@@ -139,11 +139,29 @@ cdef class MessageWriter:
     # ---- structures ----------------------------------------------------------------------------------------
 
     cdef int _structure(self, MessageSchema schema, object entity) except -1:
+        if type(entity) is not schema.entity:
+            raise TypeError(f"{schema.entity.__name__} is required")
+        try:
+            self._fields(schema, entity)
+        except (TypeError, ValueError, OverflowError, AttributeError) as error:
+            # Structures around this one do not catch what this raises.
+            check(BAD_MESSAGE, self._described(schema, entity, error))
+        return 0
+
+    cdef str _described(self, MessageSchema schema, object entity, object error):
+        cdef str at = f"{schema.entity.__name__}.{(<object>self._at.slot).__name__}"
+        if isinstance(error, (ValueError, OverflowError)):
+            return f"{at}: {error}"
+        value = self._at.get(self._at.slot, <PyObject *>entity, <PyObject *>schema.entity)
+        if self._at.is_array and isinstance(value, (list, tuple)):
+            types = ", ".join(sorted({type(each).__name__ for each in value}))
+            return f"{at}: an item of type {types} does not fit: {error}"
+        return f"{at}: a value of type {type(value).__name__} does not fit: {error}"
+
+    cdef int _fields(self, MessageSchema schema, object entity) except -1:
         cdef int _left
         cdef Field *field = schema.plain
         cdef object value
-        if type(entity) is not schema.entity:
-            check(BAD_MESSAGE, f"a {type(entity).__name__} instead of a {schema.entity.__name__}")
         for _left in range(schema.plain_count):
             value = field.get(field.slot, <PyObject *>entity, <PyObject *>schema.entity)
             self._field(field, value, schema.is_flexible, False)
@@ -231,6 +249,7 @@ cdef class MessageWriter:
     # ---- fields --------------------------------------------------------------------------------------------
 
     cdef int _field(self, Field *field, object value, bint is_flexible, bint is_tagged) except -1:
+        self._at = field
         if value is None and not field.is_nullable and field.default != <PyObject *>None:
             value = <object>field.default
         if field.is_array:
@@ -247,7 +266,7 @@ cdef class MessageWriter:
         if values is not None:
             size = len(values)
         elif not field.is_nullable:
-            check(BAD_MESSAGE, "null for an array that is not nullable")
+            raise ValueError("null for an array that is not nullable")
         if is_flexible:
             self._varint(size + 1)
         else:
@@ -285,7 +304,7 @@ cdef class MessageWriter:
             return 0
         if kind == BOOL:
             if value is not True and value is not False:
-                check(BAD_MESSAGE, f"{value!r} instead of a boolean")
+                raise TypeError("a boolean is required")
             self._room(1)[0] = value is True
             return 0
         return self._rare_value(field, value)
@@ -324,7 +343,7 @@ cdef class MessageWriter:
 
     cdef int _number(self, int64_t number, int64_t low, int64_t high) except -1:
         if not low <= number <= high:
-            check(BAD_MESSAGE, f"{number} is out of range: {low} to {high} are allowed")
+            raise ValueError(f"{number} is out of range: {low} to {high} are allowed")
         return 0
 
     # ---- values with a length ------------------------------------------------------------------------------
@@ -335,14 +354,14 @@ cdef class MessageWriter:
         cdef Py_buffer buffer
         if value is None:
             if not is_nullable:
-                check(BAD_MESSAGE, "null for a field that is not nullable")
+                raise ValueError("null for a field that is not nullable")
             return self._size_of(field, -1, is_flexible)
         if PyUnicode_Check(value) != (field.kind == STRING):
-            check(BAD_MESSAGE, f"a {type(value).__name__} instead of {'text' if field.kind == STRING else 'bytes'}")
+            raise TypeError("text is required" if field.kind == STRING else "bytes are required")
         if field.kind == STRING:
             text = PyUnicode_AsUTF8AndSize(value, &size)
             if size > MOST_TEXT:
-                check(BAD_MESSAGE, f"a string of {size} bytes; at most {MOST_TEXT} bytes are allowed")
+                raise ValueError(f"a string of {size} bytes; at most {MOST_TEXT} bytes are allowed")
             self._size_of(field, size, is_flexible)
             return self._bytes(<const uint8_t *>text, size)
         PyObject_GetBuffer(value, &buffer, PyBUF_SIMPLE)

@@ -614,9 +614,7 @@ def encode(message: Message, version: int, prefix: bytes = b"") -> bytes:
     try:
         return into.content(schema, message)
     except InvalidRequest as error:
-        raise InvalidRecord(f"{type(message).__name__}: {_reason(error)}") from None
-    except (TypeError, AttributeError, ValueError, OverflowError) as error:
-        raise InvalidRecord(f"{type(message).__name__}: {error}") from None
+        raise InvalidRecord(_reason(error)) from None
 
 
 def decode(kind: type[M], version: int, data: Buffer, start: int = 0, *, may_have_more: bool = False) -> M:
@@ -637,7 +635,7 @@ def decode(kind: type[M], version: int, data: Buffer, start: int = 0, *, may_hav
 
 
 def _reason(error: InvalidRequest) -> str:
-    # Without the description of InvalidRequest, which is about requests.
+    # Without the description of InvalidRequest.
     return str(error).rpartition(": ")[0]
 
 

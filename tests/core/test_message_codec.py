@@ -185,8 +185,31 @@ def test_large_buffers_are_entries_of_their_own() -> None:
 def test_an_entity_of_another_class_is_not_written() -> None:
     with pytest.raises(TypeError, match="Pair does not fit the schema of Box"):
         MessageWriter().write(box("int8"), Pair(1, 2))
-    with pytest.raises(InvalidRequest, match="Pair instead of a Box"):
+    with pytest.raises(
+        InvalidRequest, match=r"Box\.held: a value of type Pair does not fit: Box is required"
+    ):
         written(box("structure", schema=box("int8")), Box(Pair(1, 2)))
+
+
+@pytest.mark.parametrize(
+    ("kind", "array", "value", "words"),
+    [
+        ("string", False, 5, r"Box\.held: a value of type int does not fit: text is required"),
+        ("bytes", False, "x", r"Box\.held: a value of type str does not fit: bytes are required"),
+        ("bool", False, 1, r"Box\.held: a value of type int does not fit: a boolean is required"),
+        ("int32", False, "x", r"Box\.held: a value of type str does not fit: "),
+        ("timedelta_i64", False, 5, r"Box\.held: a value of type int does not fit: "),
+        ("int8", True, 5, r"Box\.held: a value of type int does not fit: "),
+        ("string", True, ["x", 5], r"Box\.held: an item of type int, str does not fit: text is required"),
+        ("int8", False, 300, r"Box\.held: 300 is out of range: -128 to 127 are allowed"),
+        ("string", False, None, r"Box\.held: null for a field that is not nullable"),
+    ],
+)
+def test_a_value_that_does_not_fit_is_refused_with_class_field_and_type(
+    kind: str, array: bool, value: object, words: str
+) -> None:
+    with pytest.raises(InvalidRequest, match=words):
+        written(box("structure", schema=box(kind, array=array)), Box(Box(value)))
 
 
 def test_a_message_lies_in_one_piece() -> None:
