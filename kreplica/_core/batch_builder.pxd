@@ -36,6 +36,7 @@ cdef class BatchBuilder:
     cdef public int32_t base_sequence
     cdef public int64_t delete_horizon_ms
     cdef public int64_t max_size
+    cdef public str limit
     # The measured batch: its header except base offset, leader epoch and CRC, and the offset delta of the first
     # record with the largest timestamp.
     cdef BatchHeader h

@@ -40,6 +40,7 @@ class BatchBuilder:
     base_sequence: int
     delete_horizon_ms: int
     max_size: int
+    limit: str
     def __new__(cls) -> BatchBuilder: ...
     def build(
         self,

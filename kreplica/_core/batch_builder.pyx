@@ -50,7 +50,8 @@ cdef class BatchBuilder:
 
     `codec` by name; `level` of the codec or None; `log_append_time` makes a batch of LogAppendTime;
     `producer_id`, `producer_epoch`, `base_sequence`, `transactional` as for an idempotent producer (-1: none);
-    `control` for control records; `delete_horizon_ms` or -1; `max_size` limits the whole batch, in bytes.
+    `control` for control records; `delete_horizon_ms` or -1; `max_size` limits the whole batch, in bytes;
+    `limit` is the name of the setting that it comes from.
     """
 
     def __cinit__(self):
@@ -61,6 +62,7 @@ cdef class BatchBuilder:
         self.base_sequence = -1
         self.delete_horizon_ms = NO_HORIZON
         self.max_size = INT32_MAX
+        self.limit = "max_size"
 
     def __dealloc__(self):
         self.release()
@@ -103,7 +105,7 @@ cdef class BatchBuilder:
                 size = self._compress(size)
             self.h.size = HEADER_SIZE + size
             if self.h.size > min(self.max_size, INT32_MAX):
-                check(BATCH_TOO_LARGE, f"building a batch of {self.h.size} bytes with max_size={self.max_size}")
+                check(BATCH_TOO_LARGE, f"a batch of {self.h.size:,} bytes is above {self.limit}={self.max_size:,}")
         except BaseException:
             self.release()
             raise
@@ -177,7 +179,7 @@ cdef class BatchBuilder:
 
     cdef int _begin(self, Py_ssize_t count) except -1:
         if count == 0:
-            check(EMPTY_BATCH, "building a batch of no records")
+            check(EMPTY_BATCH, "the list of records is empty")
         if count > INT32_MAX:
             check(BATCH_TOO_LARGE, f"building a batch of {count} records")
         self.pending.size = 0
@@ -372,6 +374,10 @@ cpdef int require_list(object records) except -1:
         hint = ": [(key, value)] is one record with a key, [value, value] are two without"
     elif isinstance(records, (bytes, bytearray, memoryview, Record)):
         hint = ": use [record] for a single one"
+    elif isinstance(records, str):
+        hint = ": encode text and put it into a list, as in [text.encode()]"
+    elif isinstance(records, dict):
+        hint = ": use a list of (key, value)"
     raise TypeError(f"records must be a list of records, not a {kind}{hint}")
 
 

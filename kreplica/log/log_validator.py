@@ -60,7 +60,7 @@ class PlainPath:
 
     __slots__ = ("_takes_any", "ahead_ms", "builder", "epoch", "latest_ms", "max_bytes")
 
-    def __init__(self, config: LogConfig, max_bytes: int, now_ms: int) -> None:
+    def __init__(self, config: LogConfig, now_ms: int) -> None:
         self._takes_any = (
             not config.compact
             and not config.log_append_time
@@ -70,9 +70,9 @@ class PlainPath:
         self.epoch = NO_EPOCH
         # Bounded so that the sum stays in 64 bits.
         self.ahead_ms = min(config.message_timestamp_after_max_ms, 1 << 61)
-        self.max_bytes = max_bytes
+        limit, self.max_bytes = max_batch_size(config)
         self.builder = BatchBuilder()
-        self.builder.max_size = max_bytes
+        self.builder.limit, self.builder.max_size = limit, self.max_bytes
         self.set_time(now_ms)
 
     def choose(self, leader_epoch: int, *, is_ready: bool) -> None:
@@ -101,6 +101,12 @@ class ValidBatch(NamedTuple):
     append_time: int
 
 
+def max_batch_size(config: LogConfig) -> tuple[str, int]:
+    """Return the maximum size of a batch in bytes, after the name of the setting that limits it."""
+    limits = ("max.message.bytes", config.max_message_bytes), ("segment.bytes", config.segment_bytes)
+    return min(limits, key=lambda limit: limit[1])
+
+
 class LogValidator:
     """Validates batches according to one log configuration."""
 
@@ -111,13 +117,14 @@ class LogValidator:
         "_codec",
         "_compact",
         "_level",
+        "_limit",
         "_log_append_time",
         "max_bytes",
         "max_decompressed",
     )
 
     def __init__(self, config: LogConfig) -> None:
-        self.max_bytes = min(config.max_message_bytes, config.segment_bytes)
+        self._limit, self.max_bytes = max_batch_size(config)
         self.max_decompressed = min(MOST_TIMES_LARGER * self.max_bytes, MAX_DECOMPRESSED)
         # Records that were validated already, with the result.
         self._ahead: tuple[Buffer, list[ValidBatch]] | None = None
@@ -175,9 +182,8 @@ class LogValidator:
             if max_decompressed is not None:
                 raise
             # Producers react to this error with smaller batches. They would resend a corrupt batch.
-            raise MessageTooLarge(
-                f"{error}: {MOST_TIMES_LARGER} times max.message.bytes, {self.max_bytes}, at most"
-            ) from None
+            most_times = f"at most {MOST_TIMES_LARGER} times {self._limit}={self.max_bytes:,} bytes"
+            raise MessageTooLarge(f"{error}; {most_times} are decompressed") from None
         if not found:
             raise InvalidRecord("no record batch to append")
         if len(found) > 1 and origin not in TRUSTED_ORIGINS:
@@ -208,7 +214,9 @@ class LogValidator:
 
     def _require_size(self, batch: RecordBatch) -> None:
         if batch.size > self.max_bytes:
-            raise MessageTooLarge(f"a batch of {batch.size} bytes; max.message.bytes is {self.max_bytes}")
+            raise MessageTooLarge(
+                f"a batch of {batch.size:,} bytes is above {self._limit}={self.max_bytes:,}"
+            )
 
     def _check_timestamps(self, batch: RecordBatch, largest: int, now_ms: int) -> None:
         if self._log_append_time or largest < 0:

@@ -245,7 +245,7 @@ class UnifiedLog:
                 or config.flush_messages < INT64_MAX
                 or config.flush_ms < INT64_MAX
             )
-            self.plain = PlainPath(config, self.validator.max_bytes, self.time_ms())
+            self.plain = PlainPath(config, self.time_ms())
             self.local.configure(self.active)
             self.choose_path()
 

@@ -143,7 +143,8 @@ def test_records_come_from_a_list_or_an_iterator():
         ((b"k", b"v"), r"\[\(key, value\)\] is one record"),
         (b"v", r"use \[record\]"),
         (Record(b"v"), r"use \[record\]"),
-        ("v", "not a str"),
+        ("v", r"not a str: encode text and put it into a list, as in \[text.encode\(\)\]"),
+        ({b"k": b"v"}, r"not a dict: use a list of \(key, value\)"),
         ({b"k": b"v"}, "not a dict"),
         ({b"v"}, "not a set"),
     ],
@@ -166,7 +167,7 @@ def test_a_builder_is_used_again_after_an_error_and_lets_go_of_buffers():
 def test_the_size_limit_is_exact():
     size = len(build([b"v" * 100]))
     assert len(build([b"v" * 100], max_size=size)) == size
-    with pytest.raises(errors.MessageTooLarge):
+    with pytest.raises(errors.MessageTooLarge, match=f"a batch of {size} bytes is above max_size={size - 1}"):
         build([b"v" * 100], max_size=size - 1)
 
 

@@ -104,7 +104,9 @@ def test_a_record_outside_a_list_is_refused(tmp_path: Path, records: Any) -> Non
     with Log.open(tmp_path / "orders-0") as log:
         with pytest.raises(TypeError, match="records must be a list"):
             log.append(records)
-        with pytest.raises(NoRecords, match="at least one record"):
+        with pytest.raises(
+            NoRecords, match="the list of records is empty: A batch needs at least one record"
+        ):
             log.append([])
         assert log.log_end_offset == 0
 

@@ -15,7 +15,7 @@ EPOCH = 3
 
 
 def path_of(**settings: object) -> PlainPath:
-    made = PlainPath(LogConfig(**settings), 1_000, NOW_MS)
+    made = PlainPath(LogConfig(**settings), NOW_MS)
     made.choose(EPOCH, is_ready=True)
     return made
 

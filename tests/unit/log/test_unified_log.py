@@ -97,6 +97,26 @@ def test_what_a_follower_refuses_leaves_no_trace(tmp_path, bad, kind):
     assert values(log) == [(0, b"a"), (1, b"b"), (2, b"c")]
 
 
+@pytest.mark.parametrize(
+    ("settings", "limit"),
+    [
+        ({"max_message_bytes": 200}, "max.message.bytes=200"),
+        ({"segment_bytes": 1 << 20, "max_message_bytes": 2 << 20}, "segment.bytes=1,048,576"),
+    ],
+)
+def test_a_batch_that_is_too_large_is_refused_with_the_limit_that_it_exceeds(
+    tmp_path, clock, settings, limit
+) -> None:
+    log = open_log(tmp_path / "t-0", clock, **settings)
+    value = bytes((1 << 20) + 100)
+    for append in (
+        lambda: log.append_as_leader(build([value]), 0),
+        lambda: log.append_records([value], 0),
+    ):
+        with pytest.raises(errors.MessageTooLarge, match=f"bytes is above {limit}"):
+            append()
+
+
 def test_a_batch_that_is_too_large_or_of_another_time(tmp_path, clock):
     log = open_log(
         tmp_path / "t-0",
