@@ -318,7 +318,7 @@ def offsets(
         typer.Argument(
             exists=True,
             file_okay=False,
-            help="Directories of partitions, nodes or clusters.",
+            help="Directories of partitions, nodes, clusters.",
             show_default=False,
         ),
     ],
