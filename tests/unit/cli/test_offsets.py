@@ -54,12 +54,12 @@ def test_the_lag_of_a_group(tmp_path: Path) -> None:
 
 
 def test_the_directory_of_a_cluster(tmp_path: Path) -> None:
-    with kreplica.Cluster(2, tmp_path / "cluster") as cluster:
-        cluster.create_topic("orders", partitions=1, replication_factor=2)
-        cluster.append("orders", [b"a", b"b"])
-    nodes = [f"{tmp_path}/cluster/node-{number}/orders-0" for number in (1, 2)]
-    assert [(row["directory"], row["log_end_offset"]) for row in offsets(tmp_path / "cluster")] == [
-        (each, 2) for each in nodes
+    nodes = [tmp_path / f"node-{number}" / "orders-0" for number in (1, 2)]
+    for each in nodes:
+        with kreplica.Log.open(each) as log:
+            log.append([b"a", b"b"])
+    assert [(row["directory"], row["records"]) for row in offsets(tmp_path)] == [
+        (str(each), 2) for each in nodes
     ]
 
 
