@@ -112,9 +112,10 @@ class Elections:
         return min(self._request_votes(state.votes.unrecorded, pre_vote=False), state.remaining_ms(now_ms))
 
     def _random_backoff_ms(self, retries: int) -> int:
-        config, random = self._context.config, self._context.random
-        factor = random.randrange(1 << min(MOST_DOUBLINGS, retries))
-        return min(BACKOFF_BASE_MS * factor, config.quorum_election_backoff_max_ms)
+        # Any time up to the limit: of a few fixed times, candidates that lost together often draw the same.
+        limit_ms = self._context.config.quorum_election_backoff_max_ms
+        limit_ms = min(BACKOFF_BASE_MS << min(MOST_DOUBLINGS, retries), limit_ms)
+        return self._context.random.randrange(limit_ms + 1)
 
     def poll_resigned(self, state: ResignedState, now_ms: int) -> int:
         """Notify the voters of the resignation; join the next election later. Returns in how many ms to call

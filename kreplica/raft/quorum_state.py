@@ -40,7 +40,7 @@ from kreplica.raft.raft_config import RaftConfig
 from kreplica.raft.voter_set import ReplicaKey, VoterSet
 
 LOGGER = logging.getLogger(__name__)
-# The first election of a new quorum waits for at most the election timeout divided by this.
+# In a first election each voter waits for the one before it: the election timeout divided by this.
 FIRST_ELECTION_PART = 5
 # Far more than the state of any election takes.
 MAX_BYTES = 1 << 20
@@ -150,8 +150,11 @@ class QuorumState:
 
     def _first_election_deadline(self) -> int:
         # As far as this node knows there never was a leader, so it does not wait for one. Pre-votes find out.
-        wait_ms = self._random.randrange(self._config.quorum_election_timeout_ms // FIRST_ELECTION_PART + 1)
-        return self.now_ms() + wait_ms if self.is_electable else NEVER_MS
+        # The voters of a new quorum often start together: in turn they do not compete for each other's votes.
+        if not self.is_electable:
+            return NEVER_MS
+        before = sum(voter < self.local_key.node_id for voter in self._voters().voters)
+        return self.now_ms() + before * self._config.quorum_election_timeout_ms // FIRST_ELECTION_PART
 
     # ---- start --------------------------------------------------------------------------------------------
 
@@ -165,8 +168,9 @@ class QuorumState:
         if stored is not None:
             configured = self._voters().voters if self._kraft_version() == 0 else ()
             require_own(stored, self._cluster_id, configured)
-            self._written = stored
         data = stored or QuorumStateData(0)
+        # No file says the same as one without epoch, leader and vote.
+        self._written = stored or self._formatted(data)
         if data.leader_epoch < last_fetched_epoch:
             # The stored epoch is older than the log's. As far as is known, this node promised nothing in the
             # log's epoch.
@@ -346,15 +350,20 @@ class QuorumState:
         self._on_change(former, state)
 
     def _persist(self, election: QuorumStateData) -> None:
-        if self._kraft_version() == 0:
-            voters = tuple(sorted(self._voters().voters))
-            election = replace(election, voted_directory_id=Uuid.ZERO, current_voters=voters, data_version=0)
+        election = self._formatted(election)
         if election != self._written:
             self._about_to_wait()
             # If the write fails, either election may be on disk.
             self._written = None
             self._store.write(election)
             self._written = election
+
+    def _formatted(self, election: QuorumStateData) -> QuorumStateData:
+        """Return the election as the file's current version holds it."""
+        if self._kraft_version() > 0:
+            return election
+        voters = tuple(sorted(self._voters().voters))
+        return replace(election, voted_directory_id=Uuid.ZERO, current_voters=voters, data_version=0)
 
     def _illegal(self, what: str) -> IllegalQuorumTransition:
         return IllegalQuorumTransition(f"node {self.local_key.node_id}, {self.state!r}, cannot become {what}")

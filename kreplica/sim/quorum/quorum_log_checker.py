@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from kreplica._core.records import batches
-from kreplica.common.quorum_state import FILE_NAME, parse_quorum_state
+from kreplica.common.quorum_state import QuorumStateData
 from kreplica.common.types import Uuid
 from kreplica.common.wire import topic_id_of
 from kreplica.raft.epoch_state import (
@@ -26,6 +26,7 @@ from kreplica.raft.epoch_state import (
 )
 from kreplica.raft.kafka_metadata_log import KafkaMetadataLog
 from kreplica.raft.kafka_raft_client import KafkaRaftClient
+from kreplica.raft.quorum_state import FileBasedStateStore
 from kreplica.raft.voter_set import ReplicaKey, VoterNode
 from kreplica.sim.invariants.violation import InvariantViolated
 from kreplica.sim.machines import SimBroker
@@ -278,7 +279,7 @@ class QuorumLogChecker:
                 f"the leader of epoch {state.epoch} lacks what is committed up to {self.committed_end}",
                 view,
             )
-        stored = parse_quorum_state(view.machine.storage.read_file(f"{LOG_DIRECTORY}/{FILE_NAME}"))
+        stored = FileBasedStateStore(view.machine.storage, LOG_DIRECTORY).read() or QuorumStateData(0)
         election = state.election()
         same = (stored.leader_epoch, stored.leader_id, stored.voted_id) == (
             *(election.leader_epoch, election.leader_id, election.voted_id),

@@ -26,7 +26,7 @@ from kreplica.raft.epoch_state import (
     ResignedState,
     UnattachedState,
 )
-from kreplica.raft.quorum_state import FileBasedStateStore, QuorumState
+from kreplica.raft.quorum_state import FIRST_ELECTION_PART, FileBasedStateStore, QuorumState
 from kreplica.raft.raft_config import RaftConfig
 from kreplica.raft.voter_set import ReplicaKey, VoterNode, VoterSet
 from kreplica.sim.scheduler import VirtualClock
@@ -101,6 +101,21 @@ def test_a_member_comes_back_as_what_it_was(stored, kind):
     assert quorum.epoch == (4 if stored else 0)
 
 
+@pytest.mark.parametrize("kraft_version", [0, 1])
+def test_a_member_of_a_new_quorum_writes_nothing_until_it_votes(kraft_version):
+    quorum = made(kraft_version=kraft_version)
+    assert quorum._store.writes == []
+    quorum.note_vote(OTHERS[0])
+    assert [each.voted_id for each in quorum._store.writes] == [2]
+
+
+def test_the_voters_of_a_new_quorum_stand_for_election_in_turn():
+    deadlines = [made(key=key).state.deadline_ms for key in (OWN, *OTHERS)]
+    step_ms = RaftConfig().quorum_election_timeout_ms // FIRST_ELECTION_PART
+    assert [each - deadlines[0] for each in deadlines] == [0, step_ms, 2 * step_ms]
+    assert made().state.has_timed_out(made().now_ms())
+
+
 def test_a_vote_is_remembered():
     quorum = made(QuorumStateData(4, voted_id=2, voted_directory_id=OTHERS[0].directory_id))
     for candidate, granted in zip(OTHERS, (True, False), strict=True):
@@ -164,7 +179,7 @@ def test_an_election_that_is_won_goes_through_its_states_and_is_stored():
     assert isinstance(quorum.state, LeaderState)
     stored = [(each.leader_epoch, each.leader_id, each.voted_id) for each in quorum._store.writes]
     # A pre-vote promises nothing, so it is not written.
-    assert stored == [(0, -1, -1), (1, -1, 1), (1, 1, 1)]
+    assert stored == [(1, -1, 1), (1, 1, 1)]
 
 
 def test_a_candidate_does_not_lead_without_a_majority():
@@ -187,7 +202,7 @@ def test_a_vote_is_given_once():
 def test_an_epoch_begins_with_its_vote_in_one_write():
     quorum = made()
     quorum.transition_to_unattached(5, OTHERS[0])
-    assert [(each.leader_epoch, each.voted_id) for each in quorum._store.writes[1:]] == [(5, 2)]
+    assert [(each.leader_epoch, each.voted_id) for each in quorum._store.writes] == [(5, 2)]
     with pytest.raises(IllegalQuorumTransition):
         quorum.note_vote(OTHERS[1])
     with pytest.raises(IllegalQuorumTransition):

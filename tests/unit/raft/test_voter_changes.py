@@ -286,7 +286,7 @@ def test_voters_that_announce_their_listeners_at_once_take_turns_without_a_warni
         quorum.network.set_conditions(LinkConditions(delay_us=(15_000, 15_000)))
         elected_ms = quorum.now_ms()
         assert quorum.run_until(lambda: all(voter.endpoints for voter in voters_known(quorum)))
-    assert quorum.now_ms() - elected_ms < 3 * quorum.setup.config.quorum_fetch_timeout_ms
+    assert quorum.now_ms() - elected_ms < 4 * quorum.setup.config.quorum_fetch_timeout_ms
     assert "UpdateRaftVoter" not in caplog.text
 
 
