@@ -15,7 +15,18 @@ from kreplica.broker.node_config import NodeConfig
 from kreplica.common.config import BROKERS_NAMES
 from kreplica.common.dataclass import fields, replace
 from kreplica.common.errors import InvalidConfig
-from kreplica.common.settings import BOOLEAN, TEXT, Kind, as_text, checked, int16, int32, int64, number
+from kreplica.common.settings import (
+    BOOLEAN,
+    TEXT,
+    Kind,
+    as_text,
+    checked,
+    int16,
+    int32,
+    int64,
+    nearest,
+    number,
+)
 
 LOGGER = logging.getLogger(__name__)
 
@@ -209,9 +220,7 @@ def with_settings(config: NodeConfig, settings: Mapping[str, object]) -> NodeCon
         part = next((part for part in PARTS if name in getattr(config, part).property_names()), None)
         if part is None:
             check_known(dotted)
-            import difflib
-
-            near = difflib.get_close_matches(dotted, known_names(config), 1)
+            near = nearest(dotted, known_names(config))
             raise InvalidConfig(f"there is no setting {given!r}" + (f"; is it {near[0]!r}?" if near else ""))
         _check_of_brokers(dotted, value)
         changes.setdefault(part, {})[name] = value

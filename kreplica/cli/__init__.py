@@ -13,12 +13,15 @@ import sys
 
 def main() -> None:
     """Run the command line of this process and exit."""
-    from kreplica.cli.app import app
+    from kreplica.cli.app import app, help_page
     from kreplica.common.errors import KreplicaError
 
     try:
         try:
-            app(prog_name="kreplica")
+            page = help_page(sys.argv[1:])
+            if page is None:
+                app(prog_name="kreplica")
+            print(page)
         finally:
             sys.stdout.flush()
     except KreplicaError as error:

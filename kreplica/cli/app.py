@@ -6,23 +6,43 @@ That file is imported when the subcommand runs, so that `kreplica --help` is fas
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import typer
 
 T = TypeVar("T")
+
+HELP_OPTIONS = ["-h", "--help"]
 
 app = typer.Typer(
     help="A durable, replicated, partitioned log: inspect its files, check them, run nodes.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": HELP_OPTIONS},
 )
+
+
+def help_page(arguments: Sequence[str]) -> str | None:
+    """Return the help page that the arguments ask for, or None: names of commands, then a help option.
+
+    The page is the same as typer's. But to find a subcommand typer reads the options before it, for which it
+    imports pydantic.
+    """
+    if not arguments or arguments[-1] not in HELP_OPTIONS:
+        return None
+    command: Any = typer.main.get_command(app)
+    context = typer.Context(command, info_name="kreplica", help_option_names=HELP_OPTIONS)
+    for name in arguments[:-1]:
+        command = getattr(command, "commands", {}).get(name)
+        if command is None:
+            return None
+        context = typer.Context(command, parent=context, info_name=name)
+    return context.get_help()
 
 
 def _print_version(wanted: bool) -> None:

@@ -10,7 +10,6 @@ at a time uses a reader.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -36,6 +35,7 @@ from kreplica.common.errors import (
     UnknownTopicOrPartition,
 )
 from kreplica.common.future import Future, all_of
+from kreplica.common.settings import nearest
 from kreplica.common.types import ACKS_ALL, TopicPartition
 from kreplica.log.transaction_index import AbortedFilter, AbortedTxn
 from kreplica.metadata.cluster_metadata import ClusterMetadata
@@ -331,7 +331,7 @@ def consumer_config(settings: Mapping[str, object], base: ConsumerConfig = CONSU
     for given, value in settings.items():
         name = given.replace("_", ".")
         if name not in known:
-            near = difflib.get_close_matches(name, known, 1)
+            near = nearest(name, known)
             raise InvalidConfig(f"there is no setting {given!r}" + (f"; is it {near[0]!r}?" if near else ""))
         is_number = isinstance(getattr(base, known[name]), int)
         if is_number is not (isinstance(value, int) and not isinstance(value, bool)):

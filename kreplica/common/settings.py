@@ -217,16 +217,20 @@ class Settings:
             return name
         dotted = "." in name or "_" not in name
         known = list(by_name) if dotted else list(by_name.values())
-        import difflib
-
-        nearest = difflib.get_close_matches(name[:80], known, n=1)
-        hint = "".join(f"; the nearest is {near!r}" for near in nearest)
+        hint = "".join(f"; the nearest is {near!r}" for near in nearest(name[:80], known))
         raise InvalidConfig(f"there is no setting {name[:80]!r}{hint}")
 
 
 def _fields_by_name(settings: type[Settings]) -> dict[str, str]:
     declared = fields(settings)  # type: ignore[arg-type]
     return {settings.property_name(each.name): each.name for each in declared}
+
+
+def nearest(name: str, known: Iterable[str]) -> list[str]:
+    """Return the known name that is most similar to an unknown one, if any is similar."""
+    import difflib  # only for messages
+
+    return difflib.get_close_matches(name, sorted(known), n=1)
 
 
 def as_text(value: object) -> str:

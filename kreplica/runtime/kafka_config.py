@@ -15,7 +15,6 @@ serves both. An unknown name is rejected, with the nearest known one. Stateless;
 
 from __future__ import annotations
 
-import difflib
 import socket
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -26,7 +25,7 @@ from kreplica.broker.node_config import BrokerConfig, NodeConfig, Role
 from kreplica.broker.node_settings import OF_PROCESS, check_known, known_names, with_settings
 from kreplica.common.dataclass import dataclass
 from kreplica.common.errors import InvalidConfig, InvalidFile
-from kreplica.common.settings import checked, int32
+from kreplica.common.settings import checked, int32, nearest
 from kreplica.controller.controller_config import ControllerConfig
 from kreplica.log.meta_properties import parse_properties
 from kreplica.metadata.records import Endpoint
@@ -144,7 +143,7 @@ class _Parser:
         for name in self._others:
             if name not in known:
                 check_known(name)
-                near = difflib.get_close_matches(name, sorted(known), 1)
+                near = nearest(name, known)
                 hint = f"; is it {near[0]!r}?" if near else ""
                 raise InvalidConfig(f"there is no setting {name!r}{hint}")
         return with_settings(node, self._others)

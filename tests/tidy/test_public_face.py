@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import inspect
+import os
 import subprocess
 import sys
 
+import pytest
+
 import kreplica
+from tests.tidy.tree import ROOT
 
 NAMES = {
     *("Cluster", "KreplicaError", "Log", "LogAppendInfo", "Record", "RecordBatch", "errors"),
@@ -69,10 +73,58 @@ def test_names_of_the_package() -> None:
     assert not [name for name in NAMES if not hasattr(kreplica, name)]
 
 
-def test_the_protocols_messages_are_imported_only_when_they_are_needed() -> None:
-    program = "import sys, kreplica; print(*sys.modules)"
-    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert {"kio", "pyarrow", "uvloop", "pyspark"}.isdisjoint(run.stdout.split())
+def modules_after(program: str) -> set[str]:
+    """Return the modules, but for those of every Python program, that a program has loaded at its end."""
+    report = "import atexit, sys; atexit.register(lambda: print(*sys.modules, file=sys.stderr)); "
+
+    def loaded(source: str) -> set[str]:
+        command = [sys.executable, "-c", report + source]
+        run = subprocess.run(
+            command, capture_output=True, check=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}
+        )
+        return set(run.stderr.split())
+
+    return loaded(program) - loaded("pass")
+
+
+# What a program starts with, and the packages that it may load for that.
+STARTS = {
+    "import kreplica": set(),
+    "import kreplica; kreplica.errors": set(),
+    "import kreplica; kreplica.Log": {"cramjam"},
+    "import kreplica; kreplica.Cluster": {"cramjam", "lmdb"},
+}
+# Modules that take long to import and that no start needs.
+LATE = {
+    *("asyncio", "dataclasses", "difflib", "hashlib", "inspect", "multiprocessing", "socket", "subprocess"),
+    *("kreplica.log.diff", "kreplica.log.repair", "kreplica.log.verify", "kreplica.runtime.tcp_server"),
+    "kreplica.sim",
+}
+
+
+@pytest.mark.parametrize(("program", "packages"), STARTS.items())
+def test_a_start_imports_only_what_it_uses(program: str, packages: set[str]) -> None:
+    loaded = modules_after(program)
+    of_cython = {"cython_runtime", *(name for name in loaded if name.startswith("_cython_"))}
+    first_names = {name.split(".")[0] for name in loaded} - of_cython
+    assert first_names - sys.stdlib_module_names - {"kreplica"} == packages
+    assert LATE & loaded == set()
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["topic", "--help"], ["serve", "-h"]], ids=" ".join)
+def test_help_imports_no_engine_and_reads_no_options(arguments: list[str]) -> None:
+    loaded = modules_after(f"sys.argv = {['kreplica', *arguments]}; from kreplica.cli import main; main()")
+    assert "typer" in loaded
+    assert {"confluent_kafka", "cramjam", "lmdb", "pyarrow", "pydantic", "rich"} & loaded == set()
+    frame = {"kreplica", "kreplica.cli", "kreplica.cli.app", "kreplica.common", "kreplica.common.errors"}
+    assert {name for name in loaded if name.startswith("kreplica")} <= frame | {
+        "kreplica._core",
+        "kreplica._core.status",
+    }
+
+
+def test_the_package_alone_imports_none_of_its_modules() -> None:
+    assert {name for name in modules_after("import kreplica") if name.startswith("kreplica")} == {"kreplica"}
 
 
 def test_names_of_its_classes() -> None:

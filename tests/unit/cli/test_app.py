@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
+import typer
 
 from kreplica import cli
-from kreplica.cli.app import app
+from kreplica.cli.app import app, help_page
 from kreplica.common.errors import StorageIOError
 
 
@@ -48,15 +51,24 @@ def test_an_error_of_ours_is_one_line_and_exit_code_1(
     assert capsys.readouterr().err == "kreplica: reading x: Input/output error\n"
 
 
-def test_help_imports_no_engine() -> None:
-    listing = "import sys, {}; print(*(name for name in sys.modules if name.startswith('kreplica')))"
+def commands_below(command: Any, names: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    yield names
+    for name, each in getattr(command, "commands", {}).items():
+        yield from commands_below(each, (*names, name))
 
-    def loaded_by(module: str) -> set[str]:
-        command = [sys.executable, "-c", listing.format(module)]
-        return set(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split())
 
-    frame = {"kreplica.cli", "kreplica.cli.app"}
-    assert loaded_by("kreplica.cli.app") - loaded_by("kreplica") <= frame
+@pytest.mark.parametrize("names", list(commands_below(typer.main.get_command(app))), ids=" ".join)
+def test_the_help_page_of_a_command_is_typers(
+    names: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        app([*names, "--help"], prog_name="kreplica")
+    assert help_page([*names, "--help"]) == help_page([*names, "-h"]) == capsys.readouterr().out.rstrip("\n")
+
+
+@pytest.mark.parametrize("arguments", [[], ["topic"], ["--version"], ["nothing", "-h"], ["topic", "-h", "x"]])
+def test_other_arguments_ask_for_no_help_page(arguments: list[str]) -> None:
+    assert help_page(arguments) is None
 
 
 def test_help_is_short_and_names_no_type_for_a_flag() -> None:
