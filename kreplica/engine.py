@@ -24,6 +24,7 @@ from kreplica.common.errors import (
     DamagedLog,
     InvalidConfig,
     KafkaStorageError,
+    KreplicaError,
     LogClosed,
     OffsetOutOfRange,
     ReadOnlyLog,
@@ -195,58 +196,74 @@ class Log:
     ) -> Iterator[Record]:
         """Iterate over the records with offsets in [start, stop), in order; by default over the whole log.
 
-        `stop` defaults to the log end offset at the time of the call. If recovery stopped there at damage,
-        the iteration ends with DamagedLog. `isolation`: "log_end", "high_watermark", or "txn_committed",
-        which skips aborted transactions and stops at the first open one. Raises OffsetOutOfRange, DamagedLog,
-        CorruptMessage.
+        `stop` defaults to the log end offset at the time of the call. `isolation`: "log_end",
+        "high_watermark", or "txn_committed", which skips aborted transactions and stops at the first open
+        one. At damaged bytes the iteration ends with DamagedLog, which names the range; the records before it
+        come first. Raises OffsetOutOfRange, DamagedLog.
         """
         first = self.log_start_offset if start is None else integer("start", start)
         stop = _bound("stop", stop)
         for batch in self.batches(first, stop, isolation=isolation):
             if batch.is_control:
                 continue
-            if batch.base_offset >= first and (stop is None or batch.last_offset < stop):
-                yield from batch
-            else:
-                yield from batch.records(start=first, stop=stop)
+            try:
+                if batch.base_offset >= first and (stop is None or batch.last_offset < stop):
+                    yield from batch
+                else:
+                    yield from batch.records(start=first, stop=stop)
+            except CorruptMessage as error:
+                text = f"{self.path}: the records of the batch at offset {batch.base_offset} cannot be read"
+                raise DamagedLog(f"{text}: {error}", where=batch.base_offset) from error
 
     def batches(
         self, start: int | None = None, stop: int | None = None, *, isolation: Isolation = "log_end"
     ) -> Iterator[RecordBatch]:
         """Iterate over the batches that contain offsets in [start, stop).
 
-        Each is a view of the mapped file, with its CRC checked.
+        Each is a view of the mapped file, with its CRC checked. Raises what `read` raises.
         """
         self._catch_up()
         first = self._log.log_start_offset if start is None else integer("start", start)
         cuts = self._cuts()
         stop = _bound("stop", stop)
-        return self._all_of(self._log.batches(first, stop, isolation=isolation), first, stop, cuts)
+        return self._all_of(first, stop, isolation, cuts)
 
-    def _all_of(
-        self, found: Iterator[RecordBatch], first: int, stop: int | None, cuts: int
-    ) -> Iterator[RecordBatch]:
-        """Yield the batches; raise DamagedLog at their end if damage ends the log before `stop`.
+    def _all_of(self, first: int, stop: int | None, isolation: Isolation, cuts: int) -> Iterator[RecordBatch]:
+        """Yield the batches up to the first damage, which raises DamagedLog.
 
         Raises OffsetOutOfRange for an error that a cut during the read explains.
         """
         offset = first
         # Mapped bytes stay valid. Without a mapping, a truncation or retention may remove the file that is
         # read. The iterator refers to this Log, so garbage collection does not close the log meanwhile.
-        try:
-            for batch in found:
-                offset = batch.next_offset
-                yield batch
-        except (KafkaStorageError, CorruptMessage) as error:
-            if self._log.closed or (self._live_reader is None and isinstance(error, DamagedLog)):
-                raise
-            self._catch_up()
-            start, end = self._log.log_start_offset, self._log.log_end_offset
-            if start <= offset <= end and self._cuts() == cuts:
-                raise
+        for is_again in (False, True):
+            try:
+                for batch in self._log.batches(offset, stop, isolation=isolation):
+                    offset = batch.next_offset
+                    yield batch
+                break
+            except (KafkaStorageError, CorruptMessage) as error:
+                if self._log.closed or (self._live_reader is None and isinstance(error, DamagedLog)):
+                    raise
+                self._require_not_cut(offset, cuts, error)
+                if isinstance(error, KafkaStorageError):
+                    raise
+                if is_again:
+                    raise DamagedLog(
+                        f"{self.path}: damaged records at or above offset {offset}: {error}"
+                    ) from error
+                # The log now knows the damaged range, and the batches before it can be read.
+                if self._live_reader is not None:
+                    self._live_reader.note_rot(self._log, offset)
+        self._log.check_not_cut(first, stop)
+
+    def _require_not_cut(self, offset: int, cuts: int, error: KreplicaError) -> None:
+        """Raise OffsetOutOfRange if a cut explains that a read failed at `offset`."""
+        self._catch_up()
+        start, end = self._log.log_start_offset, self._log.log_end_offset
+        if not start <= offset <= end or self._cuts() != cuts:
             text = f"{self._log.topic_partition}: the log was truncated during the read at offset {offset}"
             raise OffsetOutOfRange(f"{text}; the log has [{start}, {end})", where=offset) from error
-        self._log.check_not_cut(first, stop)
 
     def _cuts(self) -> int:
         """Return how often bytes that were visible to a reader have been removed."""

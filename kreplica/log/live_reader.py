@@ -21,6 +21,7 @@ from kreplica.log import log_loader
 from kreplica.log.file_names import STATE_FILE
 from kreplica.log.log_directory import LogDirectory
 from kreplica.log.log_loader import OpenOptions
+from kreplica.log.log_walk import LogWalk
 from kreplica.log.unified_log import UnifiedLog
 
 # The number of attempts if the writer changes the files while they are opened.
@@ -30,8 +31,9 @@ ATTEMPTS = 20
 class LiveReader:
     """Opens the log in `directory` for reading, and follows its writer.
 
-    Thread rule: any thread may call `refresh`. `_lock` is held from the read of the writer's state until the
-    log has it, so that no thread puts an older state in the place of a newer one.
+    Thread rule: any thread may call `refresh` and `note_rot`. `_lock` is held from the read of the writer's
+    state until the log has it, so that no thread puts an older state in the place of a newer one. `note_rot`
+    holds it, too: the files that it examines are not replaced meanwhile.
     """
 
     __slots__ = ("_clock", "_config", "_directory", "_lock", "_partition", "_standing", "_storage")
@@ -117,6 +119,22 @@ class LiveReader:
             else:
                 self._standing = standing
                 return
+
+    def note_rot(self, log: UnifiedLog, offset: int) -> None:
+        """Find the damage that a read met above `offset`, so that reads of `log` stop there.
+
+        A writer changes nothing below the end that it has published unless it counts a cut, so the damage is
+        real. Kafka counts none: with its files, each read meets the damage again.
+        """
+        with self._lock:
+            if self._standing is None:
+                return
+            walk = LogWalk(log)
+            walk.seek(offset)
+            while not walk.lost and (batch := walk.peek()) is not None:
+                walk.advance(batch.size, batch.next_offset)
+            if walk.lost:
+                log.add_damage(walk.lost[0])
 
     def _read_standing(self) -> LogStanding | None:
         path = f"{self._directory}/{STATE_FILE}"

@@ -40,6 +40,7 @@ from kreplica.common.errors import (
     DamagedLog,
     FencedLeaderEpoch,
     InvalidCrc,
+    InvalidFile,
     InvalidTxnState,
     KafkaStorageError,
     KreplicaError,
@@ -58,7 +59,13 @@ from kreplica.common.ports import Clock
 from kreplica.common.types import INT32_MAX, INT64_MAX, AppendOrigin, TopicPartition, Uuid, integer
 from kreplica.log import missing_segments
 from kreplica.log.damage import NO_DAMAGE, Damage, DamageFile, Damages
-from kreplica.log.damage_search import LARGEST_GAP, SEARCH_BYTES, SegmentExamination, still_there
+from kreplica.log.damage_search import (
+    LARGEST_GAP,
+    SEARCH_BYTES,
+    SegmentExamination,
+    remembered,
+    still_there,
+)
 from kreplica.log.file_names import CLEANED_SUFFIX, DELETED_SUFFIX, SWAP_SUFFIX
 from kreplica.log.group_commit import GroupCommit
 from kreplica.log.leader_epoch_file_cache import LeaderEpochFileCache
@@ -1189,7 +1196,7 @@ class UnifiedLog:
         if self._explains_gap(segments, segment):
             return
         if self.local.read_only:
-            self._add_damage(damage)
+            self.add_damage(damage)
         else:
             self.report_damage(segment, damage)
 
@@ -1205,9 +1212,10 @@ class UnifiedLog:
         """
         first, start = segments[0], self.log_start_offset
         if self.local.read_only and start < first.base_offset and self.damages.at(start) is None:
-            self._add_damage(missing_segments.missing_start(start, first))
+            self.add_damage(missing_segments.missing_start(start, first))
 
-    def _add_damage(self, damage: Damage) -> None:
+    def add_damage(self, damage: Damage) -> None:
+        """Add a damaged range, in a log that is open for reading: readers stop there, nothing is written."""
         with self.lock:
             self.damages = self.damages.with_added(damage)
 
@@ -1359,10 +1367,16 @@ class UnifiedLog:
         with self.lock:
             self.local.limit_to(standing, anew=anew, check=about_to_change)
             if anew:
-                # What seemed to be missing may have been truncated or replaced. The next read looks again.
-                self.damages = self.damages.only(lambda known: known.position < known.end_position)
+                # What was damaged or missing may have been healed or truncated. The next read looks again.
+                self.damages = self._damages_of_the_writer()
             self.active = self.local.segments.active
             self.state.take_over(standing)
+
+    def _damages_of_the_writer(self) -> Damages:
+        try:
+            return remembered(self.local, self.epochs)
+        except InvalidFile:
+            return NO_DAMAGE  # the next read of a damaged range finds it again
 
     # ---- roll, retention, truncation -----------------------------------------------------------------------
 

@@ -56,7 +56,7 @@ def test_rot_in_the_same_boot_is_named_and_left_alone(offset, read_only):
     path = flip(storage, run, offset)
     if read_only:
         # A reader beside a writer reads nothing through beforehand: it meets the rot when it comes to it.
-        with pytest.raises(kreplica.errors.CorruptMessage):
+        with pytest.raises(DamagedLog):
             values(open_log(storage, read_only=True), 0)
         return
     for _ in range(3):
@@ -108,7 +108,7 @@ def test_below_the_flush_point_of_another_boot_it_is_rot(offset):
         assert log.damage.first_offset == offset
         assert values(log, offset + 1, COUNT) == [run.values[n] for n in range(offset + 1, COUNT)]
     else:
-        with pytest.raises(kreplica.errors.CorruptMessage):
+        with pytest.raises(DamagedLog):
             values(log, offset)
     if offset > 0:
         assert values(log, 0, offset) == [run.values[n] for n in range(offset)]

@@ -19,6 +19,7 @@ import pytest
 import kreplica
 from kreplica import Log, Record
 from kreplica._core.batch_builder import BatchBuilder
+from kreplica._core.crc32c import checksum
 from kreplica.common.config import LogConfig
 from kreplica.common.errors import (
     DamagedLog,
@@ -56,6 +57,58 @@ def test_a_read_to_the_end_of_a_damaged_log_fails_behind_the_last_sound_record(t
             next(log.read(1))
         assert [record.value for record in log.read(0, 1)] == [b"a"]
         assert [record.value for record in log.read(2)] == [b"c"]
+
+
+@pytest.mark.parametrize("read_only", [False, True])
+@pytest.mark.parametrize("harm", ["inside a batch", "between batches", "length", "checksum", "value"])
+def test_reads_of_damaged_bytes_give_what_is_before_them_and_then_one_error(
+    tmp_path: Path, harm: str, read_only: bool
+) -> None:
+    with Log.open(tmp_path / "t-0") as log:
+        for _ in range(5):
+            log.append([b"x" * 1000, b"y" * 1000])
+        size = log.size // 5
+        log.roll()
+        log.append([b"z"])
+    path = tmp_path / "t-0" / f"{0:020}.log"
+    data = bytearray(path.read_bytes())
+    if harm == "inside a batch":
+        del data[3 * size + 100 :]
+    elif harm == "between batches":
+        del data[3 * size :]
+    else:
+        data[3 * size + {"length": 9, "checksum": 17, "value": 100}[harm]] ^= 4
+    path.write_bytes(data)
+    with Log.open(tmp_path / "t-0", read_only=read_only) as log:
+        for read in (log.read, log.batches, log.read):
+            found: list[int] = []
+            with pytest.raises(DamagedLog, match=f"offsets 6 to .*{path}"):
+                found.extend(1 if isinstance(each, Record) else each.record_count for each in read())
+            assert sum(found) == 6
+        with pytest.raises(DamagedLog, match=f"offsets 6 to .*{path}"):
+            log.to_arrow()
+        assert [record.offset for record in log.read(10)] == [10]
+        assert log.damage is not None
+        assert log.damage.first_offset == 6
+
+
+def test_records_that_do_not_decode_are_damage_although_their_checksum_fits(tmp_path: Path) -> None:
+    with Log.open(tmp_path / "t-0") as log:
+        for value in (b"a", b"b"):
+            log.append([value])
+        size = log.size // 2
+    path = tmp_path / "t-0" / f"{0:020}.log"
+    data = bytearray(path.read_bytes())
+    data[size + 61] = 0x7F  # the length of the second batch's record
+    data[size + 17 : size + 21] = checksum(bytes(data[size + 21 :])).to_bytes(4, "big")
+    path.write_bytes(data)
+    with Log.open(tmp_path / "t-0", read_only=True) as log:
+        found = log.read()
+        assert next(found).value == b"a"
+        with pytest.raises(DamagedLog, match="batch at offset 1 cannot be read"):
+            next(found)
+        with pytest.raises(DamagedLog, match="offsets 1 to 1"):
+            log.to_arrow()
 
 
 @pytest.mark.parametrize("read_only", [False, True])

@@ -7,8 +7,9 @@ import pytest
 
 from kreplica import Log
 from kreplica._core.region import descriptor_budget, map_budget
-from kreplica.common.errors import InvalidFile, OffsetOutOfRange
+from kreplica.common.errors import DamagedLog, InvalidFile, OffsetOutOfRange
 from kreplica.log.live_reader import LiveReader
+from kreplica.log.splice import splice
 from tests.support.batches import build
 
 
@@ -173,3 +174,31 @@ def test_a_reader_of_a_missing_directory_names_it_and_creates_none(tmp_path):
     assert f"{tmp_path}/t-0: there is no such directory" in str(caught.value)
     assert "read_only" in str(caught.value)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("found", ["by the opening", "by a read"])
+def test_a_reader_forgets_damage_that_its_writer_has_healed(tmp_path, found):
+    path = tmp_path / "t-0"
+    with Log.open(path, durability="fsync") as writer:
+        for value in (b"a", b"b", b"c"):
+            writer.append([value])
+        writer.roll()
+        size = writer._log.local.segments[0].size // 3
+        file = path / f"{0:020}.log"
+        sound = file.read_bytes()
+        reader = Log.open(path, read_only=True)
+        with open(file, "r+b") as rotting:
+            rotting.seek(size + 17)
+            rotting.write(bytes([sound[size + 17] ^ 1]))
+        for each in (writer, reader):
+            with pytest.raises(DamagedLog):
+                list(each.read())
+        if found == "by the opening":
+            reader.close()
+            reader = Log.open(path, read_only=True)
+        assert [damage.first_offset for damage in reader.damages] == [1]
+        [damage] = writer.damages
+        splice(writer._log, damage, sound[size : 2 * size])
+        assert [record.value for record in reader.read()] == [b"a", b"b", b"c"]
+        assert reader.damages == []
+        reader.close()
