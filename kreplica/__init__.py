@@ -43,7 +43,7 @@ __all__ = [
 
 # The module of each name; the module itself for a name that is its own last part.
 _MODULES = {
-    "AppendResult": "kreplica.cluster.records",
+    "AppendResult": "kreplica.client.producer",
     "Cluster": "kreplica.cluster.cluster",
     "KreplicaError": "kreplica.common.errors",
     "Log": "kreplica.engine",

@@ -25,8 +25,9 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 from kreplica import engine
 from kreplica._core.record import Record
+from kreplica.client.producer import Acks, AppendResult
 from kreplica.cluster.cluster import Cluster as BlockingCluster
-from kreplica.cluster.records import Acks, AppendResult, Isolation, Question
+from kreplica.cluster.records import Isolation, Question
 from kreplica.cluster.views import PartitionView
 from kreplica.engine import LogAppendInfo
 from kreplica.metadata import watches
@@ -156,7 +157,7 @@ class Cluster:
 
         Cancelling the future only stops waiting; the records may still be appended.
         """
-        return asyncio.wrap_future(self.cluster.records.append(topic, records, partition, acks, timeout))
+        return asyncio.wrap_future(self.cluster.producer.append(topic, records, partition, acks, timeout))
 
     async def read(
         self,

@@ -1,4 +1,4 @@
-"""Producer: sends records to the leaders of partitions, and retries until they are acknowledged.
+"""Producers: TopicProducer appends to a topic; Producer sends to leaders and retries until acknowledged.
 
 Appends that wait while a request is under way become one batch for a partition, and one request for a leader.
 With acks=all each batch is appended once, however often it is sent: a PartitionSender for each partition
@@ -9,13 +9,17 @@ loop.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
+from kreplica._core.batch_builder import require_list
+from kreplica._core.partitioner import partitions_of
+from kreplica._core.record import Record
 from kreplica._core.record_accumulator import ProducerBatch, RecordAccumulator
 from kreplica._core.records import batches
+from kreplica.client.arguments import milliseconds, partition_of
 from kreplica.client.client_config import ClientConfig
 from kreplica.client.client_metadata import ClientMetadata
 from kreplica.common.dataclass import dataclass, field, replace
@@ -29,6 +33,7 @@ from kreplica.common.errors import (
     MessageTooLarge,
     NetworkException,
     NodeUnreachable,
+    NoRecords,
     NotEnoughReplicas,
     NotLeaderOrFollower,
     OutOfOrderSequenceNumber,
@@ -38,7 +43,7 @@ from kreplica.common.errors import (
     UnknownTopicOrPartition,
     timed_out,
 )
-from kreplica.common.future import FINISHED, PENDING, Future, fail_all, failed, finish_all, then
+from kreplica.common.future import FINISHED, PENDING, Future, all_of, fail_all, failed, finish_all, then
 from kreplica.common.leader_and_isr import NO_LEADER
 from kreplica.common.message import maker
 from kreplica.common.messages.data import (
@@ -70,9 +75,13 @@ from kreplica.common.types import (
 from kreplica.common.wire import error_of
 
 if TYPE_CHECKING:
+    from kreplica._core.batch_builder import _RecordLike as RecordLike
     from kreplica._core.batch_builder import _RecordList as RecordList
+    from kreplica.metadata.cluster_metadata import ClusterMetadata
 
 _request, _topic, _data = maker(ProduceRequest), maker(TopicProduceData), maker(PartitionProduceData)
+
+Acks = Literal["all", -1, 0, 1]
 
 ACKS = (ACKS_NONE, ACKS_LEADER, ACKS_ALL)
 SEQUENCES = 1 << 31
@@ -100,6 +109,49 @@ class RecordMetadata(NamedTuple):
     def last_offset(self) -> int:
         """The last record's offset; -1 if `base_offset` is."""
         return self.base_offset + self.record_count - 1 if self.base_offset >= 0 else NO_OFFSET
+
+
+@dataclass(frozen=True, slots=True)
+class AppendResult:
+    """The position of the records of one append: one RecordMetadata for each partition that received any.
+
+    `partition`, `base_offset` and `last_offset` describe the only batch. They raise ValueError if the records
+    were spread over several partitions, which an append to a named partition never does.
+    """
+
+    batches: tuple[RecordMetadata, ...]
+
+    @property
+    def topic(self) -> str:
+        """The topic of all batches."""
+        return self.batches[0].topic
+
+    @property
+    def partition(self) -> int:
+        """The partition that received the records. Raises ValueError if there are several partitions."""
+        return self._only.partition
+
+    @property
+    def base_offset(self) -> int:
+        """The first record's offset; -1 if unknown. Raises ValueError if there are several partitions."""
+        return self._only.base_offset
+
+    @property
+    def last_offset(self) -> int:
+        """The last record's offset; -1 if unknown. Raises ValueError if there are several partitions."""
+        return self._only.last_offset
+
+    @property
+    def record_count(self) -> int:
+        """The number of appended records, in all partitions together."""
+        return sum(batch.record_count for batch in self.batches)
+
+    @property
+    def _only(self) -> RecordMetadata:
+        if len(self.batches) == 1:
+            return self.batches[0]
+        numbers = sorted(batch.partition for batch in self.batches)
+        raise ValueError(f"the records were spread over partitions {numbers}: look at `batches`")
 
 
 class AppendFuture(Future[Any]):
@@ -140,6 +192,37 @@ class AppendFuture(Future[Any]):
         self.work()
         if self._state == PENDING:
             super()._wait(timeout)
+
+
+class _OnePartition(AppendFuture):
+    """The future of an append to one partition; its result is an AppendResult."""
+
+    __slots__ = ()
+
+    def _made(self, metadata: RecordMetadata) -> AppendResult:
+        return AppendResult((metadata,))
+
+
+class _Partitions(Future[AppendResult]):
+    """The future of an append to several partitions; once all are done, it fails with the first error."""
+
+    __slots__ = ("_parts",)
+
+    def __init__(self, parts: Sequence[AppendFuture]) -> None:
+        super().__init__()
+        self._parts = parts
+        all_of(parts).add_done_callback(self._all_done)
+
+    def _all_done(self, done: Future[list[RecordMetadata]]) -> None:
+        error = done.exception()
+        if error is None:
+            self.set_result(AppendResult(tuple(done.result())))
+        else:
+            self.set_exception(error)
+
+    def _wait(self, timeout: float | None) -> None:
+        self._parts[0].work()
+        super()._wait(timeout)
 
 
 @dataclass(slots=True, eq=False)
@@ -791,3 +874,125 @@ def _producer_id(response: InitProducerIdResponse) -> int:
     if error is not None:
         raise error
     return response.producer_id
+
+
+class Pending(Protocol):
+    """Whether the program has closed its cluster, which fails what is pending."""
+
+    is_closed: bool
+
+    def require_open(self) -> None:
+        """Raises ClusterClosed, UseAfterFork."""
+
+    def fail(self, future: Future[Any]) -> None:
+        """Fail the future with ClusterClosed if it is pending."""
+
+
+class TopicProducer:
+    """Appends records to topics: checks the arguments, chooses partitions, and leaves the rest to `producer`.
+
+    A record with a key goes to the partition of its murmur2 hash, as in Kafka's clients. The records without
+    a key of one call go to one partition, and those of the next call to the next partition. `newest()`: the
+    most recent metadata of any node. Any thread may call.
+    """
+
+    def __init__(self, producer: Producer, newest: Callable[[], ClusterMetadata], pending: Pending) -> None:
+        self._send = producer.send
+        self._newest = newest
+        self._pending = pending
+        self._next_partition = 0
+        # Metadata, and partitions in it that appends were made to. Both are replaced together.
+        self._checked: tuple[ClusterMetadata | None, dict[tuple[str, int], TopicPartition]] = (None, {})
+
+    def append(
+        self,
+        topic: str,
+        records: RecordList,
+        partition: int | None,
+        acks: Acks,
+        timeout: float | None,
+    ) -> Future[AppendResult]:
+        """Append as Cluster.append does, and run nothing in this thread.
+
+        Raises UnknownTopicOrPartition, InvalidRequiredAcks, NoRecords, TypeError, ClusterClosed,
+        UseAfterFork.
+        """
+        pending = self._pending
+        pending.require_open()
+        acks_number = ACKS_ALL if acks == "all" else acks_of(acks)
+        timeout_ms = None if timeout is None else milliseconds(timeout)
+        require_list(records)
+        future: Future[AppendResult]
+        if partition is not None:
+            at = self._known(topic, partition)
+            future = self._send(at, records, acks=acks_number, timeout_ms=timeout_ms, future=_OnePartition())
+        else:
+            chosen = self._by_partition(topic, records)
+            if not chosen:
+                raise NoRecords
+            send = partial(self._send, acks=acks_number, timeout_ms=timeout_ms)
+            if len(chosen) == 1:
+                [(at, only)] = chosen.items()
+                future = send(at, only, future=_OnePartition())
+            else:
+                future = _Partitions([send(at, each) for at, each in chosen.items()])
+        if pending.is_closed:
+            # It may have been closed before the append became pending.
+            pending.fail(future)
+        return future
+
+    def _known(self, topic: str, partition: int) -> TopicPartition:
+        """Return the partition, which the newest metadata has. Raises UnknownTopicOrPartition, TypeError."""
+        metadata = self._newest()
+        known_in, known = self._checked
+        if metadata is not known_in:
+            known = {}
+            self._checked = metadata, known
+        at = known.get((topic, partition))
+        if at is None or type(partition) is not int:
+            at = TopicPartition(topic, partition_of(partition))
+            metadata.require_partition(at)
+            known[topic, partition] = at
+        return at
+
+    def _by_partition(
+        self, topic: str, records: Iterable[RecordLike]
+    ) -> dict[TopicPartition, list[RecordLike]]:
+        """Group the records by partition, in their order.
+
+        Raises UnknownTopicOrPartition, TypeError for an invalid key.
+        """
+        found = self._newest().topics.get(topic)
+        if found is None:
+            raise UnknownTopicOrPartition(f"there is no topic {topic!r}")
+        records = tuple(records)
+        count = len(found.partitions)
+        self._next_partition += 1
+        keys = [_key_of(record) for record in records]
+        numbers = partitions_of(keys, count, self._next_partition % count)
+        chosen: dict[TopicPartition, list[RecordLike]] = {}
+        for number, record in zip(numbers, records, strict=True):
+            chosen.setdefault(TopicPartition(topic, number), []).append(record)
+        return chosen
+
+
+def _key_of(record: Any) -> bytes | None:
+    key: object = None
+    if isinstance(record, tuple):
+        key = record[0] if record else None
+    elif isinstance(record, Record):
+        key = record.key
+    if key is None or isinstance(key, bytes):
+        return key
+    if isinstance(key, (bytearray, memoryview)):
+        return bytes(key)
+    raise TypeError(f"a key must be bytes, bytearray, memoryview or None, not {type(key).__name__}")
+
+
+def acks_of(acks: object) -> int:
+    """Return acks as an integer of the protocol. Raises InvalidRequiredAcks."""
+    if acks == "all":
+        return ACKS_ALL
+    if isinstance(acks, int) and not isinstance(acks, bool) and acks in (-1, 0, 1):
+        return acks
+    raise InvalidRequiredAcks(f'acks must be "all", 1 or 0, not {acks!r}')

@@ -4,9 +4,8 @@ Each node has its own directory, life cycle and messages. Any node can be killed
 network and started again. Appends are retried until they are acknowledged, wherever the leader is.
 """
 
-from kreplica.client.producer import RecordMetadata
+from kreplica.client.producer import AppendResult, RecordMetadata
 from kreplica.cluster.cluster import Cluster
-from kreplica.cluster.records import AppendResult
 from kreplica.cluster.views import ClusterWatch, PartitionView
 from kreplica.metadata.image_paths import TreeChange
 

@@ -14,7 +14,7 @@ from typing import Literal, TypeVar
 
 from kreplica.broker.node import Node
 from kreplica.client.admin import ELECTION_TYPES, Admin
-from kreplica.cluster.arguments import (
+from kreplica.client.arguments import (
     assignment_of,
     broker_ids,
     choice,
@@ -23,7 +23,6 @@ from kreplica.cluster.arguments import (
     topic_name,
 )
 from kreplica.cluster.views import PartitionView
-from kreplica.common.errors import UnknownTopicOrPartition
 from kreplica.common.future import Future
 from kreplica.common.types import TopicPartition
 from kreplica.metadata.cluster_metadata import ClusterMetadata
@@ -156,8 +155,7 @@ class ClusterAdministration(ABC):
 
     def _require(self, topic: str, partition: int) -> TopicPartition:
         at = TopicPartition(topic, partition)
-        if self._newest().partition(at) is None:
-            raise UnknownTopicOrPartition(f"there is no partition {at}")
+        self._newest().require_partition(at)
         return at
 
     # ---- for subclasses -----------------------------------------------------------------------------------

@@ -10,10 +10,10 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
+from kreplica.client.producer import AppendResult
 from kreplica.cluster.administration import TIMEOUT
 from kreplica.cluster.cluster import Cluster
 from kreplica.cluster.promises import SETTLE_TIMEOUT, BrokenPromise, Promises
-from kreplica.cluster.records import AppendResult
 from kreplica.common.errors import RequestTimedOut
 from kreplica.common.future import Future
 from kreplica.common.types import TopicPartition

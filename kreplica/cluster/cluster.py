@@ -24,13 +24,14 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from kreplica._core.record import Record
 from kreplica.broker.node import CONTROLLED_SHUTDOWN_MS, Node
 from kreplica.client.admin import Admin
+from kreplica.client.arguments import milliseconds
 from kreplica.client.client import Client
 from kreplica.client.client_config import ClientConfig
+from kreplica.client.producer import Acks, AppendResult, TopicProducer
 from kreplica.cluster.administration import TIMEOUT, ClusterAdministration
-from kreplica.cluster.arguments import milliseconds
 from kreplica.cluster.cluster_nodes import ClusterNodes
 from kreplica.cluster.pending_futures import PendingFutures
-from kreplica.cluster.records import Acks, AppendResult, ClusterRecords, Isolation, consume, read
+from kreplica.cluster.records import ClusterRecords, Isolation, consume, read
 from kreplica.cluster.settings import (
     Layout,
     check_cluster_id,
@@ -152,7 +153,8 @@ class Cluster(ClusterAdministration):
             work=self._network.run_due,
         )
         self._pending.appends = self._client.producer.pending
-        # Also used by kreplica.aio, which waits in its own way.
+        # Both also used by kreplica.aio, which waits in its own way.
+        self.producer = TopicProducer(self._client.producer, nodes.newest_metadata, self._pending)
         self.records = ClusterRecords(self._client, nodes.newest_metadata, self._pending)
 
     # ---- records ------------------------------------------------------------------------------------------
@@ -181,7 +183,7 @@ class Cluster(ClusterAdministration):
         future fails with RequestTimedOut, MessageTooLarge, InvalidRecord, or TypeError for something that is
         not a record.
         """
-        future = self.records.append(topic, records, partition, acks, timeout)
+        future = self.producer.append(topic, records, partition, acks, timeout)
         if self._client.producer.is_behind:
             # A program that appends without waiting is slowed down, or it would fill the memory.
             with suppress(TimeoutError):

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from itertools import pairwise
 
 from kreplica.broker.node import Node
-from kreplica.cluster.records import AppendResult
+from kreplica.client.producer import AppendResult
 from kreplica.common.future import Future
 from kreplica.common.types import TopicPartition
 from kreplica.controller.topic_settings import ElectionSettings, settings_by

@@ -1,174 +1,40 @@
-"""The records of a cluster: appending, reading, and reading as a member of a consumer group.
+"""Reading the records of a cluster, also as a member of a consumer group.
 
-`ClusterRecords` builds requests; `Reading` and `Consuming` return the next request and turn its answer into
+`ClusterRecords` makes the readers; `Reading` and `Consuming` return the next request and turn its answer into
 records. A request is a function that sends something and returns a future. Cluster waits for it in a thread,
 Simulation by advancing virtual time, kreplica.aio in a task.
 
-Thread rule: any thread may append; the only state is the next partition for records without a key. One thread
-at a time uses a reader.
+Thread rule: one thread at a time uses a reader.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from kreplica._core.batch_builder import require_list
-from kreplica._core.partitioner import partitions_of
 from kreplica._core.record import Record
+from kreplica.client.arguments import choice, milliseconds, offset_of, topic_name
 from kreplica.client.client import Client
 from kreplica.client.client_config import ConsumerConfig
 from kreplica.client.fetcher import EARLIEST, ISOLATION_LEVEL, LATEST, Fetched, Fetcher
 from kreplica.client.group_consumer import GroupConsumer
-from kreplica.client.producer import AppendFuture, RecordMetadata
-from kreplica.cluster.arguments import choice, milliseconds, offset_of, partition_of, topic_name
 from kreplica.cluster.pending_futures import PendingFutures
-from kreplica.common.dataclass import dataclass, fields, replace
+from kreplica.common.dataclass import fields, replace
 from kreplica.common.errors import (
     ClusterClosed,
     InvalidConfig,
-    InvalidRequiredAcks,
-    NoRecords,
     RequestTimedOut,
-    UnknownTopicOrPartition,
 )
-from kreplica.common.future import Future, all_of
+from kreplica.common.future import Future
 from kreplica.common.settings import nearest
-from kreplica.common.types import ACKS_ALL, TopicPartition
+from kreplica.common.types import TopicPartition
 from kreplica.log.transaction_index import AbortedFilter, AbortedTxn
 from kreplica.metadata.cluster_metadata import ClusterMetadata
-from kreplica.metadata.registrations import TopicRegistration
 
 if TYPE_CHECKING:
-    from kreplica._core.batch_builder import _RecordLike as RecordLike
-    from kreplica._core.batch_builder import _RecordList as RecordList
-
-
-Acks = Literal["all", -1, 0, 1]
-
-
-@dataclass(frozen=True, slots=True)
-class AppendResult:
-    """The position of the records of one append: one RecordMetadata for each partition that received any.
-
-    `partition`, `base_offset` and `last_offset` describe the only batch. They raise ValueError if the records
-    were spread over several partitions, which an append to a named partition never does.
-    """
-
-    batches: tuple[RecordMetadata, ...]
-
-    @property
-    def topic(self) -> str:
-        """The topic of all batches."""
-        return self.batches[0].topic
-
-    @property
-    def partition(self) -> int:
-        """The partition that received the records. Raises ValueError if there are several partitions."""
-        return self._only.partition
-
-    @property
-    def base_offset(self) -> int:
-        """The first record's offset; -1 if unknown. Raises ValueError if there are several partitions."""
-        return self._only.base_offset
-
-    @property
-    def last_offset(self) -> int:
-        """The last record's offset; -1 if unknown. Raises ValueError if there are several partitions."""
-        return self._only.last_offset
-
-    @property
-    def record_count(self) -> int:
-        """The number of appended records, in all partitions together."""
-        return sum(batch.record_count for batch in self.batches)
-
-    @property
-    def _only(self) -> RecordMetadata:
-        if len(self.batches) == 1:
-            return self.batches[0]
-        numbers = sorted(batch.partition for batch in self.batches)
-        raise ValueError(f"the records were spread over partitions {numbers}: look at `batches`")
-
-
-class KeyedRecords:
-    """Chooses partitions for records, as Kafka's clients do.
-
-    A record with a key goes to the partition of its murmur2 hash. The records without a key of one call go to
-    one partition, and those of the next call to the next partition.
-    """
-
-    def __init__(self) -> None:
-        self._next_partition = 0
-
-    def by_partition(
-        self, topic: TopicRegistration, records: Iterable[RecordLike]
-    ) -> dict[int, list[RecordLike]]:
-        """Group the records by partition, in their order. Raises TypeError for an invalid key."""
-        records = tuple(records)
-        count = len(topic.partitions)
-        self._next_partition += 1
-        keys = [_key_of(record) for record in records]
-        chosen: dict[int, list[RecordLike]] = {}
-        for number, record in zip(
-            partitions_of(keys, count, self._next_partition % count), records, strict=True
-        ):
-            chosen.setdefault(number, []).append(record)
-        return chosen
-
-
-def _key_of(record: Any) -> bytes | None:
-    key: object = None
-    if isinstance(record, tuple):
-        key = record[0] if record else None
-    elif isinstance(record, Record):
-        key = record.key
-    if key is None or isinstance(key, bytes):
-        return key
-    if isinstance(key, (bytearray, memoryview)):
-        return bytes(key)
-    raise TypeError(f"a key must be bytes, bytearray, memoryview or None, not {type(key).__name__}")
-
-
-def acks_of(acks: object) -> int:
-    """Return acks as an integer of the protocol. Raises InvalidRequiredAcks."""
-    if acks == "all":
-        return ACKS_ALL
-    if isinstance(acks, int) and not isinstance(acks, bool) and acks in (-1, 0, 1):
-        return acks
-    raise InvalidRequiredAcks(f'acks must be "all", 1 or 0, not {acks!r}')
-
-
-class _OnePartition(AppendFuture):
-    """The future of an append to one partition; its result is an AppendResult."""
-
-    __slots__ = ()
-
-    def _made(self, metadata: RecordMetadata) -> AppendResult:
-        return AppendResult((metadata,))
-
-
-class _Partitions(Future[AppendResult]):
-    """The future of an append to several partitions; once all are done, it fails with the first error."""
-
-    __slots__ = ("_parts",)
-
-    def __init__(self, parts: Sequence[AppendFuture]) -> None:
-        super().__init__()
-        self._parts = parts
-        all_of(parts).add_done_callback(self._all_done)
-
-    def _all_done(self, done: Future[list[RecordMetadata]]) -> None:
-        error = done.exception()
-        if error is None:
-            self.set_result(AppendResult(tuple(done.result())))
-        else:
-            self.set_exception(error)
-
-    def _wait(self, timeout: float | None) -> None:
-        self._parts[0].work()
-        super()._wait(timeout)
+    pass
 
 
 Isolation = Literal["high_watermark", "txn_committed"]
@@ -344,7 +210,7 @@ T = TypeVar("T")
 
 
 class ClusterRecords:
-    """Requests for records of one cluster.
+    """The readers of one cluster's records.
 
     `newest()`: the most recent metadata of any node. `consumer`: default settings of a group member.
     """
@@ -360,10 +226,6 @@ class ClusterRecords:
         self._newest = newest
         self._pending = pending
         self._consumer = consumer
-        self._keys = KeyedRecords()
-        self._send = client.producer.send
-        # Metadata, and partitions in it that appends were made to. Both are replaced together.
-        self._checked: tuple[ClusterMetadata | None, dict[tuple[str, int], TopicPartition]] = (None, {})
 
     def ask(self, question: Callable[[], Future[T]]) -> Future[T]:
         """Send the request; its future fails with ClusterClosed if the cluster is closed meanwhile.
@@ -377,64 +239,7 @@ class ClusterRecords:
         """Return the partition. Raises UnknownTopicOrPartition, ClusterClosed, UseAfterFork."""
         self._pending.require_open()
         at = TopicPartition(topic, partition)
-        if self._newest().partition(at) is None:
-            raise UnknownTopicOrPartition(f"there is no partition {at}")
-        return at
-
-    def append(
-        self,
-        topic: str,
-        records: RecordList,
-        partition: int | None,
-        acks: Acks,
-        timeout: float | None,
-    ) -> Future[AppendResult]:
-        """Append as Cluster.append does, and run nothing in this thread.
-
-        Raises UnknownTopicOrPartition, InvalidRequiredAcks, NoRecords, TypeError, ClusterClosed,
-        UseAfterFork.
-        """
-        pending = self._pending
-        pending.require_open()
-        acks_number = ACKS_ALL if acks == "all" else acks_of(acks)
-        timeout_ms = None if timeout is None else milliseconds(timeout)
-        require_list(records)
-        future: Future[AppendResult]
-        if partition is not None:
-            at = self._known(topic, partition)
-            sent = _OnePartition()
-            self._send(at, records, acks=acks_number, timeout_ms=timeout_ms, future=sent)
-            future = sent
-        else:
-            found = self._newest().topics.get(topic)
-            if found is None:
-                raise UnknownTopicOrPartition(f"there is no topic {topic!r}")
-            chosen = self._keys.by_partition(found, records)
-            if not chosen:
-                raise NoRecords
-            send = partial(self._send, acks=acks_number, timeout_ms=timeout_ms)
-            if len(chosen) == 1:
-                [(number, only)] = chosen.items()
-                future = send(TopicPartition(topic, number), only, future=_OnePartition())
-            else:
-                future = _Partitions(
-                    [send(TopicPartition(topic, number), each) for number, each in chosen.items()]
-                )
-        if pending.is_closed:
-            # It may have been closed before the append became pending.
-            pending.fail(future)
-        return future
-
-    def _known(self, topic: str, partition: int) -> TopicPartition:
-        """Return the partition, which the newest metadata has. Raises UnknownTopicOrPartition."""
-        metadata = self._newest()
-        known_in, known = self._checked
-        if metadata is not known_in:
-            known = {}
-            self._checked = metadata, known
-        at = known.get((topic, partition))
-        if at is None or type(partition) is not int:
-            at = known[topic, partition] = self.require(topic, partition_of(partition))
+        self._newest().require_partition(at)
         return at
 
     def reading(

@@ -13,7 +13,7 @@ from typing import Any
 
 from kreplica.broker.node_config import BOTH, BrokerConfig, NodeConfig, Role
 from kreplica.broker.node_settings import with_settings
-from kreplica.cluster.arguments import LONGEST_MS
+from kreplica.client.arguments import LONGEST_MS
 from kreplica.common.dataclass import dataclass, replace
 from kreplica.common.errors import InconsistentClusterId, InvalidConfig, InvalidFile
 from kreplica.common.json_file import parse_object

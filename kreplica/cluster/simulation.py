@@ -19,16 +19,14 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 from kreplica._core.record import Record
 from kreplica.broker.node import CONTROLLED_SHUTDOWN_MS, Node
 from kreplica.client.admin import Admin
+from kreplica.client.producer import Acks, AppendResult, TopicProducer, acks_of
 from kreplica.cluster.administration import TIMEOUT, ClusterAdministration
 from kreplica.cluster.pending_futures import PendingFutures
 from kreplica.cluster.promises import SETTLE_TIMEOUT, BrokenPromise, Promises
 from kreplica.cluster.records import (
     JOIN_TIMEOUT_MS,
-    Acks,
-    AppendResult,
     ClusterRecords,
     Isolation,
-    acks_of,
     consume,
     read,
 )
@@ -114,9 +112,9 @@ class Simulation(ClusterAdministration):
         self._checker = NodeChecker(self._cluster)
         self._checker.is_harmed = self._failing.__contains__
         self._client = self._cluster.client
-        self._records = ClusterRecords(
-            self._client, self._newest, PendingFutures(f"the simulation of seed {seed}"), CONSUMER_CONFIG
-        )
+        pending = PendingFutures(f"the simulation of seed {seed}")
+        self._producer = TopicProducer(self._client.producer, self._newest, pending)
+        self._records = ClusterRecords(self._client, self._newest, pending, CONSUMER_CONFIG)
         self._promises = Promises()
         # What `_unclean_epochs()` returned when promises were last made void.
         self._voided: dict[TopicPartition, int] = {}
@@ -137,7 +135,7 @@ class Simulation(ClusterAdministration):
 
         Raises UnknownTopicOrPartition, InvalidRequiredAcks.
         """
-        sent = self._records.append(topic, records, partition, acks, timeout)
+        sent = self._producer.append(topic, records, partition, acks, timeout)
         if acks_of(acks) == acks_of("all"):
             elections = self._unclean_epochs()
             sent.add_done_callback(partial(self._record_promise, elections))

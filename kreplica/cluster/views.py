@@ -163,10 +163,7 @@ class PartitionView:
         return tuple(found[key] for key in sorted(found))
 
     def _registration(self) -> PartitionRegistration:
-        found = self._metadata().partition(self._at)
-        if found is None:
-            raise UnknownTopicOrPartition(f"there is no partition {self._at}")
-        return found
+        return self._metadata().require_partition(self._at)
 
     def _leading(self) -> Partition:
         leader = self.leader

@@ -250,6 +250,13 @@ class ClusterMetadata:
         topic = self.topics.get(topic_partition.topic)
         return None if topic is None else topic.partitions.get(topic_partition.partition)
 
+    def require_partition(self, topic_partition: TopicPartition) -> PartitionRegistration:
+        """Return the partition. Raises UnknownTopicOrPartition."""
+        found = self.partition(topic_partition)
+        if found is None:
+            raise UnknownTopicOrPartition(f"there is no partition {topic_partition}")
+        return found
+
     def partitions(self) -> Iterator[tuple[TopicPartition, Uuid, PartitionRegistration]]:
         """Iterate over all partitions of all topics, with their topic ids."""
         for name, topic in self.topics.items():
