@@ -79,7 +79,9 @@ def _made(declared: type, *, is_frozen: bool, is_kw_only: bool, has_eq: bool) ->
         body.pop(name, None)
     body["__slots__"] = names
     body["__match_args__"] = () if is_kw_only else tuple(names)
-    body["__dataclass_fields__"] = _Later(_standard_fields)
+    body["__dataclass_fields__"] = _Later(lambda made: vars(_standard(made))["__dataclass_fields__"])
+    body["__dataclass_params__"] = _Later(lambda made: vars(_standard(made))["__dataclass_params__"])
+    body["__replace__"] = replace
     body.setdefault("__init__", _Later(_init))
     body.setdefault("__repr__", _Later(_repr))
     if has_eq:
@@ -124,8 +126,8 @@ def _set_values(self: Any, values: list[Any]) -> None:
 # ---- attributes that are made on first use -----------------------------------------------------------------
 
 
-def _standard_fields(owner: Any) -> dict[str, Any]:
-    """Return what the functions of `dataclasses` look for."""
+def _standard(owner: Any) -> type:
+    """Return a dataclass of the standard library with what its functions look for: fields and parameters."""
     import dataclasses
 
     body: dict[str, Any] = {"__annotations__": owner.__annotations__, "__doc__": owner.__doc__}
@@ -134,9 +136,9 @@ def _standard_fields(owner: Any) -> dict[str, Any]:
         given = {name: value for name, value in given.items() if value is not MISSING}
         body[each.name] = dataclasses.field(metadata=each.metadata, kw_only=not owner.__match_args__, **given)
     template = type(owner.__name__, (), {"__module__": owner.__module__, **body})
-    dataclasses.dataclass(init=False, repr=False, eq=False, match_args=False)(template)
-    found: dict[str, Any] = vars(template)["__dataclass_fields__"]
-    return found
+    is_frozen = owner.__setattr__ is _refuse_set
+    made = dataclasses.dataclass(init=False, repr=False, eq=False, match_args=False, frozen=is_frozen)
+    return made(template)
 
 
 def _init(owner: Any) -> Any:

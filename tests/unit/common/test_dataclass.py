@@ -137,6 +137,24 @@ def test_instances_are_copied_and_pickled(made: object) -> None:
     assert copy.copy(made) == copy.deepcopy(made) == pickle.loads(pickle.dumps(made)) == made
 
 
+def test_a_dataclass_of_the_standard_library_may_inherit_from_one() -> None:
+    @dataclasses.dataclass(frozen=True)
+    class Named(Point):
+        name: str = "a"
+
+    assert repr(Named(1, 2, "a")).endswith("Named(x=1, y=2, name='a')")
+    assert dataclasses.replace(Named(1), y=3) == Named(1, 3)
+    with pytest.raises(TypeError, match="non-frozen"):
+
+        @dataclasses.dataclass
+        class Mutable(Point):
+            pass
+
+
+def test_an_instance_has_the_method_that_copy_replace_calls() -> None:
+    assert Point(1, 2).__replace__(x=3) == Point(3, 2)
+
+
 def test_a_dataclass_cannot_inherit_from_another_one() -> None:
     with pytest.raises(AssertionError):
 
