@@ -1,7 +1,7 @@
 # RecordAccumulator: the appends to one partition that wait to be sent, encoded into batches as they come.
 #
 # ProducerBatch: one batch of them. A batch is open while appends may join it; `take` and `seal` end that. An append
-# is in one batch as a whole.
+# is in one batch as a whole; with acks=0 it is a batch of its own.
 #
 # Any thread may append. Everything that changes a batch or the row of batches happens in one native call that runs
 # no Python code, so the GIL makes it atomic; what may run Python code (gathering records, creating objects) comes

@@ -257,7 +257,8 @@ cdef class RecordAccumulator:
         if self.spare is None:
             self.spare = ProducerBatch()
         batch = self.open
-        if batch is not None and batch.acks == acks:
+        # With acks=0 there is no answer to which append of a batch is at fault.
+        if batch is not None and batch.acks == acks != 0:
             size = builder.plan_records(batch.h.base_timestamp, batch.h.record_count)
             if (batch.h.size + size <= self.max_batch_size
                     and batch.h.record_count <= INT32_MAX - builder.h.record_count):

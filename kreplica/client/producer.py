@@ -359,17 +359,20 @@ def _outcome(at: TopicPartition, answer: Any) -> Outcome:
 class PartitionSender:
     """Sends one producer's batches to one partition, in order and without duplicates.
 
-    Appends that wait go together into one batch, as long as it has room and they have the same acks. An
-    append is never split. If the leader refuses the content of a batch of several appends, the batch is sent
-    again in parts, so that each append succeeds or fails as it would alone. Each append has its own deadline.
-    Once a batch was sent, an append that expires stays in it, and only its future fails.
+    Appends that wait go together into one batch, as long as it has room and they have the same acks; with
+    acks=0 each is a batch. An append is never split. If the leader refuses the content of a batch of several
+    appends, the batch is sent again in parts, so that each append succeeds or fails as it would alone. Each
+    append has its own deadline. Once a batch was sent, an append that expires stays in it, and only its
+    future fails.
 
     A batch with acks=all carries a sequence number of this partition's own producer id (KIP-98), so that a
-    retry is not appended twice. At most `max_in_flight` batches are in flight. After a retriable failure
-    nothing new is sent until all batches in flight are answered; then the failed ones are sent again, in
-    their order. Giving up a batch leaves a gap in the sequence. The batches after it continue under a new
-    producer id if they were certainly not appended, and fail if that is unknown. The same happens when a
-    leader rejects a batch because acknowledged batches before it are missing, as after an unclean election.
+    retry is not appended twice. At most `max_in_flight` batches are in flight, all with the same acks. One
+    with acks=1 is in flight alone: if it has to be sent again, nothing would keep later batches behind it.
+    After a retriable failure nothing new is sent until all batches in flight are answered; then the failed
+    ones are sent again, in their order. Giving up a batch leaves a gap in the sequence. The batches after it
+    continue under a new producer id if they were certainly not appended, and fail if that is unknown. The
+    same happens when a leader rejects a batch because acknowledged batches before it are missing, as after an
+    unclean election.
 
     `new_producer_id()` requests a fresh producer id; `work()` runs what is due, for a thread that is about to
     wait. Any thread may call `append`; everything else runs in the producer's loop.
@@ -445,7 +448,9 @@ class PartitionSender:
             if leader is None:
                 self._refresh()
                 return
-            if not self._may_send_to(leader) or (acks == ACKS_ALL and not self._has_producer_id()):
+            if not self._may_follow(acks) or not self._may_send_to(leader):
+                return
+            if acks == ACKS_ALL and not self._has_producer_id():
                 return
             batch = self._queue.popleft() if self._queue else self._take()
             if batch is not None:
@@ -458,6 +463,10 @@ class PartitionSender:
         # Failed batches go first, once those in flight are answered.
         limit = self._config.max_in_flight if self._is_known else 1
         return not self._is_waiting and not self._failed and len(self._in_flight) < limit
+
+    def _may_follow(self, acks: int) -> bool:
+        # Only a sequence number keeps a batch behind one that has to be sent again, as acks=0 never is.
+        return not self._in_flight or self._in_flight[-1].acks == acks != ACKS_LEADER
 
     def _may_send_to(self, leader: int) -> bool:
         epoch = self._metadata.leader_epoch(self.at)

@@ -111,12 +111,12 @@ def test_times_of_appends_are_their_own():
     assert RecordBatch(batch.seal(-1, -1, -1)).max_timestamp == NOW + 5_000
 
 
-def test_appends_with_other_acks_are_in_another_batch():
+def test_appends_with_other_acks_or_none_are_in_another_batch():
     of = accumulator()
     for acks in (-1, -1, 1, 0, 0, -1):
         add(of, [b"v"], acks=acks)
     assert of.acks == -1
-    assert [(batch.acks, len(batch)) for batch in taken(of)] == [(-1, 2), (1, 1), (0, 2), (-1, 1)]
+    assert [(batch.acks, len(batch)) for batch in taken(of)] == [(-1, 2), (1, 1), (0, 1), (0, 1), (-1, 1)]
     assert of.acks is None
 
 

@@ -431,6 +431,25 @@ def test_a_batch_that_is_too_large_together_is_sent_in_parts():
     assert len(produced(stage)) - before <= 8
 
 
+@pytest.mark.parametrize(("first", "second"), [(-1, 1), (1, -1), (1, 1)])
+def test_no_append_overtakes_a_batch_that_is_sent_in_parts(first, second):
+    stage = Stage(settings={"max.message.bytes": 200})
+    stage.until_done(stage.produce(b"a"))
+    futures = [stage.produce(bytes([n]) * 30, acks=first) for n in range(8)]
+    futures += [stage.produce(b"b", acks=second), stage.produce(b"c", acks=-second)]
+    assert stage.until_done(*futures) == list(range(1, 11))
+
+
+def test_an_append_without_acknowledgement_is_not_lost_with_another_one():
+    stage = Stage(settings={"max.message.bytes": 200})
+    stage.until_done(stage.produce(b"a"))
+    futures = [stage.produce(bytes([n]) * (300 if n == 4 else 30), acks=0) for n in range(10)]
+    outcomes = stage.until_done(*futures)
+    assert isinstance(outcomes.pop(4), errors.NetworkException)
+    assert outcomes == [-1] * 9
+    assert stage.values(1)[1:] == [bytes([n]) * 30 for n in range(10) if n != 4]
+
+
 def test_a_batch_that_is_too_large_is_sent_in_parts_also_after_a_try_without_an_answer():
     stage = Stage(settings={"max.message.bytes": 200})
     stage.until_done(stage.produce(b"a"))
