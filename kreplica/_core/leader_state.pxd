@@ -49,10 +49,13 @@ cdef class LeaderState:
     cdef public object leader_isr_update_lock  # an RLock
     cdef public object queue              # the AppendQueue of the log, or None
     cdef public dict refused_sequences    # the lowest sequence number that was refused, by producer id and epoch
+    cdef public object alive_broker_epoch  # returns the epoch in which a broker is registered, or None
+    cdef public int64_t low_watermark_waiters  # the number of waiting deletions, which keep it
     cdef public int64_t key               # the number under which operations wait for the partition
     cdef public Term term
     cdef public object state              # a PartitionState: the ISR, and the change of it that is in flight
     # The followers, all of them and divided by whether the high watermark must wait for them.
+    cdef public dict replicas_by_id
     cdef public tuple remote_replicas
     cdef public tuple watched_replicas
     cdef public tuple unwatched_replicas

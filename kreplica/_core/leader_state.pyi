@@ -69,6 +69,9 @@ class LeaderState:
     key: int
     term: Term
     state: Any
+    alive_broker_epoch: Any
+    low_watermark_waiters: int
+    replicas_by_id: dict[int, Replica]
     remote_replicas: tuple[Replica, ...]
     watched_replicas: tuple[Replica, ...]
     unwatched_replicas: tuple[Replica, ...]

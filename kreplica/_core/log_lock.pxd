@@ -21,7 +21,7 @@ cdef class LogLock:
     cdef int generation           # the process that created it
     cdef readonly Step step
     cdef object repair
-    cdef object own_error
+    cdef readonly object own_error
 
     cdef int take(self) except -1
     # Take the lock if it is free and no change was interrupted; return whether it was taken.

@@ -11,6 +11,8 @@ from datetime import timedelta
 from functools import partial
 from typing import Any
 
+from kreplica.broker.api_versions import FETCH
+from kreplica.broker.request_channel import answer_frame
 from kreplica.broker.request_context import IN_PROCESS, RequestContext
 from kreplica.common.error_code import ErrorCode
 from kreplica.common.errors import InvalidRequest, InvalidTxnState, KreplicaError, UnknownTopicId
@@ -74,6 +76,7 @@ class KafkaApis:
     def __init__(self, replica_manager: ReplicaManager, metadata_cache: MetadataCache) -> None:
         self._replicas = replica_manager
         self._metadata = metadata_cache
+        replica_manager.fetches.answer_of = _fetch_buffers
         self.handlers: dict[type[Any], Callable[[Any], Future[Any]]] = {
             ProduceRequest: self.handle_produce,
             FetchRequest: self.handle_fetch,
@@ -316,6 +319,11 @@ def _produce_answer(number: int, response: PartitionResponse) -> PartitionProduc
 
 def _fetch_refused(error: KreplicaError) -> FetchResponse:
     return FetchResponse(throttle_time=NO_THROTTLE, error_code=code_of(error), session_id=0, responses=())
+
+
+def _fetch_buffers(session: FetchSession, correlation_id: int, result: FetchResult) -> list[Any]:
+    """Return the frame of a response to a follower."""
+    return answer_frame(FETCH, correlation_id, _fetch_response(session, result))
 
 
 def _fetch_response(session: FetchSession, result: FetchResult) -> FetchResponse:

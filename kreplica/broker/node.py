@@ -21,6 +21,7 @@ from contextlib import ExitStack, suppress
 from functools import partial
 from typing import Any
 
+from kreplica._core.fetch_lane import FetchLane
 from kreplica._core.produce_lane import ProduceLane
 from kreplica.broker.assignments_manager import AssignmentsManager
 from kreplica.broker.auto_topic_creation_manager import AutoTopicCreationManager
@@ -146,8 +147,9 @@ class Node:
         self._suspected = SuspectedBrokers(ports.clock, patience_ms)
         self._handlers: dict[type[Any], Callable[[Any], Future[Any]]] = {}
         self._knows_cluster = False  # the whole metadata has been published since the start
-        # Takes Produce requests that need no decision, while this node answers any; else None.
+        # Take requests that need no decision, while this node answers any; else None.
         self.produce_lane: ProduceLane | None = None
+        self.fetch_lane: FetchLane | None = None
         self._shutdown: Future[None] | None = None
         # Whether requests are accepted: from the start of the quorum's member until the end.
         self.is_open = False
@@ -500,6 +502,7 @@ class Node:
             self._knows_cluster = self.publisher is not None and self.publisher.first_published.done()
             if self._knows_cluster and self.broker is not None and self.is_open and self.failure is None:
                 self.produce_lane = self.broker.replica_manager.appends.lane
+                self.fetch_lane = self.broker.replica_manager.fetches.lane
         return self._knows_cluster
 
     def is_leader_in_doubt(self, request: MetadataRequest) -> bool:
@@ -570,7 +573,7 @@ class Node:
     def _fail(self, error: BaseException) -> None:
         if self.failure is None:
             self.failure = error
-            self.produce_lane = None
+            self.produce_lane = self.fetch_lane = None
             # The message of an expected error, such as directories of another cluster, says what to do.
             unforeseen = None if isinstance(error, KreplicaError) else error
             LOGGER.error("node %d cannot go on: %s", self.config.node_id, error, exc_info=unforeseen)
@@ -618,7 +621,7 @@ class Node:
             node_id = self.config.node_id
             self._resolve_ready(BrokerNotAvailable(f"node {node_id} was stopped before it was ready"))
         self.is_open = False
-        self.produce_lane = None
+        self.produce_lane = self.fetch_lane = None
         raft, log, image, locks = self._raft, self._log, self._image, self._locks
         self._raft, self._log, self._image, self._locks = None, None, None, []
         # In reverse order. Each is released even if releasing another one fails.

@@ -17,6 +17,7 @@ from concurrent.futures import CancelledError
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
+from kreplica._core.fetch_lane import FetchLane
 from kreplica._core.produce_lane import ProduceLane
 from kreplica.broker.api_versions import (
     API_RANGES,
@@ -69,7 +70,7 @@ OF_NODES: Mapping[int, Callable[[Any], bool]] = {
 }
 
 
-PRODUCE_KEY = PRODUCE.to_bytes(2, "big")
+PRODUCE_KEY, FETCH_KEY = PRODUCE.to_bytes(2, "big"), FETCH.to_bytes(2, "big")
 
 
 class Lanes(Protocol):
@@ -77,6 +78,9 @@ class Lanes(Protocol):
 
     @property
     def produce_lane(self) -> ProduceLane | None: ...
+
+    @property
+    def fetch_lane(self) -> FetchLane | None: ...
 
 
 class Cancellable(Protocol):
@@ -116,7 +120,7 @@ class RequestChannel:
         # The requests that only nodes may send as replicas.
         self._is_of_node = OF_NODES if scope == Scope.CLIENTS else {}
         self._forwarding = forwarding
-        self._lanes = lanes if PRODUCE in self._ranges else None
+        self._lanes = lanes
 
     def receive(self, frame: memoryview, client_host: str) -> Future[Answer]:
         """Do the same as `serve` and return a future, which fails with the error."""
@@ -135,9 +139,8 @@ class RequestChannel:
         gone, or None.
         """
         try:
-            lanes = self._lanes
-            if lanes is not None and lanes.produce_lane is not None and frame[:2] == PRODUCE_KEY:
-                taken = lanes.produce_lane.take(frame, answered, connection)
+            if self._lanes is not None:
+                taken = self._by_lane(self._lanes, frame, answered, connection)
                 if taken is not None:
                     return taken
             return self._serve(MessageReader(frame), frame, client_host, answered, connection)
@@ -145,6 +148,18 @@ class RequestChannel:
             # A handler's failure also ends the client's request. The owner of the connection logs it.
             answered(None, error)
             return None
+
+    def _by_lane(
+        self, lanes: Lanes, frame: memoryview, answered: Answered, connection: object
+    ) -> Cancellable | None:
+        """Return the request if a native lane has taken it."""
+        key = frame[:2]
+        if key == PRODUCE_KEY:
+            if lanes.produce_lane is not None and PRODUCE in self._ranges:
+                return lanes.produce_lane.take(frame, answered, connection)
+        elif key == FETCH_KEY and lanes.fetch_lane is not None and FETCH not in self._is_of_node:
+            return lanes.fetch_lane.take(frame, answered)
+        return None
 
     def _serve(
         self,
@@ -161,7 +176,7 @@ class RequestChannel:
         if not known.reads(version):
             if api_key == API_VERSIONS:
                 # Any client understands version 0, which lists the supported versions (KIP-511).
-                answered(_frame(api_key, correlation_id, self._refused_versions(known)), None)
+                answered(answer_frame(api_key, correlation_id, self._refused_versions(known)), None)
                 return None
             raise UnsupportedVersion(f"API key {api_key} is not supported in version {version}")
         kind = read_type(api_key, version, known.handled)
@@ -237,7 +252,7 @@ class RequestChannel:
         asked = response if is_asked else downgrade(response, header.api_version, remembered)
         if asked.__api_key__ != header.api_key:
             raise InvalidRequest(f"{type(response).__name__} is not an answer to API key {header.api_key}")
-        return _frame(header.api_key, header.correlation_id, asked)
+        return answer_frame(header.api_key, header.correlation_id, asked)
 
     # ---- ApiVersions --------------------------------------------------------------------------------------
 
@@ -306,7 +321,8 @@ def _client_id(reader: MessageReader, kind: type[Any]) -> str | None:
     return client_id
 
 
-def _frame(api_key: int, correlation_id: int, response: Any) -> list[Any]:
+def answer_frame(api_key: int, correlation_id: int, response: Any) -> list[Any]:
+    """Return the buffers of the frame with a response."""
     into = MessageWriter()
     into.int32(correlation_id)
     # A client that asks for ApiVersions does not know the header's version yet (KIP-511).

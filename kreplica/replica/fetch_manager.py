@@ -11,6 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from kreplica._core.fetch_lane import FETCHES_DECLINED, FetchLane, LaneFetch
 from kreplica.common.errors import InconsistentTopicId, InvalidConfig, KreplicaError
 from kreplica.common.future import Future
 from kreplica.common.metrics import MetricRegistry
@@ -21,7 +22,7 @@ from kreplica.replica.fetch_session import NO_SESSION, CachedPartition, FetchSes
 from kreplica.replica.hosted_partitions import HostedPartitions
 from kreplica.replica.metadata_cache import MetadataCache
 from kreplica.replica.partition import Partition
-from kreplica.replica.partition_state import NOTHING, LogReadInfo, PartitionEffects
+from kreplica.replica.partition_state import HIGH_WATERMARK_MOVED, NOTHING, LogReadInfo, PartitionEffects
 from kreplica.replica.purgatory import DelayedOperationPurgatory
 from kreplica.replica.replica_config import ReplicaConfig
 from kreplica.replica.replication_quotas import ReplicationQuotaManager
@@ -101,6 +102,7 @@ class FetchManager:
             random,
         )
         self._partitions = partitions
+        self._fetch_max_bytes = config.fetch_max_bytes
         self._act = act
         self._quota = quota
         self._topic_name = topic_name
@@ -109,7 +111,14 @@ class FetchManager:
         # The clock of sessions, in ms.
         self.now_ms = self._purgatory.now_ms
         self._numbers = itertools.count(1)
-        self._linger_ms = config.replica_fetch_high_watermark_linger_ms
+        self.linger_ms = config.replica_fetch_high_watermark_linger_ms
+        # Makes the buffers of a response to a follower's fetch; set by the handler of requests.
+        self.answer_of: Callable[[FetchSession, int, FetchResult], list[Any]] | None = None
+        self.lane = FetchLane(self)
+        metrics.gauge("FetchLane", "TakenRequests", lambda: self.lane.taken)
+        for number, reason in enumerate(FETCHES_DECLINED):
+            count = partial(self.lane.declined, number)
+            metrics.gauge("FetchLane", "DeclinedRequests", count, {"reason": reason})
         self._bytes_out = metrics.meter("BrokerTopicMetrics", "BytesOutPerSec")
         self._replication_bytes_out = metrics.meter("BrokerTopicMetrics", "ReplicationBytesOutPerSec")
         gauge = metrics.gauge
@@ -136,14 +145,19 @@ class FetchManager:
         waits is answered first: its fetcher has given it up. The future gets a FetchResult. `future`: the
         future to resolve; None makes a new one.
         """
-        parked: DelayedFetch | None = session.parked
+        parked: DelayedFetch | LaneFetch | None = session.parked
         if parked is not None:
             self._complete(parked, parked.expire)
         session.clock.fetched(self.now_ms())
+        return self._fetch(session, params, future)
+
+    def _fetch(
+        self, session: FetchSession, params: FetchParams, future: Future[Any] | None = None
+    ) -> Future[Any]:
         fetch = DelayedFetch(session, params, self._read, self._count, future)
         if not fetch.start():
-            if fetch.may_linger and self._linger_ms <= params.max_wait_ms:
-                self._linger(fetch)
+            if fetch.may_linger and self.linger_ms <= params.max_wait_ms:
+                self.linger(fetch)
             else:
                 fetch.handle = self._purgatory.watch(next(self._numbers), 1, params.max_wait_ms, fetch)
             if self._purgatory.is_closed:
@@ -158,7 +172,7 @@ class FetchManager:
         if future.cancelled():
             # Its connection is closed. Any other caller that takes it from its session ends the wait.
             fetch.withdraw()
-        self._end_wait(fetch)
+        self.end_wait(fetch)
 
     # ---- notifications ------------------------------------------------------------------------------------
 
@@ -169,7 +183,7 @@ class FetchManager:
             if session is not None and session.is_privileged:
                 with session.lock:
                     session.ready[cached] = None
-                    fetch: DelayedFetch | None = session.parked
+                    fetch: DelayedFetch | LaneFetch | None = session.parked
                 if fetch is not None:
                     self._complete(fetch, fetch.try_complete)
 
@@ -182,7 +196,7 @@ class FetchManager:
                 continue
             fetch = None if cached.is_being_noted else cached.notify()
             if fetch is not None and not fetch.linger_handle:
-                self._linger(fetch)
+                self.linger(fetch)
 
     def moved(self, partition: Partition) -> None:
         """Try all fetches that wait at the partition: its log start or its role has changed."""
@@ -200,20 +214,20 @@ class FetchManager:
         if fetch is not None:
             self._complete(fetch, fetch.try_complete)
 
-    def _complete(self, fetch: DelayedFetch, step: Callable[[], bool]) -> None:
+    def _complete(self, fetch: DelayedFetch | LaneFetch, step: Callable[[], bool]) -> None:
         if not step() and fetch.may_linger and not fetch.linger_handle:
-            self._linger(fetch)
+            self.linger(fetch)
 
-    def _linger(self, fetch: DelayedFetch) -> None:
+    def linger(self, fetch: DelayedFetch | LaneFetch) -> None:
         """Answer soon even if there is too little: more news may come until then and share the answer."""
-        fetch.linger_handle = self._purgatory.watch(next(self._numbers), 1, self._linger_ms, fetch)
+        fetch.linger_handle = self._purgatory.watch(next(self._numbers), 1, self.linger_ms, fetch)
 
-    def _end_wait(self, fetch: DelayedFetch) -> None:
+    def end_wait(self, fetch: DelayedFetch | LaneFetch) -> None:
         for handle in (fetch.handle, fetch.linger_handle):
             if handle:
                 self._purgatory.cancel(handle)
 
-    def _expired(self, fetches: list[DelayedFetch]) -> None:
+    def _expired(self, fetches: list[DelayedFetch | LaneFetch]) -> None:
         for fetch in fetches:
             self._complete(fetch, fetch.expire)
 
@@ -222,6 +236,58 @@ class FetchManager:
         for fetch in self._purgatory.shutdown():
             fetch.expire()
         self.sessions.clear()
+
+    # ---- for the native lane ------------------------------------------------------------------------------
+
+    @property
+    def is_throttling(self) -> bool:
+        """Whether the quota limits followers' fetches."""
+        return self._quota.is_active
+
+    @property
+    def is_closed(self) -> bool:
+        return self._purgatory.is_closed
+
+    def limit(self, max_bytes: int) -> int:
+        """Return how many bytes of records an answer may have."""
+        return min(max_bytes, self._fetch_max_bytes)
+
+    def watch(self, fetch: LaneFetch, wait_ms: int) -> int:
+        """Let a parked fetch expire after `wait_ms`; return the handle."""
+        return self._purgatory.watch(next(self._numbers), 1, wait_ms, fetch)
+
+    def resume(self, fetch: LaneFetch, max_wait_ms: int) -> Future[Any]:
+        """Read and answer what a native fetch has left. Its session has taken over the request."""
+        session = fetch.session
+        params = FetchParams(
+            fetch.replica_id,
+            fetch.replica_epoch,
+            max_wait_ms,
+            1,
+            self.limit(fetch.max_bytes),
+            "log_end",
+            wants_all=False,
+        )
+        future = self._fetch(session, params)
+        future.add_done_callback(partial(self._resumed, fetch))
+        return future
+
+    def _resumed(self, fetch: LaneFetch, done: Future[FetchResult]) -> None:
+        try:
+            assert self.answer_of is not None
+            buffers = self.answer_of(fetch.session, fetch.correlation_id, done.result())
+        except BaseException as error:
+            fetch.fail(error)
+        else:
+            fetch.respond(buffers)
+
+    def high_watermark_has_moved(self, partition: Partition) -> None:
+        """Act on a high watermark that a native fetch has moved."""
+        self._act(partition, HIGH_WATERMARK_MOVED)
+
+    def count_replicated(self, size: int) -> None:
+        """Count the records of an answer to a follower."""
+        self._replication_bytes_out.count += size
 
     # ---- one partition ------------------------------------------------------------------------------------
 

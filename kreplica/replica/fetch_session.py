@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from kreplica._core.fetch_lane import wire_id
 from kreplica._core.leader_state import FetchClock
 from kreplica.common.errors import FetchSessionIdNotFound, InvalidFetchSessionEpoch
 from kreplica.common.locks import Lock
@@ -57,6 +58,7 @@ class CachedPartition:
         "session",
         "topic_id",
         "topic_partition",
+        "wire_id",
     )
 
     def __init__(
@@ -72,6 +74,7 @@ class CachedPartition:
     ) -> None:
         self.topic_partition = topic_partition
         self.topic_id = topic_id
+        self.wire_id = wire_id(topic_id.raw, topic_partition.partition)
         self.fetch_offset = fetch_offset
         self.max_bytes = max_bytes
         self.current_leader_epoch = current_leader_epoch
@@ -145,6 +148,7 @@ class FetchSession:
     """
 
     __slots__ = (
+        "by_wire_id",
         "clock",
         "created_ms",
         "epoch",
@@ -167,6 +171,8 @@ class FetchSession:
         # Guarded by lock:
         self.epoch = INITIAL_EPOCH + 1
         self.partitions: dict[SessionKey, CachedPartition] = {}
+        # The same, by their bytes in a request that names topics by id.
+        self.by_wire_id: dict[bytes, CachedPartition] = {}
         # An ordered set. Partitions that were read and have more go to the end.
         self.ready: dict[CachedPartition, None] = {}
         self.to_name_again: dict[CachedPartition, None] = {}
@@ -190,12 +196,13 @@ class FetchSession:
             for key in forgotten:
                 gone = self.partitions.pop(key, None)
                 if gone is not None:
+                    self.by_wire_id.pop(gone.wire_id, None)
                     self.ready.pop(gone, None)
                     left.append(gone)
             for asked in wanted:
                 known = self.partitions.get(asked.key)
                 if known is None:
-                    known = self.partitions[asked.key] = asked
+                    known = self.partitions[asked.key] = self.by_wire_id[asked.wire_id] = asked
                     known.session = self
                 else:
                     known.update(asked)
@@ -256,6 +263,7 @@ class FetchSession:
         with self.lock:
             partitions = list(self.partitions.values())
             self.partitions.clear()
+            self.by_wire_id.clear()
             self.ready.clear()
             self.to_name_again.clear()
             parked, self.parked = self.parked, None
@@ -328,9 +336,18 @@ class FetchSessionCache:
             if epoch != session.epoch:
                 text = f"fetch session {session_id} is at epoch {session.epoch}, not {epoch}"
                 raise InvalidFetchSessionEpoch(text)
-            session.epoch = 1 if epoch == INT32_MAX else epoch + 1
-            session.last_used_ms = now_ms
+            self.advance(session, now_ms)
             return session
+
+    def find(self, session_id: int, epoch: int) -> FetchSession | None:
+        """Return the session, if it exists and its next fetch has this epoch; else None."""
+        session = self._sessions.get(session_id)
+        return session if session is not None and session.epoch == epoch else None
+
+    def advance(self, session: FetchSession, now_ms: int) -> None:
+        """Record the session's next fetch."""
+        session.epoch = 1 if session.epoch == INT32_MAX else session.epoch + 1
+        session.last_used_ms = now_ms
 
     def remove(self, session_id: int) -> None:
         """End the session with this id, if it exists."""

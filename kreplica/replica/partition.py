@@ -210,7 +210,6 @@ class Partition(LeaderState):
         "_brokers",
         "_damage_listener",
         "_isr_policy",
-        "_replicas",
         "broker_id",
         "clock",
         "fetch_waiters",
@@ -218,7 +217,6 @@ class Partition(LeaderState):
         "isr_history",
         "leader_and_isr",
         "log",
-        "low_watermark_waiters",
         "topic_partition",
     )
 
@@ -239,6 +237,7 @@ class Partition(LeaderState):
         self.broker_id = broker_id
         self.clock = clock
         self._brokers = brokers
+        self.alive_broker_epoch = brokers.get_alive_broker_epoch
         self._broker_epoch = broker_epoch
         self._isr_policy = isr_policy
         # Whether its role ended with its disk.
@@ -256,7 +255,7 @@ class Partition(LeaderState):
         self.term = Term(NO_LEADER, NO_LEADER_EPOCH)
         self.leader_and_isr: LeaderAndIsr | None = None
         self.state: PartitionState = CommittedPartitionState((), LeaderRecoveryState.RECOVERED)
-        self._replicas: dict[int, Replica] = {}
+        self.replicas_by_id = {}
         self.remote_replicas = self.watched_replicas = self.unwatched_replicas = ()
         # The lowest sequence number that was refused of each (producer id, epoch); see _note_refused.
         self.refused_sequences: dict[tuple[int, int], int] = {}
@@ -329,7 +328,7 @@ class Partition(LeaderState):
 
     def replica(self, broker_id: int) -> Replica | None:
         """Return the follower's state; None if this broker does not lead or the other is not a replica."""
-        return self._replicas.get(broker_id)
+        return self.replicas_by_id.get(broker_id)
 
     def _effective_min_isr(self) -> int:
         """Return min.insync.replicas, or the number of replicas if that is smaller; 0 unless this broker
@@ -502,13 +501,13 @@ class Partition(LeaderState):
 
         Call it before `_set_state`.
         """
-        kept = {number: known for number, known in self._replicas.items() if number not in added_anew}
-        self._replicas = {
+        kept = {number: known for number, known in self.replicas_by_id.items() if number not in added_anew}
+        self.replicas_by_id = {
             broker_id: kept.get(broker_id) or Replica(broker_id)
             for broker_id in replicas
             if broker_id != self.broker_id
         }
-        self.remote_replicas = tuple(self._replicas.values())
+        self.remote_replicas = tuple(self.replicas_by_id.values())
 
     def _set_state(self, state: PartitionState) -> None:
         self.state = state
@@ -919,7 +918,7 @@ class Partition(LeaderState):
             term = self._term_in_epoch(current_leader_epoch, only_leader)
             log = term.log
             assert log is not None
-        replica = None if replica_id < 0 else self._replicas.get(replica_id)
+        replica = None if replica_id < 0 else self.replicas_by_id.get(replica_id)
         if replica_id >= 0 and replica is None:
             self._refuse_follower(replica_id, current_leader_epoch)
         state = log.state
@@ -1038,7 +1037,7 @@ class Partition(LeaderState):
             term = self.term
             if not term.leads or term.leader_epoch != read.leader_epoch:
                 return NOTHING
-            replica = self._replicas.get(replica_id)
+            replica = self.replicas_by_id.get(replica_id)
             registered = self._brokers.get_alive_broker_epoch(replica_id)
             if replica is None or not replica.broker_epoch <= broker_epoch == registered:
                 replica = self._check_follower(replica_id, broker_epoch)
@@ -1067,7 +1066,7 @@ class Partition(LeaderState):
         """Record in which session the follower fetches the partition, by the session's clock; None for no
         session. Return the clock of the session that it leaves, or None."""
         with self.leader_isr_update_lock:
-            replica = self._replicas.get(replica_id)
+            replica = self.replicas_by_id.get(replica_id)
             if replica is None or replica.fetch_clock is fetch_clock:
                 return None
             former, replica.fetch_clock = replica.fetch_clock, fetch_clock
@@ -1087,7 +1086,7 @@ class Partition(LeaderState):
 
         Raises NotLeaderOrFollower if it is not a replica, or has been restarted since (KIP-903).
         """
-        replica = self._replicas.get(replica_id)
+        replica = self.replicas_by_id.get(replica_id)
         if replica is None:
             self._refuse_follower(replica_id, None)
         registered = self._brokers.get_alive_broker_epoch(replica_id)
@@ -1135,7 +1134,7 @@ class Partition(LeaderState):
         """Record that the follower lacks a range of its log from `fetch_offset` on, or, if that is its log
         end, that its log is whole again. A replica with a damaged range must not be in the ISR."""
         with self.leader_isr_update_lock:
-            replica = self._replicas.get(replica_id)
+            replica = self.replicas_by_id.get(replica_id)
             term = self.term
             if not term.leads or replica is None or term.leader_epoch != current_leader_epoch:
                 return NOTHING
@@ -1185,7 +1184,7 @@ class Partition(LeaderState):
                 raise NotLeaderOrFollower(f"{self.topic_partition}: only its leader, {self.leader}, knows")
             if broker_id in self.state.isr:
                 return None
-            replica = self._replicas.get(broker_id)
+            replica = self.replicas_by_id.get(broker_id)
             if replica is None:
                 raise ReplicaNotAvailable(f"{self.topic_partition}: broker {broker_id} is no replica of it")
             now_ms = self._now_ms()
@@ -1254,7 +1253,7 @@ class Partition(LeaderState):
 
     def _is_out_of_sync(self, broker_id: int, now_ms: int) -> bool:
         """Return whether a member of the ISR has to leave it."""
-        replica = self._replicas.get(broker_id)
+        replica = self.replicas_by_id.get(broker_id)
         log = self.term.log
         assert log is not None
         return (
@@ -1289,7 +1288,7 @@ class Partition(LeaderState):
             return self._broker_epoch()
         # The epoch of a member that has not fetched from this leader yet is unknown. If its broker restarts,
         # the controller removes it from the ISR.
-        replica = self._replicas.get(broker_id)
+        replica = self.replicas_by_id.get(broker_id)
         return UNKNOWN_BROKER_EPOCH if replica is None else replica.broker_epoch
 
     def _proposal_failed(self, pending: PendingPartitionChange, error: BaseException) -> PartitionEffects:
@@ -1342,10 +1341,12 @@ class Partition(LeaderState):
 
     def _why_out(self, broker_id: int, now_ms: int) -> IsrChangeReason:
         lag_ms = self._isr_policy.replica_lag_time_max_ms
-        return isr_policy.why_out(self._replicas.get(broker_id), broker_id, self._brokers, now_ms, lag_ms)
+        return isr_policy.why_out(
+            self.replicas_by_id.get(broker_id), broker_id, self._brokers, now_ms, lag_ms
+        )
 
     def _change(self, kind: str, broker_id: int, reason: IsrChangeReason, now_ms: int) -> IsrChange:
-        replica = self._replicas.get(broker_id) or Replica(broker_id)
+        replica = self.replicas_by_id.get(broker_id) or Replica(broker_id)
         log = self.local_log
         return IsrChange(
             self._date(now_ms),

@@ -362,7 +362,7 @@ def test_the_fetch_that_moves_the_high_watermark_returns_it_in_one_pass(
         answer = fetch_as_follower(at, 2, session)
     else:
         assert not answer.done()
-        at.pass_time(fetches._linger_ms + 1)
+        at.pass_time(fetches.linger_ms + 1)
     assert data_of(answer).high_watermark == 1
 
 

@@ -1,0 +1,93 @@
+# FetchLane: the native way of a follower's Fetch request, from its frame to the bytes of its answer.
+#
+# A request takes this way if it is an incremental fetch of a follower's session (KIP-227) that names only partitions of
+# the session. Everything else is declined before anything has changed, by the first of the reasons below; Python then
+# handles the request. A request that was taken becomes a LaneFetch. It reads the session's ready partitions natively
+# while each is a plain case: this broker leads it in the follower's epoch, the follower is in sync, and its log ends
+# where the leader's log has the same epoch. As soon as one is not, the LaneFetch hands itself over to Python, which
+# reads all ready partitions again (FetchManager.resume). Sessions, their partitions and the followers' states are
+# Python's own objects, so nothing has to be carried over.
+#
+#     frame --take--> LaneFetch --look--> answer: header, pinned slice, header, pinned slice ..., end
+#                        |   ^
+#                        |   +--try_complete, expire: something moved, or the time is up
+#                        +--> parked at its session, with its deadline in the purgatory of fetches
+#
+# Ownership: a waiting LaneFetch belongs to its session, as a DelayedFetch does; its answer's slices stay pinned until
+# they are sent. Thread rule: as FetchManager: any thread. The session's lock guards what is ready and what is parked,
+# the partition's leader_isr_update_lock what a fetch says about the follower.
+
+from libc.stdint cimport int32_t, int64_t, uint8_t
+
+from kreplica._core.leader_state cimport LeaderState, Replica, Term
+
+cdef enum:
+    # FETCHES_DECLINED in fetch_lane.pyx has the names, in this order.
+    FETCH_VERSION                 # another version than 17, which nodes send
+    FETCH_LAYOUT                  # it has unknown fields, or cannot be read
+    FETCH_CONSUMER                # it is not a follower's
+    FETCH_FULL                    # it begins or ends a session, or has none
+    FETCH_FORGETS                 # it takes partitions out of the session
+    FETCH_MIN_BYTES               # it waits for more than one byte
+    FETCH_SESSION                 # its session is unknown, at another epoch, or lacks a named partition
+    FETCH_BUSY                    # another fetch of the session waits, or another thread holds its lock
+    FETCH_QUOTA                   # replication is throttled
+    FETCH_PARTITION               # a ready partition is no plain case
+    FETCH_DECLINES                # the number of reasons
+
+
+cdef enum:
+    MOST_PARTITIONS = 64          # the most that one step answers, since heartbeats wait for it
+
+
+cdef struct asked_t:
+    uint8_t key[21]               # see wire_id
+    const uint8_t *at             # the partition in the request
+
+
+cdef struct fetch_t:
+    int32_t correlation_id
+    int32_t max_wait_ms
+    int32_t max_bytes
+    int32_t session_id
+    int32_t session_epoch
+    int32_t replica_id
+    int64_t replica_epoch
+    int32_t asked_count
+    asked_t asked[MOST_PARTITIONS]
+
+
+cdef class FetchLane:
+    cdef readonly int64_t taken
+    cdef int64_t declines[FETCH_DECLINES]
+    cdef object owner
+
+    # Take over what the request names into the session. Returns 0 or the reason to decline, negated and less 1.
+    cdef int begin(self, const fetch_t *request, object session) except -32
+
+
+cdef class LaneFetch:
+    cdef FetchLane lane
+    cdef readonly int32_t correlation_id
+    cdef readonly int32_t replica_id
+    cdef readonly int64_t replica_epoch
+    cdef readonly int32_t max_bytes
+    cdef int32_t max_wait_ms
+    cdef object answered          # takes the answer; None once it has been called
+    cdef readonly object session
+    cdef int64_t deadline_ms      # when it is answered at the latest, or earlier if it lingers
+    # Handles in the purgatory: of the deadline, and of the end of lingering; 0 if not registered.
+    cdef public int64_t handle
+    cdef int64_t lingering
+    cdef bint has_marks           # what was read is only new offsets
+    cdef list too_little          # partitions that were read and had something, but not enough
+    cdef object resumed           # the future of the fetch that Python makes instead, or None
+
+    cdef bint unpark(self) except -1
+    cdef int look(self, bint at_all) except -1
+    cdef int park(self) except -1
+    cdef int hand_over(self, bint at_all) except -1
+    cdef object read(self, object cached, int64_t max_bytes, bint is_first)
+    cdef bint is_plain(self, object cached) except -1
+    cdef bint note(self, object cached, LeaderState partition, Term term, int64_t end) except -1
+    cdef int deliver(self, list result, int64_t size) except -1

@@ -1,0 +1,548 @@
+"""The native way of a follower's Fetch request; what it takes, and its contract: fetch_lane.pxd."""
+
+from cpython.buffer cimport Py_buffer, PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
+from libc.string cimport memcpy
+
+from concurrent.futures import CancelledError
+
+from kreplica._core.big_endian cimport load16, load32, load64, store16, store32, store64
+from kreplica._core.leader_state cimport FetchClock, LeaderState, Replica, Term
+from kreplica._core.log_lock cimport LogLock
+from kreplica._core.log_state cimport LogState
+from kreplica._core.region cimport Slice, kr_load_acquire
+from kreplica._core.varint cimport read_unsigned_varint, write_unsigned_varint
+
+# The names of the reasons to decline a request, in the order of fetch_lane.pxd.
+FETCHES_DECLINED = (
+    "version", "layout", "consumer", "full", "forgets", "min bytes", "session", "busy", "quota", "partition",
+)
+assert len(FETCHES_DECLINED) == FETCH_DECLINES
+
+cdef enum:
+    VERSION = 17
+    ONE = 2                            # the size of a compact array with one element
+    NO_ELEMENT = 1                     # ... and of an empty one
+    LONGEST_WAIT_MS = 300000           # limits how long the request's memory is held
+    ID_BYTES = 16
+    KEY_BYTES = 21                     # a topic id, an array's size of 1, a partition's number
+    ASKED_BYTES = 33                   # one partition of a request
+    HEAD_BYTES = 19                    # an answer up to the number of topics
+    TOPIC_BYTES = ID_BYTES + 5         # the most of a topic up to its partitions
+    PARTITION_BYTES = 40               # the most of a partition's answer up to its records
+    FOLLOWER_TAG = 1                   # the field with the replica's id and epoch (KIP-903)
+    FOLLOWER_BYTES = 13
+
+
+def wire_id(bytes topic_id not None, int32_t partition):
+    """Return the bytes of a request that name one partition: the topic's id, an array's size of 1, the number."""
+    return topic_id + bytes([ONE]) + partition.to_bytes(4, "big", signed=True)
+
+
+# ---- reading -----------------------------------------------------------------------------------------------
+
+# Read the topics at p[at:size] into request.asked; return the position behind them, or a negative number.
+cdef int64_t parse_topics(const uint8_t *p, int64_t size, int64_t at, fetch_t *request) noexcept nogil:
+    cdef uint32_t topics, count, number
+    cdef int used
+    cdef asked_t *asked
+    used = read_unsigned_varint(p + at, size - at, &topics)
+    if used < 0 or topics < 1:
+        return -1
+    at += used
+    request.asked_count = 0
+    for _ in range(1, topics):
+        if size - at < ID_BYTES + 1:
+            return -1
+        used = read_unsigned_varint(p + at + ID_BYTES, size - at - ID_BYTES, &count)
+        if used < 0 or count < 1 or request.asked_count + <int64_t> count - 1 > MOST_PARTITIONS:
+            return -1
+        # The partitions, and the count of the topic's unknown fields.
+        if (count - 1) * <int64_t> ASKED_BYTES + 1 > size - at - ID_BYTES - used:
+            return -1
+        for number in range(count - 1):
+            asked = &request.asked[request.asked_count]
+            request.asked_count += 1
+            asked.at = p + at + ID_BYTES + used + number * <int64_t> ASKED_BYTES
+            memcpy(asked.key, p + at, ID_BYTES)
+            asked.key[ID_BYTES] = ONE
+            memcpy(asked.key + ID_BYTES + 1, asked.at, 4)
+            if asked.at[ASKED_BYTES - 1] != 0:
+                return -1
+        at += ID_BYTES + used + (count - 1) * <int64_t> ASKED_BYTES + 1
+        if p[at - 1] != 0:
+            return -1
+    return at
+
+
+# Read the request at p[0:size], whose API key was checked. Returns 0, or the reason to decline it, negated and less 1.
+cdef int parse(const uint8_t *p, int64_t size, fetch_t *request) noexcept nogil:
+    cdef int64_t at
+    cdef int malformed = -1 - FETCH_LAYOUT
+    if size < 10:
+        return malformed
+    if load16(p + 2) != VERSION:
+        return -1 - FETCH_VERSION
+    request.correlation_id = load32(p + 4)
+    at = 10 + (load16(p + 8) if load16(p + 8) > 0 else 0)  # the client id; -1 is null
+    # The fields up to the topics, and an empty rest.
+    if size - at < 25 or load16(p + 8) < -1 or p[at] != 0:
+        return malformed
+    request.max_wait_ms = load32(p + at + 1)
+    request.max_bytes = load32(p + at + 9)
+    request.session_id = load32(p + at + 14)
+    request.session_epoch = load32(p + at + 18)
+    if load32(p + at + 5) != 1:
+        return -1 - FETCH_MIN_BYTES
+    at += 22
+    at = parse_topics(p, size, at, request)
+    if at < 0 or size - at < 3:
+        return malformed
+    if request.session_epoch <= 0 or request.session_id == 0:
+        return -1 - FETCH_FULL
+    if p[at] != NO_ELEMENT:
+        return -1 - FETCH_FORGETS
+    # No rack, and one tagged field.
+    if p[at + 1] != NO_ELEMENT or p[at + 2] == 0:
+        return -1 - FETCH_CONSUMER
+    at += 3
+    if (p[at - 1] != 1 or size - at < 2 + FOLLOWER_BYTES or p[at] != FOLLOWER_TAG or p[at + 1] != FOLLOWER_BYTES
+            or p[at + 1 + FOLLOWER_BYTES] != 0):
+        return malformed
+    request.replica_id = load32(p + at + 2)
+    request.replica_epoch = load64(p + at + 6)
+    return 0 if request.replica_id >= 0 else -1 - FETCH_CONSUMER
+
+
+# ---- the lane ----------------------------------------------------------------------------------------------
+
+
+cdef class FetchLane:
+    """Takes the incremental fetches of followers. `owner`: the FetchManager, see its section about the lane."""
+
+    def __init__(self, owner):
+        self.owner = owner
+
+    def declined(self, int reason):
+        """Return how many requests were declined for a reason, an index into FETCHES_DECLINED."""
+        if not 0 <= reason < FETCH_DECLINES:
+            raise IndexError(reason)
+        return self.declines[reason]
+
+    def take(self, frame, answered):
+        """Take the Fetch request in `frame`, without its size field; return the LaneFetch, None if declined.
+
+        `answered(buffers, error)` is called once, perhaps before this returns.
+        """
+        cdef fetch_t request
+        cdef Py_buffer view
+        cdef int status
+        cdef LaneFetch fetch
+        cdef object session = None
+        PyObject_GetBuffer(frame, &view, PyBUF_SIMPLE)
+        try:
+            status = parse(<const uint8_t *> view.buf, view.len, &request)
+            if status == 0:
+                session = self.owner.sessions.find(request.session_id, request.session_epoch)
+                status = -1 - FETCH_SESSION
+                if session is not None:
+                    status = self.begin(&request, session)
+        finally:
+            PyBuffer_Release(&view)
+        if status < 0:
+            self.declines[-1 - status] += 1
+            return None
+        self.taken += 1
+        fetch = LaneFetch.__new__(LaneFetch)
+        fetch.lane = self
+        fetch.correlation_id = request.correlation_id
+        fetch.replica_id = request.replica_id
+        fetch.replica_epoch = request.replica_epoch
+        fetch.max_wait_ms = request.max_wait_ms
+        fetch.max_bytes = request.max_bytes
+        fetch.answered = answered
+        fetch.session = session
+        fetch.too_little = []
+        try:
+            fetch.start()
+        except BaseException:
+            # The caller answers with the error.
+            fetch.answered = None
+            raise
+        return fetch
+
+    cdef int begin(self, const fetch_t *request, object session) except -32:
+        cdef object lock = session.lock
+        cdef dict known = session.by_wire_id
+        cdef list named = []
+        cdef object cached
+        cdef const uint8_t *p
+        cdef int32_t number
+        if self.owner.is_throttling:
+            return -1 - FETCH_QUOTA
+        if not session.is_privileged:
+            return -1 - FETCH_CONSUMER
+        if not lock.acquire(False):
+            return -1 - FETCH_BUSY
+        try:
+            if session.parked is not None or session.to_name_again:
+                return -1 - FETCH_BUSY
+            for number in range(request.asked_count):
+                cached = known.get(PyBytes_FromStringAndSize(<const char *> request.asked[number].key, KEY_BYTES))
+                if cached is None:
+                    return -1 - FETCH_SESSION
+                named.append(cached)
+            for number in range(request.asked_count):
+                p = request.asked[number].at
+                cached = named[number]
+                if load32(p + 4) != cached.current_leader_epoch:
+                    cached.begin_epoch(load32(p + 4))
+                cached.fetch_offset = load64(p + 8)
+                cached.last_fetched_epoch = load32(p + 16)
+                cached.log_start_offset = load64(p + 20)
+                cached.max_bytes = load32(p + 28)
+                cached.is_unanswered = True
+                session.ready[cached] = None
+        finally:
+            lock.release()
+        self.owner.sessions.advance(session, self.owner.now_ms())
+        return 0
+
+
+# ---- one request -------------------------------------------------------------------------------------------
+
+
+cdef class LaneFetch:
+    """A follower's Fetch request on its native way; for its session and the purgatory it is like a DelayedFetch."""
+
+    def start(self):
+        """Answer the request if there is something to answer, or let it wait."""
+        cdef object owner = self.lane.owner
+        cdef int64_t now_ms = owner.now_ms()
+        cdef int64_t wait_ms = min(max(self.max_wait_ms, 0), LONGEST_WAIT_MS)
+        cdef FetchClock clock = self.session.clock
+        if now_ms > clock.last_fetch_time_ms:
+            clock.previous_fetch_time_ms = clock.last_fetch_time_ms
+            clock.last_fetch_time_ms = now_ms
+        self.deadline_ms = now_ms + wait_ms
+        if self.look(wait_ms == 0) or self.park():
+            return
+        if self.has_marks and owner.linger_ms <= wait_ms:
+            owner.linger(self)
+        else:
+            self.handle = owner.watch(self, wait_ms)
+        if owner.is_closed:
+            self.expire()
+        if self.answered is None:
+            # Another thread has answered it meanwhile.
+            owner.end_wait(self)
+
+    @property
+    def may_linger(self):
+        """Whether it has new offsets to report, which should not wait long."""
+        return self.has_marks
+
+    @property
+    def linger_handle(self):
+        """The handle of the end of lingering; 0 if it does not linger."""
+        return self.lingering
+
+    @linger_handle.setter
+    def linger_handle(self, int64_t handle):
+        cdef object owner = self.lane.owner
+        self.lingering = handle
+        self.deadline_ms = min(self.deadline_ms, <int64_t> owner.now_ms() + <int64_t> owner.linger_ms)
+
+    def try_complete(self):
+        """Read again after something moved. Return True if the fetch is answered now."""
+        return self.unpark() and (self.look(False) or self.park())
+
+    def expire(self):
+        """Answer now, since the time is up. Return False if it is already answered."""
+        if self.resumed is not None or not self.unpark():
+            return False
+        self.look(True)
+        return True
+
+    def abandon(self):
+        """Answer with nothing: the session has ended, so no caller will try the fetch again."""
+        self.deliver([], 0)
+
+    def cancel(self):
+        """Drop the answer: the client is gone. What was read stays ready. Return whether there was no answer yet."""
+        if self.resumed is not None:
+            return self.resumed.cancel()
+        if self.answered is None:
+            return False
+        if self.unpark():
+            self.session.put_back(self.too_little)
+        return self.fail(CancelledError())
+
+    def fail(self, error):
+        """Close the request's connection because of `error`. Return whether the request had no answer yet."""
+        answered, self.answered = self.answered, None
+        if answered is not None:
+            self.lane.owner.end_wait(self)
+            answered(None, error)
+        return answered is not None
+
+    def respond(self, buffers):
+        """Answer with what Python has made."""
+        answered, self.answered = self.answered, None
+        if answered is not None:
+            answered(buffers, None)
+
+    cdef bint unpark(self) except -1:
+        # The thread that takes the fetch from its session may work on it alone.
+        with self.session.lock:
+            if self.session.parked is not self:
+                return False
+            self.session.parked = None
+            return True
+
+    cdef int park(self) except -1:
+        # Wait. Return whether something became ready meanwhile and has answered the fetch.
+        cdef object session = self.session
+        while True:
+            with session.lock:
+                is_alone = session.parked is None
+                if is_alone and not session.ready:
+                    session.parked = self
+                    return False
+            if not is_alone:
+                # The fetcher has given up one of two fetches while this one was being read. Only one can wait.
+                return self.look(True)
+            if self.look(False):
+                return True
+
+    cdef int look(self, bint at_all) except -1:
+        # Read the ready partitions. Return whether that has answered the fetch: with enough, or with anything if
+        # `at_all`; or whether Python will.
+        cdef object session = self.session
+        cdef list ready = session.take_ready()
+        cdef list result = []
+        cdef list again = []
+        cdef object cached, data
+        cdef Slice records
+        cdef int64_t size = 0
+        cdef int64_t left = self.lane.owner.limit(self.max_bytes)
+        cdef int64_t index = 0
+        cdef bint is_first
+        if self.too_little:
+            ready = list(dict.fromkeys(self.too_little + ready))
+            self.too_little = []
+        if not ready and session.partitions and not at_all:
+            # Nothing is new, as in every fetch of a follower that has caught up.
+            self.has_marks = False
+            return False
+        if len(ready) > MOST_PARTITIONS or not session.partitions:
+            session.put_back(ready)
+            return self.hand_over(at_all)
+        for cached in ready:
+            if not self.is_plain(cached):
+                session.put_back(ready)
+                return self.hand_over(at_all)
+        for cached in ready:
+            # The first batch is returned even if it is larger than the fetcher's limit.
+            is_first = size == 0
+            if left <= 0 and not is_first:
+                again += ready[index:]
+                break
+            index += 1
+            data = self.read(cached, max(min(<int64_t> cached.max_bytes, left), 0), is_first)
+            if data is None:
+                session.put_back(ready)
+                return self.hand_over(at_all)
+            records = data[0]
+            if records is not None:
+                size += records.size
+                left -= records.size
+                result.append((cached, data))
+            elif not is_first and cached.fetch_offset < data[4]:
+                # There was no room for its next batch.
+                again.append(cached)
+            if records is None and (data[1] != cached.high_watermark_sent or data[3] != cached.log_start_sent):
+                result.append((cached, data))
+        if size == 0 and not at_all:
+            self.too_little = [each[0] for each in result] + again
+            self.has_marks = len(result) > 0
+            return False
+        if again:
+            session.put_back(again)
+        self.deliver(result, size)
+        return True
+
+    cdef int hand_over(self, bint at_all) except -1:
+        # Let Python read the session's ready partitions and answer: now if `at_all`, else when the time is up.
+        cdef object owner = self.lane.owner
+        self.lane.declines[FETCH_PARTITION] += 1
+        owner.end_wait(self)
+        self.resumed = owner.resume(self, 0 if at_all else max(self.deadline_ms - <int64_t> owner.now_ms(), 0))
+        return True
+
+    cdef bint is_plain(self, object cached) except -1:
+        # Return whether the partition can be read natively, and the fetch changes nothing of this follower but its
+        # offsets and times.
+        cdef LeaderState partition = cached.partition
+        cdef int64_t fetch_offset = cached.fetch_offset
+        cdef Term term
+        cdef Replica replica
+        cdef LogState state
+        cdef object log, entries
+        if partition is None:
+            return False
+        term = partition.term
+        log = term.log
+        if not term.leads or log is None or cached.current_leader_epoch != term.leader_epoch:
+            return False
+        if log.closed or log.stopped_at is not None or not log.damages.is_empty:
+            return False
+        replica = partition.replicas_by_id.get(self.replica_id)
+        if replica is None or replica.fetch_clock is not self.session.clock:
+            return False
+        state = log.state
+        entries = log.epochs.entries
+        if (not state.now.log_start_offset <= fetch_offset <= kr_load_acquire(&state.now.log_end_offset)
+                or not entries or entries[len(entries) - 1].epoch != cached.last_fetched_epoch):
+            return False
+        # Records that are committed, or that the follower could not append, are checked before they are sent.
+        if fetch_offset < kr_load_acquire(&state.now.log_end_offset) and (
+                log.local.segments.active.base_offset > fetch_offset or fetch_offset < state.now.high_watermark
+                or replica.asks_again(fetch_offset)):
+            return False
+        return not cached.is_unanswered or (
+            not partition.low_watermark_waiters
+            and self.replica_id in partition.state.isr
+            and replica.broker_epoch <= self.replica_epoch
+            and partition.alive_broker_epoch(self.replica_id) == self.replica_epoch)
+
+    cdef object read(self, object cached, int64_t max_bytes, bint is_first):
+        # Return (records, high watermark, last stable offset, log start, log end) of a plain case, after taking note of
+        # what the fetch says about the follower; None if Python has to read it.
+        cdef LeaderState partition = cached.partition
+        cdef Term term = partition.term
+        cdef object log = term.log
+        cdef LogState state
+        cdef int64_t fetch_offset = cached.fetch_offset
+        cdef int64_t end, mark, stable, start
+        cdef object segment, found
+        cdef Slice records = None
+        if log is None:
+            return None
+        state = log.state
+        end = kr_load_acquire(&state.now.log_end_offset)
+        mark, stable, start = state.now.high_watermark, state.now.last_stable_offset, state.now.log_start_offset
+        if fetch_offset < end:
+            segment = log.local.segments.active
+            try:
+                found = segment.position_of(end)
+                records = segment.read(
+                    fetch_offset, max_bytes, at_least_one=is_first,
+                    limit=-1 if found is None else found[0] + (found[1] if found[2] < end else 0))
+            except (<LogLock> log.offsets_lock).own_error:
+                return None
+            if records is None and is_first:
+                return None
+        if cached.is_unanswered and self.note(cached, partition, term, end):
+            if records is not None:
+                # This answer is sent without waiting. The next one has the new high watermark.
+                cached.notify()
+            else:
+                mark, stable = state.now.high_watermark, state.now.last_stable_offset
+        return records, mark, stable, start, end
+
+    cdef bint note(self, object cached, LeaderState partition, Term term, int64_t end) except -1:
+        # Record what the fetch says about the follower. Return whether that has moved the high watermark.
+        cdef bint has_moved = False
+        cdef int64_t former_end
+        cdef Replica replica
+        cached.is_unanswered = False
+        with partition.leader_isr_update_lock:
+            replica = partition.replicas_by_id.get(self.replica_id)
+            if partition.term is not term or replica is None:
+                return False
+            former_end = replica.log_end_offset
+            replica.update_fetch_state(
+                cached.fetch_offset, cached.log_start_offset, self.lane.owner.now_ms(), end,
+                self.replica_epoch)
+            if former_end != replica.log_end_offset:
+                has_moved = partition.increment_high_watermark(term.log, None)
+        if has_moved:
+            cached.is_being_noted = True
+            try:
+                self.lane.owner.high_watermark_has_moved(partition)
+            finally:
+                # Cleared before the offsets are read again, so that no change is missed.
+                cached.is_being_noted = False
+        return has_moved
+
+    cdef int deliver(self, list result, int64_t size) except -1:
+        # Answer with the partitions of `result`; their records have `size` bytes.
+        cdef list buffers = [None]
+        cdef dict topics = {}
+        cdef object cached, data, answers
+        cdef Slice records
+        cdef bytes head, topic_id
+        cdef uint8_t *p
+        cdef uint8_t text[4]
+        cdef int64_t record_bytes, whole = 0
+        cdef int used, at = 0         # bytes in `text`, which ends what was before
+        cdef bint is_first
+        answered, self.answered = self.answered, None
+        if self.handle or self.lingering:
+            self.lane.owner.end_wait(self)
+        if answered is None:
+            return 0
+        for cached, data in result:
+            topics.setdefault(cached.topic_id.raw, []).append((cached, data))
+        for topic_id, answers in topics.items():
+            is_first = True
+            for cached, data in answers:
+                cached.high_watermark_sent = data[1]
+                cached.log_start_sent = data[3]
+                records = data[0]
+                record_bytes = 0 if records is None else records.size
+                head = PyBytes_FromStringAndSize(NULL, at + TOPIC_BYTES + PARTITION_BYTES)
+                p = <uint8_t *> PyBytes_AS_STRING(head)
+                memcpy(p, text, at)
+                p += at
+                if is_first:
+                    memcpy(p, PyBytes_AS_STRING(topic_id), ID_BYTES)
+                    p += ID_BYTES
+                    p += write_unsigned_varint(p, <uint32_t> len(answers) + 1)
+                    is_first = False
+                store32(p, cached.topic_partition.partition)
+                store16(p + 4, 0)                  # error
+                store64(p + 6, data[1])
+                store64(p + 14, data[2])
+                store64(p + 22, data[3])
+                p[30] = 0                          # no aborted transactions: null
+                store32(p + 31, -1)                # no preferred replica
+                p += 35
+                p += write_unsigned_varint(p, <uint32_t> record_bytes + 1)
+                head = head[:p - <uint8_t *> PyBytes_AS_STRING(head)]
+                whole += len(head) + record_bytes
+                buffers.append(head)
+                if record_bytes:
+                    buffers.append(records)
+                text[0] = 0                        # unknown fields of the partition
+                at = 1
+            text[at] = 0                           # ... of the topic
+            at += 1
+        text[at] = 0                               # ... of the answer
+        at += 1
+        buffers.append(<bytes> text[:at])
+        head = PyBytes_FromStringAndSize(NULL, HEAD_BYTES + 5)
+        p = <uint8_t *> PyBytes_AS_STRING(head)
+        used = write_unsigned_varint(p + HEAD_BYTES, <uint32_t> len(topics) + 1)
+        store32(p, <int32_t> (HEAD_BYTES - 4 + used + whole + at))
+        store32(p + 4, self.correlation_id)
+        p[8] = 0                                   # unknown fields of the header
+        store32(p + 9, 0)                          # throttle time
+        store16(p + 13, 0)                         # error
+        store32(p + 15, self.session.id)
+        buffers[0] = head[:HEAD_BYTES + used]
+        self.lane.owner.count_replicated(size)
+        answered(buffers, None)
+        return 0
