@@ -240,7 +240,7 @@ class Transport(Protocol):
     """
 
     def send(self, node_id: int, request: Any, *, timeout_ms: int) -> Future[Any]:
-        """Send `request` to the node; the future gets the response entity.
+        """Send `request` to the node; the future gets the response entity, or what an EncodedRequest reads.
 
         It fails with NetworkException if the node cannot be reached, the connection is lost, or no response
         arrives within `timeout_ms`; the request may then have been carried out or not. Requests from one

@@ -184,6 +184,8 @@ class PartitionStates:
     def left_out(self) -> set[TopicPartition]:
         """Return the partitions that cannot be fetched now."""
         out: set[TopicPartition] = set()
+        if not (self.truncating or self.out_of_range or self.delayed or self.held_back):
+            return out
         for kept in (self.truncating, self.out_of_range, self.delayed, self.held_back):
             if kept:
                 out.update(kept)

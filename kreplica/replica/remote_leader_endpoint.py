@@ -5,12 +5,22 @@ Nothing here waits. The fetch session (FetchSessionHandler) is the only state th
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple
 
+from kreplica._core.fetch_frames import (
+    Declined,
+    FetchAnswer,
+    FetchSettings,
+    read_fetch_answer,
+    write_fetch_request,
+)
+from kreplica.common.encoded_request import EncodedRequest
 from kreplica.common.future import Future
 from kreplica.common.message import maker
+from kreplica.common.message_reader import NUMBER_BYTES, read_response
 from kreplica.common.messages.data import (
     FetchPartition,
     FetchRequest,
@@ -28,7 +38,7 @@ from kreplica.common.messages.data import (
     ReplicaState,
 )
 from kreplica.common.messages.data import OffsetForLeaderEpochResponseEpochEndOffset as EpochAnswer
-from kreplica.common.messages.data import PartitionData as FetchAnswer
+from kreplica.common.messages.data import PartitionData as FetchMessage
 from kreplica.common.ports import Transport
 from kreplica.common.types import INT32_MAX, TopicPartition, Uuid
 from kreplica.common.wire import topic_id_of, uuid_of
@@ -65,55 +75,27 @@ class RemoteLeaderEndPoint:
         self._broker_epoch = broker_epoch
         self._config = config
         self._transport = transport
-        self._state = ReplicaState(replica_id=broker_id)
-        self._max_wait = timedelta(milliseconds=config.replica_fetch_wait_max_ms)
+        self._settings = self._settings_in(broker_epoch())
+        # How many answers were read as messages, by the reason.
+        self.declined: Counter[Declined] = Counter()
 
-    def fetch(self, fetch: SessionFetch) -> Future[FetchResponse]:
-        """Send a fetch. Read the answer with `fetch_answers`."""
-        config = self._config
-        asked: dict[Uuid, list[FetchPartition]] = {}
-        for topic_partition, data in fetch.to_send.items():
-            asked.setdefault(data.topic_id, []).append(
-                _fetch_partition(
-                    partition=topic_partition.partition,
-                    current_leader_epoch=data.leader_epoch,
-                    fetch_offset=data.fetch_offset,
-                    last_fetched_epoch=data.last_fetched_epoch,
-                    log_start_offset=data.log_start_offset,
-                    partition_max_bytes=config.replica_fetch_max_bytes,
-                )
-            )
-        topics = [
-            _fetch_topic(topic_id=uuid_of(topic_id), partitions=tuple(partitions))
-            for topic_id, partitions in asked.items()
-        ]
-        forgotten: dict[Uuid, list[int]] = {}
-        for topic_partition, topic_id in fetch.to_forget:
-            forgotten.setdefault(topic_id, []).append(topic_partition.partition)
-        return self._send(
-            _fetch_request(
-                replica_state=self._replica_state(),
-                max_wait=self._max_wait,
-                min_bytes=config.replica_fetch_min_bytes,
-                max_bytes=config.replica_fetch_response_max_bytes,
-                isolation_level=READ_UNCOMMITTED,
-                session_id=fetch.session_id,
-                session_epoch=fetch.session_epoch,
-                topics=tuple(topics),
-                forgotten_topics_data=tuple(
-                    [
-                        ForgottenTopic(topic_id=uuid_of(topic_id), partitions=tuple(partitions))
-                        for topic_id, partitions in forgotten.items()
-                    ]
-                ),
-            )
-        )
-
-    def _replica_state(self) -> ReplicaState:
+    def fetch(self, fetch: SessionFetch) -> Future[FetchAnswer | FetchResponse]:
+        """Send a fetch. Read the partitions of a message with `fetch_answers`."""
         epoch = self._broker_epoch()
-        if self._state.replica_epoch != epoch:
-            self._state = ReplicaState(replica_id=self._broker_id, replica_epoch=epoch)
-        return self._state
+        if self._settings.replica_epoch != epoch:
+            self._settings = self._settings_in(epoch)
+        return self._send(EncodedFetch(fetch, self._settings, self.declined))
+
+    def _settings_in(self, broker_epoch: int) -> FetchSettings:
+        config = self._config
+        return FetchSettings(
+            self._broker_id,
+            broker_epoch,
+            max_wait_ms=config.replica_fetch_wait_max_ms,
+            min_bytes=config.replica_fetch_min_bytes,
+            max_bytes=config.replica_fetch_response_max_bytes,
+            partition_max_bytes=config.replica_fetch_max_bytes,
+        )
 
     def fetch_epoch_end_offsets(
         self, states: Iterable[PartitionFetchState], epochs: Mapping[TopicPartition, int]
@@ -159,10 +141,10 @@ class RemoteLeaderEndPoint:
         )
 
 
-def fetch_answers(response: FetchResponse) -> Iterator[tuple[Uuid, int, FetchAnswer]]:
-    """Yield (topic id, partition, answer) for each partition of a response."""
+def fetch_answers(response: FetchResponse) -> Iterator[tuple[bytes, int, FetchMessage]]:
+    """Yield (bytes of the topic id, partition, answer) for each partition of a response."""
     for topic in response.responses:
-        topic_id = topic_id_of(topic.topic_id)
+        topic_id = topic_id_of(topic.topic_id).raw
         for answer in topic.partitions:
             yield topic_id, answer.partition_index, answer
 
@@ -268,3 +250,79 @@ class FetchSessionHandler:
         if is_unknown:
             self._session_id = NO_SESSION
         self._epoch = INITIAL_EPOCH
+
+
+# ---- the fetch as bytes ------------------------------------------------------------------------------------
+
+
+class EncodedFetch(EncodedRequest):
+    """One fetch of a follower. An answer that the core declines is read as a message, and counted."""
+
+    __slots__ = ("_declined", "_fetch", "_settings")
+
+    kind = FetchRequest
+
+    def __init__(self, fetch: SessionFetch, settings: FetchSettings, declined: Counter[Declined]) -> None:
+        self._fetch = fetch
+        self._settings = settings
+        self._declined = declined
+
+    def frame(self, number: int, client_id: bytes) -> bytes:
+        """Return the request with its header; see EncodedRequest."""
+        fetch = self._fetch
+        asked: dict[bytes, list[tuple[int, int, int, int, int]]] = {}
+        for (_, partition), data in fetch.to_send.items():
+            asked.setdefault(data.topic_id.raw, []).append((partition, *data[1:]))
+        forgotten: dict[bytes, list[int]] = {}
+        for (_, partition), topic_id in fetch.to_forget:
+            forgotten.setdefault(topic_id.raw, []).append(partition)
+        return write_fetch_request(
+            number, client_id, self._settings, fetch.session_id, fetch.session_epoch, asked, forgotten
+        )
+
+    def read(self, frame: memoryview) -> FetchAnswer | FetchResponse:
+        """Return the answer in the frame; see EncodedRequest."""
+        answer = read_fetch_answer(frame, NUMBER_BYTES)
+        if isinstance(answer, FetchAnswer):
+            return answer
+        self._declined[answer] += 1
+        return read_response(FetchResponse, frame)
+
+    def message(self) -> FetchRequest:
+        """Return the request as a message."""
+        fetch, settings = self._fetch, self._settings
+        asked: dict[Uuid, list[FetchPartition]] = {}
+        for topic_partition, data in fetch.to_send.items():
+            asked.setdefault(data.topic_id, []).append(
+                _fetch_partition(
+                    partition=topic_partition.partition,
+                    current_leader_epoch=data.leader_epoch,
+                    fetch_offset=data.fetch_offset,
+                    last_fetched_epoch=data.last_fetched_epoch,
+                    log_start_offset=data.log_start_offset,
+                    partition_max_bytes=settings.partition_max_bytes,
+                )
+            )
+        topics = [
+            _fetch_topic(topic_id=uuid_of(topic_id), partitions=tuple(partitions))
+            for topic_id, partitions in asked.items()
+        ]
+        forgotten: dict[Uuid, list[int]] = {}
+        for topic_partition, topic_id in fetch.to_forget:
+            forgotten.setdefault(topic_id, []).append(topic_partition.partition)
+        return _fetch_request(
+            replica_state=ReplicaState(replica_id=settings.replica_id, replica_epoch=settings.replica_epoch),
+            max_wait=timedelta(milliseconds=settings.max_wait_ms),
+            min_bytes=settings.min_bytes,
+            max_bytes=settings.max_bytes,
+            isolation_level=READ_UNCOMMITTED,
+            session_id=fetch.session_id,
+            session_epoch=fetch.session_epoch,
+            topics=tuple(topics),
+            forgotten_topics_data=tuple(
+                [
+                    ForgottenTopic(topic_id=uuid_of(topic_id), partitions=tuple(partitions))
+                    for topic_id, partitions in forgotten.items()
+                ]
+            ),
+        )

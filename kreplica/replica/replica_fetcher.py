@@ -20,6 +20,7 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from kreplica._core.fetch_frames import Declined, FetchAnswer, PartitionAnswer
 from kreplica.common.dataclass import dataclass
 from kreplica.common.errors import (
     BY_CODE,
@@ -61,9 +62,10 @@ from kreplica.replica.replication_quotas import ReplicationQuotaManager
 
 if TYPE_CHECKING:
     from kreplica.common.messages.data import FetchResponse, ListOffsetsResponse, OffsetForLeaderEpochResponse
-    from kreplica.common.messages.data import PartitionData as FetchAnswer
-    from kreplica.common.types import Uuid
+    from kreplica.common.messages.data import PartitionData as FetchMessage
     from kreplica.replica.partition import Partition
+
+    Answers = Iterator[tuple[bytes, int, PartitionAnswer | FetchMessage]]
 
 LOGGER = logging.getLogger(__name__)
 
@@ -189,6 +191,13 @@ class FetcherMetrics:
         """Add a gauge for `lag()`, in messages."""
         self._metrics.gauge(LAGS, "ConsumerLag", lag, self._tags_of(topic_partition))
 
+    def watch_declined(self, declined: Mapping[Declined, int]) -> None:
+        """Add a gauge for each reason why an answer is read as a message."""
+        for reason in Declined:
+            self._metrics.gauge(
+                STATS, "DeclinedAnswers", partial(declined.__getitem__, reason), self._tags_of_reason(reason)
+            )
+
     def forget_lag(self, topic_partition: TopicPartition) -> None:
         """Remove the gauge of the partition's lag."""
         self._metrics.remove(LAGS, "ConsumerLag", self._tags_of(topic_partition))
@@ -197,6 +206,11 @@ class FetcherMetrics:
         """Remove the fetcher's rates: it has stopped."""
         for name in ("BytesPerSec", "RequestsPerSec", "totalTime", "requestTime"):
             self._metrics.remove(STATS, name, self._tags)
+        for reason in Declined:
+            self._metrics.remove(STATS, "DeclinedAnswers", self._tags_of_reason(reason))
+
+    def _tags_of_reason(self, reason: Declined) -> dict[str, str]:
+        return {**self._tags, "reason": reason.name.lower()}
 
     def _tags_of(self, topic_partition: TopicPartition) -> dict[str, str]:
         topic, number = topic_partition
@@ -233,6 +247,7 @@ class ReplicaFetcher:
         self._loop = loop
         self._quota = quota
         self.metrics = metrics
+        metrics.watch_declined(leader.declined)
         self._on_moved = on_moved
         self._on_storage_failure = on_storage_failure
         self._lock = RLock()
@@ -337,10 +352,14 @@ class ReplicaFetcher:
         now_ms = self._now_ms()
         if now_ms < self._waits_until_ms:
             return
+        states = self._states
         with self._lock:
-            if self._states.delayed:
-                self._states.end_delays(now_ms)
-            if not (self._maybe_truncate() or self._maybe_find_leader_range() or self._maybe_fetch()):
+            if states.delayed:
+                states.end_delays(now_ms)
+            is_sent = (states.truncating and self._maybe_truncate()) or (
+                states.out_of_range and self._maybe_find_leader_range()
+            )
+            if not is_sent and not self._maybe_fetch():
                 self._wait_for_delays()
 
     def _wait_for_delays(self) -> None:
@@ -408,7 +427,7 @@ class ReplicaFetcher:
             if epoch is None:
                 # The log has no epochs, so only committed records are certain.
                 at_mark = OffsetTruncationState(partition.local_log.high_watermark, True)
-                self._apply(state, partial(self._truncate, state, at_mark))
+                self._apply(state, self._truncate, state, at_mark)
             else:
                 asked.append(state)
                 epochs[topic_partition] = epoch
@@ -432,25 +451,25 @@ class ReplicaFetcher:
                     self._refused(state, answer.error_code)
                 else:
                     end = (answer.leader_epoch, answer.end_offset)
-                    self._apply(state, partial(self._truncate_to_epoch, state, end, NO_OFFSET))
+                    self._apply(state, self._truncate_to_epoch, state, end, NO_OFFSET)
         self._notify()
 
     def _truncate_to_epoch(
         self,
+        partition: Partition,
         state: PartitionFetchState,
         leader_end: tuple[int, int],
         leader_start: int,
-        partition: Partition,
     ) -> bool:
         if 0 <= leader_end[1] <= leader_start:
             # The leader has deleted the records up to there and forgotten their epochs. The local records may
             # differ from them; they were never committed then.
             partition.truncate_fully_and_start_at(leader_start)
             return self._continue_at_log_end(state, partition, is_completed=True)
-        return self._truncate(state, offset_truncation_state(partition.local_log, *leader_end), partition)
+        return self._truncate(partition, state, offset_truncation_state(partition.local_log, *leader_end))
 
     def _truncate(
-        self, state: PartitionFetchState, truncation: OffsetTruncationState, partition: Partition
+        self, partition: Partition, state: PartitionFetchState, truncation: OffsetTruncationState
     ) -> bool:
         partition.truncate_to(truncation.offset)
         return self._continue_at_log_end(state, partition, is_completed=truncation.completed)
@@ -495,7 +514,7 @@ class ReplicaFetcher:
             if ends_before:
                 # The leader won an unclean election and lacks records of this log.
                 self._states.out_of_range.pop(state.topic_partition)
-                self._apply(state, partial(self._truncate, state, OffsetTruncationState(answer.offset, True)))
+                self._apply(state, self._truncate, state, OffsetTruncationState(answer.offset, True))
         if ends_before:
             self._notify()
         elif not self._closed:
@@ -508,7 +527,7 @@ class ReplicaFetcher:
             if self._still_out_of_range(state, answer.error_code) is None:
                 return
             self._states.out_of_range.pop(state.topic_partition)
-            self._apply(state, partial(self._continue_in_range, state, answer.offset))
+            self._apply(state, self._continue_in_range, state, answer.offset)
         self._notify()
 
     def _still_out_of_range(self, state: PartitionFetchState, error_code: int) -> Partition | None:
@@ -519,7 +538,7 @@ class ReplicaFetcher:
             return None
         return self._partitions.get(state.topic_partition)
 
-    def _continue_in_range(self, state: PartitionFetchState, leader_start: int, partition: Partition) -> bool:
+    def _continue_in_range(self, partition: Partition, state: PartitionFetchState, leader_start: int) -> bool:
         failures = self._fruitless.failed(state, "its offset or leader epoch is not the leader's")
         if leader_start >= partition.log_end_offset:
             # The leader has deleted everything that is in this log, and forgotten its epochs. It could not
@@ -538,7 +557,8 @@ class ReplicaFetcher:
         none.
         """
         states = self._states
-        states.hold_back(self._quota)
+        if states.held_back or self._quota.is_active:
+            states.hold_back(self._quota)
         out = states.left_out()
         if len(out) >= len(states):
             return False
@@ -551,7 +571,11 @@ class ReplicaFetcher:
         states.mark_sent()
         return self._send(self.leader.fetch(fetch), self._fetched)
 
-    def _fetched(self, response: FetchResponse) -> None:
+    def _fetched(self, response: FetchAnswer | FetchResponse) -> None:
+        if isinstance(response, FetchAnswer):
+            self._session.answered(response.session_id)
+            self._take_answers(iter(response.partitions))
+            return
         if response.error_code:
             error = BY_CODE.get(int(response.error_code))
             self._session.failed(is_unknown=error is FetchSessionIdNotFound)
@@ -561,7 +585,7 @@ class ReplicaFetcher:
         self._session.answered(response.session_id)
         self._take_answers(fetch_answers(response))
 
-    def _take_answers(self, answers: Iterator[tuple[Uuid, int, FetchAnswer]]) -> None:
+    def _take_answers(self, answers: Answers) -> None:
         """Apply the answers for the next ANSWERS_A_STEP partitions, and leave the others to later steps."""
         taken = 0
         self._is_taking = True
@@ -569,7 +593,7 @@ class ReplicaFetcher:
             for topic_id, number, answer in islice(answers, ANSWERS_A_STEP):
                 taken += 1
                 with self._lock:
-                    topic_partition = self._states.with_id(topic_id.raw, number)
+                    topic_partition = self._states.with_id(topic_id, number)
                     if topic_partition is not None:
                         self._take_answer(topic_partition, answer)
         finally:
@@ -579,7 +603,7 @@ class ReplicaFetcher:
             self._has_more_answers = True
             self._loop.post(partial(self._take_more_answers, answers))
 
-    def _take_more_answers(self, answers: Iterator[tuple[Uuid, int, FetchAnswer]]) -> None:
+    def _take_more_answers(self, answers: Answers) -> None:
         self._has_more_answers = False
         if self._closed:
             return
@@ -590,7 +614,7 @@ class ReplicaFetcher:
             raise
         self.do_work()
 
-    def _take_answer(self, topic_partition: TopicPartition, answer: FetchAnswer) -> None:
+    def _take_answer(self, topic_partition: TopicPartition, answer: PartitionAnswer | FetchMessage) -> None:
         states, sent = self._states, self._session.sent.get(topic_partition)
         state = states.by_partition[topic_partition]
         if sent is None or topic_partition in states.delayed or state.state is TRUNCATING:
@@ -601,7 +625,10 @@ class ReplicaFetcher:
             # and would not send the high watermark or the log start again in this session.
             self._session.failed(is_unknown=False)
             return
-        if answer.error_code:
+        if isinstance(answer, PartitionAnswer):
+            # It has no error and no diverging epoch.
+            self._apply(state, self._process_partition_data, state, answer)
+        elif answer.error_code:
             self._refused(state, answer.error_code)
         elif answer.diverging_epoch.end_offset >= 0:
             # Only the diverging epoch and the log start count, not the high watermark (KAFKA-14704).
@@ -609,12 +636,12 @@ class ReplicaFetcher:
                 # Wait: the leader finds its own rot when it is asked again.
                 state = self._delay(state)
             diverging = (answer.diverging_epoch.epoch, answer.diverging_epoch.end_offset)
-            self._apply(state, partial(self._truncate_to_epoch, state, diverging, answer.log_start_offset))
+            self._apply(state, self._truncate_to_epoch, state, diverging, answer.log_start_offset)
         else:
-            self._apply(state, partial(self._process_partition_data, state, answer))
+            self._apply(state, self._process_partition_data, state, answer)
 
     def _process_partition_data(
-        self, state: PartitionFetchState, answer: FetchAnswer, partition: Partition
+        self, partition: Partition, state: PartitionFetchState, answer: PartitionAnswer | FetchMessage
     ) -> bool:
         """Append the records, then take over the leader's offsets.
 
@@ -632,7 +659,7 @@ class ReplicaFetcher:
             return False
         records: Any = answer.records
         if records is None or not len(records):
-            return self._take_leader_offsets(state, answer, None, partition)
+            return self._take_leader_offsets(partition, state, answer, None)
         self.metrics.byte_rate.mark(len(records))
         if self._quota.is_throttled(state.topic_partition):
             self._quota.record(len(records))
@@ -640,28 +667,28 @@ class ReplicaFetcher:
             partition, records, epoch, answer.log_start_offset, request=self, token=(state, answer)
         )
         if partition.append(append):
-            return self._take_leader_offsets(state, answer, append, partition)
+            return self._take_leader_offsets(partition, state, answer, append)
         self._appending += 1
         return False
 
     def finished(self, append: FetchedAppend) -> None:
         """Continue after the disk thread has appended the records for one partition."""
         state: PartitionFetchState = append.token[0]
-        answer: FetchAnswer = append.token[1]
+        answer: PartitionAnswer | FetchMessage = append.token[1]
         self._appending -= 1
         with self._lock:
             if self.state_of(state.topic_partition) is state:
-                self._apply(state, partial(self._take_leader_offsets, state, answer, append))
+                self._apply(state, self._take_leader_offsets, state, answer, append)
         if not self._is_taking:
             self._notify()
             self.do_work()
 
     def _take_leader_offsets(
         self,
-        state: PartitionFetchState,
-        answer: FetchAnswer,
-        append: FetchedAppend | None,
         partition: Partition,
+        state: PartitionFetchState,
+        answer: PartitionAnswer | FetchMessage,
+        append: FetchedAppend | None,
     ) -> bool:
         """Take over the leader's high watermark and log start after an append. Returns True if anything
         moved.
@@ -702,14 +729,14 @@ class ReplicaFetcher:
             self._fruitless.failed(state, kind.__name__, may_pass=kind is not CorruptMessage)
             self._delay(state)
 
-    def _apply(self, state: PartitionFetchState, step: Callable[[Partition], bool]) -> None:
-        """Run a step on the partition, and handle its errors."""
+    def _apply(self, state: PartitionFetchState, step: Callable[..., bool], *arguments: Any) -> None:
+        """Run `step(partition, *arguments)`, and handle its errors."""
         topic_partition = state.topic_partition
         partition = self._partitions.get(topic_partition)
         if partition is None:
             return
         try:
-            if step(partition):
+            if step(partition, *arguments):
                 self._moved.append(partition)
         except (FencedLeaderEpoch, NotLeaderOrFollower) as error:
             # The partition's role has changed. The caller that changed it removes it from this fetcher.
@@ -741,6 +768,8 @@ class ReplicaFetcher:
 
     def _notify(self) -> None:
         """Notify of moves and failures, with no lock held."""
+        if not self._moved and not self._broken:
+            return
         with self._lock:
             moved, self._moved = self._moved, []
             broken, self._broken = self._broken, []

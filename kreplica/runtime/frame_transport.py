@@ -22,6 +22,7 @@ from struct import Struct
 from typing import Any, NamedTuple
 
 from kreplica.broker.api_versions import request_type, response_type
+from kreplica.common.encoded_request import message_of
 from kreplica.common.errors import InvalidRequest, NetworkException, NodeUnreachable, UnsupportedVersion
 from kreplica.common.future import Future, failed
 from kreplica.common.locks import Lock
@@ -104,7 +105,7 @@ class FrameTransport:
                 return failed(NodeUnreachable(f"the transport of node {self.node_id} is closed"))
             number = self._number = (self._number + 1) % NUMBERS
         try:
-            body = b"".join(request_frame(request, number, CLIENT))
+            body = b"".join(request_frame(message_of(request), number, CLIENT))
         except Exception as error:
             # Invalid fields concern only this caller.
             return failed(error)

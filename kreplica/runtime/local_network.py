@@ -26,6 +26,7 @@ from typing import Any, Self
 
 from kreplica._core.held_exceptions import HeldExceptions
 from kreplica._core.timing_wheel import TimingWheel
+from kreplica.common.encoded_request import message_of
 from kreplica.common.errors import NetworkException, NodeUnreachable
 from kreplica.common.future import Future, failed
 from kreplica.common.locks import Condition, RLock
@@ -132,7 +133,7 @@ class LocalEndpoint:
 
     def send(self, node_id: int, request: Any, *, timeout_ms: int) -> Future[Any]:
         """Send `request` to the node; see the port."""
-        return self._network.send(self, node_id, request, timeout_ms)
+        return self._network.send(self, node_id, message_of(request), timeout_ms)
 
     def watch_connections(self, listener: Callable[[int], object]) -> None:
         """Call `listener(node_id)` when a connection from or to that node closes; see the port."""

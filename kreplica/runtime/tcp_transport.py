@@ -26,9 +26,10 @@ from typing import Any
 
 from kreplica.broker.api_versions import response_type
 from kreplica.common.dataclass import dataclass
+from kreplica.common.encoded_request import EncodedRequest
 from kreplica.common.errors import InvalidRequest, KreplicaError, NetworkException, NodeUnreachable
 from kreplica.common.future import Future
-from kreplica.common.message_reader import MessageReader, read_message
+from kreplica.common.message_reader import NUMBER_BYTES, read_response
 from kreplica.common.message_writer import request_frame
 from kreplica.common.messages.controllers import EnvelopeRequest
 from kreplica.common.messages.data import FetchRequest, ProduceRequest
@@ -45,7 +46,7 @@ from kreplica.runtime.frame_reader import FrameReader
 LOGGER = logging.getLogger(__name__)
 
 QUORUM, CONTROL, FETCH, FORWARD = "quorum", "control", "fetch", "forward"
-LANES = {
+LANES: dict[type[Any], str] = {
     VoteRequest: QUORUM,
     BeginQuorumEpochRequest: QUORUM,
     EndQuorumEpochRequest: QUORUM,
@@ -81,10 +82,12 @@ class TcpTransportConfig:
 class _Call:
     """A pending request and its future."""
 
-    __slots__ = ("deadline", "future", "number", "request")
+    __slots__ = ("deadline", "encoded", "future", "kind", "number", "request")
 
     def __init__(self, request: Any) -> None:
         self.request = request
+        self.encoded = request if isinstance(request, EncodedRequest) else None
+        self.kind: type[Any] = request.__class__ if self.encoded is None else self.encoded.kind
         self.future: Future[Any] = Future()
         self.number = 0
         self.deadline = 0.0  # in the loop's time
@@ -163,7 +166,7 @@ class TcpTransport:
         if peer is None:
             peer = self._peers[node_id] = _Peer(self, node_id)
         call.deadline = self.loop.time() + (timeout_ms + 1) / 1000
-        peer.connection_for(call.request).send(call)
+        peer.connection_for(call.kind).send(call)
 
     def address_of(self, node_id: int) -> Address | None:
         """Return the address of the node, or None."""
@@ -214,9 +217,9 @@ class _Peer:
         is_recent = now_s - self._lost_in_use_s <= self._transport.config.idle_ms / 1000
         return is_recent and not any(each.is_connected for each in self.connections())
 
-    def connection_for(self, request: Any) -> PeerConnection:
-        """Return the connection for the request; it need not be connected."""
-        lane = LANES.get(request.__class__, CONTROL)
+    def connection_for(self, kind: type[Any]) -> PeerConnection:
+        """Return the connection for a request of this kind; it need not be connected."""
+        lane = LANES.get(kind, CONTROL)
         if lane is FETCH:
             return self._for_fetch()
         connection = self._lanes.get(lane)
@@ -356,8 +359,12 @@ class PeerConnection:
     def _write(self, socket: _Socket, call: _Call) -> None:
         request = call.request
         self._numbers = call.number = (self._numbers + 1) & MAX_CORRELATION_ID
+        client_id = self._transport.client_id
         try:
-            buffers = request_frame(request, call.number, self._transport.client_id)
+            if call.encoded is not None:
+                buffers = [call.encoded.frame(call.number, client_id)]
+            else:
+                buffers = request_frame(request, call.number, client_id)
         except Exception as error:
             # Invalid fields concern only this caller, not the other requests on the connection.
             call.end(error)
@@ -371,17 +378,14 @@ class PeerConnection:
 
     def received(self, frame: memoryview) -> None:
         """Handle a response. Raises InvalidRequest for one that was not requested, or that cannot be read."""
-        reader = MessageReader(frame)
-        number = reader.int32()
+        number = int.from_bytes(frame[:NUMBER_BYTES], "big")
         if not self._in_flight or self._in_flight[0].number != number:
             raise InvalidRequest(f"a response to request {number}, which is not the next one")
         call = self._in_flight[0]
-        kind = response_type(call.request.__api_key__, call.request.__version__)
-        if kind.__flexible__:
-            reader.skip_tags()
-        response = read_message(kind, reader)
-        if reader.left:
-            raise InvalidRequest(f"{reader.left} unexpected bytes after a {kind.__name__}")
+        if call.encoded is not None:
+            response = call.encoded.read(frame)
+        else:
+            response = read_response(response_type(call.kind.__api_key__, call.kind.__version__), frame)
         self._in_flight.popleft()
         self._used_at = self._transport.loop.time()
         self._has_answered = True

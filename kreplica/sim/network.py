@@ -19,6 +19,7 @@ from functools import partial
 from typing import Any
 
 from kreplica.common.dataclass import dataclass, replace
+from kreplica.common.encoded_request import EncodedRequest, as_answered, as_received
 from kreplica.common.errors import NetworkException
 from kreplica.common.future import Future
 from kreplica.common.ports import NANOSECONDS_PER_MS, Random
@@ -89,11 +90,12 @@ class Message:
 class Call:
     """A request whose sender waits for the response."""
 
-    __slots__ = ("future", "receiver", "sender", "timeout")
+    __slots__ = ("encoded", "future", "receiver", "sender", "timeout")
 
-    def __init__(self, sender: Incarnation, receiver: int) -> None:
+    def __init__(self, sender: Incarnation, receiver: int, request: Any) -> None:
         self.sender = sender
         self.receiver = receiver
+        self.encoded = request if isinstance(request, EncodedRequest) else None
         self.future: Future[Any] = Future()
         self.timeout: SimEvent | None = None
 
@@ -233,7 +235,9 @@ class SimNetwork:
         return self.conditions(one, other).is_cut or self.conditions(other, one).is_cut
 
     def _send(self, sender: Incarnation, receiver: int, request: Any, timeout_ms: int) -> Future[Any]:
-        call = Call(sender, receiver)
+        call = Call(sender, receiver, request)
+        if call.encoded is not None:
+            request = as_received(call.encoded)
         if not sender.is_alive:
             return call.future
         self._numbers += 1
@@ -319,7 +323,8 @@ class SimNetwork:
         if not message.is_request:
             call = self._end(message.number)
             if call is not None:
-                call.future.set_result(message.body)
+                body = message.body
+                call.future.set_result(body if call.encoded is None else as_answered(call.encoded, body))
             return
         target, handle = self._handlers.get(message.receiver, (None, None))
         if handle is None or target is None or not target.is_alive:

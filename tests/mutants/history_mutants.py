@@ -11,8 +11,10 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
+from kreplica._core.fetch_frames import PartitionAnswer
 from kreplica._core.leader_state import UNKNOWN_BROKER_EPOCH
 from kreplica.common.errors import KafkaStorageError, NotLeaderOrFollower
+from kreplica.common.messages.data import FetchResponse
 from kreplica.common.ports import monotonic_ms
 from kreplica.common.types import NO_OFFSET
 from kreplica.log.log_loader import _LogLoader
@@ -59,7 +61,8 @@ def take_the_mark_of_diverging_answers(take_answer: Replacement) -> Replacement:
 
     def take(fetcher: Any, topic_partition: Any, answer: Any) -> None:
         state = fetcher.state_of(topic_partition)
-        if answer.diverging_epoch.end_offset >= 0:
+        # A plain answer has no diverging epoch.
+        if not isinstance(answer, PartitionAnswer) and answer.diverging_epoch.end_offset >= 0:
             partition = fetcher._partitions.get(topic_partition)
             partition.update_follower_high_watermark(answer.high_watermark, state.leader_epoch)
         take_answer(fetcher, topic_partition, answer)
@@ -71,8 +74,8 @@ def take_the_mark_of_diverging_answers(take_answer: Replacement) -> Replacement:
 def keep_what_the_leader_cannot_check(truncate_to_epoch: Replacement) -> Replacement:
     """A follower cut to its leader's log start keeps what it has below."""
 
-    def truncate(fetcher: Any, state: Any, leader_end: Any, _: int, partition: Any) -> Any:
-        return truncate_to_epoch(fetcher, state, leader_end, NO_OFFSET, partition)
+    def truncate(fetcher: Any, partition: Any, state: Any, leader_end: Any, _: int) -> Any:
+        return truncate_to_epoch(fetcher, partition, state, leader_end, NO_OFFSET)
 
     return truncate
 
@@ -113,9 +116,11 @@ def cut_what_has_left_the_fetcher(fetched: Replacement) -> Replacement:
     """A diverging answer is applied, whomever the follower fetches from by now (KAFKA-13207)."""
 
     def take(fetcher: Any, response: Any) -> None:
-        for topic_id, number, answer in fetch_answers(response):
+        # An answer without a diverging epoch is not a message.
+        answers = fetch_answers(response) if isinstance(response, FetchResponse) else ()
+        for topic_id, number, answer in answers:
             for topic_partition, sent in fetcher._session.sent.items():
-                is_meant = (sent.topic_id, topic_partition.partition) == (topic_id, number)
+                is_meant = (sent.topic_id.raw, topic_partition.partition) == (topic_id, number)
                 partition = fetcher._partitions.get(topic_partition)
                 if partition is not None and is_meant and answer.diverging_epoch.end_offset >= 0:
                     # A leader refuses, and so does a disk that fails.

@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
+from kreplica._core.fetch_frames import FetchAnswer
 from kreplica.common.errors import StorageIOError
 from kreplica.controller.manual_controller import ManualController
 from kreplica.log.local_log import LocalLog
@@ -19,6 +20,7 @@ from kreplica.log.unified_log import UnifiedLog
 from kreplica.replica import isr_policy, partition
 from kreplica.replica.delayed_requests import DelayedRequests
 from kreplica.replica.partition import Partition
+from kreplica.replica.replica_fetcher import ReplicaFetcher
 from kreplica.replica.replica_fetcher_manager import ReplicaFetcherManager
 
 Replacement = Callable[..., Any]
@@ -122,6 +124,35 @@ def follow_the_mark_down(_: Replacement) -> Replacement:
             return moved
 
     return update
+
+
+@mutant(Partition, "update_follower_high_watermark")
+def believe_any_mark(_: Replacement) -> Replacement:
+    """A follower takes its leader's high watermark for its own, beyond the end of its log."""
+
+    def update(self: Partition, leader_high_watermark: int, leader_epoch: int) -> bool:
+        with self.leader_isr_update_lock:
+            log = self._follower_log(leader_epoch)
+            if leader_high_watermark <= log.high_watermark:
+                return False
+            log.state.advance(leader_high_watermark, log.last_stable_offset)
+            return True
+
+    return update
+
+
+@mutant(ReplicaFetcher, "_fetched")
+def mix_up_partitions(fetched: Replacement) -> Replacement:
+    """A follower takes the answer for one partition as that for the next one."""
+
+    def take(fetcher: ReplicaFetcher, response: Any) -> None:
+        if isinstance(response, FetchAnswer):
+            parts = response.partitions
+            answers = [answer for *_, answer in parts]
+            parts[:] = [(*part[:2], answers[i - 1]) for i, part in enumerate(parts)]
+        fetched(fetcher, response)
+
+    return take
 
 
 @mutant(ReplicaFetcherManager, "remove_fetcher_for_partitions")

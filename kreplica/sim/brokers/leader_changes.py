@@ -477,7 +477,7 @@ def _is_answer(message: Message, sender: int, receiver: int) -> bool:
 def _parts(message: Message, state: LeaderAndIsr) -> bool:
     """Return whether the response says that logs of the partition diverge."""
     return any(
-        (topic_id, number) == (state.topic_id, state.topic_partition.partition)
+        (topic_id, number) == (state.topic_id.raw, state.topic_partition.partition)
         and answer.diverging_epoch.end_offset >= 0
         for topic_id, number, answer in fetch_answers(message.body)
     )

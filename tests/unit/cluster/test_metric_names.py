@@ -18,6 +18,8 @@ OURS = {
     "kafka.server:type=DelayedOperationPurgatory,name=PurgatorySize,delayedOperation",
     "kafka.controller:type=KafkaController,name=ControllerFailoversPerSec",
     # How long a fetch takes. Kafka reports it as the request latency of replica-fetcher-metrics.
+    # Answers of leaders that needed a decision, by its reason.
+    "kafka.server:type=FetcherStats,name=DeclinedAnswers,brokerHost,brokerPort,clientId,reason",
     "kafka.server:type=FetcherStats,name=requestTime,brokerHost,brokerPort,clientId",
     "kafka.server:type=FetcherStats,name=totalTime,brokerHost,brokerPort,clientId",
     # Of the metadata on each node; Kafka has them in KafkaController and broker-metadata-metrics.

@@ -6,6 +6,7 @@ import contextlib
 import socket
 import threading
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from queue import Empty, SimpleQueue
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from kreplica._core.fetch_frames import Declined, FetchAnswer, FetchSettings
 from kreplica.broker.api_versions import response_type
 from kreplica.broker.request_channel import RequestChannel
 from kreplica.broker.request_context import RequestContext
@@ -29,6 +31,7 @@ from kreplica.common.messages.data import (
 )
 from kreplica.common.messages.quorum import VoteRequest
 from kreplica.common.types import Uuid
+from kreplica.replica.remote_leader_endpoint import EncodedFetch, SessionFetch
 from kreplica.runtime.event_loop import EventLoopThread, NodeLoops
 from kreplica.runtime.tcp_server import TcpServer
 from kreplica.runtime.tcp_transport import TcpTransport, TcpTransportConfig
@@ -40,6 +43,7 @@ LONG_MS = 20_000
 PEER = 2
 ASKED = MetadataRequest(topics=(), allow_auto_topic_creation=False, include_topic_authorized_operations=False)
 FETCH = FetchRequest(max_wait=timedelta(seconds=1), min_bytes=1, topics=(), forgotten_topics_data=())
+SETTINGS = FetchSettings(2, 7, max_wait_ms=500, min_bytes=1, max_bytes=10_000, partition_max_bytes=1_000)
 VOTE = VoteRequest(cluster_id="c", voter_id=1, topics=())
 EMPTY_FETCH = response_type(1, 17)(throttle_time=timedelta(0), error_code=ErrorCode.none, responses=())
 
@@ -138,6 +142,19 @@ def test_a_request_and_its_answer(peer: Peer, transport: TcpTransport) -> None:
     assert request == ASKED
     answer.set_result(response(7))
     assert reply.result(WAIT_S) == response(7)
+
+
+def test_an_encoded_request_travels_as_a_fetch_and_reads_its_own_answer(
+    peer: Peer, transport: TcpTransport
+) -> None:
+    declined: Counter[Declined] = Counter()
+    request = EncodedFetch(SessionFetch(5, 1, {}, []), SETTINGS, declined)
+    reply = transport.send(PEER, request, timeout_ms=LONG_MS)
+    arrived, answer = peer.next()
+    assert arrived == request.message()
+    answer.set_result(EMPTY_FETCH)
+    assert isinstance(reply.result(WAIT_S), FetchAnswer)
+    assert not declined
 
 
 def test_requests_arrive_in_the_order_they_were_sent(peer: Peer, transport: TcpTransport) -> None:
@@ -394,7 +411,7 @@ def test_a_request_that_cannot_be_encoded_fails_alone(peer: Peer, transport: Tcp
     )
     reply = transport.send(PEER, broken, timeout_ms=LONG_MS)
     good = transport.send(PEER, ASKED, timeout_ms=LONG_MS)
-    with pytest.raises(InvalidRequest, match="UUID instead of a MetadataRequestTopic"):
+    with pytest.raises(InvalidRequest, match="an item of type UUID does not fit"):
         reply.result(WAIT_S)
     peer.next()[1].set_result(response(1))
     assert good.result(WAIT_S) == response(1)

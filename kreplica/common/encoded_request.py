@@ -1,0 +1,65 @@
+"""EncodedRequest: a request that knows its own bytes, so that a transport of frames makes no message objects.
+
+Thread rule: one thread at a time.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar
+
+from kreplica.common.message_reader import MessageReader, read_message
+from kreplica.common.message_writer import NO_TAGS, MessageWriter, write_message
+
+# The size field before a frame.
+SIZE_BYTES = 4
+# In a request: its size, API key, version, number, and the size of the client id.
+REQUEST_HEAD_BYTES = 14
+
+
+class EncodedRequest(ABC):
+    """A request for `Transport.send` that is written, and whose response is read, without a message object.
+
+    `kind`: the class of the message. A transport that passes objects sends `message()`, and the caller gets
+    the response as a message; so it handles both.
+    """
+
+    __slots__ = ()
+
+    kind: ClassVar[type[Any]]
+
+    @abstractmethod
+    def message(self) -> Any:
+        """Return the request as a message."""
+
+    @abstractmethod
+    def frame(self, number: int, client_id: bytes) -> bytes:
+        """Return the request with its header, preceded by the size of both."""
+
+    @abstractmethod
+    def read(self, frame: memoryview) -> Any:
+        """Return the answer in a response's frame, which begins with the request's number.
+
+        Raises InvalidRequest for a response that cannot be read.
+        """
+
+
+def message_of(request: Any) -> Any:
+    """Return the request as a message."""
+    return request.message() if isinstance(request, EncodedRequest) else request
+
+
+def as_received(request: EncodedRequest) -> Any:
+    """Return the message that a receiver of the request's frame reads."""
+    reader = MessageReader(request.frame(0, b""), REQUEST_HEAD_BYTES)
+    reader.skip_tags()
+    return read_message(request.kind, reader)
+
+
+def as_answered(request: EncodedRequest, response: Any) -> Any:
+    """Return what the sender of the request makes of the frame of this response."""
+    into = MessageWriter()
+    into.int32(0)
+    into.raw(NO_TAGS)
+    write_message(response, into)
+    return request.read(memoryview(b"".join(into.buffers()))[SIZE_BYTES:])

@@ -1,0 +1,61 @@
+"""A request as bytes: a receiver reads the message, and its sender the response that the receiver wrote."""
+
+from __future__ import annotations
+
+from collections import Counter
+from datetime import timedelta
+
+from kreplica._core.fetch_frames import Declined, FetchAnswer, FetchSettings
+from kreplica.common.encoded_request import as_answered, as_received, message_of
+from kreplica.common.error_code import ErrorCode
+from kreplica.common.messages.data import FetchResponse, MetadataRequest
+from kreplica.common.types import TopicPartition, Uuid
+from kreplica.replica.partition_fetch_state import FetchData
+from kreplica.replica.remote_leader_endpoint import EncodedFetch, SessionFetch
+
+SETTINGS = FetchSettings(2, 7, max_wait_ms=500, min_bytes=1, max_bytes=10_000, partition_max_bytes=1_000)
+T, U = Uuid(bytes(15) + b"\x01"), Uuid(bytes(15) + b"\x02")
+
+
+def fetch() -> tuple[EncodedFetch, Counter[Declined]]:
+    to_send = {
+        TopicPartition("t", 0): FetchData(T, 10, 3, 5, 4),
+        TopicPartition("u", 1): FetchData(U, 20, 0, 6, -1),
+        TopicPartition("t", 2): FetchData(T, 30, 1, 7, 7),
+    }
+    to_forget = [(TopicPartition("u", 9), U), (TopicPartition("u", 8), U)]
+    declined: Counter[Declined] = Counter()
+    return EncodedFetch(SessionFetch(77, 4, to_send, to_forget), SETTINGS, declined), declined
+
+
+def empty(error_code: ErrorCode = ErrorCode.none) -> FetchResponse:
+    return FetchResponse(throttle_time=timedelta(0), error_code=error_code, session_id=77, responses=())
+
+
+def test_the_receiver_of_the_bytes_reads_the_message_of_the_request() -> None:
+    request, _ = fetch()
+    assert as_received(request) == request.message()
+    assert [each.partition for each in request.message().topics[0].partitions] == [0, 2]
+
+
+def test_only_an_encoded_request_has_a_message_beside_it() -> None:
+    request, _ = fetch()
+    assert message_of(request) == request.message()
+    other = MetadataRequest(
+        topics=(), allow_auto_topic_creation=False, include_topic_authorized_operations=False
+    )
+    assert message_of(other) is other
+
+
+def test_a_plain_answer_is_no_message() -> None:
+    request, declined = fetch()
+    answer = as_answered(request, empty())
+    assert isinstance(answer, FetchAnswer)
+    assert (answer.session_id, answer.partitions, declined) == (77, [], {})
+
+
+def test_an_answer_that_needs_a_decision_is_read_as_a_message_and_counted() -> None:
+    request, declined = fetch()
+    refused = empty(ErrorCode.fetch_session_id_not_found)
+    assert as_answered(request, refused) == refused
+    assert declined == {Declined.REFUSED: 1}
