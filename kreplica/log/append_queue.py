@@ -324,8 +324,7 @@ class FollowerAppend(QueuedAppend):
         producers = queue.log.producers
         producers.map_end_offset = max(producers.map_end_offset, info.last_offset + 1)
         if job.has_producers:
-            for batch in batches(done):
-                producers.take_over(batch)
+            producers.take_over_run(done)
 
 
 class _SetAside:

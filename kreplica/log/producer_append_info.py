@@ -9,6 +9,7 @@ transaction version. Used by one thread, under the log's lock.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from kreplica._core.records import RecordBatch
@@ -231,6 +232,18 @@ class ProducerAppendInfo(ProducerStateEntry):
         self.batches = (*self.batches[1 - BATCHES_TO_RETAIN :], batch)
         self.last_timestamp = last_timestamp
         return None
+
+    def take_over(self, epoch: int, found: Sequence[tuple[int, int, int, int]], *, continues: bool) -> None:
+        """Add batches of one epoch that are in the log already: the fields of each BatchMetadata.
+
+        `continues`: whether they follow the retained batches directly, if those are of the same epoch.
+        """
+        added = [BatchMetadata(*each) for each in found]
+        if self.in_transaction:
+            self._begin_txn(False, added[0].first_offset)
+        self._set_epoch(epoch)
+        self.batches = (*(self.batches if continues else ()), *added)[-BATCHES_TO_RETAIN:]
+        self.last_timestamp = added[-1].timestamp
 
     def append_end_txn_marker(
         self,

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Final
 
 from kreplica._core.batch_walk import AT_END, SOUND, SegmentWalk, resync
 from kreplica._core.crc32c import checksum
+from kreplica._core.follower_append import producers_of_run
 from kreplica._core.log_segment import LogSegment
 from kreplica._core.records import RecordBatch
 from kreplica.common.config import PRODUCER_ID_EXPIRATION_MS
@@ -31,6 +32,7 @@ from kreplica.common.types import NO_OFFSET, AppendOrigin
 from kreplica.log.file_names import DELETED_SUFFIX, SNAPSHOT_SUFFIX, file_name, parse_file_name
 from kreplica.log.local_log import LocalLog, LogSegments
 from kreplica.log.producer_append_info import (
+    BATCHES_TO_RETAIN,
     BatchMetadata,
     CompletedTxn,
     ProducerAppendInfo,
@@ -39,6 +41,8 @@ from kreplica.log.producer_append_info import (
 from kreplica.log.transaction_index import AbortedTxn
 
 if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
     from kreplica.common.ports import Storage
 
 MAX_TRANSACTION_TIMEOUT_MS = 900_000
@@ -291,6 +295,16 @@ class ProducerStateManager:
         done = info.append(batch, batch.base_offset)
         self.update(info)
         return done if isinstance(done, CompletedTxn) else None
+
+    def take_over_run(self, data: Buffer) -> None:
+        """Add the batches of `data`, which are in the log already, unchecked.
+
+        None is a control batch or transactional. The result is that of `take_over` for each batch.
+        """
+        for producer_id, (epoch, is_whole, found) in producers_of_run(data, BATCHES_TO_RETAIN).items():
+            info = self.prepare_update(producer_id, AppendOrigin.REPLICATION)
+            info.take_over(epoch, found, continues=is_whole)
+            self.update(info)
 
     def feed(self, local: LocalLog, segment: LogSegment, batch: RecordBatch) -> None:
         """Add a batch of `segment` like `take_over`, and index a transaction that it aborts."""
