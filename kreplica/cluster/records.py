@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from kreplica._core.record import Record
 from kreplica.client.arguments import choice, milliseconds, offset_of, topic_name
@@ -22,20 +22,12 @@ from kreplica.client.fetcher import EARLIEST, ISOLATION_LEVEL, LATEST, Fetched, 
 from kreplica.client.group_consumer import GroupConsumer
 from kreplica.cluster.pending_futures import PendingFutures
 from kreplica.common.dataclass import fields, replace
-from kreplica.common.errors import (
-    ClusterClosed,
-    InvalidConfig,
-    RequestTimedOut,
-)
+from kreplica.common.errors import ClusterClosed, InvalidConfig, RequestTimedOut
 from kreplica.common.future import Future
 from kreplica.common.settings import nearest
 from kreplica.common.types import TopicPartition
 from kreplica.log.transaction_index import AbortedFilter, AbortedTxn
 from kreplica.metadata.cluster_metadata import ClusterMetadata
-
-if TYPE_CHECKING:
-    pass
-
 
 Isolation = Literal["high_watermark", "txn_committed"]
 Question = Callable[[], Future[Any]]
