@@ -19,9 +19,8 @@ if TYPE_CHECKING:
     from kreplica.common import errors
     from kreplica.common.errors import KreplicaError
     from kreplica.common.types import TopicPartition
-    from kreplica.embedding import Partition
+    from kreplica.embedding import Partition, ReplicaManager
     from kreplica.engine import Log, LogAppendInfo, Record, RecordBatch
-    from kreplica.replica.replica_manager import ReplicaManager
 
 __all__ = [
     "AppendResult",
@@ -52,7 +51,7 @@ _MODULES = {
     "Record": "kreplica.engine",
     "RecordBatch": "kreplica.engine",
     "RecordMetadata": "kreplica.client.producer",
-    "ReplicaManager": "kreplica.replica.replica_manager",
+    "ReplicaManager": "kreplica.embedding",
     "Simulation": "kreplica.cluster.simulation",
     "TopicPartition": "kreplica.common.types",
     "aio": "kreplica.aio",

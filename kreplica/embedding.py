@@ -23,7 +23,7 @@ import json
 import logging
 import os
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
@@ -42,15 +42,17 @@ from kreplica.common.errors import (
 from kreplica.common.future import Future
 from kreplica.common.leader_and_isr import NO_LEADER, LeaderAndIsr, LeaderRecoveryState
 from kreplica.common.locks import RLock
+from kreplica.common.metrics import MetricRegistry
 from kreplica.common.ports import Transport
-from kreplica.common.types import TopicPartition, Uuid, check_topic_name
+from kreplica.common.types import ACKS_ALL, TopicPartition, Uuid, check_topic_name
 from kreplica.controller.manual_controller import CONTROLLER_ID, ManualController, Topic
 from kreplica.log.unified_log import TimestampOffset
-from kreplica.replica.delayed_requests import PartitionResponse
+from kreplica.replica.append_manager import PRODUCE_TIMEOUT_MS
+from kreplica.replica.delayed_requests import DeleteRecordsResult, PartitionResponse
 from kreplica.replica.partition import Partition as Replica
 from kreplica.replica.partition_state import IsrHistory, LogReadInfo, OutOfIsr
 from kreplica.replica.replica_config import ReplicaConfig
-from kreplica.replica.replica_manager import ReplicaManager
+from kreplica.replica.replica_manager import ReplicaManager as Replicas
 from kreplica.runtime.clock import SystemClock
 from kreplica.runtime.frame_transport import FrameTransport
 from kreplica.runtime.local_network import LocalNetwork
@@ -58,6 +60,8 @@ from kreplica.runtime.scheduler import ThreadWorkers
 from kreplica.runtime.storage import FileStorage
 
 if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
     from kreplica._core.batch_builder import _RecordList as RecordList
 
 __all__ = [
@@ -395,6 +399,42 @@ class Partition(Protocol):
         ...
 
 
+class ReplicaManager(Protocol):
+    """What a program may ask of all replicas of one broker. Thread rule: any thread."""
+
+    broker_id: int
+    # Its `values()` are the numbers, by the names that Kafka gives them.
+    metrics: MetricRegistry
+
+    @property
+    def partitions(self) -> Iterable[Partition]:
+        """The partitions that this broker replicates and whose disk has not failed."""
+        ...
+
+    def append(
+        self,
+        topic_partition: TopicPartition,
+        records: Buffer,
+        *,
+        required_acks: int = ACKS_ALL,
+        timeout_ms: int = PRODUCE_TIMEOUT_MS,
+    ) -> Future[PartitionResponse]:
+        """Append one encoded batch in Kafka's format v2, as a producer sends it.
+
+        The future fails as that of `ReplicaNode.append`.
+        """
+        ...
+
+    def delete_records(
+        self, offsets: Mapping[TopicPartition, int], timeout_ms: int = PRODUCE_TIMEOUT_MS
+    ) -> Future[dict[TopicPartition, DeleteRecordsResult]]:
+        """Delete the records below these offsets (-1: the high watermark) on all replicas.
+
+        This broker must lead the partitions. Each result has the new low watermark, or an error.
+        """
+        ...
+
+
 class ReplicaNode:
     """One broker of your program: the replicas in `directory`, and the parts that replicate them.
 
@@ -457,7 +497,11 @@ class ReplicaNode:
 
     @property
     def manager(self) -> ReplicaManager:
-        """The ReplicaManager of this broker."""
+        """All replicas of this broker: metrics, batches that producers encoded, the deletion of records."""
+        return self._replicas
+
+    @property
+    def _replicas(self) -> Replicas:
         return self._broker.replica_manager
 
     def partition(self, topic: str, partition: int = 0) -> Partition:
@@ -469,7 +513,7 @@ class ReplicaNode:
         return self._replica(topic, partition)
 
     def _replica(self, topic: str, partition: int) -> Replica:
-        return self.manager.partitions.get_or_error(TopicPartition(topic, partition))
+        return self._replicas.partitions.get_or_error(TopicPartition(topic, partition))
 
     def append(
         self,
@@ -490,7 +534,7 @@ class ReplicaNode:
         if acks not in ACKS or isinstance(acks, bool):
             raise ValueError(f'acks must be "all" or 1, not {acks!r}')
         with self._network.draining():
-            return self.manager.append_values(
+            return self._replicas.append_values(
                 TopicPartition(topic, partition),
                 records,
                 required_acks=ACKS[acks],
@@ -527,14 +571,14 @@ class ReplicaNode:
             self._epoch = state.broker_epochs.get(self.broker_id, self._epoch)
             configs = {name: topic.config for name, topic in state.topics.items()}
             self._broker.log_manager.configs.change(configs)
-            hosted = self.manager.partitions
+            hosted = self._replicas.partitions
             mine = [
                 each
                 for at, each in state.partitions.items()
                 if self.broker_id in each.replicas or hosted.get(at) is not None
             ]
             taken = self._broker.become_leader_or_follower(mine, state.controller_epoch)
-        self.manager.brokers_changed()
+        self._replicas.brokers_changed()
         errors = {at: error for at, error in taken.items() if error is not None}
         for at, error in errors.items():
             LOGGER.error("broker %d cannot take its role in %s: %r", self.broker_id, at, error)

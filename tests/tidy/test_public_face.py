@@ -58,6 +58,7 @@ EMBEDDING_MEMBERS = {
         *("log_start_offset", "high_watermark", "log_end_offset"),
         *("fetch_records", "fetch_offset_for_timestamp"),
     },
+    "ReplicaManager": {"broker_id", "metrics", "partitions", "append", "delete_records"},
     "ReplicaNode": {"manager", "partition", "append", "read", "handle", "apply", "close"},
 }
 

@@ -10,10 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from kreplica._core.batch_builder import BatchBuilder
 from kreplica.common import errors
-from kreplica.embedding import Controller, LocalNetwork, ReplicaNode
+from kreplica.embedding import Controller, LocalNetwork, ReplicaNode, TopicPartition
 
 WAIT_S = 30
+AT = TopicPartition("orders", 0)
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "EMBEDDING.md"
 SNIPPET = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
@@ -211,3 +213,13 @@ def test_acks_are_all_or_one(stage):
     for acks in (0, 2, True, "1"):
         with pytest.raises(ValueError, match='acks must be "all" or 1'):
             stage.nodes[1].append("orders", [b"a"], acks=acks)
+
+
+def test_a_manager_takes_encoded_batches_deletes_records_and_counts(stage):
+    manager = stage.nodes[1].manager
+    batch = bytes(BatchBuilder().build([b"a", b"b"], now_ms=1_000))
+    assert manager.append(AT, batch).result(WAIT_S).base_offset == 0
+    assert manager.delete_records({AT: 1}).result(WAIT_S)[AT].low_watermark == 1
+    assert [(each.topic_partition, each.log_start_offset) for each in manager.partitions] == [(AT, 1)]
+    assert manager.metrics.values()["kafka.server:type=ReplicaManager,name=LeaderCount"] == 1
+    assert manager.broker_id == 1
