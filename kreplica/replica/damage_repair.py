@@ -16,6 +16,7 @@ runs in the loop. One request is in flight for each partition.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
     from kreplica.common.messages.data import PartitionData as FetchAnswer
     from kreplica.log.damage import Damage
     from kreplica.replica.partition import Partition
+
+LOGGER = logging.getLogger(__name__)
 
 # Puts a range into a log at which recovery stopped: (partition, damage, data). Data of None truncates the
 # log.
@@ -243,6 +246,13 @@ class DamageRepair:
                 self._mend(partition, damage, None)
             except KreplicaError as error:
                 self._on_failure(partition.topic_partition, error)
+            else:
+                LOGGER.info(
+                    "broker %d: %s: truncated the log to offset %d and follows broker %d from there: no"
+                    " replica could fill the damaged %s",
+                    *(self._broker_id, partition.topic_partition),
+                    *(damage.first_offset, partition.leader, damage),
+                )
             self._again_later(repair)
             return
         if partition.is_leader and damage.stop_offset > log.high_watermark and len(partition.isr) > 1:
@@ -340,6 +350,10 @@ class DamageRepair:
                 self._want_handover(partition)
             raise
         self._repaired.mark()
+        LOGGER.info(
+            "broker %d: %s: repaired the damaged %s with the data of broker %d",
+            *(self._broker_id, partition.topic_partition, damage, peer),
+        )
         self._on_moved(partition)
         self._next_range(repair)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -119,6 +120,20 @@ def test_a_follower_leaves_the_isr_takes_the_range_from_its_leader_and_comes_bac
     assert read(at.partition(2).local_log, 9) == [b"009" * 50]
     append(at, 3)
     assert at.values(2) == at.values(1)
+
+
+@pytest.mark.parametrize(("damaged", "peer"), [(2, 1), (1, 2)])
+def test_a_repair_is_logged_with_the_offsets_and_the_broker_that_had_them(
+    damaged: int, peer: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="kreplica.replica.damage_repair")
+    at = filled()
+    rot(at, damaged, 9)
+    stumble(at, damaged, 9)
+    at.pass_time(2_000)
+    [text] = caplog.messages
+    assert text.startswith(f"broker {damaged}: t-0: repaired the damaged offsets 9 to 9 (")
+    assert text.endswith(f" with the data of broker {peer}")
 
 
 @pytest.mark.parametrize("new_epoch", [False, True])
@@ -422,8 +437,11 @@ def test_a_follower_whose_recovery_stops_at_rot_is_made_whole(offsets: tuple[int
 
 
 @pytest.mark.parametrize("notes_epochs", [True, False])
-def test_a_follower_whose_log_is_lost_takes_batches_of_a_later_epoch(notes_epochs: bool, monkeypatch) -> None:
+def test_a_follower_whose_log_is_lost_takes_batches_of_a_later_epoch(
+    notes_epochs: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """Recovery took them for damage, and the repair put the same bytes there again, without end."""
+    caplog.set_level(logging.INFO, logger="kreplica.replica.damage_repair")
     if not notes_epochs:
         # Recovery stops there again: the log is cut, and follows its leader from there on.
         monkeypatch.setattr(splice_module, "_note_epochs", lambda *_: None)
@@ -439,6 +457,8 @@ def test_a_follower_whose_log_is_lost_takes_batches_of_a_later_epoch(notes_epoch
     assert image(at, 2) == image(at, 3)
     assert [entry.epoch for entry in at.partition(2).local_log.epochs.entries] == [0, 1]
     assert set(at.partition(3).isr) == {1, 2, 3}
+    cut = [text for text in caplog.messages if "truncated the log to offset" in text]
+    assert len(cut) == (0 if notes_epochs else 1)
 
 
 def test_a_log_at_whose_rot_recovery_stopped_is_not_cut_before_its_leader_has_answered() -> None:
