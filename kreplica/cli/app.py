@@ -107,35 +107,6 @@ def dump(
     raise typer.Exit(command.run(list(map(str, paths)), deep, as_json))
 
 
-@app.command("isr-history")
-def isr_history(
-    directory: Annotated[
-        Path,
-        typer.Argument(
-            exists=True,
-            file_okay=False,
-            help="A node's log directory, or its metadata log.",
-            show_default=False,
-        ),
-    ],
-    topic: Annotated[str | None, typer.Option(help="Show only this topic.")] = None,
-    partition: Annotated[int | None, typer.Option(min=0, help="Show only this partition.")] = None,
-    as_json: Json = False,
-) -> None:
-    """Print when the leaders and ISRs of partitions changed.
-
-    Reads the metadata log; every node has a copy, and the node may run. The history survives restarts
-    and goes back to the log's oldest snapshot. The last changes may not be committed yet.
-    """
-    from kreplica.cli import isr_history as command
-
-    log = command.metadata_log_in(directory)
-    if log is None:
-        text = f"{directory} has no metadata log: name a node's log directory"
-        raise typer.BadParameter(text, param_hint="DIRECTORY")
-    raise typer.Exit(command.run(log, topic, partition, as_json))
-
-
 @app.command()
 def verify(
     paths: Paths,
@@ -891,6 +862,45 @@ VoterDirectory = Annotated[
     ),
 ]
 ClusterId = Annotated[str | None, typer.Option("--cluster-id", help="Fail if the cluster has another id.")]
+
+
+@app.command("isr-history")
+def isr_history(
+    directory: Annotated[
+        Path | None,
+        typer.Argument(
+            exists=True,
+            file_okay=False,
+            help="A node's log directory, or its metadata log, to read instead of asking the cluster.",
+            show_default=False,
+        ),
+    ] = None,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    topic: Annotated[str | None, typer.Option(help="Show only this topic.")] = None,
+    partition: Annotated[int | None, typer.Option(min=0, help="Show only this partition.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Print when the leaders and ISRs of partitions changed.
+
+    Asks the quorum's leader, as `kreplica watch` does, or reads the metadata log of a node, which may run;
+    the last changes there may not be committed yet. The history survives restarts and goes back to the log's
+    oldest snapshot.
+    """
+    from kreplica.cli import isr_history as command
+    from kreplica.cli.watch import of_quorum
+    from kreplica.metadata.metadata_loader import TreeReplay
+
+    replay, source = TreeReplay(), bootstrap
+    if directory is None:
+        changes = of_quorum(bootstrap, from_beginning=True, timeout_s=0, replay=replay)
+    else:
+        log = command.metadata_log_in(directory)
+        if log is None:
+            text = f"{directory} has no metadata log: name a node's log directory"
+            raise typer.BadParameter(text, param_hint="DIRECTORY")
+        changes, source = command.MetadataFiles(log).changes(replay), str(log)
+    show = partial(command.run, changes, replay, source, topic, partition, as_json)
+    raise typer.Exit(_parsed(show, "--bootstrap"))
 
 
 @app.command()

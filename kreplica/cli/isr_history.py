@@ -1,7 +1,8 @@
-"""`kreplica isr-history`: print the changes of leaders and ISRs that a node's metadata log contains.
+"""`kreplica isr-history`: print the changes of leaders and ISRs that the metadata log contains.
 
-The log has the offset and time of each change and survives restarts; it goes back to its oldest snapshot. The
-command only reads files, also those of a running node. The last changes may not be committed yet.
+The log has the offset and time of each change and survives restarts; it goes back to its oldest snapshot. It
+is read from a node's files, also while the node runs, whose last changes may not be committed yet; or from
+the leader of a running quorum (watch.of_quorum).
 """
 
 from __future__ import annotations
@@ -28,18 +29,25 @@ COLUMNS = (
 )
 
 
-def run(directory: Path, topic: str | None, partition: int | None, as_json: bool) -> int:
-    """Print the changes, oldest first; returns the exit code. `directory`: that of the metadata log."""
+def run(
+    changes: Iterator[TreeChange],
+    replay: TreeReplay,
+    source: str,
+    topic: str | None,
+    partition: int | None,
+    as_json: bool,
+) -> int:
+    """Print what `replay` found at `source`, oldest first; returns the exit code."""
     facts = (
         fact
-        for fact in history(directory)
+        for fact in history(changes, replay)
         if topic in (None, fact["topic"]) and partition in (None, fact["partition"])
     )
     if as_json:
         for fact in facts:
             print_json(fact)
     else:
-        print_table(str(directory), COLUMNS, facts)
+        print_table(source, COLUMNS, facts)
     return 0
 
 
@@ -51,15 +59,15 @@ def metadata_log_in(directory: Path) -> Path | None:
     return None
 
 
-def history(directory: Path) -> Iterator[Fact]:
-    """Yield the changes of leaders and ISRs in the metadata log at `directory`."""
-    files = MetadataFiles(directory)
-    for change in files.changes(TreeReplay()):
+def history(changes: Iterator[TreeChange], replay: TreeReplay) -> Iterator[Fact]:
+    """Yield the changes of leaders and ISRs among `changes`, which `replay` makes."""
+    for change in changes:
         place = partition_at(change.path)
         value = change.new or change.old
         if place is None or (change.old and change.new and _shown(change.old) == _shown(change.new)):
             continue
-        kind = "changed" if change.old else "snapshot" if files.is_of_snapshot(change) else "created"
+        is_of_snapshot = change.version < replay.snapshot_end
+        kind = "changed" if change.old else "snapshot" if is_of_snapshot else "created"
         before = value["isr"] if change.old is None else change.old["isr"]
         after = [] if change.new is None else change.new["isr"]
         yield {
@@ -86,11 +94,6 @@ class MetadataFiles:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._snapshot_end = 0
-
-    def is_of_snapshot(self, change: TreeChange) -> bool:
-        """Whether the change is an object of the snapshot at the start of the log."""
-        return change.version < self._snapshot_end
 
     def changes(self, replay: TreeReplay) -> Iterator[TreeChange]:
         """Replay what the log has since the last call, and yield the changes.
@@ -121,7 +124,6 @@ class MetadataFiles:
         start = (before[-1:] or (sorted(snapshots)[:1] if first else [])) or None
         if start is not None:
             batches = list(_batches(self._directory / snapshots[start[0]]))
-            self._snapshot_end = start[0].offset
             yield from replay.load(batches, start[0], max(batch.append_timestamp for batch in batches))
 
 

@@ -109,14 +109,16 @@ def of_directory(directory: Path, *, from_beginning: bool, timeout_s: float | No
 # ---- a running quorum -------------------------------------------------------------------------------------
 
 
-def of_quorum(bootstrap: str, *, from_beginning: bool, timeout_s: float | None) -> Iterator[TreeChange]:
+def of_quorum(
+    bootstrap: str, *, from_beginning: bool, timeout_s: float | None, replay: TreeReplay | None = None
+) -> Iterator[TreeChange]:
     """Yield the committed changes of a running quorum. Follows its leader.
 
-    `from_beginning`: begin with the oldest change that the leader has. Ends after `timeout_s` seconds without
-    a change. Raises NetworkException if no leader of the quorum answers within CONNECT_S seconds, or later
-    within NO_LEADER_S.
+    `from_beginning`: begin with the oldest change that the leader has. `replay` makes the changes. Ends after
+    `timeout_s` seconds without a change; with 0, at the high watermark. Raises NetworkException if no leader
+    of the quorum answers within CONNECT_S seconds, or later within NO_LEADER_S.
     """
-    replay = TreeReplay()
+    replay = TreeReplay() if replay is None else replay
     is_caught_up, patience_s = False, CONNECT_S
     changed_at = led_at = time.monotonic()
     while timeout_s is None or not is_caught_up or time.monotonic() - changed_at < timeout_s:

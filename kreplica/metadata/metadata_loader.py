@@ -327,6 +327,8 @@ class TreeReplay:
     def __init__(self) -> None:
         # The position up to which the log is replayed.
         self.end = OffsetAndEpoch(0, 0)
+        # The end of the snapshot loaded last: a change with a lower version may be older than its snapshot.
+        self.snapshot_end = 0
         self._metadata = ClusterMetadata()
         self._metadata.record_steps()
         self._controller: LeaderOfEpoch | None = None
@@ -343,6 +345,7 @@ class TreeReplay:
         steps = image_paths.steps_of(delta, metadata, snapshot_id.offset)
         metadata.record_steps()
         self._metadata, self.end = metadata, OffsetAndEpoch(*snapshot_id)
+        self.snapshot_end = snapshot_id.offset
         return list(changes_of((step, timestamp_ms) for step in steps))
 
     def replay(self, batch: CommittedBatch) -> list[TreeChange]:

@@ -222,6 +222,13 @@ def test_a_watch_prints_what_the_quorum_commits(cli: CommandLine) -> None:
     assert "is not a path" in wrong.output
 
 
+def test_the_history_of_the_isr_comes_from_the_quorum(cli: CommandLine) -> None:
+    cli.ok("topic", "create", "history", "-p", "2", "-r", "3")
+    found = cli.facts("isr-history", "--topic", "history")
+    assert [(fact["change"], fact["partition"]) for fact in found[:2]] == [("created", 0), ("created", 1)]
+    assert {str(fact["topic"]) for fact in cli.facts("isr-history")} > {"history"}
+
+
 def test_no_broker_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stock_client, "CONNECT_S", 0.3)
     for arguments in (("consume", "t"), ("produce", "t"), ("topic", "list"), ("topic", "delete", "t")):
