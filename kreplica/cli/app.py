@@ -327,7 +327,9 @@ def offsets(
     """Count records and show how far replicas are behind.
 
     Reads directories only, no running cluster. Shows gaps, each replica's offsets and lag, and with --group
-    those of a consumer group.
+    those of a consumer group. Records count up to the replica's own high watermark. A follower learns that of
+    its leader a moment later, so after a stop its own may be lower: --isolation log_end counts all its
+    records.
     """
     from kreplica.cli import offsets as command
 
