@@ -185,7 +185,7 @@ def test_what_is_not_there(node: Path, tmp_path: Path) -> None:
     with pytest.raises(InvalidFile, match="there is no such directory"):
         bindings.scan(tmp_path / "nowhere")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(InvalidFile, match="neither a partition's directory nor a directory"):
+    with pytest.raises(InvalidFile, match="neither a partition's directory, nor a directory"):
         bindings.scan(tmp_path / "empty")
     with pytest.raises(ValueError, match="unknown column 'colour'"):
         bindings.scan(node, columns=["colour"])

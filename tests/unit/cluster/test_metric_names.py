@@ -18,6 +18,11 @@ OURS = {
     "kafka.server:type=DelayedOperationPurgatory,name=PurgatorySize,delayedOperation",
     "kafka.controller:type=KafkaController,name=ControllerFailoversPerSec",
     # How long a fetch takes. Kafka reports it as the request latency of replica-fetcher-metrics.
+    # Requests that took the native path, and those that Python decided, by the reason.
+    "kafka.server:type=ProduceLane,name=TakenRequests",
+    "kafka.server:type=ProduceLane,name=DeclinedRequests,reason",
+    "kafka.server:type=FetchLane,name=TakenRequests",
+    "kafka.server:type=FetchLane,name=DeclinedRequests,reason",
     # Answers of leaders that needed a decision, by its reason.
     "kafka.server:type=FetcherStats,name=DeclinedAnswers,brokerHost,brokerPort,clientId,reason",
     "kafka.server:type=FetcherStats,name=requestTime,brokerHost,brokerPort,clientId",
