@@ -218,7 +218,7 @@ def test_a_watch_prints_what_the_quorum_commits(cli: CommandLine) -> None:
     text = cli.ok("watch", "/controller", *options)
     # Another controller may have been elected since.
     assert "/controller" in text
-    assert [line.split()[2] for line in text.splitlines() if "/controller" in line][0] == "created"
+    assert next(line.split()[2] for line in text.splitlines() if "/controller" in line) == "created"
     wrong = cli.run("watch", "controller")
     assert wrong.exit_code == 2
     assert "is not a path" in wrong.output
