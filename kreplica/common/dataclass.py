@@ -153,9 +153,12 @@ def _init(owner: Any) -> Any:
         elif each.default is not MISSING:
             scope[f"default_{name}"] = each.default
             given = f"{name}=default_{name}"
-        scope[f"set_{name}"] = getattr(owner, name).__set__
         parameters.append(given)
-        steps.append(f"set_{name}(self, {value})")
+        if owner.__setattr__ is _refuse_set:
+            scope[f"set_{name}"] = getattr(owner, name).__set__
+            steps.append(f"set_{name}(self, {value})")
+        else:
+            steps.append(f"self.{name} = {value}")
     if hasattr(owner, "__post_init__"):
         steps.append("self.__post_init__()")
     return _compiled(owner, "__init__", parameters, "\n    ".join(steps), scope)
