@@ -7,8 +7,7 @@
 # no Python code, so the GIL makes it atomic; what may run Python code (gathering records, creating objects) comes
 # before. A batch that was taken belongs to the taker.
 
-from cpython.object cimport PyObject
-from libc.stdint cimport int32_t, int64_t
+from libc.stdint cimport int32_t, int64_t, uint8_t
 
 from kreplica._core.batch_builder cimport BatchBuilder
 from kreplica._core.record_batch cimport BatchHeader
@@ -21,6 +20,19 @@ cdef struct AppendEntry:
     int32_t count                 # of its records
 
 
+cdef enum:
+    MOST_FREE = 8
+
+
+cdef class BufferPool:
+    # Memory of batches that are done, for the next ones: fresh pages cost more than filling them.
+    cdef uint8_t *free_buffers[MOST_FREE]
+    cdef int count
+
+    cdef uint8_t *take(self, int64_t least, int64_t *capacity) except NULL
+    cdef void give(self, uint8_t *data, int64_t capacity) noexcept
+
+
 cdef class ProducerBatch:
     cdef readonly object owner    # what the accumulator was given; for those who hold only a future
     cdef readonly int acks
@@ -31,16 +43,22 @@ cdef class ProducerBatch:
     cdef int64_t earliest         # the lowest deadline of the entries that have not expired; INT64_MAX: none
     cdef int64_t latest           # the highest deadline of all entries
     cdef Py_ssize_t expired
-    cdef PyObject *buffer         # a bytes object being filled, `capacity` long; NULL once sealed
+    cdef BufferPool pool
+    cdef uint8_t *data            # of the pool; `capacity` bytes
     cdef int64_t capacity
-    cdef object data              # the sealed batch
+    cdef int64_t views            # buffers of `data` that were exported
+    cdef bint is_sealed
+    cdef bint is_released         # `data` returns to the pool with the last view
 
-    cdef int make_room(self, int64_t more, int64_t expected) except -1
+    cdef void drop(self) noexcept
+    cdef void _write_header(self, uint8_t *p) noexcept
+    cdef int make_room(self, int64_t more) except -1
     cdef int put(self, BatchBuilder builder, int64_t size, int64_t deadline_ms, object future) except -1
 
 
 cdef class RecordAccumulator:
     cdef readonly object owner
+    cdef BufferPool pool
     cdef readonly int64_t max_request_size
     cdef public int64_t max_batch_size
     cdef object waiting           # a deque of ProducerBatch
@@ -48,6 +66,5 @@ cdef class RecordAccumulator:
     cdef ProducerBatch spare      # the next to be opened
     cdef BatchBuilder builder     # None while a call uses it
     cdef int64_t earliest         # the lowest deadline since take_earliest_deadline; INT64_MAX: none
-    cdef int64_t usual_size       # of the batch taken last: the room that the next one gets at once
 
     cdef int commit(self, BatchBuilder builder, int64_t deadline_ms, int acks, object future) except -1

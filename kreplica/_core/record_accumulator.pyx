@@ -6,11 +6,10 @@ Purpose, ownership and thread rule: record_accumulator.pxd.
 from collections import deque
 
 cimport cython
+from cpython.buffer cimport PyBuffer_FillInfo
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
-from cpython.object cimport PyObject
-from cpython.ref cimport Py_DECREF, Py_INCREF, Py_XDECREF
 from libc.stdint cimport INT32_MAX, INT64_MAX, int16_t, int32_t, int64_t, uint8_t
-from libc.stdlib cimport free
+from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy, memset
 
 from kreplica._core.batch_builder cimport BatchBuilder, PendingRecord
@@ -18,11 +17,42 @@ from kreplica._core.record_batch cimport HEADER_SIZE, seal, write_header
 from kreplica._core.scratch cimport reserve
 from kreplica._core.status cimport BATCH_TOO_LARGE, check
 
-cdef extern from "Python.h":
-    int _PyBytes_Resize(PyObject **bytes, Py_ssize_t size) except -1
-
 cdef enum:
-    LEAST_CAPACITY = 1024
+    LEAST_CAPACITY = 256
+    MOST_SMALL = 32768            # a batch that outgrows this gets a whole buffer of the pool
+    POOLED = 1048576              # the size of these
+
+
+@cython.final
+cdef class BufferPool:
+    """The memory of the large batches of one producer that are done, for its next ones."""
+
+    def __dealloc__(self):
+        cdef int i
+        for i in range(self.count):
+            free(self.free_buffers[i])
+
+    def __len__(self):
+        """Return the number of free buffers."""
+        return self.count
+
+    cdef uint8_t *take(self, int64_t least, int64_t *capacity) except NULL:
+        cdef uint8_t *data
+        capacity[0] = POOLED if MOST_SMALL < least <= POOLED else least
+        if capacity[0] == POOLED and self.count:
+            self.count -= 1
+            return self.free_buffers[self.count]
+        data = <uint8_t *>malloc(<size_t>capacity[0])
+        if data == NULL:
+            raise MemoryError(f"no memory for a batch of {least} bytes")
+        return data
+
+    cdef void give(self, uint8_t *data, int64_t capacity) noexcept:
+        if capacity == POOLED and self.count < MOST_FREE:
+            self.free_buffers[self.count] = data
+            self.count += 1
+        else:
+            free(data)
 
 
 @cython.final
@@ -42,8 +72,20 @@ cdef class ProducerBatch:
         self.base_offset = -1
 
     def __dealloc__(self):
-        Py_XDECREF(self.buffer)
         free(self.entries.data)
+        # The pool may be gone already, if both were garbage.
+        free(self.data)
+
+    def __getbuffer__(self, Py_buffer *view, int flags):
+        if not self.is_sealed or self.data == NULL:
+            raise BufferError("the batch is open, or was released")
+        PyBuffer_FillInfo(view, self, self.data, self.h.size, 1, flags)
+        self.views += 1
+
+    def __releasebuffer__(self, Py_buffer *view):
+        self.views -= 1
+        if self.is_released:
+            self.drop()
 
     @property
     def record_count(self):
@@ -111,51 +153,55 @@ cdef class ProducerBatch:
         return found
 
     def seal(self, int64_t producer_id, int16_t producer_epoch, int32_t base_sequence):
-        """End the batch, and return its bytes under this producer id and sequence number (-1: none).
+        """End the batch, and return its bytes under this producer id and sequence number (-1: none), as a buffer.
 
         A batch may be sealed again under another producer id; bytes returned before stay as they are.
         """
-        cdef uint8_t *p
-        if self.buffer != NULL:
-            _PyBytes_Resize(&self.buffer, self.h.size)
-            self.data = <object>self.buffer
-            Py_XDECREF(self.buffer)
-            self.buffer = NULL
-        elif self.data is None:
+        cdef bytes copy
+        if self.data == NULL or self.is_released:
             raise RuntimeError("the batch is empty or was released")
-        else:
-            self.data = _copy_of(self.data)
-        p = <uint8_t *>PyBytes_AS_STRING(self.data)
         self.h.last_offset_delta = self.h.record_count - 1
         self.h.producer_id = producer_id
         self.h.producer_epoch = producer_epoch
         self.h.base_sequence = base_sequence
+        if not self.is_sealed:
+            self._write_header(self.data)
+            self.is_sealed = True
+            return memoryview(self)
+        copy = PyBytes_FromStringAndSize(<char *>self.data, self.h.size)
+        self._write_header(<uint8_t *>PyBytes_AS_STRING(copy))
+        return copy
+
+    cdef void _write_header(self, uint8_t *p) noexcept:
         write_header(p, &self.h)
         seal(p, self.h.size)
-        return self.data
 
     def release(self):
         """Drop the records, and return the futures of the appends that have not expired."""
         cdef list futures = self.futures
         self.futures = []
-        self.data = None
         self.earliest = INT64_MAX
+        self.is_released = True
+        self.drop()
         return [future for future in futures if future is not None] if self.expired else futures
 
-    cdef int make_room(self, int64_t more, int64_t expected) except -1:
+    cdef void drop(self) noexcept:
+        if self.views == 0 and self.data != NULL:
+            self.pool.give(self.data, self.capacity)
+            self.data = NULL
+
+    cdef int make_room(self, int64_t more) except -1:
         # Reserve all memory that an append of `more` bytes takes.
         cdef int64_t capacity = self.h.size + more
-        cdef bytes buffer
+        cdef uint8_t *data
         reserve(&self.entries, sizeof(AppendEntry))
         if capacity <= self.capacity:
             return 0
-        capacity = max(capacity, 2 * self.capacity, expected, LEAST_CAPACITY)
-        buffer = PyBytes_FromStringAndSize(NULL, capacity)
-        if self.buffer != NULL:
-            memcpy(PyBytes_AS_STRING(buffer), PyBytes_AS_STRING(<object>self.buffer), <size_t>self.h.size)
-            Py_DECREF(<object>self.buffer)
-        Py_INCREF(buffer)
-        self.buffer = <PyObject *>buffer
+        data = self.pool.take(max(capacity, 2 * self.capacity, LEAST_CAPACITY), &capacity)
+        if self.data != NULL:
+            memcpy(data, self.data, <size_t>self.h.size)
+            self.pool.give(self.data, self.capacity)
+        self.data = data
         self.capacity = capacity
         return 0
 
@@ -169,7 +215,7 @@ cdef class ProducerBatch:
         entry.first = self.h.record_count
         entry.count = builder.h.record_count
         self.entries.size += sizeof(AppendEntry)
-        builder.write_records(<uint8_t *>PyBytes_AS_STRING(<object>self.buffer) + self.h.size)
+        builder.write_records(self.data + self.h.size)
         self.h.size += size
         if self.h.record_count == 0:
             self.h.base_timestamp = builder.h.base_timestamp
@@ -189,11 +235,12 @@ cdef class RecordAccumulator:
     """The batches of one partition that wait to be sent.
 
     A batch takes appends up to `max_batch_size` bytes; an append of its own may have up to `max_request_size`.
-    `owner`: any object, for the batches' attribute of that name.
+    `owner`: any object, for the batches' attribute of that name. `pool`: where their memory comes from.
     """
 
-    def __cinit__(self, object owner, int64_t max_request_size):
+    def __cinit__(self, object owner, int64_t max_request_size, BufferPool pool not None):
         self.owner = owner
+        self.pool = pool
         self.max_request_size = min(max_request_size, INT32_MAX)
         self.max_batch_size = self.max_request_size
         self.waiting = deque()
@@ -237,7 +284,6 @@ cdef class RecordAccumulator:
         batch = self.waiting.popleft()
         if batch is self.open:
             self.open = None
-        self.usual_size = min(batch.h.size, self.max_batch_size)
         return batch
 
     def batches(self):
@@ -262,7 +308,7 @@ cdef class RecordAccumulator:
             size = builder.plan_records(batch.h.base_timestamp, batch.h.record_count)
             if (batch.h.size + size <= self.max_batch_size
                     and batch.h.record_count <= INT32_MAX - builder.h.record_count):
-                batch.make_room(size, 0)
+                batch.make_room(size)
                 batch.put(builder, size, deadline_ms, future)
                 self.earliest = min(self.earliest, deadline_ms)
                 return 0
@@ -273,14 +319,11 @@ cdef class RecordAccumulator:
         batch = self.spare
         self.spare = None
         batch.owner = self.owner
+        batch.pool = self.pool
         batch.acks = acks
-        batch.make_room(size, self.usual_size)
+        batch.make_room(size)
         batch.put(builder, size, deadline_ms, future)
         self.waiting.append(batch)
         self.open = batch
         self.earliest = min(self.earliest, deadline_ms)
         return 0
-
-
-cdef bytes _copy_of(bytes data):
-    return PyBytes_FromStringAndSize(PyBytes_AS_STRING(data), len(data))

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 from kreplica._core.batch_builder import require_list
 from kreplica._core.partitioner import partitions_of
 from kreplica._core.record import Record
-from kreplica._core.record_accumulator import ProducerBatch, RecordAccumulator
+from kreplica._core.record_accumulator import BufferPool, ProducerBatch, RecordAccumulator
 from kreplica._core.records import batches
 from kreplica.client.arguments import milliseconds, partition_of
 from kreplica.client.client_config import ClientConfig
@@ -75,6 +75,8 @@ from kreplica.common.types import (
 from kreplica.common.wire import error_of
 
 if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
     from kreplica._core.batch_builder import _RecordLike as RecordLike
     from kreplica._core.batch_builder import _RecordList as RecordList
     from kreplica.metadata.cluster_metadata import ClusterMetadata
@@ -167,6 +169,7 @@ class AppendFuture(Future[Any]):
 
     def result(self, timeout: float | None = None) -> Any:
         """Return the result or raise the error, as Future does."""
+        self.is_read = True
         if self._state == PENDING:
             self._wait(timeout)
         if self._state == FINISHED and self._exception is None:
@@ -231,7 +234,7 @@ class Batch:
 
     appends: ProducerBatch
     position: tuple[int, ...]  # among all batches for the partition; that of a part follows the whole's
-    data: bytes | None = None  # the sealed batch
+    data: Buffer | None = None  # the sealed batch
     sequence: int = NO_SEQUENCE
     attempt: int = 0  # number of sends
     ends_ms: int = 0  # when the request in flight ends at the latest
@@ -387,6 +390,7 @@ class PartitionSender:
         sender: Sender,
         clock: Clock,
         config: ClientConfig,
+        pool: BufferPool,
         work: Callable[[], object],
     ) -> None:
         self.at = at
@@ -398,7 +402,8 @@ class PartitionSender:
         self._sender = sender
         self._clock = clock
         self._config = config
-        self._accumulator = RecordAccumulator(self, config.max_request_size)
+        self._accumulator = RecordAccumulator(self, config.max_request_size, pool)
+        self._pool = pool
         self._queue: deque[Batch] = deque()  # to be sent before those in the accumulator
         self._in_flight: list[Batch] = []
         self._failed: list[Batch] = []  # to be sent again once nothing is in flight
@@ -514,7 +519,7 @@ class PartitionSender:
         made: list[Batch] = []
         for number, group in enumerate(groups):
             # The encoding may grow a little with another base timestamp: it may not become two batches.
-            room = RecordAccumulator(self, INT32_MAX)
+            room = RecordAccumulator(self, INT32_MAX, self._pool)
             for index, future in group:
                 first, count = whole.place(index)
                 room.append(records[first : first + count], 0, whole.deadline_ms(index), whole.acks, future)
@@ -790,6 +795,7 @@ class Producer:
         self._clock = clock
         self._config = config or ClientConfig()
         self._work = work
+        self._pool = BufferPool()
         self._senders: dict[TopicPartition, PartitionSender] = {}
         # The partitions with new appends, and whether `_send_due` is posted. Any thread adds, the loop takes.
         self._due: deque[PartitionSender] = deque()
@@ -850,6 +856,7 @@ class Producer:
             sender=self._sender,
             clock=self._clock,
             config=self._config,
+            pool=self._pool,
             work=self._work,
         )
         return self._senders.setdefault(at, made)

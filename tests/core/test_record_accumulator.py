@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kreplica._core.batch_builder import BatchBuilder
-from kreplica._core.record_accumulator import RecordAccumulator
+from kreplica._core.record_accumulator import BufferPool, RecordAccumulator
 from kreplica._core.records import RecordBatch, batches
 from kreplica.common import errors
 
@@ -30,8 +30,8 @@ class Append:
         return self._result.place(self._index)
 
 
-def accumulator(max_request_size=1 << 20):
-    return RecordAccumulator(OWNER, max_request_size)
+def accumulator(max_request_size=1 << 20, pool=None):
+    return RecordAccumulator(OWNER, max_request_size, BufferPool() if pool is None else pool)
 
 
 def add(to, records, *, acks=-1, now=NOW, deadline=1_000):
@@ -274,3 +274,46 @@ def test_a_batch_and_its_futures_are_freed_together():
     del of
     gc.collect()
     assert future._result.owner is OWNER
+
+
+def test_the_memory_of_a_large_batch_serves_the_next_one():
+    pool = BufferPool()
+    of = accumulator(pool=pool)
+    for number in range(3):
+        add(of, [bytes([number]) * 100_000])
+        [batch] = taken(of)
+        data = batch.seal(-1, -1, -1)
+        batch.release()
+        # As long as somebody looks at the bytes, they stay.
+        assert len(pool) == 0
+        assert next(iter(RecordBatch(data))).value == bytes([number]) * 100_000
+        del data
+        gc.collect()
+        assert len(pool) == 1
+
+
+def test_the_pool_keeps_no_small_buffers_and_few_large_ones():
+    pool = BufferPool()
+    of = accumulator(pool=pool)
+    add(of, [b"v"])
+    [small] = taken(of)
+    small.release()
+    assert len(pool) == 0
+    for _ in range(20):
+        add(of, [bytes(600_000)])
+    for batch in taken(of):
+        batch.release()
+    assert len(pool) == 8
+
+
+def test_an_open_or_released_batch_has_no_bytes():
+    of = accumulator()
+    add(of, [b"v"])
+    [batch] = taken(of)
+    with pytest.raises(BufferError):
+        memoryview(batch)
+    batch.seal(-1, -1, -1)
+    assert len(memoryview(batch)) == batch.size
+    batch.release()
+    with pytest.raises(BufferError):
+        memoryview(batch)
