@@ -4,8 +4,10 @@ A node gets an endpoint for each of its lives, from a start to a kill: its Trans
 source of its Loops. Tasks and arriving requests wait in queues, one per loop and one per direction between
 two nodes. Any free thread runs them. A caller's own thread does so when it leaves `with network.draining()`,
 so that a produce that waits for its followers needs no other thread. The network's thread continues when a
-caller has done its share, and runs timers. `post` and `send` never run anything themselves, so they may be
-called under locks. A `draining` block must be left without holding locks, and must not wait for a future.
+caller has done its share, and runs timers. While callers run tasks it leaves the rest to them: two threads
+that take turns pass the GIL to and fro, which costs more than the tasks. `post` and `send` never run anything
+themselves, so they may be called under locks. A `draining` block must be left without holding locks, and must
+not wait for a future.
 
 A task that is about to wait for the disk announces it, and helper threads run other queues meanwhile. So the
 voters of a process flush the same batch at the same time instead of one after the other. Tasks that take long
@@ -46,6 +48,8 @@ Gate = Callable[..., bool]
 TURNS_OF_A_CALLER = 256
 # Tasks of one queue to run before the next queue gets its turn.
 TASKS_OF_A_TURN = 16
+# How long the network's thread leaves queued tasks to callers before it checks that they get on.
+LEFT_TO_CALLERS_MS = 20
 # With the thread that waits for the disk, enough for the three nodes of a usual quorum to wait at once.
 HELPERS = 2
 
@@ -208,7 +212,7 @@ class _Draining:
         local = self._network._thread_local
         try:
             if local.depth == 1:
-                self._network._drain(TURNS_OF_A_CALLER)
+                self._network._drain(TURNS_OF_A_CALLER, is_caller=True)
         finally:
             local.depth -= 1
             if local.depth == 0:
@@ -257,6 +261,8 @@ class LocalNetwork:
         self._tickets = 0
         self._wakes_at_ms = 0  # when the network's thread next checks for due timers
         self._running = 0  # threads that are running a queue
+        self._callers = 0  # callers' threads that run their share
+        self._turns = 0  # turns begun so far
         self._calls_for_help = 0  # helpers asked to run a ready queue
         self._idlers = 0  # threads in `wait_until_idle`
         self._is_stopping = False
@@ -430,10 +436,12 @@ class LocalNetwork:
         while True:
             with self._lock:
                 due = self._take_due()
-                while not (due or self._ready or self._is_stopping):
+                is_held_up = False  # callers run their share, but have begun no turn for a while
+                while not (due or (self._ready and not self._callers) or is_held_up or self._is_stopping):
+                    turns, is_left = self._turns, bool(self._ready)
                     following = self._wheel.next_deadline()
                     now_ms = monotonic_ms(self._clock)
-                    self._wakes_at_ms = now_ms + LONGEST_WAIT_MS
+                    self._wakes_at_ms = now_ms + (LEFT_TO_CALLERS_MS if is_left else LONGEST_WAIT_MS)
                     if following is not None:
                         self._wakes_at_ms = min(self._wakes_at_ms, following)
                     if self._idlers:
@@ -441,13 +449,14 @@ class LocalNetwork:
                         self._changed.notify_all()
                     self._work.wait(max(self._wakes_at_ms - now_ms, 0) / 1000)
                     due = self._take_due()
+                    is_held_up = is_left and self._turns == turns
                 # While it is working, it need not be woken.
                 self._wakes_at_ms = 0
                 if self._is_stopping:
                     return
                 for timer in due:
                     self._queue(timer.loop, timer.run)
-            self._drain(TURNS_OF_A_CALLER)
+            self._drain(TASKS_OF_A_TURN if is_held_up else TURNS_OF_A_CALLER, gives_way=not is_held_up)
 
     def _run_helper(self) -> None:
         """Run ready queues whenever a task is about to wait for the disk; a helper thread."""
@@ -489,28 +498,34 @@ class LocalNetwork:
             if self._calls_for_help:
                 self._help.notify(self._calls_for_help)
 
-    def _drain(self, turns: int) -> None:
-        """Run up to `turns` turns of ready queues; leave the rest to the network's thread."""
+    def _drain(self, turns: int, *, is_caller: bool = False, gives_way: bool = False) -> None:
+        """Run up to `turns` turns of ready queues; leave the rest to the network's thread.
+
+        `gives_way`: leave them to callers as long as any of these runs its share.
+        """
         lock, own = self._lock, threading.get_ident()
         loop: LocalLoop | None = None
-        for _ in range(turns):
+        with lock:
+            self._callers += is_caller
+        try:
+            for _ in range(turns):
+                with lock:
+                    if loop is not None:
+                        self._end_turn(loop, own)
+                        loop = None
+                    if not (gives_way and self._callers):
+                        loop = self._begin_turn(own, self._ready)
+                if loop is None:
+                    return
+                # What ends it is not an error, but the end of a thread or test, such as SystemExit.
+                self._run_turn(loop)
+        finally:
             with lock:
+                self._callers -= is_caller
                 if loop is not None:
                     self._end_turn(loop, own)
-                loop = self._begin_turn(own, self._ready)
-            if loop is None:
-                return
-            try:
-                self._run_turn(loop)
-            except BaseException:  # not an error, but the end of a thread or test, such as SystemExit
-                with lock:
-                    self._end_turn(loop, own)
-                raise
-        with lock:
-            if loop is not None:
-                self._end_turn(loop, own)
-            if self._ready:
-                self._work.notify()
+                if self._ready and not self._callers:
+                    self._work.notify()
 
     def _begin_turn(self, thread: int, ready: deque[LocalLoop]) -> LocalLoop | None:
         """Return the next loop whose node is not paused, marked as running; None without one. Under _lock."""
@@ -521,6 +536,7 @@ class LocalNetwork:
                 continue
             loop.endpoint.runners.append(thread)
             self._running += 1
+            self._turns += 1
             return loop
         return None
 

@@ -85,6 +85,26 @@ def test_a_thread_that_is_about_to_wait_runs_what_others_have_posted():
     assert threads == [threading.get_ident()]
 
 
+def test_a_caller_that_is_held_up_delays_no_other_task(network):
+    loop = network.join(1).loop("a")
+    other = network.join(2).loop("b")
+    began, ran = threading.Event(), threading.Event()
+
+    def hold():
+        began.set()
+        assert ran.wait(PATIENCE)
+
+    def call():
+        with network.draining():
+            loop.post(hold)
+
+    caller = threading.Thread(target=call)
+    caller.start()
+    assert began.wait(PATIENCE)
+    other.post(ran.set)
+    caller.join()
+
+
 def test_what_a_task_posts_to_its_own_loop_comes_after_what_it_posts_to_others():
     network = LocalNetwork()  # never started
     endpoint = add_node(network, 1)
