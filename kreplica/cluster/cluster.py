@@ -68,8 +68,17 @@ CLIENT_ID = -2
 CLIENT = ClientConfig(request_timeout_ms=2_000, retry_backoff_ms=5, leader_check_ms=50)
 # How long an append waits if earlier ones fill a batch that was not sent yet.
 BEHIND_SECONDS = 0.01
+# A thread that has made this many appends in a row, each after the result of the one before, waits for each.
+ALONE = 2
 # Polling interval for conditions that no event signals.
 LOOK_MS = 5
+
+
+class _LastAppend(threading.local):
+    """The last append of each thread, and how many in a row were made after the result of the one before."""
+
+    append: Future[AppendResult] | None = None
+    alone = 0
 
 
 class Cluster(ClusterAdministration):
@@ -109,6 +118,7 @@ class Cluster(ClusterAdministration):
         # Nothing below refers to the cluster itself, so that an unreferenced cluster is closed: see _Parts.
         on_error = partial(_note_failure, self.failures)
         network = LocalNetwork(self._clock, on_error)
+        self._last = _LastAppend()
         self._pending = PendingFutures(f"the cluster in {self.directory}")
         self._parts = parts = _Parts(network, self._pending, self.directory if directory is None else None)
         self._listeners: ClusterListeners | None = None
@@ -176,18 +186,30 @@ class Cluster(ClusterAdministration):
         sent again, and appended once, until they are acknowledged or `timeout` seconds (120 by default) have
         passed.
 
-        The call returns before the records are sent. A thread that waits for the future's result sends them,
-        together with all others that wait by then; else the cluster's own thread does.
+        A thread that has not asked for the result of its last append goes on before the records are sent.
+        They are sent together with all others that wait by then: when a thread waits for a result, or by the
+        cluster's own thread.
 
         Raises UnknownTopicOrPartition, InvalidRequiredAcks, and TypeError if `records` is not a list. The
         future fails with RequestTimedOut, MessageTooLarge, InvalidRecord, or TypeError for something that is
         not a record.
         """
-        future = self.producer.append(topic, records, partition, acks, timeout)
+        last = self._last
+        if last.append is not None and not last.append.is_read:
+            last.alone = 0
+        elif last.alone < ALONE:
+            last.alone += 1
+        else:
+            # A thread that waits for each append does its work now, and no other thread has to wake up.
+            with self._parts.network.draining():
+                last.append = future = self.producer.append(topic, records, partition, acks, timeout)
+            return future
+        last.append = future = self.producer.append(topic, records, partition, acks, timeout)
         if self._client.producer.is_behind:
             # A program that appends without waiting is slowed down, or it would fill the memory.
             with suppress(TimeoutError):
                 future.exception(BEHIND_SECONDS)
+            future.is_read = False
         return future
 
     def read(

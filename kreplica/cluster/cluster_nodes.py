@@ -207,7 +207,18 @@ class ClusterNodes:
 
     def newest_metadata(self) -> ClusterMetadata:
         """Return the most recent metadata that any node has. Raises InvalidRequest if no node runs."""
-        return self.newest().loader.published
+        # Each append comes by here.
+        newest, highest = None, -1
+        for local in self._nodes.values():
+            node = local.node
+            if node is not None:
+                loader = node.loader
+                offset = loader.applied.offset
+                if offset > highest:
+                    newest, highest = loader, offset
+        if newest is None:
+            raise InvalidRequest("no node of the cluster is running")
+        return newest.published
 
 
 def _listening(config: NodeConfig, listener: LocalListener | None) -> NodeConfig:

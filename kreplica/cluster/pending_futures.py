@@ -39,7 +39,9 @@ class PendingFutures:
 
     def require_open(self) -> None:
         """Raises ClusterClosed after `close`, UseAfterFork in a forked child."""
-        self.require_own()
+        # Each append comes by here, so it calls no other method.
+        if os.getpid() != self._process_id:
+            raise self._use_after_fork()
         if self.is_closed:
             raise ClusterClosed(f"{self.name} is closed")
 

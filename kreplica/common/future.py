@@ -66,10 +66,11 @@ class Future(concurrent.futures.Future[T], Generic[T]):
     """The result of an operation that may still be under way.
 
     The owner calls `set_result` or `set_exception` once. Where the result is known before the operation
-    ends, the owner passes it to the constructor and calls `finish`.
+    ends, the owner passes it to the constructor and calls `finish`. `is_read`: whether a thread has asked for
+    the outcome.
     """
 
-    __slots__ = ("_callbacks", "_changed", "_exception", "_result", "_seen_by", "_state")
+    __slots__ = ("_callbacks", "_changed", "_exception", "_result", "_seen_by", "_state", "is_read")
 
     def __init__(self, prepared: T | None = None) -> None:
         # The base class's constructor would create a condition and three lists.
@@ -79,6 +80,7 @@ class Future(concurrent.futures.Future[T], Generic[T]):
         self._callbacks: list[Callable[[Any], object]] | None = None
         self._changed: _Waiters | None = None
         self._seen_by: list[Any] | None = None
+        self.is_read = False
 
     # ---- the owner ----------------------------------------------------------------------------------------
 
@@ -179,6 +181,7 @@ class Future(concurrent.futures.Future[T], Generic[T]):
 
     def result(self, timeout: float | None = None) -> T:
         """Return the result or raise the error; TimeoutError after `timeout` seconds, CancelledError."""
+        self.is_read = True
         if self._state == PENDING:
             self._wait(timeout)
         if self._state == CANCELLED:
@@ -193,6 +196,7 @@ class Future(concurrent.futures.Future[T], Generic[T]):
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Return the error, or None. Raises TimeoutError after `timeout` seconds, CancelledError."""
+        self.is_read = True
         if self._state == PENDING:
             self._wait(timeout)
         if self._state == CANCELLED:

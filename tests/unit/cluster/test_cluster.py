@@ -91,6 +91,19 @@ def test_threads_append_together_and_each_in_order(cluster):
         assert [stored[offset] for offset in offsets[thread]] == [b"%d %d" % (thread, n) for n in range(300)]
 
 
+def test_a_thread_that_waits_for_each_append_needs_no_other_thread(cluster):
+    cluster.create_topic("orders")
+    # Nothing is left to do when the call returns, unless another thread has taken part of it.
+    assert any(put_and_look(cluster) for _ in range(1_000))
+
+
+def put_and_look(cluster):
+    future = put_later(cluster, b"v")
+    was_done = future.done()
+    future.result(PATIENCE)
+    return was_done
+
+
 def test_what_was_appended_is_sent_before_the_cluster_closes(tmp_path):
     with Cluster(1, tmp_path / "data") as cluster:
         cluster.create_topic("orders")

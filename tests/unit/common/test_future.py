@@ -35,6 +35,14 @@ def test_a_prepared_result_is_there_once_it_is_finished() -> None:
     assert not future.finish()
 
 
+def test_it_knows_whether_its_outcome_was_asked_for() -> None:
+    for ask in (Future.result, Future.exception):
+        future = resolved(7)
+        assert not future.is_read
+        ask(future)
+        assert future.is_read
+
+
 def test_many_are_resolved_at_once_with_what_each_was_given() -> None:
     futures = [Future(number) for number in range(5)]
     futures[1].cancel()
