@@ -1,4 +1,4 @@
-"""A whole cluster in this process: its start-up time, and how soon it continues after losing a node.
+"""A whole cluster in this process: start-up time, appends, and how soon it continues after losing a node.
 
 The times are a program's, from the call to the acknowledgement. Files are on the file system of build/.
 """
@@ -6,10 +6,12 @@ The times are a program's, from the call to the acknowledgement. Files are on th
 from __future__ import annotations
 
 import itertools
+import os
 import shutil
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ import pytest
 
 from bench.conftest import LINES
 from kreplica.cluster import Cluster
+from kreplica.engine import Log
 
 DIRECTORY = Path(__file__).parents[1] / "build" / "bench-cluster"
 NUMBERS = itertools.count()
@@ -97,3 +100,54 @@ def test_a_node_is_gone(benchmark: Any, directory: Path, victim: str, how: str) 
         seconds[1:] or seconds,
         "to reach 300 ms",
     )
+
+
+def append_all(cluster: Cluster, records: list[bytes], in_flight: int) -> None:
+    """Append so often, then wait for every result."""
+    futures = [cluster.append("orders", records, partition=0) for _ in range(in_flight)]
+    for future in futures:
+        future.result(PATIENCE)
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[Cluster]:
+    with Cluster(3) as cluster:
+        cluster.create_topic("orders", config={"retention.bytes": 256 << 20, "segment.bytes": 64 << 20})
+        append_all(cluster, [b"v"], 1)
+        yield cluster
+
+
+@pytest.mark.parametrize(
+    ("count", "size", "in_flight", "times"), [(16, 1_000, 64, 4), (1, 100, 1_000, 4), (1_000, 1_000, 8, 1)]
+)
+def test_appends_in_flight(
+    row: Any, running: Cluster, directory: Path, count: int, size: int, in_flight: int, times: int
+) -> None:
+    """Cluster.append of {count} x {size} B, {in_flight} in flight, 3 brokers, acks=all, per append"""
+    records = [os.urandom(size) for _ in range(count)]
+
+    def append_in_flight() -> None:
+        for _ in range(times):
+            append_all(running, records, in_flight)
+
+    row.time(append_in_flight, times * in_flight, tuple)
+    with Log.open(directory / "log") as log:
+
+        def append_to_three() -> None:
+            for _ in range(3 * times * in_flight):
+                log.append(records)
+
+        row.beside("three times Log.append of the same", append_to_three, times * in_flight)
+
+
+def test_an_append_that_is_waited_for(row: Any, running: Cluster, directory: Path) -> None:
+    """Cluster.append(...).result() of 1 x 100 B, 3 brokers, acks=all"""
+    records = [bytes(100)]
+    row.time(partial(append_all, running, records, 1), 1, tuple, rounds=1_000)
+    with Log.open(directory / "log") as log:
+
+        def append_to_three() -> None:
+            for _ in range(300):
+                log.append(records)
+
+        row.beside("three times Log.append of the same", append_to_three, 100)
