@@ -48,7 +48,7 @@ CONTROLLER = ControllerConfig(
     metadata_max_idle_interval_ms=5_000,
 )
 BROKER = BrokerConfig(
-    broker_heartbeat_interval_ms=30,
+    broker_heartbeat_interval_ms=50,
     broker_heartbeat_timeout_ms=100,
     broker_registration_retry_backoff_ms=10,
     # Wait without limit for a quorum: nothing would restart a node that gave up.
