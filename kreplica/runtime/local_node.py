@@ -58,16 +58,11 @@ class LocalNode:
         self._listener = listener
         self._endpoint: LocalEndpoint | None = None
         self._storage: RevocableStorage | None = None
-        self._node: Node | None = None
-
-    @property
-    def node(self) -> Node | None:
-        """The node while it runs, or None."""
-        return self._node
+        self.node: Node | None = None  # while it runs; written only here
 
     @property
     def is_alive(self) -> bool:
-        return self._node is not None
+        return self.node is not None
 
     @property
     def endpoint(self) -> LocalEndpoint:
@@ -83,7 +78,7 @@ class LocalNode:
         then it does not run.
         """
         node_id = self.config.node_id
-        if self._node is not None:
+        if self.node is not None:
             raise InvalidRequest(f"node {node_id} is running already")
         endpoint = self._endpoint = self._network.join(node_id)
         storage = self._storage = RevocableStorage(self._files)
@@ -109,7 +104,7 @@ class LocalNode:
         except BaseException:
             self._leave()
             raise
-        self._node = node
+        self.node = node
         return node
 
     def stop(self, timeout_ms: int) -> Future[None]:
@@ -146,13 +141,13 @@ class LocalNode:
             self._on_failure(self.config.node_id, error)
 
     def _alive(self) -> Node:
-        if self._node is None:
+        if self.node is None:
             raise InvalidRequest(f"node {self.config.node_id} is not running: start it first")
-        return self._node
+        return self.node
 
     def _leave(self) -> None:
         endpoint, self._endpoint = self._endpoint, None
-        self._node = None
+        self.node = None
         self.is_paused = False
         if endpoint is not None:
             self._network.leave(endpoint)
