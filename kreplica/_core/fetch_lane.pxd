@@ -61,6 +61,7 @@ cdef class FetchLane:
     cdef readonly int64_t taken
     cdef int64_t declines[FETCH_DECLINES]
     cdef object owner
+    cdef object kind              # the class of the requests
 
     # Take over what the request names into the session. Returns 0 or the reason to decline, negated and less 1.
     cdef int begin(self, const fetch_t *request, object session) except -32
@@ -88,6 +89,6 @@ cdef class LaneFetch:
     cdef int park(self) except -1
     cdef int hand_over(self, bint at_all) except -1
     cdef object read(self, object cached, int64_t max_bytes, bint is_first)
-    cdef bint is_plain(self, object cached) except -1
+    cpdef bint is_plain(self, object cached) except -1
     cdef bint note(self, object cached, LeaderState partition, Term term, int64_t end) except -1
     cdef int deliver(self, list result, int64_t size) except -1

@@ -119,10 +119,14 @@ cdef int parse(const uint8_t *p, int64_t size, fetch_t *request) noexcept nogil:
 
 
 cdef class FetchLane:
-    """Takes the incremental fetches of followers. `owner`: the FetchManager, see its section about the lane."""
+    """Takes the incremental fetches of followers. `owner`: the FetchManager, see its section about the lane.
 
-    def __init__(self, owner):
+    `kind`: LaneFetch, or a subclass, with which a test builds a bug in.
+    """
+
+    def __init__(self, owner, kind=LaneFetch):
         self.owner = owner
+        self.kind = kind
 
     def declined(self, int reason):
         """Return how many requests were declined for a reason, an index into FETCHES_DECLINED."""
@@ -154,7 +158,7 @@ cdef class FetchLane:
             self.declines[-1 - status] += 1
             return None
         self.taken += 1
-        fetch = LaneFetch.__new__(LaneFetch)
+        fetch = self.kind.__new__(self.kind)
         fetch.lane = self
         fetch.correlation_id = request.correlation_id
         fetch.replica_id = request.replica_id
@@ -381,9 +385,8 @@ cdef class LaneFetch:
         self.resumed = owner.resume(self, 0 if at_all else max(self.deadline_ms - <int64_t> owner.now_ms(), 0))
         return True
 
-    cdef bint is_plain(self, object cached) except -1:
-        # Return whether the partition can be read natively, and the fetch changes nothing of this follower but its
-        # offsets and times.
+    cpdef bint is_plain(self, object cached) except -1:
+        """Return whether the partition can be read natively, and only the follower's offsets and times change."""
         cdef LeaderState partition = cached.partition
         cdef int64_t fetch_offset = cached.fetch_offset
         cdef Term term

@@ -290,6 +290,11 @@ cdef class LaneAppend(AppendJob):
         return min(self.request.timeout_ms, LONGEST_WAIT_MS)
 
     @property
+    def base_offset(self):
+        """The offset of the batch; valid once it is in the log."""
+        return self.append.base_offset
+
+    @property
     def required_offset(self):
         """The high watermark that commits the batch."""
         return self.append.base_offset + self.append.header.last_offset_delta + 1

@@ -10,6 +10,8 @@ from functools import cache, partial
 from typing import Any
 
 from kreplica.broker.broker import Broker
+from kreplica.broker.framed_requests import FramedRequests
+from kreplica.broker.message_conversion import TopicIds
 from kreplica.common.config import LogConfig
 from kreplica.common.future import Future
 from kreplica.controller.manual_controller import CONTROLLER_ID
@@ -27,13 +29,27 @@ LONGEST_APPEND_MS = 6
 LOG_CONFIG = LogConfig(segment_bytes=65_536, segment_index_bytes=4_096)
 
 
+class FramedBroker(Broker):
+    """A broker that takes Produce and Fetch requests as frames, as its node would."""
+
+    def __init__(self, *arguments: Any, topics: TopicIds, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        self.produce_lane = self.replica_manager.appends.lane
+        self.fetch_lane = self.replica_manager.fetches.lane
+        self._framed = FramedRequests(super().handle, self, topics)
+
+    def handle(self, request: Any) -> Future[Any]:
+        """Answer a request; see Broker."""
+        return self._framed.handle(request)
+
+
 def broker_factory(
     replica_config: ReplicaConfig | None = None, *, with_disks: bool = False
 ) -> Callable[[BrokerPorts, ScriptedController], Broker]:
     """Return a function that creates brokers. `with_disks`: appends run on a disk thread, some ms later."""
 
     def make_broker(ports: BrokerPorts, controller: ScriptedController) -> Broker:
-        broker = Broker(
+        broker = FramedBroker(
             ports.broker_id,
             ports.directories,
             cluster_id=CLUSTER_ID,
@@ -45,6 +61,7 @@ def broker_factory(
             transport=ports.transport,
             new_loop=ports.loop,
             metadata_cache=controller,
+            topics=controller,
             broker_epoch=lambda: ports.broker_epoch,
             controller=lambda: CONTROLLER_ID,
             config=LOG_CONFIG,

@@ -20,6 +20,7 @@ from kreplica.sim.quorum.quorum_driver import QuorumDriver
 from tests.mutants.client_mutants import CLIENT_MUTANTS
 from tests.mutants.control_mutants import CONTROL_MUTANTS
 from tests.mutants.history_mutants import HISTORY_MUTANTS
+from tests.mutants.lane_mutants import LANE_MUTANTS
 from tests.mutants.mutants import MUTANTS, built_in
 from tests.mutants.quorum_mutants import QUORUM_HISTORY_MUTANTS, QUORUM_MUTANTS
 
@@ -50,6 +51,7 @@ ALL_MUTANTS = {
     **HISTORY_MUTANTS,
     **CONTROL_MUTANTS,
     **CLIENT_MUTANTS,
+    **LANE_MUTANTS,
     **QUORUM_MUTANTS,
     **QUORUM_HISTORY_MUTANTS,
 }
@@ -96,6 +98,6 @@ def caught_by(driver, names, seed):
     return None
 
 
-def test_the_controllers_and_the_quorums_bugs_are_all_met():
+def test_the_bugs_of_controllers_quorum_and_lanes_are_all_met():
     met = {name for _, names, *_ in CAUGHT for name in names.split("+")}
-    assert met >= CONTROL_MUTANTS.keys() | QUORUM_HISTORY_MUTANTS.keys()
+    assert met >= CONTROL_MUTANTS.keys() | QUORUM_HISTORY_MUTANTS.keys() | LANE_MUTANTS.keys()

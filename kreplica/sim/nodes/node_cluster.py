@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
+from kreplica.broker.framed_requests import FramedRequests
 from kreplica.broker.node import CONTROLLED_SHUTDOWN_MS, Node
 from kreplica.broker.node_config import BOTH, BrokerConfig, NodeConfig, NodePorts, Role
 from kreplica.broker.node_directories import directory_ids, format_node
@@ -201,6 +202,7 @@ class NodeProgram:
             watches=watches,
         )
         self.node = Node(config, node_ports, on_fatal)
+        self._requests = FramedRequests(self.node.handle, self.node, self.node)
 
     def startup(self) -> None:
         self.node.startup()
@@ -214,7 +216,7 @@ class NodeProgram:
         return self.node.shutdown(timeout_ms)
 
     def handle(self, request: Any) -> Future[Any]:
-        return self.node.handle(request)
+        return self._requests.handle(request)
 
     @property
     def client(self) -> KafkaRaftClient:

@@ -1,0 +1,64 @@
+"""FramedRequests: lets requests that are objects take the way of those that come as bytes.
+
+The nodes of the simulator exchange messages as objects. Their Produce and Fetch requests are encoded, take
+the node's native lanes like the frame of a client or a follower, and their answers are decoded again. So the
+lanes run under every fault that the simulator knows.
+
+Keeps no state; any thread may call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from kreplica.broker.api_versions import response_type
+from kreplica.broker.message_conversion import TopicIds
+from kreplica.broker.request_channel import Lanes, RequestChannel
+from kreplica.broker.request_context import RequestContext
+from kreplica.common.errors import KreplicaError
+from kreplica.common.future import Future, then
+from kreplica.common.message_reader import MessageReader, read_message
+from kreplica.common.message_writer import request_frame
+from kreplica.common.messages.data import FetchRequest, ProduceRequest
+
+CLIENT = b"framed"
+SIZE_BYTES = 4
+FRAMED = frozenset({ProduceRequest, FetchRequest})
+
+
+class FramedRequests:
+    """Passes Produce and Fetch requests to the `lanes` as frames.
+
+    `handle` answers those that are declined, and all other requests. `topics` knows topic ids.
+    """
+
+    def __init__(self, handle: Callable[[Any], Future[Any]], lanes: Lanes, topics: TopicIds) -> None:
+        self._handle = handle
+        self._channel = RequestChannel(self._declined, topics, lanes=lanes)
+
+    def handle(self, request: Any) -> Future[Any]:
+        """Answer a request."""
+        if type(request) not in FRAMED:
+            return self._handle(request)
+        frame = b"".join(request_frame(request, 0, CLIENT))[SIZE_BYTES:]
+        kind = response_type(request.__api_key__, request.__version__)
+        made = self._channel.receive(memoryview(frame), "")
+        error = made.exception() if made.done() and not made.cancelled() else None
+        if error is not None and not isinstance(error, KreplicaError):
+            # The channel would close a connection. Here the caller reports what failed unexpectedly.
+            raise error
+        return then(made, partial(_response, kind))
+
+    def _declined(self, request: Any, _: RequestContext) -> Future[Any]:
+        return self._handle(request)
+
+
+def _response(kind: type[Any], buffers: list[Any] | None) -> Any:
+    if buffers is None:
+        return None
+    reader = MessageReader(b"".join(buffers), SIZE_BYTES)
+    reader.int32()  # the correlation id
+    reader.skip_tags()
+    return read_message(kind, reader)
