@@ -11,7 +11,6 @@ from datetime import timedelta
 from functools import partial
 from typing import Any
 
-from kreplica.broker.api_versions import FETCH
 from kreplica.broker.request_channel import answer_frame
 from kreplica.broker.request_context import IN_PROCESS, RequestContext
 from kreplica.common.error_code import ErrorCode
@@ -323,7 +322,7 @@ def _fetch_refused(error: KreplicaError) -> FetchResponse:
 
 def _fetch_buffers(session: FetchSession, correlation_id: int, result: FetchResult) -> list[Any]:
     """Return the frame of a response to a follower."""
-    return answer_frame(FETCH, correlation_id, _fetch_response(session, result))
+    return answer_frame(correlation_id, _fetch_response(session, result), FetchResponse.__version__)
 
 
 def _fetch_response(session: FetchSession, result: FetchResult) -> FetchResponse:

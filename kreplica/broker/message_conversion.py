@@ -1,35 +1,32 @@
-"""Converts a message of one version into the same message of another version.
+"""Brings a request of an older version to the meaning that its handler takes, and its answer back.
 
-Most fields are copied by name (`common.message.converter`). Fetch, DeleteTopics, Metadata and some group
-requests (group_conversion) need more than that. No state; any thread may call.
+A request is read in its own version into the class of all versions, and its answer is written in that
+version: a field that the version lacks has its default, or is left out. So only what changed its meaning is
+converted here: Fetch, DeleteTopics, Metadata and some group requests (group_conversion). No state; any thread
+may call.
 """
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable
 from datetime import timedelta
-from functools import lru_cache
 from typing import Any, Protocol
 
-from kreplica.broker.api_versions import DELETE_TOPICS, FETCH, METADATA, request_type, response_type
+from kreplica.broker.api_versions import DELETE_TOPICS, FETCH, METADATA
 from kreplica.broker.group_conversion import downgrade_of, upgrade_of
 from kreplica.common.dataclass import dataclass, field
 from kreplica.common.error_code import ErrorCode
 from kreplica.common.errors import InvalidRequest
-from kreplica.common.message import (
-    Message,
-    converter,
-    default_of,
-    fields_of,
-    is_same_layout,
-    maker,
-    replace,
-    structure_of,
+from kreplica.common.message import replace
+from kreplica.common.messages.administration import DeleteTopicState
+from kreplica.common.messages.data import (
+    FetchableTopicResponse,
+    FetchRequest,
+    FetchResponse,
+    FetchTopic,
+    PartitionData,
+    ReplicaState,
 )
-from kreplica.common.messages.administration import DeleteTopicsRequest, DeleteTopicState
-from kreplica.common.messages.data import FetchPartition as AskedPartition
-from kreplica.common.messages.data import FetchRequest, FetchResponse, FetchTopic, ReplicaState
 from kreplica.common.types import Uuid
 from kreplica.common.wire import topic_id_of, uuid_of
 
@@ -55,107 +52,72 @@ class FetchedNames:
     unknown: list[tuple[str, tuple[int, ...]]] = field(default_factory=list)
 
 
-@lru_cache(None)
-def read_type(api_key: int, version: int, handled: int) -> type[Any]:
-    """Return the class for reading such a request: the handler's class if both versions have the same
-    layout.
-    """
-    kind, handled_kind = request_type(api_key, version), request_type(api_key, handled)
-    is_same = upgrade_of(api_key, version) is None and is_same_layout(kind, handled_kind)
-    return handled_kind if is_same else kind
-
-
-def upgrade(request: Any, handled: int, topics: TopicIds) -> tuple[Any, Any]:
-    """Return the request in the version that its handler takes, and what `downgrade` needs to remember."""
-    api_key, version = request.__api_key__, request.__version__
-    if version == handled:
-        return request, None
-    if api_key == FETCH:
-        return _upgrade_fetch(request, topics)
+def upgrade(request: Any, version: int, topics: TopicIds) -> tuple[Any, Any]:
+    """Return a request of this version as its handler takes it, and what `downgrade` needs to remember."""
+    api_key = request.__api_key__
+    if api_key == FETCH and version < FETCH_REPLICA_STATE:
+        return _upgrade_fetch(request, version, topics)
     if api_key == DELETE_TOPICS and version < DELETE_TOPICS_BY_ID:
         named = tuple(DeleteTopicState(name=name, topic_id=None) for name in request.topic_names)
-        return DeleteTopicsRequest(topics=named, timeout=request.timeout), None
-    to_handled = upgrade_of(api_key, version)
-    if to_handled is not None:
-        return to_handled(request)
-    upgraded = converter(type(request), request_type(api_key, handled))(request)
-    if api_key == METADATA and version == 0 and not upgraded.topics:
+        return replace(request, topics=named), None
+    if api_key == METADATA and version == 0 and not request.topics:
         # In version 0 an empty list means all topics. Null came later.
-        upgraded = replace(upgraded, topics=None)
-    return upgraded, None
+        return replace(request, topics=None), None
+    to_handled = upgrade_of(api_key, version)
+    return (request, None) if to_handled is None else to_handled(request)
 
 
 def downgrade(response: Any, version: int, remembered: Any) -> Any:
-    """Return the response in the requested version, or unchanged if both have the same layout.
+    """Return the response as it is to be written in this version.
 
     Raises InvalidRequest if that version cannot express the answer.
     """
-    api_key = response.__api_key__
-    if response.__version__ == version:
-        return response
-    target = response_type(api_key, version)
-    to_asked = downgrade_of(api_key, version)
-    if remembered is None and to_asked is None and is_same_layout(type(response), target):
-        return response
-    if api_key == FETCH:
-        return _downgrade_fetch(response, version, target, remembered)
-    if to_asked is not None:
-        return to_asked(response, version, remembered)
-    return converter(type(response), target)(response)
+    if response.__api_key__ == FETCH:
+        return _downgrade_fetch(response, version, remembered)
+    to_asked = downgrade_of(response.__api_key__, version)
+    return response if to_asked is None else to_asked(response, version, remembered)
 
 
 # ---- Fetch -------------------------------------------------------------------------------------------------
 
 
-def _upgrade_fetch(request: Any, topics: TopicIds) -> tuple[FetchRequest, FetchedNames | None]:
-    upgraded = converter(type(request), FetchRequest)(request)
-    changes: dict[str, Any] = {}
-    if request.__version__ < FETCH_REPLICA_STATE:
-        changes["replica_state"] = ReplicaState(replica_id=request.replica_id)
-    if request.__version__ >= FETCH_BY_ID:
-        return replace(upgraded, **changes), None
-    names, changes["topics"] = FetchedNames(), []
+def _upgrade_fetch(
+    request: FetchRequest, version: int, topics: TopicIds
+) -> tuple[FetchRequest, FetchedNames | None]:
+    request = replace(request, replica_state=ReplicaState(replica_id=request.replica_id))
+    if version >= FETCH_BY_ID:
+        return request, None
+    names, known = FetchedNames(), []
     for topic in request.topics:
         topic_id = topics.topic_id(topic.topic)
         if topic_id is None:
             names.unknown.append((topic.topic, tuple(each.partition for each in topic.partitions)))
             continue
         names.known[uuid_of(topic_id)] = topic.topic
-        asked = tuple(converter(type(each), AskedPartition)(each) for each in topic.partitions)
-        changes["topics"].append(FetchTopic(topic_id=uuid_of(topic_id), partitions=asked))
-    changes["topics"] = tuple(changes["topics"])
-    changes["forgotten_topics_data"] = ()
-    if upgraded.session_id == NO_SESSION:
+        known.append(FetchTopic(topic_id=uuid_of(topic_id), partitions=topic.partitions))
+    changes: dict[str, Any] = {"topics": tuple(known), "forgotten_topics_data": ()}
+    if request.session_id == NO_SESSION:
         # Sessions use topic ids, and an answer by name cannot report a deleted topic, so no session is
         # opened.
         changes["session_epoch"] = NO_SESSION_EPOCH
     if names.unknown:
         changes["max_wait"] = timedelta(0)
-    return replace(upgraded, **changes), names
+    return replace(request, **changes), names
 
 
-def _downgrade_fetch(response: FetchResponse, version: int, target: type[Message], names: Any) -> Any:
+def _downgrade_fetch(response: FetchResponse, version: int, names: FetchedNames | None) -> FetchResponse:
     if version < FETCH_WITH_ERROR and response.error_code is not ErrorCode.none:
         raise InvalidRequest(f"Fetch {version} cannot express the error {response.error_code}")
     if names is None:
-        return converter(FetchResponse, target)(response)
-    make_topic, partition_type = _named_topic(target)
+        return response
     topics = []
     for topic in response.responses:
-        answers = [_answer_by_name(each, partition_type) for each in topic.partitions]
-        topics.append(make_topic(topic=_name_of(topic.topic_id, names), partitions=tuple(answers)))
+        answers = tuple(map(_answer_by_name, topic.partitions))
+        topics.append(FetchableTopicResponse(topic=_name_of(topic.topic_id, names), partitions=answers))
     for name, numbers in names.unknown:
-        answers = [_unknown_partition(number, partition_type) for number in numbers]
-        topics.append(make_topic(topic=name, partitions=tuple(answers)))
-    empty = replace(response, responses=())
-    return replace(converter(FetchResponse, target)(empty), responses=tuple(topics))
-
-
-@lru_cache(None)
-def _named_topic(target: type[Message]) -> tuple[Callable[..., Any], type[Any]]:
-    """Return the constructor of a topic in such a Fetch response, and the class of its partitions."""
-    topic_type = structure_of(target, "responses")
-    return maker(topic_type), structure_of(topic_type, "partitions")
+        answers = tuple(map(_unknown_partition, numbers))
+        topics.append(FetchableTopicResponse(topic=name, partitions=answers))
+    return replace(response, responses=tuple(topics))
 
 
 def _name_of(topic_id: uuid.UUID | None, names: FetchedNames) -> str:
@@ -165,18 +127,17 @@ def _name_of(topic_id: uuid.UUID | None, names: FetchedNames) -> str:
     return name
 
 
-def _answer_by_name(answer: Any, target: type[Any]) -> Any:
-    made = converter(type(answer), target)(answer)
-    if made.error_code in (ErrorCode.unknown_topic_id, ErrorCode.inconsistent_topic_id):
-        made = replace(made, error_code=ErrorCode.unknown_topic_or_partition)
-    return made
+def _answer_by_name(answer: PartitionData) -> PartitionData:
+    if answer.error_code in (ErrorCode.unknown_topic_id, ErrorCode.inconsistent_topic_id):
+        return replace(answer, error_code=ErrorCode.unknown_topic_or_partition)
+    return answer
 
 
-def _unknown_partition(number: int, target: type[Any]) -> Any:
-    values = {field.name: default_of(field) for field in fields_of(target)}
-    values |= {
-        "partition_index": number,
-        "error_code": ErrorCode.unknown_topic_or_partition,
-        "high_watermark": -1,
-    }
-    return target(**values)
+def _unknown_partition(number: int) -> PartitionData:
+    return PartitionData(
+        partition_index=number,
+        error_code=ErrorCode.unknown_topic_or_partition,
+        high_watermark=-1,
+        aborted_transactions=None,
+        records=None,
+    )

@@ -30,16 +30,17 @@ from kreplica.broker.api_versions import (
     PRODUCE,
     ApiVersionRange,
     Scope,
+    request_type,
 )
 from kreplica.broker.forwarding_manager import ForwardingManager, envelope_refused, unpacked
-from kreplica.broker.message_conversion import TopicIds, downgrade, read_type, upgrade
+from kreplica.broker.message_conversion import TopicIds, downgrade, upgrade
 from kreplica.broker.request_context import RequestContext
 from kreplica.common.error_code import ErrorCode
 from kreplica.common.errors import InvalidRequest, KreplicaError, NotController, UnsupportedVersion
 from kreplica.common.future import Future, failed, resolved, then
-from kreplica.common.message import in_version
-from kreplica.common.message_reader import MessageReader, read_message
-from kreplica.common.message_writer import NO_TAGS, MessageWriter, write_message
+from kreplica.common.message import Message, schema_of
+from kreplica.common.message_reader import MessageReader
+from kreplica.common.message_writer import NO_TAGS, MessageWriter
 from kreplica.common.messages.controllers import EnvelopeRequest, EnvelopeResponse
 from kreplica.common.messages.data import ApiVersion, ApiVersionsResponse
 from kreplica.common.wire import NO_THROTTLE
@@ -176,14 +177,16 @@ class RequestChannel:
         if not known.reads(version):
             if api_key == API_VERSIONS:
                 # Any client understands version 0, which lists the supported versions (KIP-511).
-                answered(answer_frame(api_key, correlation_id, self._refused_versions(known)), None)
+                # The client may know no other version.
+                answered(answer_frame(correlation_id, self._refused_versions(known), 0), None)
                 return None
             raise UnsupportedVersion(f"API key {api_key} is not supported in version {version}")
-        kind = read_type(api_key, version, known.handled)
-        header = RequestHeader(api_key, version, correlation_id, _client_id(reader, kind))
+        kind: type[Message] = request_type(api_key, known.handled)
+        schema = schema_of(kind, version)
+        header = RequestHeader(api_key, version, correlation_id, _client_id(reader, schema.is_flexible))
         # Bytes after the request are ignored, as by Kafka: librdkafka 2.16 leaves three after a Metadata for
         # all.
-        request = read_message(kind, reader)
+        request = reader.read(schema)
         if api_key == API_VERSIONS:
             answered(self._write(header, self._versions(), None), None)
             return None
@@ -192,8 +195,8 @@ class RequestChannel:
             opened.add_done_callback(partial(self._answer, header, None, answered))
             return opened
         if api_key not in FORWARDED or self._forwarding is None or self._forwarding.is_here:
-            return self._answer_by_handler(header, request, known.handled, client_host, answered, connection)
-        handle = partial(self._answer_by_handler, header, request, known.handled, client_host, answered)
+            return self._answer_by_handler(header, request, client_host, answered, connection)
+        handle = partial(self._answer_by_handler, header, request, client_host, answered)
         done = self._forwarding.forward(frame, client_host)
         done.add_done_callback(partial(_pass_back, answered, handle))
         return done
@@ -202,14 +205,13 @@ class RequestChannel:
         self,
         header: RequestHeader,
         request: Any,
-        handled: int,
         client_host: str,
         answered: Answered,
         connection: object = None,
     ) -> Future[Any]:
         remembered = None
-        if request.__version__ != handled:
-            request, remembered = upgrade(request, handled, self._topics)
+        if header.api_version != request.__version__:
+            request, remembered = upgrade(request, header.api_version, self._topics)
         is_of_node = self._is_of_node.get(header.api_key)
         if is_of_node is not None and is_of_node(request):
             raise InvalidRequest(
@@ -252,7 +254,7 @@ class RequestChannel:
         asked = response if is_asked else downgrade(response, header.api_version, remembered)
         if asked.__api_key__ != header.api_key:
             raise InvalidRequest(f"{type(response).__name__} is not an answer to API key {header.api_key}")
-        return answer_frame(header.api_key, header.correlation_id, asked)
+        return answer_frame(header.correlation_id, asked, header.api_version)
 
     # ---- ApiVersions --------------------------------------------------------------------------------------
 
@@ -270,11 +272,9 @@ class RequestChannel:
         version = ApiVersion(
             api_key=known.api_key, min_version=known.min_version, max_version=known.max_version
         )
-        answer = ApiVersionsResponse(
+        return ApiVersionsResponse(
             error_code=ErrorCode.unsupported_version, api_keys=(version,), throttle_time=NO_THROTTLE
         )
-        # The client may know no other version.
-        return in_version(answer, 0)
 
 
 def _envelope_answer(answer: Answer) -> EnvelopeResponse:
@@ -312,21 +312,22 @@ def _pass_back(answered: Answered, handle: Callable[[], object], done: Future[by
     answered(None, error)
 
 
-def _client_id(reader: MessageReader, kind: type[Any]) -> str | None:
+def _client_id(reader: MessageReader, is_flexible: bool) -> str | None:
     # In version 2 too, its length has the format of version 1.
     size = reader.int16()
     client_id = None if size == -1 else reader.text(size)
-    if kind.__flexible__:
+    if is_flexible:
         reader.skip_tags()
     return client_id
 
 
-def answer_frame(api_key: int, correlation_id: int, response: Any) -> list[Any]:
-    """Return the buffers of the frame with a response."""
+def answer_frame(correlation_id: int, response: Any, version: int) -> list[Any]:
+    """Return the buffers of the frame with a response in this version."""
+    schema = schema_of(response.__class__, version)
     into = MessageWriter()
     into.int32(correlation_id)
     # A client that asks for ApiVersions does not know the header's version yet (KIP-511).
-    if response.__flexible__ and api_key != API_VERSIONS:
+    if schema.is_flexible and response.__api_key__ != API_VERSIONS:
         into.raw(NO_TAGS)
-    write_message(response, into)
+    into.write(schema, response)
     return into.buffers()

@@ -22,7 +22,7 @@ from __future__ import annotations
 import base64
 import math
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache, partial
 from operator import attrgetter
@@ -458,60 +458,15 @@ def _default_in(field: Field, version: int) -> Any:
     return narrowed(**{each.name: getattr(field.default, each.name) for each in fields_of(narrowed)})
 
 
-def converter(source: type[Message], target: type[Message]) -> Callable[[Any], Any]:
-    """Return a function that makes a `target` from a `source`: two versions of one message or part of it.
-
-    Fields are copied by name. A field that the target lacks is dropped. A new field gets the default, and so
-    does null where the target has none.
-    """
-    return _unchanged if source is target else _conversion(source, target)
-
-
-@lru_cache(None)
-def _conversion(source: type[Message], target: type[Message]) -> Callable[[Any], Any]:
-    given = {field.name: field for field in fields_of(source)}
-    taken, defaults = [], {}
-    for field in fields_of(target):
-        if field.name in given:
-            taken.append((field.name, _field_converter(given[field.name], field)))
-        else:
-            defaults[field.name] = default_of(field)
-    make: Callable[..., Any] = maker(target)
-
-    def convert(message: Any) -> Any:
-        return make(**defaults, **{name: of(getattr(message, name)) for name, of in taken})
-
-    return convert
-
-
 def in_version(message: M, version: int) -> M:
-    """Return the request or response in another version, with those fields that it has."""
-    target: type[Message] = at(type(message), version)
-    made: M = converter(type(message), target)(message)
+    """Return the request or response in another version, with those fields that it has.
+
+    Raises InvalidRequest if the version cannot hold a value.
+    """
+    kind: type[Message] = type(message)
+    data = MessageWriter().content(schema_of(kind, version), message)
+    made: M = MessageReader(data).read(own_schema_of(at(kind, version)))
     return made
-
-
-def _field_converter(given: Field, wanted: Field) -> Callable[[Any], Any]:
-    of: Callable[[Any], Any] = _unchanged
-    if given.structure is not None and wanted.structure is not None:
-        of = converter(given.structure, wanted.structure)
-    if wanted.is_array and of is not _unchanged:
-        of = partial(_each, of)
-    if given.is_nullable:
-        return partial(_or_default, of, None if wanted.is_nullable else default_of(wanted))
-    return of
-
-
-def _unchanged(value: Any) -> Any:
-    return value
-
-
-def _each(of: Callable[[Any], Any], values: Iterable[Any]) -> tuple[Any, ...]:
-    return tuple([of(value) for value in values])
-
-
-def _or_default(of: Callable[[Any], Any], default: Any, value: Any) -> Any:
-    return default if value is None else of(value)
 
 
 def structure_of(kind: type[Message], name: str) -> type[Message]:
@@ -519,32 +474,6 @@ def structure_of(kind: type[Message], name: str) -> type[Message]:
     found = next(field.structure for field in fields_of(kind) if field.name == name)
     assert found is not None, (kind, name)
     return found
-
-
-def is_same_layout(one: type[Message], other: type[Message]) -> bool:
-    """Whether two versions of a message have the same fields and encoding."""
-    return one is other or (
-        one.__flexible__ == other.__flexible__
-        and _layout(one, one.__version__) == _layout(other, other.__version__)
-    )
-
-
-@lru_cache(None)
-def _layout(kind: type[Message], version: int) -> tuple[Any, ...]:
-    # Equal layouts of a structure imply equal defaults.
-    return tuple(
-        (
-            field.name,
-            field.kind,
-            None if field.structure is None else _layout(field.structure, version),
-            field.is_array,
-            field.is_nullable and version >= field.nullable_since,
-            field.tag,
-            None if field.tag is None or field.structure is not None else field.default,
-        )
-        for field in fields_of(kind)
-        if field.is_in(version)
-    )
 
 
 # ---- schemas -----------------------------------------------------------------------------------------------

@@ -15,7 +15,6 @@ from kreplica.broker.api_versions import (
     request_type,
     response_type,
 )
-from kreplica.broker.message_conversion import downgrade, upgrade
 from kreplica.common.error_code import ErrorCode
 from kreplica.common.errors import InvalidRequest
 from kreplica.common.message import structure_of
@@ -31,6 +30,7 @@ from kreplica.common.messages.groups import (
 )
 from kreplica.common.types import Uuid
 from tests.support.messages import written
+from tests.support.versions import answered, received
 
 NO_THROTTLE = timedelta(0)
 
@@ -40,18 +40,18 @@ class Topics:
         return None
 
 
-def upgraded(api_key: int, version: int, handled: int, **fields: Any) -> tuple[Any, Any]:
-    return upgrade(request_type(api_key, version)(**fields), handled, Topics())
+def upgraded(api_key: int, version: int, **fields: Any) -> tuple[Any, Any]:
+    return received(request_type(api_key, version)(**fields), Topics())
 
 
 @pytest.mark.parametrize("version", range(4))
 def test_one_coordinator_is_looked_for(version: int) -> None:
     kind = {"key_type": 1} if version else {}
-    request, remembered = upgraded(FIND_COORDINATOR, version, 4, key="g", **kind)
+    request, remembered = upgraded(FIND_COORDINATOR, version, key="g", **kind)
     assert request.coordinator_keys == ("g",)
     assert request.key_type == (1 if version else 0)
     found = Coordinator(key="g", node_id=3, host="h", port=9, error_code=ErrorCode.none, error_message=None)
-    old = downgrade(
+    old = answered(
         FindCoordinatorResponse(throttle_time=NO_THROTTLE, coordinators=(found,)), version, remembered
     )
     assert type(old) is response_type(FIND_COORDINATOR, version)
@@ -71,7 +71,7 @@ def test_one_coordinator_is_looked_for(version: int) -> None:
 def test_one_member_leaves(
     version: int, group_error: ErrorCode, member_error: ErrorCode | None, returned: ErrorCode
 ) -> None:
-    request, remembered = upgraded(LEAVE_GROUP, version, 5, group_id="g", member_id="m")
+    request, remembered = upgraded(LEAVE_GROUP, version, group_id="g", member_id="m")
     assert [(each.member_id, each.group_instance_id) for each in request.members] == [("m", None)]
     members = (
         ()
@@ -79,7 +79,7 @@ def test_one_member_leaves(
         else (MemberResponse(member_id="m", group_instance_id=None, error_code=member_error),)
     )
     response = LeaveGroupResponse(throttle_time=NO_THROTTLE, error_code=group_error, members=members)
-    old = downgrade(response, version, remembered)
+    old = answered(response, version, remembered)
     assert type(old) is response_type(LEAVE_GROUP, version)
     assert old.error_code is returned
 
@@ -102,7 +102,7 @@ def offsets(error: ErrorCode = ErrorCode.none) -> OffsetFetchResponse:
 def old_offset_fetch(version: int) -> tuple[Any, Any]:
     kind = request_type(OFFSET_FETCH, version)
     topic = structure_of(kind, "topics")(name="t", partition_indexes=(2, 3))
-    return upgrade(kind(group_id="g", topics=(topic,)), 8, Topics())
+    return received(kind(group_id="g", topics=(topic,)), Topics())
 
 
 @pytest.mark.parametrize("version", range(1, 8))
@@ -111,7 +111,7 @@ def test_one_groups_offsets_are_fetched(version: int) -> None:
     (group,) = request.groups
     assert group.group_id == "g"
     assert [(each.name, each.partition_indexes) for each in group.topics] == [("t", (2, 3))]
-    old = downgrade(offsets(), version, remembered)
+    old = answered(offsets(), version, remembered)
     assert type(old) is response_type(OFFSET_FETCH, version)
     (partition,) = old.topics[0].partitions
     assert (partition.partition_index, partition.committed_offset, partition.metadata) == (2, 7, "m")
@@ -123,7 +123,7 @@ def test_a_groups_error_goes_to_each_partition_where_the_response_has_no_error_o
     version: int,
 ) -> None:
     _, remembered = old_offset_fetch(version)
-    old = downgrade(offsets(ErrorCode.not_coordinator), version, remembered)
+    old = answered(offsets(ErrorCode.not_coordinator), version, remembered)
     if version >= 2:
         assert old.error_code is ErrorCode.not_coordinator
         assert old.topics == ()
@@ -134,7 +134,7 @@ def test_a_groups_error_goes_to_each_partition_where_the_response_has_no_error_o
 
 
 def test_all_offsets_are_fetched_by_null() -> None:
-    request, _ = upgraded(OFFSET_FETCH, 7, 8, group_id="g", topics=None, require_stable=True)
+    request, _ = upgraded(OFFSET_FETCH, 7, group_id="g", topics=None, require_stable=True)
     assert request.groups[0].topics is None
     assert request.require_stable
 
@@ -142,11 +142,11 @@ def test_all_offsets_are_fetched_by_null() -> None:
 def test_the_first_join_had_one_timeout_for_two() -> None:
     patience = timedelta(seconds=7)
     fields = {"group_id": "g", "session_timeout": patience, "member_id": "", "protocol_type": "consumer"}
-    request, _ = upgraded(JOIN_GROUP, 0, 9, protocols=(), **fields)
+    request, _ = upgraded(JOIN_GROUP, 0, protocols=(), **fields)
     assert (request.session_timeout, request.rebalance_timeout) == (patience, patience)
 
 
 def test_an_answer_about_more_than_was_asked_is_not_cut_short() -> None:
     empty = FindCoordinatorResponse(throttle_time=NO_THROTTLE, coordinators=())
     with pytest.raises(InvalidRequest, match="got 0"):
-        downgrade(empty, 3, None)
+        answered(empty, 3, None)

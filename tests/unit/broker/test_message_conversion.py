@@ -10,13 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kreplica.broker.api_versions import API_RANGES, FETCH, PRODUCE, request_type, response_type
+from kreplica.broker.api_versions import API_RANGES, FETCH, request_type, response_type
 from kreplica.broker.group_conversion import FIRST_OF_SEVERAL
-from kreplica.broker.message_conversion import FETCH_BY_ID, downgrade, read_type, upgrade
+from kreplica.broker.message_conversion import FETCH_BY_ID
 from kreplica.common.error_code import ErrorCode
 from kreplica.common.errors import InvalidRequest
-from kreplica.common.message import at, converter, is_same_layout, structure_of
-from kreplica.common.message_reader import MessageReader, read_message
+from kreplica.common.message import at, in_version, structure_of
 from kreplica.common.messages import administration, data
 from kreplica.common.messages.data import (
     FetchableTopicResponse,
@@ -30,6 +29,7 @@ from kreplica.common.messages.data import (
 )
 from kreplica.common.types import Uuid
 from tests.support.messages import messages, written
+from tests.support.versions import answered, received
 
 OldDeleteTopicsRequest: Any = at(administration.DeleteTopicsRequest, 3)
 FetchRequest4: Any = at(data.FetchRequest, 4)
@@ -55,15 +55,15 @@ class Topics:
         return Uuid(ORDERS.bytes) if topic == "orders" else None
 
 
-def v17(request: Any) -> tuple[Any, Any]:
-    return upgrade(request, 17, Topics())
+def handled(request: Any) -> tuple[Any, Any]:
+    return received(request, Topics())
 
 
 @given(data=st.data())
 def test_every_request_becomes_one_that_the_handler_takes(data: st.DataObject) -> None:
     api, version = data.draw(st.sampled_from(READ))
     request = data.draw(messages(request_type(api.api_key, version)))
-    upgraded, _ = upgrade(request, api.handled, Topics())
+    upgraded, _ = received(request, Topics())
     assert type(upgraded) is request_type(api.api_key, api.handled)
     written(upgraded)
 
@@ -73,28 +73,11 @@ def test_every_answer_becomes_one_of_the_version_that_was_asked(data: st.DataObj
     by_name = [each for each in READ if each[0].api_key not in {FETCH, *FIRST_OF_SEVERAL}]
     api, version = data.draw(st.sampled_from(by_name))
     response = data.draw(messages(response_type(api.api_key, api.handled)))
-    asked = downgrade(response, version, None)
-    target = response_type(api.api_key, version)
-    assert is_same_layout(type(asked), target)
-    assert written(asked) == written(converter(type(response), target)(response))
-
-
-@given(data=st.data())
-def test_a_request_of_the_same_bytes_is_read_as_the_handlers_own(data: st.DataObject) -> None:
-    api, version = data.draw(st.sampled_from(READ))
-    request = data.draw(messages(request_type(api.api_key, version)))
-    kind = read_type(api.api_key, version, api.handled)
-    found = read_message(kind, MessageReader(memoryview(written(request))))
-    assert upgrade(found, api.handled, Topics()) == upgrade(request, api.handled, Topics())
-
-
-def test_the_versions_that_producers_send_are_not_converted() -> None:
-    assert {read_type(PRODUCE, version, 11).__version__ for version in (9, 10, 11)} == {11}
-    assert read_type(PRODUCE, 8, 11).__version__ == 8
+    assert answered(response, version, None) == in_version(response, version)
 
 
 def test_what_the_newer_version_says_of_itself_is_the_schemas_default() -> None:
-    request, _ = v17(fetch_4("orders"))
+    request, _ = handled(fetch_4("orders"))
     assert request.replica_state.replica_id == -1
     assert request.topics[0].partitions[0].current_leader_epoch == -1
     assert request.topics[0].partitions[0].last_fetched_epoch == -1
@@ -102,14 +85,14 @@ def test_what_the_newer_version_says_of_itself_is_the_schemas_default() -> None:
 
 
 def test_no_topics_stood_for_all_of_them_before_there_was_null() -> None:
-    assert upgrade(MetadataRequest0(topics=()), 12, Topics())[0].topics is None
-    assert upgrade(MetadataRequest1(topics=()), 12, Topics())[0].topics == ()
-    assert upgrade(MetadataRequest1(topics=None), 12, Topics())[0].topics is None
+    assert handled(MetadataRequest0(topics=()))[0].topics is None
+    assert handled(MetadataRequest1(topics=()))[0].topics == ()
+    assert handled(MetadataRequest1(topics=None))[0].topics is None
 
 
 def test_topics_were_deleted_by_name() -> None:
     request = OldDeleteTopicsRequest(topic_names=("a", "b"), timeout=timedelta(seconds=1))
-    assert [topic.name for topic in upgrade(request, 6, Topics())[0].topics] == ["a", "b"]
+    assert [topic.name for topic in handled(request)[0].topics] == ["a", "b"]
 
 
 def test_null_is_nothing_where_the_older_version_has_no_null() -> None:
@@ -119,8 +102,8 @@ def test_null_is_nothing_where_the_older_version_has_no_null() -> None:
     response = MetadataResponse(
         throttle_time=timedelta(0), brokers=(), cluster_id="c", controller_id=1, topics=(topic,)
     )
-    assert downgrade(response, 11, None).topics[0].name == ""
-    assert downgrade(response, 12, None).topics[0].name is None
+    assert answered(response, 11, None).topics[0].name == ""
+    assert answered(response, 12, None).topics[0].name is None
 
 
 def test_a_produce_answer_loses_what_the_older_version_has_no_place_for() -> None:
@@ -136,7 +119,7 @@ def test_a_produce_answer_loses_what_the_older_version_has_no_place_for() -> Non
     response = ProduceResponse(
         responses=(TopicProduceResponse(name="t", partition_responses=(answer,)),), throttle_time=timedelta(0)
     )
-    old = downgrade(response, 3, None)
+    old = answered(response, 3, None)
     assert isinstance(old, ProduceResponse3)
     (partition,) = old.responses[0].partition_responses
     assert (partition.index, partition.error_code) == (1, ErrorCode.invalid_record)
@@ -168,10 +151,10 @@ def answer(error: ErrorCode = ErrorCode.none, topic_id: uuid.UUID = ORDERS) -> F
 
 @pytest.mark.parametrize("version", [4, 5, 6, 7, 8, 9, 10, 11, 12])
 def test_old_fetches_name_topics_and_are_answered_by_name(version: int) -> None:
-    request, names = v17(fetch_4("orders"))
+    request, names = handled(fetch_4("orders"))
     assert [topic.topic_id for topic in request.topics] == [ORDERS]
     assert request.topics[0].partitions[0].fetch_offset == 5
-    old = downgrade(answer(), version, names)
+    old = answered(answer(), version, names)
     assert type(old) is response_type(FETCH, version)
     assert [topic.topic for topic in old.responses] == ["orders"]
     assert old.responses[0].partitions[0].records == b"r"
@@ -179,10 +162,10 @@ def test_old_fetches_name_topics_and_are_answered_by_name(version: int) -> None:
 
 
 def test_an_unknown_name_is_answered_at_once_beside_the_known_ones() -> None:
-    request, names = v17(fetch_4("absent", "orders"))
+    request, names = handled(fetch_4("absent", "orders"))
     assert [topic.topic_id for topic in request.topics] == [ORDERS]
     assert request.max_wait == timedelta(0)
-    old = downgrade(answer(), 11, names)
+    old = answered(answer(), 11, names)
     assert [topic.topic for topic in old.responses] == ["orders", "absent"]
     (unknown,) = old.responses[1].partitions
     assert (unknown.partition_index, unknown.error_code) == (3, ErrorCode.unknown_topic_or_partition)
@@ -190,8 +173,8 @@ def test_an_unknown_name_is_answered_at_once_beside_the_known_ones() -> None:
 
 
 def test_errors_about_ids_become_errors_about_names() -> None:
-    _, names = v17(fetch_4("orders"))
-    old = downgrade(answer(ErrorCode.unknown_topic_id), 9, names)
+    _, names = handled(fetch_4("orders"))
+    old = answered(answer(ErrorCode.unknown_topic_id), 9, names)
     assert old.responses[0].partitions[0].error_code == ErrorCode.unknown_topic_or_partition
 
 
@@ -205,21 +188,21 @@ def test_a_session_by_name_is_declined_and_one_by_id_is_not() -> None:
         topics=(FetchTopic(topic="orders", partitions=(partition,)),),
         forgotten_topics_data=(),
     )
-    assert v17(by_name)[0].session_epoch == -1
+    assert handled(by_name)[0].session_epoch == -1
     kind = request_type(FETCH, FETCH_BY_ID)
     by_id = kind(
         max_wait=timedelta(seconds=1), min_bytes=1, session_epoch=0, topics=(), forgotten_topics_data=()
     )
-    assert v17(by_id)[0].session_epoch == 0
+    assert handled(by_id)[0].session_epoch == 0
 
 
 def test_what_the_answer_cannot_say_is_not_left_out() -> None:
-    _, names = v17(fetch_4("orders"))
+    _, names = handled(fetch_4("orders"))
     refused = FetchResponse(
         throttle_time=timedelta(0), error_code=ErrorCode.invalid_request, session_id=0, responses=()
     )
-    assert downgrade(refused, 7, names).error_code == ErrorCode.invalid_request
+    assert answered(refused, 7, names).error_code == ErrorCode.invalid_request
     with pytest.raises(InvalidRequest):
-        downgrade(refused, 6, names)
+        answered(refused, 6, names)
     with pytest.raises(InvalidRequest, match="not requested"):
-        downgrade(answer(topic_id=uuid.UUID(int=8)), 6, names)
+        answered(answer(topic_id=uuid.UUID(int=8)), 6, names)

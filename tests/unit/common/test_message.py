@@ -20,11 +20,10 @@ from kreplica.common.message import (
     default_of,
     fields_of,
     in_version,
-    is_same_layout,
     replace,
     structure_of,
 )
-from kreplica.common.messages.data import FetchRequest, FetchTopic, MetadataRequest, ProduceRequest
+from kreplica.common.messages.data import FetchRequest, FetchTopic
 from tests.support.messages import kio_class
 
 KINDS = [
@@ -64,13 +63,6 @@ def test_a_message_in_another_version_keeps_the_fields_that_both_have() -> None:
     old: Any = in_version(REQUEST, 12)
     assert (old.__version__, old.replica_id, old.topics[0].topic) == (12, 3, "t")
     assert not hasattr(old.topics[0], "topic_id")
-
-
-def test_versions_with_the_same_encoding_are_recognized() -> None:
-    assert is_same_layout(at(ProduceRequest, 9), ProduceRequest)
-    assert not is_same_layout(at(ProduceRequest, 8), ProduceRequest)
-    # In version 0 the topics must not be null.
-    assert not is_same_layout(at(MetadataRequest, 0), at(MetadataRequest, 1))
 
 
 def test_a_message_is_a_value() -> None:
