@@ -561,6 +561,10 @@ class Node:
         """Return the node id of the active controller; None if this node does not know it."""
         return None if self._raft is None else self._raft.leader_and_epoch.leader_id
 
+    def is_cut_off(self) -> bool:
+        """Return whether too few voters seem to run for this node to be or to have an active controller."""
+        return self._raft is not None and self._raft.is_cut_off
+
     def _connection_lost(self, node_id: int) -> None:
         self._suspected.connection_lost(node_id)
         if self._raft is not None:
@@ -587,7 +591,8 @@ class Node:
         """Stop in order: hand over the partitions that this broker leads, then the quorum's leadership.
 
         The first step waits for at most `timeout_ms`, the second for NO_CONTROLLER_MS, which is more than an
-        election takes. Then the future is done, and the owner closes the node.
+        election takes. Neither waits once the node is cut off: nodes that stop together do not wait for each
+        other. Then the future is done, and the owner closes the node.
         """
         if self._shutdown is None:
             self._shutdown = Future()
@@ -651,6 +656,7 @@ class ControlledShutdown:
         if lifecycle is None or not self._node.ready.done():
             self._loop.post(self._leave_quorum)
             return
+        self._node.raft.prepare_shutdown()
         moved = lifecycle.begin_controlled_shutdown()
         leave = self._once(moved, self._leave_quorum, self._timeout_ms)
         self._watch_controller(leave, NO_CONTROLLER_MS)
@@ -669,7 +675,10 @@ class ControlledShutdown:
         return run
 
     def _watch_controller(self, leave: Callable[[], None], left_ms: int) -> None:
-        if self._node.active_controller() is not None:
+        if self._node.is_cut_off():
+            # No controller can move the leaders, usually because the other nodes stop as well.
+            leave()
+        elif self._node.active_controller() is not None:
             left_ms = NO_CONTROLLER_MS
         elif left_ms <= 0:
             leave()

@@ -192,6 +192,7 @@ class Elections:
             self._check_vote(request, asked, candidate)
         except KreplicaError as error:
             return make_vote_response(self._context.standing(error), granted=False)
+        self._context.requests.note_contact(candidate.node_id)
         epoch = int(asked.replica_epoch)
         is_up_to_date = self._context.is_up_to_date(
             OffsetAndEpoch(int(asked.last_offset), int(asked.last_offset_epoch))

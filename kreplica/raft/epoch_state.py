@@ -268,7 +268,7 @@ class ResignedState(EpochState):
 
     It does not vote in the epoch that it has led (KAFKA-10661). `local_id` led the epoch.
     `preferred_successors`: preferred next leaders, best first. `unacknowledged`: the voters that have not
-    answered yet.
+    answered yet, or whose connection closed later.
     """
 
     NAME: ClassVar[str] = "resigned"

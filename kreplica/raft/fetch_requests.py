@@ -100,6 +100,7 @@ class FetchRequests:
         now_ms, date_ms = context.now_ms(), context.clock.time_ms()
         progress = state.progress_of(replica)
         state.note_contact(replica, now_ms)
+        context.requests.note_contact(replica.node_id)
         progress.begin_due_ms = now_ms + context.config.begin_quorum_epoch_timeout_ms
         if found.kind is ValidOffsetAndEpochKind.VALID:
             progress.note_fetch(int(asked.fetch_offset), context.log.end_offset, now_ms, date_ms)

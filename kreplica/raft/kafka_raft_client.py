@@ -175,6 +175,7 @@ class KafkaRaftClient:
         # The state that the listeners were last updated to, if all of them have reached the high watermark.
         self._listeners_seen: tuple[object, ...] | None = None
         self._shutdown: Future[None] | None = None
+        self._is_leaving = False
         self._alarm: Cancellable | None = None
         self._alarm_ms = self._due_ms = NEVER_MS
         self._clean_ms = 0
@@ -192,6 +193,18 @@ class KafkaRaftClient:
         """The current epoch and its leader, as far as this node knows."""
         state = self._quorum.state
         return LeaderAndEpoch(state.leader_id, state.epoch)
+
+    @property
+    def is_cut_off(self) -> bool:
+        """Whether too few voters seem to run: with this one, they are no majority.
+
+        No leader can be elected then, and none can commit. It follows from this node's own requests, so a
+        follower, which sends them to its leader alone, notices it only when it has lost the leader.
+        """
+        others = self._quorum.others()
+        running = sum(not self._context.requests.seems_stopped(voter) for voter in others)
+        own = int(self._quorum.is_voter)
+        return bool(others) and (not running or running + own <= (len(others) + own) // 2)
 
     @property
     def high_watermark(self) -> int | None:
@@ -326,20 +339,31 @@ class KafkaRaftClient:
     def connection_lost(self, node_id: int) -> None:
         """Note that the connection to a node was closed.
 
-        If it was the leader, it may have failed. The next fetch or a pre-vote finds out.
+        If it was the leader, it may have failed. The next fetch or a pre-vote finds out. A leader that leaves
+        sends the other node a request, to see whether it still runs.
         """
-        self._post(partial(self._doubt_leader, node_id))
+        self._post(partial(self._note_lost_connection, node_id))
 
-    def _doubt_leader(self, node_id: int) -> None:
+    def _note_lost_connection(self, node_id: int) -> None:
         state = self._quorum.state
-        if isinstance(state, FollowerState) and state.leader_id == node_id:
+        if self._is_leaving and isinstance(state, LeaderState) and node_id in state.voters:
+            state.voters[node_id].has_acknowledged = False
+            state.voters[node_id].begin_due_ms = 0
+        elif self._is_leaving and isinstance(state, ResignedState) and node_id in self._quorum.others():
+            state.unacknowledged.add(node_id)
+        elif isinstance(state, FollowerState) and state.leader_id == node_id:
             # Leave time for one more fetch. The random part keeps voters from competing for the same votes.
             wait_ms = self._context.random.randrange(self.config.quorum_election_timeout_ms // 2 + 1)
             state.is_in_doubt = True
             state.expire_by(self._context.now_ms() + self.config.quorum_retry_backoff_ms + wait_ms)
 
+    def prepare_shutdown(self) -> None:
+        """Note from now on which voters stop, too; `shutdown` follows."""
+        self._is_leaving = True
+
     def shutdown(self, timeout_ms: int) -> Future[None]:
-        """Leave the quorum. A leader hands over and waits up to `timeout_ms` until another node leads.
+        """Leave the quorum. A leader hands over and waits up to `timeout_ms` until another node leads, or
+        until it is cut off.
 
         The future is done when the client is closed.
         """
@@ -352,6 +376,7 @@ class KafkaRaftClient:
             done.set_result(None)
         elif self._shutdown is None:
             self._shutdown = done
+            self._is_leaving = True
             self._context.shutdown_until_ms = self._context.now_ms() + timeout_ms
             for listener in self._listeners:
                 listener.listener.begin_shutdown()
@@ -528,7 +553,7 @@ class KafkaRaftClient:
             return NEVER_MS
         state = self._quorum.state
         is_led = isinstance(state, FollowerState) and not state.leader_has_left
-        if is_led or now_ms >= until_ms or not self._quorum.others():
+        if is_led or now_ms >= until_ms or self.is_cut_off or not self._quorum.others():
             self.close()
             return NEVER_MS
         return until_ms - now_ms

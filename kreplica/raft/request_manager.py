@@ -16,18 +16,24 @@ from kreplica.common.ports import Clock, Random, Transport, monotonic_ms
 from kreplica.raft.epoch_state import NEVER_MS
 from kreplica.raft.raft_config import RaftConfig
 
+# A peer counts as stopped after this number of failed requests in a row. The first may fail with an old
+# connection, and the second opens another one.
+FAILURES_OF_A_STOPPED_PEER = 2
+
 # Takes the peer's answer; None if there was none.
 TakeResponse = Callable[[Any], None]
 
 
 class ConnectionState:
-    """The connection to one peer. `in_flight`: the number of the request in flight, 0 for none."""
+    """The connection to one peer. `in_flight`: the number of the request in flight, 0 for none. `failures`:
+    how many requests in a row have failed."""
 
-    __slots__ = ("backoff_until_ms", "in_flight", "node_id")
+    __slots__ = ("backoff_until_ms", "failures", "in_flight", "node_id")
 
     def __init__(self, node_id: int) -> None:
         self.node_id = node_id
         self.in_flight = 0
+        self.failures = 0
         self.backoff_until_ms = 0
 
     def is_ready(self, now_ms: int) -> bool:
@@ -119,14 +125,27 @@ class RequestManager:
         now_ms = self.now_ms()
         return [node_id for node_id in node_ids if self.connection(node_id).is_backing_off(now_ms)]
 
+    def note_contact(self, node_id: int) -> None:
+        """Note that the node runs: it has sent a request."""
+        known = self._connections.get(node_id)
+        if known is not None:
+            known.failures = 0
+
+    def seems_stopped(self, node_id: int) -> bool:
+        """Whether the last requests to the node have failed, and it has sent none since."""
+        known = self._connections.get(node_id)
+        return known is not None and known.failures >= FAILURES_OF_A_STOPPED_PEER
+
     def _take(self, connection: ConnectionState, number: int, reply: Future[Any], take: TakeResponse) -> None:
         if connection.in_flight != number:
             return
         connection.in_flight = 0
         if reply.cancelled() or reply.exception() is not None:
+            connection.failures += 1
             self.back_off(connection.node_id)
             take(None)
             return
+        connection.failures = 0
         try:
             take(reply.result())
         except StorageFull:

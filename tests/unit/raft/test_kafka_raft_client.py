@@ -159,6 +159,55 @@ def test_a_leader_that_leaves_hands_over_before_any_timeout():
         answer_of(quorum, leader, make_begin_request(CLUSTER_ID, ReplicaKey(leader), 1, 9))
 
 
+@pytest.mark.parametrize(("voters", "reachable"), [(2, 0), (3, 0), (5, 0), (5, 1)])
+def test_a_leader_that_leaves_does_not_wait_for_voters_that_are_gone(voters, reachable):
+    quorum, leader = started(voters)
+    for other in others_of(quorum, leader)[reachable:]:
+        quorum.kill(other)
+    before_ms = quorum.now_ms()
+    done = quorum.client(leader).shutdown(1_000)
+    assert quorum.run_until(done.done)
+    assert quorum.now_ms() - before_ms < 200
+
+
+def test_a_leader_that_leaves_notices_voters_that_stop_after_their_answer():
+    quorum, leader = started()
+    client = quorum.client(leader)
+    quorum.network.hold(lambda message: message.name == "Vote")
+    done = client.shutdown(10_000)
+    assert quorum.run_until(lambda: isinstance(client.quorum.state, ResignedState))
+    assert quorum.run_until(lambda: not client.quorum.state.unacknowledged)
+    before_ms = quorum.now_ms()
+    for other in others_of(quorum, leader):
+        quorum.kill(other, hint=True)
+    assert quorum.run_until(done.done)
+    assert quorum.now_ms() - before_ms < 200
+
+
+def test_a_leader_that_is_to_leave_knows_that_it_is_cut_off_until_a_voter_is_back():
+    quorum, leader = started()
+    client, others = quorum.client(leader), others_of(quorum, leader)
+    client.prepare_shutdown()
+    quorum.kill(others[0], hint=True)
+    quorum.pass_time(200)
+    assert not client.is_cut_off
+    quorum.kill(others[1], hint=True)
+    quorum.pass_time(200)
+    assert client.is_cut_off
+    quorum.start(others[0])
+    assert quorum.run_until(lambda: not client.is_cut_off)
+
+
+@pytest.mark.parametrize(("voters", "reachable"), [(3, 1), (5, 2)])
+def test_a_leader_that_leaves_hands_over_while_its_vote_can_decide(voters, reachable):
+    quorum, leader = started(voters)
+    for other in others_of(quorum, leader)[reachable:]:
+        quorum.kill(other)
+    done = quorum.client(leader).shutdown(1_000)
+    assert quorum.run_until(lambda: quorum.leader not in (None, leader))
+    assert quorum.run_until(done.done)
+
+
 def test_a_leader_that_is_asked_to_resign_does():
     quorum, leader = started()
     quorum.client(leader).resign(7)
