@@ -91,6 +91,8 @@ INT32_MAX = (1 << 31) - 1
 # After these errors the broker has certainly not appended. NotLeaderOrFollower is not among them: it also
 # ends the wait for a batch that was appended before its leader was deposed.
 NOT_APPENDED = (NodeUnreachable, NotEnoughReplicas, OutOfOrderSequenceNumber, UnknownTopicOrPartition)
+# The errors in an append's own records. Others come from elsewhere, such as a signal handler.
+RECORD_ERRORS = (KreplicaError, TypeError, ValueError, OverflowError, BufferError)
 # With these errors the broker refuses what a batch contains, or its size. Others in the batch may be fine.
 REFUSED = (InvalidRecord, InvalidTimestamp, MessageTooLarge, RecordListTooLarge)
 
@@ -191,10 +193,10 @@ class AppendFuture(Future[Any]):
         if self._result is not None:
             self._result.owner.work()
 
-    def _wait(self, timeout: float | None) -> None:
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait as Future does, after running what is due."""
         self.work()
-        if self._state == PENDING:
-            super()._wait(timeout)
+        return self.done() or super().wait(timeout)
 
 
 class _OnePartition(AppendFuture):
@@ -218,14 +220,17 @@ class _Partitions(Future[AppendResult]):
 
     def _all_done(self, done: Future[list[RecordMetadata]]) -> None:
         error = done.exception()
+        if self.done():
+            return  # the cluster was closed meanwhile
         if error is None:
             self.set_result(AppendResult(tuple(done.result())))
         else:
             self.set_exception(error)
 
-    def _wait(self, timeout: float | None) -> None:
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait as Future does, after running what is due."""
         self._parts[0].work()
-        super()._wait(timeout)
+        return super().wait(timeout)
 
 
 @dataclass(slots=True, eq=False)
@@ -832,16 +837,21 @@ class Producer:
         deadline_ms = clock.monotonic_ns() // NANOSECONDS_PER_MS + patience_ms
         try:
             self.is_behind = sender.append(records, clock.time_ms(), deadline_ms, acks, future)
-        except Exception as error:  # errors in the records go to the caller
+        except RECORD_ERRORS as error:
             # Raised again, it would refer to this frame and so to the future: a reference cycle.
             future.set_exception(error.with_traceback(None))
             return future
         if not sender.is_due:
-            sender.is_due = True
-            self._due.append(sender)
-            if not self._is_posted:
-                self._is_posted = True
-                self._loop.post(self._send_due)
+            try:
+                sender.is_due = True
+                self._due.append(sender)
+                if not self._is_posted:
+                    self._is_posted = True
+                    self._loop.post(self._send_due)
+            except BaseException:
+                # Of a signal handler, such as Ctrl-C: the next append posts again.
+                sender.is_due = self._is_posted = False
+                raise
         return future
 
     def pending(self) -> list[AppendFuture]:
@@ -897,6 +907,9 @@ class Pending(Protocol):
 
     is_closed: bool
 
+    def track(self, future: Future[Any]) -> Future[Any]:
+        """Return the future, which fails if it is pending when the cluster is closed, or in a fork."""
+
     def require_open(self) -> None:
         """Raises ClusterClosed, UseAfterFork."""
 
@@ -951,7 +964,7 @@ class TopicProducer:
                 [(at, only)] = chosen.items()
                 future = send(at, only, future=_OnePartition())
             else:
-                future = _Partitions([send(at, each) for at, each in chosen.items()])
+                future = pending.track(_Partitions([send(at, each) for at, each in chosen.items()]))
         if pending.is_closed:
             # It may have been closed before the append became pending.
             pending.fail(future)

@@ -16,7 +16,6 @@ import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
@@ -207,9 +206,7 @@ class Cluster(ClusterAdministration):
         last.append = future = self.producer.append(topic, records, partition, acks, timeout)
         if self._client.producer.is_behind:
             # A program that appends without waiting is slowed down, or it would fill the memory.
-            with suppress(TimeoutError):
-                future.exception(BEHIND_SECONDS)
-            future.is_read = False
+            future.wait(BEHIND_SECONDS)
         return future
 
     def read(

@@ -89,7 +89,7 @@ class PendingFutures:
         """Fail all pending futures with ClusterClosed."""
         with self._lock:
             futures, self._futures = self._futures, set()
-        for future in (*futures, *self.appends()):
+        for future in (*self.appends(), *futures):
             self.fail(future)
 
     def _forget(self, future: Any) -> None:

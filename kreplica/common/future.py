@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError, InvalidStateError
 from copy import copy
 from typing import Any, Generic, TypeVar
@@ -213,15 +213,20 @@ class Future(concurrent.futures.Future[T], Generic[T]):
                 return
         self._call(fn)
 
-    def _wait(self, timeout: float | None) -> None:
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until the future is done, or for `timeout` seconds; return whether it is done."""
         condition = self._condition
         with condition:
             condition.waiting += 1
             is_done = condition.wait_for(self.done, timeout)
             condition.waiting -= 1
-        if not is_done:
+        if is_done:
+            condition.go_on()
+        return is_done
+
+    def _wait(self, timeout: float | None) -> None:
+        if not self.wait(timeout):
             raise concurrent.futures.TimeoutError
-        condition.go_on()
 
     @property
     def _condition(self) -> _Waiters:  # type: ignore[override]
@@ -275,16 +280,28 @@ def finish_all(futures: Iterable[Future[Any]]) -> None:
                 if future._callbacks is not None or future._changed is not None:
                     heard.append((future, future._callbacks))
                     future._callbacks = None
-    for future, callbacks in heard:
-        future._notify(callbacks)
+    _for_each(iter(heard), lambda each: each[0]._notify(each[1]))
 
 
 def fail_all(futures: Iterable[Future[Any]], error: BaseException) -> None:
     """Fail all of the futures with the error. Each gets an object of its own, since raising changes it."""
-    for future in futures:
+
+    def fail(future: Future[Any]) -> None:
         own = copy(error)
         own.__cause__ = error.__cause__
         future.set_exception(own)
+
+    _for_each(iter(futures), fail)
+
+
+def _for_each(left: Iterator[T], call: Callable[[T], object]) -> None:
+    """Call `call` with each, also with those behind one whose callback ends the thread (SystemExit)."""
+    try:
+        for each in left:
+            call(each)
+    except BaseException:
+        _for_each(left, call)
+        raise
 
 
 def pass_on(answer: Future[Any], done: Future[Any]) -> None:

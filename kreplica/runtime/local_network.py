@@ -579,7 +579,12 @@ class LocalNetwork:
         loop.tasks.append(task)
         if not loop.is_queued:
             loop.is_queued = True
-            self._make_ready(loop)
+            try:
+                self._make_ready(loop)
+            except BaseException:
+                # Of a signal handler, such as Ctrl-C.
+                loop.is_queued = loop in self._ready or loop in self._ready_apart
+                raise
             if not self._thread_local.depth:
                 self._work.notify()
 

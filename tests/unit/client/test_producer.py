@@ -578,6 +578,19 @@ def test_appends_of_a_batch_that_fails_have_errors_of_their_own(stage):
     assert one.__cause__ is not None
 
 
+def test_an_interrupt_while_an_append_is_posted_does_not_hold_up_later_ones(stage):
+    class InterruptedLoop:
+        def post(self, _task):
+            raise KeyboardInterrupt
+
+    stage.until_done(stage.produce(b"a"))
+    loop, stage.producer._loop = stage.producer._loop, InterruptedLoop()
+    with pytest.raises(KeyboardInterrupt):
+        stage.produce(b"b")
+    stage.producer._loop = loop
+    assert stage.until_done(stage.produce(b"c")) == [2]
+
+
 def test_what_is_pending_is_known(stage):
     stage.until_done(stage.produce(b"a"))
     assert stage.producer.pending() == []

@@ -6,6 +6,7 @@ import gc
 import json
 import os
 import shutil
+import signal
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -620,6 +621,28 @@ def test_a_kill_writes_nothing_into_the_image(cluster, tmp_path):
     cluster.start(2)
 
 
+def test_a_signal_handlers_own_timeout_ends_an_append_that_waits_for_earlier_ones():
+    def expire(*_):
+        raise TimeoutError("the program's own")
+
+    with Cluster(1) as cluster:
+        cluster.create_topic("orders")
+        cluster.pause(1)
+        before = signal.signal(signal.SIGALRM, expire)
+        signal.setitimer(signal.ITIMER_REAL, 0.1)
+
+        def append_many():
+            for _ in range(30):
+                cluster.append("orders", [bytes(600_000)], partition=0)
+
+        try:
+            with pytest.raises(TimeoutError, match="the program's own"):
+                append_many()
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+
+
 def test_a_forked_child_leaves_the_cluster_alone():
     with Cluster(1) as cluster:
         cluster.create_topic("orders")
@@ -643,21 +666,26 @@ def test_a_forked_child_leaves_the_cluster_alone():
 def test_a_forked_child_waits_for_no_answer_that_only_the_parent_gets():
     with Cluster(1) as cluster:
         cluster.create_topic("orders")
+        cluster.create_topic("spread", partitions=2)
         cluster.pause(1)
-        future = cluster.append("orders", [b"a"], partition=0)
+        futures = [
+            cluster.append("orders", [b"a"], partition=0),
+            cluster.append("spread", [(b"%d" % n, b"a") for n in range(9)]),
+        ]
         child = os.fork()
         if child == 0:
             try:
-                with pytest.raises(errors.UseAfterFork):
-                    future.result(PATIENCE)
-                assert isinstance(future.exception(PATIENCE), errors.UseAfterFork)
-                assert wait([future], PATIENCE).done == {future}
+                for future in futures:
+                    with pytest.raises(errors.UseAfterFork):
+                        future.result(PATIENCE)
+                    assert isinstance(future.exception(PATIENCE), errors.UseAfterFork)
+                    assert wait([future], PATIENCE).done == {future}
                 os._exit(0)
             finally:
                 os._exit(1)
         assert os.waitpid(child, 0)[1] == 0
         cluster.resume(1)
-        assert future.result(PATIENCE).base_offset == 0
+        assert [future.result(PATIENCE).record_count for future in futures] == [1, 9]
 
 
 def test_a_closed_cluster_ends_all_waits(tmp_path):

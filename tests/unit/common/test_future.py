@@ -214,3 +214,19 @@ def test_the_first_parts_error_is_raised_once_all_are_done() -> None:
     parts[0].set_result(1)
     with pytest.raises(ValueError, match="second"):
         whole.result(0)
+
+
+def test_a_callback_that_ends_its_thread_leaves_the_other_futures_resolved():
+    futures = [Future("result") for _ in range(3)]
+    called = []
+    futures[0].add_done_callback(lambda _: sys.exit())
+    for future in futures[1:]:
+        future.add_done_callback(called.append)
+    with pytest.raises(SystemExit):
+        finish_all(futures)
+    assert called == futures[1:]
+    futures = [Future() for _ in range(3)]
+    futures[0].add_done_callback(lambda _: sys.exit())
+    with pytest.raises(SystemExit):
+        fail_all(futures, ValueError("no"))
+    assert all(isinstance(future.exception(0), ValueError) for future in futures)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import signal
+import sys
 import threading
 import weakref
 from concurrent.futures import ThreadPoolExecutor
@@ -73,6 +75,35 @@ def test_a_caller_that_drains_needs_no_other_thread():
         assert not future.done()
     assert future.result(0) == 2
     assert threads == [threading.get_ident()]
+
+
+def test_an_interrupt_at_any_call_within_a_post_leaves_the_loop_usable():
+    def interrupt_at(call):
+        calls = itertools.count(1)
+
+        def trace(_frame, _event, _argument):
+            if next(calls) == call:
+                signal.raise_signal(signal.SIGINT)
+
+        return trace
+
+    interrupted = 0
+    for call in range(1, 20):
+        network, ran = LocalNetwork(), []  # never started
+        loop = network.join(1).loop("a")
+        before = sys.gettrace()
+        task = partial(ran.append, "interrupted")
+        sys.settrace(interrupt_at(call))
+        try:
+            loop.post(task)
+        except KeyboardInterrupt:
+            interrupted += 1
+        finally:
+            sys.settrace(before)
+        loop.post(partial(ran.append, "next"))
+        network.run_due()
+        assert ran[-1] == "next"
+    assert interrupted > 3
 
 
 def test_a_thread_that_is_about_to_wait_runs_what_others_have_posted():
