@@ -102,11 +102,11 @@ CAUGHT = [
     ("lead_nobody", "kafka_15489_leader_without_a_majority", "CheckQuorum"),
     ("clean_past_the_snapshot", "kafka_14238_log_without_its_snapshot", "SnapshotAtLogStart"),
     ("end_snapshots_anywhere", "kafka_14618_snapshot_inside_a_batch", "a snapshot up to 4"),
-    ("refuse_who_was_wiped", "kafka_12181_wiped_voter", "1  nothing"),
+    ("refuse_who_was_wiped", "kafka_12181_wiped_voter", "2  nothing"),
     (
         "cut_what_is_committed",
         "kafka_12460_truncation_below_the_mark",
-        "3     follower  1      2       0      1   1",
+        "3     follower  1      1       0      1   1",
     ),
     ("count_who_is_removed", "kafka_16530_leader_removes_itself", "MajorityReachedHighWatermark"),
     ("change_voters_too_early", "kafka_16530_voter_added_too_early", "OneChangeOfVoters"),

@@ -128,3 +128,8 @@ def test_a_truncation_that_a_full_disk_refuses_leaves_the_directory_online():
 def test_the_last_reader_follows_a_log_start_that_rises_with_an_election():
     """A deposed leader had deleted records that no follower had, and led again between two requests."""
     run("nodes", 970949)
+
+
+def test_a_member_makes_a_snapshot_only_of_what_it_has_applied():
+    """One of what was committed there but not yet applied lacked a value, and a restart loaded it."""
+    run("quorum", 980246)

@@ -97,6 +97,9 @@ class QuorumLoad(Load):
         fact = self._checker.views[node.node_id].fact_at(end)
         is_batch = fact is not None and fact.epoch == epoch
         is_legal = is_batch and node.log.start_offset < end <= node.log.high_watermark
+        if is_legal and end > node.applied.offset:
+            # It is committed there, but the node has not applied it: no program has the values yet.
+            return
         try:
             node.snapshot(OffsetAndEpoch(end, epoch), [known[at] for at in sorted(known) if at < end])
         except IllegalSnapshotId:

@@ -114,7 +114,7 @@ def test_a_script_of_nodes_prints_what_the_controllers_do():
         (["kill 1"], "begins with its"),
         (["status"], "begins with its voters"),
         (["voters 1", "voters 1"], "exist already"),
-        (["voters 3", "append a"], "there is no leader"),
+        (["voters 3", "kill 1", "append a"], "there is no leader"),
         (["voters 3", "wipe 1"], "1 runs"),
         (["voters 3", "ask-vote 1 epoch=1"], "a broker is a number, not ''"),
     ],
