@@ -11,7 +11,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 
 from kreplica._core.timing_wheel import TimingWheel
 from kreplica.common.locks import Condition
@@ -179,11 +179,28 @@ class ThreadWorkers:
         self._threads = threads or THREADS_A_CORE * (os.cpu_count() or 1)
 
     def run(self, tasks: Sequence[Callable[[], None]]) -> None:
-        """Run all tasks; see the port. A single task runs in the caller's thread."""
+        """Run all tasks; see the port. A single task runs in the caller's thread, and so do those that come
+        at the interpreter's end, when no thread can start."""
         if len(tasks) == 1:
             tasks[0]()
             return
+        futures: list[Future[None]] = []
         with ThreadPoolExecutor(min(self._threads, max(1, len(tasks))), "kreplica-worker") as pool:
-            futures = [pool.submit(task) for task in tasks]
+            for task in tasks:
+                try:
+                    futures.append(pool.submit(task))
+                except RuntimeError:
+                    futures.append(_run_here(task))
         for future in futures:
             future.result()
+
+
+def _run_here(task: Callable[[], None]) -> Future[None]:
+    done: Future[None] = Future()
+    try:
+        task()
+    except Exception as error:
+        done.set_exception(error)
+    else:
+        done.set_result(None)
+    return done

@@ -50,3 +50,16 @@ def test_the_directory_of_a_lost_cluster_may_be_used_at_once(tmp_path):
         _drop(lost)
     with Cluster(1, tmp_path / "data") as cluster:
         assert cluster.topics() == ["orders"]
+
+
+def test_a_program_that_ends_without_closing_its_cluster_closes_all_its_logs(tmp_path):
+    program = (
+        "import kreplica, sys; cluster = kreplica.Cluster(3, sys.argv[1]);"
+        "cluster.create_topic('orders', partitions=4);"
+        "cluster.append('orders', [b'a'], partition=0).result(30)"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", program, tmp_path], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert "Exception" not in ran.stderr
+    assert len(list(tmp_path.rglob(".kafka_cleanshutdown"))) == 3
