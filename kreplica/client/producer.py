@@ -173,6 +173,8 @@ class AppendFuture(Future[Any]):
         """Return the result or raise the error, as Future does."""
         self.is_read = True
         if self._state == PENDING:
+            self.work()
+        if self._state == PENDING:
             self._wait(timeout)
         if self._state == FINISHED and self._exception is None:
             return self._made(self._metadata())

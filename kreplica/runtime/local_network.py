@@ -201,6 +201,7 @@ class _Draining:
             if local.depth == 0:
                 local.exceptions.hold()
                 local.signals.hold()
+                self._network._begin_share()
             local.depth += 1
         except BaseException:
             # The exception came before both were held.
@@ -212,7 +213,7 @@ class _Draining:
         local = self._network._thread_local
         try:
             if local.depth == 1:
-                self._network._drain(TURNS_OF_A_CALLER, is_caller=True)
+                self._network._drain(TURNS_OF_A_CALLER, ends_share=True)
         finally:
             local.depth -= 1
             if local.depth == 0:
@@ -261,7 +262,7 @@ class LocalNetwork:
         self._tickets = 0
         self._wakes_at_ms = 0  # when the network's thread next checks for due timers
         self._running = 0  # threads that are running a queue
-        self._callers = 0  # callers' threads that run their share
+        self._callers = 0  # callers' threads that post tasks and run their share
         self._turns = 0  # turns begun so far
         self._calls_for_help = 0  # helpers asked to run a ready queue
         self._idlers = 0  # threads in `wait_until_idle`
@@ -473,6 +474,7 @@ class LocalNetwork:
 
     def _run_apart(self) -> None:
         """Run the queues of long tasks; the dedicated thread."""
+        self._thread_local.depth = 1
         own = threading.get_ident()
         while True:
             with self._lock:
@@ -483,13 +485,13 @@ class LocalNetwork:
                 loop = self._begin_turn(own, self._ready_apart)
             if loop is None:
                 continue
-            # Like a caller's thread, it runs a share of the tasks that its task posts.
-            with self._draining:
-                try:
-                    self._run_turn(loop)
-                finally:
-                    with self._lock:
-                        self._end_turn(loop, own)
+            try:
+                self._run_turn(loop)
+            finally:
+                with self._lock:
+                    self._end_turn(loop, own)
+            # Like a caller's thread, it runs a share of the tasks that its task has posted.
+            self._drain(TURNS_OF_A_CALLER)
 
     def call_helpers(self) -> None:
         """Let the helper threads run other loops that have tasks."""
@@ -498,15 +500,18 @@ class LocalNetwork:
             if self._calls_for_help:
                 self._help.notify(self._calls_for_help)
 
-    def _drain(self, turns: int, *, is_caller: bool = False, gives_way: bool = False) -> None:
+    def _begin_share(self) -> None:
+        with self._lock:
+            self._callers += 1
+
+    def _drain(self, turns: int, *, ends_share: bool = False, gives_way: bool = False) -> None:
         """Run up to `turns` turns of ready queues; leave the rest to the network's thread.
 
-        `gives_way`: leave them to callers as long as any of these runs its share.
+        `ends_share`: the caller's share that `_begin_share` began ends with this. `gives_way`: leave them to
+        callers as long as any of these runs its share.
         """
         lock, own = self._lock, threading.get_ident()
         loop: LocalLoop | None = None
-        with lock:
-            self._callers += is_caller
         try:
             for _ in range(turns):
                 with lock:
@@ -521,7 +526,7 @@ class LocalNetwork:
                 self._run_turn(loop)
         finally:
             with lock:
-                self._callers -= is_caller
+                self._callers -= ends_share
                 if loop is not None:
                     self._end_turn(loop, own)
                 if self._ready and not self._callers:
