@@ -17,6 +17,8 @@ WAIT_S = 60.0
 QUEUED_RECORDS, QUEUED_KB = 1_000_000, 1 << 20
 BATCH_BYTES = 1 << 20
 SERVED_EVERY = 1024
+# Values to produce in turn, so that what compresses them finds none twice within its window.
+DISTINCT = 1024
 # Maximum records taken from a consumer in one call.
 CONSUMED = 10_000
 WARM_UP = 200
@@ -79,12 +81,12 @@ def produce(
         }
     )
     producer.list_topics(topic, timeout=WAIT_S)
-    value, count = os.urandom(size), len(partitions)
+    values, count = [os.urandom(size) for _ in range(DISTINCT)], len(partitions)
     began = time.perf_counter()
     for number in range(records):
         while True:
             try:
-                producer.produce(topic, value, partition=partitions[number % count])
+                producer.produce(topic, values[number % DISTINCT], partition=partitions[number % count])
                 break
             except BufferError:
                 producer.poll(0.01)
