@@ -248,7 +248,10 @@ def new_cluster(who: str, number: int) -> Any:
     """Create a formatted cluster whose nodes do not run yet."""
     directory = DIRECTORY / f"{who}-{number}"
     if who == OURS:
-        return NodeProcesses(directory, min_insync_replicas=2)
+        limit = 2 * max(CONNECTIONS)
+        return NodeProcesses(
+            directory, min_insync_replicas=2, max_connections=limit, max_connections_per_ip=limit
+        )
     directory.mkdir()
     kafka = KafkaCluster(directory)
     kafka.format()
