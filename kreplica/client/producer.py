@@ -66,6 +66,7 @@ from kreplica.common.types import (
     ACKS_ALL,
     ACKS_LEADER,
     ACKS_NONE,
+    INT32_MAX,
     NO_LEADER_EPOCH,
     NO_OFFSET,
     NO_PRODUCER_ID,
@@ -87,7 +88,6 @@ Acks = Literal["all", -1, 0, 1]
 
 ACKS = (ACKS_NONE, ACKS_LEADER, ACKS_ALL)
 SEQUENCES = 1 << 31
-INT32_MAX = (1 << 31) - 1
 # After these errors the broker has certainly not appended. NotLeaderOrFollower is not among them: it also
 # ends the wait for a batch that was appended before its leader was deposed.
 NOT_APPENDED = (NodeUnreachable, NotEnoughReplicas, OutOfOrderSequenceNumber, UnknownTopicOrPartition)
