@@ -87,7 +87,6 @@ cdef class LaneAppend(AppendJob):
     cdef readonly object connection
     # As in QueuedAppend, for the AppendQueue. `job` is the append itself while it is in flight.
     cdef public object job
-    cdef public bint is_noted
     cdef public bint is_given_up
     cdef public object error
 

@@ -32,7 +32,6 @@ class ProduceLane:
 
 class LaneAppend(AppendJob):
     job: Any
-    is_noted: bool
     is_given_up: bool
     error: Any
     @property

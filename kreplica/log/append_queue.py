@@ -122,7 +122,6 @@ class QueuedAppend(ABC):
         "is_declined",
         "is_given_up",
         "is_in_check",
-        "is_noted",
         "job",
     )
 
@@ -134,7 +133,7 @@ class QueuedAppend(ABC):
         # Kept by the queue: the job in flight, and whether its effects are recorded; whether the core has
         # left the append to its owner, the queue has given up on it, its check runs on another thread.
         self.job: Any = None
-        self.is_noted = self.is_declined = self.is_given_up = self.is_in_check = False
+        self.is_declined = self.is_given_up = self.is_in_check = False
 
     @property
     def producer_id(self) -> int:
@@ -363,6 +362,7 @@ class AppendQueue:
     __slots__ = (
         "_blocked",
         "_is_publishing",
+        "_noted",
         "_on_done",
         "aside",
         "disk",
@@ -387,6 +387,8 @@ class AppendQueue:
         self.lane = Lane()
         # The log's offsets_lock guards these and all that follow:
         self.in_flight: list[Any] = []
+        # The number of those, the first ones, whose jobs are finished and whose effects are recorded.
+        self._noted = 0
         # The appends that came back undone, in order. They precede `waiting`.
         self.returned: list[Any] = []
         self.waiting: list[Any] = []
@@ -452,7 +454,7 @@ class AppendQueue:
                 if self.disk.submit(job, self.job_done, self.lane):
                     append.note(self, job)
                     return LEFT if job.status else MADE
-            append.job, append.is_noted = job, False
+            append.job = job
             self.in_flight.append(append)
             return IN_FLIGHT
 
@@ -479,8 +481,9 @@ class AppendQueue:
         """Take back the oldest append in flight if its job is done or held. Return it if it is finished."""
         with self.log.offsets_lock:
             self._note_finished()
-            if not self.in_flight or not self.in_flight[0].is_noted:
+            if not self._noted:
                 return None
+            self._noted -= 1
             append = self.in_flight.pop(0)
             job = append.job
             # Release the job: it holds the records, and the owner may keep the append.
@@ -600,13 +603,14 @@ class AppendQueue:
             self.disk.submit(PublishJob(self.log.state), self._published, self.lane, lazily=True)
 
     def _note_finished(self) -> None:
-        for append in self.in_flight:
-            if not append.is_noted:
-                if not self.disk.is_finished(append.job):
-                    return
-                append.is_noted = True
-                if not append.job.is_held:
-                    append.note(self, append.job)
+        in_flight = self.in_flight
+        while self._noted < len(in_flight):
+            append = in_flight[self._noted]
+            if not self.disk.is_finished(append.job):
+                return
+            self._noted += 1
+            if not append.job.is_held:
+                append.note(self, append.job)
 
     def _published(self, _job: DiskJob) -> None:
         self._is_publishing = False
