@@ -26,9 +26,12 @@ NODES = (1, 2, 3)
 
 
 class KafkaCluster:
-    """Starts the nodes on entry; on exit kills them and removes their files."""
+    """Starts the nodes on entry; on exit kills them and removes their files.
 
-    def __init__(self, directory: Path) -> None:
+    `settings` are the nodes' properties with underscores for dots.
+    """
+
+    def __init__(self, directory: Path, **settings: object) -> None:
         self._root = Path(tempfile.mkdtemp(prefix="kafka-cluster-", dir=directory))
         ports = [port for _, port in free_addresses(2 * len(NODES))]
         clients = dict(zip(NODES, ports[::2], strict=True))
@@ -43,6 +46,7 @@ class KafkaCluster:
                 node_id=node,
                 controller_quorum_voters=voters,
                 min_insync_replicas=2,
+                **settings,
             )
             for node in NODES
         }

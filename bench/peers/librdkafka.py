@@ -38,6 +38,13 @@ def create_topic(bootstrap: str, topic: str, partitions: int = 1) -> int:
     return leader_of(bootstrap, topic)
 
 
+def delete_topics(bootstrap: str, topics: Sequence[str]) -> None:
+    """Delete the topics; their files go a moment later."""
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    for each in admin.delete_topics(list(topics)).values():
+        each.result(WAIT_S)
+
+
 def leader_of(bootstrap: str, topic: str) -> int:
     """Return the leader of the topic's partition 0, once each partition has one and all are in sync."""
     admin = AdminClient({"bootstrap.servers": bootstrap})

@@ -2,8 +2,12 @@
 
 Both run on the same machine, with the same clients and settings, in turns: each row is measured on one
 cluster and then on the other, for some rounds. The result is both medians and their ratio. Both clusters are
-up all the time, but only one works. Prints a table and writes build/bench-peers.json. Without Java or Maven
-only kreplica is measured, and a line says so.
+up all the time, but only one works. Kafka is warmed up first. Prints a table and writes
+build/bench-peers.json. Without Java or Maven only kreplica is measured, and a line says so.
+
+What a row has written is deleted before the next figure is measured, as retention does in a cluster that has
+run for a while. Otherwise the page cache grows, and its growth is what is measured: in a virtual machine
+whose host gives it memory on first use, a new page costs 15 times as much as copying the records into it.
 
  --rounds N     rounds of each row (3)
  --rows a,b     only these rows
@@ -12,6 +16,7 @@ only kreplica is measured, and a line says so.
 
 from __future__ import annotations
 
+import os
 import shutil
 import statistics
 import time
@@ -28,8 +33,11 @@ from bench.peers.connections import request_rate
 from bench.peers.fetching import fetch_rate
 from bench.peers.kafka_cluster import KafkaCluster, missing
 from bench.peers.librdkafka import (
+    WAIT_S,
+    SilentCluster,
     consume_rate,
     create_topic,
+    delete_topics,
     latencies_us,
     leader_of,
     produce,
@@ -44,10 +52,12 @@ BUILD = Path(__file__).parents[2] / "build"
 DIRECTORY, RESULT = BUILD / "bench-peers", BUILD / "bench-peers.json"
 # The time until a cluster is idle after a start or a restart of a node.
 SETTLE_S = 3.0
+# How long the nodes keep the files of a deleted topic.
+DELETE_DELAY_MS = 10
 # Numbers of connections, with the goals of their rows.
 CONNECTIONS = {200: 2.5, 1_000: 2.0}
 MANY_PARTITIONS = 1_000
-# Records that a JVM gets before its processor time is measured.
+# Records that a JVM gets before anything is measured.
 WARM_UP = 2_000_000
 
 
@@ -60,6 +70,8 @@ class Bench:
         self._names = names
         self._clusters: dict[str, Any] = {}
         self._topics = 0
+        # Topics to delete before the next figure is measured.
+        self._used: list[str] = []
         self.rows: list[Row] = []
 
     def run(self) -> None:
@@ -72,6 +84,7 @@ class Bench:
         DIRECTORY.mkdir(parents=True)
         try:
             self._starts(sides)
+            self._warm_up()
             self._work()
             for row, measure in self._measures():
                 self._measure(row, measure)
@@ -116,6 +129,7 @@ class Bench:
                 for row, figure in zip(rows, measure(cluster), strict=True):
                     row.add(who, figure)
                     print_figure(row, who)
+                self._delete(cluster)
 
     def _is_wanted(self, row: Row) -> bool:
         return not self._names or any(name in row.name for name in self._names)
@@ -128,7 +142,21 @@ class Bench:
 
     def _new_name(self) -> str:
         self._topics += 1
-        return f"bench-{self._topics}"
+        name = f"bench-{self._topics}"
+        self._used.append(name)
+        return name
+
+    def _delete(self, cluster: Any) -> None:
+        """Delete the topics that the last figure used, and wait until their files are gone."""
+        used, self._used = self._used, []
+        if not used:
+            return
+        delete_topics(cluster.bootstrap, used)
+        until, prefixes = time.monotonic() + WAIT_S, tuple(f"{name}-" for name in used)
+        while any(name.startswith(prefixes) for _, names, _ in os.walk(DIRECTORY) for name in names):
+            if time.monotonic() > until:
+                raise SilentCluster(f"{used} still have files {WAIT_S:.0f} s after they were deleted")
+            time.sleep(0.05)
 
     # ---- rows with their own method ------------------------------------------------------------------------
 
@@ -152,8 +180,15 @@ class Bench:
                 print_figure(start, who)
                 print_figure(idle, who)
 
+    def _warm_up(self) -> None:
+        """Produce what a JVM needs to be fast; the topic stays, so that no cluster is empty."""
+        for cluster in self._clusters.values():
+            records = self._count(WARM_UP)
+            produce_rate(cluster.bootstrap, self._topic(cluster), records=records, size=100)
+        self._used.clear()
+
     def _work(self) -> None:
-        """Measure the processor time of the nodes for fixed work, with Kafka warmed up."""
+        """Measure the processor time of the nodes for fixed work."""
         rows = [
             Row(f"nodes' CPU, {name}", "s", goal, is_absolute=True, more_is_better=False)
             for name, goal in (
@@ -164,9 +199,6 @@ class Bench:
         ]
         if not any(self._is_wanted(row) for row in rows):
             return
-        for cluster in self._clusters.values():
-            count = self._count(WARM_UP)
-            produce_rate(cluster.bootstrap, self._topic(cluster), records=count, size=100)
         *of_produce, one, idle = rows
         for row, each in zip(of_produce, work.WORKS, strict=True):
             self._measure([row], partial(self._spent, each))
@@ -250,10 +282,14 @@ def new_cluster(who: str, number: int) -> Any:
     if who == OURS:
         limit = 2 * max(CONNECTIONS)
         return NodeProcesses(
-            directory, min_insync_replicas=2, max_connections=limit, max_connections_per_ip=limit
+            directory,
+            min_insync_replicas=2,
+            max_connections=limit,
+            max_connections_per_ip=limit,
+            log_segment_delete_delay_ms=DELETE_DELAY_MS,
         )
     directory.mkdir()
-    kafka = KafkaCluster(directory)
+    kafka = KafkaCluster(directory, log_segment_delete_delay_ms=DELETE_DELAY_MS, log_initial_task_delay_ms=1)
     kafka.format()
     return kafka
 
