@@ -1,4 +1,5 @@
 import enum
+from typing import Any
 
 from typing_extensions import Buffer
 
@@ -52,6 +53,7 @@ class FetchSettings:
     ) -> None: ...
 
 def read_fetch_answer(frame: Buffer, position: int) -> FetchAnswer | Declined: ...
+def read_fetch_buffers(buffers: list[Any], position: int) -> FetchAnswer | Declined: ...
 def write_fetch_request(
     number: int,
     client_id: bytes,

@@ -103,8 +103,9 @@ cdef class FetchAnswer:
         self.partitions = partitions
 
 
-# Read one partition into `partitions`. Returns 0, or why the answer is declined.
-cdef int read_partition(Input *what, bytes topic_id, object frame, const uint8_t *start, list partitions) except -1:
+# Read one partition into `partitions`. Returns 0, or why the answer is declined. `apart`: see read_fetch_buffers.
+cdef int read_partition(Input *what, bytes topic_id, object frame, const uint8_t *start, list apart,
+                        list partitions) except -1:
     cdef const uint8_t *fixed = take(what, 30)
     cdef const uint8_t *data
     cdef int64_t size
@@ -121,7 +122,11 @@ cdef int read_partition(Input *what, bytes topic_id, object frame, const uint8_t
     if take(what, 4) == NULL:  # the preferred replica, for consumers
         return MALFORMED
     size = take_count(what) - 1
-    if size >= 0:
+    if size > 0 and apart and apart[0][0] == what.at - start:
+        records = apart.pop(0)[1]
+        if len(records) != size:
+            return MALFORMED
+    elif size >= 0:
         data = take(what, size)
         if data == NULL:
             return MALFORMED
@@ -133,7 +138,7 @@ cdef int read_partition(Input *what, bytes topic_id, object frame, const uint8_t
     return take_no_tags(what)
 
 
-cdef int read_topics(Input *what, object frame, const uint8_t *start, list partitions) except -1:
+cdef int read_topics(Input *what, object frame, const uint8_t *start, list apart, list partitions) except -1:
     cdef int64_t topics = take_count(what)
     cdef int64_t count
     cdef const uint8_t *topic_id
@@ -152,7 +157,7 @@ cdef int read_topics(Input *what, object frame, const uint8_t *start, list parti
             return MALFORMED
         while count > 1:
             count -= 1
-            why = read_partition(what, name, frame, start, partitions)
+            why = read_partition(what, name, frame, start, apart, partitions)
             if why:
                 return why
         why = take_no_tags(what)
@@ -161,7 +166,7 @@ cdef int read_topics(Input *what, object frame, const uint8_t *start, list parti
     why = take_no_tags(what)
     if why:
         return why
-    return MALFORMED if what.left else 0
+    return MALFORMED if what.left or apart else 0
 
 
 def read_fetch_answer(frame not None, int64_t position):
@@ -169,6 +174,27 @@ def read_fetch_answer(frame not None, int64_t position):
 
     Returns a FetchAnswer, or a Declined.
     """
+    return read_answer(frame, position, [])
+
+
+def read_fetch_buffers(list buffers not None, int64_t position):
+    """Read the answer whose frame consists of `buffers`, as read_fetch_answer does.
+
+    Records that are a buffer of their own, and not bytes, are handed over as they are.
+    """
+    cdef list joined = []
+    cdef list apart = []             # (position in the joined buffers, records)
+    cdef int64_t size = 0
+    for each in buffers:
+        if isinstance(each, bytes):
+            joined.append(each)
+            size += len(<bytes> each)
+        else:
+            apart.append((size, each))
+    return read_answer(joined[0] if len(joined) == 1 else b"".join(joined), position, apart)
+
+
+cdef object read_answer(object frame, int64_t position, list apart):
     cdef object view = memoryview(frame)
     cdef Py_buffer *buffer = PyMemoryView_GET_BUFFER(view)
     cdef const uint8_t *start = <const uint8_t *> buffer.buf
@@ -188,7 +214,7 @@ def read_fetch_answer(frame not None, int64_t position):
         return Declined.MALFORMED
     if load16(head + 4) != 0:
         return Declined.REFUSED
-    why = read_topics(&what, view, start, partitions)
+    why = read_topics(&what, view, start, apart, partitions)
     if why:
         return Declined(why)
     return FetchAnswer(load32(head + 6), partitions)

@@ -15,9 +15,10 @@ from kreplica._core.fetch_frames import (
     FetchAnswer,
     FetchSettings,
     read_fetch_answer,
+    read_fetch_buffers,
     write_fetch_request,
 )
-from kreplica.common.encoded_request import EncodedRequest
+from kreplica.common.encoded_request import SIZE_BYTES, EncodedRequest, joined
 from kreplica.common.future import Future
 from kreplica.common.message import maker
 from kreplica.common.message_reader import NUMBER_BYTES, read_response
@@ -283,9 +284,15 @@ class EncodedFetch(EncodedRequest):
     def read(self, frame: memoryview) -> FetchAnswer | FetchResponse:
         """Return the answer in the frame; see EncodedRequest."""
         answer = read_fetch_answer(frame, NUMBER_BYTES)
-        if isinstance(answer, FetchAnswer):
-            return answer
-        self._declined[answer] += 1
+        return answer if isinstance(answer, FetchAnswer) else self._as_message(answer, frame)
+
+    def read_buffers(self, buffers: list[Any]) -> FetchAnswer | FetchResponse:
+        """Return the answer in the frame of these buffers; see EncodedRequest."""
+        answer = read_fetch_buffers(buffers, SIZE_BYTES + NUMBER_BYTES)
+        return answer if isinstance(answer, FetchAnswer) else self._as_message(answer, joined(buffers))
+
+    def _as_message(self, why: Declined, frame: memoryview) -> FetchResponse:
+        self._declined[why] += 1
         return read_response(FetchResponse, frame)
 
     def message(self) -> FetchRequest:

@@ -5,9 +5,13 @@ source of its Loops. Tasks and arriving requests wait in queues, one per loop an
 two nodes. Any free thread runs them. A caller's own thread does so when it leaves `with network.draining()`,
 so that a produce that waits for its followers needs no other thread. The network's thread continues when a
 caller has done its share, and runs timers. While callers run tasks it leaves the rest to them: two threads
-that take turns pass the GIL to and fro, which costs more than the tasks. `post` and `send` never run anything
+that take turns pass the GIL to and fro, which costs more than the tasks. A caller that finds nothing to run
+waits for the end of that thread's turn, and takes what it leaves. `post` and `send` never run anything
 themselves, so they may be called under locks. A `draining` block must be left without holding locks, and must
 not wait for a future.
+
+An EncodedRequest travels as the frame that a socket would carry, and takes the native lanes of the node that
+gets it. Its answer's buffers are read without joining them. Other requests are objects.
 
 A task that is about to wait for the disk announces it, and helper threads run other queues meanwhile. So the
 voters of a process flush the same batch at the same time instead of one after the other. Tasks that take long
@@ -23,13 +27,14 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import CancelledError
 from functools import partial
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from kreplica._core.held_exceptions import HeldExceptions
 from kreplica._core.timing_wheel import TimingWheel
-from kreplica.common.encoded_request import message_of
-from kreplica.common.errors import NetworkException, NodeUnreachable
+from kreplica.common.encoded_request import SIZE_BYTES, EncodedRequest, message_of
+from kreplica.common.errors import KreplicaError, NetworkException, NodeUnreachable
 from kreplica.common.future import Future, failed
 from kreplica.common.locks import Condition, RLock
 from kreplica.common.ports import Clock, monotonic_ms
@@ -37,19 +42,30 @@ from kreplica.runtime.clock import SystemClock
 from kreplica.runtime.interrupts import HeldSignals
 from kreplica.runtime.scheduler import LONGEST_WAIT_MS, OnError, log_error
 
+if TYPE_CHECKING:
+    from kreplica.broker.request_channel import Answered
+
 Task = Callable[[], object]
 Handler = Callable[[Any], Future[Any]]
+# Answers a frame: serve_frame(frame, client_host, answered, connection), as RequestChannel.serve.
+ServeFrame = Callable[[memoryview, str, "Answered", object], object]
 # Intercepts messages before they travel: gate(sender, receiver, body, is_request=..., deliver=...) returns
 # True to keep one, and may call `deliver` later.
 Gate = Callable[..., bool]
 
 
+# In the timing wheel, the timer for all calls.
+CALLS_TICKET = 0
+NEVER_MS = 1 << 62
+NO_CLIENT = b""
 # Turns that a caller's thread runs before the network's own thread takes over.
 TURNS_OF_A_CALLER = 256
 # Tasks of one queue to run before the next queue gets its turn.
 TASKS_OF_A_TURN = 16
 # How long the network's thread leaves queued tasks to callers before it checks that they get on.
 LEFT_TO_CALLERS_MS = 20
+# How long a caller that finds nothing to run waits for the end of the turn of the network's thread.
+WAIT_FOR_TURN_SECONDS = 0.001
 # With the thread that waits for the disk, enough for the three nodes of a usual quorum to wait at once.
 HELPERS = 2
 
@@ -131,13 +147,14 @@ class LocalEndpoint:
         self.stalled: list[LocalLoop] = []  # loops with tasks, while the node is paused
         self.listeners: list[Callable[[int], object]] = []
         self.handle: Handler | None = None
+        self.serve_frame: ServeFrame | None = None
         self.timeouts = LocalLoop(network, self, "timeout")
         self.links: dict[int, LocalLoop] = {}  # incoming requests, by sender
         self.runners: list[int] = []  # the threads that are running its queues
 
     def send(self, node_id: int, request: Any, *, timeout_ms: int) -> Future[Any]:
         """Send `request` to the node; see the port."""
-        return self._network.send(self, node_id, message_of(request), timeout_ms)
+        return self._network.send(self, node_id, request, timeout_ms)
 
     def watch_connections(self, listener: Callable[[int], object]) -> None:
         """Call `listener(node_id)` when a connection from or to that node closes; see the port."""
@@ -156,35 +173,90 @@ class LocalEndpoint:
         return self._network.arm(LocalTimer(self._network, self.loop(name), task, period_ms), delay_ms)
 
 
-class _Call(LocalTimer):
-    """A pending request: its future, and the timer for its timeout."""
+class _Call:
+    """A pending request and its future.
 
-    __slots__ = ("future", "number", "owner", "receiver", "request", "sender", "timeout_ms")
+    An EncodedRequest goes as a frame to a receiver that takes frames, unless a gate wants to see messages.
+    """
+
+    __slots__ = ("deadline_ms", "future", "network", "number", "receiver", "request", "sender", "timeout_ms")
+
+    deadline_ms: int
+    number: int
 
     def __init__(
         self,
         network: LocalNetwork,
-        number: int,
         sender: LocalEndpoint,
         receiver: LocalEndpoint,
         request: Any,
         timeout_ms: int,
     ) -> None:
-        self.network = self.owner = network
-        self.loop = sender.timeouts
-        self.period_ms = None
-        self.is_cancelled = False
-        self.number = number
+        self.network = network
         self.sender = sender
         self.receiver = receiver
         self.request = request
         self.timeout_ms = timeout_ms
         self.future: Future[Any] = Future()
 
-    def run(self) -> None:
+    def take(self) -> None:
+        """Have the request handled; the receiver's loop calls this."""
+        receiver, request = self.receiver, self.request
+        if isinstance(request, EncodedRequest):
+            if receiver.serve_frame is not None and self.network.gate is None:
+                frame = memoryview(request.frame(0, NO_CLIENT))[SIZE_BYTES:]
+                receiver.serve_frame(frame, "", self.answered, self.sender)
+                return
+            request = request.message()
+        assert receiver.handle is not None
+        try:
+            answer = receiver.handle(request)
+        except Exception:
+            self.fail(f"node {receiver.node_id} failed")
+            raise
+        answer.add_done_callback(self._answered_by_message)
+
+    def answered(self, buffers: list[Any] | None, error: BaseException | None) -> None:
+        """Take the buffers of the answer's frame, or the error that makes an answer impossible."""
+        if not self.receiver.is_alive:
+            return
+        if error is not None:
+            self.network.report(self, error)
+            self._fail_to_answer(error)
+        elif buffers is None:
+            self.deliver(None)
+        else:
+            self.deliver(self.request.read_buffers(buffers))
+
+    def _answered_by_message(self, answer: Future[Any]) -> None:
+        if not self.receiver.is_alive:
+            return
+        if answer.cancelled() or answer.exception() is not None:
+            self._fail_to_answer(answer)
+            return
+        body, gate = answer.result(), self.network.gate
+        sender, receiver = self.receiver.node_id, self.sender.node_id
+        deliver = partial(self.deliver, body)
+        if gate is None or not gate(sender, receiver, body, is_request=False, deliver=deliver):
+            deliver()
+
+    def _fail_to_answer(self, why: object) -> None:
+        # A failing handler closes the connection, because it has no response.
+        self.fail(f"node {self.receiver.node_id} failed: {why!r}")
+
+    def deliver(self, body: Any) -> None:
+        """Resolve the future with the answer, unless the way back is cut."""
+        if self.network.ends(self, is_answered=True):
+            self.future.set_result(body)
+
+    def fail(self, why: str) -> None:
+        """Fail the future with NetworkException."""
+        if self.network.ends(self):
+            self.future.set_exception(NetworkException(why))
+
+    def time_out(self) -> None:
         """Fail the call, because no response arrived in time; the sender's loop calls this."""
-        what = f"no answer from node {self.receiver.node_id} within {self.timeout_ms} ms"
-        self.owner._fail(self, what)
+        self.fail(f"no answer from node {self.receiver.node_id} within {self.timeout_ms} ms")
 
 
 class _Draining:
@@ -249,6 +321,7 @@ class LocalNetwork:
         self._work = Condition(self._lock)
         self._changed = Condition(self._lock)
         self._help = Condition(self._lock)
+        self._turn_ended = Condition(self._lock)
         self._work_apart = Condition(self._lock)
         # Guarded by _lock:
         self._ready: deque[LocalLoop] = deque()
@@ -256,6 +329,8 @@ class LocalNetwork:
         self._lives: dict[int, LocalEndpoint] = {}
         self._cut: set[tuple[int, int]] = set()  # (sender, receiver) pairs whose messages are dropped
         self._calls: dict[int, _Call] = {}
+        self._calls_end_ms = NEVER_MS  # no call ends before this; the time of the timer for them all
+        self._calls_timer = 0
         self._numbers = 0
         self._wheel = TimingWheel(start_ms=monotonic_ms(self._clock))
         self._timers: dict[int, LocalTimer] = {}  # waiting timers, by ticket
@@ -263,6 +338,7 @@ class LocalNetwork:
         self._wakes_at_ms = 0  # when the network's thread next checks for due timers
         self._running = 0  # threads that are running a queue
         self._callers = 0  # callers' threads that post tasks and run their share
+        self._is_in_turn = False  # the network's thread runs tasks
         self._turns = 0  # turns begun so far
         self._calls_for_help = 0  # helpers asked to run a ready queue
         self._idlers = 0  # threads in `wait_until_idle`
@@ -278,10 +354,12 @@ class LocalNetwork:
             endpoint = self._lives[node_id] = LocalEndpoint(self, node_id)
             return endpoint
 
-    def register(self, endpoint: LocalEndpoint, handle: Handler) -> None:
-        """Let `handle` answer the endpoint's requests, while the endpoint lives."""
+    def register(
+        self, endpoint: LocalEndpoint, handle: Handler, serve_frame: ServeFrame | None = None
+    ) -> None:
+        """Let `handle` answer the endpoint's requests, while it lives; `serve_frame` those that are bytes."""
         with self._lock:
-            endpoint.handle = handle
+            endpoint.handle, endpoint.serve_frame = handle, serve_frame
 
     def leave(self, endpoint: LocalEndpoint) -> None:
         """End the endpoint's life: once this returns, none of its tasks runs, except the caller's.
@@ -301,7 +379,7 @@ class LocalNetwork:
                 self._drop_timer(timer)
             self._changed.wait_for(lambda: all(thread == own for thread in endpoint.runners))
         for call in broken:
-            self._fail(call, f"the connection to node {endpoint.node_id} broke")
+            call.fail(f"the connection to node {endpoint.node_id} broke")
         self._notify_of_closed(endpoint.node_id)
 
     def silence(self, endpoint: LocalEndpoint) -> None:
@@ -318,7 +396,7 @@ class LocalNetwork:
             calls = list(self._calls.values())
         for call in calls:
             if node_id in (call.sender.node_id, call.receiver.node_id):
-                self._fail(call, f"the connection to node {call.receiver.node_id} broke")
+                call.fail(f"the connection to node {call.receiver.node_id} broke")
         self._notify_of_closed(node_id)
 
     def _notify_of_closed(self, node_id: int) -> None:
@@ -457,7 +535,13 @@ class LocalNetwork:
                     return
                 for timer in due:
                     self._queue(timer.loop, timer.run)
-            self._drain(TASKS_OF_A_TURN if is_held_up else TURNS_OF_A_CALLER, gives_way=not is_held_up)
+                self._is_in_turn = True
+            try:
+                self._drain(TASKS_OF_A_TURN if is_held_up else TURNS_OF_A_CALLER, gives_way=not is_held_up)
+            finally:
+                with self._lock:
+                    self._is_in_turn = False
+                    self._turn_ended.notify_all()
 
     def _run_helper(self) -> None:
         """Run ready queues whenever a task is about to wait for the disk; a helper thread."""
@@ -512,6 +596,7 @@ class LocalNetwork:
         """
         lock, own = self._lock, threading.get_ident()
         loop: LocalLoop | None = None
+        may_wait = ends_share
         try:
             for _ in range(turns):
                 with lock:
@@ -520,6 +605,12 @@ class LocalNetwork:
                         loop = None
                     if not (gives_way and self._callers):
                         loop = self._begin_turn(own, self._ready)
+                        if loop is None and may_wait and self._is_in_turn:
+                            # The caller's work continues in that thread's turn. If the caller left, that
+                            # thread would end the work, and be in a turn again when the next work comes.
+                            self._turn_ended.wait(WAIT_FOR_TURN_SECONDS)
+                            may_wait = False
+                            loop = self._begin_turn(own, self._ready)
                 if loop is None:
                     return
                 # What ends it is not an error, but the end of a thread or test, such as SystemExit.
@@ -635,7 +726,12 @@ class LocalNetwork:
 
     def _take_due(self) -> list[LocalTimer]:
         # Under _lock.
-        due = [self._timers.pop(ticket) for ticket in self._wheel.advance(monotonic_ms(self._clock))]
+        now_ms = monotonic_ms(self._clock)
+        tickets = self._wheel.advance(now_ms)
+        if CALLS_TICKET in tickets:
+            tickets.remove(CALLS_TICKET)
+            self._time_out_calls(now_ms)
+        due = [self._timers.pop(ticket) for ticket in tickets]
         return sorted(due, key=lambda timer: (timer.deadline_ms, timer.ticket))
 
     # ---- messages -----------------------------------------------------------------------------------------
@@ -648,61 +744,58 @@ class LocalNetwork:
             receiver = self._lives.get(node_id)
             if receiver is None or receiver.handle is None:
                 return failed(NodeUnreachable(f"node {node_id} is not running"))
-            self._numbers += 1
-            number = self._numbers
             link = receiver.links.get(sender.node_id)
             if link is None:
                 link = receiver.links[sender.node_id] = receiver.loop(f"requests of node {sender.node_id}")
-            call = self._calls[number] = _Call(self, number, sender, receiver, request, timeout_ms)
-            self._add_timer(call, timeout_ms)
-            if (sender.node_id, node_id) in self._cut:
+            call = _Call(self, sender, receiver, request, timeout_ms)
+            self._add_call(call)
+            if self._cut and (sender.node_id, node_id) in self._cut:
                 return call.future
-            take = partial(self._take, call)
-            if self.gate is None:
-                self._queue(link, take)
+            gate = self.gate
+            if gate is None:
+                self._queue(link, call.take)
                 return call.future
-        gate = self.gate
-        deliver = partial(link.post, take)
-        if gate is None or not gate(sender.node_id, node_id, request, is_request=True, deliver=deliver):
+        deliver = partial(link.post, call.take)
+        if not gate(sender.node_id, node_id, message_of(request), is_request=True, deliver=deliver):
             deliver()
         return call.future
 
-    def _take(self, call: _Call) -> None:
-        handle = call.receiver.handle
-        assert handle is not None
-        try:
-            answer = handle(call.request)
-        except Exception:
-            self._fail(call, f"node {call.receiver.node_id} failed")
-            raise
-        answer.add_done_callback(partial(self._answer, call))
+    def _add_call(self, call: _Call) -> None:
+        # Under _lock. One timer, for the earliest deadline, serves all calls: few of them ever time out.
+        self._numbers += 1
+        call.number = self._numbers
+        self._calls[call.number] = call
+        call.deadline_ms = monotonic_ms(self._clock) + max(call.timeout_ms, 0) + 1
+        if call.deadline_ms < self._calls_end_ms:
+            if self._calls_end_ms != NEVER_MS:
+                self._wheel.cancel(self._calls_timer)
+            self._calls_end_ms = call.deadline_ms
+            self._calls_timer = self._wheel.add(call.deadline_ms, CALLS_TICKET)
+            if call.deadline_ms < self._wakes_at_ms:
+                self._work.notify()
 
-    def _answer(self, call: _Call, answer: Future[Any]) -> None:
-        if not call.receiver.is_alive:
-            return
-        if answer.cancelled() or answer.exception() is not None:
-            # A failing handler closes the connection, because it has no response.
-            self._fail(call, f"node {call.receiver.node_id} failed: {answer!r}")
-            return
-        gate, body = self.gate, answer.result()
-        deliver = partial(self._deliver, call, body)
-        sender, receiver = call.receiver.node_id, call.sender.node_id
-        if (sender, receiver) in self._cut:
-            return
-        if gate is None or not gate(sender, receiver, body, is_request=False, deliver=deliver):
-            deliver()
+    def _time_out_calls(self, now_ms: int) -> None:
+        # Under _lock.
+        self._calls_end_ms = NEVER_MS
+        for call in self._calls.values():
+            if call.deadline_ms <= now_ms:
+                self._queue(call.sender.timeouts, call.time_out)
+            else:
+                self._calls_end_ms = min(self._calls_end_ms, call.deadline_ms)
+        if self._calls_end_ms != NEVER_MS:
+            self._calls_timer = self._wheel.add(self._calls_end_ms, CALLS_TICKET)
 
-    def _deliver(self, call: _Call, body: Any) -> None:
-        if self._end(call):
-            call.future.set_result(body)
+    def ends(self, call: _Call, *, is_answered: bool = False) -> bool:
+        """Forget the call. Return whether to resolve its future.
 
-    def _fail(self, call: _Call, why: str) -> None:
-        if self._end(call):
-            call.future.set_exception(NetworkException(why))
-
-    def _end(self, call: _Call) -> bool:
-        # The thread that removes the call from the table resolves its future; calls of a dead sender stay
-        # unresolved.
+        The thread that removes the call from the table resolves it; calls of a dead sender stay unresolved.
+        """
         with self._lock:
-            self._drop_timer(call)
+            if is_answered and self._cut and (call.receiver.node_id, call.sender.node_id) in self._cut:
+                return False
             return self._calls.pop(call.number, None) is not None and call.sender.is_alive
+
+    def report(self, call: _Call, error: BaseException) -> None:
+        """Report the error of the node that failed to answer the call."""
+        if not isinstance(error, (KreplicaError, CancelledError)):
+            self._on_error(f"requests of node {call.sender.node_id}", error)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from kreplica.broker.node import Node
 from kreplica.broker.node_config import NodeConfig, NodePorts
+from kreplica.broker.request_channel import RequestChannel
 from kreplica.common.errors import InvalidRequest
 from kreplica.common.future import Future
 from kreplica.common.ports import Clock
@@ -97,7 +98,8 @@ class LocalNode:
         listener = self._listener
         try:
             handle = node.handle if listener is None else listener.join(node, endpoint, self._clock)
-            self._network.register(endpoint, handle)
+            channel = RequestChannel(lambda request, _: node.handle(request), node, lanes=node)
+            self._network.register(endpoint, handle, channel.serve)
             node.startup()
             if listener is not None:
                 listener.open()

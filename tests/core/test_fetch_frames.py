@@ -16,6 +16,7 @@ from kreplica._core.fetch_frames import (
     FetchAnswer,
     FetchSettings,
     read_fetch_answer,
+    read_fetch_buffers,
     write_fetch_request,
 )
 from kreplica.common.error_code import ErrorCode
@@ -157,6 +158,55 @@ def test_a_plain_answer_is_read_as_the_message_is(partitions, session_id):
         for topic in message.responses
         for each in topic.partitions
     ]
+
+
+class Records(bytearray):
+    """Records in memory of their own."""
+
+
+@given(
+    st.lists(
+        st.tuples(INT32, st.none() | st.binary(max_size=50).map(b"the records".__add__), st.booleans()),
+        max_size=5,
+    ),
+    st.sampled_from((0, 0, 1, -1)),
+    st.binary(max_size=3),
+)
+def test_an_answer_in_buffers_is_read_as_the_joined_one_is(partitions, error, more):
+    answers = [partition(number, records=records) for number, records, _ in partitions]
+    whole = bytes(4) + frame_of(response(*answers))
+    buffers, at, end = [], 0, 0
+    for _, records, is_apart in partitions:
+        if records:
+            start = whole.index(records, end)
+            end = start + len(records)
+        if is_apart and records:
+            apart = Records(records)
+            if error > 0:
+                apart.append(0)
+            elif error < 0:
+                apart.pop()
+            buffers += [whole[at:start], apart]
+            at = end
+    buffers += [whole[at:], more]
+    found = read_fetch_buffers(buffers, 4 + NUMBER_BYTES)
+    joined = read_fetch_answer(b"".join(buffers), 4 + NUMBER_BYTES)
+    if isinstance(found, FetchAnswer):
+        assert [(number, *facts_of(each)) for _, number, each in found.partitions] == [
+            (number, *facts_of(each)) for _, number, each in joined.partitions
+        ]
+        apart = [each for each in buffers if isinstance(each, Records)]
+        given = [each.records for *_, each in found.partitions]
+        assert all(any(records is each for each in given) for records in apart)
+    else:
+        assert isinstance(found, Declined)
+        assert more or error
+
+
+@given(st.lists(st.binary(max_size=40) | st.binary(max_size=40).map(bytearray), min_size=1, max_size=6))
+def test_any_buffers_are_read_or_declined(buffers):
+    found = read_fetch_buffers([bytes(4 + NUMBER_BYTES), *buffers], 4 + NUMBER_BYTES)
+    assert isinstance(found, (FetchAnswer, Declined))
 
 
 def test_records_are_a_slice_of_the_frame_and_keep_it():

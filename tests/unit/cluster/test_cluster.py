@@ -94,8 +94,8 @@ def test_threads_append_together_and_each_in_order(cluster):
 
 def test_a_thread_that_waits_for_each_append_needs_no_other_thread(cluster):
     cluster.create_topic("orders")
-    # Nothing is left to do when the call returns, unless another thread has taken part of it.
-    assert any(put_and_look(cluster) for _ in range(1_000))
+    # Nothing is left to do when the call returns, unless another thread was in a turn when it began.
+    assert sum(put_and_look(cluster) for _ in range(1_000)) > 500
 
 
 def put_and_look(cluster):

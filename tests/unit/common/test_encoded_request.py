@@ -6,6 +6,7 @@ from collections import Counter
 from datetime import timedelta
 
 from kreplica._core.fetch_frames import Declined, FetchAnswer, FetchSettings
+from kreplica.broker.request_channel import answer_frame
 from kreplica.common.encoded_request import as_answered, as_received, message_of
 from kreplica.common.error_code import ErrorCode
 from kreplica.common.messages.data import FetchResponse, MetadataRequest
@@ -59,3 +60,13 @@ def test_an_answer_that_needs_a_decision_is_read_as_a_message_and_counted() -> N
     refused = empty(ErrorCode.fetch_session_id_not_found)
     assert as_answered(request, refused) == refused
     assert declined == {Declined.REFUSED: 1}
+
+
+def test_an_answer_in_buffers_is_the_answer_in_their_frame() -> None:
+    request, declined = fetch()
+    for response in (empty(), empty(ErrorCode.fetch_session_id_not_found)):
+        buffers = answer_frame(5, response, response.__version__)
+        found, expected = request.read_buffers(buffers), as_answered(request, response)
+        assert type(found) is type(expected)
+    assert found == expected
+    assert declined == {Declined.REFUSED: 2}

@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from kreplica.common.errors import NetworkException
+from kreplica.common.encoded_request import SIZE_BYTES, EncodedRequest
+from kreplica.common.errors import InvalidRequest, NetworkException
 from kreplica.common.future import Future, resolved
 from kreplica.runtime.local_network import (
     TASKS_OF_A_TURN,
@@ -324,6 +325,76 @@ def test_an_unanswered_request_times_out(network):
     fails(first.send(2, 1, timeout_ms=5), "no answer from node 2 within 5 ms")
 
 
+def test_calls_time_out_at_their_own_deadlines(network):
+    first = add_node(network, 1)
+    add_node(network, 2, lambda _: Future())
+    late, last = first.send(2, 1, timeout_ms=60_000), first.send(2, 1, timeout_ms=30)
+    early = first.send(2, 1, timeout_ms=5)
+    fails(early, "no answer from node 2 within 5 ms")
+    fails(last, "no answer from node 2 within 30 ms")
+    assert not late.done()
+    assert len(network._wheel) == 1
+
+
+class Doubled(EncodedRequest):
+    """A number as bytes. Its answer is twice the number."""
+
+    kind = int
+
+    def __init__(self, number):
+        self.number = number
+
+    def message(self):
+        return self.number
+
+    def frame(self, *_):
+        return bytes(SIZE_BYTES) + bytes([self.number])
+
+    def read(self, frame):
+        return ("read", frame[0])
+
+
+def test_an_encoded_request_is_a_frame_for_a_node_that_takes_frames(network):
+    first, second = add_node(network, 1), network.join(2)
+    connections = []
+
+    def serve(frame, _, answered, connection):
+        connections.append(connection)
+        number = frame[0]
+        if number == 9:
+            answered(None, InvalidRequest("no nines"))
+        elif number == 8:
+            answered(None, None)
+        else:
+            answered([bytes(SIZE_BYTES), bytes([2 * number])], None)
+
+    network.register(second, lambda number: resolved(-number), serve)
+    assert first.send(2, Doubled(7), timeout_ms=PATIENCE * 1000).result(PATIENCE) == ("read", 14)
+    assert first.send(2, Doubled(8), timeout_ms=PATIENCE * 1000).result(PATIENCE) is None
+    fails(first.send(2, Doubled(9), timeout_ms=PATIENCE * 1000), "node 2 failed.*no nines")
+    assert connections == [first, first, first]
+    network.register(second, lambda number: resolved(-number))
+    assert first.send(2, Doubled(7), timeout_ms=PATIENCE * 1000).result(PATIENCE) == -7
+
+
+def test_a_gate_sees_the_message_of_an_encoded_request(network):
+    first, second = add_node(network, 1), network.join(2)
+    network.register(second, lambda number: resolved(-number), lambda *_: pytest.fail("a frame"))
+    seen = []
+    network.gate = lambda _, __, body, **____: seen.append(body)
+    assert first.send(2, Doubled(7), timeout_ms=PATIENCE * 1000).result(PATIENCE) == -7
+    assert seen == [7, -7]
+
+
+def test_a_frame_that_cannot_be_handled_is_reported(network):
+    first, second = add_node(network, 1), network.join(2)
+    network.register(second, resolved, lambda _, __, answered, ___: answered(None, ValueError("what")))
+    fails(first.send(2, Doubled(1), timeout_ms=PATIENCE * 1000), "node 2 failed.*what")
+    [(name, error)] = network.failures
+    assert (name, str(error)) == ("requests of node 1", "what")
+    network.failures.clear()
+
+
 def test_a_request_to_an_absent_node_fails_at_once(network):
     first = add_node(network, 1)
     fails(first.send(2, 1, timeout_ms=PATIENCE * 1000), "is not running")
@@ -436,7 +507,7 @@ def test_many_callers_get_their_own_answers(network):
         for answers in pool.map(call_all, range(3)):
             assert answers == [number * 2 for number in range(300)]
     assert network._calls == {}
-    assert len(network._wheel) == 0
+    assert len(network._wheel) <= 1  # one timer serves all calls
 
 
 def test_watchers_are_notified_of_closed_connections(network):
