@@ -11,6 +11,7 @@ import math
 import re
 import reprlib
 from collections.abc import Callable, Iterable, Mapping
+from functools import cache
 from typing import Any, ClassVar, Self
 
 from kreplica.common.dataclass import dataclass, field, fields, replace
@@ -155,10 +156,8 @@ class Settings:
     PREFIX_OF: ClassVar[str] = ""
 
     def __post_init__(self) -> None:
-        for each in fields(self):  # type: ignore[arg-type]
-            value = getattr(self, each.name)
-            parsed = checked(self.property_name(each.name), value, each.metadata["kind"])
-            object.__setattr__(self, each.name, parsed)
+        for name, field_name, kind in _declared(type(self)):
+            object.__setattr__(self, field_name, checked(name, getattr(self, field_name), kind))
         self.check_together()
 
     def check_together(self) -> None:
@@ -167,7 +166,7 @@ class Settings:
     @classmethod
     def parse(cls, settings: Mapping[str, object]) -> Self:
         """Return the defaults overridden by `settings`. Raises InvalidConfig."""
-        return cls().replace(settings)
+        return cls(**cls._changes(settings))
 
     @classmethod
     def normalized(cls, settings: Mapping[str, object]) -> dict[str, str]:
@@ -178,13 +177,7 @@ class Settings:
 
     def replace(self, settings: Mapping[str, object]) -> Self:
         """Return a copy with `settings` replaced, checked as `parse` does."""
-        changes: dict[str, Any] = {}
-        for name, value in settings.items():
-            field_name = self._field_name(name)
-            if field_name in changes:
-                raise InvalidConfig(f"{self.property_name(field_name)} is given twice")
-            changes[field_name] = value
-        return replace(self, **changes)  # type: ignore[type-var]
+        return replace(self, **self._changes(settings))  # type: ignore[type-var]
 
     def properties(self) -> dict[str, str]:
         """Return every setting that is not None under Kafka's name, as text that `parse` accepts."""
@@ -208,6 +201,17 @@ class Settings:
         return frozenset(_fields_by_name(cls))
 
     @classmethod
+    def _changes(cls, settings: Mapping[str, object]) -> dict[str, Any]:
+        """Return the values by the field that each name means. Raises InvalidConfig."""
+        changes: dict[str, Any] = {}
+        for name, value in settings.items():
+            field_name = cls._field_name(name)
+            if field_name in changes:
+                raise InvalidConfig(f"{cls.property_name(field_name)} is given twice")
+            changes[field_name] = value
+        return changes
+
+    @classmethod
     def _field_name(cls, name: str) -> str:
         """Return the field that `name` means: a property's dotted name or a field's own name."""
         by_name = _fields_by_name(cls)
@@ -221,9 +225,16 @@ class Settings:
         raise InvalidConfig(f"there is no setting {name[:80]!r}{hint}")
 
 
-def _fields_by_name(settings: type[Settings]) -> dict[str, str]:
+@cache
+def _declared(settings: type[Settings]) -> list[tuple[str, str, Kind]]:
+    """Return the name of each property, its field and its kind."""
     declared = fields(settings)  # type: ignore[arg-type]
-    return {settings.property_name(each.name): each.name for each in declared}
+    return [(settings.property_name(each.name), each.name, each.metadata["kind"]) for each in declared]
+
+
+@cache
+def _fields_by_name(settings: type[Settings]) -> dict[str, str]:
+    return {name: field_name for name, field_name, _ in _declared(settings)}
 
 
 def nearest(name: str, known: Iterable[str]) -> list[str]:

@@ -12,7 +12,8 @@ the offset of the changing record is kept too. Owned by the controller's loop.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 from kreplica.common.config import LogConfig
 from kreplica.common.errors import InvalidConfig
@@ -34,6 +35,8 @@ class ElectionSettings(NamedTuple):
 
 FIELDS = {name.replace("_", "."): name for name in ElectionSettings._fields}
 MIN_ISR = "min.insync.replicas"
+# Topics have few different values of a setting; more of them are only parsed again.
+KEPT_VALUES = 256
 
 
 DEFAULTS = ElectionSettings(LogConfig().min_insync_replicas, LogConfig().unclean_leader_election_enable)
@@ -115,8 +118,13 @@ def _over(settings: ElectionSettings, given: Mapping[str, str]) -> ElectionSetti
     for name, field in FIELDS.items():
         if name in given:
             try:
-                config = LogConfig.parse({name: given[name]})
+                settings = settings._replace(**{field: _parsed(name, given[name])})
             except InvalidConfig:
                 continue
-            settings = settings._replace(**{field: getattr(config, field)})
     return settings
+
+
+@lru_cache(KEPT_VALUES)
+def _parsed(name: str, text: str) -> Any:
+    """Return the value of a topic's setting. Raises InvalidConfig."""
+    return getattr(LogConfig.parse({name: text}), FIELDS[name])

@@ -20,9 +20,9 @@ from __future__ import annotations
 
 import errno
 import os
+import posixpath
 from collections.abc import Callable
-from functools import partial
-from posixpath import basename, dirname, normpath
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 from kreplica._core.memory_region import PAGE_SIZE, MemoryFile
@@ -41,6 +41,11 @@ TEMPORARY_SUFFIX = ".tmp"
 # A disk writes a sector entirely or not at all; a page may be torn between its sectors.
 SECTOR_SIZE = 512
 UNLIMITED = (1 << 63) - 1
+# A simulated node names the same few files again and again.
+dirname = lru_cache(4096)(posixpath.dirname)
+normpath = lru_cache(4096)(posixpath.normpath)
+# The path of a file without a name.
+REMOVED = "(removed)"
 
 
 class Event(NamedTuple):
@@ -55,11 +60,12 @@ class Event(NamedTuple):
 
 class _Entry(NamedTuple):
     """A change of names that is not on disk yet: `path` becomes a name of `node`, or, for None, is
-    removed."""
+    removed. A flush of one of the `directories` brings it there."""
 
     path: str
     node: _Node | None
-    source: str = ""
+    source: str
+    directories: tuple[str, ...]
 
 
 class _Directory:
@@ -67,9 +73,10 @@ class _Directory:
 
 
 class _File:
-    """A file: its pages and what a refused flush has lost of them."""
+    """A file: its pages and what a refused flush has lost of them. `path`: its present name."""
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, capacity: int, path: str) -> None:
+        self.path = path
         self.data = MemoryFile(capacity)
         # The pages that a refused flush has lost: their contents at that time, and what is on disk instead.
         self.lost: dict[int, tuple[bytes, bytes]] = {}
@@ -146,8 +153,7 @@ class SimStorage:
             self.sync_file(temporary)
             self.rename(temporary, path)
         except KafkaStorageError:
-            self._names.pop(normpath(temporary), None)
-            self._pending.append(_Entry(normpath(temporary), None))
+            self._unset(normpath(temporary))
             raise
         if flush_name:
             self.sync_directory(dirname(path))
@@ -195,7 +201,9 @@ class SimStorage:
     def list_directory(self, path: str) -> list[str]:
         """Return the names in the directory, sorted."""
         path = self._directory(path, "listing")
-        return sorted(basename(name) for name in self._names if name != "/" and dirname(name) == path)
+        below = "/" if path == "/" else path + "/"
+        names = [name[len(below) :] for name in self._names if name.startswith(below)]
+        return sorted(name for name in names if name and "/" not in name)
 
     def make_directory(self, path: str) -> None:
         """Create the directory and its missing parents; does nothing if it exists."""
@@ -213,16 +221,21 @@ class SimStorage:
         if node is None:
             raise _refused(errno.ENOENT, source, "renaming")
         self._note(Event("rename", source, target=target))
-        self._pending.append(_Entry(target, node, source))
-        _rename(self._names, source, target, node)
+        replaced = self._names.get(target)
+        if isinstance(replaced, _File):
+            replaced.path = REMOVED
+        self._pend(target, node, source)
+        for name in _rename(self._names, source, target, node):
+            moved = self._names[name]
+            if isinstance(moved, _File):
+                moved.path = name
 
     def remove(self, path: str) -> None:
         """Remove a file; does nothing if it does not exist."""
         path = normpath(path)
         if path in self._names:
             self._note(Event("remove", path))
-            del self._names[path]
-            self._pending.append(_Entry(path, None))
+            self._unset(path)
 
     def remove_tree(self, path: str) -> None:
         """Remove a directory and its contents; does nothing if it does not exist."""
@@ -236,7 +249,7 @@ class SimStorage:
         self._note(Event("sync_directory", path))
         left = []
         for entry in self._pending:
-            if path in (dirname(entry.path), dirname(entry.source)):
+            if path in entry.directories:
                 _apply(self._durable, entry)
             else:
                 left.append(entry)
@@ -319,7 +332,7 @@ class SimStorage:
                     images[id(node)] = _left_of(node, random)
                     made._note_losses(node, images[id(node)])
                 image = images[id(node)]
-                node = made._new_file(len(image))
+                node = made._new_file(len(image), path)
                 node.data.write(image)
                 node.data.flush()
             made._names[path] = node
@@ -349,7 +362,7 @@ class SimStorage:
 
     def _directory(self, path: str, what: str) -> str:
         path = normpath(path)
-        if self.is_directory(path):
+        if isinstance(self._names.get(path), _Directory):
             return path
         raise _refused(errno.ENOTDIR if path in self._names else errno.ENOENT, path, what)
 
@@ -358,12 +371,12 @@ class SimStorage:
         if self._full:
             raise _refused(errno.ENOSPC, path, "creating")
         self._note(Event("create", path))
-        node = self._new_file(capacity)
+        node = self._new_file(capacity, path)
         self._set(path, node)
         return node
 
-    def _new_file(self, capacity: int) -> _File:
-        node = _File(max(capacity, PAGE_SIZE))
+    def _new_file(self, capacity: int, path: str) -> _File:
+        node = _File(max(capacity, PAGE_SIZE), path)
         node.data.on_flush = partial(self._flushing, node)
         return node
 
@@ -377,7 +390,7 @@ class SimStorage:
                 self.torn_pages += 1
 
     def _copy_of(self, node: _File) -> _File:
-        made = self._new_file(node.data.capacity)
+        made = self._new_file(node.data.capacity, node.path)
         made.data.on_flush = None
         made.data.write(node.data.durable)
         made.data.flush()
@@ -397,16 +410,26 @@ class SimStorage:
         node.data.write(whole)
 
     def _flushing(self, node: _File, start: int, stop: int) -> None:
-        path = next((path for path, known in self._names.items() if known is node), "(removed)")
         try:
-            self._note(Event("flush", path, start, stop))
+            self._note(Event("flush", node.path, start, stop))
         except Exception:
             node.lose_dirty_pages()
             raise
 
     def _set(self, path: str, node: _Node) -> None:
         self._names[path] = node
-        self._pending.append(_Entry(path, node))
+        self._pend(path, node)
+
+    def _unset(self, path: str) -> None:
+        node = self._names.pop(path, None)
+        if isinstance(node, _File):
+            node.path = REMOVED
+        self._pend(path, None)
+
+    def _pend(self, path: str, node: _Node | None, source: str = "") -> None:
+        parent = dirname(path)
+        former = dirname(source) if source else parent
+        self._pending.append(_Entry(path, node, source, (parent, former)))
 
     def _note(self, event: Event) -> None:
         if self.before is not None:
@@ -438,11 +461,16 @@ def _refused(number: int, path: str, what: str) -> KreplicaError:
     return exception_for_os(OSError(number, os.strerror(number), path), what)
 
 
-def _rename(names: dict[str, _Node], source: str, target: str, node: _Node) -> None:
+def _rename(names: dict[str, _Node], source: str, target: str, node: _Node) -> list[str]:
+    """Rename `node`, and what is below it; return the new names."""
     names.pop(source, None)
     names[target] = node
-    for name in [name for name in names if name.startswith(source + "/")]:
-        names[target + name[len(source) :]] = names.pop(name)
+    moved = [target]
+    if isinstance(node, _Directory):
+        for name in [name for name in names if name.startswith(source + "/")]:
+            moved.append(target + name[len(source) :])
+            names[moved[-1]] = names.pop(name)
+    return moved
 
 
 def _apply(names: dict[str, _Node], entry: _Entry) -> None:
