@@ -1,8 +1,8 @@
 """FramedRequests: lets requests that are objects take the way of those that come as bytes.
 
 The nodes of the simulator exchange messages as objects. Their Produce and Fetch requests are encoded, take
-the node's native lanes like the frame of a client or a follower, and their answers are decoded again. So the
-lanes run under every fault that the simulator knows.
+the node's native lanes like the frame of a client or a follower, and their answers are decoded again. A
+follower's fetch comes as a frame anyway. So the lanes run under every fault that the simulator knows.
 
 Keeps no state; any thread may call.
 """
@@ -15,8 +15,9 @@ from typing import Any
 
 from kreplica.broker.api_versions import response_type
 from kreplica.broker.message_conversion import TopicIds
-from kreplica.broker.request_channel import Lanes, RequestChannel
+from kreplica.broker.request_channel import Answer, Lanes, RequestChannel
 from kreplica.broker.request_context import RequestContext
+from kreplica.common.encoded_request import joined
 from kreplica.common.errors import KreplicaError
 from kreplica.common.future import Future, then
 from kreplica.common.message_reader import MessageReader, read_message
@@ -44,15 +45,26 @@ class FramedRequests:
             return self._handle(request)
         frame = b"".join(request_frame(request, 0, CLIENT))[SIZE_BYTES:]
         kind = response_type(request.__api_key__, request.__version__)
-        made = self._channel.receive(memoryview(frame), "")
+        return then(self._receive(memoryview(frame)), partial(_response, kind))
+
+    def handle_frame(self, frame: memoryview) -> Future[Any]:
+        """Answer a request's frame with the response's, both without their size."""
+        return then(self._receive(frame), _joined)
+
+    def _receive(self, frame: memoryview) -> Future[Answer]:
+        made = self._channel.receive(frame, "")
         error = made.exception() if made.done() and not made.cancelled() else None
         if error is not None and not isinstance(error, KreplicaError):
             # The channel would close a connection. Here the caller reports what failed unexpectedly.
             raise error
-        return then(made, partial(_response, kind))
+        return made
 
     def _declined(self, request: Any, _: RequestContext) -> Future[Any]:
         return self._handle(request)
+
+
+def _joined(buffers: Answer) -> memoryview | None:
+    return None if buffers is None else joined(buffers)
 
 
 def _response(kind: type[Any], buffers: list[Any] | None) -> Any:

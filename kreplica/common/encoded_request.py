@@ -6,15 +6,21 @@ Thread rule: one thread at a time.
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from kreplica.common.message_reader import MessageReader, read_message
 from kreplica.common.message_writer import NO_TAGS, MessageWriter, write_message
 
 # The size field before a frame.
 SIZE_BYTES = 4
-# In a request: its size, API key, version, number, and the size of the client id.
-REQUEST_HEAD_BYTES = 14
+# In a request: its API key, version and number.
+REQUEST_HEAD_BYTES = 8
+
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+    from kreplica.common.message import Message
 
 
 class EncodedRequest:
@@ -62,11 +68,12 @@ def message_of(request: Any) -> Any:
     return request.message() if isinstance(request, EncodedRequest) else request
 
 
-def as_received(request: EncodedRequest) -> Any:
-    """Return the message that a receiver of the request's frame reads."""
-    reader = MessageReader(request.frame(0, b""), REQUEST_HEAD_BYTES)
+def message_in(kind: type[Message], frame: Buffer) -> Any:
+    """Return the message in the frame, without its size, of a request with a flexible version."""
+    reader = MessageReader(frame, REQUEST_HEAD_BYTES)
+    reader.text(reader.int16())  # the client id
     reader.skip_tags()
-    return read_message(request.kind, reader)
+    return read_message(kind, reader)
 
 
 def as_answered(request: EncodedRequest, response: Any) -> Any:

@@ -11,7 +11,6 @@ import math
 import re
 import reprlib
 from collections.abc import Callable, Iterable, Mapping
-from functools import cache
 from typing import Any, ClassVar, Self
 
 from kreplica.common.dataclass import dataclass, field, fields, replace
@@ -225,16 +224,28 @@ class Settings:
         raise InvalidConfig(f"there is no setting {name[:80]!r}{hint}")
 
 
-@cache
+# By class.
+_DECLARED: dict[type[Settings], list[tuple[str, str, Kind]]] = {}
+_FIELDS_BY_NAME: dict[type[Settings], dict[str, str]] = {}
+
+
 def _declared(settings: type[Settings]) -> list[tuple[str, str, Kind]]:
     """Return the name of each property, its field and its kind."""
-    declared = fields(settings)  # type: ignore[arg-type]
-    return [(settings.property_name(each.name), each.name, each.metadata["kind"]) for each in declared]
+    known = _DECLARED.get(settings)
+    if known is None:
+        declared = fields(settings)  # type: ignore[arg-type]
+        known = _DECLARED[settings] = [
+            (settings.property_name(each.name), each.name, each.metadata["kind"]) for each in declared
+        ]
+    return known
 
 
-@cache
 def _fields_by_name(settings: type[Settings]) -> dict[str, str]:
-    return {name: field_name for name, field_name, _ in _declared(settings)}
+    known = _FIELDS_BY_NAME.get(settings)
+    if known is None:
+        declared = _declared(settings)
+        known = _FIELDS_BY_NAME[settings] = {name: field_name for name, field_name, _ in declared}
+    return known
 
 
 def nearest(name: str, known: Iterable[str]) -> list[str]:

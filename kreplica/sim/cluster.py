@@ -42,6 +42,10 @@ class FramedBroker(Broker):
         """Answer a request; see Broker."""
         return self._framed.handle(request)
 
+    def handle_frame(self, frame: memoryview) -> Future[Any]:
+        """Answer a request's frame; see FramedRequests."""
+        return self._framed.handle_frame(frame)
+
 
 def broker_factory(
     replica_config: ReplicaConfig | None = None, *, with_disks: bool = False

@@ -135,7 +135,8 @@ class SimBroker:
         )
         try:
             self.program = self._make_broker(ports)
-            self._network.register(life, partial(answer, self.program))
+            handle_frame = getattr(self.program, "handle_frame", None)
+            self._network.register(life, partial(answer, self.program), handle_frame)
             self.program.startup()
         except BaseException:
             self.kill()

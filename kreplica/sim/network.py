@@ -19,13 +19,18 @@ from functools import partial
 from typing import Any
 
 from kreplica.common.dataclass import dataclass, replace
-from kreplica.common.encoded_request import EncodedRequest, as_answered, as_received
+from kreplica.common.encoded_request import SIZE_BYTES, EncodedRequest, as_answered, message_in
 from kreplica.common.errors import NetworkException
 from kreplica.common.future import Future
+from kreplica.common.message import RESPONSES
+from kreplica.common.message_reader import read_response
 from kreplica.common.ports import NANOSECONDS_PER_MS, Random
 from kreplica.sim.scheduler import Incarnation, SimEvent, SimScheduler
 
 Handler = Callable[[Any], Future[Any]]
+# Answers a request's frame with the response's, both without their size.
+FrameHandler = Callable[[memoryview], Future[memoryview | None]]
+CLIENT = b"simulated"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +55,14 @@ class Message:
     """A request or response in flight.
 
     `name`: its type without "Request" or "Response" ("Fetch"). `target`: the life of the receiver that it
-    was sent to.
+    was sent to. `encoded`: the EncodedRequest that this message is or answers; it travels as `frame`, the
+    bytes without their size.
     """
 
-    __slots__ = ("body", "is_request", "name", "number", "receiver", "sender", "target")
+    __slots__ = (
+        *("_body", "encoded", "frame", "is_request", "name", "number", "receiver"),
+        *("sender", "target"),
+    )
 
     def __init__(
         self,
@@ -64,14 +73,29 @@ class Message:
         name: str,
         *,
         is_request: bool,
+        encoded: EncodedRequest | None = None,
+        frame: memoryview | None = None,
     ) -> None:
         self.number = number
         self.sender = sender
         self.receiver = receiver
-        self.body = body
+        self._body = body
         self.name = name
         self.is_request = is_request
+        self.encoded = encoded
+        self.frame = frame
         self.target: Incarnation | None = None
+
+    @property
+    def body(self) -> Any:
+        """The message; that of a frame is read when it is asked for."""
+        if self._body is None and self.frame is not None and self.encoded is not None:
+            kind = self.encoded.kind
+            if self.is_request:
+                self._body = message_in(kind, self.frame)
+            else:
+                self._body = read_response(RESPONSES[kind.__api_key__], self.frame)
+        return self._body
 
     @property
     def sender_id(self) -> int:
@@ -90,12 +114,11 @@ class Message:
 class Call:
     """A request whose sender waits for the response."""
 
-    __slots__ = ("encoded", "future", "receiver", "sender", "timeout")
+    __slots__ = ("future", "receiver", "sender", "timeout")
 
-    def __init__(self, sender: Incarnation, receiver: int, request: Any) -> None:
+    def __init__(self, sender: Incarnation, receiver: int) -> None:
         self.sender = sender
         self.receiver = receiver
-        self.encoded = request if isinstance(request, EncodedRequest) else None
         self.future: Future[Any] = Future()
         self.timeout: SimEvent | None = None
 
@@ -137,7 +160,7 @@ class SimNetwork:
         self._lives: dict[int, Incarnation] = {}
         # Messages that have arrived and were not taken yet, by sender and receiver.
         self._inboxes: dict[tuple[Incarnation, Incarnation], deque[Message]] = {}
-        self._handlers: dict[int, tuple[Incarnation, Handler]] = {}
+        self._handlers: dict[int, tuple[Incarnation, Handler, FrameHandler | None]] = {}
         self._silent: set[int] = set()
         self._calls: dict[int, Call] = {}
         self._holds: list[Callable[[Message], bool]] = []
@@ -152,9 +175,14 @@ class SimNetwork:
         self._silent.discard(incarnation.node_id)
         return SimEndpoint(self, incarnation)
 
-    def register(self, incarnation: Incarnation, handle: Handler) -> None:
-        """Let `handle` answer the requests that reach the incarnation's node, while it lives."""
-        self._handlers[incarnation.node_id] = incarnation, handle
+    def register(
+        self, incarnation: Incarnation, handle: Handler, handle_frame: FrameHandler | None = None
+    ) -> None:
+        """Let `handle` answer the requests that reach the incarnation's node, while it lives.
+
+        `handle_frame`: answers those that came as frames.
+        """
+        self._handlers[incarnation.node_id] = incarnation, handle, handle_frame
 
     def leave(self, incarnation: Incarnation, *, silently: bool = False) -> None:
         """Remove an incarnation, which is dead.
@@ -235,13 +263,12 @@ class SimNetwork:
         return self.conditions(one, other).is_cut or self.conditions(other, one).is_cut
 
     def _send(self, sender: Incarnation, receiver: int, request: Any, timeout_ms: int) -> Future[Any]:
-        call = Call(sender, receiver, request)
-        if call.encoded is not None:
-            request = as_received(call.encoded)
+        call = Call(sender, receiver)
         if not sender.is_alive:
             return call.future
         self._numbers += 1
-        number, name = self._numbers, _name_of(request)
+        number, message = self._numbers, self._request(sender, receiver, request)
+        name = message.name
         self._calls[number] = call
         call.timeout = self._scheduler.add(
             "timer",
@@ -250,14 +277,22 @@ class SimNetwork:
             delay_ns=timeout_ms * NANOSECONDS_PER_MS,
             incarnation=sender,
         )
-        body = request if self.carry is None else self.carry(request)
-        message = Message(number, sender, receiver, body, name, is_request=True)
         self._dispatch(message)
         duplication = self.conditions(sender.node_id, receiver).duplication
         if duplication and self._random.random() < duplication:
             self.counts["duplicated"] += 1
             self._dispatch(message)
         return call.future
+
+    def _request(self, sender: Incarnation, receiver: int, request: Any) -> Message:
+        if isinstance(request, EncodedRequest):
+            frame = memoryview(request.frame(0, CLIENT))[SIZE_BYTES:]
+            name = _name_of(request.kind)
+            return Message(
+                *(self._numbers, sender, receiver, None, name), is_request=True, encoded=request, frame=frame
+            )
+        body = request if self.carry is None else self.carry(request)
+        return Message(self._numbers, sender, receiver, body, _name_of(type(request)), is_request=True)
 
     def _dispatch(self, message: Message) -> None:
         self.counts["sent"] += 1
@@ -323,14 +358,17 @@ class SimNetwork:
         if not message.is_request:
             call = self._end(message.number)
             if call is not None:
-                body = message.body
-                call.future.set_result(body if call.encoded is None else as_answered(call.encoded, body))
+                call.future.set_result(_as_answered(message))
             return
-        target, handle = self._handlers.get(message.receiver, (None, None))
+        target, handle, handle_frame = self._handlers.get(message.receiver, (None, None, None))
         if handle is None or target is None or not target.is_alive:
             self._refuse(message)
+            return
+        if message.frame is None or handle_frame is None:
+            answer = handle(message.body)
         else:
-            handle(message.body).add_done_callback(partial(self._answer, message, target))
+            answer = handle_frame(message.frame)
+        answer.add_done_callback(partial(self._answer, message, target))
 
     def _answer(self, request: Message, target: Incarnation, answer: Future[Any]) -> None:
         if not target.is_alive or request.number not in self._calls:
@@ -339,8 +377,16 @@ class SimNetwork:
             # A failing handler closes the connection, because it has no response to send.
             self._fail(request.number, f"node {request.receiver} failed: {answer!r}")
             return
-        body = answer.result() if self.carry is None else self.carry(answer.result())
-        back = Message(request.number, target, request.sender.node_id, body, request.name, is_request=False)
+        body = answer.result()
+        frame = body if isinstance(body, memoryview) else None
+        if frame is None and self.carry is not None:
+            body = self.carry(body)
+        back = Message(
+            *(request.number, target, request.sender.node_id, None if frame else body, request.name),
+            is_request=False,
+            encoded=request.encoded,
+            frame=frame,
+        )
         self._dispatch(back)
 
     # ---- calls --------------------------------------------------------------------------------------------
@@ -366,5 +412,15 @@ class SimNetwork:
         return life if life is not None and life.is_alive else None
 
 
-def _name_of(request: Any) -> str:
-    return type(request).__name__.removesuffix("Request")
+def _as_answered(response: Message) -> Any:
+    """Return what the sender of the request makes of the response."""
+    encoded = response.encoded
+    if encoded is None:
+        return response.body
+    if response.frame is not None:
+        return encoded.read(response.frame)
+    return as_answered(encoded, response.body)
+
+
+def _name_of(kind: type[Any]) -> str:
+    return kind.__name__.removesuffix("Request")

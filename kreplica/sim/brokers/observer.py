@@ -11,7 +11,7 @@ from typing import Any
 from kreplica.common.errors import OffsetOutOfRange
 from kreplica.common.leader_and_isr import LeaderAndIsr
 from kreplica.common.messages.controllers import AlterPartitionResponse
-from kreplica.common.messages.data import FetchRequest, FetchResponse
+from kreplica.common.messages.data import FetchResponse
 from kreplica.common.types import TopicPartition, Uuid
 from kreplica.sim.cluster import SimCluster
 from kreplica.sim.network import Message
@@ -61,7 +61,7 @@ class Observer:
         key = message.number, message.is_request
         if what == "sent":
             self._sent_ns[key] = self._cluster.time.now_ns
-            if message.is_request and isinstance(message.body, FetchRequest):
+            if message.is_request and message.name == "Fetch":
                 self._asked[message.number] = self._epochs_of(message.sender_id)
             return
         sent_ns = self._sent_ns.pop(key, None)

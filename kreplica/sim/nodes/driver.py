@@ -150,7 +150,7 @@ class NodeObserver:
                 counts["elections of the last leader" if is_last else "unclean elections"] += 1
 
     def _heard(self, what: str, message: Message) -> None:
-        if what != "sent":
+        if what != "sent" or message.name != "AlterPartition":
             return
         body = message.body
         if isinstance(body, AlterPartitionResponse):

@@ -389,6 +389,9 @@ def _is_quiet(request: Message) -> bool:
     """Return whether handling the request changes no partition."""
     if request.name != "Fetch":
         return request.name in QUIET_MESSAGES
+    if request.frame is not None:
+        # A follower's; members of the quorum send objects.
+        return False
     topics = request.body.topics
     return len(topics) == 1 and topic_id_of(topics[0].topic_id) == Uuid.METADATA_TOPIC
 

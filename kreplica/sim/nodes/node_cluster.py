@@ -218,6 +218,10 @@ class NodeProgram:
     def handle(self, request: Any) -> Future[Any]:
         return self._requests.handle(request)
 
+    def handle_frame(self, frame: memoryview) -> Future[Any]:
+        """Answer a request's frame; see FramedRequests."""
+        return self._requests.handle_frame(frame)
+
     @property
     def client(self) -> KafkaRaftClient:
         """The node's member of the quorum."""

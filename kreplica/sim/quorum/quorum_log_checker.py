@@ -436,6 +436,9 @@ class QuorumLogChecker:
         )
 
     def _check_fetch(self, message: Message) -> None:
+        if message.frame is not None:
+            # It is a follower's; members of the quorum send objects.
+            return
         view, topics = self.views.get(message.sender_id), message.body.topics
         node = None if view is None else view.node
         if node is None or len(topics) != 1 or topic_id_of(topics[0].topic_id) != Uuid.METADATA_TOPIC:

@@ -11,10 +11,13 @@ from kreplica.broker.framed_requests import FramedRequests
 from kreplica.common.error_code import ErrorCode
 from kreplica.common.errors import NotLeaderOrFollower
 from kreplica.common.future import failed, resolved
+from kreplica.common.message_reader import read_response
+from kreplica.common.message_writer import request_frame
 from kreplica.common.messages.data import (
     ListOffsetsRequest,
     PartitionProduceData,
     ProduceRequest,
+    ProduceResponse,
     TopicProduceData,
 )
 from kreplica.common.types import Uuid
@@ -75,6 +78,18 @@ def test_an_unexpected_error_is_raised() -> None:
         FramedRequests(handle, Lanes(), Lanes()).handle(produce(b"x"))
 
 
+def test_a_frame_is_answered_with_a_frame() -> None:
+    at = Replicas()
+    frame = b"".join(request_frame(produce(batch(b"a")), 7, b"client"))[4:]
+    answer = at.broker(1).handle_frame(memoryview(frame))
+    at.pass_time(100)
+    response = read_response(ProduceResponse, answer.result(0))
+    assert response.responses[0].partition_responses[0].error_code is ErrorCode.none
+    assert answer.result(0)[:4] == (7).to_bytes(4, "big")
+
+
 def test_a_request_without_an_answer_has_none() -> None:
     at = Replicas()
     assert at.broker(1).handle(produce(batch(b"a"), acks=0)).result(0) is None
+    frame = b"".join(request_frame(produce(batch(b"a"), acks=0), 7, b"client"))[4:]
+    assert at.broker(1).handle_frame(memoryview(frame)).result(0) is None

@@ -7,13 +7,14 @@ from datetime import timedelta
 
 from kreplica._core.fetch_frames import Declined, FetchAnswer, FetchSettings
 from kreplica.broker.request_channel import answer_frame
-from kreplica.common.encoded_request import as_answered, as_received, message_of
+from kreplica.common.encoded_request import as_answered, message_in, message_of
 from kreplica.common.error_code import ErrorCode
 from kreplica.common.messages.data import FetchResponse, MetadataRequest
 from kreplica.common.types import TopicPartition, Uuid
 from kreplica.replica.partition_fetch_state import FetchData
 from kreplica.replica.remote_leader_endpoint import EncodedFetch, SessionFetch
 
+SIZE_BYTES = 4
 SETTINGS = FetchSettings(2, 7, max_wait_ms=500, min_bytes=1, max_bytes=10_000, partition_max_bytes=1_000)
 T, U = Uuid(bytes(15) + b"\x01"), Uuid(bytes(15) + b"\x02")
 
@@ -35,7 +36,8 @@ def empty(error_code: ErrorCode = ErrorCode.none) -> FetchResponse:
 
 def test_the_receiver_of_the_bytes_reads_the_message_of_the_request() -> None:
     request, _ = fetch()
-    assert as_received(request) == request.message()
+    frame = request.frame(0, b"client")[SIZE_BYTES:]
+    assert message_in(request.kind, frame) == request.message()
     assert [each.partition for each in request.message().topics[0].partitions] == [0, 2]
 
 
