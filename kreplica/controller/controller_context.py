@@ -144,8 +144,6 @@ class TopicDeletion:
     `removal_offset`: of its RemoveTopicRecord; None until that is appended.
     """
 
-    __slots__ = ("name", "partitions", "removal_offset", "topic_id")
-
     def __init__(self, name: str, topic_id: Uuid, partitions: list[PartitionContext]) -> None:
         self.name = name
         self.topic_id = topic_id

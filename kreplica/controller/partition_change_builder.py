@@ -27,21 +27,6 @@ ELR_VERSION = 2
 class PartitionChangeBuilder:
     """Collects the changes of one partition; it has the fields of a PartitionRegistration."""
 
-    __slots__ = (
-        "adding_replicas",
-        "base",
-        "directories",
-        "elr",
-        "isr",
-        "last_known_elr",
-        "leader",
-        "leader_recovery_state",
-        "names_leader",
-        "removing_replicas",
-        "replicas",
-        "unclean_shutdown",
-    )
-
     def __init__(self, base: PartitionRegistration) -> None:
         self.base: PartitionRegistration | None = base
         self.replicas = base.replicas

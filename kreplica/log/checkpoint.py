@@ -72,8 +72,6 @@ def parse_rows(data: bytes, path: str) -> list[str]:
 class OffsetCheckpointFile:
     """A file with one offset per partition of a log directory: rows of topic, partition, offset."""
 
-    __slots__ = ("_storage", "path")
-
     def __init__(self, storage: Storage, path: str) -> None:
         self._storage = storage
         self.path = path

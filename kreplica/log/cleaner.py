@@ -146,8 +146,6 @@ def _first_timestamp(segment: LogSegment) -> int:
 class Cleaner:
     """Cleans logs with one OffsetMap, in steps that read or write about `step_bytes`."""
 
-    __slots__ = ("_map", "_step_bytes")
-
     def __init__(self, offset_map: OffsetMap, step_bytes: int) -> None:
         self._map = offset_map
         self._step_bytes = step_bytes
@@ -207,8 +205,6 @@ class CleanedTransactionMetadata:
     One walk from the log's first segment on uses an object. A walk that began later would miss data and drop
     markers too early.
     """
-
-    __slots__ = ("_aborted", "_committed", "_waiting", "ended")
 
     def __init__(self, aborted: Iterable[AbortedTxn]) -> None:
         self._waiting = sorted(set(aborted), key=lambda txn: txn.first_offset, reverse=True)
@@ -465,8 +461,6 @@ class _Round:
 class _PlaceInErrors:
     """Adds the file, the position and the least possible offset to the error for a bad batch."""
 
-    __slots__ = ("_segment", "_walk")
-
     def __init__(self, segment: LogSegment, walk: BatchWalk) -> None:
         self._segment = segment
         self._walk = walk
@@ -484,8 +478,6 @@ class _PlaceInErrors:
 
 class _Targets:
     """The cleaned segments that replace a group: one, or more if its batches do not fit one."""
-
-    __slots__ = ("_log", "_size", "_unflushed", "handed_over", "segments")
 
     def __init__(self, log: UnifiedLog, base_offset: int, size: int) -> None:
         self._log = log

@@ -119,8 +119,6 @@ class DamageFile:
     docs/FORMATS.md describes it.
     """
 
-    __slots__ = ("_directory", "_storage")
-
     def __init__(self, storage: Storage, directory: str) -> None:
         self._storage = storage
         self._directory = directory

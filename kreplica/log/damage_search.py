@@ -39,19 +39,6 @@ class SegmentExamination:
     segment's base offset, and leader epochs with the log's cache.
     """
 
-    __slots__ = (
-        "_aside",
-        "_bad",
-        "_epochs",
-        "_following",
-        "_known",
-        "_may_have_gaps",
-        "_searched_to",
-        "_size",
-        "_walk",
-        "segment",
-    )
-
     def __init__(
         self,
         segment: LogSegment,

@@ -36,8 +36,6 @@ class LiveReader:
     holds it, too: the files that it examines are not replaced meanwhile.
     """
 
-    __slots__ = ("_clock", "_config", "_directory", "_lock", "_partition", "_standing", "_storage")
-
     def __init__(
         self, directory: str, partition: TopicPartition, config: LogConfig, storage: Storage, clock: Clock
     ) -> None:

@@ -50,18 +50,6 @@ class LogCleanerManager:
     and query. `_lock` guards the tables and the files; no log's lock is taken while it is held.
     """
 
-    __slots__ = (
-        "_aborted",
-        "_checkpoints",
-        "_in_progress",
-        "_lock",
-        "_logs",
-        "_paused",
-        "_retry_at_ms",
-        "_storage",
-        "uncleanable",
-    )
-
     def __init__(self, logs: Callable[[], Iterable[UnifiedLog]], storage: Storage) -> None:
         self._logs = logs
         self._storage = storage
@@ -234,18 +222,6 @@ class LogCleaner:
 
     `on_storage_error(log, error)`: called if the log's disk fails; by default the log goes offline.
     """
-
-    __slots__ = (
-        "_cleaner",
-        "_clock",
-        "_log",
-        "_on_storage_error",
-        "_random",
-        "_run",
-        "config",
-        "manager",
-        "stats",
-    )
 
     def __init__(
         self,

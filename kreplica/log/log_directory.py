@@ -49,8 +49,6 @@ class CleanShutdownFile:
     unknown. Thread rule: one thread, at start and stop.
     """
 
-    __slots__ = ("_storage", "directory")
-
     def __init__(self, storage: Storage, directory: str) -> None:
         self._storage = storage
         self.directory = directory
@@ -106,24 +104,6 @@ class LogDirectory:
     copies of what was last read or written. A truncation takes `_checkpoint_lock` under the log's lock; no
     other lock is taken while it is held.
     """
-
-    __slots__ = (
-        "_checkpoint_lock",
-        "_is_lent",
-        "_lock",
-        "_log_starts",
-        "_marks",
-        "_meta",
-        "_recovery_points",
-        "_storage",
-        "_written_marks",
-        "_written_starts",
-        "failure",
-        "id",
-        "logs",
-        "path",
-        "previous_broker_epoch",
-    )
 
     def __init__(self, storage: Storage, path: str, *, lent: bool = False) -> None:
         self._storage = storage

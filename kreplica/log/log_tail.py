@@ -41,8 +41,6 @@ def only_zeros(segment: LogSegment, position: int) -> bool:
 class LogTail:
     """Truncates segments of `local`, and adds what it keeps aside to `kept`."""
 
-    __slots__ = ("_kept", "_local")
-
     def __init__(self, local: LocalLog, kept: list[CutTail]) -> None:
         self._local = local
         self._kept = kept

@@ -107,17 +107,6 @@ class RangeFromPeers:
     than this one, or have rot there.
     """
 
-    __slots__ = (
-        "_at_last",
-        "_before",
-        "_compared",
-        "_deleted_below",
-        "_epoch",
-        "_pieces",
-        "_wanted",
-        "next_offset",
-    )
-
     def __init__(self, wanted: Wanted) -> None:
         self._wanted = wanted
         self._begin()

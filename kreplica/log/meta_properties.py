@@ -61,8 +61,6 @@ class MetaProperties:
 class MetaPropertiesFile:
     """The file of one log directory. It holds no state; the directory's owner reads and writes the file."""
 
-    __slots__ = ("_storage", "directory")
-
     def __init__(self, storage: Storage, directory: str) -> None:
         self._storage = storage
         self.directory = directory

@@ -27,8 +27,6 @@ _CONTENT = re.compile(rb"version: ([0-9]{1,9})\ntopic_id: ([A-Za-z0-9_-]{22})\n?
 class PartitionMetadataFile:
     """The file in one partition's directory. It holds no state; the log's owner reads and writes the file."""
 
-    __slots__ = ("_storage", "directory")
-
     def __init__(self, storage: Storage, directory: str) -> None:
         self._storage = storage
         self.directory = directory

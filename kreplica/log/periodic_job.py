@@ -44,8 +44,6 @@ class PeriodicJob:
     After an exception, the next step follows in `retry_ms`. The scheduler reports the exception.
     """
 
-    __slots__ = ("_clock", "_lock", "_retry_ms", "_scheduler", "_step", "_timer", "name", "record")
-
     def __init__(
         self, name: str, step: Callable[[], int], scheduler: Scheduler, clock: Clock, retry_ms: int
     ) -> None:
@@ -97,8 +95,6 @@ class Sweep:
     raised at the end of the round.
     """
 
-    __slots__ = ("_began_ms", "_clock", "_error", "_left", "_logs", "_period_ms", "_visit", "failed")
-
     def __init__(
         self,
         logs: Callable[[], Iterable[UnifiedLog]],
@@ -146,8 +142,6 @@ class IdleLogs:
     appended since the last visit.
     """
 
-    __slots__ = ("_ends",)
-
     def __init__(self) -> None:
         self._ends: dict[TopicPartition, int] = {}
 
@@ -167,8 +161,6 @@ class ProducerExpiration:
 
     It checks every producer of every log once per `period_ms` (Kafka: PeriodicProducerExpirationCheck).
     """
-
-    __slots__ = ("_began_ms", "_clock", "_log", "_logs", "_logs_left", "_period_ms", "_producers_left")
 
     def __init__(self, logs: Callable[[], Iterable[UnifiedLog]], clock: Clock, period_ms: int) -> None:
         self._logs = logs

@@ -27,8 +27,6 @@ class SettingsFile:
     docs/FORMATS.md describes it.
     """
 
-    __slots__ = ("_storage", "path")
-
     def __init__(self, storage: Storage, directory: str) -> None:
         self._storage = storage
         self.path = f"{directory}/{SETTINGS_FILE}"
@@ -76,8 +74,6 @@ def _checksum(settings: Mapping[str, str]) -> int:
 
 class GivenSettings:
     """The settings that a log is opened with, to be merged with those stored in its directory."""
-
-    __slots__ = ("_replaces_all", "_settings")
 
     def __init__(
         self, config: LogConfig | Mapping[str, object] | None, settings: Mapping[str, object]

@@ -343,8 +343,6 @@ class HealedProducers:
     the log's lock.
     """
 
-    __slots__ = ("_base_offset", "_damage", "_first_offset", "_found", "_log", "_producer_ids", "_state")
-
     def __init__(self, log: UnifiedLog, damage: Damage, data: bytes, base_offset: int) -> None:
         self._log = log
         self._damage = damage

@@ -58,8 +58,6 @@ class CompletedBatch(NamedTuple):
 class _OpenBatch:
     """The batch that the next records are added to."""
 
-    __slots__ = ("began_ns", "records", "size_bytes", "values")
-
     def __init__(self, began_ns: int) -> None:
         self.began_ns = began_ns
         self.records: list[Record] = []
@@ -73,21 +71,6 @@ class BatchAccumulator:
     `linger_ms`: how long a batch waits for more records while another append is in flight; see
     `time_until_drain_ms`.
     """
-
-    __slots__ = (
-        "_buffered_bytes",
-        "_clock",
-        "_closed",
-        "_completed",
-        "_drain_now",
-        "_linger_ms",
-        "_lock",
-        "_max_batch_size_bytes",
-        "_max_buffered_bytes",
-        "_next_offset",
-        "_open",
-        "epoch",
-    )
 
     def __init__(
         self,

@@ -79,8 +79,6 @@ class BatchReader:
     `last_offset`: the last offset of the last batch, if it is known. A `with` block closes the reader.
     """
 
-    __slots__ = ("_batches", "base_offset", "last_offset")
-
     def __init__(self, base_offset: int, batches: Iterable[Batch], last_offset: int | None = None) -> None:
         self.base_offset = base_offset
         self.last_offset = last_offset

@@ -28,8 +28,6 @@ MOST_DOUBLINGS = 6
 class FullDisk:
     """Tracks the full disk of the member `node_id`, whose metadata log is `log`."""
 
-    __slots__ = ("_config", "_given_up", "_log", "_logged_ms", "_node_id", "_now_ms")
-
     def __init__(
         self, node_id: int, log: KafkaMetadataLog, config: RaftConfig, now_ms: Callable[[], int]
     ) -> None:

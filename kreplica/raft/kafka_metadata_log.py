@@ -72,17 +72,6 @@ class KafkaMetadataLog:
 
     `log` is public for tools that inspect the files. Nothing else may append to it."""
 
-    __slots__ = (
-        "_clock",
-        "_config",
-        "_snapshots",
-        "_state_flushed_ns",
-        "_storage",
-        "_writers",
-        "directory",
-        "log",
-    )
-
     def __init__(
         self,
         log: UnifiedLog,

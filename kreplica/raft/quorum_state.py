@@ -53,8 +53,6 @@ class FileBasedStateStore:
     voted in an epoch that it cannot remember.
     """
 
-    __slots__ = ("_storage", "path")
-
     def __init__(self, storage: Storage, directory: str) -> None:
         self._storage = storage
         self.path = f"{directory}/{FILE_NAME}"

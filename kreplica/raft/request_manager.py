@@ -28,8 +28,6 @@ class ConnectionState:
     """The connection to one peer. `in_flight`: the number of the request in flight, 0 for none. `failures`:
     how many requests in a row have failed."""
 
-    __slots__ = ("backoff_until_ms", "failures", "in_flight", "node_id")
-
     def __init__(self, node_id: int) -> None:
         self.node_id = node_id
         self.in_flight = 0

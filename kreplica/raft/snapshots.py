@@ -192,9 +192,6 @@ class FileRawSnapshotWriter:
     `on_frozen` is called with the id when the snapshot has its final name.
     """
 
-    __slots__ = ("_directory", "_on_frozen", "_path", "_storage", "is_closed", "is_frozen", "size_bytes",
-                 "snapshot_id")  # fmt: skip
-
     def __init__(
         self,
         storage: Storage,
@@ -262,8 +259,6 @@ class FileRawSnapshotWriter:
 class FileRawSnapshotReader:
     """Reads the existing file at `path`. The bytes that it returns are pinned."""
 
-    __slots__ = ("_region", "path", "size_bytes", "snapshot_id")
-
     def __init__(self, storage: Storage, path: str, snapshot_id: OffsetAndEpoch) -> None:
         self.path = path
         self.snapshot_id = snapshot_id
@@ -297,8 +292,6 @@ class RecordsSnapshotReader:
 
     `last_contained_log_timestamp`: ms since 1970. `voters`: None if the snapshot names none.
     """
-
-    __slots__ = ("_raw", "kraft_version", "last_contained_log_timestamp", "voters")
 
     last_contained_log_timestamp: int
     kraft_version: int
@@ -355,8 +348,6 @@ class RecordsSnapshotWriter:
     `last_contained_log_timestamp`: of the last record that the snapshot covers, in ms since 1970. `voters`
     are written if `kraft_version` is at least 1.
     """
-
-    __slots__ = ("_accumulator", "_raw")
 
     def __init__(
         self,

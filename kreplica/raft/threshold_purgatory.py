@@ -21,8 +21,6 @@ class ThresholdPurgatory:
     `name` appears in the error of a wait that timed out.
     """
 
-    __slots__ = ("_clock", "_name", "_native")
-
     def __init__(self, name: str, clock: Clock) -> None:
         self._name = name
         self._clock = clock
