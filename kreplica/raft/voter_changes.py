@@ -183,7 +183,7 @@ class VoterChanges:
         """
         names = [each.name for each in listeners]
         if len(set(names)) != len(names):
-            raise InvalidRequest("the listener names {names} are not unique")
+            raise InvalidRequest(f"the listener names {names} are not unique")
         own = self._context.membership.endpoints
         if own and own[0].name not in names:
             raise InvalidRequest(

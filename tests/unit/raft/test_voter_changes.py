@@ -36,13 +36,13 @@ HERE = {
 }
 
 
-def add_voter(node_id, timeout_ms=500):
+def add_voter(node_id, timeout_ms=500, listeners=()):
     return AddRaftVoterRequest(
         cluster_id=CLUSTER_ID,
         timeout=timedelta(milliseconds=timeout_ms),
         voter_id=node_id,
         voter_directory_id=uuid_of(directory_id_of(node_id)),
-        listeners=(),
+        listeners=listeners,
     )
 
 
@@ -94,6 +94,15 @@ def test_a_voter_has_to_listen_where_the_others_do():
     answer = quorum.send(leader, update_voter(1, epoch=epoch, listeners=0))
     assert quorum.run_until(answer.done)
     assert answer.result().error_code == ErrorCode.invalid_request
+
+
+def test_the_refusal_of_listeners_with_one_name_shows_the_names():
+    quorum, leader = started(observers=1)
+    listener = Listener(name="CONTROLLER", host="node-4", port=9_093)
+    answer = quorum.send(leader, add_voter(4, listeners=(listener, listener)))
+    assert quorum.run_until(answer.done)
+    assert answer.result().error_code == ErrorCode.invalid_request
+    assert "['CONTROLLER', 'CONTROLLER'] are not unique" in answer.result().error_message
 
 
 def test_an_observer_becomes_a_voter():
