@@ -32,21 +32,19 @@ from kreplica.common.messages.quorum import (
     BeginQuorumEpochRequestPartitionData,
     BeginQuorumEpochRequestTopicData,
     BeginQuorumEpochResponse,
-    BeginQuorumEpochResponsePartitionData,
-    BeginQuorumEpochResponseTopicData,
     EndQuorumEpochRequest,
     EndQuorumEpochRequestPartitionData,
     EndQuorumEpochRequestTopicData,
     EndQuorumEpochResponse,
-    EndQuorumEpochResponsePartitionData,
-    EndQuorumEpochResponseTopicData,
     FetchSnapshotRequest,
     FetchSnapshotRequestPartitionSnapshot,
     FetchSnapshotRequestTopicSnapshot,
     FetchSnapshotResponse,
     FetchSnapshotResponsePartitionSnapshot,
     FetchSnapshotResponseTopicSnapshot,
-    LeaderEndpoint,
+    Listener,
+    QuorumEpochResponsePartitionData,
+    QuorumEpochResponseTopicData,
     ReplicaInfo,
     VoteRequest,
     VoteRequestPartitionData,
@@ -199,20 +197,23 @@ def make_begin_request(
         voter_id=voter.node_id,
         topics=(topic,),
         leader_endpoints=tuple(
-            LeaderEndpoint(name=each.name, host=each.host, port=each.port) for each in endpoints
+            Listener(name=each.name, host=each.host, port=each.port) for each in endpoints
         ),
     )
 
 
 def make_begin_response(standing: Standing) -> BeginQuorumEpochResponse:
-    partition = BeginQuorumEpochResponsePartitionData(
+    return BeginQuorumEpochResponse(error_code=NO_ERROR, topics=_epoch_topics(standing))
+
+
+def _epoch_topics(standing: Standing) -> tuple[QuorumEpochResponseTopicData, ...]:
+    partition = QuorumEpochResponsePartitionData(
         partition_index=METADATA_PARTITION,
         error_code=_error_code(standing),
         leader_id=or_no_node(standing.leader_id),
         leader_epoch=standing.leader_epoch,
     )
-    topic = BeginQuorumEpochResponseTopicData(topic_name=METADATA_TOPIC, partitions=(partition,))
-    return BeginQuorumEpochResponse(error_code=NO_ERROR, topics=(topic,))
+    return (QuorumEpochResponseTopicData(topic_name=METADATA_TOPIC, partitions=(partition,)),)
 
 
 def make_end_request(
@@ -235,14 +236,7 @@ def make_end_request(
 
 
 def make_end_response(standing: Standing) -> EndQuorumEpochResponse:
-    partition = EndQuorumEpochResponsePartitionData(
-        partition_index=METADATA_PARTITION,
-        error_code=_error_code(standing),
-        leader_id=or_no_node(standing.leader_id),
-        leader_epoch=standing.leader_epoch,
-    )
-    topic = EndQuorumEpochResponseTopicData(topic_name=METADATA_TOPIC, partitions=(partition,))
-    return EndQuorumEpochResponse(error_code=NO_ERROR, topics=(topic,))
+    return EndQuorumEpochResponse(error_code=NO_ERROR, topics=_epoch_topics(standing))
 
 
 # ---- Fetch -------------------------------------------------------------------------------------------------

@@ -78,7 +78,7 @@ class BeginQuorumEpochRequestTopicData(Message):
     partitions: tuple[BeginQuorumEpochRequestPartitionData, ...]
 
 
-class LeaderEndpoint(Message):
+class Listener(Message):
     name: str
     host: str
     port: Uint16
@@ -88,24 +88,26 @@ class BeginQuorumEpochRequest(Message, api_key=53, versions=(1, 1), flexible=1):
     cluster_id: str | None = None
     voter_id: Int32 = -1
     topics: tuple[BeginQuorumEpochRequestTopicData, ...]
-    leader_endpoints: tuple[LeaderEndpoint, ...]
+    leader_endpoints: tuple[Listener, ...]
 
 
-class BeginQuorumEpochResponsePartitionData(Message):
+class QuorumEpochResponsePartitionData(Message):
+    """What BeginQuorumEpoch and EndQuorumEpoch answer alike."""
+
     partition_index: Int32
     error_code: Error
     leader_id: Int32
     leader_epoch: Int32
 
 
-class BeginQuorumEpochResponseTopicData(Message):
+class QuorumEpochResponseTopicData(Message):
     topic_name: str
-    partitions: tuple[BeginQuorumEpochResponsePartitionData, ...]
+    partitions: tuple[QuorumEpochResponsePartitionData, ...]
 
 
 class BeginQuorumEpochResponse(Message, api_key=53, versions=(1, 1), flexible=1):
     error_code: Error
-    topics: tuple[BeginQuorumEpochResponseTopicData, ...]
+    topics: tuple[QuorumEpochResponseTopicData, ...]
     node_endpoints: Annotated[tuple[NodeEndpoint, ...], Tag(0)] = ()
 
 
@@ -129,24 +131,12 @@ class EndQuorumEpochRequestTopicData(Message):
 class EndQuorumEpochRequest(Message, api_key=54, versions=(1, 1), flexible=1):
     cluster_id: str | None = None
     topics: tuple[EndQuorumEpochRequestTopicData, ...]
-    leader_endpoints: tuple[LeaderEndpoint, ...]
-
-
-class EndQuorumEpochResponsePartitionData(Message):
-    partition_index: Int32
-    error_code: Error
-    leader_id: Int32
-    leader_epoch: Int32
-
-
-class EndQuorumEpochResponseTopicData(Message):
-    topic_name: str
-    partitions: tuple[EndQuorumEpochResponsePartitionData, ...]
+    leader_endpoints: tuple[Listener, ...]
 
 
 class EndQuorumEpochResponse(Message, api_key=54, versions=(1, 1), flexible=1):
     error_code: Error
-    topics: tuple[EndQuorumEpochResponseTopicData, ...]
+    topics: tuple[QuorumEpochResponseTopicData, ...]
     node_endpoints: Annotated[tuple[NodeEndpoint, ...], Tag(0)] = ()
 
 
@@ -185,12 +175,6 @@ class DescribeQuorumResponsePartitionData(Message):
 class DescribeQuorumResponseTopicData(Message):
     topic_name: str
     partitions: tuple[DescribeQuorumResponsePartitionData, ...]
-
-
-class Listener(Message):
-    name: str
-    host: str
-    port: Uint16
 
 
 class Node(Message):
