@@ -87,6 +87,13 @@ Master = Annotated[
 DEFAULT_MASTER = "local[*]"
 
 
+def _parsed(parse: Callable[[], T], hint: str | None = None) -> T:
+    try:
+        return parse()
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint=hint) from error
+
+
 @app.command()
 def dump(
     paths: Paths,
@@ -279,24 +286,35 @@ def export(
     """
     from kreplica.cli import export as command
 
-    bounds = {"--from-offset": from_offset, "--to-offset": to_offset, "--from-time": from_time}
     if engine is EngineName.SPARK:
+        bounds = {"--from-offset": from_offset, "--to-offset": to_offset, "--from-time": from_time}
         _refuse_on_spark({**bounds, "--to-time": to_time, "--overwrite": overwrite or None}, to, isolation)
-        raise typer.Exit(
-            _export_on_spark(
-                *(directories, topic, out, columns, isolation, skip_damaged, file_rows, latest),
-                *(master, as_json),
-            )
-        )
-    if latest:
+    elif latest:
         raise typer.BadParameter("needs --engine spark", param_hint="--latest")
-    try:
-        found = command.partitions(directories, topic or [])
-        names = command.parse_columns(columns)
-        times = command.parse_time(from_time), command.parse_time(to_time)
-        path = command.output_path(out, to, found, file_rows=file_rows, overwrite=overwrite, as_json=as_json)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
+    found = _parsed(lambda: command.partitions(directories, topic or []))
+    names = _parsed(lambda: command.parse_columns(columns))
+    if engine is EngineName.SPARK:
+        from kreplica.cli import spark
+
+        if out is None or out == "-":
+            text = "name a directory; --engine spark writes several files"
+            raise typer.BadParameter(text, param_hint="--out")
+        code = spark.export(
+            found,
+            out,
+            columns=names,
+            committed=isolation is ReadIsolation.TXN_COMMITTED,
+            skip_damaged=skip_damaged,
+            file_rows=file_rows,
+            latest=latest,
+            master=master,
+            as_json=as_json,
+        )
+        raise typer.Exit(code)
+    times = _parsed(lambda: (command.parse_time(from_time), command.parse_time(to_time)))
+    path = _parsed(
+        lambda: command.output_path(out, to, found, file_rows=file_rows, overwrite=overwrite, as_json=as_json)
+    )
     level = isolation or ReadIsolation.LOG_END
     wanted = command.Range(from_offset, to_offset, *times, level, skip_damaged)
     raise typer.Exit(command.run(found, to, path, names, wanted, file_rows=file_rows, as_json=as_json))
@@ -353,34 +371,6 @@ def _refuse_on_spark(given: Mapping[str, object], to: Format, isolation: ReadIso
     if isolation is ReadIsolation.LOG_END:
         text = "--engine spark exports committed records only: use high_watermark or txn_committed"
         raise typer.BadParameter(text, param_hint="--isolation")
-
-
-def _export_on_spark(
-    directories: list[Path],
-    topics: list[str] | None,
-    out: str | None,
-    columns: str | None,
-    isolation: ReadIsolation | None,
-    skip_damaged: bool,
-    file_rows: int | None,
-    latest: bool,
-    master: str,
-    as_json: bool,
-) -> int:
-    """Check the options of `export --engine spark`, and run it; return the exit code."""
-    from kreplica.cli import export as command
-    from kreplica.cli import spark
-
-    try:
-        found = command.partitions(directories, topics or [])
-        names = command.parse_columns(columns)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
-    if out is None or out == "-":
-        raise typer.BadParameter("name a directory; --engine spark writes several files", param_hint="--out")
-    committed = isolation is ReadIsolation.TXN_COMMITTED
-    wanted = spark.Wanted(found, names, committed, skip_damaged, file_rows)
-    return spark.export(wanted, out, latest=latest, master=master, as_json=as_json)
 
 
 class Driver(StrEnum):
@@ -607,13 +597,6 @@ Properties = Annotated[
         "--property", "-X", metavar="NAME=VALUE", help="Set a property of librdkafka; may be repeated."
     ),
 ]
-
-
-def _parsed(parse: Callable[[], T], hint: str) -> T:
-    try:
-        return parse()
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint=hint) from error
 
 
 # ---- topic -----------------------------------------------------------------------------------------------
@@ -896,10 +879,7 @@ def isr_history(
     if directory is None:
         changes = of_quorum(bootstrap, from_beginning=True, timeout_s=0, replay=replay)
     else:
-        log = command.metadata_log_in(directory)
-        if log is None:
-            text = f"{directory} has no metadata log: name a node's log directory"
-            raise typer.BadParameter(text, param_hint="DIRECTORY")
+        log = _parsed(partial(command.metadata_log_in, directory), "DIRECTORY")
         changes, source = command.MetadataFiles(log).changes(replay), str(log)
     show = partial(command.run, changes, replay, source, topic, partition, as_json)
     raise typer.Exit(_parsed(show, "--bootstrap"))
@@ -937,10 +917,7 @@ def watch(
     if directory is None:
         changes = command.of_quorum(bootstrap, from_beginning=from_beginning, timeout_s=timeout)
     else:
-        log = metadata_log_in(directory)
-        if log is None:
-            text = f"{directory} has no metadata log: name a node's log directory"
-            raise typer.BadParameter(text, param_hint="--directory")
+        log = _parsed(partial(metadata_log_in, directory), "--directory")
         changes = command.of_directory(log, from_beginning=from_beginning, timeout_s=timeout)
     raise typer.Exit(_parsed(partial(command.run, changes, path, as_json), "--bootstrap"))
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from kreplica.cli.output import console, print_json, print_table, progress
+from kreplica.cli.output import print_json, print_table, progress, say
 from kreplica.log.diff import Pair, agrees, compare_pair, pair_up
 from kreplica.log.verify import total_bytes
 from kreplica.runtime.clock import SystemClock
@@ -80,7 +80,7 @@ def _print_details(fact: Fact) -> None:
         if count := fact.get(f"only_{side}"):
             records = "1 record" if count == 1 else f"{count:,} records"
             first = fact[f"first_only_{side}"]
-            console().print(f"{name}: {records} only on the {side}, the first at offset {first}.")
+            say(f"{name}: {records} only on the {side}, the first at offset {first}.")
 
 
 def _print_epochs(name: str, epochs: Fact) -> None:
@@ -90,8 +90,10 @@ def _print_epochs(name: str, epochs: Fact) -> None:
     print_table(f"{name}: the leader epochs differ", ("side", "epoch", "start_offset"), entries)
     agreed = epochs["agreed"]
     if agreed is not None:
-        text = f"By leader epochs alone they agree up to epoch {agreed['epoch']}"
-        console().print(f"{text}, offset {agreed['start_offset']}.")
+        say(
+            f"By leader epochs alone they agree up to epoch {agreed['epoch']},"
+            f" offset {agreed['start_offset']}."
+        )
 
 
 def _told(divergence: Fact) -> str:

@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import IO, Any, NoReturn, Protocol, Self
 
 from kreplica._core.arrow import BinaryColumn, Columns, HeadersColumn, to_arrow
-from kreplica.cli.output import Fact, console, print_json, row_progress
+from kreplica.cli.output import Fact, print_json, refuse, row_progress, say
 from kreplica.common.dataclass import dataclass
 from kreplica.common.errors import exception_for_os
 from kreplica.common.types import INT64_MAX, TopicPartition
@@ -174,9 +174,7 @@ def run(
     try:
         form = format_of(kind, columns, sorted({_topic(directory) for directory in directories}))
     except ImportError:
-        text = f"--to {kind} needs pyarrow, which is not installed: pip install 'kreplica[arrow]'"
-        console(stderr=True).print(f"kreplica: {text}", markup=False, soft_wrap=True)
-        return 1
+        return refuse(f"--to {kind} needs pyarrow, which is not installed: pip install 'kreplica[arrow]'")
     started = time.monotonic()
     facts: list[Fact] = []
     total = sum(total_bytes(FileStorage(), directory) for directory in directories)
@@ -199,8 +197,7 @@ def run(
     elif path != STANDARD_OUTPUT:
         first, *more = output.files
         files = f"{first} and {len(more)} more" if more else first
-        text = f"{rows:,} rows to {files} ({rows / seconds:,.0f} rows/s)"
-        console().print(text, markup=False, soft_wrap=True)
+        say(f"{rows:,} rows to {files} ({rows / seconds:,.0f} rows/s)")
     return 0
 
 
@@ -253,8 +250,7 @@ def _first(log: UnifiedLog, from_offset: int | None) -> int | None:
 def _warn(partition: TopicPartition, damage: Damage) -> None:
     following = damage.next_offset
     count = "an unknown number of" if following is None else f"{following - damage.first_offset:,}"
-    text = f"kreplica: {partition}: {count} offsets skipped as damaged: {damage}"
-    console(stderr=True).print(text, markup=False, soft_wrap=True)
+    say(f"kreplica: {partition}: {count} offsets skipped as damaged: {damage}", stderr=True)
 
 
 # ---- files -----------------------------------------------------------------------------------------------

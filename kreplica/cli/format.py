@@ -13,7 +13,7 @@ from kreplica.broker.node_directories import (
     is_formatted,
     recover_election,
 )
-from kreplica.cli.output import console, print_json
+from kreplica.cli.output import print_json, refuse
 from kreplica.common.errors import InvalidConfig, InvalidRequest
 from kreplica.common.types import Uuid
 from kreplica.raft.voter_set import ReplicaKey, VoterNode, VoterSet
@@ -54,8 +54,7 @@ def run(
     if own is not None:
         _take_id(config, storage, ids, own.voter_key.directory_id)
     if is_formatted(config, storage) and not ignore_formatted:
-        console(stderr=True).print(f"kreplica: {directories[0]} is formatted already", markup=False)
-        return 1
+        return refuse(f"{directories[0]} is formatted already")
     format_node(config, ids, storage=storage, clock=SystemClock(), initial_voters=voters)
     for path in config.all_directories:
         if as_json:

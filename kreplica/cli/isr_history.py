@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from kreplica._core.batch_walk import SegmentWalk
-from kreplica.cli.output import Fact, print_json, print_table
+from kreplica.cli.output import Fact, print_facts
 from kreplica.common.errors import KreplicaError, OffsetOutOfRange
 from kreplica.common.leader_and_isr import NO_LEADER
 from kreplica.log.file_names import CLUSTER_METADATA_DIRECTORY, LOG_SUFFIX, parse_file_name
@@ -43,20 +43,16 @@ def run(
         for fact in history(changes, replay)
         if topic in (None, fact["topic"]) and partition in (None, fact["partition"])
     )
-    if as_json:
-        for fact in facts:
-            print_json(fact)
-    else:
-        print_table(source, COLUMNS, facts)
+    print_facts(source, COLUMNS, facts, as_json)
     return 0
 
 
-def metadata_log_in(directory: Path) -> Path | None:
-    """Return the metadata log's directory: `directory` or one inside it; None if neither has segments."""
+def metadata_log_in(directory: Path) -> Path:
+    """Return the metadata log's directory: `directory` or one inside it. Raises ValueError without a log."""
     for path in (directory.absolute(), directory / CLUSTER_METADATA_DIRECTORY):
         if path.name == CLUSTER_METADATA_DIRECTORY and any(path.glob(f"*{LOG_SUFFIX}")):
             return path
-    return None
+    raise ValueError(f"{directory} has no metadata log: name a node's log directory")
 
 
 def history(changes: Iterator[TreeChange], replay: TreeReplay) -> Iterator[Fact]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import asdict
 
-from kreplica.cli.output import console, print_json, print_table
+from kreplica.cli.output import print_json, print_table, refuse
 from kreplica.common.types import TopicPartition
 from kreplica.coordinator.partition_offsets import PartitionOffsets, group_offsets, replicas, table
 from kreplica.log.record_counts import bounds_of, count
@@ -26,9 +26,7 @@ def run(paths: Sequence[str], topics: Sequence[str], isolation: str, group: str 
     try:
         import pyarrow  # noqa: F401 (said before anything is read)
     except ImportError:
-        text = "kreplica: offsets needs pyarrow, which is not installed: pip install 'kreplica[arrow]'"
-        console(stderr=True).print(text, markup=False, soft_wrap=True)
-        return 1
+        return refuse("offsets needs pyarrow, which is not installed: pip install 'kreplica[arrow]'")
     storage, clock = FileStorage(), SystemClock()
     found = []
     for replica in replicas(storage, paths, topics):

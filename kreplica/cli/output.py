@@ -51,6 +51,26 @@ def console(stderr: bool = False) -> Console:
     return Console(file=stream, width=None if stream.isatty() else WIDTH_WITHOUT_TERMINAL, highlight=False)
 
 
+def say(text: str, *, stderr: bool = False) -> None:
+    """Print the text as one line, however long."""
+    console(stderr).print(text, markup=False, soft_wrap=True)
+
+
+def refuse(text: str) -> int:
+    """Print why the command cannot do its work; returns its exit code."""
+    say(f"kreplica: {text}", stderr=True)
+    return 1
+
+
+def print_facts(title: str, columns: Sequence[str], facts: Iterable[Fact], as_json: bool) -> None:
+    """Print the facts whole as JSON lines, or the named columns as a table."""
+    if as_json:
+        for fact in facts:
+            print_json(fact)
+    else:
+        print_table(title, columns, facts)
+
+
 def print_json(fact: Fact) -> None:
     """Print the fact as one line. Bytes that are UTF-8 become text; others become base64 under the name with
     `_base64` added."""

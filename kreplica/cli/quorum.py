@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 from kreplica.cli.kafka_connection import KafkaConnection, any_broker
-from kreplica.cli.output import Fact, console, print_json, print_table
+from kreplica.cli.output import Fact, print_facts, say
 from kreplica.common.errors import UnknownServerError
 from kreplica.common.message import in_version, structure_of
 from kreplica.common.messages.quorum import (
@@ -29,13 +29,9 @@ def describe(bootstrap: str, as_json: bool) -> int:
     with any_broker(bootstrap) as broker:
         answer = described_quorum(broker)
     partition = answer.topics[0].partitions[0]
-    facts = list(_replicas(answer, partition))
-    if as_json:
-        for fact in facts:
-            print_json({"leader_epoch": partition.leader_epoch, **fact})
-        return 0
+    facts = ({"leader_epoch": partition.leader_epoch, **fact} for fact in _replicas(answer, partition))
     title = f"leader {partition.leader_id}  epoch {partition.leader_epoch}  HW {partition.high_watermark}"
-    print_table(title, COLUMNS, facts)
+    print_facts(title, COLUMNS, facts, as_json)
     return 0
 
 
@@ -85,7 +81,7 @@ def _change(bootstrap: str, request: Any, done: str) -> int:
     error = error_of(answer.error_code, answer.error_message)
     if error is not None:
         raise error
-    console().print(f"{done}, in cluster {cluster.cluster_id} at {bootstrap}", markup=False, soft_wrap=True)
+    say(f"{done}, in cluster {cluster.cluster_id} at {bootstrap}")
     return 0
 
 

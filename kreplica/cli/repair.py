@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from pathlib import Path
 
-from kreplica.cli.output import console, print_json, print_table, progress
+from kreplica.cli.output import print_json, print_table, progress, say
 from kreplica.log.repair import Finding, is_partition, repair
 from kreplica.log.repair.plan import BLOCKED
 from kreplica.log.verify import total_bytes
@@ -28,7 +28,7 @@ def run(path: str, peer: str | None, apply: bool, as_json: bool) -> int:
     if not as_json:
         if findings:
             print_table("Findings", COLUMNS, map(asdict, findings))
-        console().print(_summary(findings, left, apply))
+        say(_summary(findings, left, apply))
     return 1 if left else 0
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 
-from kreplica.cli.output import console, print_json
+from kreplica.cli.output import print_json, say
 from kreplica.sim.reduction import RandomRun, reduced, round_ends_ns, run_seed
 
 
@@ -43,7 +43,7 @@ def _run_all(
             ran = run_seed(driver, seed, events, round_ends_ns=ends)
             story = [] if ran.violation is None else _shortened(ran, reduce).story
         except Exception:
-            console(stderr=True).print(f"seed {seed}: {traceback.format_exc()}", markup=False)
+            say(f"seed {seed}: {traceback.format_exc()}", stderr=True)
             return 2
         if as_json:
             print_json(_fact(ran, story))
@@ -79,12 +79,11 @@ def _fact(ran: RandomRun, story: Sequence[str]) -> dict[str, object]:
 
 
 def _print(ran: RandomRun, story: Sequence[str], seconds: float) -> None:
-    out = console()
     passed = f"{ran.events:,} events in {ran.virtual_ms / 1000:.1f} virtual s ({seconds:.1f} s)"
     ended = "no violation" if ran.violation is None else f"violated: {ran.violation}"
-    out.print(f"seed {ran.seed}, {ran.driver}: {passed}, hash {ran.event_hash}: {ended}", markup=False)
+    say(f"seed {ran.seed}, {ran.driver}: {passed}, hash {ran.event_hash}: {ended}")
     if ran.violation is None:
         return
     for line in story:
-        out.print(line, markup=False, soft_wrap=True)
-    out.print(f"to replay: kreplica sim --driver {ran.driver} --seed {ran.seed}", markup=False)
+        say(line)
+    say(f"to replay: kreplica sim --driver {ran.driver} --seed {ran.seed}")

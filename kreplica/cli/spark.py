@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING
 from kreplica.cli import diff as diff_command
 from kreplica.cli import offsets as offsets_command
 from kreplica.cli import verify as verify_command
-from kreplica.cli.output import console, print_json
-from kreplica.common.dataclass import dataclass
+from kreplica.cli.output import print_json, refuse, say
 from kreplica.log.verify import Problem
 
 if TYPE_CHECKING:
@@ -76,44 +75,42 @@ def offsets(
     return _with_spark(master, run)
 
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """What to export: all records in these partitions' directories; with `committed` without those of open
-    and aborted transactions."""
-
-    directories: Sequence[str]
-    columns: Sequence[str]
-    committed: bool
-    skip_damaged: bool
-    file_rows: int | None
-
-    @property
-    def options(self) -> dict[str, str]:
-        """Return the options for format("kreplica")."""
-        return {
-            "paths": json.dumps(list(self.directories)),
-            "kafka.isolation.level": "read_committed" if self.committed else "read_uncommitted",
-            "skipDamaged": "true" if self.skip_damaged else "false",
-        }
-
-
-def export(wanted: Wanted, out: str, *, latest: bool, master: str, as_json: bool) -> int:
+def export(
+    directories: Sequence[str],
+    out: str,
+    *,
+    columns: Sequence[str],
+    committed: bool,
+    skip_damaged: bool,
+    file_rows: int | None,
+    latest: bool,
+    master: str,
+    as_json: bool,
+) -> int:
     """Write new records into the Parquet files in `out`, or with `latest` the last values into new ones;
-    returns the exit code."""
+    returns the exit code.
+
+    `committed`: without the records of open and aborted transactions.
+    """
+    options = {
+        "paths": json.dumps(list(directories)),
+        "kafka.isolation.level": "read_committed" if committed else "read_uncommitted",
+        "skipDamaged": "true" if skip_damaged else "false",
+    }
 
     def run(spark: SparkSession) -> int:
         from spark_connector import jobs
 
         try:
             write = jobs.export_latest if latest else jobs.export
-            done = write(spark, wanted.options, out, columns=wanted.columns, file_rows=wanted.file_rows)
+            done = write(spark, options, out, columns=columns, file_rows=file_rows)
         except jobs.JobError as error:
-            return _refuse(str(error))
+            return refuse(str(error))
         if as_json:
             print_json(asdict(done))
         else:
             rate = done.rows / max(done.seconds, 1e-9)
-            console().print(f"{done.rows:,} rows to {out} ({rate:,.0f} rows/s)", markup=False, soft_wrap=True)
+            say(f"{done.rows:,} rows to {out} ({rate:,.0f} rows/s)")
         return 0
 
     return _with_spark(master, run)
@@ -129,7 +126,7 @@ def _with_spark(master: str, command: Callable[[SparkSession], int]) -> int:
         package = (error.name or "").partition(".")[0]
         if package not in ("pyspark", "py4j", "pyarrow"):
             raise
-        return _refuse(
+        return refuse(
             f"--engine spark needs {package}, which is not installed: pip install 'kreplica[spark]'"
         )
     # Spark logs the stack of a failed batch, and raises it too.
@@ -138,9 +135,9 @@ def _with_spark(master: str, command: Callable[[SparkSession], int]) -> int:
         with _session(master) as spark:
             return command(spark)
     except NoJavaRuntime as error:
-        return _refuse(f"--engine spark: {error}")
+        return refuse(f"--engine spark: {error}")
     except PySparkException as error:
-        return _refuse(f"Spark: {_told(str(error))}")
+        return refuse(f"Spark: {_told(str(error))}")
 
 
 @contextmanager
@@ -193,8 +190,3 @@ def _told(text: str) -> str:
     own = [match["said"] for match in found if match["package"] in ("kreplica", "spark_connector")]
     others = [match["said"] for match in found if match["package"] == "pyspark"]
     return (own or others or [text.strip().partition("\n")[0]])[-1]
-
-
-def _refuse(text: str) -> int:
-    console(stderr=True).print(f"kreplica: {text}", markup=False, soft_wrap=True)
-    return 1

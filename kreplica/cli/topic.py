@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from kreplica.cli import stock_client
-from kreplica.cli.output import Fact, console, print_json, print_table
+from kreplica.cli.output import Fact, print_facts, print_json, say
 from kreplica.common.errors import NetworkException, RequestTimedOut, UnknownTopicOrPartition
 from kreplica.common.message import structure_of
 
@@ -187,13 +187,10 @@ def _settings(admin: Any, name: str) -> str:
 
 
 def _show(title: str, facts: Sequence[Fact], as_json: bool) -> int:
-    if as_json:
-        for fact in facts:
-            print_json(fact)
-    elif facts:
-        print_table(title, list(facts[0]), facts)
+    if facts or as_json:
+        print_facts(title, list(facts[0]) if facts else (), facts, as_json)
     else:
-        console().print(f"no {title}", markup=False)
+        say(f"no {title}")
     return 0
 
 
@@ -202,7 +199,7 @@ def _done(futures: Mapping[str, Any], verb: str, connected: stock_client.Connect
         if as_json:
             print_json({"topic": name, "done": verb, "cluster_id": connected.metadata.cluster_id})
         else:
-            console().print(f"{verb} {name} in {connected.cluster}", markup=False, soft_wrap=True)
+            say(f"{verb} {name} in {connected.cluster}")
 
     stock_client.each_result(futures, print_done)
     return 0

@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from kreplica.cli.kafka_connection import KafkaConnection, any_broker
-from kreplica.cli.output import Fact, console, print_json, print_table
+from kreplica.cli.output import Fact, print_facts, print_json, say
 from kreplica.common.dataclass import dataclass
 from kreplica.common.errors import (
     InvalidTxnState,
@@ -222,23 +222,18 @@ def find_hanging(
         for fact in (each.fact(now_ms) for each in sorted(found, key=lambda each: each.at))
         if int(str(fact["idle_ms"])) > minutes * MS_A_MINUTE or not minutes
     ]
-    if as_json:
-        for fact in facts:
-            print_json(fact)
-    elif facts:
-        print_table(f"open transactions of cluster {leaders.cluster_id}", COLUMNS, facts)
+    if facts or as_json:
+        print_facts(f"open transactions of cluster {leaders.cluster_id}", COLUMNS, facts, as_json)
     else:
-        console().print(f"no hanging transaction in {len(wanted)} partitions", markup=False)
-    errors = console(stderr=True)
+        say(f"no hanging transaction in {len(wanted)} partitions")
     if len(facts) < len(found):
-        errors.print(
+        say(
             f"{len(found) - len(facts)} open transactions were written to in the last {minutes} minutes:"
             " --max-transaction-timeout 0 lists them, too",
-            markup=False,
-            soft_wrap=True,
+            stderr=True,
         )
     for at, error in failures:
-        errors.print(f"{at}: not checked: {error}", markup=False, soft_wrap=True)
+        say(f"{at}: not checked: {error}", stderr=True)
     return 1 if failures else 0
 
 
@@ -271,11 +266,9 @@ def abort(
     if as_json:
         print_json({**transaction.fact(SystemClock().time_ms()), "done": "aborted"})
     else:
-        console().print(
+        say(
             f"aborted the transaction of producer {transaction.producer_id} that begins at offset"
-            f" {transaction.start_offset} of {at}, in cluster {leaders.cluster_id} at {bootstrap}",
-            markup=False,
-            soft_wrap=True,
+            f" {transaction.start_offset} of {at}, in cluster {leaders.cluster_id} at {bootstrap}"
         )
     return 0
 

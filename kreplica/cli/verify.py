@@ -8,7 +8,7 @@ from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
 
-from kreplica.cli.output import console, print_json, print_table, progress
+from kreplica.cli.output import print_json, print_table, progress, say
 from kreplica.log.verify import Problem, holds_log, places, total_bytes, verify
 from kreplica.raft.metadata_log_directory import verify_snapshots
 from kreplica.runtime.storage import FileStorage
@@ -47,7 +47,7 @@ def report(found: Iterable[Problem], size: int, as_json: bool) -> int:
         seconds = max(time.monotonic() - started, 1e-9)
         count = "1 problem" if len(problems) == 1 else f"{len(problems) or 'no'} problems"
         count += f" and {len(known)} known" if known else ""
-        console().print(f"{count} in {size:,} bytes of segments ({size / seconds / 1e6:,.0f} MB/s)")
+        say(f"{count} in {size:,} bytes of segments ({size / seconds / 1e6:,.0f} MB/s)")
     return 1 if problems else 0
 
 
@@ -77,4 +77,4 @@ def warn_about_unchecked(paths: Iterable[Path]) -> None:
     if len(left_out) > LISTED:
         left_out[LISTED:] = [f"and {len(left_out) - LISTED:,} more"]
     for each in left_out:
-        console(stderr=True).print(f"not checked: {each}", markup=False, soft_wrap=True)
+        say(f"not checked: {each}", stderr=True)
