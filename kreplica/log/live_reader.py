@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 from functools import partial
 
-from kreplica._core.log_state import LogStanding, read_standing
+from kreplica._core.log_state import LogStanding
 from kreplica.common.config import LogConfig
 from kreplica.common.errors import InvalidFile, KafkaStorageError
 from kreplica.common.locks import Lock
@@ -22,6 +22,7 @@ from kreplica.log.file_names import STATE_FILE
 from kreplica.log.log_directory import LogDirectory
 from kreplica.log.log_loader import OpenOptions
 from kreplica.log.log_walk import LogWalk
+from kreplica.log.state_file import read_state
 from kreplica.log.unified_log import UnifiedLog
 
 # The number of attempts if the writer changes the files while they are opened.
@@ -135,12 +136,9 @@ class LiveReader:
                 log.add_damage(walk.lost[0])
 
     def _read_standing(self) -> LogStanding | None:
-        path = f"{self._directory}/{STATE_FILE}"
-        if not self._storage.exists(path):
-            return None
         for _ in range(ATTEMPTS):
-            standing = read_standing(self._storage.read_file(path, 1 << 16))
-            if standing is not None:
+            standing = read_state(self._storage, self._directory)
+            if standing is not None or not self._storage.exists(f"{self._directory}/{STATE_FILE}"):
                 return standing
             # The writer changed the file during the read: read it again.
         return None

@@ -16,7 +16,7 @@ from functools import partial
 from itertools import pairwise
 
 from kreplica._core.log_segment import LogSegment
-from kreplica._core.log_state import LogStanding, LogState, read_standing
+from kreplica._core.log_state import LogStanding, LogState
 from kreplica.common.config import PRODUCER_ID_EXPIRATION_MS, LogConfig
 from kreplica.common.dataclass import dataclass
 from kreplica.common.errors import CorruptMessage, InvalidFile
@@ -43,6 +43,7 @@ from kreplica.log.log_tail import LogTail, only_zeros
 from kreplica.log.partition_metadata_file import PartitionMetadataFile
 from kreplica.log.producer_state_manager import ProducerStateManager
 from kreplica.log.recovery_scan import Recovery, RecoveryScan
+from kreplica.log.state_file import CAPACITY, read_state
 from kreplica.log.unified_log import UnifiedLog
 
 INDEX_SUFFIXES = (INDEX_SUFFIX, TIME_INDEX_SUFFIX)
@@ -200,7 +201,7 @@ class _LogLoader:
         names = self.storage.list_directory(self.local.directory)
         if not self.options.read_only:
             names = self._tidy(names)
-        standing = self.standing = self._read_standing(names)
+        standing = self.standing = read_state(self.storage, self.local.directory)
         self.same_boot = standing is not None and standing.boot_id == self.storage.boot_id()
         listing = Listing(names)
         bases = self.local.base_offsets(listing)
@@ -304,11 +305,6 @@ class _LogLoader:
         return first
 
     # ---- what the directory holds --------------------------------------------------------------------------
-
-    def _read_standing(self, names: list[str]) -> LogStanding | None:
-        if STATE_FILE not in names:
-            return None
-        return read_standing(self.storage.read_file(f"{self.local.directory}/{STATE_FILE}", 1 << 16))
 
     def _remembered_damage(self) -> Damages:
         try:
@@ -585,7 +581,7 @@ class _LogLoader:
             # length.
             return self._with_gaps(LogState(None, ""))
         region = self.storage.open_region(
-            f"{self.local.directory}/{STATE_FILE}", 4096, writable=True, create=True
+            f"{self.local.directory}/{STATE_FILE}", CAPACITY, writable=True, create=True
         )
         self.local.name_changes += 1
         state = LogState(region, self.storage.boot_id(), self.storage.process_id())

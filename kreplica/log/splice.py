@@ -15,18 +15,18 @@ from typing import TYPE_CHECKING
 
 from kreplica._core.batch_walk import AT_END
 from kreplica._core.log_segment import LogSegment
-from kreplica._core.log_state import LogStanding, LogState, read_standing
 from kreplica._core.records import batches
 from kreplica.common.errors import InvalidFile, LogCleaningAborted
 from kreplica.common.types import INT32_MAX
 from kreplica.log.checkpoint import EpochEntry, LeaderEpochCheckpointFile
-from kreplica.log.file_names import DELETED_SUFFIX, STATE_FILE, parse_file_name
+from kreplica.log.file_names import DELETED_SUFFIX, parse_file_name
 from kreplica.log.leader_epoch_file_cache import LeaderEpochFileCache
 from kreplica.log.local_log import MAX_SEGMENT_BYTES
 from kreplica.log.lost_range import PeerDisagrees
 from kreplica.log.producer_append_info import BATCHES_TO_RETAIN, ProducerStateEntry
 from kreplica.log.producer_state_manager import ProducerStateManager, batches_with_producers
 from kreplica.log.recovery_scan import walk_indexing
+from kreplica.log.state_file import publish_state, read_state
 from kreplica.log.transaction_index import AbortedTxn
 
 if TYPE_CHECKING:
@@ -205,7 +205,7 @@ def splice_stopped(storage: Storage, damage: Damage, data: bytes) -> None:
     directory, base_offset = _place(damage)
     end = damage.position + len(data)
     shift = end - damage.end_position
-    standing = _standing(storage, directory)
+    standing = read_state(storage, directory)
     is_believed = standing is not None and standing.boot_id == storage.boot_id()
     if standing is None or not is_believed or standing.active_base_offset != base_offset or shift == 0:
         standing = None
@@ -222,10 +222,10 @@ def splice_stopped(storage: Storage, damage: Damage, data: bytes) -> None:
         _note_epochs(storage, directory, data)
     # A crash in between leaves a file that is longer than what was published, never one that seems cut short.
     if standing is not None and shift < 0:
-        _publish(storage, directory, standing)
+        publish_state(storage, directory, standing)
     _replace(storage, directory, base_offset, damage.position, damage.end_position, data)
     if standing is not None and shift > 0:
-        _publish(storage, directory, standing)
+        publish_state(storage, directory, standing)
 
 
 def _note_epochs(storage: Storage, directory: str, data: bytes) -> None:
@@ -252,7 +252,7 @@ def _note_epochs(storage: Storage, directory: str, data: bytes) -> None:
 def cut_stopped(storage: Storage, damage: Damage) -> None:
     """Let a log at whose range recovery stopped end there; the log must not be open."""
     directory, base_offset = _place(damage)
-    standing = _standing(storage, directory)
+    standing = read_state(storage, directory)
     if standing is not None:
         end = damage.first_offset
         cut = standing._replace(
@@ -265,7 +265,7 @@ def cut_stopped(storage: Storage, damage: Damage) -> None:
             flush_offset=min(standing.flush_offset, end),
         )
         # First, as a log that runs does it: what is cut must not seem to be missing.
-        _publish(storage, directory, cut)
+        publish_state(storage, directory, cut)
     later = {name for name in storage.list_directory(directory) if (_base_of(name) or 0) > base_offset}
     for name in sorted(later, reverse=True):  # a crash leaves no hole
         storage.rename(f"{directory}/{name}", f"{directory}/{name}{DELETED_SUFFIX}")
@@ -292,33 +292,6 @@ def _place(damage: Damage) -> tuple[str, int]:
 def _base_of(name: str) -> int | None:
     found = parse_file_name(name)
     return None if found is None else found[0]
-
-
-def _standing(storage: Storage, directory: str) -> LogStanding | None:
-    path = f"{directory}/{STATE_FILE}"
-    return read_standing(storage.read_file(path, 1 << 16)) if storage.exists(path) else None
-
-
-def _publish(storage: Storage, directory: str, standing: LogStanding) -> None:
-    region = storage.open_region(f"{directory}/{STATE_FILE}", 4096, writable=True)
-    try:
-        state = LogState(region, standing.boot_id, storage.process_id())
-        state.count_cut(standing.cuts + 1)
-        if standing.has_gaps:
-            state.allow_gaps()
-        state.update(
-            log_start_offset=standing.log_start_offset,
-            high_watermark=standing.high_watermark,
-            last_stable_offset=standing.last_stable_offset,
-            log_end_offset=standing.log_end_offset,
-            active_base_offset=standing.active_base_offset,
-            valid_length=standing.valid_length,
-            flush_offset=standing.flush_offset,
-            leader_epoch=standing.leader_epoch,
-        )
-        region.flush()
-    finally:
-        region.close()
 
 
 # ---- producers ------------------------------------------------------------------------------------------

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from posixpath import dirname
 from typing import TYPE_CHECKING
 
-from kreplica._core.log_state import read_standing
 from kreplica.common.errors import (
     DamagedLog,
     InconsistentTopicId,
@@ -22,8 +21,9 @@ from kreplica.common.errors import (
 from kreplica.common.ports import Storage
 from kreplica.common.types import METADATA_TOPIC, TopicPartition, Uuid
 from kreplica.log.checkpoint import EpochEntry
-from kreplica.log.file_names import LOG_SUFFIX, STATE_FILE, parse_file_name
+from kreplica.log.file_names import LOG_SUFFIX, parse_file_name
 from kreplica.log.partition_metadata_file import PartitionMetadataFile
+from kreplica.log.state_file import read_state
 from kreplica.log.unified_log import UnifiedLog
 from kreplica.metadata.image_format import OffsetAndEpoch
 from kreplica.raft.snapshots import (
@@ -80,11 +80,8 @@ def _start_offset(storage: Storage, directory: str, names: list[str]) -> int:
     """Return the log start offset that recovery will find."""
     files = [found for found in map(parse_file_name, names) if found is not None]
     start = min((base for base, suffix in files if suffix == LOG_SUFFIX), default=0)
-    if STATE_FILE in names:
-        standing = read_standing(storage.read_file(f"{directory}/{STATE_FILE}", 1 << 16))
-        if standing is not None:
-            start = max(start, standing.log_start_offset)
-    return start
+    standing = read_state(storage, directory)
+    return start if standing is None else max(start, standing.log_start_offset)
 
 
 def require_snapshot(storage: Storage, directory: str) -> None:

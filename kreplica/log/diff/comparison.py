@@ -12,17 +12,17 @@ from itertools import zip_longest
 from typing import Any, NamedTuple
 
 from kreplica._core.batch_comparison import RecordCursor, agree, compare_records
-from kreplica._core.log_state import read_standing
 from kreplica.common.config import LogConfig
 from kreplica.common.errors import CorruptMessage, KafkaStorageError, KreplicaError
 from kreplica.common.ports import Clock, Storage
 from kreplica.common.types import INT64_MAX, NO_LEADER_EPOCH, TopicPartition
 from kreplica.log.checkpoint import EpochEntry
 from kreplica.log.diff.report import Comparison, Divergence, EpochHistory, LostRange, Place, Standing
-from kreplica.log.file_names import LOG_SUFFIX, STATE_FILE, parse_directory_name, parse_file_name
+from kreplica.log.file_names import LOG_SUFFIX, parse_directory_name, parse_file_name
 from kreplica.log.leader_epoch_file_cache import UNDEFINED, LeaderEpochFileCache
 from kreplica.log.live_reader import LiveReader
 from kreplica.log.log_walk import UNKNOWN_END, LogWalk
+from kreplica.log.state_file import read_state
 from kreplica.log.unified_log import UnifiedLog
 from kreplica.log.verify import places
 from kreplica.record import RecordBatch
@@ -150,8 +150,7 @@ def _open(storage: Storage, clock: Clock, directory: str) -> UnifiedLog:
 
 
 def _cuts(storage: Storage, directory: str) -> int | None:
-    path = f"{directory}/{STATE_FILE}"
-    standing = read_standing(storage.read_file(path, 1 << 16)) if storage.exists(path) else None
+    standing = read_state(storage, directory)
     return None if standing is None else standing.cuts
 
 

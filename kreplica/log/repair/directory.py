@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-from kreplica._core.log_state import LogStanding, read_standing
+from kreplica._core.log_state import LogStanding
 from kreplica.common.config import LogConfig
 from kreplica.common.errors import InvalidFile, KreplicaError, LogDirLocked
 from kreplica.common.types import TopicPartition
@@ -24,6 +24,7 @@ from kreplica.log.log_directory import LogDirectory
 from kreplica.log.repair.partition import Checkpointed, apply
 from kreplica.log.repair.peer import take_from_peer
 from kreplica.log.repair.plan import BLOCKED, REBUILD, Finding, make_plan
+from kreplica.log.state_file import read_state
 from kreplica.log.verify.directory import OFFSET_CHECKPOINTS, small_files
 
 if TYPE_CHECKING:
@@ -217,10 +218,10 @@ class NodeCheckpoints:
 
     def _standings(self, partitions: Iterable[str]) -> Iterator[tuple[TopicPartition, LogStanding]]:
         for name in partitions:
-            partition, path = parse_directory_name(name), f"{self._path}/{name}/{STATE_FILE}"
-            if partition is not None and self._storage.exists(path):
+            partition = parse_directory_name(name)
+            if partition is not None:
                 try:
-                    standing = read_standing(self._storage.read_file(path, 1 << 16))
+                    standing = read_state(self._storage, f"{self._path}/{name}")
                 except KreplicaError:
                     continue  # reported with its partition
                 if standing is not None and standing.clean:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kreplica._core.log_state import LogState
 from kreplica.common.config import LogConfig
 from kreplica.common.dataclass import dataclass
 from kreplica.common.errors import KreplicaError
@@ -18,11 +17,12 @@ from kreplica.common.types import TopicPartition
 from kreplica.log import log_loader
 from kreplica.log.checkpoint import LEADER_EPOCH_CHECKPOINT, LeaderEpochCheckpointFile
 from kreplica.log.damage import DamageFile, Damages
-from kreplica.log.file_names import LOG_SUFFIX, STATE_FILE, TXN_INDEX_SUFFIX, file_name, parse_file_name
+from kreplica.log.file_names import LOG_SUFFIX, TXN_INDEX_SUFFIX, file_name, parse_file_name
 from kreplica.log.leader_epoch_file_cache import LeaderEpochFileCache
 from kreplica.log.log_loader import OpenOptions
 from kreplica.log.repair.plan import BLOCKED, CUT, Finding, PartitionPlan, make_plan
 from kreplica.log.repair.rewrite import add, rewrite
+from kreplica.log.state_file import publish_state
 from kreplica.log.transaction_index import TORN
 from kreplica.log.unified_log import UnifiedLog
 
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 # A boot id that no machine has, so that recovery ignores file lengths, which are about to change.
 NO_BOOT = "00000000-0000-0000-0000-000000000000"
-STATE_CAPACITY = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +54,11 @@ def apply(
     directory = plan.directory
     _flush_all(storage, directory)
     if plan.standing is not None:
-        _publish(storage, plan)
+        # The whole log is flushed, and no length of a file is known.
+        standing = plan.standing._replace(
+            boot_id=NO_BOOT, log_end_offset=plan.end, valid_length=0, flush_offset=plan.end
+        )
+        publish_state(storage, directory, standing)
     if plan.edits or plan.files:
         _distrust_transactions(storage, directory, min([*plan.edits, *plan.files]))
     for base_offset, edits in sorted(plan.edits.items()):
@@ -97,27 +100,6 @@ def _distrust_transactions(storage: Storage, directory: str, base_offset: int) -
     The indexes and producer snapshots that are there may lack the batches that are put back.
     """
     storage.write_file_atomically(f"{directory}/{file_name(base_offset, TXN_INDEX_SUFFIX)}", TORN)
-
-
-def _publish(storage: Storage, plan: PartitionPlan) -> None:
-    """Publish a state in which the whole log is flushed and no file length is known."""
-    standing = plan.standing
-    assert standing is not None
-    path = f"{plan.directory}/{STATE_FILE}"
-    with storage.open_region(path, STATE_CAPACITY, writable=True, create=True) as region:
-        state = LogState(region, NO_BOOT)
-        state.count_cut(standing.cuts + 1)
-        state.update(
-            log_start_offset=standing.log_start_offset,
-            high_watermark=standing.high_watermark,
-            last_stable_offset=standing.last_stable_offset,
-            log_end_offset=plan.end,
-            active_base_offset=standing.active_base_offset,
-            valid_length=0,
-            flush_offset=plan.end,
-            leader_epoch=standing.leader_epoch,
-        )
-        region.flush()
 
 
 def _reopen(

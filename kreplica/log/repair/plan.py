@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from kreplica._core.log_state import LogStanding, read_standing
+from kreplica._core.log_state import LogStanding
 from kreplica.common.dataclass import dataclass, field
 from kreplica.common.errors import KafkaStorageError, KreplicaError
 from kreplica.common.types import INT32_MAX
@@ -38,6 +38,7 @@ from kreplica.log.repair.survey import (
     relocated,
     survey,
 )
+from kreplica.log.state_file import read_state
 from kreplica.log.verify.checks import Problem
 from kreplica.log.verify.directory import small_files
 from kreplica.log.verify.partition import PartitionVerifier, may_be_missing
@@ -171,7 +172,7 @@ class _Planner:
 
     def make(self) -> PartitionPlan:
         plan = self.plan
-        plan.standing = self._read_standing()
+        plan.standing = read_state(self._storage, self._directory)
         plan.epochs = self._read_epochs()
         problems = list(self._verifier.problems())
         self._bases = self._verifier.all_bases
@@ -187,11 +188,6 @@ class _Planner:
         return plan
 
     # ---- where the log stood ------------------------------------------------------------------------------
-
-    def _read_standing(self) -> LogStanding | None:
-        if STATE_FILE not in self._names:
-            return None
-        return read_standing(self._storage.read_file(f"{self._directory}/{STATE_FILE}", 1 << 16))
 
     def _read_epochs(self) -> list[EpochEntry] | None:
         if LEADER_EPOCH_CHECKPOINT not in self._names:

@@ -18,6 +18,7 @@ from kreplica.log.damage import Damage, DamageFile, Damages
 from kreplica.log.file_names import STATE_FILE
 from kreplica.log.quarantine import read_all
 from kreplica.log.repair import Finding, repair
+from kreplica.log.state_file import read_state
 from kreplica.log.verify import verify
 from kreplica.runtime.storage import FileStorage
 from tests.support.logs import ManualClock
@@ -137,6 +138,21 @@ def test_what_the_log_remembered_of_its_damage_is_over(log: Path) -> None:
     assert not remembered.read()
     with kreplica.Log.open(log) as writer:
         assert writer.damage is None
+
+
+def test_a_log_that_may_have_gaps_may_still_have_them_afterwards(log: Path) -> None:
+    # Without its state it counts as another program's, whose compaction leaves gaps.
+    (log / STATE_FILE).unlink()
+    with kreplica.Log.open(log):
+        pass
+    damage(segment(log, 12), frames(segment(log, 12))[1][1] - 1, b"?")
+    before = read_state(STORAGE, str(log))
+    mend(log)
+    after = read_state(STORAGE, str(log))
+    assert before is not None
+    assert after is not None
+    assert before.has_gaps
+    assert after.has_gaps
 
 
 def test_a_missing_segment_becomes_a_known_gap(log: Path) -> None:
