@@ -15,10 +15,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from concurrent.futures import CancelledError
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from kreplica._core.fetch_lane import FetchLane
-from kreplica._core.produce_lane import ProduceLane
+from kreplica._core.server_connection import LaneGate
 from kreplica.broker.api_versions import (
     API_RANGES,
     API_VERSIONS,
@@ -46,6 +45,10 @@ from kreplica.common.messages.data import ApiVersion, ApiVersionsResponse
 from kreplica.common.wire import NO_THROTTLE
 from kreplica.raft.raft_messages import METADATA_TOPIC_ID
 
+if TYPE_CHECKING:
+    from kreplica._core.fetch_lane import FetchLane
+    from kreplica._core.produce_lane import ProduceLane
+
 Handle = Callable[[Any, RequestContext], Future[Any]]
 # The buffers of an answer's frame; None if the request gets no answer.
 Answer = list[Any] | None
@@ -71,11 +74,8 @@ OF_NODES: Mapping[int, Callable[[Any], bool]] = {
 }
 
 
-PRODUCE_KEY, FETCH_KEY = PRODUCE.to_bytes(2, "big"), FETCH.to_bytes(2, "big")
-
-
 class Lanes(Protocol):
-    """Where the native ways of requests are found; Node implements it."""
+    """Where the native lanes of requests are found; Node implements it."""
 
     @property
     def produce_lane(self) -> ProduceLane | None: ...
@@ -103,7 +103,8 @@ class RequestChannel:
 
     Without `forwarding` every request is handled here. APIs outside of the listener's `scope` close the
     connection, as in Kafka, and are not in its ApiVersions. On a listener for clients only, requests of
-    replicas close the connection too. `lanes`: takes requests that need no decision, before any is read here.
+    replicas close the connection too. `lanes`: take requests that need no decision, before any is read here;
+    `gate` leads to them.
     """
 
     def __init__(
@@ -121,7 +122,11 @@ class RequestChannel:
         # The requests that only nodes may send as replicas.
         self._is_of_node = OF_NODES if scope == Scope.CLIENTS else {}
         self._forwarding = forwarding
-        self._lanes = lanes
+        self.gate: LaneGate | None = None
+        if lanes is not None:
+            self.gate = LaneGate(
+                lanes, produces=PRODUCE in self._ranges, fetches=FETCH not in self._is_of_node
+            )
 
     def receive(self, frame: memoryview, client_host: str) -> Future[Answer]:
         """Do the same as `serve` and return a future, which fails with the error."""
@@ -140,27 +145,24 @@ class RequestChannel:
         gone, or None.
         """
         try:
-            if self._lanes is not None:
-                taken = self._by_lane(self._lanes, frame, answered, connection)
-                if taken is not None:
-                    return taken
+            taken: Cancellable | None = None
+            if self.gate is not None:
+                taken = self.gate.take(frame, answered, connection)
+        except Exception as error:
+            answered(None, error)
+            return None
+        return self.serve_declined(frame, client_host, answered, connection) if taken is None else taken
+
+    def serve_declined(
+        self, frame: memoryview, client_host: str, answered: Answered, connection: object = None
+    ) -> Cancellable | None:
+        """Do the same for a frame that the `gate` has declined."""
+        try:
             return self._serve(MessageReader(frame), frame, client_host, answered, connection)
         except Exception as error:
             # A handler's failure also ends the client's request. The owner of the connection logs it.
             answered(None, error)
             return None
-
-    def _by_lane(
-        self, lanes: Lanes, frame: memoryview, answered: Answered, connection: object
-    ) -> Cancellable | None:
-        """Return the request if a native lane has taken it."""
-        key = frame[:2]
-        if key == PRODUCE_KEY:
-            if lanes.produce_lane is not None and PRODUCE in self._ranges:
-                return lanes.produce_lane.take(frame, answered, connection)
-        elif key == FETCH_KEY and lanes.fetch_lane is not None and FETCH not in self._is_of_node:
-            return lanes.fetch_lane.take(frame, answered)
-        return None
 
     def _serve(
         self,

@@ -130,8 +130,8 @@ class QueuedAppend(ABC):
         self.info: LogAppendInfo | None = None
         self.error: KreplicaError | None = None
         self.check: Callable[[], None] | None = None
-        # Kept by the queue: the job in flight, and whether its effects are recorded; whether the core has
-        # left the append to its owner, the queue has given up on it, its check runs on another thread.
+        # Kept by the queue: the job in flight; whether the core has left the append to its owner, the queue
+        # has given up on it, its check runs on another thread.
         self.job: Any = None
         self.is_declined = self.is_given_up = self.is_in_check = False
 

@@ -17,6 +17,7 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any, TypeVar
 
+from kreplica._core.frame_reader import ReceiveBuffer
 from kreplica.runtime.scheduler import OnError, log_error
 
 T = TypeVar("T")
@@ -44,6 +45,8 @@ class EventLoopThread:
 
     def __init__(self, name: str = "kreplica-loop", on_error: OnError = log_error) -> None:
         self.on_error = on_error
+        # Into which the sockets of this loop receive, one after the other.
+        self.received = ReceiveBuffer()
         self.loop: asyncio.AbstractEventLoop = new_event_loop()
         # Errors outside of any node's task: reported, so that tests fail and logs show them.
         self.loop.set_exception_handler(self._failed)

@@ -20,13 +20,13 @@ from kreplica.broker.api_versions import PRODUCE, Scope
 from kreplica.broker.forwarding_manager import ForwardingManager
 from kreplica.broker.node import Node
 from kreplica.broker.node_config import SocketServerConfig
-from kreplica.broker.request_channel import Cancellable, RequestChannel
+from kreplica.broker.request_channel import Answered, Cancellable, RequestChannel
 from kreplica.common.future import Future
 from kreplica.common.messages.controllers import EnvelopeRequest
 from kreplica.common.ports import Clock, Loop
 from kreplica.runtime.event_loop import EventLoopThread
 from kreplica.runtime.local_network import Handler, LocalEndpoint
-from kreplica.runtime.tcp_server import Answered, TcpServer
+from kreplica.runtime.tcp_server import TcpServer
 from kreplica.runtime.tcp_transport import Address
 
 LOOPBACK = "127.0.0.1"

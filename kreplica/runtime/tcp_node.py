@@ -181,7 +181,8 @@ class _Life:
             )
             # On a listener only for clients, the end of a connection says nothing about another node.
             on_closed = None if scope == Scope.CLIENTS else self._client_left
-            self._servers.append((listen, TcpServer(self._thread, channel.serve, config.server, on_closed)))
+            server = TcpServer(self._thread, channel.serve_declined, config.server, on_closed, channel.gate)
+            self._servers.append((listen, server))
 
     def start(self) -> None:
         """Bind the ports, then serve while the node opens its logs: the quorum does not wait for that."""

@@ -22,8 +22,9 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from kreplica._core.frame_reader import FrameReader
 from kreplica.broker.api_versions import response_type
 from kreplica.common.dataclass import dataclass
 from kreplica.common.encoded_request import EncodedRequest
@@ -41,7 +42,9 @@ from kreplica.common.messages.quorum import (
 )
 from kreplica.runtime.bounded_log import BoundedLog
 from kreplica.runtime.event_loop import NodeLoops
-from kreplica.runtime.frame_reader import FrameReader
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 LOGGER = logging.getLogger(__name__)
 
@@ -415,7 +418,9 @@ class _Socket(asyncio.BufferedProtocol):
         self._connection = connection
         self._thread = connection._transport.thread
         self._reader = FrameReader(
-            min_bytes=SMALLEST_RESPONSE, max_bytes=connection._transport.config.socket_response_max_bytes
+            self._thread.received,
+            min_bytes=SMALLEST_RESPONSE,
+            max_bytes=connection._transport.config.socket_response_max_bytes,
         )
         self._transport: Any = None
 
@@ -428,15 +433,15 @@ class _Socket(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._lost(repr(exc) if exc else "closed")
 
-    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002
+    def get_buffer(self, sizehint: int) -> Buffer:  # noqa: ARG002
         return self._reader.get_buffer()
 
     def buffer_updated(self, nbytes: int) -> None:
         self._reader.buffer_updated(nbytes)
         is_turn = self._thread.begin_turn()
         try:
-            for frame in self._reader.frames():
-                self._connection.received(frame)
+            while (frame := self._reader.next()) is not None:
+                self._connection.received(memoryview(frame))
         except KreplicaError as error:
             # The position of the next response is unknown.
             self._transport.abort()

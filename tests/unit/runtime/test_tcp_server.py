@@ -14,13 +14,14 @@ from typing import Any
 
 import pytest
 
+from kreplica._core.frame_reader import RECEIVE_BYTES
 from kreplica._core.region import Region
 from kreplica.broker.node_config import SocketServerConfig
+from kreplica.broker.request_channel import Answered
 from kreplica.common.errors import BrokerNotAvailable, InvalidRequest
 from kreplica.common.future import Future, failed, resolved
 from kreplica.runtime.event_loop import EventLoopThread
-from kreplica.runtime.frame_reader import RECEIVE_BYTES
-from kreplica.runtime.tcp_server import Answered, MemoryPool, Receive, TcpServer
+from kreplica.runtime.tcp_server import MemoryPool, Receive, TcpServer
 from tests.support.sockets import connected, framed, read_exactly, read_frame, until
 
 WAIT_S = 20.0

@@ -1,0 +1,94 @@
+# ServerConnection: a client's connection, from the bytes that its socket receives to the order of its answers.
+#
+#     socket --> FrameReader --frame--> LaneGate --declined--> Processor.receive (Python)
+#                                          |                        |
+#     socket <-- answers of a turn <-- PendingAnswer, one for each request, in their order
+#
+# A Processor is what the connections of one listener share. A request that a native lane takes is served without
+# Python from its frame to its answer's bytes. Everything else, and what a listener decides about its connections
+# (their number, idle ones, the memory of all requests), is Python's and called when it is due; see
+# kreplica/runtime/tcp_server.py.
+#
+# Ownership: a connection owns its unsent answers; a PendingAnswer belongs to the lane or the handler that is to call
+# it, too. Thread rule: the thread of the event loop, in which the Processor was made or began to serve; only a
+# PendingAnswer may be called in any thread.
+
+from libc.stdint cimport int64_t
+
+from kreplica._core.frame_reader cimport FrameReader, ReceiveBuffer
+
+
+cdef class LaneGate:
+    cdef object lanes
+    cdef bint produces
+    cdef bint fetches
+
+    # Return the request if a native lane has taken it, else None.
+    cpdef object take(self, object frame, object answered, object connection)
+
+
+cdef class RequestMemory:
+    cdef readonly int64_t max_bytes
+    cdef readonly int64_t under_way_bytes
+    cdef public bint has_waiting  # connections wait for memory
+
+    cdef int release(self, int64_t size) except -1
+
+
+cdef class Processor:
+    cdef object receive
+    cdef object post
+    cdef LaneGate gate
+    cdef RequestMemory memory
+    cdef ReceiveBuffer received
+    cdef int64_t min_frame_bytes
+    cdef int64_t max_frame_bytes
+    cdef int64_t max_requests
+    cdef int64_t max_bytes
+    cdef unsigned long thread
+    cdef readonly int64_t activity  # counts requests and progress in sending, of all connections
+    cdef list due                 # the connections whose answers are sent at the end of the turn
+
+
+cdef class PendingAnswer:
+    cdef ServerConnection connection
+    cdef PendingAnswer next
+    cdef int64_t size             # of the request
+    cdef bint is_done
+    cdef list buffers
+    cdef object error
+    cdef object under_way         # the work on the answer, which is cancelled when the connection closes
+
+
+cdef class ServerConnection:
+    cdef readonly Processor processor
+    cdef FrameReader reader
+    cdef PendingAnswer first
+    cdef PendingAnswer last
+    cdef int64_t requests         # in flight, and their bytes
+    cdef int64_t request_bytes
+    cdef int64_t receiving_bytes  # received bytes of an incomplete large frame
+    # Of requests whose answers are sent at the end of the turn, and of those answers.
+    cdef int64_t answered_bytes
+    cdef int64_t answer_bytes
+    cdef readonly int64_t active  # the Processor's `activity` at its last request or progress in sending
+    cdef public object transport
+    cdef public str client_host   # the client's address after a slash
+    cdef readonly bint has_asked
+    cdef public bint is_closed
+    cdef public bint is_ending    # further input is ignored
+    cdef bint is_refused          # it has sent a frame whose size is out of bounds; nothing behind it can be read
+    cdef bint is_paused           # reading is paused
+    cdef bint is_reader_slow      # the client does not read its answers fast enough
+    cdef bint is_due              # it is in the Processor's `due`
+
+    cdef void touch(self) noexcept
+    cdef int serve(self) except -1
+    cdef int pass_on(self, object frame) except -1
+    cdef int append(self, PendingAnswer answer) except -1
+    cdef PendingAnswer pop(self)
+    cdef bint has_enough(self) except -1
+    cdef int hold(self) except -1
+    cdef int finish(self, PendingAnswer answer) except -1
+    cdef int send(self) except -1
+    cdef int flush(self) except -1

@@ -1,0 +1,350 @@
+"""A client's connection; purpose, ownership and thread rule: server_connection.pxd."""
+
+cimport cython
+from cpython.buffer cimport Py_buffer, PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
+from libc.stdint cimport int64_t, uint8_t
+
+from kreplica._core.big_endian cimport load16
+from kreplica._core.frame_reader cimport FrameReader, ReceiveBuffer
+
+cdef extern from "Python.h":
+    unsigned long PyThread_get_thread_ident() noexcept nogil
+
+cdef enum:
+    PRODUCE = 0
+    FETCH = 1
+    # Larger answers are sent at once, so that a client that does not read them is not read from, either.
+    ANSWER_BYTES_A_TURN = 65536
+    CONNECTIONS_A_TURN = 64            # those whose answers are sent before other tasks get their turn
+
+
+cdef class LaneGate:
+    """The native lanes of one listener, which take requests that need no decision.
+
+    `lanes`: has the attributes `produce_lane` and `fetch_lane`, which may be None and may change. `produces`,
+    `fetches`: whether the listener takes such requests.
+    """
+
+    def __init__(self, lanes, *, bint produces, bint fetches):
+        self.lanes = lanes
+        self.produces = produces
+        self.fetches = fetches
+
+    cpdef object take(self, object frame, object answered, object connection):
+        """Return the request in `frame` if a native lane has taken it, else None.
+
+        `answered(buffers, error)` is called once if it has, perhaps before this returns.
+        """
+        cdef Py_buffer view
+        cdef object lane
+        cdef int key
+        PyObject_GetBuffer(frame, &view, PyBUF_SIMPLE)
+        key = -1 if view.len < 2 else load16(<const uint8_t *> view.buf)
+        PyBuffer_Release(&view)
+        if key == PRODUCE and self.produces:
+            lane = self.lanes.produce_lane
+            return None if lane is None else lane.take(frame, answered, connection)
+        if key == FETCH and self.fetches:
+            lane = self.lanes.fetch_lane
+            return None if lane is None else lane.take(frame, answered)
+        return None
+
+
+cdef class RequestMemory:
+    """Counts the bytes of requests in progress; a subclass overrides `go_on`."""
+
+    def __init__(self, int64_t max_bytes):
+        self.max_bytes = max_bytes
+
+    @property
+    def is_full(self):
+        """Whether the requests in progress have reached the limit."""
+        return self.under_way_bytes >= self.max_bytes
+
+    def take(self, int64_t size):
+        """Count a request in progress; the one that exceeds the limit is the last one read."""
+        self.under_way_bytes += size
+
+    def give_back(self, int64_t size):
+        """Release the memory of an answered request."""
+        self.release(size)
+
+    cdef int release(self, int64_t size) except -1:
+        self.under_way_bytes -= size
+        if self.has_waiting and self.under_way_bytes < self.max_bytes:
+            self.go_on()
+        return 0
+
+
+cdef class Processor:
+    """What the connections of one listener share.
+
+    `receive(frame, client_host, answered, connection)`: takes each frame that the `gate` declines; the work that it
+    returns is cancelled if the connection closes before the answer. `post(task)`: runs a task soon in the event loop;
+    callable in any thread. The limits are those of SocketServerConfig.
+    """
+
+    def __init__(self, receive, post, LaneGate gate, RequestMemory memory not None,
+                 ReceiveBuffer received not None, *, int64_t min_frame_bytes, int64_t max_frame_bytes,
+                 int64_t max_in_flight_requests, int64_t max_in_flight_bytes):
+        self.receive = receive
+        self.post = post
+        self.gate = gate
+        self.memory = memory
+        self.received = received
+        self.min_frame_bytes = min_frame_bytes
+        self.max_frame_bytes = max_frame_bytes
+        self.max_requests = max_in_flight_requests
+        self.max_bytes = max_in_flight_bytes
+        self.due = []
+
+    def send_due(self):
+        """Send what the connections have to send in this turn, each in one write."""
+        cdef Py_ssize_t sent = 0
+        cdef ServerConnection connection
+        try:
+            # Sending may let a connection go on, which adds it again.
+            for sent in range(1, min(len(self.due), CONNECTIONS_A_TURN) + 1):
+                connection = self.due[sent - 1]
+                connection.is_due = False
+                connection.send()
+        finally:
+            del self.due[:sent]
+            if self.due:
+                self.post(self.send_due)
+
+
+@cython.final
+@cython.freelist(256)
+@cython.trashcan(True)
+cdef class PendingAnswer:
+    """A request's answer, in the order of its connection's requests. Call it once, with the answer or an error."""
+
+    def __call__(self, list buffers, error):
+        """Take the answer's buffers (None: no answer), or the error that closes the connection."""
+        if self.is_done:
+            return
+        self.buffers = buffers
+        self.error = error
+        self.is_done = True
+        self.under_way = None
+        if PyThread_get_thread_ident() == self.connection.processor.thread:
+            self.connection.finish(self)
+        else:
+            self.connection.processor.post(self.finish)
+
+    def finish(self):
+        """Let the connection send the answer."""
+        self.connection.finish(self)
+
+
+cdef class ServerConnection:
+    """A client's connection, and the native part of a BufferedProtocol of asyncio.
+
+    A subclass decides what to do at the beginning and the end. It overrides `begin(frame)`, called with the first
+    frame, `end(error)`, called with the error for which the connection is closed, `wait_for_memory()`, and
+    `note_received(size)`, called when the number of bytes of an incomplete large frame has changed.
+    """
+
+    def __init__(self, Processor processor not None):
+        processor.thread = PyThread_get_thread_ident()
+        self.processor = processor
+        self.reader = FrameReader(
+            processor.received, min_bytes=processor.min_frame_bytes, max_bytes=processor.max_frame_bytes)
+        self.client_host = ""
+        self.touch()
+
+    @property
+    def is_handled(self):
+        """Whether its next answer is being worked on."""
+        return self.first is not None and not self.first.is_done
+
+    @property
+    def is_busy(self):
+        """Whether an answer is pending or not completely sent."""
+        return self.first is not None or bool(self.transport.get_write_buffer_size())
+
+    # ---- the socket ------------------------------------------------------------------------------------------
+
+    def get_buffer(self, _size_hint):
+        return self.reader.get_buffer()
+
+    def buffer_updated(self, int64_t nbytes):
+        cdef int64_t receiving
+        self.reader.buffer_updated(nbytes)
+        self.serve()
+        receiving = self.reader.receiving()
+        if receiving != self.receiving_bytes:
+            self.receiving_bytes = receiving
+            self.note_received(receiving)
+            if self.has_enough():
+                self.hold()
+
+    def pause_writing(self):
+        self.is_reader_slow = True
+        self.hold()
+
+    def resume_writing(self):
+        self.is_reader_slow = False
+        self.touch()
+        # Not directly: a write that fails inside this callback would make asyncio close a socket twice.
+        self.processor.post(self.go_on)
+
+    def go_on(self):
+        """Resume reading, unless a limit still prevents it."""
+        if not self.is_paused or self.is_ending or self.is_refused or self.has_enough():
+            return
+        self.is_paused = False
+        # First serve what was received before the pause.
+        self.serve()
+        if not self.is_paused and not self.is_ending:
+            self.transport.resume_reading()
+
+    def give_up(self):
+        """Cancel the work on all answers: the connection is closed."""
+        cdef list under_way = []
+        cdef PendingAnswer answer
+        while self.first is not None:
+            answer = self.pop()
+            if answer.under_way is not None and not answer.is_done:
+                under_way.append(answer.under_way)
+        for each in under_way:
+            each.cancel()
+
+    # ---- requests --------------------------------------------------------------------------------------------
+
+    cdef void touch(self) noexcept:
+        self.processor.activity += 1
+        self.active = self.processor.activity
+
+    cdef int serve(self) except -1:
+        cdef object frame
+        cdef PendingAnswer refused
+        while not self.is_ending and not self.is_refused:
+            if self.has_enough():
+                self.reader.keep()
+                self.hold()
+                return 0
+            try:
+                frame = self.reader.next()
+            except Exception as error:
+                # Earlier requests are answered first.
+                self.is_refused = True
+                refused = PendingAnswer.__new__(PendingAnswer)
+                refused.error = error
+                refused.is_done = True
+                self.append(refused)
+                self.hold()
+                self.flush()
+                return 0
+            if frame is None:
+                return 0
+            self.pass_on(frame)
+        return 0
+
+    cdef int pass_on(self, object frame) except -1:
+        cdef Processor processor = self.processor
+        cdef PendingAnswer answer = PendingAnswer.__new__(PendingAnswer)
+        cdef object under_way = None
+        if not self.has_asked:
+            self.has_asked = True
+            self.begin(frame)
+        self.touch()
+        answer.size = len(frame)
+        self.append(answer)
+        processor.memory.under_way_bytes += answer.size
+        try:
+            if processor.gate is not None:
+                under_way = processor.gate.take(frame, answer, self)
+            if under_way is None:
+                under_way = processor.receive(memoryview(frame), self.client_host, answer, self)
+        except Exception as error:
+            # A handler's failure also ends the client's request.
+            answer(None, error)
+        if not answer.is_done:
+            answer.under_way = under_way
+        return 0
+
+    cdef int append(self, PendingAnswer answer) except -1:
+        answer.connection = self
+        if self.first is None:
+            self.first = answer
+        else:
+            self.last.next = answer
+        self.last = answer
+        self.requests += 1
+        self.request_bytes += answer.size
+        return 0
+
+    cdef PendingAnswer pop(self):
+        cdef PendingAnswer answer = self.first
+        self.first = answer.next
+        answer.next = None
+        if self.first is None:
+            self.last = None
+        self.requests -= 1
+        self.request_bytes -= answer.size
+        return answer
+
+    cdef bint has_enough(self) except -1:
+        cdef RequestMemory memory = self.processor.memory
+        if memory.under_way_bytes >= memory.max_bytes and (self.first is not None or self.receiving_bytes):
+            self.wait_for_memory()
+            return True
+        return (self.is_reader_slow or self.requests >= self.processor.max_requests
+                or self.request_bytes >= self.processor.max_bytes)
+
+    cdef int hold(self) except -1:
+        if not self.is_paused and not self.is_closed:
+            self.is_paused = True
+            self.transport.pause_reading()
+        return 0
+
+    # ---- answers ---------------------------------------------------------------------------------------------
+
+    cdef int finish(self, PendingAnswer answer) except -1:
+        # One write at the end of the turn takes all answers of the turn, unless they are large.
+        cdef Processor processor = self.processor
+        if not self.is_due:
+            self.is_due = True
+            if not processor.due:
+                processor.post(processor.send_due)
+            processor.due.append(self)
+        self.answered_bytes += answer.size
+        if answer.buffers is not None:
+            for buffer in answer.buffers:
+                self.answer_bytes += len(buffer)
+            if self.answer_bytes >= ANSWER_BYTES_A_TURN:
+                self.send()
+        return 0
+
+    cdef int send(self) except -1:
+        cdef int64_t size = self.answered_bytes
+        self.answered_bytes = self.answer_bytes = 0
+        self.flush()
+        # Also for a closed connection: its requests' bytes were in use until now.
+        self.processor.memory.release(size)
+        return 0
+
+    cdef int flush(self) except -1:
+        cdef list ready = None
+        cdef PendingAnswer answer
+        while self.first is not None and self.first.is_done and not self.is_ending:
+            answer = self.pop()
+            if answer.error is not None:
+                self.is_ending = True
+                self.end(answer.error)
+            elif answer.buffers is not None:
+                ready = answer.buffers if ready is None else ready + answer.buffers
+        if ready and not self.is_closed:
+            if len(ready) == 1 and type(ready[0]) is bytes:
+                self.transport.write(ready[0])
+            else:
+                self.transport.writelines(ready)
+        if self.is_ending:
+            if not self.is_closed:
+                self.is_closed = True
+                self.transport.close()
+        elif self.is_paused:
+            self.go_on()
+        return 0

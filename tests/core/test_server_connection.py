@@ -1,0 +1,374 @@
+"""A connection against a model: a queue of requests, whose answers leave in order, within the limits."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kreplica._core.frame_reader import ReceiveBuffer
+from kreplica._core.server_connection import LaneGate, Processor, RequestMemory, ServerConnection
+from kreplica.common.errors import InvalidRequest
+
+SMALLEST, LARGEST = 8, 200_000
+MOST_REQUESTS, MOST_BYTES, MOST_MEMORY = 3, 100_000, 150_000
+LARGE = bytes(70_000)
+
+
+class Memory(RequestMemory):
+    def __init__(self, max_bytes: int) -> None:
+        super().__init__(max_bytes)
+        self.waiting: list[Connection] = []
+
+    def go_on(self) -> None:
+        waiting, self.waiting, self.has_waiting = self.waiting, [], False
+        for connection in waiting:
+            connection.go_on()
+
+
+class Transport:
+    """What the connection does to its socket."""
+
+    def __init__(self) -> None:
+        self.sent: list[bytes] = []
+        self.is_reading = True
+        self.is_closed = False
+
+    def write(self, data: bytes) -> None:
+        assert not self.is_closed
+        self.sent.append(data)
+
+    def writelines(self, buffers: list[Any]) -> None:
+        self.write(b"".join(buffers))
+
+    def pause_reading(self) -> None:
+        # As in asyncio, it may be paused already.
+        self.is_reading = False
+
+    def resume_reading(self) -> None:
+        assert not self.is_reading
+        self.is_reading = True
+
+    def close(self) -> None:
+        assert not self.is_closed
+        self.is_closed = True
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+
+class Work:
+    def __init__(self) -> None:
+        self.is_cancelled = False
+
+    def cancel(self) -> bool:
+        self.is_cancelled = True
+        return True
+
+
+class Connection(ServerConnection):
+    def __init__(self, world: World) -> None:
+        super().__init__(world.processor)
+        self.transport = Transport()
+        self.world = world
+        self.unsent = b""
+        self.errors: list[BaseException] = []
+        self.first = b""
+        # The model: the requests passed on, with their answers once they are given.
+        self.passed: list[bytes] = []
+        self.asked: list[tuple[Callable[..., object], Work]] = []
+        self.given: dict[int, bytes | BaseException | None] = {}
+        self.is_slow = False
+
+    def begin(self, frame: Any) -> None:
+        assert not self.passed
+        self.first = bytes(frame)
+
+    def end(self, error: BaseException) -> None:
+        self.errors.append(error)
+
+    def wait_for_memory(self) -> None:
+        memory = self.world.memory
+        assert memory.is_full
+        if self not in memory.waiting:
+            memory.waiting.append(self)
+        memory.has_waiting = True
+
+    def note_received(self, size: int) -> None:
+        assert 0 <= size < LARGEST
+
+    def bring(self, most: int) -> None:
+        """Let the socket bring some of what the client has sent."""
+        while most and self.unsent and self.transport.is_reading and not self.is_closed:
+            buffer = memoryview(self.get_buffer(-1))
+            size = min(len(buffer), len(self.unsent), most)
+            assert size
+            buffer[:size] = self.unsent[:size]
+            self.unsent = self.unsent[size:]
+            most -= size
+            self.buffer_updated(size)
+
+    def answer(self, number: int, answer: bytes | BaseException | None) -> None:
+        if number in self.given:
+            return
+        self.given[number] = answer
+        if isinstance(answer, BaseException):
+            self.asked[number][0](None, answer)
+        else:
+            self.asked[number][0](None if answer is None else [answer[:2], answer[2:]], None)
+
+    def expected(self) -> bytes:
+        """What the client has received once the turn is over."""
+        found = b""
+        for number in range(len(self.passed)):
+            answer = self.given.get(number, ...)
+            if answer is ... or isinstance(answer, BaseException):
+                break
+            found += answer or b""
+        return found
+
+
+class World:
+    def __init__(self, gate: LaneGate | None = None) -> None:
+        self.memory = Memory(MOST_MEMORY)
+        self.tasks: deque[Callable[[], object]] = deque()
+        self.processor = Processor(
+            self.receive,
+            self.tasks.append,
+            gate,
+            self.memory,
+            ReceiveBuffer(),
+            min_frame_bytes=SMALLEST,
+            max_frame_bytes=LARGEST,
+            max_in_flight_requests=MOST_REQUESTS,
+            max_in_flight_bytes=MOST_BYTES,
+        )
+
+    def receive(self, frame: memoryview, _host: str, answered: Any, connection: Any) -> Work:
+        assert frame.readonly
+        connection.passed.append(bytes(frame))
+        work = Work()
+        connection.asked.append((answered, work))
+        return work
+
+    def run(self) -> None:
+        while self.tasks:
+            self.tasks.popleft()()
+
+
+def framed(body: bytes) -> bytes:
+    return len(body).to_bytes(4, "big") + body
+
+
+def in_flight(connection: Connection) -> list[bytes]:
+    return [each for number, each in enumerate(connection.passed) if number not in connection.given]
+
+
+answers = st.one_of(
+    st.just(b"answer"), st.just(LARGE), st.none(), st.just(InvalidRequest("no")), st.just(ValueError("a bug"))
+)
+steps = st.one_of(
+    st.tuples(st.just("send"), st.sampled_from([8, 9, 300, 65_532, 65_533, LARGEST - 1])),
+    st.tuples(st.just("send badly"), st.sampled_from([-1, 0, 7, LARGEST + 1])),
+    st.tuples(st.just("bring"), st.integers(1, 150_000)),
+    st.tuples(st.just("answer"), st.tuples(st.integers(0, 2), answers)),
+    st.tuples(st.just("slow"), st.none()),
+    st.tuples(st.just("run"), st.none()),
+    st.tuples(st.just("lose"), st.none()),
+)
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 2), steps), max_size=60))
+def test_answers_leave_in_order_and_the_limits_hold(runs: list[tuple[int, Any]]) -> None:
+    world = World()
+    connections = [Connection(world) for _ in range(3)]
+    sent: list[list[bytes]] = [[] for _ in connections]
+    is_spoiled = [False] * 3
+    for number, (at, (what, value)) in enumerate(runs):
+        connection = connections[at]
+        if what == "send" and not is_spoiled[at]:
+            body = number.to_bytes(4, "big").ljust(value, b".")
+            sent[at].append(body)
+            connection.unsent += framed(body)
+        elif what == "send badly":
+            is_spoiled[at] = True
+            connection.unsent += value.to_bytes(4, "big", signed=True) + b"junk of no frame"
+        elif what == "bring":
+            connection.bring(value)
+        elif what == "answer":
+            waiting = [each for each in range(len(connection.asked)) if each not in connection.given]
+            if len(waiting) > value[0]:
+                connection.answer(waiting[value[0]], value[1])
+        elif what == "slow":
+            connection.is_slow = not connection.is_slow
+            (connection.pause_writing if connection.is_slow else connection.resume_writing)()
+        elif what == "run":
+            world.run()
+        elif not connection.is_closed:
+            waiting = in_flight(connection)
+            connection.is_closed = connection.is_ending = True
+            connection.give_up()
+            cancelled = [each for each, (_, work) in enumerate(connection.asked) if work.is_cancelled]
+            assert [connection.passed[each] for each in cancelled] == waiting
+        for each in connections:
+            assert len(in_flight(each)) <= MOST_REQUESTS
+            assert sum(map(len, in_flight(each)[:-1])) < MOST_BYTES
+    # The end: everything is answered, and whatever may still be read is read.
+    for connection in connections:
+        if connection.is_slow:
+            connection.resume_writing()
+    for _ in range(200):
+        world.run()
+        for connection in connections:
+            for each in range(len(connection.asked)):
+                connection.answer(each, b"late")
+            connection.bring(LARGEST)
+    world.run()
+    assert world.memory.under_way_bytes == 0
+    for at, connection in enumerate(connections):
+        assert connection.passed == sent[at][: len(connection.passed)]
+        assert connection.first == (connection.passed[0] if connection.passed else b"")
+        received, expected = b"".join(connection.transport.sent), connection.expected()
+        if connection.transport.is_closed or not connection.is_closed:
+            assert received == expected
+            # The error of a handler, or of a frame that cannot be read, closes it; nothing else does.
+            assert bool(connection.errors) == connection.transport.is_closed
+        else:
+            assert expected.startswith(received)
+        if not connection.is_closed:
+            assert connection.passed == sent[at]
+            assert not is_spoiled[at]
+        connection.give_up()
+
+
+@given(st.lists(st.binary(max_size=400), max_size=10))
+def test_any_bytes_are_frames_or_close_the_connection(pieces: list[bytes]) -> None:
+    world = World()
+    connection = Connection(world)
+    for piece in pieces:
+        connection.unsent += piece
+        connection.bring(len(connection.unsent))
+        for number in range(len(connection.asked)):
+            connection.answer(number, None)
+        world.run()
+    stream = b"".join(map(framed, connection.passed))
+    assert b"".join(pieces).startswith(stream)
+    assert world.memory.under_way_bytes == 0
+
+
+def test_answers_of_a_turn_are_one_write() -> None:
+    world = World()
+    connection = Connection(world)
+    connection.unsent = b"".join(framed(bytes([number]) * 8) for number in range(3))
+    connection.bring(100)
+    for number in (2, 0, 1):
+        connection.answer(number, b"to %d" % number)
+    assert connection.transport.sent == []
+    world.run()
+    assert connection.transport.sent == [b"to 0to 1to 2"]
+
+
+def test_an_answer_of_another_thread_is_sent_by_the_loop() -> None:
+    world = World()
+    connection = Connection(world)
+    connection.unsent = framed(b"question")
+    connection.bring(100)
+    other = threading.Thread(target=connection.answer, args=(0, LARGE))
+    other.start()
+    other.join()
+    assert connection.transport.sent == []
+    world.run()
+    assert connection.transport.sent == [LARGE]
+
+
+def test_a_second_answer_is_ignored() -> None:
+    world = World()
+    connection = Connection(world)
+    connection.unsent = framed(b"question")
+    connection.bring(100)
+    answered, _ = connection.asked[0]
+    answered([b"first"], None)
+    answered([b"second"], None)
+    world.run()
+    answered(None, ValueError("third"))
+    world.run()
+    assert connection.transport.sent == [b"first"]
+    assert not connection.errors
+
+
+class Lane:
+    """Takes every second request."""
+
+    def __init__(self) -> None:
+        self.taken: list[tuple[bytes, Any]] = []
+        self.is_willing = False
+
+    def take(self, frame: bytes, *answered: Any) -> Work | None:
+        self.is_willing = not self.is_willing
+        if not self.is_willing:
+            return None
+        self.taken.append((frame, answered))
+        return Work()
+
+
+class Lanes:
+    def __init__(self) -> None:
+        self.produce_lane: Lane | None = Lane()
+        self.fetch_lane: Lane | None = Lane()
+
+
+@pytest.mark.parametrize(
+    ("key", "produces", "fetches", "taken"),
+    [(0, True, True, 1), (1, True, True, 1), (0, False, True, 0), (1, True, False, 0), (2, True, True, 0)],
+)
+def test_a_lane_gets_the_requests_of_its_key_and_python_what_is_declined(
+    key: int, produces: bool, fetches: bool, taken: int
+) -> None:
+    lanes = Lanes()
+    world = World(LaneGate(lanes, produces=produces, fetches=fetches))
+    connection = Connection(world)
+    bodies = [key.to_bytes(2, "big") + bytes([number]) * 10 for number in range(2)]
+    connection.unsent = b"".join(map(framed, bodies))
+    connection.bring(100)
+    lane = lanes.fetch_lane if key else lanes.produce_lane
+    assert lane is not None
+    assert [frame for frame, _ in lane.taken] == bodies[:taken]
+    assert connection.passed == bodies[taken:]
+    lanes.produce_lane = lanes.fetch_lane = None
+    connection.unsent = framed(bodies[0])
+    connection.bring(100)
+    assert connection.passed[-1] == bodies[0]
+
+
+@pytest.mark.parametrize("is_native", [False, True])
+def test_a_handler_that_raises_closes_its_connection_alone(is_native: bool) -> None:
+    error = ValueError("a bug")
+
+    class Faulty(World):
+        def receive(self, frame: memoryview, host: str, answered: Any, connection: Any) -> Work:
+            if frame[2]:
+                raise error
+            return super().receive(frame, host, answered, connection)
+
+        def take(self, *_: Any) -> None:
+            raise error
+
+    world = Faulty(LaneGate(lanes := Lanes(), produces=True, fetches=True))
+    lanes.produce_lane = world if is_native else None  # type: ignore[assignment]
+    faulty, other = Connection(world), Connection(world)
+    faulty.unsent = framed(b"\0\0\1.....")
+    other.unsent = framed(b"\0\7\0.....")
+    for each in (faulty, other):
+        each.bring(100)
+    other.answer(0, b"served")
+    world.run()
+    assert faulty.errors == [error]
+    assert faulty.transport.is_closed
+    assert other.transport.sent == [b"served"]
+    assert world.memory.under_way_bytes == 0
