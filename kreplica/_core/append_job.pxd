@@ -35,6 +35,10 @@ cdef class RunJob(DiskJob):
     cdef Py_buffer *view          # the data to append, NULL before
     cdef FetchedRun run
 
+    # Initialize the append of the batches in `data`.
+    cdef int begin(self, data, LogSegment segment, LogState state, int32_t leader_epoch,
+                   bint with_producers) except -1
+
 
 cdef class PublishJob(DiskJob):
     cdef LogState state

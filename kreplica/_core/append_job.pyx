@@ -128,6 +128,10 @@ cdef class RunJob(DiskJob):
 
     def __init__(self, data, LogSegment segment not None, LogState state not None, int32_t leader_epoch, *,
                  bint with_producers=False):
+        self.begin(data, segment, state, leader_epoch, with_producers)
+
+    cdef int begin(self, data, LogSegment segment, LogState state, int32_t leader_epoch,
+                   bint with_producers) except -1:
         if self.view != NULL:
             raise ValueError("a job can be initialized only once: create another one")
         segment.know()
@@ -144,6 +148,7 @@ cdef class RunJob(DiskJob):
         self.run.last.append_time = -1
         self.run.last.latest = INT64_MAX
         self.run.last.flags = MAY_ROLL | WRITES_BODY
+        return 0
 
     def __dealloc__(self):
         let_go(self.view)

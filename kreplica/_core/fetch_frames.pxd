@@ -21,3 +21,18 @@ cdef class FetchSettings:
     cdef readonly int32_t partition_max_bytes
     cdef readonly int32_t replica_id
     cdef readonly int64_t replica_epoch
+
+
+cdef class SessionFetch:
+    cdef readonly int32_t session_id
+    cdef readonly int32_t session_epoch
+    cdef readonly dict asked
+    cdef readonly dict forgotten
+
+
+cdef class FetchFrames:
+    cdef readonly SessionFetch fetch
+    cdef readonly FetchSettings settings
+    cdef object declined               # counts the answers that were declined, by the reason
+
+    cdef object as_message(self, object why, object frame)

@@ -24,6 +24,8 @@ FETCH_VERSION = 17
 cdef enum:
     FETCH = 1
     VERSION = 17
+    SIZE_BYTES = 4                 # before a frame
+    NUMBER_BYTES = 4               # the number of the request, before its answer
     ID_BYTES = 16
     MOST_VARINT_BYTES = 5
     REPLICA_STATE_TAG = 1
@@ -338,3 +340,50 @@ def write_fetch_request(int32_t number, bytes client_id not None, FetchSettings 
         return PyBytes_FromStringAndSize(<const char *> into.data, into.size)
     finally:
         free(into.data)
+
+
+# ---- both ------------------------------------------------------------------------------------------------------------
+
+
+cdef class SessionFetch:
+    """One fetch: its session, and the partitions it names and forgets; `asked`, `forgotten`: as write_fetch_request."""
+
+    def __init__(self, int32_t session_id, int32_t session_epoch, dict asked not None, dict forgotten not None):
+        self.session_id = session_id
+        self.session_epoch = session_epoch
+        self.asked = asked
+        self.forgotten = forgotten
+
+
+cdef class FetchFrames:
+    """The frames of one fetch and its answer; the native part of an EncodedFetch, which has `read_message(frame)`.
+
+    `declined`: a mapping that counts the answers that were left to `read_message`, by the reason.
+    """
+
+    def __init__(self, SessionFetch fetch not None, FetchSettings settings not None, declined not None):
+        self.fetch = fetch
+        self.settings = settings
+        self.declined = declined
+
+    def frame(self, int32_t number, bytes client_id not None):
+        """Return the request with its header; see EncodedRequest."""
+        cdef SessionFetch fetch = self.fetch
+        return write_fetch_request(number, client_id, self.settings, fetch.session_id, fetch.session_epoch,
+                                   fetch.asked, fetch.forgotten)
+
+    def read(self, frame not None):
+        """Return the answer in the frame; see EncodedRequest."""
+        answer = read_fetch_answer(frame, NUMBER_BYTES)
+        return answer if type(answer) is FetchAnswer else self.as_message(answer, frame)
+
+    def read_buffers(self, list buffers not None):
+        """Return the answer in the frame of these buffers; see EncodedRequest."""
+        answer = read_fetch_buffers(buffers, SIZE_BYTES + NUMBER_BYTES)
+        if type(answer) is FetchAnswer:
+            return answer
+        return self.as_message(answer, memoryview(b"".join(buffers))[SIZE_BYTES:])
+
+    cdef object as_message(self, object why, object frame):
+        self.declined[why] += 1
+        return self.read_message(frame)

@@ -64,3 +64,7 @@ cdef class LeaderState:
     cpdef bint appended(self, object log, int64_t former_end) except -1
     # Move the high watermark to what all replicas that count have. Return whether it moved.
     cpdef bint increment_high_watermark(self, object log, object now_ms) except -1
+    # Move the log's high watermark up to `offset`. Return whether it moved.
+    cpdef bint advance_high_watermark(self, object log, int64_t offset) except -1
+    # Take over the leader's high watermark, up to the end of this log. Return whether it moved.
+    cpdef bint update_follower_high_watermark(self, int64_t leader_high_watermark, int64_t leader_epoch) except -1

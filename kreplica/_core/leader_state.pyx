@@ -2,8 +2,10 @@
 
 from libc.stdint cimport int64_t
 
+from kreplica._core.log_lock cimport LogLock
 from kreplica._core.log_state cimport LogState
 from kreplica._core.purgatory cimport Watermark
+from kreplica._core.region cimport kr_load_acquire
 
 UNKNOWN_BROKER_EPOCH = -1
 # Lower than any reading of a monotonic clock, which may start at 0.
@@ -171,7 +173,8 @@ cdef class Term:
 cdef class LeaderState:
     """The native part of a Partition: its role, its followers, and its high watermark.
 
-    A subclass has `is_under_min_isr`, `is_about_to_join(replica, now_ms)` and `advance_high_watermark(log, offset)`.
+    A subclass has `is_under_min_isr`, `is_about_to_join(replica, now_ms)`, and `follower_log(leader_epoch)`, which
+    raises the error of a broker that does not follow in that epoch.
     """
 
     cpdef bint appended(self, object log, int64_t former_end) except -1:
@@ -209,3 +212,38 @@ cdef class LeaderState:
         if not self.term.watermark.closed and offset > self.term.watermark.value:
             self.term.watermark.value = offset
         return True
+
+    cpdef bint advance_high_watermark(self, object log, int64_t offset) except -1:
+        """Move the log's high watermark up to `offset`. Return whether it moved."""
+        cdef LogState state = log.state
+        cdef LogLock lock = log.offsets_lock
+        with lock:
+            if offset <= state.now.high_watermark:
+                return False
+            if state.stable and offset <= kr_load_acquire(&state.now.log_end_offset):
+                # The usual case: no transaction is open, or completed and not replicated yet.
+                state.advance(offset, offset)
+            else:
+                log.maybe_increment_high_watermark(offset)
+        if state.unpublished:
+            self.queue.publish_soon()
+        return True
+
+    cpdef bint update_follower_high_watermark(self, int64_t leader_high_watermark, int64_t leader_epoch) except -1:
+        """Take over the leader's high watermark, up to the end of this log. Return whether it moved.
+
+        It never goes back: a new leader may know of less, but what was committed stays committed.
+        """
+        cdef LogState state
+        cdef Term term
+        cdef int64_t end
+        self.leader_isr_update_lock.acquire()
+        try:
+            term = self.term
+            if term.leads or term.log is None or term.leader_epoch != leader_epoch:
+                self.follower_log(leader_epoch)
+            state = term.log.state
+            end = kr_load_acquire(&state.now.log_end_offset)
+            return self.advance_high_watermark(term.log, min(leader_high_watermark, end))
+        finally:
+            self.leader_isr_update_lock.release()

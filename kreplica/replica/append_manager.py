@@ -16,6 +16,7 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+from kreplica._core.follower import FollowedAppend
 from kreplica._core.produce_lane import DECLINED, LaneAppend, ProduceLane
 from kreplica.common.errors import (
     InvalidRequiredAcks,
@@ -355,6 +356,9 @@ class AppendManager:
                 assert append.error is not None
                 append.fail(self._refused(append.partition.topic_partition, append.error))
                 continue
+            if isinstance(append, FollowedAppend):
+                append.fail(append.error)
+                continue
             assert append.request is not None
             if isinstance(append, ProducerAppend):
                 append.request.finished(append)
@@ -376,7 +380,7 @@ class AppendManager:
         finished: list[ReplicaAppend] = []
         append = queue.take_back()
         try:
-            if type(append) is LaneAppend:
+            if isinstance(append, (LaneAppend, FollowedAppend)):
                 append.finish()
             elif append is not None:
                 append.partition.made(append)

@@ -608,7 +608,7 @@ class Partition(LeaderState):
     def _make_as_follower(self, append: FetchedAppend, queue: AppendQueue) -> int:
         """Append what was fetched as it is, in one native call if possible, or else with care. Return LEFT if
         it has to wait."""
-        append.log = log = self._follower_log(append.leader_epoch)
+        append.log = log = self.follower_log(append.leader_epoch)
         starts_over = self._must_start_over(log, append.leader_log_start)
         if log is queue.log and not starts_over:
             state = queue.start(append, append.leader_epoch)
@@ -756,21 +756,10 @@ class Partition(LeaderState):
                 where=first.base_offset,
             )
 
-    def update_follower_high_watermark(self, leader_high_watermark: int, leader_epoch: int) -> bool:
-        """Take over the leader's high watermark, up to the end of this log. Return whether it moved.
-
-        It never goes back: a new leader may know of less, but what was committed stays committed.
-        """
-        with self.leader_isr_update_lock:
-            log = self._follower_log(leader_epoch)
-            end = log.state.log_end_offset
-            offset = leader_high_watermark if leader_high_watermark < end else end
-            return self.advance_high_watermark(log, offset)
-
     def maybe_increment_log_start_offset(self, offset: int, leader_epoch: int) -> bool:
         """Delete what the leader has deleted, as a follower. Return whether the log start moved."""
         with self.leader_isr_update_lock:
-            log = self._follower_log(leader_epoch)
+            log = self.follower_log(leader_epoch)
             return log.maybe_increment_log_start_offset(min(offset, log.high_watermark))
 
     def truncate_to(self, offset: int) -> bool:
@@ -779,7 +768,7 @@ class Partition(LeaderState):
         Raises NotLeaderOrFollower for a leader, which never truncates.
         """
         with self.leader_isr_update_lock:
-            log = self._follower_log()
+            log = self.follower_log()
             if offset > log.log_start_offset:
                 end = log.log_end_offset
                 is_cut = log.truncate_to(offset)
@@ -795,7 +784,7 @@ class Partition(LeaderState):
     def truncate_fully_and_start_at(self, offset: int) -> None:
         """Remove everything and begin again at `offset`, as a follower."""
         with self.leader_isr_update_lock:
-            self._start_over_at(self._follower_log(), offset)
+            self._start_over_at(self.follower_log(), offset)
 
     def cut_unknown_epoch(self) -> None:
         """Truncate the records of the latest leader epoch here, which the leader does not know.
@@ -811,7 +800,11 @@ class Partition(LeaderState):
             )
             self.truncate_to(latest.start_offset)
 
-    def _follower_log(self, leader_epoch: int | None = None) -> UnifiedLog:
+    def follower_log(self, leader_epoch: int | None = None) -> UnifiedLog:
+        """Return the log that this broker writes as a follower, in `leader_epoch` if given.
+
+        Raises NotLeaderOrFollower, FencedLeaderEpoch.
+        """
         # An answer may arrive after the end of the role for which it was fetched.
         term = self.term
         log: UnifiedLog | None = term.log
@@ -859,15 +852,6 @@ class Partition(LeaderState):
         with self.leader_isr_update_lock:
             log = self.leader_log_if_local
             return SAME if log is None else change_of(self.increment_high_watermark(log, now_ms))
-
-    def advance_high_watermark(self, log: UnifiedLog, offset: int) -> bool:
-        """Move the log's high watermark up to `offset`. Return whether it moved."""
-        if log.maybe_increment_high_watermark(offset) is None:
-            return False
-        if log.state.is_unpublished:
-            assert self.queue is not None
-            self.queue.publish_soon()
-        return True
 
     def is_about_to_join(self, replica: Replica, now_ms: int | None) -> bool:
         """Return whether the high watermark waits for a replica outside the ISR.

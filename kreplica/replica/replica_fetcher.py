@@ -7,20 +7,23 @@ The partitions that a broker leads are shared out among its fetchers; each fetch
 the next step. The cost of a step depends on what has changed since the last one: idle partitions are neither
 looked at nor named.
 
+The states of the partitions and the fetch session are in the Follower (_core/follower). It applies the
+answers that need no decision; `decide` handles the others, with the same states.
+
 Thread rule: `do_work` and answers run in the loop; any thread may add and remove partitions. `_lock` guards
-the states. It is held while an answer is applied to a partition, so that nothing is applied after
+the Follower. It is held while an answer is applied to a partition, so that nothing is applied after
 `remove_partitions`.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kreplica._core.fetch_frames import Declined, FetchAnswer, PartitionAnswer
+from kreplica._core.follower import PARTITIONS_DECLINED, FollowedAppend, FollowedPartition, Follower
 from kreplica.common.dataclass import dataclass
 from kreplica.common.errors import (
     BY_CODE,
@@ -39,19 +42,12 @@ from kreplica.common.future import Future
 from kreplica.common.locks import RLock
 from kreplica.common.metrics import MetricRegistry
 from kreplica.common.ports import NANOSECONDS_PER_MS, Cancellable, Clock, Loop, monotonic_ms
-from kreplica.common.types import NO_OFFSET, TopicPartition
+from kreplica.common.types import NO_OFFSET, TopicPartition, Uuid
+from kreplica.log.append_queue import INLINE
 from kreplica.log.unified_log import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, UnifiedLog
 from kreplica.replica.hosted_partitions import HostedPartitions
 from kreplica.replica.partition import FetchedAppend
-from kreplica.replica.partition_fetch_state import (
-    InitialFetchState,
-    PartitionFetchState,
-    PartitionStates,
-    ReplicaState,
-    States,
-)
 from kreplica.replica.remote_leader_endpoint import (
-    FetchSessionHandler,
     RemoteLeaderEndPoint,
     epoch_answers,
     fetch_answers,
@@ -65,14 +61,25 @@ if TYPE_CHECKING:
     from kreplica.common.messages.data import PartitionData as FetchMessage
     from kreplica.replica.partition import Partition
 
-    Answers = Iterator[tuple[bytes, int, PartitionAnswer | FetchMessage]]
+    Answers = list[tuple[bytes, int, PartitionAnswer]] | list[tuple[bytes, int, FetchMessage]]
 
 LOGGER = logging.getLogger(__name__)
 
 # The most partitions of an answer that one step applies. Heartbeats wait for the step, and an answer may have
 # thousands.
 ANSWERS_A_STEP = 64
-FETCHING, TRUNCATING = ReplicaState.FETCHING, ReplicaState.TRUNCATING
+
+
+class InitialFetchState(NamedTuple):
+    """Where a partition's replication starts.
+
+    `fetch_offset`: the log end if the log knows leader epochs, else the high watermark.
+    """
+
+    topic_id: Uuid
+    leader: int
+    leader_epoch: int
+    fetch_offset: int
 
 
 class OffsetTruncationState(NamedTuple):
@@ -125,23 +132,22 @@ class _Standstill:
 class FruitlessFetches:
     """Counts and logs fetches that fail although the leader, broker `leader_id`, answers.
 
-    Repeated failures at one offset are logged, once a minute. The fetcher's lock guards it.
-    `patience_ms`: how long a failure that may be temporary, such as an unknown leader, lasts before it is
-    logged.
+    Repeated failures at one offset are logged, once a minute. A partition's standstill is in its state, which
+    the fetcher's lock guards. `patience_ms`: how long a failure that may be temporary, such as an unknown
+    leader, lasts before it is logged.
     """
 
     def __init__(self, leader_id: int, patience_ms: int, now_ms: Callable[[], int]) -> None:
         self._leader_id = leader_id
         self._patience_ms = patience_ms
         self._now_ms = now_ms
-        self._standstills: dict[TopicPartition, _Standstill] = {}
 
-    def failed(self, state: PartitionFetchState, reason: str, *, may_pass: bool = False) -> int:
+    def failed(self, state: FollowedPartition, reason: str, *, may_pass: bool = False) -> int:
         """Record a failed fetch. Returns how many have failed in a row at its offset."""
-        topic_partition, offset, now_ms = state.topic_partition, state.fetch_offset, self._now_ms()
-        known = self._standstills.get(topic_partition)
+        offset, now_ms = state.fetch_offset, self._now_ms()
+        known: _Standstill | None = state.standstill
         if known is None or offset != known.offset:
-            known = self._standstills[topic_partition] = _Standstill(offset, now_ms)
+            known = state.standstill = _Standstill(offset, now_ms)
         known.failures += 1
         lasts_ms = now_ms - known.since_ms
         is_serious = lasts_ms >= self._patience_ms if may_pass else known.failures >= IN_A_ROW
@@ -149,20 +155,15 @@ class FruitlessFetches:
             known.logged_ms = now_ms
             LOGGER.warning(
                 "%s: replication from broker %d makes no progress at offset %d (%d attempts in %d ms): %s",
-                *(topic_partition, self._leader_id, offset, known.failures, lasts_ms, reason),
+                *(state.topic_partition, self._leader_id, offset, known.failures, lasts_ms, reason),
             )
         return known.failures
 
-    def succeeded(self, state: PartitionFetchState) -> None:
+    def succeeded(self, state: FollowedPartition) -> None:
         """Record a successful fetch."""
-        if self._standstills:
-            known = self._standstills.get(state.topic_partition)
-            if known is not None and state.fetch_offset >= known.offset:
-                del self._standstills[state.topic_partition]
-
-    def forget(self, topic_partition: TopicPartition) -> None:
-        """Forget the partition: it is no longer fetched, or in another leader epoch."""
-        self._standstills.pop(topic_partition, None)
+        known: _Standstill | None = state.standstill
+        if known is not None and state.fetch_offset >= known.offset:
+            state.standstill = None
 
 
 STATS = "FetcherStats"
@@ -191,12 +192,14 @@ class FetcherMetrics:
         """Add a gauge for `lag()`, in messages."""
         self._metrics.gauge(LAGS, "ConsumerLag", lag, self._tags_of(topic_partition))
 
-    def watch_declined(self, declined: Mapping[Declined, int]) -> None:
-        """Add a gauge for each reason why an answer is read as a message."""
+    def watch_declined(self, answers: Mapping[Declined, int], partitions: Callable[[int], int]) -> None:
+        """Add gauges for the reasons why an answer is read as a message, and a partition's left to Python."""
         for reason in Declined:
-            self._metrics.gauge(
-                STATS, "DeclinedAnswers", partial(declined.__getitem__, reason), self._tags_of_reason(reason)
-            )
+            count = partial(answers.__getitem__, reason)
+            self._metrics.gauge(STATS, "DeclinedAnswers", count, self._tags_of_reason(reason.name.lower()))
+        for number, name in enumerate(PARTITIONS_DECLINED):
+            count = partial(partitions, number)
+            self._metrics.gauge(STATS, "DeclinedPartitions", count, self._tags_of_reason(name))
 
     def forget_lag(self, topic_partition: TopicPartition) -> None:
         """Remove the gauge of the partition's lag."""
@@ -207,10 +210,12 @@ class FetcherMetrics:
         for name in ("BytesPerSec", "RequestsPerSec", "totalTime", "requestTime"):
             self._metrics.remove(STATS, name, self._tags)
         for reason in Declined:
-            self._metrics.remove(STATS, "DeclinedAnswers", self._tags_of_reason(reason))
+            self._metrics.remove(STATS, "DeclinedAnswers", self._tags_of_reason(reason.name.lower()))
+        for name in PARTITIONS_DECLINED:
+            self._metrics.remove(STATS, "DeclinedPartitions", self._tags_of_reason(name))
 
-    def _tags_of_reason(self, reason: Declined) -> dict[str, str]:
-        return {**self._tags, "reason": reason.name.lower()}
+    def _tags_of_reason(self, reason: str) -> dict[str, str]:
+        return {**self._tags, "reason": reason}
 
     def _tags_of(self, topic_partition: TopicPartition) -> dict[str, str]:
         topic, number = topic_partition
@@ -245,24 +250,20 @@ class ReplicaFetcher:
         self._config = config
         self._clock = clock
         self._loop = loop
-        self._quota = quota
+        self.quota = quota
         self.metrics = metrics
-        metrics.watch_declined(leader.declined)
         self._on_moved = on_moved
         self._on_storage_failure = on_storage_failure
         self._lock = RLock()
         # Guarded by _lock:
-        self._states = PartitionStates()
+        self._follower = Follower(self, self._lock, partitions.get, INLINE)
+        metrics.watch_declined(leader.declined, self._follower.declined)
         self._fruitless = FruitlessFetches(leader.leader_id, config.replica_lag_time_max_ms, self._now_ms)
         self.failed: dict[TopicPartition, KreplicaError] = {}
-        # Notifications to send once no lock is held.
-        self._moved: list[Partition] = []
+        # Failures to report once no lock is held.
         self._broken: list[tuple[TopicPartition, KreplicaError]] = []
         # Owned by the loop:
-        self._session = FetchSessionHandler()
         self._in_flight = False
-        # Appends of the last answer that the disk thread has not made yet.
-        self._appending = 0
         self._is_taking = False  # a part of the answer is being applied
         self._has_more_answers = False  # whether later steps apply the rest of the answer
         self._waits_until_ms = 0
@@ -285,45 +286,35 @@ class ReplicaFetcher:
     def _add(self, topic_partition: TopicPartition, wanted: InitialFetchState) -> None:
         partition = self._partitions.get(topic_partition)
         epoch = None if partition is None else partition.local_log.latest_epoch
-        state = PartitionFetchState(
-            topic_partition,
-            wanted.topic_id,
-            wanted.fetch_offset,
-            wanted.leader_epoch,
-            TRUNCATING if epoch is None or not self._config.truncation_on_fetch else FETCHING,
-            -1 if epoch is None else epoch,
-        )
         self.failed.pop(topic_partition, None)
-        self._forget(topic_partition)
         self.metrics.watch_lag(topic_partition, partial(self.lag_of, topic_partition))
-        self._states.add(state)
+        self._follower.add(
+            FollowedPartition(
+                topic_partition,
+                wanted.topic_id,
+                wanted.fetch_offset,
+                wanted.leader_epoch,
+                last_fetched_epoch=-1 if epoch is None else epoch,
+                is_truncating=epoch is None or not self._config.truncation_on_fetch,
+            )
+        )
 
-    def remove_partitions(self, topic_partitions: Iterable[TopicPartition]) -> States:
-        """Stop replicating these partitions, and return their states. No answer is applied to them
-        afterwards.
-        """
+    def remove_partitions(self, topic_partitions: Iterable[TopicPartition]) -> None:
+        """Stop replicating these partitions. No answer is applied to them afterwards."""
         with self._lock:
-            removed = {}
             for topic_partition in topic_partitions:
-                state = self._forget(topic_partition)
+                self._forget(topic_partition)
                 self.failed.pop(topic_partition, None)
-                if state is not None:
-                    removed[topic_partition] = state
-                    self._states.gone[topic_partition] = None
-            return removed
 
-    def _forget(self, topic_partition: TopicPartition) -> PartitionFetchState | None:
-        state = self._states.forget(topic_partition)
-        self._fruitless.forget(topic_partition)
-        if state is not None:
+    def _forget(self, topic_partition: TopicPartition) -> None:
+        if self._follower.forget(topic_partition) is not None:
             self.metrics.forget_lag(topic_partition)
-        return state
 
     def __len__(self) -> int:
-        return len(self._states)
+        return len(self._follower)
 
-    def state_of(self, topic_partition: TopicPartition) -> PartitionFetchState | None:
-        return self._states.by_partition.get(topic_partition)
+    def state_of(self, topic_partition: TopicPartition) -> FollowedPartition | None:
+        return self._follower.by_partition.get(topic_partition)
 
     def lag_of(self, topic_partition: TopicPartition) -> int:
         """Return how many messages the partition is behind its leader's high watermark; -1 if unknown."""
@@ -332,13 +323,13 @@ class ReplicaFetcher:
 
     def max_lag(self) -> int:
         """Return the largest lag of its partitions."""
-        return max((state.lag or 0 for state in list(self._states.by_partition.values())), default=0)
+        return max((state.lag or 0 for state in list(self._follower.by_partition.values())), default=0)
 
     def shutdown(self) -> None:
         """Stop, and drop all partitions."""
         self._closed = True
         with self._lock:
-            self.remove_partitions(list(self._states.by_partition))
+            self.remove_partitions(list(self._follower.by_partition))
             self.metrics.close()
             if self._alarm is not None:
                 self._alarm.cancel()
@@ -347,25 +338,25 @@ class ReplicaFetcher:
 
     def do_work(self) -> None:
         """Send the request that is due, if none is in flight and the last answer is applied."""
-        if self._in_flight or self._has_more_answers or self._appending or self._closed:
+        follower = self._follower
+        if self._in_flight or self._has_more_answers or follower.appending or self._closed:
             return
-        now_ms = self._now_ms()
-        if now_ms < self._waits_until_ms:
+        if self._waits_until_ms and self._now_ms() < self._waits_until_ms:
             return
-        states = self._states
+        self._waits_until_ms = 0
         with self._lock:
-            if states.delayed:
-                states.end_delays(now_ms)
-            is_sent = (states.truncating and self._maybe_truncate()) or (
-                states.out_of_range and self._maybe_find_leader_range()
+            if follower.delayed:
+                follower.end_delays(self._now_ms())
+            is_sent = (follower.truncating and self._maybe_truncate()) or (
+                follower.out_of_range and self._maybe_find_leader_range()
             )
             if not is_sent and not self._maybe_fetch():
                 self._wait_for_delays()
 
     def _wait_for_delays(self) -> None:
-        if self._states.delayed:
-            self._work_after(self._states.first_delay_ends_ms() - self._now_ms())
-        elif self._states.held_back:
+        if self._follower.delayed:
+            self._work_after(self._follower.first_delay_ends_ms() - self._now_ms())
+        elif self._follower.held_back:
             self._work_after(self._config.replica_fetch_backoff_ms)
 
     def _work_after(self, delay_ms: int) -> None:
@@ -400,14 +391,14 @@ class ReplicaFetcher:
                 self._recover_from_error()
                 raise
         else:
-            self._session.failed(is_unknown=False)
+            self._follower.failed(is_unknown=False)
             self._back_off()
         self.metrics.total_time.update((self._clock.monotonic_ns() - started_ns) / NANOSECONDS_PER_MS)
         self.do_work()
 
     def _recover_from_error(self) -> None:
         # The caller raises the error. The fetcher's partitions continue after a back-off.
-        self._session.failed(is_unknown=False)
+        self._follower.failed(is_unknown=False)
         self._back_off()
 
     # ---- truncation ---------------------------------------------------------------------------------------
@@ -416,10 +407,10 @@ class ReplicaFetcher:
         """Truncate what can be truncated, and ask the leader about the rest. Returns True if a request was
         sent.
         """
-        asked: list[PartitionFetchState] = []
+        asked: list[FollowedPartition] = []
         epochs: dict[TopicPartition, int] = {}
-        for topic_partition in list(self._states.truncating):
-            state = self._states.by_partition[topic_partition]
+        for state in list(self._follower.truncating):
+            topic_partition = state.topic_partition
             partition = self._partitions.get(topic_partition)
             if state.delayed_until_ms or partition is None:
                 continue
@@ -437,7 +428,7 @@ class ReplicaFetcher:
         return self._send(reply, partial(self._epochs_answered, asked))
 
     def _epochs_answered(
-        self, asked: list[PartitionFetchState], response: OffsetForLeaderEpochResponse
+        self, asked: list[FollowedPartition], response: OffsetForLeaderEpochResponse
     ) -> None:
         answers = epoch_answers(response)
         for state in asked:
@@ -457,7 +448,7 @@ class ReplicaFetcher:
     def _truncate_to_epoch(
         self,
         partition: Partition,
-        state: PartitionFetchState,
+        state: FollowedPartition,
         leader_end: tuple[int, int],
         leader_start: int,
     ) -> bool:
@@ -469,25 +460,22 @@ class ReplicaFetcher:
         return self._truncate(partition, state, offset_truncation_state(partition.local_log, *leader_end))
 
     def _truncate(
-        self, partition: Partition, state: PartitionFetchState, truncation: OffsetTruncationState
+        self, partition: Partition, state: FollowedPartition, truncation: OffsetTruncationState
     ) -> bool:
         partition.truncate_to(truncation.offset)
         return self._continue_at_log_end(state, partition, is_completed=truncation.completed)
 
     def _continue_at_log_end(
-        self, state: PartitionFetchState, partition: Partition, *, is_completed: bool
+        self, state: FollowedPartition, partition: Partition, *, is_completed: bool
     ) -> bool:
         log = partition.local_log
         epoch = log.latest_epoch
         # A fetch contains the last epoch, so the leader's answer shows whether more must be truncated.
         done = is_completed or (self._config.truncation_on_fetch and epoch is not None)
-        self._states.put(
-            state._replace(
-                fetch_offset=log.log_end_offset,
-                last_fetched_epoch=-1 if epoch is None else epoch,
-                state=FETCHING if done else TRUNCATING,
-            )
-        )
+        state.fetch_offset = log.log_end_offset
+        state.last_fetched_epoch = -1 if epoch is None else epoch
+        state.is_truncating = not done
+        self._follower.put(state)
         return True
 
     # ---- out of range -------------------------------------------------------------------------------------
@@ -497,14 +485,13 @@ class ReplicaFetcher:
 
         Returns True if a request was sent.
         """
-        for topic_partition in list(self._states.out_of_range):
-            state = self._states.by_partition[topic_partition]
+        for state in list(self._follower.out_of_range):
             if not state.delayed_until_ms:
                 reply = self.leader.list_offset(state, LATEST_TIMESTAMP)
                 return self._send(reply, partial(self._end_answered, state))
         return False
 
-    def _end_answered(self, state: PartitionFetchState, response: ListOffsetsResponse) -> None:
+    def _end_answered(self, state: FollowedPartition, response: ListOffsetsResponse) -> None:
         answer = leader_offset(response)
         with self._lock:
             partition = self._still_out_of_range(state, answer.error_code)
@@ -513,7 +500,7 @@ class ReplicaFetcher:
             ends_before = answer.offset < partition.local_log.log_end_offset
             if ends_before:
                 # The leader won an unclean election and lacks records of this log.
-                self._states.out_of_range.pop(state.topic_partition)
+                del self._follower.out_of_range[state]
                 self._apply(state, self._truncate, state, OffsetTruncationState(answer.offset, True))
         if ends_before:
             self._notify()
@@ -521,16 +508,16 @@ class ReplicaFetcher:
             reply = self.leader.list_offset(state, EARLIEST_TIMESTAMP)
             self._send(reply, partial(self._start_answered, state))
 
-    def _start_answered(self, state: PartitionFetchState, response: ListOffsetsResponse) -> None:
+    def _start_answered(self, state: FollowedPartition, response: ListOffsetsResponse) -> None:
         answer = leader_offset(response)
         with self._lock:
             if self._still_out_of_range(state, answer.error_code) is None:
                 return
-            self._states.out_of_range.pop(state.topic_partition)
+            del self._follower.out_of_range[state]
             self._apply(state, self._continue_in_range, state, answer.offset)
         self._notify()
 
-    def _still_out_of_range(self, state: PartitionFetchState, error_code: int) -> Partition | None:
+    def _still_out_of_range(self, state: FollowedPartition, error_code: int) -> Partition | None:
         if self.state_of(state.topic_partition) is not state:
             return None
         if error_code:
@@ -538,7 +525,7 @@ class ReplicaFetcher:
             return None
         return self._partitions.get(state.topic_partition)
 
-    def _continue_in_range(self, partition: Partition, state: PartitionFetchState, leader_start: int) -> bool:
+    def _continue_in_range(self, partition: Partition, state: FollowedPartition, leader_start: int) -> bool:
         failures = self._fruitless.failed(state, "its offset or leader epoch is not the leader's")
         if leader_start >= partition.log_end_offset:
             # The leader has deleted everything that is in this log, and forgotten its epochs. It could not
@@ -547,7 +534,8 @@ class ReplicaFetcher:
         elif failures >= IN_A_ROW:
             # The offset is inside the leader's log, so it is the leader epoch that the leader does not know.
             partition.cut_unknown_epoch()
-        state = self._delay(state) if failures > 1 else state
+        if failures > 1:
+            self._delay(state)
         return self._continue_at_log_end(state, partition, is_completed=True)
 
     # ---- fetch --------------------------------------------------------------------------------------------
@@ -556,75 +544,53 @@ class ReplicaFetcher:
         """Fetch the partitions that are not truncating, delayed or held back. Returns False if there are
         none.
         """
-        states = self._states
-        if states.held_back or self._quota.is_active:
-            states.hold_back(self._quota)
-        out = states.left_out()
-        if len(out) >= len(states):
-            return False
-        to_send = {}
-        for state in states.to_name(out, every=self._session.is_new):
-            partition = self._partitions.get(state.topic_partition)
-            if partition is not None and partition.log is not None:
-                to_send[state.topic_partition] = state.asks(partition.log.log_start_offset)
-        fetch = self._session.build(to_send, [*states.gone, *out])
-        states.mark_sent()
-        return self._send(self.leader.fetch(fetch), self._fetched)
+        follower = self._follower
+        if follower.held_back or self.quota.is_active:
+            follower.hold_back(self.quota)
+        fetch = follower.next_fetch()
+        return fetch is not None and self._send(self.leader.fetch(fetch), self._fetched)
 
     def _fetched(self, response: FetchAnswer | FetchResponse) -> None:
         if isinstance(response, FetchAnswer):
-            self._session.answered(response.session_id)
-            self._take_answers(iter(response.partitions))
+            self._follower.answered(response.session_id)
+            self._take_answers(response.partitions)
             return
         if response.error_code:
             error = BY_CODE.get(int(response.error_code))
-            self._session.failed(is_unknown=error is FetchSessionIdNotFound)
+            self._follower.failed(is_unknown=error is FetchSessionIdNotFound)
             if error not in (FetchSessionIdNotFound, InvalidFetchSessionEpoch):
                 self._back_off()
             return
-        self._session.answered(response.session_id)
+        self._follower.answered(response.session_id)
         self._take_answers(fetch_answers(response))
 
-    def _take_answers(self, answers: Answers) -> None:
+    def _take_answers(self, answers: Answers, begin: int = 0) -> None:
         """Apply the answers for the next ANSWERS_A_STEP partitions, and leave the others to later steps."""
-        taken = 0
         self._is_taking = True
         try:
-            for topic_id, number, answer in islice(answers, ANSWERS_A_STEP):
-                taken += 1
-                with self._lock:
-                    topic_partition = self._states.with_id(topic_id, number)
-                    if topic_partition is not None:
-                        self._take_answer(topic_partition, answer)
+            end = self._follower.take(answers, begin, ANSWERS_A_STEP)
         finally:
             self._is_taking = False
         self._notify()
-        if taken == ANSWERS_A_STEP:
+        if end < len(answers):
             self._has_more_answers = True
-            self._loop.post(partial(self._take_more_answers, answers))
+            self._loop.post(partial(self._take_more_answers, answers, end))
 
-    def _take_more_answers(self, answers: Answers) -> None:
+    def _take_more_answers(self, answers: Answers, begin: int) -> None:
         self._has_more_answers = False
         if self._closed:
             return
         try:
-            self._take_answers(answers)
+            self._take_answers(answers, begin)
         except Exception:
             self._recover_from_error()
             raise
         self.do_work()
 
-    def _take_answer(self, topic_partition: TopicPartition, answer: PartitionAnswer | FetchMessage) -> None:
-        states, sent = self._states, self._session.sent.get(topic_partition)
-        state = states.by_partition[topic_partition]
-        if sent is None or topic_partition in states.delayed or state.state is TRUNCATING:
-            # The partition is no longer in the session, or leaves it with the next fetch.
-            return
-        if sent.fetch_offset != state.fetch_offset or sent.leader_epoch != state.leader_epoch:
-            # The partition has changed since the fetch was sent. The leader assumes that its answer was used,
-            # and would not send the high watermark or the log start again in this session.
-            self._session.failed(is_unknown=False)
-            return
+    # ---- for the Follower ---------------------------------------------------------------------------------
+
+    def decide(self, state: FollowedPartition, answer: PartitionAnswer | FetchMessage) -> None:
+        """Handle an answer for one partition that needs a decision."""
         if isinstance(answer, PartitionAnswer):
             # It has no error and no diverging epoch.
             self._apply(state, self._process_partition_data, state, answer)
@@ -634,59 +600,102 @@ class ReplicaFetcher:
             # Only the diverging epoch and the log start count, not the high watermark (KAFKA-14704).
             if self._fruitless.failed(state, f"the logs diverge: {answer.diverging_epoch}") > IN_A_ROW:
                 # Wait: the leader finds its own rot when it is asked again.
-                state = self._delay(state)
+                self._delay(state)
             diverging = (answer.diverging_epoch.epoch, answer.diverging_epoch.end_offset)
             self._apply(state, self._truncate_to_epoch, state, diverging, answer.log_start_offset)
         else:
             self._apply(state, self._process_partition_data, state, answer)
 
+    def take_over(self, append: FollowedAppend) -> FetchedAppend:
+        """Return an append of what a native one has not appended: the core declined it, or the disk thread
+        did not begin it."""
+        state, answer = append.state_of_fetch, append.answer
+        rest = FetchedAppend(
+            append.partition,
+            append.rest,
+            state.leader_epoch,
+            answer.log_start_offset,
+            request=self,
+            token=(state, answer),
+        )
+        rest.info = append.info()
+        return rest
+
+    def append_rest(self, append: FollowedAppend) -> None:
+        """Append what the core has declined."""
+        state, answer = append.state_of_fetch, append.answer
+        self._apply(state, self._append, state, answer, self.take_over(append))
+
+    def resume(self) -> None:
+        """Take the next step after the disk thread has made an append."""
+        if not self._is_taking:
+            self._notify()
+            self.do_work()
+
+    # ---- an answer with care ------------------------------------------------------------------------------
+
     def _process_partition_data(
-        self, partition: Partition, state: PartitionFetchState, answer: PartitionAnswer | FetchMessage
+        self, partition: Partition, state: FollowedPartition, answer: PartitionAnswer | FetchMessage
     ) -> bool:
         """Append the records, then take over the leader's offsets.
 
         Returns True if the log or the high watermark has moved. An append that is still under way continues
         in `finished`.
         """
-        log, epoch = partition.local_log, state.leader_epoch
+        log = partition.local_log
         if log.state.log_end_offset != state.fetch_offset:
             # Something else has truncated or extended the log: fetch again from its current end.
             latest = log.latest_epoch
-            epoch = -1 if latest is None else latest
-            self._states.put(state._replace(fetch_offset=log.log_end_offset, last_fetched_epoch=epoch))
+            state.fetch_offset = log.log_end_offset
+            state.last_fetched_epoch = -1 if latest is None else latest
+            self._follower.put(state)
             # The leader would not send the high watermark of this answer again in the same session.
-            self._session.failed(is_unknown=False)
+            self._follower.failed(is_unknown=False)
             return False
         records: Any = answer.records
         if records is None or not len(records):
             return self._take_leader_offsets(partition, state, answer, None)
         self.metrics.byte_rate.mark(len(records))
-        if self._quota.is_throttled(state.topic_partition):
-            self._quota.record(len(records))
+        if self.quota.is_throttled(state.topic_partition):
+            self.quota.record(len(records))
         append = FetchedAppend(
-            partition, records, epoch, answer.log_start_offset, request=self, token=(state, answer)
+            partition,
+            records,
+            state.leader_epoch,
+            answer.log_start_offset,
+            request=self,
+            token=(state, answer),
         )
+        return self._append(partition, state, answer, append)
+
+    def _append(
+        self,
+        partition: Partition,
+        state: FollowedPartition,
+        answer: PartitionAnswer | FetchMessage,
+        append: FetchedAppend,
+    ) -> bool:
         if partition.append(append):
             return self._take_leader_offsets(partition, state, answer, append)
-        self._appending += 1
+        self._follower.appending += 1
+        state.is_appending = True
         return False
 
     def finished(self, append: FetchedAppend) -> None:
         """Continue after the disk thread has appended the records for one partition."""
-        state: PartitionFetchState = append.token[0]
+        state: FollowedPartition = append.token[0]
         answer: PartitionAnswer | FetchMessage = append.token[1]
-        self._appending -= 1
+        self._follower.appending -= 1
         with self._lock:
+            state.is_appending = False
             if self.state_of(state.topic_partition) is state:
                 self._apply(state, self._take_leader_offsets, state, answer, append)
-        if not self._is_taking:
-            self._notify()
-            self.do_work()
+        self.resume()
 
     def _take_leader_offsets(
         self,
         partition: Partition,
-        state: PartitionFetchState,
+        state: FollowedPartition,
         answer: PartitionAnswer | FetchMessage,
         append: FetchedAppend | None,
     ) -> bool:
@@ -711,17 +720,18 @@ class ReplicaFetcher:
         if end == state.fetch_offset and not started and lag == state.lag:
             return moved
         latest = log.latest_epoch
-        self._states.put(state.advanced_to(end, lag, -1 if latest is None else latest))
+        state.fetch_offset, state.lag = end, lag
+        state.last_fetched_epoch = -1 if latest is None else latest
+        self._follower.put(state)
         return moved
 
     # ---- errors -------------------------------------------------------------------------------------------
 
-    def _refused(self, state: PartitionFetchState, error_code: int) -> None:
+    def _refused(self, state: FollowedPartition, error_code: int) -> None:
         """Handle the leader's error for the partition."""
         kind = BY_CODE.get(int(error_code), UnknownServerError)
         if kind is OffsetOutOfRange:
-            self._states.out_of_range[state.topic_partition] = None
-            self._states.gone[state.topic_partition] = None
+            self._follower.out_of_range[state] = None
         elif kind is FencedLeaderEpoch:
             # There is a later leader epoch, which this broker will learn. Nothing can be done before that.
             self._give_up(state.topic_partition, kind(f"leader epoch {state.leader_epoch} is over"))
@@ -729,49 +739,55 @@ class ReplicaFetcher:
             self._fruitless.failed(state, kind.__name__, may_pass=kind is not CorruptMessage)
             self._delay(state)
 
-    def _apply(self, state: PartitionFetchState, step: Callable[..., bool], *arguments: Any) -> None:
+    def _apply(self, state: FollowedPartition, step: Callable[..., bool], *arguments: Any) -> None:
         """Run `step(partition, *arguments)`, and handle its errors."""
-        topic_partition = state.topic_partition
-        partition = self._partitions.get(topic_partition)
+        partition = self._partitions.get(state.topic_partition)
         if partition is None:
             return
         try:
             if step(partition, *arguments):
-                self._moved.append(partition)
-        except (FencedLeaderEpoch, NotLeaderOrFollower) as error:
+                self._follower.moved.append(partition)
+        except KreplicaError as error:
+            self.handle(state, error)
+
+    def handle(self, state: FollowedPartition, error: Exception) -> None:
+        """Handle an error of applying an answer to the partition. Raises any that is not of the package."""
+        topic_partition = state.topic_partition
+        if isinstance(error, (FencedLeaderEpoch, NotLeaderOrFollower)):
             # The partition's role has changed. The caller that changed it removes it from this fetcher.
             self._give_up(topic_partition, error)
-        except KafkaStorageError as error:
-            log = partition.log
+        elif isinstance(error, KafkaStorageError):
+            partition = self._partitions.get(topic_partition)
+            log = None if partition is None else partition.log
             self._broken.append((topic_partition, error))
             if isinstance(error, StorageFull) and log is not None and not log.is_offline:
                 # The disk may have room again later.
                 self._delay(state)
             else:
                 self._give_up(topic_partition, error)
-        except KreplicaError as error:
+        elif isinstance(error, KreplicaError):
             # The data was damaged in transit, or the leader has changed meanwhile: fetch again.
             self._fruitless.failed(state, f"{type(error).__name__}: {error}")
             self._delay(state)
+        else:
+            raise error
 
     def _give_up(self, topic_partition: TopicPartition, error: KreplicaError) -> None:
         self._forget(topic_partition)
-        self._states.gone[topic_partition] = None
         self.failed[topic_partition] = error
 
-    def _delay(self, state: PartitionFetchState) -> PartitionFetchState:
-        self._session.name_again(state.topic_partition)
-        until_ms = self._now_ms() + self._config.replica_fetch_backoff_ms
-        delayed = state._replace(delayed_until_ms=until_ms)
-        self._states.put(delayed)
-        return delayed
+    def _delay(self, state: FollowedPartition) -> None:
+        self._follower.name_again(state)
+        state.delayed_until_ms = self._now_ms() + self._config.replica_fetch_backoff_ms
+        self._follower.put(state)
 
     def _notify(self) -> None:
         """Notify of moves and failures, with no lock held."""
-        if not self._moved and not self._broken:
+        if not self._follower.moved and not self._broken:
             return
         with self._lock:
-            moved, self._moved = self._moved, []
+            moved = list(self._follower.moved)
+            self._follower.moved.clear()
             broken, self._broken = self._broken, []
         for partition in moved:
             self._on_moved(partition)

@@ -15,8 +15,7 @@ from kreplica.common.locks import Lock
 from kreplica.common.metrics import MetricRegistry
 from kreplica.common.types import TopicPartition
 from kreplica.replica.partition import Partition
-from kreplica.replica.partition_fetch_state import InitialFetchState, PartitionFetchState
-from kreplica.replica.replica_fetcher import ReplicaFetcher
+from kreplica.replica.replica_fetcher import InitialFetchState, ReplicaFetcher
 
 # Makes the fetcher for a leader's broker id and a fetcher id.
 NewFetcher = Callable[[int, int], ReplicaFetcher]
@@ -63,15 +62,11 @@ class ReplicaFetcherManager:
                     fetcher = self._fetchers[key] = self._new_fetcher(*key)
             fetcher.add_partitions(share)
 
-    def remove_fetcher_for_partitions(
-        self, topic_partitions: Iterable[TopicPartition]
-    ) -> dict[TopicPartition, PartitionFetchState]:
-        """Stop replicating these partitions and drop answers in flight. Returns their states."""
+    def remove_fetcher_for_partitions(self, topic_partitions: Iterable[TopicPartition]) -> None:
+        """Stop replicating these partitions and drop answers in flight."""
         wanted = list(topic_partitions)
-        removed: dict[TopicPartition, PartitionFetchState] = {}
         for fetcher in self:
-            removed |= fetcher.remove_partitions(wanted)
-        return removed
+            fetcher.remove_partitions(wanted)
 
     def shutdown_idle_fetchers(self) -> None:
         """Stop the fetchers without partitions."""

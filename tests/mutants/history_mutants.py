@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 from kreplica._core.fetch_frames import PartitionAnswer
+from kreplica._core.follower import Follower
 from kreplica._core.leader_state import UNKNOWN_BROKER_EPOCH
 from kreplica.common.errors import KafkaStorageError, NotLeaderOrFollower
 from kreplica.common.messages.data import FetchResponse
@@ -23,7 +24,6 @@ from kreplica.replica import damage_repair, isr_policy, partition, replica_fetch
 from kreplica.replica.append_manager import AppendManager
 from kreplica.replica.fetch_session import CachedPartition
 from kreplica.replica.partition import Partition
-from kreplica.replica.partition_fetch_state import ReplicaState
 from kreplica.replica.remote_leader_endpoint import fetch_answers
 from kreplica.replica.replica_fetcher import OffsetTruncationState, ReplicaFetcher
 from kreplica.replica.replica_fetcher_manager import ReplicaFetcherManager
@@ -55,17 +55,16 @@ def keep_epochs_at_the_end(forget_epochs: Replacement) -> Replacement:
     return forget
 
 
-@history_mutant(ReplicaFetcher, "_take_answer")
-def take_the_mark_of_diverging_answers(take_answer: Replacement) -> Replacement:
+@history_mutant(ReplicaFetcher, "decide")
+def take_the_mark_of_diverging_answers(decide: Replacement) -> Replacement:
     """A follower takes over the high watermark before it cuts where the logs part (KAFKA-14704)."""
 
-    def take(fetcher: Any, topic_partition: Any, answer: Any) -> None:
-        state = fetcher.state_of(topic_partition)
+    def take(fetcher: Any, state: Any, answer: Any) -> None:
         # A plain answer has no diverging epoch.
         if not isinstance(answer, PartitionAnswer) and answer.diverging_epoch.end_offset >= 0:
-            partition = fetcher._partitions.get(topic_partition)
+            partition = fetcher._partitions.get(state.topic_partition)
             partition.update_follower_high_watermark(answer.high_watermark, state.leader_epoch)
-        take_answer(fetcher, topic_partition, answer)
+        decide(fetcher, state, answer)
 
     return take
 
@@ -119,10 +118,16 @@ def cut_what_has_left_the_fetcher(fetched: Replacement) -> Replacement:
         # An answer without a diverging epoch is not a message.
         answers = fetch_answers(response) if isinstance(response, FetchResponse) else ()
         for topic_id, number, answer in answers:
-            for topic_partition, sent in fetcher._session.sent.items():
-                is_meant = (sent.topic_id.raw, topic_partition.partition) == (topic_id, number)
-                partition = fetcher._partitions.get(topic_partition)
-                if partition is not None and is_meant and answer.diverging_epoch.end_offset >= 0:
+            follower = fetcher._follower
+            for state in (*follower.by_partition.values(), *follower.gone.values()):
+                is_meant = (state.topic_id.raw, state.topic_partition.partition) == (topic_id, number)
+                partition = fetcher._partitions.get(state.topic_partition)
+                if (
+                    partition is not None
+                    and is_meant
+                    and state.is_sent
+                    and answer.diverging_epoch.end_offset >= 0
+                ):
                     # A leader refuses, and so does a disk that fails.
                     with suppress(NotLeaderOrFollower, KafkaStorageError):
                         partition.truncate_to(answer.diverging_epoch.end_offset)
@@ -222,7 +227,8 @@ def trust_the_same_leader(follow: Replacement) -> Replacement:
         fetcher = next(fetchers, None)
         if fetcher is not None and leaders.get(partition) == decided.leader:
             state = fetcher.state_of(partition.topic_partition)
-            fetcher._states.put(state._replace(state=ReplicaState.FETCHING))
+            state.is_truncating = False
+            fetcher._follower.put(state)
         leaders[partition] = decided.leader
 
     return go_on
@@ -346,16 +352,12 @@ def hear_fetches_from_before(_: Replacement) -> Replacement:
     return is_unheard
 
 
-@history_mutant(ReplicaFetcher, "_take_answer")
-def apply_stale_answers(take_answer: Replacement) -> Replacement:
+@history_mutant(replica_fetcher, "Follower")
+def apply_stale_answers(_: Replacement) -> Replacement:
     """A follower takes an answer to a fetch of before it heard of another leader epoch."""
 
-    def take(fetcher: Any, topic_partition: Any, answer: Any) -> None:
-        state, sent = fetcher.state_of(topic_partition), fetcher._session.sent
-        last_sent = sent.get(topic_partition)
-        if last_sent is not None:
-            now = last_sent._replace(fetch_offset=state.fetch_offset, leader_epoch=state.leader_epoch)
-            sent[topic_partition] = now
-        take_answer(fetcher, topic_partition, answer)
+    class AnyFetch(Follower):
+        def is_current(self, _: Any) -> bool:
+            return True
 
-    return take
+    return AnyFetch

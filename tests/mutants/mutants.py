@@ -132,7 +132,7 @@ def believe_any_mark(_: Replacement) -> Replacement:
 
     def update(self: Partition, leader_high_watermark: int, leader_epoch: int) -> bool:
         with self.leader_isr_update_lock:
-            log = self._follower_log(leader_epoch)
+            log = self.follower_log(leader_epoch)
             if leader_high_watermark <= log.high_watermark:
                 return False
             log.state.advance(leader_high_watermark, log.last_stable_offset)

@@ -25,6 +25,7 @@ OURS = {
     "kafka.server:type=FetchLane,name=DeclinedRequests,reason",
     # Answers of leaders that needed a decision, by its reason.
     "kafka.server:type=FetcherStats,name=DeclinedAnswers,brokerHost,brokerPort,clientId,reason",
+    "kafka.server:type=FetcherStats,name=DeclinedPartitions,brokerHost,brokerPort,clientId,reason",
     "kafka.server:type=FetcherStats,name=requestTime,brokerHost,brokerPort,clientId",
     "kafka.server:type=FetcherStats,name=totalTime,brokerHost,brokerPort,clientId",
     # Of the metadata on each node; Kafka has them in KafkaController and broker-metadata-metrics.

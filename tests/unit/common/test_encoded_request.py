@@ -5,29 +5,22 @@ from __future__ import annotations
 from collections import Counter
 from datetime import timedelta
 
-from kreplica._core.fetch_frames import Declined, FetchAnswer, FetchSettings
+from kreplica._core.fetch_frames import Declined, FetchAnswer, FetchSettings, SessionFetch
 from kreplica.broker.request_channel import answer_frame
 from kreplica.common.encoded_request import as_answered, message_in, message_of
 from kreplica.common.error_code import ErrorCode
 from kreplica.common.messages.data import FetchResponse, MetadataRequest
-from kreplica.common.types import TopicPartition, Uuid
-from kreplica.replica.partition_fetch_state import FetchData
-from kreplica.replica.remote_leader_endpoint import EncodedFetch, SessionFetch
+from kreplica.replica.remote_leader_endpoint import EncodedFetch
 
 SIZE_BYTES = 4
 SETTINGS = FetchSettings(2, 7, max_wait_ms=500, min_bytes=1, max_bytes=10_000, partition_max_bytes=1_000)
-T, U = Uuid(bytes(15) + b"\x01"), Uuid(bytes(15) + b"\x02")
+T, U = bytes(15) + b"\x01", bytes(15) + b"\x02"
 
 
 def fetch() -> tuple[EncodedFetch, Counter[Declined]]:
-    to_send = {
-        TopicPartition("t", 0): FetchData(T, 10, 3, 5, 4),
-        TopicPartition("u", 1): FetchData(U, 20, 0, 6, -1),
-        TopicPartition("t", 2): FetchData(T, 30, 1, 7, 7),
-    }
-    to_forget = [(TopicPartition("u", 9), U), (TopicPartition("u", 8), U)]
+    asked = {T: [(0, 10, 3, 5, 4), (2, 30, 1, 7, 7)], U: [(1, 20, 0, 6, -1)]}
     declined: Counter[Declined] = Counter()
-    return EncodedFetch(SessionFetch(77, 4, to_send, to_forget), SETTINGS, declined), declined
+    return EncodedFetch(SessionFetch(77, 4, asked, {U: [9, 8]}), SETTINGS, declined), declined
 
 
 def empty(error_code: ErrorCode = ErrorCode.none) -> FetchResponse:

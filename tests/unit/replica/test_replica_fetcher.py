@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from kreplica.common.types import TopicPartition, Uuid
-from kreplica.replica.partition import FetchedAppend, Partition
+from kreplica.replica.partition import Partition
 from kreplica.replica.replica_config import ReplicaConfig
 from kreplica.replica.replica_fetcher import ANSWERS_A_STEP, ReplicaFetcher
 from tests.support.replicas import Replicas, batch
@@ -350,9 +349,9 @@ def test_an_answer_for_many_partitions_is_taken_in_steps(monkeypatch: pytest.Mon
     taken = ReplicaFetcher._take_answers
     fetched = ReplicaFetcher._maybe_fetch
 
-    def counted(self: ReplicaFetcher, answers: Iterator[Any]) -> None:
+    def counted(self: ReplicaFetcher, answers: list[Any], begin: int = 0) -> None:
         before = sum(at.partition(2, number).log_end_offset for number in range(count))
-        taken(self, answers)
+        taken(self, answers, begin)
         after = sum(at.partition(2, number).log_end_offset for number in range(count))
         if after > before:
             steps.append(after - before)
@@ -484,15 +483,13 @@ def test_its_lag_is_a_plain_number() -> None:
 
 def test_a_fetcher_survives_an_unexpected_error(monkeypatch: pytest.MonkeyPatch) -> None:
     at = Replicas(partitions=2)
-    apply = Partition.append
+    update = Partition.update_follower_high_watermark
 
-    def fail_once(partition, given):
-        if not isinstance(given, FetchedAppend):
-            return apply(partition, given)
-        monkeypatch.setattr(Partition, "append", apply)
+    def fail_once(*_: object) -> bool:
+        monkeypatch.setattr(Partition, "update_follower_high_watermark", update)
         raise ZeroDivisionError
 
-    monkeypatch.setattr(Partition, "append", fail_once)
+    monkeypatch.setattr(Partition, "update_follower_high_watermark", fail_once)
     append(at, 1, b"a")
     with pytest.raises(ZeroDivisionError):
         at.settle()

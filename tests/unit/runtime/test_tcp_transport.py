@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from kreplica._core.fetch_frames import Declined, FetchAnswer, FetchSettings
+from kreplica._core.fetch_frames import Declined, FetchAnswer, FetchSettings, SessionFetch
 from kreplica.broker.api_versions import response_type
 from kreplica.broker.request_channel import RequestChannel
 from kreplica.broker.request_context import RequestContext
@@ -31,7 +31,7 @@ from kreplica.common.messages.data import (
 )
 from kreplica.common.messages.quorum import VoteRequest
 from kreplica.common.types import Uuid
-from kreplica.replica.remote_leader_endpoint import EncodedFetch, SessionFetch
+from kreplica.replica.remote_leader_endpoint import EncodedFetch
 from kreplica.runtime.event_loop import EventLoopThread, NodeLoops
 from kreplica.runtime.tcp_server import TcpServer
 from kreplica.runtime.tcp_transport import TcpTransport, TcpTransportConfig
@@ -148,7 +148,7 @@ def test_an_encoded_request_travels_as_a_fetch_and_reads_its_own_answer(
     peer: Peer, transport: TcpTransport
 ) -> None:
     declined: Counter[Declined] = Counter()
-    request = EncodedFetch(SessionFetch(5, 1, {}, []), SETTINGS, declined)
+    request = EncodedFetch(SessionFetch(5, 1, {}, {}), SETTINGS, declined)
     reply = transport.send(PEER, request, timeout_ms=LONG_MS)
     arrived, answer = peer.next()
     assert arrived == request.message()
