@@ -46,7 +46,7 @@ class RaftConfig(Settings):
         None,
         optional(int32(0)),
         "How long a leader without new records holds a fetch; at most half of the fetch timeout. Default: a"
-        " quarter of it.",
+        " third of it.",
         is_ours=True,
     )
     quorum_fetch_max_bytes: int = setting(8 << 20, int32(1), "Maximum size of one fetch of the log.")
@@ -92,7 +92,7 @@ class RaftConfig(Settings):
     def fetch_wait_max_ms(self) -> int:
         """How long a leader without new records holds a fetch, in ms."""
         if self.quorum_fetch_wait_max_ms is None:
-            return self.quorum_fetch_timeout_ms // 4
+            return self.quorum_fetch_timeout_ms // 3
         return self.quorum_fetch_wait_max_ms
 
     @property

@@ -53,6 +53,7 @@ MOST_COMBINED_VOTERS = 3
 RAFT_CONFIG = RaftConfig(
     quorum_election_timeout_ms=100,
     quorum_fetch_timeout_ms=300,
+    quorum_fetch_wait_max_ms=75,
     quorum_election_backoff_max_ms=100,
     quorum_append_linger_ms=5,
     quorum_request_timeout_ms=200,

@@ -40,6 +40,7 @@ CLUSTER_ID = "sim-quorum"
 RAFT_CONFIG = RaftConfig(
     quorum_election_timeout_ms=100,
     quorum_fetch_timeout_ms=200,
+    quorum_fetch_wait_max_ms=50,
     quorum_election_backoff_max_ms=100,
     quorum_append_linger_ms=5,
     quorum_request_timeout_ms=200,

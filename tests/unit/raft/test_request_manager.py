@@ -88,5 +88,5 @@ def test_settings_under_which_no_quorum_could_settle_are_refused():
     for size_bytes in (0, (8 << 20) + 1):
         with pytest.raises(InvalidConfig):
             RaftConfig(quorum_max_batch_size_bytes=size_bytes)
-    assert RaftConfig().fetch_wait_max_ms == 500
+    assert RaftConfig().fetch_wait_max_ms == 666
     assert RaftConfig().check_quorum_timeout_ms == 3_000
