@@ -4,7 +4,7 @@
 # progress, the disk thread is the writer of its segment; therefore these jobs go through the log's lane. See LogState
 # for what the two threads share.
 
-from libc.stdint cimport int32_t, int64_t
+from libc.stdint cimport int32_t, int64_t, uint8_t
 
 from cpython.buffer cimport Py_buffer
 
@@ -25,8 +25,11 @@ cdef class AppendJob(DiskJob):
     cdef Append append
     cdef int64_t expected         # the offset that the batch must get; -1: any
 
-    # Initialize the append of the batch at view.buf[at:at + size], which must be plain.
-    cdef int begin(self, LogSegment segment, LogState state, int64_t at, int64_t size, int32_t leader_epoch) except -1
+    # Initialize the append of the batch at data[0:size], which must be plain, and stay there until the job is done.
+    cdef int begin(self, LogSegment segment, LogState state, const uint8_t *data, int64_t size,
+                   int32_t leader_epoch) except -1
+    # Accept batches that were checked before, in which nothing is left to decide. Call after `begin`.
+    cdef void take_as_checked(self) noexcept
 
 
 cdef class RunJob(DiskJob):

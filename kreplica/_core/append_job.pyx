@@ -57,19 +57,20 @@ cdef class AppendJob(DiskJob):
         if self.view != NULL:
             raise ValueError("a job can be initialized only once: create another one")
         self.view = view_of(data)
-        self.begin(segment, state, 0, self.view.len, leader_epoch)
+        self.begin(segment, state, <const uint8_t *> self.view.buf, self.view.len, leader_epoch)
         self.append.append_time = append_time
         self.append.latest = latest
         self.append.max_size = max_bytes
         if checked:
-            self.append.flags &= ~(ONLY_PLAIN | WITH_PRODUCER | CHECK_RECORDS)
+            self.take_as_checked()
         self.expected = expected
 
-    cdef int begin(self, LogSegment segment, LogState state, int64_t at, int64_t size, int32_t leader_epoch) except -1:
+    cdef int begin(self, LogSegment segment, LogState state, const uint8_t *data, int64_t size,
+                   int32_t leader_epoch) except -1:
         segment.know()
         self.segment = segment
         self.state = state
-        self.append.data = <const uint8_t *> self.view.buf + at
+        self.append.data = data
         self.append.size = size
         self.cell.job.brief = size <= BRIEF_BYTES
         self.append.leader_epoch = leader_epoch
@@ -81,6 +82,9 @@ cdef class AppendJob(DiskJob):
         self.append.header.last_offset_delta = 0
         parse_header(self.append.data, self.append.size, &self.append.header)
         return 0
+
+    cdef void take_as_checked(self) noexcept:
+        self.append.flags &= ~(ONLY_PLAIN | WITH_PRODUCER | CHECK_RECORDS)
 
     def __dealloc__(self):
         let_go(self.view)

@@ -1,61 +1,76 @@
-# ProduceLane: the native way of a Produce request, from its frame to the job that appends its batch, and from there to
-# the bytes of its answer.
+# ProduceLane: the native way of a Produce request, from its frame to the jobs that append its batches, and from there
+# to the bytes of its answer.
 #
-# A request takes this way if nothing about it has to be decided: it names one partition that this broker leads, its
-# batch can be appended in one native call, and nothing that came before it still waits. Everything else is declined,
-# by the first of the reasons below, before anything has changed; Python then handles the request. A request that
-# was taken and whose job the core declines (a roll, a bad checksum) is handed over to Python in its place in the log's
-# AppendQueue.
+# A request takes this way if its layout is known, its partitions are on this broker and it belongs to no transaction.
+# Everything else is declined, before anything has changed; Python then handles the request. Each batch of a request
+# that was taken is appended in one native call, a job of the Disk. If that needs a decision, only this batch is handed
+# over to Python, in its place in the log's AppendQueue: at once, or when the core declines the job (a roll, a bad
+# checksum). A batch behind others that wait for their turn waits in the queue, too.
 #
-#     frame --take--> LaneAppend --Disk--> finish --acks=all--> Purgatory --complete--> respond --> `answered`
-#                        |                   |                                             ^
-#                        |                   +--acks=1-------------------------------------+
-#                        +--declined by the core--> AppendManager.take_over, a ProducerAppend
+#     frame --take--> LaneRequest --for each batch--> LaneAppend --Disk--> finish --acks=all--> Purgatory
+#                         ^                             |   |                |                     |
+#                         |                             |   |                +---acks=1----+       |
+#                         |          AppendQueue <------+   |                              |       |
+#                         |      (waits for its turn)       +--needs a decision--> Python  |       |
+#     `answered` <--respond-- after the last result <--------------------------------------+-------+
 #
-# A LaneAppend is everything about its request in one object: the job, an entry of the AppendQueue, the token in the
-# purgatory, and what is cancelled when the client is gone. Ownership: it keeps the frame until the batch is in the log.
-# Thread rule: as AppendManager: with a disk thread only the node's loop, else any thread. `take` and `finish` hold the
-# partition's leader_isr_update_lock and the log's offsets_lock as Python's appends do; `take` declines if one of them
-# is not free.
+# A LaneAppend is everything about its batch in one object: the job, an entry of the AppendQueue, the token in the
+# purgatory, and the result. Ownership: a LaneRequest keeps the frame until its batches are in their logs or handed
+# over, and its appends until it is answered. Thread rule: as AppendManager: with a disk thread only the node's loop,
+# else any thread. An append holds the partition's leader_isr_update_lock and the log's offsets_lock as Python's do; it
+# is handed over if one of them is not free.
 
-from libc.stdint cimport int16_t, int32_t, int64_t
+from cpython.buffer cimport Py_buffer
+from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t
 
 from kreplica._core.append_job cimport AppendJob
-from kreplica._core.leader_state cimport LeaderState
+from kreplica._core.leader_state cimport LeaderState, Term
 from kreplica._core.log_lock cimport LogLock
 from kreplica._core.purgatory cimport Watermark
 
 cdef enum:
-    # The request. DECLINED in produce_lane.pyx has the names, in this order.
+    # The whole request. DECLINED in produce_lane.pyx has the names, in this order.
     VERSION                       # a version before 9 or after 11
     LAYOUT                        # it has unknown fields, or cannot be read
-    TRANSACTIONAL_ID              # it belongs to a transaction
+    TRANSACTION                   # it, or one of its batches, belongs to a transaction
     ACKS                          # acks is neither 1 nor -1
-    SEVERAL_PARTITIONS            # it does not name exactly one partition
-    # The partition.
-    UNKNOWN_PARTITION             # this broker does not have it, or only brokers may write to it
-    NOT_LEADER                    # this broker does not lead it
+    PARTITIONS                    # it names no partition, one of them twice, or more than MOST_APPENDS
+    UNKNOWN_PARTITION             # this broker does not have one of them, or only brokers may write to it
+    STOPPED                       # the broker stops
+    BEHIND                        # earlier requests have batches that are not submitted yet
+    # One of its batches.
+    NOT_LEADER                    # this broker does not lead the partition
     TOO_FEW_IN_SYNC               # acks=all with fewer replicas in sync than min.insync.replicas
-    BUSY                          # earlier appends wait, or another thread holds a lock
+    BUSY                          # another thread holds a lock
     DURABILITY                    # an append waits for a flush
     SETTINGS                      # the topic's settings change or check each batch
-    # The batch.
     BATCH                         # its header is invalid, it is a control batch, or the records are no one batch
-    COMPRESSED                    # its records have to be decompressed and checked
+    COMPRESSED                    # it is large or invalid, decompressed, or its header has to be corrected
     SEQUENCE                      # its producer's sequence needs a decision
     CORE                          # the core declines it: a roll, a bad checksum, a full disk ...
     DECLINES                      # the number of reasons
 
 
-cdef struct request_t:
-    int16_t version
+cdef enum:
+    MOST_APPENDS = 512            # the most that one step submits, since heartbeats wait for it
+
+
+cdef struct part_t:
+    int64_t topic                 # position of the topic's name
+    int32_t topic_size
+    int32_t count                 # of the topic's partitions, in its first one; else 0
+    int64_t number                # position of the partition's number
+    int64_t records
+    int64_t records_size
+
+
+cdef struct produce_t:
     int32_t correlation_id
     int16_t acks
     int32_t timeout_ms
-    int64_t name                  # position of the topic's name, which ends with the partition's number
-    int64_t name_size
-    int64_t records
-    int64_t records_size
+    int32_t topics
+    int32_t count                 # of the partitions
+    part_t parts[MOST_APPENDS]
 
 
 cdef class ProduceLane:
@@ -68,29 +83,65 @@ cdef class ProduceLane:
     cdef object await_commit
     cdef object inline            # the disk that makes an append in the caller's turn
 
-    cdef LaneAppend start(self, object frame, const request_t *request, object answered, object connection)
-    cdef int submit(self, LaneAppend append) except -2
+    # Make the request's appends. Return OK, or the reason to decline it, negated and less 1.
+    cdef int prepare(self, LaneRequest request, const produce_t *asked) except -64
+    cdef int start(self, LaneRequest request) except -1
+    # Give the append to its disk or to its queue. Return the reason to hand it over, or -1. `in_turn`: the queue has
+    # returned it.
+    cdef int submit(self, LaneAppend append, bint in_turn) except -2
+    cdef int submit_as_leader(self, LaneAppend append, Term term, bint in_turn) except -2
     cdef int submit_locked(self, LaneAppend append, object queue, LogLock lock) except -2
+
+
+cdef class LaneRequest:
+    cdef object frame             # None once no append needs it
+    cdef Py_buffer *view          # of the frame
+    cdef readonly object connection
+    cdef object answered          # takes the answer; None once it has been called
+    cdef int32_t correlation_id
+    cdef int32_t topics
+    cdef readonly int16_t required_acks
+    cdef int32_t timeout
+    cdef list appends             # None once the request is answered
+    cdef int32_t readers          # the number of appends that need the frame
+    cdef int32_t undecided        # ... without a result
+
+    cdef int release(self) except -1
+    cdef int decided(self) except -1
+    cdef bytes answer_frame(self)
 
 
 cdef class LaneAppend(AppendJob):
     cdef ProduceLane lane
-    cdef object frame             # the request; None once the batch is in the log
-    cdef request_t request
+    cdef readonly LaneRequest request
+    cdef const uint8_t *data      # the batch, in the request's frame
+    cdef int64_t size
     cdef bytes name               # the partition's wire name
+    cdef int32_t count            # of the topic's partitions, in its first one; else 0
     cdef readonly LeaderState partition
     cdef object log
     cdef object queue
     cdef Watermark mark
     cdef object producer          # a ProducerAppendInfo, or None
-    cdef object answered          # takes the answer; None once it has been called
-    cdef readonly object connection
+    cdef bint is_checked          # the records of a compressed batch are valid
+    cdef bint is_in_log
+    # The result.
+    cdef bint is_decided
+    cdef int16_t code             # of an error, or 0
+    cdef int64_t result_offset
+    cdef int64_t append_time
+    cdef int64_t log_start_offset
+    cdef bytes text               # the error's message
+    cdef bytes record_errors      # those of single records, as they are sent
     # As in QueuedAppend, for the AppendQueue. `job` is the append itself while it is in flight.
     cdef public object job
     cdef public bint is_given_up
     cdef public object error
 
+    cdef bint check_records(self, object log) except -1
     cdef int succeed(self) except -1
-    # Answer: an error code or 0, offsets and times or -1, the error's message or None, the errors of records.
-    cdef int respond(self, int16_t code, int64_t base_offset, int64_t append_time, int64_t log_start_offset,
-                     str message, object record_errors) except -1
+    # Take the result: an error code or 0, offsets and times or -1, the error's message or None, the errors of records.
+    cdef int decide(self, int16_t code, int64_t base_offset, int64_t append_time, int64_t log_start_offset,
+                    str message, object record_errors) except -1
+    cdef int64_t answer_size(self) noexcept
+    cdef uint8_t *write_answer(self, uint8_t *p) noexcept

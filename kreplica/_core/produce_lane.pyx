@@ -1,7 +1,6 @@
 """The native way of a Produce request; what it takes, and its contract: produce_lane.pxd."""
 
-from cpython.buffer cimport Py_buffer, PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
-from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t, uint32_t
 from libc.string cimport memcpy
 
@@ -11,26 +10,35 @@ from kreplica._core.append_job cimport AppendJob, let_go, view_of
 from kreplica._core.big_endian cimport load16, load32, store16, store32, store64
 from kreplica._core.leader_state cimport LeaderState, Term
 from kreplica._core.log_lock cimport LogLock
-from kreplica._core.record_batch cimport CODEC_MASK, CONTROL, TRANSACTIONAL
+from kreplica._core.record_batch cimport (
+    CODEC_MASK, CONTROL, TRANSACTIONAL, BatchHeader, RecordScan, parse_header,
+)
+from kreplica._core.records cimport check_produced
 from kreplica._core.status cimport OK
 from kreplica._core.varint cimport read_unsigned_varint, size_of_unsigned_varint, write_unsigned_varint
 
-# The names of the reasons to decline a request, in the order of produce_lane.pxd.
+# The names of the reasons to decline a request or to hand over a batch, in the order of produce_lane.pxd.
 DECLINED = (
-    "version", "layout", "transactional id", "acks", "several partitions", "unknown partition", "not leader",
-    "too few in sync", "busy", "durability", "settings", "batch", "compressed", "sequence",
-    "core",
+    "version", "layout", "transaction", "acks", "partitions", "unknown partition", "stopped", "behind",
+    "not leader", "too few in sync", "busy", "durability", "settings", "batch", "compressed", "sequence", "core",
 )
 assert len(DECLINED) == DECLINES
 
 cdef enum:
     FIRST_VERSION = 9                  # the first version with compact fields
     LAST_VERSION = 11
+    ATTRIBUTES = 22                    # the position of a batch's attributes, their lower byte
     ACKS_ALL = -1
     ACKS_LEADER = 1
     ONE = 2                            # the size of a compact array with one element
     LONGEST_WAIT_MS = 300000           # limits how long the request's memory is held
-    ANSWER_BYTES = 45                  # the size of an answer without the partition's wire name and an error
+    NUMBER_BYTES = 5                   # what ends a wire name: an array's size of 1, the partition's number
+    HEAD_BYTES = 9                     # an answer's size, correlation id, and unknown fields of the header
+    TAIL_BYTES = 5                     # ... throttle time and unknown fields
+    PART_BYTES = 31                    # a partition's answer without its error: number, code, three offsets, no fields
+
+
+cdef bytes NO_ERRORS = b"\x01"        # an empty compact array
 
 
 def wire_name(str topic not None, int32_t partition):
@@ -43,55 +51,87 @@ def wire_name(str topic not None, int32_t partition):
 
 # ---- reading -----------------------------------------------------------------------------------------------
 
+# Read one topic's partitions at p[at:size]; return the position behind them, or the reason to decline the request,
+# negated and less 1.
+cdef int64_t parse_parts(const uint8_t *p, int64_t size, int64_t at, int64_t topic, produce_t *request) noexcept nogil:
+    cdef uint32_t count, length
+    cdef uint32_t number
+    cdef int32_t topic_size = <int32_t> (at - topic)
+    cdef part_t *part
+    cdef int used = read_unsigned_varint(p + at, size - at, &count)
+    if used < 0:
+        return -1 - LAYOUT
+    if count < 2 or <int64_t> count - 1 > MOST_APPENDS - request.count:
+        return -1 - PARTITIONS
+    at += used
+    for number in range(count - 1):
+        part = &request.parts[request.count]
+        request.count += 1
+        part.topic = topic
+        part.topic_size = topic_size
+        part.count = <int32_t> count - 1 if number == 0 else 0
+        part.number = at
+        if size - at < 5:
+            return -1 - LAYOUT
+        used = read_unsigned_varint(p + at + 4, size - at - 4, &length)
+        # The count of the partition's unknown fields comes behind the records.
+        if used < 0 or length < 1 or <int64_t> length - 1 > size - at - 4 - used - 1:
+            return -1 - LAYOUT
+        part.records = at + 4 + used
+        part.records_size = <int64_t> length - 1
+        at = part.records + part.records_size + 1
+        if p[at - 1] != 0:
+            return -1 - LAYOUT
+    # The topic's unknown fields.
+    return at + 1 if at < size and p[at] == 0 else -1 - LAYOUT
+
+
 # Read the request at p[0:size], whose API key was checked. Returns OK, or the reason to decline it, negated and less 1.
-cdef int parse(const uint8_t *p, int64_t size, request_t *request) noexcept nogil:
-    cdef int64_t at = 8
-    cdef uint32_t count
+cdef int parse(const uint8_t *p, int64_t size, produce_t *request) noexcept nogil:
+    cdef int64_t at, topic
+    cdef uint32_t topics, length
     cdef int used
     cdef int malformed = -1 - LAYOUT
     if size < 10:
         return malformed
-    request.version = load16(p + 2)
-    if not FIRST_VERSION <= request.version <= LAST_VERSION:
+    if not FIRST_VERSION <= load16(p + 2) <= LAST_VERSION:
         return -1 - VERSION
     request.correlation_id = load32(p + 4)
     at = 10 + (load16(p + 8) if load16(p + 8) > 0 else 0)  # the client id; -1 is null
     if size - at < 9 or load16(p + 8) < -1 or p[at] != 0:
         return malformed
     if p[at + 1] != 0:
-        return -1 - TRANSACTIONAL_ID
+        return -1 - TRANSACTION
     request.acks = load16(p + at + 2)
     request.timeout_ms = load32(p + at + 4)
     at += 8
     if request.acks != ACKS_ALL and request.acks != ACKS_LEADER:
         return -1 - ACKS
-    if p[at] != ONE:
-        return -1 - SEVERAL_PARTITIONS
-    at += 1
-    request.name = at
-    used = read_unsigned_varint(p + at, size - at, &count)
-    if used < 0 or count < 2 or <int64_t> count - 1 > size - at - used - 5:
+    used = read_unsigned_varint(p + at, size - at, &topics)
+    if used < 0:
         return malformed
-    at += used + count - 1
-    if p[at] != ONE:
-        return -1 - SEVERAL_PARTITIONS
-    at += 5
-    request.name_size = at - request.name
-    used = read_unsigned_varint(p + at, size - at, &count)
-    # Behind the records come the counts of unknown fields: of the partition, the topic and the request.
-    if used < 0 or count < 1 or <int64_t> count - 1 > size - at - used - 3:
-        return malformed
-    request.records = at + used
-    request.records_size = count - 1
-    at = request.records + request.records_size
-    return OK if p[at] == 0 and p[at + 1] == 0 and p[at + 2] == 0 else malformed
+    if topics < 2 or topics > MOST_APPENDS + 1:
+        return -1 - PARTITIONS
+    request.topics = <int32_t> topics - 1
+    request.count = 0
+    at += used
+    for _ in range(1, topics):
+        topic = at
+        used = read_unsigned_varint(p + at, size - at, &length)
+        if used < 0 or length < 2 or <int64_t> length - 1 > size - at - used:
+            return malformed
+        at = parse_parts(p, size, at + used + length - 1, topic, request)
+        if at < 0:
+            return <int> at
+    # The request's unknown fields.
+    return OK if at < size and p[at] == 0 else malformed
 
 
 # ---- the lane ----------------------------------------------------------------------------------------------
 
 
 cdef class ProduceLane:
-    """Takes the Produce requests of one broker that need no decision.
+    """Takes the Produce requests of one broker, and hands over to Python what needs a decision.
 
     `partitions`: the partitions that clients may write to, by `wire_name`; the owner keeps it. `owner`: the
     AppendManager, see its section about the lane. `inline`: the disk whose appends are made in the caller's turn.
@@ -107,97 +147,150 @@ cdef class ProduceLane:
         self.await_commit = await_commit
 
     def declined(self, int reason):
-        """Return how many requests were declined for a reason, an index into DECLINED."""
+        """Return how many requests were declined or batches handed over for a reason, an index into DECLINED."""
         if not 0 <= reason < DECLINES:
             raise IndexError(reason)
         return self.declines[reason]
 
     def take(self, frame, answered, connection):
-        """Take the Produce request in `frame`, without its size field; return the LaneAppend, None if declined.
+        """Take the Produce request in `frame`, without its size field; return the LaneRequest, None if declined.
 
         `answered(buffers, error)` is called once, perhaps before this returns. `connection`: the origin of the request,
         whose appends to a partition keep their order.
         """
-        cdef request_t request
-        cdef Py_buffer view
+        cdef produce_t asked
         cdef int status
-        cdef LaneAppend append
-        PyObject_GetBuffer(frame, &view, PyBUF_SIMPLE)
-        status = parse(<const uint8_t *> view.buf, view.len, &request)
-        PyBuffer_Release(&view)
+        cdef LaneRequest request = LaneRequest.__new__(LaneRequest)
+        request.view = view_of(frame)
+        status = parse(<const uint8_t *> request.view.buf, request.view.len, &asked)
+        if status == OK:
+            request.frame = frame
+            request.connection = connection
+            status = self.prepare(request, &asked)
         if status < 0:
             self.declines[-1 - status] += 1
             return None
-        append = self.start(frame, &request, answered, connection)
-        if append is None:
-            return None
         self.taken += 1
-        if append.job is None:
-            # It was made in this turn.
-            try:
-                append.finish()
-            except BaseException:
-                # The caller answers with the error.
-                append.answered = None
-                raise
-        return append
-
-    cdef LaneAppend start(self, object frame, const request_t *request, object answered, object connection):
-        cdef LaneAppend append = LaneAppend.__new__(LaneAppend)
-        cdef LeaderState partition
-        cdef int reason
-        append.view = view_of(frame)
-        append.request = request[0]
-        append.name = PyBytes_FromStringAndSize(<const char *> append.view.buf + request.name, request.name_size)
-        partition = self.partitions.get(append.name)
-        if partition is None:
-            self.declines[UNKNOWN_PARTITION] += 1
-            return None
-        append.lane = self
-        append.frame = frame
-        append.partition = partition
-        append.answered = answered
-        append.connection = connection
-        if not partition.leader_isr_update_lock.acquire(False):
-            self.declines[BUSY] += 1
-            return None
+        request.answered = answered
         try:
-            reason = self.submit(append)
+            self.start(request)
+        except BaseException:
+            # The caller answers with the error.
+            request.answered = None
+            raise
+        return request
+
+    cdef int prepare(self, LaneRequest request, const produce_t *asked) except -64:
+        cdef const uint8_t *p = <const uint8_t *> request.view.buf
+        cdef const part_t *part
+        cdef LaneAppend append
+        cdef LeaderState partition
+        cdef bytes name
+        cdef char *to
+        cdef int32_t i
+        cdef set names = set()
+        cdef list appends = []
+        if self.owner.is_stopped:
+            return -1 - STOPPED
+        if self.owner.unsubmitted:
+            return -1 - BEHIND
+        for i in range(asked.count):
+            part = &asked.parts[i]
+            name = PyBytes_FromStringAndSize(NULL, part.topic_size + NUMBER_BYTES)
+            to = PyBytes_AS_STRING(name)
+            memcpy(to, p + part.topic, part.topic_size)
+            to[part.topic_size] = ONE
+            memcpy(to + part.topic_size + 1, p + part.number, 4)
+            partition = self.partitions.get(name)
+            if partition is None:
+                return -1 - UNKNOWN_PARTITION
+            if part.records_size > ATTRIBUTES and p[part.records + ATTRIBUTES] & TRANSACTIONAL:
+                return -1 - TRANSACTION
+            if asked.count > 1:
+                if name in names:
+                    return -1 - PARTITIONS
+                names.add(name)
+            append = LaneAppend.__new__(LaneAppend)
+            append.lane = self
+            append.request = request
+            append.data = p + part.records
+            append.size = part.records_size
+            append.name = name
+            append.count = part.count
+            append.partition = partition
+            append.append.header.producer_id = -1
+            appends.append(append)
+        request.appends = appends
+        request.topics = asked.topics
+        request.correlation_id = asked.correlation_id
+        request.required_acks = asked.acks
+        request.timeout = asked.timeout_ms
+        request.readers = request.undecided = asked.count
+        return OK
+
+    cdef int start(self, LaneRequest request) except -1:
+        cdef list appends = request.appends
+        cdef LaneAppend append
+        cdef int reason
+        for append in appends:
+            reason = self.submit(append, False)
+            if reason >= 0:
+                self.declines[reason] += 1
+                self.owner.make(append.hand_over(reason == CORE))
+        for append in appends:
+            if append.is_in_log:
+                # It was made in this turn.
+                append.finish()
+        return 0
+
+    cdef int submit(self, LaneAppend append, bint in_turn) except -2:
+        cdef LeaderState partition = append.partition
+        cdef BatchHeader *header = &append.append.header
+        if parse_header(append.data, append.size, header) != OK or header.size != append.size:
+            return BATCH
+        if header.attributes & CONTROL:
+            return BATCH
+        if header.attributes & CODEC_MASK and not append.is_checked:
+            # Without a lock, since it may take a while.
+            if not append.check_records(partition.term.log):
+                return COMPRESSED
+        if not partition.leader_isr_update_lock.acquire(False):
+            return BUSY
+        try:
+            return self.submit_as_leader(append, partition.term, in_turn)
         finally:
             partition.leader_isr_update_lock.release()
-        if reason >= 0:
-            self.declines[reason] += 1
-            return None
-        return append
 
-    cdef int submit(self, LaneAppend append) except -2:
-        # Give the append to the disk; return the reason to decline it, or -1. The partition's lock is held.
+    cdef int submit_as_leader(self, LaneAppend append, Term term, bint in_turn) except -2:
         cdef LeaderState partition = append.partition
-        cdef Term term = partition.term
         cdef object log = term.log
         cdef object queue = partition.queue
         cdef object plain
         cdef LogLock lock
-        if not term.leads or log is None or queue is None or self.owner.is_stopped:
+        if not term.leads or log is None or queue is None:
             return NOT_LEADER
-        if append.request.acks == ACKS_ALL and partition.is_under_min_isr:
+        if append.request.required_acks == ACKS_ALL and partition.is_under_min_isr:
             return TOO_FEW_IN_SYNC
-        if (self.owner.unsubmitted or queue.waiting or queue.returned or queue.aside is not None
-                or queue.log is not log):
+        if queue.log is not log:
             return BUSY
+        if (not in_turn and (queue.waiting or queue.returned or queue.aside is not None)
+                and not queue.admit(append)):
+            return -1
         if log.durable:
             return DURABILITY
         plain = log.plain
         if plain.epoch != term.leader_epoch:
             return SETTINGS
-        append.begin(log.active, log.state, append.request.records, append.request.records_size, term.leader_epoch)
+        append.renew()
+        append.begin(log.active, log.state, append.data, append.size, term.leader_epoch)
         append.append.latest = plain.latest_ms
         append.append.max_size = plain.max_bytes
-        if append.append.header.attributes & CODEC_MASK:
-            return COMPRESSED
-        if (append.append.header.attributes & (CONTROL | TRANSACTIONAL)
-                or append.append.header.size != append.append.size or append.append.size == 0):
-            return BATCH
+        if append.is_checked:
+            # The topic's settings, and the clock, may have changed while it waited for its turn.
+            if (not plain.max_decompressed or append.size > append.append.max_size
+                    or append.append.header.max_timestamp > append.append.latest):
+                return COMPRESSED
+            append.take_as_checked()
         append.log = log
         append.queue = queue
         append.mark = term.watermark
@@ -212,6 +305,7 @@ cdef class ProduceLane:
     cdef int submit_locked(self, LaneAppend append, object queue, LogLock lock) except -2:
         cdef list in_flight = queue.in_flight
         cdef int32_t count = append.append.header.last_offset_delta + 1
+        append.producer = None
         if not in_flight:
             queue.end = append.state.now.log_end_offset
             queue.producers.clear()
@@ -231,7 +325,8 @@ cdef class ProduceLane:
         lock.steps += 1
         if queue.disk is self.inline:
             append.run()
-            if append.cell.job.status == OK:
+            append.is_in_log = append.cell.job.status == OK
+            if append.is_in_log:
                 append.note(queue, append)
         else:
             append.job = append
@@ -240,14 +335,86 @@ cdef class ProduceLane:
             queue.disk.submit(append, queue.job_done, queue.lane)
             in_flight.append(append)
         lock.steps -= 1
-        return CORE if append.job is None and append.cell.job.status != OK else -1
+        return -1 if append.is_in_log or append.job is not None else CORE
 
 
 # ---- one request -------------------------------------------------------------------------------------------
 
 
+cdef class LaneRequest:
+    """A Produce request on its native way: its frame, its appends and its answer."""
+
+    def __dealloc__(self):
+        let_go(self.view)
+
+    @property
+    def timeout_ms(self):
+        """How long the request may wait for its commits."""
+        return min(self.timeout, LONGEST_WAIT_MS)
+
+    def cancel(self):
+        """Drop the answer: the client is gone. Return whether there was none yet."""
+        return self.abort(CancelledError())
+
+    def abort(self, error):
+        """Close the request's connection because of `error`. Return whether the request had no answer yet."""
+        answered, self.answered = self.answered, None
+        if answered is not None:
+            answered(None, error)
+        return answered is not None
+
+    cdef int release(self) except -1:
+        # One append less needs the frame, which may be large.
+        self.readers -= 1
+        if self.readers == 0:
+            self.frame = None
+            let_go(self.view)
+            self.view = NULL
+        return 0
+
+    cdef int decided(self) except -1:
+        # One append less is without a result. Answer after the last one.
+        self.undecided -= 1
+        if self.undecided:
+            return 0
+        answered, self.answered = self.answered, None
+        if answered is not None:
+            answered([self.answer_frame()], None)
+        self.appends = None
+        return 0
+
+    cdef bytes answer_frame(self):
+        cdef LaneAppend append
+        cdef int64_t size = HEAD_BYTES + size_of_unsigned_varint(<uint32_t> self.topics + 1) + TAIL_BYTES
+        cdef bytes answer
+        cdef uint8_t *p
+        for append in self.appends:
+            size += append.answer_size()
+        answer = PyBytes_FromStringAndSize(NULL, size)
+        p = <uint8_t *> PyBytes_AS_STRING(answer)
+        store32(p, <int32_t> (size - 4))
+        store32(p + 4, self.correlation_id)
+        p[8] = 0                                   # unknown fields of the header
+        p += HEAD_BYTES
+        p += write_unsigned_varint(p, <uint32_t> self.topics + 1)
+        is_first = True
+        for append in self.appends:
+            if append.count and not is_first:
+                p[0] = 0                           # unknown fields of the topic before
+                p += 1
+            is_first = False
+            p = append.write_answer(p)
+        p[0] = 0                                   # ... of the last topic
+        store32(p + 1, 0)                          # throttle time
+        p[5] = 0                                   # unknown fields of the answer
+        return answer
+
+
+# ---- one batch ---------------------------------------------------------------------------------------------
+
+
 cdef class LaneAppend(AppendJob):
-    """A Produce request of one batch on its native way.
+    """A batch of a Produce request on its native way.
 
     For its log's AppendQueue it is like a QueuedAppend, and its own `job`. `partition`: the Partition.
     """
@@ -259,35 +426,50 @@ cdef class LaneAppend(AppendJob):
         """Always None: no other thread checks the batch."""
         return None
 
+    @property
+    def is_in_check(self):
+        """Always False."""
+        return False
+
+    @property
+    def connection(self):
+        """The origin of the request."""
+        return self.request.connection
+
     def note(self, queue, _job):
         """Record the effects of the job, as QueuedAppend.note."""
         if self.producer is not None and self.cell.job.status == OK:
             queue.note_producer(self.producer, self.required_offset)
 
     def come_back(self, bint is_declined):
-        """Return the append that takes this one's place in the queue, since its job was not done."""
+        """Return what takes this append's place in the queue, since its job was not done: Python's, or itself."""
         if is_declined:
             self.lane.declines[CORE] += 1
+            return self.hand_over(True)
+        return self
+
+    def take_turn(self):
+        """Submit the append, whose turn in the queue has come. Return the one that Python makes instead, or None."""
+        cdef int reason = self.lane.submit(self, True)
+        if reason < 0:
+            return None
+        self.lane.declines[reason] += 1
+        return self.hand_over(reason == CORE)
+
+    def hand_over(self, bint is_declined):
+        """Return the append that Python makes instead. `is_declined`: the core has left it to its owner."""
         append = self.lane.owner.take_over(self)
         append.is_declined = is_declined
+        self.request.release()
         return append
 
     # ---- what Python decides ---------------------------------------------------------------------------------
 
     @property
     def records(self):
-        """The batch as it was sent; None once it is in the log."""
-        cdef int64_t start = self.request.records
-        return None if self.frame is None else memoryview(self.frame)[start:start + self.request.records_size]
-
-    @property
-    def required_acks(self):
-        return self.request.acks
-
-    @property
-    def timeout_ms(self):
-        """How long the request may wait for its commit."""
-        return min(self.request.timeout_ms, LONGEST_WAIT_MS)
+        """The batch as it was sent. Read it before `hand_over` returns."""
+        cdef int64_t start = self.data - <const uint8_t *> self.request.view.buf
+        return memoryview(self.request.frame)[start:start + self.size]
 
     @property
     def base_offset(self):
@@ -306,8 +488,24 @@ cdef class LaneAppend(AppendJob):
 
     # ---- its way ----------------------------------------------------------------------------------------------
 
+    cdef bint check_records(self, object log) except -1:
+        # Check a compressed batch. Return whether it may be stored as it is.
+        cdef BatchHeader header
+        cdef RecordScan found
+        cdef int64_t limit = 0 if log is None else log.plain.max_decompressed
+        if self.size > limit:
+            return False
+        try:
+            if check_produced(self.data, self.size, False, True, limit, &header, &found) != OK:
+                return False
+        except (<LogLock> log.offsets_lock).own_error:
+            # Python checks it again, and answers with the error.
+            return False
+        self.is_checked = found.max_timestamp == header.max_timestamp
+        return self.is_checked
+
     def finish(self):
-        """Answer the request, or let it wait for the high watermark: the batch is in the log."""
+        """Record that the batch is in the log, and decide its result or let it wait for the high watermark."""
         cdef LeaderState partition = self.partition
         cdef ProduceLane lane = self.lane
         cdef bint has_moved = False
@@ -317,26 +515,24 @@ cdef class LaneAppend(AppendJob):
             if partition.term.leads and partition.term.log is self.log:
                 has_moved = partition.appended(self.log, self.append.base_offset)
             # An append that arrived now would be rejected.
-            is_short = self.request.acks == ACKS_ALL and partition.is_under_min_isr
+            is_short = self.request.required_acks == ACKS_ALL and partition.is_under_min_isr
         finally:
             partition.leader_isr_update_lock.release()
-        # The frame may be large, and is no longer needed.
-        self.frame = None
-        let_go(self.view)
-        self.view = NULL
+        self.is_in_log = True
+        self.request.release()
         lane.bytes_in.count += self.append.header.size
         lane.messages_in.count += self.append.header.record_count
-        if self.request.acks != ACKS_ALL:
+        if self.request.required_acks != ACKS_ALL:
             self.succeed()
         elif is_short:
             self.fail(lane.owner.not_enough_replicas(partition))
         else:
-            lane.await_commit(self, partition.key, self.required_offset, self.timeout_ms, self.mark)
+            lane.await_commit(self, partition.key, self.required_offset, self.request.timeout_ms, self.mark)
         lane.owner.appended(partition, has_moved)
 
     def complete(self, given_up=None):
-        """Answer the request if its commit is decided. `given_up`: the error to answer if it is not."""
-        if self.answered is None:
+        """Decide the result if the commit is decided. `given_up`: the error to answer if it is not."""
+        if self.is_decided:
             return
         if self.mark.value >= self.required_offset:
             if self.partition.has_enough_in_sync:
@@ -349,75 +545,76 @@ cdef class LaneAppend(AppendJob):
             self.fail(given_up)
 
     cdef int succeed(self) except -1:
-        return self.respond(0, self.append.base_offset, -1, self.state.now.log_start_offset, None, ())
+        return self.decide(0, self.append.base_offset, -1, self.state.now.log_start_offset, None, None)
 
     def fail(self, error):
-        """Answer the request with an error. If the batch is in the log, the answer has its offset, too."""
-        if self.cell.job.status == OK and self.frame is None:
-            self.respond(error.code, self.append.base_offset, -1, self.state.now.log_start_offset, str(error), ())
+        """Answer with an error. If the batch is in the log, the answer has its offset, too."""
+        if self.is_in_log:
+            self.decide(error.code, self.append.base_offset, -1, self.state.now.log_start_offset, str(error), None)
         else:
-            self.respond(error.code, -1, -1, -1, str(error), error.record_errors)
+            self.decide(error.code, -1, -1, -1, str(error), error.record_errors)
 
     def answer(self, future):
-        """Answer with the result of the Produce request that has taken the place of this one."""
+        """Answer with the result of the Produce request that has taken the place of this append."""
         error = future.exception()
         if error is not None:
-            self.abort(error)
+            self.request.abort(error)
             return
         [response] = future.result().values()
         error = response.error
-        self.respond(
+        self.decide(
             0 if error is None else error.code, response.base_offset, response.log_append_time,
             response.log_start_offset, None if error is None else str(error), response.record_errors)
 
-    def cancel(self):
-        """Drop the answer: the client is gone. Return whether there was none yet."""
-        return self.abort(CancelledError())
-
-    def abort(self, error):
-        """Close the request's connection because of `error`. Return whether the request had no answer yet."""
-        answered, self.answered = self.answered, None
-        if answered is not None:
-            answered(None, error)
-        return answered is not None
-
-    cdef int respond(self, int16_t code, int64_t base_offset, int64_t append_time, int64_t log_start_offset,
-                     str message, object record_errors) except -1:
-        cdef bytes text = b"" if message is None else message.encode()
-        cdef bytes errors = errors_of(record_errors) if record_errors else b"\x01"
-        cdef Py_ssize_t name_size = len(self.name)
-        cdef Py_ssize_t size = ANSWER_BYTES - 1 + name_size + len(errors) + len(text)
-        cdef bytes answer
-        cdef uint8_t *p
-        answered, self.answered = self.answered, None
-        if answered is None:
+    cdef int decide(self, int16_t code, int64_t base_offset, int64_t append_time, int64_t log_start_offset,
+                    str message, object record_errors) except -1:
+        if self.is_decided:
             return 0
-        if message is not None:
-            size += size_of_unsigned_varint(<uint32_t> (len(text) + 1)) - 1
-        answer = PyBytes_FromStringAndSize(NULL, size)
-        p = <uint8_t *> PyBytes_AS_STRING(answer)
-        store32(p, <int32_t> (size - 4))
-        store32(p + 4, self.request.correlation_id)
-        p[8] = 0                                   # unknown fields of the header
-        p[9] = ONE                                 # topics
-        p += 10
-        memcpy(p, PyBytes_AS_STRING(self.name), name_size)
-        p += name_size
-        store16(p, code)
-        store64(p + 2, base_offset)
-        store64(p + 10, append_time)
-        store64(p + 18, log_start_offset)
-        p += 26
-        memcpy(p, PyBytes_AS_STRING(errors), len(errors))
-        p += len(errors)
-        p += write_unsigned_varint(p, 0 if message is None else <uint32_t> (len(text) + 1))
-        memcpy(p, PyBytes_AS_STRING(text), len(text))
-        p += len(text)
-        p[0] = p[1] = 0                            # unknown fields of the partition and the topic
-        store32(p + 2, 0)                          # throttle time
-        p[6] = 0                                   # unknown fields of the answer
-        answered([answer], None)
-        return 0
+        self.is_decided = True
+        self.code = code
+        self.result_offset = base_offset
+        self.append_time = append_time
+        self.log_start_offset = log_start_offset
+        self.text = None if message is None else message.encode()
+        self.record_errors = errors_of(record_errors) if record_errors else NO_ERRORS
+        return self.request.decided()
+
+    cdef int64_t answer_size(self) noexcept:
+        cdef int64_t size = PART_BYTES + PyBytes_GET_SIZE(self.record_errors)
+        if self.text is None:
+            size += 1
+        else:
+            size += size_of_unsigned_varint(<uint32_t> PyBytes_GET_SIZE(self.text) + 1) + PyBytes_GET_SIZE(self.text)
+        if self.count:
+            # The topic's name and its unknown fields.
+            size += PyBytes_GET_SIZE(self.name) - NUMBER_BYTES + size_of_unsigned_varint(<uint32_t> self.count + 1) + 1
+        return size
+
+    cdef uint8_t *write_answer(self, uint8_t *p) noexcept:
+        # Write the result, after the topic's name in its first partition; return the position behind it.
+        cdef Py_ssize_t name_size = PyBytes_GET_SIZE(self.name) - NUMBER_BYTES
+        cdef Py_ssize_t size = PyBytes_GET_SIZE(self.record_errors)
+        if self.count:
+            memcpy(p, PyBytes_AS_STRING(self.name), name_size)
+            p += name_size
+            p += write_unsigned_varint(p, <uint32_t> self.count + 1)
+        memcpy(p, PyBytes_AS_STRING(self.name) + name_size + 1, 4)
+        store16(p + 4, self.code)
+        store64(p + 6, self.result_offset)
+        store64(p + 14, self.append_time)
+        store64(p + 22, self.log_start_offset)
+        p += 30
+        memcpy(p, PyBytes_AS_STRING(self.record_errors), size)
+        p += size
+        if self.text is None:
+            p += write_unsigned_varint(p, 0)
+        else:
+            size = PyBytes_GET_SIZE(self.text)
+            p += write_unsigned_varint(p, <uint32_t> size + 1)
+            memcpy(p, PyBytes_AS_STRING(self.text), size)
+            p += size
+        p[0] = 0                                   # unknown fields of the partition
+        return p + 1
 
 
 cdef bytes errors_of(object record_errors):

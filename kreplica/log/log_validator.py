@@ -56,9 +56,11 @@ class PlainPath:
     `ahead_ms`: how far in the future a create time may lie.
     `latest_ms`: the latest valid create time when the clock was last read. A batch with a later one takes the
     careful path, which reads the clock again. So the plain path never reads the clock.
+    `max_decompressed`: the limit of a compressed batch, decompressed, that is checked while other work waits;
+    0 if no compressed batch is stored as it is.
     """
 
-    __slots__ = ("_takes_any", "ahead_ms", "builder", "epoch", "latest_ms", "max_bytes")
+    __slots__ = ("_takes_any", "ahead_ms", "builder", "epoch", "latest_ms", "max_bytes", "max_decompressed")
 
     def __init__(self, config: LogConfig, now_ms: int) -> None:
         self._takes_any = (
@@ -71,6 +73,8 @@ class PlainPath:
         # Bounded so that the sum stays in 64 bits.
         self.ahead_ms = min(config.message_timestamp_after_max_ms, 1 << 61)
         limit, self.max_bytes = max_batch_size(config)
+        keeps_codec = config.compression_type == "producer"
+        self.max_decompressed = min(BRIEF_BYTES, MOST_TIMES_LARGER * self.max_bytes) if keeps_codec else 0
         self.builder = BatchBuilder()
         self.builder.limit, self.builder.max_size = limit, self.max_bytes
         self.set_time(now_ms)

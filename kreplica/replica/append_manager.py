@@ -386,7 +386,9 @@ class AppendManager:
                 append.partition.made(append)
                 finished.append(append)
             while (append := queue.next()) is not None:
-                if append.partition.take_turn(append, queue):
+                if type(append) is LaneAppend:
+                    append = append.take_turn()
+                if append is not None and append.partition.take_turn(append, queue):
                     finished.append(append)
         finally:
             self.finish(finished)
@@ -401,25 +403,31 @@ class AppendManager:
         self._on_appended(partition, change_of(has_moved))
 
     def take_over(self, append: LaneAppend) -> ProducerAppend:
-        """Return an append to make instead of the lane's, which the core declined or a disk thread held."""
+        """Return an append to make instead of the lane's, which needs a decision."""
+        lanes = append.request
         request = Produce(
             self,
             {},
-            append.required_acks,
-            append.timeout_ms,
+            lanes.required_acks,
+            lanes.timeout_ms,
             AppendOrigin.CLIENT,
             internal_topics_allowed=False,
             leader_epoch=None,
-            connection=append.connection,
+            connection=lanes.connection,
         )
         request.future.add_done_callback(append.answer)
         return ProducerAppend(
             append.partition,
             append.records,
-            append.required_acks,
-            connection=append.connection,
+            lanes.required_acks,
+            connection=lanes.connection,
             request=request,
         )
+
+    def make(self, append: ProducerAppend) -> None:
+        """Make an append that has taken the place of the lane's."""
+        if append.partition.append(append):
+            self.finish([append])
 
     def shutdown(self) -> None:
         """Reject all further appends and those whose turn has not come: the broker stops."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import struct
 from concurrent.futures import CancelledError
 from datetime import timedelta
@@ -45,7 +46,9 @@ class Client:
     def __init__(self, at: Replicas) -> None:
         self.at = at
         self.lane: ProduceLane = at.manager(1).appends.lane
+        # The answers of each request's first partition, and the bytes of all of the answer.
         self.answers: dict[int, Any] = {}
+        self.frames: dict[int, bytes] = {}
         self.errors: dict[int, BaseException | None] = {}
         apis = KafkaApis(at.manager(1), at.manager(1)._metadata_cache)
         self.channel = RequestChannel(
@@ -63,8 +66,9 @@ class Client:
             if buffers is not None:
                 frame = b"".join(buffers)
                 assert int.from_bytes(frame[:4], "big") == len(frame) - 4
+                self.frames[number] = frame
                 [topic] = response_of(response_type(0, version), frame[4:], number).responses
-                [self.answers[number]] = topic.partition_responses
+                self.answers[number] = topic.partition_responses[0]
 
         return self.lane.take(memoryview(frame_of(request, number)), answered, connection)
 
@@ -86,8 +90,9 @@ def at(request: pytest.FixtureRequest) -> Replicas:
 
 
 def primed(at: Replicas) -> Replicas:
-    """Make the first append of the leader epoch, which needs a decision."""
-    at.manager(1).append(at.partitions[0], batch(b"first"))
+    """Make the first append of each leader epoch, which needs a decision."""
+    for topic_partition in at.partitions:
+        at.manager(1).append(topic_partition, batch(b"first"))
     at.pass_time(100)
     return at
 
@@ -167,7 +172,7 @@ def test_an_answer_that_waits_ends_with_the_broker(at: Replicas) -> None:
     at.manager(1).shutdown()
     assert client.answers[1].error_code is ErrorCode.not_leader_or_follower
     assert client.take(request_of(batch(b"b")), 2) is None
-    assert client.reasons() == {"not leader": 1}
+    assert client.reasons() == {"stopped": 1}
 
 
 def test_a_client_that_is_gone_gets_no_answer(at: Replicas) -> None:
@@ -183,6 +188,17 @@ def test_a_client_that_is_gone_gets_no_answer(at: Replicas) -> None:
 # ---- what is declined --------------------------------------------------------------------------------------
 
 
+def parts_of(frame: bytes, number: int) -> list[Any]:
+    """Return the answers of the partitions of a request of version 11."""
+    [topic] = response_of(response_type(0, 11), frame[4:], number).responses
+    return list(topic.partition_responses)
+
+
+def sorted_parts(frame: bytes, number: int) -> list[Any]:
+    """Return them by number: Python writes them in the order of their results."""
+    return sorted(parts_of(frame, number), key=lambda part: part.index)
+
+
 def whole(records: bytes = b"", **fields: Any) -> Any:
     return request_of(records or batch(b"a"), **fields)
 
@@ -195,23 +211,20 @@ def marked(attribute: int) -> bytes:
     ("request_", "reason"),
     [
         (whole(version=8), "version"),
-        (whole(transactional_id="x"), "transactional id"),
+        (whole(transactional_id="x"), "transaction"),
+        (request_of(marked(TRANSACTIONAL)), "transaction"),
         (whole(acks=0), "acks"),
         (whole(acks=2), "acks"),
-        (whole(times=2), "several partitions"),
+        (whole(times=2), "partitions"),
+        (whole(times=0), "partitions"),
+        (whole(times=513), "partitions"),
         (whole(topic="unknown"), "unknown partition"),
         (whole(index=7), "unknown partition"),
         (whole(topic="__consumer_offsets"), "unknown partition"),
         (request_of(None), "layout"),
-        (request_of(b""), "batch"),
-        (request_of(b"short"), "batch"),
-        (request_of(batch(b"a") + batch(b"b")), "batch"),
-        (request_of(marked(CONTROL)), "batch"),
-        (request_of(marked(TRANSACTIONAL)), "batch"),
-        (request_of(bytes(recompress(batch(b"a" * 500), "gzip", None))), "compressed"),
     ],
 )
-def test_what_needs_a_decision_is_declined_and_changes_nothing(
+def test_a_request_that_needs_a_decision_is_declined_and_changes_nothing(
     at: Replicas, request_: Any, reason: str
 ) -> None:
     client = Client(at)
@@ -222,34 +235,93 @@ def test_what_needs_a_decision_is_declined_and_changes_nothing(
     assert client.take(whole()) is not None
 
 
-def test_a_follower_declines(at: Replicas) -> None:
+def test_a_request_behind_one_that_python_has_not_submitted_is_declined() -> None:
+    at = primed(Replicas(partitions=100, with_disks=True))
     client = Client(at)
-    at.elect(2)
-    assert client.take(whole()) is None
-    assert client.reasons() == {"not leader": 1}
+    at.manager(1).append_records({each: batch(b"a") for each in at.partitions})
+    assert client.take(request_of(batch(b"b"), index=99)) is None
+    assert client.reasons() == {"behind": 1}
 
 
-def test_with_too_few_in_sync_only_acks_all_is_declined(at: Replicas) -> None:
+# ---- what Python makes instead -----------------------------------------------------------------------------
+
+
+def handed_over(at: Replicas, request_: Any) -> tuple[dict[str, int], bytes]:
+    """Return why Python made the request's appends instead of the lane, and the answer."""
     client = Client(at)
-    at.notify(at.controller.decide(at.partitions[0], isr=(1,)), to=[1])
-    assert client.take(whole()) is None
-    assert client.reasons() == {"too few in sync": 1}
-    assert client.take(whole(acks=1), 2) is not None
+    assert client.take(request_, 1) is not None
+    at.pass_time(1_000)
+    return client.reasons(), client.frames[1]
+
+
+def squeezed(codec: str, *values: bytes, **fields: Any) -> bytes:
+    return bytes(recompress(build(list(values), **{"now_ms": NOW_MS, **fields}), codec, None))
+
+
+CODECS = ["gzip", "snappy", "lz4", "zstd"]
 
 
 @pytest.mark.parametrize(
-    ("settings", "reason"),
+    ("records", "reason"),
     [
-        ({"durability": "fsync"}, "durability"),
-        ({"cleanup_policy": "compact"}, "settings"),
-        ({"message_timestamp_type": "LogAppendTime"}, "settings"),
-        ({"compression_type": "zstd"}, "settings"),
+        (b"", "batch"),
+        (b"short", "batch"),
+        (batch(b"a") + batch(b"b"), "batch"),
+        (marked(CONTROL), "batch"),
+        (with_field(squeezed("lz4", b"a" * 500), 35, ">q", NOW_MS + 5), "compressed"),
+        (squeezed("gzip", b"a" * 500)[:-1], "batch"),
+        (with_field(squeezed("gzip", b"a" * 500), 80, ">b", 0x55), "compressed"),
+        (squeezed("zstd", bytes(300 << 10)), "compressed"),
+        (squeezed("zstd", bytes(40 << 20)), "compressed"),
+        (squeezed("lz4", b"late", now_ms=NOW_MS * 2), "compressed"),
+        (with_field(batch(b"a"), 57, ">i", 7), "core"),
     ],
 )
-def test_a_topic_with_other_settings_is_declined(settings: dict[str, object], reason: str) -> None:
-    client = Client(primed(Replicas(settings=settings)))
-    assert client.take(whole()) is None
-    assert client.reasons() == {reason: 1}
+@pytest.mark.parametrize("with_disks", [True, False], ids=["disk thread", "inline"])
+def test_a_batch_that_needs_a_decision_is_answered_as_by_python(
+    records: bytes, reason: str, with_disks: bool
+) -> None:
+    request_ = request_of(records)
+    reasons, answer = handed_over(primed(Replicas(with_disks=with_disks)), request_)
+    assert reasons == {reason: 1}
+    assert answer == Client(primed(Replicas(with_disks=with_disks))).by_python(request_)
+
+
+def test_a_follower_hands_over(at: Replicas) -> None:
+    at.elect(2)
+    reasons, answer = handed_over(at, whole())
+    assert reasons == {"not leader": 1}
+    assert answer == Client(at).by_python(whole())
+
+
+def test_with_too_few_in_sync_only_acks_all_is_handed_over(at: Replicas) -> None:
+    at.notify(at.controller.decide(at.partitions[0], isr=(1,)), to=[1])
+    reasons, answer = handed_over(at, whole())
+    assert reasons == {"too few in sync": 1}
+    assert answer == Client(at).by_python(whole())
+    assert Client(at).take(whole(acks=1), 2) is not None
+    assert Client(at).reasons() == {"too few in sync": 1}
+
+
+@pytest.mark.parametrize(
+    ("settings", "records", "reason"),
+    [
+        ({"durability": "fsync"}, b"", "durability"),
+        ({"cleanup_policy": "compact"}, b"", "settings"),
+        ({"message_timestamp_type": "LogAppendTime"}, b"", "settings"),
+        ({"compression_type": "zstd"}, b"", "settings"),
+        ({"compression_type": "uncompressed"}, squeezed("lz4", b"a" * 500), "compressed"),
+        ({"max_message_bytes": 80}, squeezed("lz4", b"a" * 500), "compressed"),
+        ({"max_message_bytes": 100}, batch(b"a" * 100), "core"),
+    ],
+)
+def test_a_topic_with_other_settings_is_left_to_python(
+    settings: dict[str, object], records: bytes, reason: str
+) -> None:
+    reasons, answer = handed_over(primed(Replicas(settings=settings)), whole(records))
+    if reasons:
+        assert reasons == {reason: 1}
+    assert answer == Client(primed(Replicas(settings=settings))).by_python(whole(records))
 
 
 def test_an_offline_or_removed_partition_is_unknown(at: Replicas) -> None:
@@ -261,13 +333,15 @@ def test_an_offline_or_removed_partition_is_unknown(at: Replicas) -> None:
     assert client.reasons() == {"unknown partition": 2}
 
 
-def test_a_lock_that_is_held_declines(at: Replicas) -> None:
+def test_a_lock_that_is_held_hands_over(at: Replicas) -> None:
     client, log = Client(at), at.partition(1).local_log
     with pytest.raises(KeyboardInterrupt), log.offsets_lock, log.step:
         raise KeyboardInterrupt
     # The interrupted step has to be repaired first.
-    assert client.take(whole()) is None
+    assert client.take(whole()) is not None
     assert client.reasons() == {"busy": 1}
+    at.pass_time(100)
+    assert client.answers[1].base_offset == 1
 
 
 def test_no_prefix_and_no_changed_byte_of_a_frame_does_harm() -> None:
@@ -287,21 +361,25 @@ def test_no_prefix_and_no_changed_byte_of_a_frame_does_harm() -> None:
 # ---- what the core declines --------------------------------------------------------------------------------
 
 
-def test_appends_stay_in_order_when_the_core_declines_one_of_them(at: Replicas) -> None:
-    for broker_id in at.ids:
-        at.partition(broker_id).local_log.active.max_bytes = 150
+@pytest.mark.parametrize("with_disks", [True, False], ids=["disk thread", "inline"])
+def test_appends_stay_in_order_when_the_core_declines_some_of_them(with_disks: bool) -> None:
+    at = primed(Replicas(with_disks=with_disks, settings={"segment_bytes": 200}))
     client = Client(at)
-    values = [b"a", b"b", b"c", b"d"]
+    values = [bytes([number]) for number in range(20)]
     for number, value in enumerate(values):
-        request = request_of(batch(value), 1 if number == 1 else ALL)
-        if client.take(request, number) is None:
-            client.by_python(request, number)
+        request = request_of(batch(value), 1 if number % 3 else ALL)
+        assert client.take(request, number) is not None
+        if not number % 5:
+            at.pass_time(1)
     at.pass_time(500)
     assert at.values(1) == at.values(2) == [b"first", *values]
     assert {number: answer.base_offset for number, answer in client.answers.items()} == {
-        number: number + 1 for number in client.answers
+        number: number + 1 for number in range(20)
     }
-    assert client.reasons()["core"] >= 1
+    # Python makes only the appends that roll.
+    segments = at.partition(1).local_log.local.segments
+    assert client.reasons() == {"core": len(segments) - 1}
+    assert len(segments) > 5
 
 
 def test_a_batch_with_a_bad_checksum_gets_pythons_answer() -> None:
@@ -357,6 +435,126 @@ def test_an_append_whose_isr_has_shrunk_meanwhile_is_answered_so() -> None:
     assert client.answers[1].error_code is ErrorCode.not_enough_replicas_after_append
 
 
+# ---- several batches ---------------------------------------------------------------------------------------
+
+
+def request_to(batches: dict[int, bytes], acks: int = ALL, version: int = 11) -> Any:
+    """Return a request with a batch for each partition of the topic."""
+    kind: Any = in_version(data.ProduceRequest, version)
+    topic_kind: Any = structure_of(kind, "topic_data")
+    partition_kind: Any = structure_of(topic_kind, "partition_data")
+    parts = tuple(partition_kind(index=number, records=records) for number, records in batches.items())
+    topic = topic_kind(name="t", partition_data=parts)
+    return kind(acks=acks, timeout=timedelta(seconds=1), topic_data=(topic,))
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_a_compressed_batch_is_appended_as_it_is(at: Replicas, codec: str) -> None:
+    client = Client(at)
+    client.take(request_of(squeezed(codec, b"a" * 500, b"b")), 1)
+    client.take(
+        request_of(squeezed(codec, b"c", producer_id=7, producer_epoch=0, base_sequence=0)),
+        2,
+    )
+    at.pass_time(100)
+    assert client.reasons() == {}
+    assert [client.answers[number].base_offset for number in (1, 2)] == [1, 3]
+    assert at.values(1) == at.values(2) == [b"first", b"a" * 500, b"b", b"c"]
+    [*_, last] = at.partition(1).local_log.batches(0)
+    assert last.codec == codec
+
+
+@pytest.mark.parametrize("acks", [ALL, 1])
+@pytest.mark.parametrize("with_disks", [True, False], ids=["disk thread", "inline"])
+def test_a_request_of_several_partitions_is_answered_after_the_last(with_disks: bool, acks: int) -> None:
+    answers = []
+    for is_native in (True, False):
+        at = primed(Replicas(partitions=4, with_disks=with_disks))
+        client = Client(at)
+        request_ = request_to({2: batch(b"a"), 0: batch(b"b", b"c"), 1: marked(CONTROL), 3: b"x"}, acks)
+        if is_native:
+            client.take(request_)
+            assert client.reasons() == {"batch": 2}
+            assert client.answers == {} or (acks == 1 and not with_disks)
+            at.pass_time(100)
+            assert [each.index for each in parts_of(client.frames[1], 1)] == [2, 0, 1, 3]
+            answers.append(sorted_parts(client.frames[1], 1))
+        else:
+            answers.append(sorted_parts(client.by_python(request_), 1))
+        assert at.values(1, 2) == at.values(2, 2) == [b"first", b"a"]
+        assert at.values(1, 0) == [b"first", b"b", b"c"]
+        assert at.values(1, 1) == at.values(1, 3) == [b"first"]
+    assert answers[0] == answers[1]
+
+
+def test_a_client_that_is_gone_gets_no_answer_of_several_partitions() -> None:
+    at = primed(Replicas(partitions=3, with_disks=True))
+    client = Client(at)
+    taken = client.take(request_to({0: batch(b"a"), 1: b"x", 2: batch(b"b")}))
+    assert taken.cancel()
+    at.pass_time(100)
+    assert isinstance(client.errors[1], CancelledError)
+    assert at.values(2, 0) == [b"first", b"a"]
+
+
+class Producers:
+    """Makes the same batches from the same seed: valid ones, repeated, out of order, damaged."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.sequences: dict[tuple[int, int], int] = {}
+        self.count = 0
+
+    def batch(self, partition: int) -> bytes:
+        chance, self.count = self.random, self.count + 1
+        values = [b"%d" % self.count, *(chance.randbytes(5) * 9 for _ in range(chance.randrange(3)))]
+        fields: dict[str, Any] = {"now_ms": NOW_MS + chance.randrange(1_000)}
+        producer = chance.choice((-1, -1, 7, 8))
+        if producer >= 0:
+            sequence = self.sequences.get((producer, partition), 0)
+            sequence += chance.choice((0, 0, 0, 0, 0, 0, 1, -1)) if sequence else 0
+            fields.update(producer_id=producer, producer_epoch=0, base_sequence=sequence)
+            self.sequences[producer, partition] = sequence + len(values)
+        made = build(values, **fields)
+        codec = chance.choice(["none", "none", *CODECS])
+        if codec != "none":
+            made = bytes(recompress(made, codec, None))
+        if not chance.randrange(8):
+            made = bytearray(made)
+            for _ in range(chance.choice((1, 1, 20))):
+                made[chance.randrange(len(made))] = chance.randrange(256)
+        if not chance.randrange(12):
+            made = with_field(bytes(made), chance.choice((21, 23, 35, 57)), ">h", chance.randrange(-9, 9))
+        return bytes(made[: chance.randrange(len(made))] if not chance.randrange(20) else made)
+
+    def request(self) -> Any:
+        chosen = self.random.sample(range(4), self.random.randrange(1, 5))
+        return request_to({each: self.batch(each) for each in chosen}, self.random.choice((ALL, 1)))
+
+
+@pytest.mark.parametrize("with_disks", [True, False], ids=["disk thread", "inline"])
+@pytest.mark.parametrize("seed", range(12))
+def test_the_lane_and_python_answer_the_same_and_write_the_same(seed: int, with_disks: bool) -> None:
+    answers, logs = [], []
+    for is_native in (True, False):
+        at = primed(Replicas(partitions=4, with_disks=with_disks, settings={"segment_bytes": 700}))
+        client, producers, sent = Client(at), Producers(seed), {}
+        for number in range(60):
+            request_ = producers.request()
+            if not is_native or client.take(request_, number) is None:
+                sent[number] = client.channel.receive(memoryview(frame_of(request_, number)), "/1")
+            if producers.random.randrange(3) == 0:
+                at.pass_time(producers.random.randrange(1, 30))
+        at.pass_time(3_000)
+        made = {**client.frames, **{each: b"".join(answer.result(0)) for each, answer in sent.items()}}
+        answers.append({each: sorted_parts(frame, each) for each, frame in made.items()})
+        logs.append([[bytes(each) for each in at.partition(1, n).local_log.batches(0)] for n in range(4)])
+        assert [at.values(1, n) for n in range(4)] == [at.values(2, n) for n in range(4)]
+    assert answers[0] == answers[1]
+    assert logs[0] == logs[1]
+    assert client.lane.taken == 0
+
+
 # ---- producers ---------------------------------------------------------------------------------------------
 
 
@@ -378,24 +576,22 @@ def test_the_batches_of_a_producer_continue_its_sequence(at: Replicas) -> None:
 
 def test_a_gap_and_a_duplicate_need_a_decision(at: Replicas) -> None:
     client = Client(at)
-    client.take(request_of(of_producer(0, b"a")), 1)
-    for sequence in (0, 5):
-        assert client.take(request_of(of_producer(sequence, b"a")), 2) is None
-    assert client.reasons() == {"sequence": 2}
-    again = client.by_python(request_of(of_producer(0, b"a")), 3)
-    assert (
-        response_of(response_type(0, 11), again[4:], 3).responses[0].partition_responses[0].base_offset == 1
-    )
+    for number, sequence in enumerate((0, 0, 5)):
+        client.take(request_of(of_producer(sequence, b"a")), number)
     at.pass_time(100)
+    assert client.reasons() == {"sequence": 2}
+    assert [client.answers[number].base_offset for number in range(3)] == [1, 1, -1]
+    assert client.answers[2].error_code is ErrorCode.out_of_order_sequence_number
     assert at.values(1) == [b"first", b"a"]
 
 
-def test_after_a_refused_sequence_nothing_of_a_producer_is_taken(at: Replicas) -> None:
+def test_after_a_refused_sequence_python_decides_about_producers(at: Replicas) -> None:
     client = Client(at)
     at.partition(1).refused_sequences[8, 0] = 1
-    assert client.take(request_of(of_producer(0, b"a"))) is None
+    client.take(request_of(of_producer(0, b"a")))
     assert client.reasons() == {"sequence": 1}
-    assert client.take(request_of(batch(b"a"))) is not None
+    client.take(request_of(batch(b"a")), 2)
+    assert client.reasons() == {"sequence": 1}
 
 
 # ---- names -------------------------------------------------------------------------------------------------
