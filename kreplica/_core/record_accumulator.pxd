@@ -44,13 +44,16 @@ cdef class ProducerBatch:
     cdef int64_t latest           # the highest deadline of all entries
     cdef Py_ssize_t expired
     cdef BufferPool pool
-    cdef uint8_t *data            # of the pool; `capacity` bytes
+    cdef uint8_t *data            # of the pool; `capacity` bytes: room for a request's head, the batch, its tail
     cdef int64_t capacity
     cdef int64_t views            # buffers of `data` that were exported
     cdef bint is_sealed
+    cdef bint is_framed           # a request was written around the batch
+    cdef int64_t exported_head    # the bytes of it that the next buffer begins with
     cdef bint is_released         # `data` returns to the pool with the last view
 
     cdef void drop(self) noexcept
+    cdef uint8_t *batch(self) noexcept
     cdef void _write_header(self, uint8_t *p) noexcept
     cdef int make_room(self, int64_t more) except -1
     cdef int put(self, BatchBuilder builder, int64_t size, int64_t deadline_ms, object future) except -1

@@ -13,14 +13,15 @@ from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy, memset
 
 from kreplica._core.batch_builder cimport BatchBuilder, PendingRecord
+from kreplica._core.produce_frames cimport MOST_HEAD_BYTES, TAIL_BYTES, head_size, produce_t, write_head
 from kreplica._core.record_batch cimport HEADER_SIZE, seal, write_header
 from kreplica._core.scratch cimport reserve
 from kreplica._core.status cimport BATCH_TOO_LARGE, check
 
 cdef enum:
-    LEAST_CAPACITY = 256
+    LEAST_CAPACITY = 640
     MOST_SMALL = 32768            # a batch that outgrows this gets a whole buffer of the pool
-    POOLED = 1048576              # the size of these
+    POOLED = 1052672              # the size of these: a batch of 1 MiB, and a request around it
 
 
 @cython.final
@@ -79,7 +80,9 @@ cdef class ProducerBatch:
     def __getbuffer__(self, Py_buffer *view, int flags):
         if not self.is_sealed or self.data == NULL:
             raise BufferError("the batch is open, or was released")
-        PyBuffer_FillInfo(view, self, self.data, self.h.size, 1, flags)
+        cdef int64_t head = self.exported_head
+        PyBuffer_FillInfo(
+            view, self, self.batch() - head, head + self.h.size + (TAIL_BYTES if head else 0), 1, flags)
         self.views += 1
 
     def __releasebuffer__(self, Py_buffer *view):
@@ -165,12 +168,44 @@ cdef class ProducerBatch:
         self.h.producer_epoch = producer_epoch
         self.h.base_sequence = base_sequence
         if not self.is_sealed:
-            self._write_header(self.data)
+            self._write_header(self.batch())
             self.is_sealed = True
             return memoryview(self)
-        copy = PyBytes_FromStringAndSize(<char *>self.data, self.h.size)
+        copy = PyBytes_FromStringAndSize(<char *>self.batch(), self.h.size)
         self._write_header(<uint8_t *>PyBytes_AS_STRING(copy))
         return copy
+
+    def frame(self, data, int32_t number, bytes client_id not None, int32_t timeout_ms, bytes name not None):
+        """Return the frame of a Produce request with this batch alone, as a buffer.
+
+        `data`: what `seal` has returned. `number`: of the request. `name`: the partition's `wire_name`. The first frame
+        is written around the batch where it is; later ones are copies, since the first may still be in use.
+        """
+        cdef produce_t request
+        cdef int64_t size
+        cdef bytes head
+        if self.data == NULL or not self.is_sealed:
+            raise BufferError("the batch is open, or was released")
+        request.number = number
+        request.acks = self.acks
+        request.timeout_ms = timeout_ms
+        request.batch_size = self.h.size
+        size = head_size(&request, client_id, name)
+        if self.is_framed or size > MOST_HEAD_BYTES or isinstance(data, bytes):
+            head = PyBytes_FromStringAndSize(NULL, size)
+            write_head(<uint8_t *>PyBytes_AS_STRING(head), &request, client_id, name)
+            return b"".join((head, data, bytes(TAIL_BYTES)))
+        self.is_framed = True
+        write_head(self.batch() - size, &request, client_id, name)
+        memset(self.batch() + self.h.size, 0, TAIL_BYTES)
+        self.exported_head = size
+        try:
+            return memoryview(self)
+        finally:
+            self.exported_head = 0
+
+    cdef uint8_t *batch(self) noexcept:
+        return self.data + MOST_HEAD_BYTES
 
     cdef void _write_header(self, uint8_t *p) noexcept:
         write_header(p, &self.h)
@@ -192,14 +227,14 @@ cdef class ProducerBatch:
 
     cdef int make_room(self, int64_t more) except -1:
         # Reserve all memory that an append of `more` bytes takes.
-        cdef int64_t capacity = self.h.size + more
+        cdef int64_t capacity = MOST_HEAD_BYTES + self.h.size + more + TAIL_BYTES
         cdef uint8_t *data
         reserve(&self.entries, sizeof(AppendEntry))
         if capacity <= self.capacity:
             return 0
         data = self.pool.take(max(capacity, 2 * self.capacity, LEAST_CAPACITY), &capacity)
         if self.data != NULL:
-            memcpy(data, self.data, <size_t>self.h.size)
+            memcpy(data, self.data, <size_t>(MOST_HEAD_BYTES + self.h.size))
             self.pool.give(self.data, self.capacity)
         self.data = data
         self.capacity = capacity
@@ -215,7 +250,7 @@ cdef class ProducerBatch:
         entry.first = self.h.record_count
         entry.count = builder.h.record_count
         self.entries.size += sizeof(AppendEntry)
-        builder.write_records(self.data + self.h.size)
+        builder.write_records(self.batch() + self.h.size)
         self.h.size += size
         if self.h.record_count == 0:
             self.h.base_timestamp = builder.h.base_timestamp

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from kreplica._core.batch_builder import require_list
 from kreplica._core.partitioner import partitions_of
+from kreplica._core.produce_frames import read_produce_answer
+from kreplica._core.produce_lane import wire_name
 from kreplica._core.record import Record
 from kreplica._core.record_accumulator import BufferPool, ProducerBatch, RecordAccumulator
 from kreplica._core.records import batches
@@ -23,6 +25,7 @@ from kreplica.client.arguments import milliseconds, partition_of
 from kreplica.client.client_config import ClientConfig
 from kreplica.client.client_metadata import ClientMetadata
 from kreplica.common.dataclass import dataclass, field, replace
+from kreplica.common.encoded_request import EncodedRequest
 from kreplica.common.errors import (
     BrokerNotAvailable,
     DuplicateSequenceNumber,
@@ -46,6 +49,7 @@ from kreplica.common.errors import (
 from kreplica.common.future import FINISHED, PENDING, Future, all_of, fail_all, failed, finish_all, then
 from kreplica.common.leader_and_isr import NO_LEADER
 from kreplica.common.message import maker
+from kreplica.common.message_reader import NUMBER_BYTES, read_response
 from kreplica.common.messages.data import (
     InitProducerIdRequest,
     InitProducerIdResponse,
@@ -270,6 +274,50 @@ class _Produce:
     batches: dict[PartitionSender, Batch] = field(default_factory=dict)
 
 
+class EncodedProduce(EncodedRequest):
+    """A request with one batch, whose bytes are written around those of the batch.
+
+    Its answer is read as the batch's offset, or as a message if it has an error.
+    """
+
+    __slots__ = ("_batch", "_partition", "_timeout_ms")
+
+    kind = ProduceRequest
+
+    def __init__(self, partition: PartitionSender, batch: Batch, timeout_ms: int) -> None:
+        self._partition = partition
+        self._batch = batch
+        self._timeout_ms = timeout_ms
+
+    def frame(self, number: int, client_id: bytes) -> Buffer:
+        """Return the request with its header; see EncodedRequest."""
+        batch = self._batch
+        assert batch.data is not None
+        return batch.appends.frame(batch.data, number, client_id, self._timeout_ms, self._partition.wire_name)
+
+    def read(self, frame: memoryview) -> int | ProduceResponse:
+        """Return the answer in the frame; see EncodedRequest."""
+        offset = read_produce_answer(frame, NUMBER_BYTES, self._partition.wire_name)
+        return read_response(ProduceResponse, frame) if offset is None else offset
+
+    def message(self) -> ProduceRequest:
+        """Return the request as a message."""
+        return _message_of([(self._partition, self._batch)], self._timeout_ms)
+
+
+def _message_of(sent: Iterable[tuple[PartitionSender, Batch]], timeout_ms: int) -> ProduceRequest:
+    topics: dict[str, list[PartitionProduceData]] = {}
+    for partition, batch in sent:
+        data = _data(index=partition.at.partition, records=batch.data)
+        topics.setdefault(partition.at.topic, []).append(data)
+    return _request(
+        transactional_id=None,
+        acks=batch.acks,
+        timeout=timedelta(milliseconds=timeout_ms),
+        topic_data=tuple(_topic(name=name, partition_data=tuple(each)) for name, each in topics.items()),
+    )
+
+
 class Sender:
     """Sends the batches that partitions add in one step, those for a leader in one request.
 
@@ -320,28 +368,27 @@ class Sender:
         now_ms = monotonic_ms(self._clock)
         patience_ms = max(batch.appends.latest_deadline_ms for batch in ready.batches.values()) - now_ms
         timeout_ms = max(1, min(self._config.request_timeout_ms, patience_ms))
-        topics: dict[str, list[PartitionProduceData]] = {}
         sent: list[tuple[PartitionSender, Batch, int]] = []
         for partition, batch in ready.batches.items():
             batch.attempt += 1
             batch.ends_ms = now_ms + timeout_ms
             sent.append((partition, batch, batch.attempt))
-            data = _data(index=partition.at.partition, records=batch.data)
-            topics.setdefault(partition.at.topic, []).append(data)
-        request = _request(
-            transactional_id=None,
-            acks=ready.acks,
-            timeout=timedelta(milliseconds=timeout_ms),
-            topic_data=tuple(_topic(name=name, partition_data=tuple(each)) for name, each in topics.items()),
-        )
+        if len(sent) == 1 and ready.acks != ACKS_NONE:
+            request: Any = EncodedProduce(partition, batch, timeout_ms)
+        else:
+            request = _message_of(ready.batches.items(), timeout_ms)
         reply = self._transport.send(leader, request, timeout_ms=timeout_ms)
         reply.add_done_callback(lambda done: self.post(partial(self._answered, sent, done)))
 
     def _answered(
-        self, sent: Sequence[tuple[PartitionSender, Batch, int]], reply: Future[ProduceResponse | None]
+        self, sent: Sequence[tuple[PartitionSender, Batch, int]], reply: Future[int | ProduceResponse | None]
     ) -> None:
         error = reply.exception()
         response = None if error is not None else reply.result()
+        if isinstance(response, int):
+            [(partition, batch, attempt)] = sent
+            partition.answered(batch, attempt, Outcome(None, response))
+            return
         answers: dict[tuple[str, int], Any] = {}
         if response is not None:
             for topic in response.responses:
@@ -401,6 +448,7 @@ class PartitionSender:
         work: Callable[[], object],
     ) -> None:
         self.at = at
+        self.wire_name = wire_name(at.topic, at.partition)
         self.work = work
         # Whether the producer knows that there are appends to send.
         self.is_due = False

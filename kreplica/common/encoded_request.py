@@ -38,7 +38,7 @@ class EncodedRequest:
         """Return the request as a message."""
         raise NotImplementedError
 
-    def frame(self, number: int, client_id: bytes) -> bytes:
+    def frame(self, number: int, client_id: bytes) -> Buffer:
         """Return the request with its header, preceded by the size of both."""
         raise NotImplementedError
 

@@ -18,10 +18,12 @@ from tests.support.tcp_cluster import WAIT_S, TcpClient, TcpCluster
 from tests.tidy.tree import ROOT
 
 AT = TopicPartition("orders", 0)
-MOST_OF_CLUSTER = 8
-# The functions that give records to the core: a log's own, a producer's, and those that give a disk a job.
+MOST_OF_CLUSTER = 4
+# The functions that give records to the core: a log's own, a producer's, the channel that gives a frame to a
+# native lane, and those that give a disk a job.
 OF_LOG = ("log.unified_log", "append_records")
 OF_PRODUCER = ("client.producer", "append")
+OF_CHANNEL = ("broker.request_channel", "serve")
 OF_DISKS = (("log.append_queue", "submit"), ("runtime.disk_threads", "submit"))
 
 
@@ -91,10 +93,10 @@ def test_of_a_cluster(walks: Walks) -> None:
     with Cluster(1) as cluster:
         cluster.create_topic("orders")
         cluster.append("orders", [b"a"], partition=0).result(WAIT_S)
-        with walks.watching(OF_PRODUCER, *OF_DISKS) as modules:
+        with walks.watching(OF_PRODUCER, OF_CHANNEL, *OF_DISKS) as modules:
             cluster.append("orders", [b"b"], partition=0).result(WAIT_S)
     assert len(modules) <= MOST_OF_CLUSTER
-    assert names(modules) == listed("`Cluster.append`")
+    assert names(modules) == listed("`Cluster.append`, natively")
 
 
 def test_of_a_frame(walks: Walks, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from kreplica.client.client_config import ClientConfig
 from kreplica.client.client_metadata import ClientMetadata
 from kreplica.client.fetcher import Fetcher
 from kreplica.client.producer import Producer
+from kreplica.common.encoded_request import message_of
 from kreplica.common.future import resolved
 from kreplica.common.messages.data import (
     InitProducerIdRequest,
@@ -64,7 +65,7 @@ class Stage(Replicas):
             )
         if isinstance(request, MetadataRequest):
             return resolved(self.metadata_response(request))
-        self.requests.append((node_id, request))
+        self.requests.append((node_id, message_of(request)))
         return self.endpoint.send(node_id, request, timeout_ms=timeout_ms)
 
     def metadata_response(self, request):

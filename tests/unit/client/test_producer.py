@@ -13,6 +13,7 @@ from kreplica._core.records import batches
 from kreplica.client.client_config import ClientConfig
 from kreplica.client.producer import Producer
 from kreplica.common import errors
+from kreplica.common.encoded_request import message_of
 from kreplica.common.error_code import ErrorCode
 from kreplica.common.future import failed, resolved
 from kreplica.common.messages.data import (
@@ -237,7 +238,7 @@ def test_what_may_be_in_a_log_is_not_sent_under_another_producer_id(stage, is_se
     send, answers = stage.send, [resolved(OUT_OF_ORDER), failed(lost)]
 
     def answer(node_id, request, *, timeout_ms):
-        if answers and isinstance(request, ProduceRequest):
+        if answers and isinstance(message_of(request), ProduceRequest):
             return answers.pop()
         return send(node_id, request, timeout_ms=timeout_ms)
 
