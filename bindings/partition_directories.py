@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
+from contextlib import closing
 
 from kreplica.common.types import TopicPartition
-from kreplica.log.file_names import parse_directory_name
+from kreplica.log.file_names import partition_of
 from kreplica.log.replica_directories import Replica, open_replica, replicas_in
 from kreplica.log.unified_log import UnifiedLog
 from kreplica.runtime.clock import SystemClock
@@ -60,14 +61,9 @@ def open_log(directory: str) -> UnifiedLog:
 
     Raises InvalidFile or KafkaStorageError.
     """
-    name = os.path.basename(directory)
-    partition = parse_directory_name(name) or TopicPartition(name, 0)
-    return open_replica(FileStorage(), SystemClock(), Replica(partition, directory))
+    return open_replica(FileStorage(), SystemClock(), Replica(partition_of(directory), directory))
 
 
 def _standing(directory: str) -> tuple[int, int]:
-    log = open_log(directory)
-    try:
+    with closing(open_log(directory)) as log:
         return log.high_watermark, log.log_end_offset
-    finally:
-        log.close()

@@ -36,7 +36,7 @@ from kreplica.log import cleaner, live_reader, log_loader, periodic_job
 from kreplica.log.cleaner import CleanerStats
 from kreplica.log.column_reader import COLUMNS, ColumnReader, arrow_batches
 from kreplica.log.damage import Damage
-from kreplica.log.file_names import STATE_FILE, parse_directory_name
+from kreplica.log.file_names import STATE_FILE, partition_of
 from kreplica.log.log_cleaner import HASH_KEY_BYTES
 from kreplica.log.log_directory import LogDirectory
 from kreplica.log.log_loader import OpenOptions
@@ -111,8 +111,7 @@ class Log:
         directory = os.path.abspath(os.fsdecode(path))
         files = storage or FileStorage()
         given = GivenSettings(config, settings)
-        name = os.path.basename(directory)
-        partition = parse_directory_name(name) or TopicPartition(name, 0)
+        partition = partition_of(directory)
         if read_only:
             parsed = given.readable(files, directory)
             reader = live_reader.LiveReader(directory, partition, parsed, files, clock or SystemClock())

@@ -18,6 +18,7 @@ from kreplica.cli import export, stock_client
 from kreplica.cli.output import Fact, print_json, print_table
 from kreplica.common.dataclass import dataclass
 from kreplica.common.errors import InvalidPartitions, UnknownTopicOrPartition
+from kreplica.log.file_names import partition_of
 
 if TYPE_CHECKING:
     from kreplica.engine import Isolation, Log
@@ -239,7 +240,7 @@ def _of_message(message: Any) -> Fact:
 def directories(paths: Sequence[Path], topics: Sequence[str], partitions: Sequence[int]) -> list[str]:
     """Return the directories of the partitions, each once. Raises ValueError."""
     found = export.partitions(paths, topics)
-    kept = [each for each in found if not partitions or export.partition_of(each).partition in partitions]
+    kept = [each for each in found if not partitions or partition_of(each).partition in partitions]
     if not kept:
         raise ValueError(f"there is no partition {partitions[0]}")
     return kept
@@ -289,7 +290,7 @@ def _first_offset(log: Log, start: Start) -> int:
 
 def _pieces(log: Log, start: int, isolation: Isolation) -> Iterator[tuple[list[Fact], int]]:
     """Yield lists of records, each with the offset after it."""
-    at = export.partition_of(log.path)
+    at = partition_of(log.path)
     facts: list[Fact] = []
     next_offset = start
     for record in log.read(start, isolation=isolation):

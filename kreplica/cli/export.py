@@ -25,8 +25,7 @@ from kreplica.common.errors import exception_for_os
 from kreplica.common.types import INT64_MAX, TopicPartition
 from kreplica.log.column_reader import ColumnReader
 from kreplica.log.damage import Damage
-from kreplica.log.diff import is_partition
-from kreplica.log.file_names import parse_directory_name
+from kreplica.log.file_names import partition_of, segment_bases
 from kreplica.log.log_directory import LogDirectory
 from kreplica.log.partition_columns import ALL_COLUMNS, OF_PARTITION, PartitionColumns, of_records
 from kreplica.log.replica_directories import Replica, open_replica
@@ -93,7 +92,7 @@ def partitions(paths: Sequence[Path], topics: Sequence[str]) -> list[str]:
     """Return the directories of the partitions to export, each once. Raises ValueError."""
     storage, found = FileStorage(), []
     for path in map(str, (path.resolve() for path in paths)):
-        if is_partition(storage, path):
+        if segment_bases(storage.list_directory(path)):
             found.append(path)
             continue
         inside = [name for name in LogDirectory(storage, path).partitions()[0] if _topic(name) in topics]
@@ -108,12 +107,6 @@ def partitions(paths: Sequence[Path], topics: Sequence[str]) -> list[str]:
     if len(set(found)) < len(found):
         raise ValueError("a partition is named twice")
     return found
-
-
-def partition_of(directory: str) -> TopicPartition:
-    """Return the partition that a directory is named after; partition 0 for another name."""
-    name = os.path.basename(directory)
-    return parse_directory_name(name) or TopicPartition(name, 0)
 
 
 def _topic(directory: str) -> str:

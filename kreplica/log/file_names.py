@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+from collections.abc import Iterable
 
-from kreplica.common.errors import InvalidTopic
 from kreplica.common.types import TopicPartition
 
 LOG_SUFFIX = ".log"
@@ -42,7 +43,6 @@ ROT_SUFFIX = ".rot"
 
 _SEGMENT_FILE = re.compile(r"(\d{20})(\.log|\.index|\.timeindex|\.txnindex|\.snapshot)", re.ASCII)
 _DIRECTORY = re.compile(r"(?P<topic>[a-zA-Z0-9._-]+)-(?P<partition>\d+)")
-_TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 
 
 def file_name(base_offset: int, suffix: str) -> str:
@@ -55,16 +55,19 @@ def parse_file_name(name: str) -> tuple[int, str] | None:
     return (int(found[1]), found[2]) if found else None
 
 
-def check_topic(topic: str) -> str:
-    """Return the topic name if Kafka allows it. Raises InvalidTopic."""
-    if not _TOPIC.fullmatch(topic) or topic in (".", ".."):
-        raise InvalidTopic(
-            f"topic {topic!r}: 1 to 249 of a-z, A-Z, 0-9, '.', '_', '-', and neither '.' nor '..'"
-        )
-    return topic
+def segment_bases(names: Iterable[str]) -> list[int]:
+    """Return the base offsets of the segments among the files `names`, sorted; none without a log."""
+    found = map(parse_file_name, names)
+    return sorted(each[0] for each in found if each is not None and each[1] == LOG_SUFFIX)
 
 
 def parse_directory_name(name: str) -> TopicPartition | None:
     """Return the partition whose directory has this name, or None."""
     found = _DIRECTORY.fullmatch(name)
     return TopicPartition(found["topic"], int(found["partition"])) if found else None
+
+
+def partition_of(directory: str) -> TopicPartition:
+    """Return the partition that a directory is named after; for another name, partition 0 of such a topic."""
+    name = os.path.basename(directory)
+    return parse_directory_name(name) or TopicPartition(name, 0)

@@ -33,7 +33,7 @@ from kreplica.common.errors import (
 )
 from kreplica.common.locks import Lock, RLock
 from kreplica.common.ports import Clock, Disk, Random, Scheduler, Storage, Workers
-from kreplica.common.types import TopicPartition, Uuid
+from kreplica.common.types import TopicPartition, Uuid, check_topic_name
 from kreplica.log import log_loader
 from kreplica.log.append_queue import AppendQueue
 from kreplica.log.file_names import (
@@ -41,7 +41,6 @@ from kreplica.log.file_names import (
     DELETED_DIRECTORY_SUFFIX,
     FUTURE_DIRECTORY_SUFFIX,
     STRAY_DIRECTORY_SUFFIX,
-    check_topic,
     parse_directory_name,
 )
 from kreplica.log.log_cleaner import LogCleaner
@@ -486,7 +485,7 @@ class LogManager:
 
     def _existing_log(self, wanted: NewLog) -> UnifiedLog | None:
         partition = wanted.partition
-        check_topic(partition.topic)
+        check_topic_name(partition.topic)
         if str(partition) == CLUSTER_METADATA_DIRECTORY:
             raise InvalidTopic(f"{partition}: the quorum owns the metadata log; use another topic name")
         log = self.get_log(partition)

@@ -14,8 +14,7 @@ from kreplica.common.config import LogConfig
 from kreplica.common.errors import InvalidFile
 from kreplica.common.ports import Clock, Storage
 from kreplica.common.types import TopicPartition
-from kreplica.log.diff import is_partition
-from kreplica.log.file_names import parse_directory_name
+from kreplica.log.file_names import parse_directory_name, segment_bases
 from kreplica.log.live_reader import LiveReader
 from kreplica.log.log_directory import LogDirectory
 from kreplica.log.unified_log import UnifiedLog
@@ -35,13 +34,13 @@ def replicas_in(storage: Storage, path: str) -> list[Replica]:
     """
     if not storage.is_directory(path):
         raise InvalidFile(f"{path}: there is no such directory")
-    inside = [path] if is_partition(storage, path) else _partitions_in(storage, path)
+    inside = [path] if _is_log(storage, path) else _partitions_in(storage, path)
     if not inside:
         below = sorted(f"{path}/{name}" for name in storage.list_directory(path))
         inside = [
             found
             for each in below
-            if storage.is_directory(each) and not is_partition(storage, each)
+            if storage.is_directory(each) and not _is_log(storage, each)
             for found in _partitions_in(storage, each)
         ]
     if not inside:
@@ -54,7 +53,11 @@ def replicas_in(storage: Storage, path: str) -> list[Replica]:
 def _partitions_in(storage: Storage, path: str) -> list[str]:
     """Return the partitions' directories in a log directory."""
     names = LogDirectory(storage, path).partitions()[0]
-    return [f"{path}/{name}" for name in names if is_partition(storage, f"{path}/{name}")]
+    return [f"{path}/{name}" for name in names if _is_log(storage, f"{path}/{name}")]
+
+
+def _is_log(storage: Storage, path: str) -> bool:
+    return bool(segment_bases(storage.list_directory(path)))
 
 
 def _partition_of(directory: str) -> TopicPartition:

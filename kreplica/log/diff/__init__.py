@@ -6,7 +6,7 @@ comparison continues behind it. Nothing is written. Either log may have a live w
 offsets that its writer has published. Thread rule: one thread per comparison.
 """
 
-from kreplica.log.diff.comparison import Pair, compare, compare_pair, is_partition, pair_up
+from kreplica.log.diff.comparison import Pair, compare, compare_pair, pair_up
 from kreplica.log.diff.report import (
     Comparison,
     Divergence,
@@ -28,6 +28,5 @@ __all__ = [
     "agrees",
     "compare",
     "compare_pair",
-    "is_partition",
     "pair_up",
 ]

@@ -15,10 +15,10 @@ from kreplica._core.batch_comparison import RecordCursor, agree, compare_records
 from kreplica.common.config import LogConfig
 from kreplica.common.errors import CorruptMessage, KafkaStorageError, KreplicaError
 from kreplica.common.ports import Clock, Storage
-from kreplica.common.types import INT64_MAX, NO_LEADER_EPOCH, TopicPartition
+from kreplica.common.types import INT64_MAX, NO_LEADER_EPOCH
 from kreplica.log.checkpoint import EpochEntry
 from kreplica.log.diff.report import Comparison, Divergence, EpochHistory, LostRange, Place, Standing
-from kreplica.log.file_names import LOG_SUFFIX, parse_directory_name, parse_file_name
+from kreplica.log.file_names import parse_directory_name, partition_of, segment_bases
 from kreplica.log.leader_epoch_file_cache import UNDEFINED, LeaderEpochFileCache
 from kreplica.log.live_reader import LiveReader
 from kreplica.log.log_walk import UNKNOWN_END, LogWalk
@@ -46,20 +46,15 @@ class Pair(NamedTuple):
     right: str | None
 
 
-def is_partition(storage: Storage, directory: str) -> bool:
-    """Return whether the directory contains a segment."""
-    found = map(parse_file_name, storage.list_directory(directory))
-    return any(name is not None and name[1] == LOG_SUFFIX for name in found)
-
-
 def pair_up(storage: Storage, left: str, right: str) -> list[Pair] | None:
     """Return the partitions of two directories by name, such as node-1/topic-0 in a cluster's folder.
 
     Returns None if the directories are not of the same kind, or hold no partition.
     """
-    if is_partition(storage, left) and is_partition(storage, right):
+    are_logs = [bool(segment_bases(storage.list_directory(directory))) for directory in (left, right)]
+    if all(are_logs):
         return [Pair(left.rsplit("/", 1)[-1], left, right)]
-    if is_partition(storage, left) or is_partition(storage, right):
+    if any(are_logs):
         return None
     logs, others = zip(*(_partitions(storage, directory) for directory in (left, right)), strict=True)
     if not any(logs):
@@ -144,9 +139,8 @@ def compare_pair(
 
 
 def _open(storage: Storage, clock: Clock, directory: str) -> UnifiedLog:
-    name = directory.rstrip("/").rsplit("/", 1)[-1]
-    partition = parse_directory_name(name) or TopicPartition(name, 0)
-    return LiveReader(directory, partition, LogConfig(), storage, clock).open()
+    directory = directory.rstrip("/")
+    return LiveReader(directory, partition_of(directory), LogConfig(), storage, clock).open()
 
 
 def _cuts(storage: Storage, directory: str) -> int | None:

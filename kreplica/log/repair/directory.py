@@ -18,7 +18,7 @@ from kreplica.log.checkpoint import (
     OffsetCheckpointFile,
     format_rows,
 )
-from kreplica.log.file_names import STATE_FILE, parse_directory_name, parse_file_name
+from kreplica.log.file_names import STATE_FILE, parse_directory_name, parse_file_name, partition_of
 from kreplica.log.local_log import Listing, LocalLog
 from kreplica.log.log_directory import LogDirectory
 from kreplica.log.repair.partition import Checkpointed, apply
@@ -93,8 +93,7 @@ def _repair_one(
     progress: Progress | None,
     checkpoints: NodeCheckpoints | None = None,
 ) -> Iterator[Finding]:
-    name = os.path.basename(path)
-    partition = parse_directory_name(name) or TopicPartition(name, 0)
+    partition = partition_of(path)
     if checkpoints is None:
         parent = LogDirectory(storage, os.path.dirname(path))
         checkpoints = NodeCheckpoints(storage, parent.path) if parent.is_formatted else None

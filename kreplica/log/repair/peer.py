@@ -20,7 +20,7 @@ from kreplica._core.log_segment import LogSegment
 from kreplica._core.records import RecordBatch, batches
 from kreplica.common.errors import CorruptMessage, KreplicaError
 from kreplica.log.checkpoint import EpochEntry, LeaderEpochCheckpointFile
-from kreplica.log.file_names import LOG_SUFFIX, file_name, parse_file_name
+from kreplica.log.file_names import LOG_SUFFIX, file_name, segment_bases
 from kreplica.log.lost_range import PeerDisagrees, Wanted, epoch_at
 from kreplica.log.quarantine import read_all
 from kreplica.log.repair.plan import BLOCKED, TAKE, Finding, Lost, PartitionPlan
@@ -38,7 +38,7 @@ class Peer:
         self._storage = storage
         self._directory = directory
         names = storage.list_directory(directory)
-        self._bases = _bases(names)
+        self._bases = segment_bases(names)
         self._epochs = LeaderEpochCheckpointFile(storage, directory).read()
         self._lost = list(read_all(storage, directory, names).values())
 
@@ -170,7 +170,7 @@ def _quarantined(storage: Storage, plan: PartitionPlan, names: list[str]) -> Ite
         finding = findings.get(note.first_offset)
         if finding is None or note.first_offset == note.next_offset:
             continue
-        base = max(base for base in _bases(names) if base <= note.first_offset)
+        base = max(base for base in segment_bases(names) if base <= note.first_offset)
         segment = open_segment(storage, f"{plan.directory}/{file_name(base, LOG_SUFFIX)}", base)
         try:
             found = segment.position_of(note.first_offset)
@@ -187,17 +187,13 @@ def _quarantined(storage: Storage, plan: PartitionPlan, names: list[str]) -> Ite
         yield Lost(base, edit, note.first_offset, note.next_offset, at_end, finding, notes)
 
 
-def _bases(names: list[str]) -> list[int]:
-    return sorted(found[0] for found in map(parse_file_name, names) if found and found[1] == LOG_SUFFIX)
-
-
 class _Around:
     """Finds the batches around the lost ranges of a log."""
 
     def __init__(self, storage: Storage, plan: PartitionPlan, names: list[str]) -> None:
         self._storage = storage
         self._plan = plan
-        self._bases = _bases(names)
+        self._bases = segment_bases(names)
 
     def wanted(self, lost: Lost) -> Wanted:
         at = self._bases.index(lost.base_offset)

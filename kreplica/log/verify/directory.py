@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
@@ -18,7 +17,15 @@ from kreplica.log.checkpoint import (
     REPLICATION_CHECKPOINT,
     OffsetCheckpointFile,
 )
-from kreplica.log.file_names import DELETED_DIRECTORY_SUFFIX, LOG_SUFFIX, TEMPORARY_SUFFIX
+from kreplica.log.file_names import (
+    DELETED_DIRECTORY_SUFFIX,
+    LOG_SUFFIX,
+    TEMPORARY_SUFFIX,
+    file_name,
+    parse_directory_name,
+    parse_file_name,
+    segment_bases,
+)
 from kreplica.log.meta_properties import MetaPropertiesFile
 from kreplica.log.partition_metadata_file import PartitionMetadataFile
 from kreplica.log.verify.checks import Problem
@@ -27,8 +34,6 @@ from kreplica.log.verify.partition import PartitionVerifier
 if TYPE_CHECKING:
     from kreplica.common.ports import Storage
 
-SEGMENT = re.compile(r"(\d{20})\.log")
-PARTITION = re.compile(r"([a-zA-Z0-9._-]+)-(\d+)")
 OFFSET_CHECKPOINTS = (
     RECOVERY_POINT_CHECKPOINT,
     REPLICATION_CHECKPOINT,
@@ -66,11 +71,6 @@ class Places:
     not_understood: dict[str, str] = field(default_factory=dict)
 
 
-def is_log(names: Iterable[str]) -> bool:
-    """Return whether a directory with these names holds a log."""
-    return any(map(SEGMENT.fullmatch, names))
-
-
 def places(storage: Storage, path: str) -> Places:
     """Search `path` and, if it is not a log directory, the directories in it.
 
@@ -79,7 +79,7 @@ def places(storage: Storage, path: str) -> Places:
     """
     found = Places()
     names = storage.list_directory(path)
-    if is_log(names):
+    if segment_bases(names):
         _note_files(path, names, found)
     else:
         _look(storage, path, names, _DEPTH, found)
@@ -98,12 +98,12 @@ def _look(storage: Storage, path: str, names: list[str], depth: int, found: Plac
         try:
             inside = storage.list_directory(below) if storage.is_directory(below) else None
         except KafkaStorageError as error:
-            if PARTITION.fullmatch(name):
+            if parse_directory_name(name):
                 logs.append(below)  # its verification reports the error
             elif storage.exists(below):
                 found.not_understood[below] = str(error)
             continue
-        if inside is not None and is_log(inside):
+        if inside is not None and segment_bases(inside):
             logs.append(below)
             _note_files(below, inside, found)
         elif inside is not None:
@@ -122,7 +122,7 @@ def _look(storage: Storage, path: str, names: list[str], depth: int, found: Plac
             _look(storage, below, inside, depth - 1, deeper)
         found.logs.update(deeper.logs)
         for place, reason in deeper.not_understood.items():
-            if deeper.logs or PARTITION.fullmatch(place.rpartition("/")[2]):
+            if deeper.logs or parse_directory_name(place.rpartition("/")[2]):
                 found.not_understood[place] = reason
         if not deeper.logs:
             found.not_understood[below] = "holds no segment and no log directory"
@@ -134,7 +134,7 @@ def _is_nodes(names: Iterable[str]) -> bool:
 
 def _note_files(path: str, names: Iterable[str], found: Places) -> None:
     for name in names:
-        if name.endswith(LOG_SUFFIX) and not SEGMENT.fullmatch(name):
+        if name.endswith(LOG_SUFFIX) and parse_file_name(name) is None:
             found.not_understood[f"{path}/{name}"] = "no segment is named so: twenty digits and .log"
 
 
@@ -157,7 +157,7 @@ def verify(
         yield from PartitionVerifier(storage, directory if slash else ".", progress, name).problems()
         return
     names = storage.list_directory(path)
-    if is_log(names):
+    if segment_bases(names):
         yield from PartitionVerifier(storage, path, progress).problems()
         yield from small_files(storage, path, names)
         return
@@ -187,7 +187,7 @@ def parts(storage: Storage, path: str) -> Iterator[Part]:
 
     Raises KafkaStorageError if `path` cannot be read.
     """
-    if path.endswith(".log") or is_log(storage.list_directory(path)):
+    if path.endswith(".log") or segment_bases(storage.list_directory(path)):
         yield Part(PartKind.WHOLE, path, total_bytes(storage, path))
         return
     for directory, logs in places(storage, path).logs.items():
@@ -215,15 +215,15 @@ def verify_part(storage: Storage, part: Part) -> Iterator[Problem]:
 def holds_log(storage: Storage, path: str) -> bool:
     """Return whether `path` has anything for `verify` to check. Raises KafkaStorageError."""
     if not storage.is_directory(path):
-        return SEGMENT.fullmatch(path.rpartition("/")[2]) is not None
-    return is_log(storage.list_directory(path)) or bool(places(storage, path).logs)
+        return bool(segment_bases([path.rpartition("/")[2]]))
+    return bool(segment_bases(storage.list_directory(path)) or places(storage, path).logs)
 
 
 def total_bytes(storage: Storage, path: str) -> int:
     """Return the bytes of all segments at `path`, which `verify` walks."""
     if path.endswith(".log"):
         return storage.size(path)
-    if is_log(storage.list_directory(path)):
+    if segment_bases(storage.list_directory(path)):
         return _log_bytes(storage, path)
     return sum(_log_bytes(storage, below) for logs in places(storage, path).logs.values() for below in logs)
 
@@ -231,8 +231,8 @@ def total_bytes(storage: Storage, path: str) -> int:
 def _log_bytes(storage: Storage, path: str) -> int:
     """Return the bytes of a log's segments; 0 if they cannot be read, which the verification reports."""
     try:
-        segments = filter(SEGMENT.fullmatch, storage.list_directory(path))
-        return sum(storage.size(f"{path}/{segment}") for segment in segments)
+        bases = segment_bases(storage.list_directory(path))
+        return sum(storage.size(f"{path}/{file_name(base, LOG_SUFFIX)}") for base in bases)
     except KafkaStorageError:
         return 0
 
@@ -260,9 +260,9 @@ def _partition(
     partition = PartitionVerifier(storage, path, progress)
     yield from partition.problems()
     yield from small_files(storage, path, files)
-    found = PARTITION.fullmatch(path.rpartition("/")[2])
-    if found is not None and partition.whole and is_log(files):
-        ends[TopicPartition(found[1], int(found[2]))] = partition.next_offset
+    at = parse_directory_name(path.rpartition("/")[2])
+    if at is not None and partition.whole and segment_bases(files):
+        ends[at] = partition.next_offset
 
 
 def small_files(storage: Storage, path: str, names: list[str]) -> Iterator[Problem]:
