@@ -124,18 +124,8 @@ def _reopen(
     recovered = log.recovered
     if damage is not None:
         text = f"recovery still finds it: {damage.reason}"
-        plan.findings.append(
-            Finding(
-                damage.path,
-                "Rot",
-                BLOCKED,
-                text,
-                damage.first_offset,
-                damage.next_offset,
-                damage.position,
-                damage.end_position,
-            )
-        )
+        where = (damage.first_offset, damage.next_offset, damage.position, damage.end_position)
+        plan.findings.append(Finding(damage.path, "Rot", BLOCKED, text, *where))
     elif plan.epochs and f"{plan.directory}/{LEADER_EPOCH_CHECKPOINT}" not in plan.remove:
         _keep_epochs(storage, plan, log)
     return [cut.kept_in for cut in recovered.cut]

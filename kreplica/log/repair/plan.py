@@ -12,7 +12,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from kreplica._core.log_state import LogStanding
-from kreplica.common.dataclass import dataclass, field
+from kreplica.common.dataclass import dataclass, field, replace
 from kreplica.common.errors import KafkaStorageError, KreplicaError
 from kreplica.common.types import INT32_MAX
 from kreplica.log.checkpoint import LEADER_EPOCH_CHECKPOINT, EpochEntry, LeaderEpochCheckpointFile
@@ -389,15 +389,7 @@ class _Planner:
             found.base_offset, bad.position, bad.end_position, first, following, bad.reason, None
         )
         if bad.end_position > bad.position:
-            quarantine = Quarantine(
-                found.base_offset,
-                bad.position,
-                bad.end_position,
-                first,
-                following,
-                bad.reason,
-                file_stem(quarantine, 0),
-            )
+            quarantine = replace(quarantine, kept_in=file_stem(quarantine, 0))
         text = f"{bad.reason}: offsets {first} to {following - 1} become a known gap"
         if first == following:
             text = f"{bad.reason}: no offset is missing"
@@ -410,19 +402,7 @@ class _Planner:
 
     def _relocate(self, path: str, whole: Whole, offset: int) -> Edit:
         text = f"its base offset {whole.base_offset} is off by one byte of it, and becomes {offset}"
-        next_offset = offset + whole.offset_count
-        self.plan.findings.append(
-            Finding(
-                path,
-                "OffsetRegression",
-                CORRECT,
-                text,
-                offset,
-                next_offset,
-                whole.position,
-                whole.end_position,
-            )
-        )
+        self._corrects(path, "OffsetRegression", text, whole, offset)
         return Edit(whole.position, whole.position + 8, offset.to_bytes(8, "big"))
 
     def _epoch_at(self, offset: int, before: Whole | None, after: Whole | None) -> int:
@@ -449,6 +429,10 @@ class _Planner:
         self.plan.findings.append(
             Finding(path, kind, action, text, bad.first_offset, following, bad.position, bad.end_position)
         )
+
+    def _corrects(self, path: str, kind: str, text: str, whole: Whole, offset: int) -> None:
+        following, place = offset + whole.offset_count, (whole.position, whole.end_position)
+        self.plan.findings.append(Finding(path, kind, CORRECT, text, offset, following, *place))
 
     # ---- leader epochs ------------------------------------------------------------------------------------
 
@@ -479,18 +463,7 @@ class _Planner:
         start, stop = whole.position + LEADER_EPOCH.start, whole.position + LEADER_EPOCH.stop
         made.setdefault(base, []).append(Edit(start, stop, epoch.to_bytes(4, "big", signed=True)))
         text = f"its leader epoch {whole.leader_epoch} goes against those around it, and becomes {epoch}"
-        self.plan.findings.append(
-            Finding(
-                self._path(base),
-                "EpochRegression",
-                CORRECT,
-                text,
-                whole.base_offset,
-                whole.last_offset + 1,
-                whole.position,
-                whole.end_position,
-            )
-        )
+        self._corrects(self._path(base), "EpochRegression", text, whole, whole.base_offset)
 
     def _rebuild_epochs(self) -> None:
         path = f"{self._directory}/{LEADER_EPOCH_CHECKPOINT}"
