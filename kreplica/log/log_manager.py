@@ -48,7 +48,7 @@ from kreplica.log.log_directory import UNKNOWN_BROKER_EPOCH, LogDirectory
 from kreplica.log.log_loader import NewLog, OpenOptions
 from kreplica.log.log_move import BYTES_BETWEEN_FLUSHES, WHOLE, LogMove, whole_copy_in
 from kreplica.log.partition_metadata_file import PartitionMetadataFile
-from kreplica.log.periodic_job import IdleLogs, JobRecord, PeriodicJob, ProducerExpiration, Sweep
+from kreplica.log.periodic_job import IdleLogs, JobRecord, PeriodicJob, Sweep, Visit, expire_producers
 from kreplica.log.scrubber import Scrubber
 from kreplica.log.unified_log import OnDamage, UnifiedLog
 
@@ -196,8 +196,8 @@ class LogManager:
         """
         settings = self.settings
 
-        def sweep(name: str, visit: Callable[[UnifiedLog], object], period_ms: int) -> PeriodicJob:
-            step = Sweep(self.logs, lambda log: self.upkeep(log, visit), period_ms, clock)
+        def sweep(name: str, visit: Visit, period_ms: int) -> PeriodicJob:
+            step = Sweep(self.logs, visit, period_ms, clock)
             job = PeriodicJob(name, step, scheduler, clock, period_ms)
             job.record.failed = step.failed
             return job
@@ -209,12 +209,17 @@ class LogManager:
 
             return PeriodicJob(name, step, scheduler, clock, period_ms)
 
+        def upkeep(step: Callable[[UnifiedLog], object]) -> Callable[[UnifiedLog], None]:
+            return lambda log: self.upkeep(log, step)
+
         def flush(log: UnifiedLog) -> None:
             log.flush_if_due(clock.time_ms())
 
+        retain = upkeep(UnifiedLog.delete_old_segments)
+
         jobs = [
-            sweep("log-retention", UnifiedLog.delete_old_segments, settings.log_retention_check_interval_ms),
-            sweep("log-flusher", flush, settings.log_flush_scheduler_interval_ms),
+            sweep("log-retention", retain, settings.log_retention_check_interval_ms),
+            sweep("log-flusher", upkeep(flush), settings.log_flush_scheduler_interval_ms),
             checkpoint(
                 "recovery-point-checkpoint",
                 self.checkpoint_recovery_points,
@@ -225,14 +230,8 @@ class LogManager:
                 self.checkpoint_log_starts,
                 settings.log_flush_start_offset_checkpoint_interval_ms,
             ),
-            sweep("log-idling", IdleLogs().visit, settings.log_idle_ms),
-            PeriodicJob(
-                "producer-expiration",
-                ProducerExpiration(self.logs, clock, settings.producer_id_expiration_check_interval_ms),
-                scheduler,
-                clock,
-                settings.producer_id_expiration_check_interval_ms,
-            ),
+            sweep("log-idling", upkeep(IdleLogs().visit), settings.log_idle_ms),
+            sweep("producer-expiration", expire_producers, settings.producer_id_expiration_check_interval_ms),
             PeriodicJob("log-cleaner", self.cleaner.do_work, scheduler, clock, REST_MS),
         ]
         if settings.log_scrub_enable:

@@ -8,7 +8,7 @@ its record. `_lock` is held during a step, so no step runs after `stop` has retu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 from kreplica.common.dataclass import dataclass, field
 from kreplica.common.locks import RLock
@@ -20,6 +20,9 @@ from kreplica.log.unified_log import UnifiedLog
 LOGS_AT_ONCE = 50
 # The number of producers to check in one step, which holds the log's lock.
 PRODUCERS_AT_ONCE = 10_000
+
+
+Visit = Callable[[UnifiedLog], Iterator[object] | None]
 
 
 @dataclass(slots=True)
@@ -91,6 +94,7 @@ class PeriodicJob:
 class Sweep:
     """A job step that visits every log once per `period_ms`, a few at a time.
 
+    `visit(log)` may return an iterator: each item ends a step, and the next step goes on with the same log.
     A log that fails is recorded in `failed`, and the round continues with the others. The first error is
     raised at the end of the round.
     """
@@ -98,7 +102,7 @@ class Sweep:
     def __init__(
         self,
         logs: Callable[[], Iterable[UnifiedLog]],
-        visit: Callable[[UnifiedLog], object],
+        visit: Visit,
         period_ms: int,
         clock: Clock,
     ) -> None:
@@ -107,8 +111,9 @@ class Sweep:
         self._visit = visit
         self._period_ms = period_ms
         self._clock = clock
-        # The current round: the remaining logs, its start time, its first error.
+        # The current round: the remaining logs, the rest of the last one's visit, its start, its first error.
         self._left: list[UnifiedLog] = []
+        self._rest: Iterator[object] | None = None
         self._began_ms = 0
         self._error: Exception | None = None
 
@@ -117,22 +122,30 @@ class Sweep:
         if not self._left:
             self._left, self._began_ms, self._error = list(self._logs()), now_ms, None
         for _ in range(min(LOGS_AT_ONCE, len(self._left))):
-            self._visit_one(self._left.pop())
+            if not self._visit_one(self._left[-1]):
+                return 0
+            self._left.pop()
         if self._left:
             return 0
         if self._error is not None:
             raise self._error
         return self._began_ms + self._period_ms - now_ms
 
-    def _visit_one(self, log: UnifiedLog) -> None:
+    def _visit_one(self, log: UnifiedLog) -> bool:
+        """Visit the log; return False if the visit has to go on in the next step."""
+        begun, self._rest = self._rest, None
         try:
-            self._visit(log)
+            rest = begun or self._visit(log) or iter(())
+            for _ in rest:
+                self._rest = rest
+                return False
         except Exception as error:
             error.add_note(f"log: {log.topic_partition}")
             self.failed[log.topic_partition] = f"{type(error).__name__}: {error}"
             self._error = self._error or error
         else:
             self.failed.pop(log.topic_partition, None)
+        return True
 
 
 class IdleLogs:
@@ -156,63 +169,29 @@ class IdleLogs:
         self._ends[log.topic_partition] = end
 
 
-class ProducerExpiration:
-    """A job step that removes producers that have been idle for `producer.id.expiration.ms`.
+def expire_producers(log: UnifiedLog) -> Iterator[None]:
+    """Remove producers that have been idle for `producer.id.expiration.ms`.
 
-    It checks every producer of every log once per `period_ms` (Kafka: PeriodicProducerExpirationCheck).
+    Checks PRODUCERS_AT_ONCE under the log's lock, and yields if there may be more (Kafka:
+    PeriodicProducerExpirationCheck).
     """
-
-    def __init__(self, logs: Callable[[], Iterable[UnifiedLog]], clock: Clock, period_ms: int) -> None:
-        self._logs = logs
-        self._clock = clock
-        self._period_ms = period_ms
-        # The current round: its start time, the remaining logs, the current log and its remaining producers.
-        self._began_ms = 0
-        self._logs_left: list[UnifiedLog] = []
-        self._log: UnifiedLog | None = None
-        self._producers_left: list[int] = []
-
-    def __call__(self) -> int:
-        now_ms = monotonic_ms(self._clock)
-        if self._log is None and not self._logs_left:
-            self._logs_left, self._began_ms = list(self._logs()), now_ms
-        for _ in range(LOGS_AT_ONCE):
-            if not self._has_log() or self._forget_some():
-                break
-        if self._log is not None or self._logs_left:
-            return 0
-        return self._began_ms + self._period_ms - now_ms
-
-    def _has_log(self) -> bool:
-        if self._log is None and self._logs_left:
-            self._log = self._logs_left.pop()
-            with self._log.lock:
-                self._producers_left = list(self._log.producers.active_producers)
-        return self._log is not None
-
-    def _forget_some(self) -> bool:
-        """Check some producers of the current log; return whether that used up the step."""
-        log = self._log
-        assert log is not None
-        some = self._producers_left[-PRODUCERS_AT_ONCE:]
-        del self._producers_left[-PRODUCERS_AT_ONCE:]
-        if some:
-            with log.lock:
-                log.producers.remove_expired(self._clock.time_ms(), some)
-        if not self._producers_left:
-            self._log = None
-        return len(some) == PRODUCERS_AT_ONCE
+    with log.lock:
+        left = list(log.producers.active_producers)
+    while left:
+        some = left[-PRODUCERS_AT_ONCE:]
+        del left[-PRODUCERS_AT_ONCE:]
+        with log.lock:
+            log.producers.remove_expired(log.time_ms(), some)
+        if len(some) == PRODUCERS_AT_ONCE:
+            yield
 
 
 def delete_old(log: UnifiedLog) -> int:
     """Delete old segments and idle producers of a log without a LogManager; return the number of segments.
 
-    Producers expire as in ProducerExpiration. Appends may run in between.
+    Appends may run in between.
     """
     gone = log.delete_old_segments()
-    with log.lock:
-        left = list(log.producers.active_producers)
-    for start in range(0, len(left), PRODUCERS_AT_ONCE):
-        with log.lock:
-            log.producers.remove_expired(log.time_ms(), left[start : start + PRODUCERS_AT_ONCE])
+    for _ in expire_producers(log):
+        pass
     return gone
