@@ -20,6 +20,7 @@
 from libc.stdint cimport int32_t, int64_t, uint8_t
 
 from kreplica._core.leader_state cimport LeaderState, Replica, Term
+from kreplica._core.purgatory cimport Purgatory
 
 cdef enum:
     # FETCHES_DECLINED in fetch_lane.pyx has the names, in this order.
@@ -57,12 +58,26 @@ cdef struct fetch_t:
     asked_t asked[MOST_PARTITIONS]
 
 
+cdef class LaneFetch
+
+
 cdef class FetchLane:
     cdef readonly int64_t taken
     cdef int64_t declines[FETCH_DECLINES]
     cdef object owner
     cdef object kind              # the class of the requests
+    cdef object monotonic_ns      # of the clock
+    cdef object quota             # the ReplicationQuotaManager of what a leader sends
+    cdef object timer             # the DelayedOperationPurgatory of fetches ...
+    cdef Purgatory purgatory      # ... and its native part
+    cdef object bytes_out         # the Meter of what was sent to followers
+    cdef int64_t most_bytes       # of records in an answer
+    cdef int64_t linger_ms
+    cdef int64_t watches          # counts the waits in the purgatory
 
+    cdef int64_t now_ms(self) except -1
+    # Let the fetch expire after `wait_ms`; return the handle.
+    cdef int64_t watch(self, LaneFetch fetch, int64_t wait_ms) except -1
     # Take over what the request names into the session. Returns 0 or the reason to decline, negated and less 1.
     cdef int begin(self, const fetch_t *request, object session) except -32
 
@@ -78,12 +93,14 @@ cdef class LaneFetch:
     cdef readonly object session
     cdef int64_t deadline_ms      # when it is answered at the latest, or earlier if it lingers
     # Handles in the purgatory: of the deadline, and of the end of lingering; 0 if not registered.
-    cdef public int64_t handle
+    cdef int64_t handle
     cdef int64_t lingering
     cdef bint has_marks           # what was read is only new offsets
     cdef list too_little          # partitions that were read and had something, but not enough
     cdef object resumed           # the future of the fetch that Python makes instead, or None
 
+    cdef int end_wait(self) except -1
+    cdef list take_ready(self)
     cdef bint unpark(self) except -1
     cdef int look(self, bint at_all) except -1
     cdef int park(self) except -1

@@ -2,7 +2,7 @@
 
 from cpython.buffer cimport Py_buffer, PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
-from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
+from libc.stdint cimport INT32_MAX, int32_t, int64_t, uint8_t, uint32_t
 from libc.string cimport memcpy
 
 from concurrent.futures import CancelledError
@@ -25,6 +25,7 @@ cdef enum:
     ONE = 2                            # the size of a compact array with one element
     NO_ELEMENT = 1                     # ... and of an empty one
     LONGEST_WAIT_MS = 300000           # limits how long the request's memory is held
+    NANOSECONDS_PER_MS = 1000000
     ID_BYTES = 16
     KEY_BYTES = 21                     # a topic id, an array's size of 1, a partition's number
     ASKED_BYTES = 33                   # one partition of a request
@@ -121,12 +122,21 @@ cdef int parse(const uint8_t *p, int64_t size, fetch_t *request) noexcept nogil:
 cdef class FetchLane:
     """Takes the incremental fetches of followers. `owner`: the FetchManager, see its section about the lane.
 
+    `clock`, `quota`: of the leader. `timer`: the DelayedOperationPurgatory of fetches. `bytes_out`: counts the records
+    in answers, which have at most `most_bytes`. `linger_ms`: how long new offsets wait for records.
     `kind`: LaneFetch, or a subclass, with which a test builds a bug in.
     """
 
-    def __init__(self, owner, kind=LaneFetch):
+    def __init__(self, owner, *, clock, quota, timer, bytes_out, int64_t most_bytes, int64_t linger_ms, kind=LaneFetch):
         self.owner = owner
         self.kind = kind
+        self.monotonic_ns = clock.monotonic_ns
+        self.quota = quota
+        self.timer = timer
+        self.purgatory = timer.native
+        self.bytes_out = bytes_out
+        self.most_bytes = most_bytes
+        self.linger_ms = linger_ms
 
     def declined(self, int reason):
         """Return how many requests were declined for a reason, an index into FETCHES_DECLINED."""
@@ -148,9 +158,9 @@ cdef class FetchLane:
         try:
             status = parse(<const uint8_t *> view.buf, view.len, &request)
             if status == 0:
-                session = self.owner.sessions.find(request.session_id, request.session_epoch)
+                session = self.owner.sessions.by_id.get(request.session_id)
                 status = -1 - FETCH_SESSION
-                if session is not None:
+                if session is not None and session.epoch == request.session_epoch:
                     status = self.begin(&request, session)
         finally:
             PyBuffer_Release(&view)
@@ -183,7 +193,7 @@ cdef class FetchLane:
         cdef object cached
         cdef const uint8_t *p
         cdef int32_t number
-        if self.owner.is_throttling:
+        if self.quota.is_active:
             return -1 - FETCH_QUOTA
         if not session.is_privileged:
             return -1 - FETCH_CONSUMER
@@ -210,8 +220,22 @@ cdef class FetchLane:
                 session.ready[cached] = None
         finally:
             lock.release()
-        self.owner.sessions.advance(session, self.owner.now_ms())
+        session.epoch = 1 if request.session_epoch == INT32_MAX else request.session_epoch + 1
+        session.last_used_ms = self.now_ms()
         return 0
+
+    cdef int64_t now_ms(self) except -1:
+        return <int64_t> self.monotonic_ns() // NANOSECONDS_PER_MS
+
+    cdef int64_t watch(self, LaneFetch fetch, int64_t wait_ms) except -1:
+        cdef int64_t deadline_ms = self.now_ms() + wait_ms
+        cdef int64_t handle
+        # No offset completes a fetch, so each waits under a number of its own; the Python path counts upwards.
+        self.watches -= 1
+        handle = self.purgatory.watch(self.watches, 1, deadline_ms, fetch)
+        if deadline_ms < self.purgatory.armed_ms:
+            self.timer.arm(deadline_ms)
+        return handle
 
 
 # ---- one request -------------------------------------------------------------------------------------------
@@ -222,8 +246,8 @@ cdef class LaneFetch:
 
     def start(self):
         """Answer the request if there is something to answer, or let it wait."""
-        cdef object owner = self.lane.owner
-        cdef int64_t now_ms = owner.now_ms()
+        cdef FetchLane lane = self.lane
+        cdef int64_t now_ms = lane.now_ms()
         cdef int64_t wait_ms = min(max(self.max_wait_ms, 0), LONGEST_WAIT_MS)
         cdef FetchClock clock = self.session.clock
         if now_ms > clock.last_fetch_time_ms:
@@ -232,15 +256,15 @@ cdef class LaneFetch:
         self.deadline_ms = now_ms + wait_ms
         if self.look(wait_ms == 0) or self.park():
             return
-        if self.has_marks and owner.linger_ms <= wait_ms:
-            owner.linger(self)
+        if self.has_marks and lane.linger_ms <= wait_ms:
+            self.linger()
         else:
-            self.handle = owner.watch(self, wait_ms)
-        if owner.is_closed:
+            self.handle = lane.watch(self, wait_ms)
+        if lane.purgatory.closed:
             self.expire()
         if self.answered is None:
             # Another thread has answered it meanwhile.
-            owner.end_wait(self)
+            self.end_wait()
 
     @property
     def may_linger(self):
@@ -252,15 +276,31 @@ cdef class LaneFetch:
         """The handle of the end of lingering; 0 if it does not linger."""
         return self.lingering
 
-    @linger_handle.setter
-    def linger_handle(self, int64_t handle):
-        cdef object owner = self.lane.owner
-        self.lingering = handle
-        self.deadline_ms = min(self.deadline_ms, <int64_t> owner.now_ms() + <int64_t> owner.linger_ms)
+    def linger(self):
+        """Answer soon even if there is too little: more news may come until then and share the answer."""
+        cdef FetchLane lane = self.lane
+        self.lingering = lane.watch(self, lane.linger_ms)
+        self.deadline_ms = min(self.deadline_ms, lane.now_ms() + lane.linger_ms)
 
     def try_complete(self):
         """Read again after something moved. Return True if the fetch is answered now."""
         return self.unpark() and (self.look(False) or self.park())
+
+    cdef int end_wait(self) except -1:
+        if self.handle:
+            self.lane.purgatory.cancel(self.handle)
+        if self.lingering:
+            self.lane.purgatory.cancel(self.lingering)
+        return 0
+
+    cdef list take_ready(self):
+        # As FetchSession.take_ready.
+        cdef object session = self.session
+        cdef list ready
+        with session.lock:
+            ready = list(session.ready)
+            session.ready.clear()
+        return ready
 
     def expire(self):
         """Answer now, since the time is up. Return False if it is already answered."""
@@ -287,7 +327,7 @@ cdef class LaneFetch:
         """Close the request's connection because of `error`. Return whether the request had no answer yet."""
         answered, self.answered = self.answered, None
         if answered is not None:
-            self.lane.owner.end_wait(self)
+            self.end_wait()
             answered(None, error)
         return answered is not None
 
@@ -324,13 +364,13 @@ cdef class LaneFetch:
         # Read the ready partitions. Return whether that has answered the fetch: with enough, or with anything if
         # `at_all`; or whether Python will.
         cdef object session = self.session
-        cdef list ready = session.take_ready()
+        cdef list ready = self.take_ready()
         cdef list result = []
         cdef list again = []
         cdef object cached, data
         cdef Slice records
         cdef int64_t size = 0
-        cdef int64_t left = self.lane.owner.limit(self.max_bytes)
+        cdef int64_t left = min(<int64_t> self.max_bytes, self.lane.most_bytes)
         cdef int64_t index = 0
         cdef bint is_first
         if self.too_little:
@@ -381,8 +421,8 @@ cdef class LaneFetch:
         # Let Python read the session's ready partitions and answer: now if `at_all`, else when the time is up.
         cdef object owner = self.lane.owner
         self.lane.declines[FETCH_PARTITION] += 1
-        owner.end_wait(self)
-        self.resumed = owner.resume(self, 0 if at_all else max(self.deadline_ms - <int64_t> owner.now_ms(), 0))
+        self.end_wait()
+        self.resumed = owner.resume(self, 0 if at_all else max(self.deadline_ms - self.lane.now_ms(), 0))
         return True
 
     cpdef bint is_plain(self, object cached) except -1:
@@ -411,7 +451,7 @@ cdef class LaneFetch:
             return False
         # Records that are committed, or that the follower could not append, are checked before they are sent.
         if fetch_offset < kr_load_acquire(&state.now.log_end_offset) and (
-                log.local.segments.active.base_offset > fetch_offset or fetch_offset < state.now.high_watermark
+                log.active.base_offset > fetch_offset or fetch_offset < state.now.high_watermark
                 or replica.asks_again(fetch_offset)):
             return False
         return not cached.is_unanswered or (
@@ -437,7 +477,7 @@ cdef class LaneFetch:
         end = kr_load_acquire(&state.now.log_end_offset)
         mark, stable, start = state.now.high_watermark, state.now.last_stable_offset, state.now.log_start_offset
         if fetch_offset < end:
-            segment = log.local.segments.active
+            segment = log.active
             try:
                 found = segment.position_of(end)
                 records = segment.read(
@@ -467,7 +507,7 @@ cdef class LaneFetch:
                 return False
             former_end = replica.log_end_offset
             replica.update_fetch_state(
-                cached.fetch_offset, cached.log_start_offset, self.lane.owner.now_ms(), end,
+                cached.fetch_offset, cached.log_start_offset, self.lane.now_ms(), end,
                 self.replica_epoch)
             if former_end != replica.log_end_offset:
                 has_moved = partition.increment_high_watermark(term.log, None)
@@ -493,8 +533,7 @@ cdef class LaneFetch:
         cdef int used, at = 0         # bytes in `text`, which ends what was before
         cdef bint is_first
         answered, self.answered = self.answered, None
-        if self.handle or self.lingering:
-            self.lane.owner.end_wait(self)
+        self.end_wait()
         if answered is None:
             return 0
         for cached, data in result:
@@ -546,6 +585,6 @@ cdef class LaneFetch:
         store16(p + 13, 0)                         # error
         store32(p + 15, self.session.id)
         buffers[0] = head[:HEAD_BYTES + used]
-        self.lane.owner.count_replicated(size)
+        self.lane.bytes_out.count += size
         answered(buffers, None)
         return 0

@@ -60,6 +60,8 @@ cdef class LeaderState:
     cdef public tuple watched_replicas
     cdef public tuple unwatched_replicas
 
+    # Return min.insync.replicas, or the number of replicas if that is smaller; 0 unless this broker leads.
+    cpdef int64_t least_in_sync(self) except -1
     # Record that the log, which ended at `former_end`, has grown. Return whether the high watermark moved.
     cpdef bint appended(self, object log, int64_t former_end) except -1
     # Move the high watermark to what all replicas that count have. Return whether it moved.

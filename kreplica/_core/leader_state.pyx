@@ -173,9 +173,35 @@ cdef class Term:
 cdef class LeaderState:
     """The native part of a Partition: its role, its followers, and its high watermark.
 
-    A subclass has `is_under_min_isr`, `is_about_to_join(replica, now_ms)`, and `follower_log(leader_epoch)`, which
-    raises the error of a broker that does not follow in that epoch.
+    A subclass has `is_about_to_join(replica, now_ms)`, and `follower_log(leader_epoch)`, which raises the error of a
+    broker that does not follow in that epoch.
     """
+
+    cpdef int64_t least_in_sync(self) except -1:
+        """Return min.insync.replicas, or the number of replicas if that is smaller; 0 unless this broker leads."""
+        # Read the term once: the role may end at any moment.
+        cdef Term term = self.term
+        if not term.leads or term.log is None:
+            return 0
+        return min(<int64_t> term.log.config.min_insync_replicas, <int64_t> len(self.remote_replicas) + 1)
+
+    @property
+    def has_enough_in_sync(self):
+        """Whether what is committed now is on min.insync.replicas replicas, including one that is about to join.
+
+        It then survives the end of this broker's leadership.
+        """
+        return len(self.state.maximal_isr) >= self.least_in_sync()
+
+    @property
+    def is_under_min_isr(self):
+        """Whether this broker leads with fewer replicas in sync than min.insync.replicas."""
+        return len(self.state.isr) < self.least_in_sync()
+
+    @property
+    def is_at_min_isr(self):
+        """Whether this broker leads with as many replicas in sync as min.insync.replicas."""
+        return self.term.leads and len(self.state.isr) == self.least_in_sync()
 
     cpdef bint appended(self, object log, int64_t former_end) except -1:
         """Record that the log, which ended at `former_end`, has grown. Return whether the high watermark moved."""

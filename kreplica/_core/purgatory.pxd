@@ -81,6 +81,9 @@ cdef class Purgatory:
     cdef int32_t head_bits             # the table has 2**head_bits places
     cdef int32_t head_count
     cdef readonly int64_t watched      # number of waiting parts
+    # For the owner's use: when its alarm for the next deadline rings, and whether it takes no more operations.
+    cdef public int64_t armed_ms
+    cdef public bint closed
 
     # Wait for all parts; return the operation's handle (positive), COMPLETE, or NO_MEMORY (also past MAX_WAITING). If
     # it returns a handle, the purgatory has taken its own reference to `token` (may be NULL).

@@ -14,6 +14,8 @@ class Watermark:
 
 @final
 class Purgatory:
+    armed_ms: int
+    closed: bool
     @property
     def wheel(self) -> TimingWheel: ...
     @property

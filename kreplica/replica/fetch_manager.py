@@ -114,13 +114,21 @@ class FetchManager:
         self.linger_ms = config.replica_fetch_high_watermark_linger_ms
         # Makes the buffers of a response to a follower's fetch; set by the handler of requests.
         self.answer_of: Callable[[FetchSession, int, FetchResult], list[Any]] | None = None
-        self.lane = FetchLane(self)
+        self._replication_bytes_out = metrics.meter("BrokerTopicMetrics", "ReplicationBytesOutPerSec")
+        self.lane = FetchLane(
+            self,
+            clock=clock,
+            quota=quota,
+            timer=self._purgatory,
+            bytes_out=self._replication_bytes_out,
+            most_bytes=self._fetch_max_bytes,
+            linger_ms=self.linger_ms,
+        )
         metrics.gauge("FetchLane", "TakenRequests", lambda: self.lane.taken)
         for number, reason in enumerate(FETCHES_DECLINED):
             count = partial(self.lane.declined, number)
             metrics.gauge("FetchLane", "DeclinedRequests", count, {"reason": reason})
         self._bytes_out = metrics.meter("BrokerTopicMetrics", "BytesOutPerSec")
-        self._replication_bytes_out = metrics.meter("BrokerTopicMetrics", "ReplicationBytesOutPerSec")
         gauge = metrics.gauge
         gauge("FetchSessionCache", "NumIncrementalFetchSessions", lambda: len(self.sessions))
         gauge(
@@ -220,9 +228,12 @@ class FetchManager:
 
     def linger(self, fetch: DelayedFetch | LaneFetch) -> None:
         """Answer soon even if there is too little: more news may come until then and share the answer."""
+        if isinstance(fetch, LaneFetch):
+            fetch.linger()
+            return
         fetch.linger_handle = self._purgatory.watch(next(self._numbers), 1, self.linger_ms, fetch)
 
-    def end_wait(self, fetch: DelayedFetch | LaneFetch) -> None:
+    def end_wait(self, fetch: DelayedFetch) -> None:
         for handle in (fetch.handle, fetch.linger_handle):
             if handle:
                 self._purgatory.cancel(handle)
@@ -239,23 +250,6 @@ class FetchManager:
 
     # ---- for the native lane ------------------------------------------------------------------------------
 
-    @property
-    def is_throttling(self) -> bool:
-        """Whether the quota limits followers' fetches."""
-        return self._quota.is_active
-
-    @property
-    def is_closed(self) -> bool:
-        return self._purgatory.is_closed
-
-    def limit(self, max_bytes: int) -> int:
-        """Return how many bytes of records an answer may have."""
-        return min(max_bytes, self._fetch_max_bytes)
-
-    def watch(self, fetch: LaneFetch, wait_ms: int) -> int:
-        """Let a parked fetch expire after `wait_ms`; return the handle."""
-        return self._purgatory.watch(next(self._numbers), 1, wait_ms, fetch)
-
     def resume(self, fetch: LaneFetch, max_wait_ms: int) -> Future[Any]:
         """Read and answer what a native fetch has left. Its session has taken over the request."""
         session = fetch.session
@@ -264,7 +258,7 @@ class FetchManager:
             fetch.replica_epoch,
             max_wait_ms,
             1,
-            self.limit(fetch.max_bytes),
+            min(fetch.max_bytes, self._fetch_max_bytes),
             "log_end",
             wants_all=False,
         )
@@ -284,10 +278,6 @@ class FetchManager:
     def high_watermark_has_moved(self, partition: Partition) -> None:
         """Act on a high watermark that a native fetch has moved."""
         self._act(partition, HIGH_WATERMARK_MOVED)
-
-    def count_replicated(self, size: int) -> None:
-        """Count the records of an answer to a follower."""
-        self._replication_bytes_out.count += size
 
     # ---- one partition ------------------------------------------------------------------------------------
 

@@ -296,15 +296,15 @@ class FetchSessionCache:
         self._eviction_ms = eviction_ms
         self._random = random
         self._lock = Lock()
-        # Guarded by _lock:
-        self._sessions: dict[int, FetchSession] = {}
+        # Guarded by _lock; a look-up takes no lock.
+        self.by_id: dict[int, FetchSession] = {}
         self.evictions = Meter()
 
     def __len__(self) -> int:
-        return len(self._sessions)
+        return len(self.by_id)
 
     def __iter__(self) -> Iterator[FetchSession]:
-        return iter(list(self._sessions.values()))
+        return iter(list(self.by_id.values()))
 
     @property
     def partition_count(self) -> int:
@@ -315,14 +315,14 @@ class FetchSessionCache:
         """Make a session for `size` partitions. It has no id if there is no room."""
         with self._lock:
             evicted = None
-            if len(self._sessions) >= self._slots:
+            if len(self.by_id) >= self._slots:
                 evicted = self._least_worthy(size, is_privileged, now_ms)
                 if evicted is None:
                     return FetchSession(now_ms=now_ms, is_privileged=is_privileged)
-                del self._sessions[evicted.id]
+                del self.by_id[evicted.id]
                 self.evictions.mark()
             session = FetchSession(self._new_id(), now_ms=now_ms, is_privileged=is_privileged)
-            self._sessions[session.id] = session
+            self.by_id[session.id] = session
         if evicted is not None:
             evicted.end()
         return session
@@ -330,29 +330,20 @@ class FetchSessionCache:
     def use(self, session_id: int, epoch: int, now_ms: int) -> FetchSession:
         """Return the session for its next fetch. Raises FetchSessionIdNotFound, InvalidFetchSessionEpoch."""
         with self._lock:
-            session = self._sessions.get(session_id)
+            session = self.by_id.get(session_id)
             if session is None:
                 raise FetchSessionIdNotFound(f"unknown fetch session {session_id}")
             if epoch != session.epoch:
                 text = f"fetch session {session_id} is at epoch {session.epoch}, not {epoch}"
                 raise InvalidFetchSessionEpoch(text)
-            self.advance(session, now_ms)
+            session.epoch = 1 if session.epoch == INT32_MAX else session.epoch + 1
+            session.last_used_ms = now_ms
             return session
-
-    def find(self, session_id: int, epoch: int) -> FetchSession | None:
-        """Return the session, if it exists and its next fetch has this epoch; else None."""
-        session = self._sessions.get(session_id)
-        return session if session is not None and session.epoch == epoch else None
-
-    def advance(self, session: FetchSession, now_ms: int) -> None:
-        """Record the session's next fetch."""
-        session.epoch = 1 if session.epoch == INT32_MAX else session.epoch + 1
-        session.last_used_ms = now_ms
 
     def remove(self, session_id: int) -> None:
         """End the session with this id, if it exists."""
         with self._lock:
-            session = self._sessions.pop(session_id, None)
+            session = self.by_id.pop(session_id, None)
         if session is not None:
             session.end()
 
@@ -364,16 +355,16 @@ class FetchSessionCache:
     def _new_id(self) -> int:
         while True:
             session_id = 1 + self._random.randrange(INT32_MAX)
-            if session_id not in self._sessions:
+            if session_id not in self.by_id:
                 return session_id
 
     def _least_worthy(self, size: int, is_privileged: bool, now_ms: int) -> FetchSession | None:
-        if not self._sessions:
+        if not self.by_id:
             return None
-        oldest = min(self._sessions.values(), key=lambda session: session.last_used_ms)
+        oldest = min(self.by_id.values(), key=lambda session: session.last_used_ms)
         if now_ms - oldest.last_used_ms > self._eviction_ms:
             return oldest
-        least = min(self._sessions.values(), key=_worth)
+        least = min(self.by_id.values(), key=_worth)
         if now_ms - least.created_ms <= self._eviction_ms and least.is_privileged == is_privileged:
             return None
         return least if _worth(least) < (is_privileged, size) else None

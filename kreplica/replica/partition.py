@@ -330,31 +330,6 @@ class Partition(LeaderState):
         """Return the follower's state; None if this broker does not lead or the other is not a replica."""
         return self.replicas_by_id.get(broker_id)
 
-    def _effective_min_isr(self) -> int:
-        """Return min.insync.replicas, or the number of replicas if that is smaller; 0 unless this broker
-        leads."""
-        # Read the term once: the role may end at any moment.
-        term = self.term
-        if not term.leads or term.log is None:
-            return 0
-        least, replicas = term.log.config.min_insync_replicas, len(self.remote_replicas) + 1
-        return least if least < replicas else replicas
-
-    @property
-    def has_enough_in_sync(self) -> bool:
-        """Whether what is committed now is on min.insync.replicas replicas, including one that is about to
-        join. It then survives the end of this broker's leadership."""
-        return len(self.state.maximal_isr) >= self._effective_min_isr()
-
-    @property
-    def is_under_min_isr(self) -> bool:
-        """Whether this broker leads with fewer replicas in sync than min.insync.replicas."""
-        return len(self.state.isr) < self._effective_min_isr()
-
-    @property
-    def is_at_min_isr(self) -> bool:
-        return self.term.leads and len(self.state.isr) == self._effective_min_isr()
-
     @property
     def is_under_replicated(self) -> bool:
         """Whether this broker leads and a replica is out of sync."""
@@ -665,7 +640,7 @@ class Partition(LeaderState):
             self._refuse_leader()
         if required_acks == ACKS_ALL and len(self.state.isr) < log.config.min_insync_replicas:
             isr = self.state.isr
-            if len(isr) < self._effective_min_isr():
+            if len(isr) < self.least_in_sync():
                 raise NotEnoughReplicas(
                     f"{self.topic_partition}: in sync are {list(isr)}, "
                     f"min.insync.replicas is {log.config.min_insync_replicas}"

@@ -32,16 +32,15 @@ class DelayedOperationPurgatory:
         self._clock = clock
         self._loop = loop
         self._on_expired = on_expired
-        self._native = Purgatory(start_ms=self.now_ms())
+        self.native = Purgatory(start_ms=self.now_ms())
         self._lock = Lock()
-        # Guarded by _lock: the time of the alarm, and the alarm.
-        self._armed_ms = NEVER
+        # Guarded by _lock: the alarm, and in the native part its time, and whether this was shut down.
         self._alarm: Cancellable | None = None
-        self._closed = False
+        self.native.armed_ms = NEVER
         # Bound directly to the native methods, since they are called for every batch.
-        self.complete_to = self._native.complete_to
-        self.fail = self._native.fail
-        self.cancel = self._native.cancel
+        self.complete_to = self.native.complete_to
+        self.fail = self.native.fail
+        self.cancel = self.native.cancel
 
     def now_ms(self) -> int:
         """Return the clock of deadlines."""
@@ -59,48 +58,48 @@ class DelayedOperationPurgatory:
         deadline_ms = monotonic_ms(self._clock) + timeout_ms
         if not 0 <= timeout_ms <= SANE_MS:
             deadline_ms = self._deadline_ms(timeout_ms)
-        handle = self._native.watch(key, required_offset, deadline_ms, token, 0, mark)
-        if handle and deadline_ms < self._armed_ms:
-            self._arm(deadline_ms)
+        handle = self.native.watch(key, required_offset, deadline_ms, token, 0, mark)
+        if handle and deadline_ms < self.native.armed_ms:
+            self.arm(deadline_ms)
         return handle
 
     @property
     def is_closed(self) -> bool:
         """Whether it was shut down. Remove operations that were added at the same time with `drain`."""
-        return self._closed
+        return self.native.closed
 
     def watch_all(self, parts: list[tuple[int, int, Watermark | None]], timeout_ms: int, token: Any) -> bool:
         """Wait for several (key, required offset, mark) as one operation. Returns False if all are
         reached.
         """
         deadline_ms = self._deadline_ms(timeout_ms)
-        if not self._native.watch_all(parts, deadline_ms, token):
+        if not self.native.watch_all(parts, deadline_ms, token):
             return False
-        if deadline_ms < self._armed_ms:
-            self._arm(deadline_ms)
+        if deadline_ms < self.native.armed_ms:
+            self.arm(deadline_ms)
         return True
 
     @property
     def delayed(self) -> int:
         """How many operations wait: Kafka's NumDelayedOperations."""
-        return self._native.delayed
+        return self.native.delayed
 
     @property
     def watched(self) -> int:
         """How many partitions are waited for, each counted once per operation: Kafka's PurgatorySize."""
-        return self._native.watched
+        return self.native.watched
 
     def shutdown(self) -> list[Any]:
         """Cancel the alarm. Returns the operations that still waited."""
         with self._lock:
-            self._closed = True
+            self.native.closed = True
             if self._alarm is not None:
                 self._alarm.cancel()
         return self.drain()
 
     def drain(self) -> list[Any]:
         """Remove and return all operations that wait."""
-        return self._native.drain()
+        return self.native.drain()
 
     def _deadline_ms(self, timeout_ms: int) -> int:
         # Callers may pass a huge timeout to mean "forever".
@@ -108,21 +107,22 @@ class DelayedOperationPurgatory:
 
     # ---- the alarm ----------------------------------------------------------------------------------------
 
-    def _arm(self, deadline_ms: int) -> None:
+    def arm(self, deadline_ms: int) -> None:
+        """Set the alarm to `deadline_ms` if it would ring later."""
         with self._lock:
-            if deadline_ms >= self._armed_ms or self._closed:
+            if deadline_ms >= self.native.armed_ms or self.native.closed:
                 return
             if self._alarm is not None:
                 self._alarm.cancel()
-            self._armed_ms = deadline_ms
+            self.native.armed_ms = deadline_ms
             self._alarm = self._loop.post_later(self._expire, max(0, deadline_ms - self.now_ms()))
 
     def _expire(self) -> None:
         with self._lock:
-            self._armed_ms, self._alarm = NEVER, None
-        expired = self._native.expire(self.now_ms())
-        following = self._native.next_deadline()
+            self.native.armed_ms, self._alarm = NEVER, None
+        expired = self.native.expire(self.now_ms())
+        following = self.native.next_deadline()
         if following is not None:
-            self._arm(following)
+            self.arm(following)
         if expired:
             self._on_expired(expired)

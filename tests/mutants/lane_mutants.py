@@ -1,28 +1,34 @@
-"""Mutants of the native lanes: bugs in what they check or wait for, met by random runs.
+"""Mutants of the native lanes: bugs in what they check or wait for, met by random runs or by a script.
 
 The bugs of what both paths share are in mutants and history_mutants. Thread rule: as in mutants.py.
 """
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 from kreplica._core.fetch_lane import FetchLane, LaneFetch
+from kreplica._core.region import Slice
 from kreplica.common.future import resolved
 from kreplica.replica import fetch_manager
 from kreplica.replica.delayed_requests import DelayedRequests, PartitionResponse
 from tests.mutants.mutants import Mutant, Replacement
 
 LANE_MUTANTS: dict[str, Mutant] = {}
+# Random runs do not meet these: a late answer breaks no rule, and the simulated network copies at once.
+SCRIPTED_LANE_MUTANTS: dict[str, Mutant] = {}
 
 
-def lane_mutant(owner: Any, name: str) -> Callable[[Callable[[Replacement], Replacement]], Any]:
+def lane_mutant(
+    owner: Any, name: str, mutants: dict[str, Mutant] = LANE_MUTANTS
+) -> Callable[[Callable[[Replacement], Replacement]], Any]:
     """As mutants.mutant, for LANE_MUTANTS."""
 
     def register(make: Callable[[Replacement], Replacement]) -> Any:
-        LANE_MUTANTS[make.__name__] = Mutant(owner, name, make, (make.__doc__ or "").strip())
+        mutants[make.__name__] = Mutant(owner, name, make, (make.__doc__ or "").strip())
         return make
 
     return register
@@ -69,3 +75,34 @@ def acknowledge_natively_at_once(_: Replacement) -> Replacement:
         token.answer(resolved({0: PartitionResponse(token.base_offset)}))
 
     return await_token
+
+
+@lane_mutant(fetch_manager, "FetchLane", SCRIPTED_LANE_MUTANTS)
+def wake_no_waiting_fetch(_: Replacement) -> Replacement:
+    """A fetch that waits in the lane is answered when its time is up, and not when records come."""
+
+    class Asleep(LaneFetch):
+        def try_complete(self) -> bool:
+            return False
+
+    return partial(FetchLane, kind=Asleep)
+
+
+@lane_mutant(fetch_manager, "FetchLane", SCRIPTED_LANE_MUTANTS)
+def answer_without_a_pin(_: Replacement) -> Replacement:
+    """The lane answers with memory that a truncation and later appends may overwrite."""
+
+    class Unpinned(FetchLane):
+        def take(self, frame: Any, answered: Any) -> Any:
+            def answer(buffers: list[Any] | None, error: BaseException | None) -> None:
+                answered(buffers and [_unpinned(each) for each in buffers], error)
+
+            return super().take(frame, answer)
+
+    return Unpinned
+
+
+def _unpinned(buffer: Any) -> Any:
+    if not isinstance(buffer, Slice):
+        return buffer
+    return memoryview((ctypes.c_ubyte * len(buffer)).from_address(buffer.address)).cast("B")

@@ -298,7 +298,7 @@ def test_below_min_isr_nothing_is_appended_with_all_acks_and_nothing_committed()
 def test_min_isr_is_no_more_than_the_replicas():
     replicas = Replicas(1, min_insync_replicas=3)
     replicas.lead(1)
-    assert replicas.leader._effective_min_isr() == 1
+    assert replicas.leader.least_in_sync() == 1
     assert replicas.append(b"a", required_acks=-1)[1] is INCREASED
 
 
