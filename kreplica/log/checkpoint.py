@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from kreplica.common.errors import InvalidFile
 from kreplica.common.types import INT32_MAX, INT64_MAX, TopicPartition, check_topic_name
+from kreplica.log.small_file import SmallFile
 
 if TYPE_CHECKING:
     from kreplica.common.ports import Storage
@@ -100,31 +101,21 @@ class OffsetCheckpointFile:
         return offsets
 
 
-class LeaderEpochCheckpointFile:
+class LeaderEpochCheckpointFile(SmallFile[Iterable[EpochEntry]]):
     """A file with the leader epochs of one partition: rows of epoch, start offset, both strictly
     increasing."""
 
-    __slots__ = ("_storage", "directory")
+    __slots__ = ()
 
-    def __init__(self, storage: Storage, directory: str) -> None:
-        self._storage = storage
-        self.directory = directory  # of the partition; follows when that is renamed
-
-    @property
-    def path(self) -> str:
-        return f"{self.directory}/{LEADER_EPOCH_CHECKPOINT}"
+    NAME = LEADER_EPOCH_CHECKPOINT
 
     def read(self) -> list[EpochEntry]:
         """Return all entries, oldest first. Raises InvalidFile."""
-        return self.parse(_read(self._storage, self.path), self.path)
-
-    def write(self, entries: Iterable[EpochEntry], *, flush_name: bool = True) -> None:
-        """Replace the file durably. With `flush_name=False`, the caller flushes the directory."""
-        self._storage.write_file_atomically(self.path, self.format(entries), flush_name=flush_name)
+        return list(super().read() or ())
 
     @staticmethod
-    def format(entries: Iterable[EpochEntry]) -> bytes:
-        return format_rows(f"{epoch} {start_offset}" for epoch, start_offset in entries)
+    def format(content: Iterable[EpochEntry]) -> bytes:
+        return format_rows(f"{epoch} {start_offset}" for epoch, start_offset in content)
 
     @staticmethod
     def parse(data: bytes, path: str) -> list[EpochEntry]:

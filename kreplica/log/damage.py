@@ -14,9 +14,9 @@ from itertools import pairwise
 from kreplica.common.dataclass import dataclass
 from kreplica.common.errors import InvalidFile
 from kreplica.common.json_file import integer, parse_object, string
-from kreplica.common.ports import Storage
 from kreplica.common.types import INT64_MAX
 from kreplica.log.file_names import DAMAGE_FILE, LOG_SUFFIX, parse_file_name
+from kreplica.log.small_file import SmallFile
 
 VERSION = 1
 # The limit for a damage file; a file with more ranges is invalid.
@@ -113,40 +113,32 @@ class Damages:
 NO_DAMAGE = Damages()
 
 
-class DamageFile:
+class DamageFile(SmallFile[Damages]):
     """The file `kreplica.damage.json` in a partition's directory, which exists only if the log is damaged.
 
     docs/FORMATS.md describes it.
     """
 
-    def __init__(self, storage: Storage, directory: str) -> None:
-        self._storage = storage
-        self._directory = directory
-
-    @property
-    def path(self) -> str:
-        return f"{self._directory}/{DAMAGE_FILE}"
+    NAME = DAMAGE_FILE
 
     def read(self) -> Damages:
         """Read the ranges; none if there is no file. Raises InvalidFile, KafkaStorageError."""
-        if not self._storage.exists(self.path):
-            return Damages()
-        return self.parse(self._storage.read_file(self.path), self._directory)
+        return super().read() or NO_DAMAGE
 
     def content(self) -> bytes | None:
         """Return the file's bytes, or None if it does not exist. Raises KafkaStorageError, InvalidFile."""
-        return self._storage.read_file(self.path) if self._storage.exists(self.path) else None
+        return self._storage.read_file(self.path) if self.exists() else None
 
-    def write(self, damages: Damages) -> None:
+    def write(self, content: Damages, *, flush_name: bool = True) -> None:
         """Replace the file durably, or remove it if there is no damage."""
-        if damages:
-            self._storage.write_file_atomically(self.path, self.format(damages))
-        elif self._storage.exists(self.path):
+        if content:
+            super().write(content, flush_name=flush_name)
+        elif self.exists():
             self._storage.remove(self.path)
-            self._storage.sync_directory(self._directory)
+            self._storage.sync_directory(self.directory)
 
     @staticmethod
-    def format(damages: Damages) -> bytes:
+    def format(content: Damages) -> bytes:
         rows = [
             {
                 "firstOffset": damage.first_offset,
@@ -156,14 +148,13 @@ class DamageFile:
                 "endPosition": damage.end_position,
                 "reason": damage.reason,
             }
-            for damage in damages
+            for damage in content
         ]
         return json.dumps({"version": VERSION, "damages": rows}, indent=1).encode() + b"\n"
 
     @staticmethod
-    def parse(data: bytes, directory: str) -> Damages:
-        """Parse the bytes of a damage file in `directory`. Raises InvalidFile."""
-        path = f"{directory}/{DAMAGE_FILE}"
+    def parse(data: bytes, path: str) -> Damages:
+        directory = path.rpartition("/")[0]
         fields = parse_object(data, path)
         if integer(fields, "version", 0, INT64_MAX, path) != VERSION:
             raise InvalidFile(f"{path}: version {fields['version']}, not {VERSION}")

@@ -29,6 +29,7 @@ from kreplica.log.file_names import (
     parse_file_name,
 )
 from kreplica.log.meta_properties import MetaProperties, MetaPropertiesFile
+from kreplica.log.small_file import SmallFile
 from kreplica.log.unified_log import UnifiedLog
 
 # The limit for a file or directory name, in bytes, on common file systems.
@@ -38,7 +39,7 @@ CLEAN_SHUTDOWN_VERSION = 0
 UNKNOWN_BROKER_EPOCH = -1
 
 
-class CleanShutdownFile:
+class CleanShutdownFile(SmallFile[int]):
     """The file `.kafka_cleanshutdown`. It marks a log directory as cleanly shut down: no log needs recovery.
 
         {"version":0,"brokerEpoch":10}
@@ -49,20 +50,11 @@ class CleanShutdownFile:
     unknown. Thread rule: one thread, at start and stop.
     """
 
-    def __init__(self, storage: Storage, directory: str) -> None:
-        self._storage = storage
-        self.directory = directory
+    NAME = CLEAN_SHUTDOWN_FILE
 
-    @property
-    def path(self) -> str:
-        return f"{self.directory}/{CLEAN_SHUTDOWN_FILE}"
-
-    def write(self, broker_epoch: int = UNKNOWN_BROKER_EPOCH) -> None:
+    def write(self, content: int = UNKNOWN_BROKER_EPOCH, *, flush_name: bool = True) -> None:
         """Mark the directory. Everything in it must be flushed before."""
-        self._storage.write_file_atomically(self.path, self.format(broker_epoch))
-
-    def exists(self) -> bool:
-        return self._storage.exists(self.path)
+        super().write(content, flush_name=flush_name)
 
     def take(self) -> int | None:
         """Remove the marker durably; return its broker epoch, or None without a valid marker.
@@ -72,7 +64,7 @@ class CleanShutdownFile:
         if not self.exists():
             return None
         try:
-            broker_epoch = self.parse(self._storage.read_file(self.path), self.path)
+            broker_epoch = self.read()
         except InvalidFile:
             broker_epoch = None
         self._storage.remove(self.path)
@@ -80,8 +72,8 @@ class CleanShutdownFile:
         return broker_epoch
 
     @staticmethod
-    def format(broker_epoch: int) -> bytes:
-        fields = {"version": CLEAN_SHUTDOWN_VERSION, "brokerEpoch": broker_epoch}
+    def format(content: int) -> bytes:
+        fields = {"version": CLEAN_SHUTDOWN_VERSION, "brokerEpoch": content}
         return json.dumps(fields, separators=(",", ":")).encode()
 
     @staticmethod

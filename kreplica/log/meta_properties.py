@@ -20,9 +20,10 @@ from typing import TYPE_CHECKING
 from kreplica.common.dataclass import dataclass
 from kreplica.common.errors import InconsistentClusterId, InvalidFile, InvalidRequest
 from kreplica.common.types import INT32_MAX, Uuid
+from kreplica.log.small_file import SmallFile
 
 if TYPE_CHECKING:
-    from kreplica.common.ports import Storage
+    pass
 
 FILE_NAME = "meta.properties"
 VERSION = 1
@@ -58,40 +59,19 @@ class MetaProperties:
             )
 
 
-class MetaPropertiesFile:
-    """The file of one log directory. It holds no state; the directory's owner reads and writes the file."""
+class MetaPropertiesFile(SmallFile[MetaProperties]):
+    """The file of one log directory, which has none until it is formatted."""
 
-    def __init__(self, storage: Storage, directory: str) -> None:
-        self._storage = storage
-        self.directory = directory
-
-    @property
-    def path(self) -> str:
-        return f"{self.directory}/{FILE_NAME}"
-
-    def read(self) -> MetaProperties | None:
-        """Read the file; return None if the directory is not formatted. Raises InvalidFile."""
-        if not self.exists():
-            return None
-        return self.parse(self._storage.read_file(self.path), self.path)
-
-    def exists(self) -> bool:
-        return self._storage.exists(self.path)
-
-    def write(self, properties: MetaProperties) -> None:
-        """Write the file durably."""
-        self._storage.write_file_atomically(self.path, self.format(properties))
+    NAME = FILE_NAME
 
     @staticmethod
-    def format(properties: MetaProperties) -> bytes:
-        directory_id = (
-            {} if properties.directory_id is None else {"directory.id": str(properties.directory_id)}
-        )
+    def format(content: MetaProperties) -> bytes:
+        directory_id = {} if content.directory_id is None else {"directory.id": str(content.directory_id)}
         values = {
-            "node.id": str(properties.node_id),
+            "node.id": str(content.node_id),
             **directory_id,
             "version": str(VERSION),
-            "cluster.id": properties.cluster_id,
+            "cluster.id": content.cluster_id,
         }
         lines = ["#", "# kreplica", *(f"{name}={_escaped(value)}" for name, value in values.items())]
         return "\n".join([*lines, ""]).encode("utf-8")

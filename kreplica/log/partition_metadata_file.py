@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING
 
 from kreplica.common.errors import InvalidFile, InvalidRequest
 from kreplica.common.types import Uuid
+from kreplica.log.small_file import SmallFile
 
 if TYPE_CHECKING:
-    from kreplica.common.ports import Storage
+    pass
 
 FILE_NAME = "partition.metadata"
 VERSION = 0
@@ -24,31 +25,14 @@ VERSION = 0
 _CONTENT = re.compile(rb"version: ([0-9]{1,9})\ntopic_id: ([A-Za-z0-9_-]{22})\n?")
 
 
-class PartitionMetadataFile:
-    """The file in one partition's directory. It holds no state; the log's owner reads and writes the file."""
+class PartitionMetadataFile(SmallFile[Uuid]):
+    """The file in one partition's directory."""
 
-    def __init__(self, storage: Storage, directory: str) -> None:
-        self._storage = storage
-        self.directory = directory
-
-    @property
-    def path(self) -> str:
-        return f"{self.directory}/{FILE_NAME}"
-
-    def read(self) -> Uuid | None:
-        """Return the topic id, or None without a file. Raises InvalidFile."""
-        return self.parse(self._storage.read_file(self.path), self.path) if self.exists() else None
-
-    def write(self, topic_id: Uuid, *, flush_name: bool = True) -> None:
-        """Write the file durably. With `flush_name=False`, the caller flushes the directory."""
-        self._storage.write_file_atomically(self.path, self.format(topic_id), flush_name=flush_name)
-
-    def exists(self) -> bool:
-        return self._storage.exists(self.path)
+    NAME = FILE_NAME
 
     @staticmethod
-    def format(topic_id: Uuid) -> bytes:
-        return f"version: {VERSION}\ntopic_id: {topic_id}".encode("ascii")
+    def format(content: Uuid) -> bytes:
+        return f"version: {VERSION}\ntopic_id: {content}".encode("ascii")
 
     @staticmethod
     def parse(data: bytes, path: str) -> Uuid:

@@ -17,42 +17,27 @@ from kreplica.common.json_file import parse_object
 from kreplica.common.ports import Storage
 from kreplica.log.file_names import SETTINGS_FILE
 from kreplica.log.log_directory import LogDirectory
+from kreplica.log.small_file import SmallFile
 
 VERSION = 0
 
 
-class SettingsFile:
+class SettingsFile(SmallFile[Mapping[str, str]]):
     """The file `kreplica.settings.json` in a log's directory, which exists only if a setting was given.
 
-    docs/FORMATS.md describes it.
+    It holds the settings by Kafka's names. docs/FORMATS.md describes it.
     """
 
-    def __init__(self, storage: Storage, directory: str) -> None:
-        self._storage = storage
-        self.path = f"{directory}/{SETTINGS_FILE}"
-
-    def read(self) -> dict[str, str]:
-        """Return the stored settings by Kafka's names; empty without a file.
-
-        Raises InvalidFile, KafkaStorageError.
-        """
-        if not self._storage.exists(self.path):
-            return {}
-        return self.parse(self._storage.read_file(self.path), self.path)
-
-    def write(self, settings: Mapping[str, str]) -> None:
-        """Replace the stored settings durably. Raises KafkaStorageError."""
-        self._storage.write_file_atomically(self.path, self.format(settings))
+    NAME = SETTINGS_FILE
 
     @staticmethod
-    def format(settings: Mapping[str, str]) -> bytes:
-        given = dict(sorted(settings.items()))
+    def format(content: Mapping[str, str]) -> bytes:
+        given = dict(sorted(content.items()))
         fields = {"version": VERSION, "settings": given, "crc32c": _checksum(given)}
         return json.dumps(fields, indent=1).encode() + b"\n"
 
     @staticmethod
     def parse(data: bytes, path: str) -> dict[str, str]:
-        """Parse a file's bytes. Raises InvalidFile."""
         fields = parse_object(data, path)
         if fields.get("version") != VERSION:
             raise InvalidFile(f"{path}: version {fields.get('version')!r}, and only {VERSION} is known")
@@ -92,7 +77,7 @@ class GivenSettings:
         if _is_in_a_node(storage, directory):
             return LogConfig.parse(self._settings)
         try:
-            stored = SettingsFile(storage, directory).read()
+            stored = SettingsFile(storage, directory).read() or {}
         except InvalidFile:
             stored = {}
         return LogConfig.parse(self._over(stored))
@@ -106,9 +91,9 @@ class GivenSettings:
         if _is_in_a_node(storage, directory):
             return LogConfig.parse(self._settings)
         file = SettingsFile(storage, directory)
-        stored: dict[str, str] | None
+        stored: Mapping[str, str] | None
         try:
-            stored = file.read()
+            stored = file.read() or {}
         except InvalidFile:
             # A LogConfig replaces all settings, so unreadable ones do not matter.
             if not self._replaces_all:

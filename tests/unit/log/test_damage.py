@@ -14,6 +14,7 @@ from tests.support.damage import truncations
 
 DIRECTORY = "/data/orders-0"
 SEGMENT = f"{DIRECTORY}/{0:020}.log"
+FILE = f"{DIRECTORY}/{DAMAGE_FILE}"
 
 
 def damage(first: int, following: int | None, position: int = 0) -> Damage:
@@ -74,7 +75,7 @@ def test_without_damage_there_is_no_file() -> None:
 
 
 def test_a_directory_may_move() -> None:
-    moved = DamageFile.parse(DamageFile.format(Damages([damage(3, 5)])), "/other/orders-0")
+    moved = DamageFile.parse(DamageFile.format(Damages([damage(3, 5)])), f"/other/orders-0/{DAMAGE_FILE}")
     assert moved[0].path == f"/other/orders-0/{0:020}.log"
 
 
@@ -84,7 +85,7 @@ GOOD = DamageFile.format(Damages([damage(3, 5)]))
 @pytest.mark.parametrize("data", list(truncations(GOOD.strip())))
 def test_a_cut_file_is_named(data: bytes) -> None:
     with pytest.raises(InvalidFile, match=DAMAGE_FILE):
-        DamageFile.parse(data, DIRECTORY)
+        DamageFile.parse(data, FILE)
 
 
 @pytest.mark.parametrize(
@@ -104,9 +105,9 @@ def test_a_cut_file_is_named(data: bytes) -> None:
 def test_a_wrong_field_is_named(old: bytes, new: bytes) -> None:
     assert old in GOOD
     with pytest.raises(InvalidFile, match=DAMAGE_FILE):
-        DamageFile.parse(GOOD.replace(old, new), DIRECTORY)
+        DamageFile.parse(GOOD.replace(old, new), FILE)
 
 
 def test_ranges_that_overlap_are_refused() -> None:
     with pytest.raises(InvalidFile, match="overlap"):
-        DamageFile.parse(DamageFile.format(Damages([damage(3, 5), damage(4, 8)])), DIRECTORY)
+        DamageFile.parse(DamageFile.format(Damages([damage(3, 5), damage(4, 8)])), FILE)
