@@ -11,17 +11,14 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 
 from kreplica.common.types import Uuid
-from kreplica.controller.controller_broker_request_batch import ControllerBrokerRequestBatch
 from kreplica.controller.controller_context import (
-    ControllerContext,
     PartitionContext,
     PartitionState,
     ReplicaState,
 )
 from kreplica.controller.leader_selectors import ControlledShutdownLeaderSelector
 from kreplica.controller.partition_reassignment import PartitionReassignment
-from kreplica.controller.partition_state_machine import PartitionStateMachine
-from kreplica.controller.replica_state_machine import Replica, ReplicaStateMachine
+from kreplica.controller.replica_state_machine import Machines, Replica
 from kreplica.controller.topic_deletion_manager import TopicDeletionManager
 
 
@@ -30,20 +27,14 @@ class BrokerChange:
 
     def __init__(
         self,
-        context: ControllerContext,
-        batch: ControllerBrokerRequestBatch,
-        partition_state_machine: PartitionStateMachine,
-        replica_state_machine: ReplicaStateMachine,
+        machines: Machines,
         topic_deletion: TopicDeletionManager,
         reassignment: PartitionReassignment,
     ) -> None:
-        self._context = context
-        self._batch = batch
-        self._partitions = partition_state_machine
-        self._replicas = replica_state_machine
+        self._context, self._batch, self._partitions, self._replicas = machines
         self._topic_deletion = topic_deletion
         self._reassignment = reassignment
-        self._shutdown_selector = ControlledShutdownLeaderSelector(context)
+        self._shutdown_selector = ControlledShutdownLeaderSelector(self._context)
 
     def on_broker_failure(self, broker_ids: Collection[int]) -> None:
         """Handle brokers that are down or are about to be fenced."""

@@ -146,15 +146,11 @@ class ControllerBrokerRequestBatch:
         change.elect(selection.leader, selection.isr, unclean=selection.unclean, min_isr=min_isr)
 
     def add_partition(
-        self,
-        topic_partition: TopicPartition,
-        topic_id: Uuid,
-        replicas: tuple[int, ...],
-        directories: tuple[Uuid, ...],
+        self, topic_partition: TopicPartition, topic_id: Uuid, replicas: tuple[int, ...]
     ) -> PartitionContext:
         """Create a partition in this batch."""
         self._require_open()
-        partition = self._context.add_partition(topic_partition, topic_id, replicas, directories)
+        partition = self._context.add_partition(topic_partition, topic_id, replicas)
         self._changed.append(partition)
         return partition
 

@@ -363,14 +363,11 @@ class ControllerContext:
             self.set_replica_state(partition, broker_id, states[place])
 
     def add_partition(
-        self,
-        topic_partition: TopicPartition,
-        topic_id: Uuid,
-        replicas: tuple[int, ...],
-        directories: tuple[Uuid, ...],
+        self, topic_partition: TopicPartition, topic_id: Uuid, replicas: tuple[int, ...]
     ) -> PartitionContext:
         """Add a partition that the open batch creates. It has replicas but no state yet."""
         partition = PartitionContext(topic_partition, topic_id)
+        directories = tuple(map(self.default_directory, replicas))
         partition.change = PartitionChangeBuilder.of_new(replicas, directories)
         self.partitions[topic_partition] = partition
         self.note(self.partitions.pop, topic_partition)

@@ -30,7 +30,7 @@ from kreplica.controller.partition_state_machine import (
     PartitionStateMachine,
     PreferredReplicaLeaderElection,
 )
-from kreplica.controller.replica_state_machine import ReplicaStateMachine
+from kreplica.controller.replica_state_machine import Machines, ReplicaStateMachine
 from kreplica.controller.replication_control import ReplicationControl
 from kreplica.controller.state_change_logger import StateChangeLogger
 from kreplica.controller.topic_deletion_manager import TopicDeletionManager
@@ -67,15 +67,15 @@ class StateMachines:
         self.batch = ControllerBrokerRequestBatch(context, append, state_change_logger)
         self.partitions = PartitionStateMachine(context, self.batch, state_change_logger)
         self.replicas = ReplicaStateMachine(context, self.batch, state_change_logger)
-        machines = context, self.batch, self.partitions, self.replicas
-        self.topic_deletion = TopicDeletionManager(*machines)
-        self.reassignment = PartitionReassignment(*machines)
-        self.broker_change = BrokerChange(*machines, self.topic_deletion, self.reassignment)
+        machines = Machines(context, self.batch, self.partitions, self.replicas)
+        self.topic_deletion = TopicDeletionManager(machines)
+        self.reassignment = PartitionReassignment(machines)
+        self.broker_change = BrokerChange(machines, self.topic_deletion, self.reassignment)
         self.preferred_election = PreferredReplicaLeaderElection(
             context, self.partitions, imbalance_percentage=leader_imbalance_per_broker_percentage
         )
         self.replication_control = ReplicationControl(
-            *machines,
+            machines,
             self.reassignment,
             self.preferred_election,
             self.topic_deletion,

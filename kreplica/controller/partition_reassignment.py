@@ -16,16 +16,13 @@ from collections.abc import Sequence
 
 from kreplica.common.errors import InvalidReplicaAssignment, NoReassignmentInProgress
 from kreplica.common.leader_and_isr import NO_LEADER
-from kreplica.controller.controller_broker_request_batch import ControllerBrokerRequestBatch
 from kreplica.controller.controller_context import (
-    ControllerContext,
     PartitionContext,
     PartitionState,
     ReplicaState,
 )
 from kreplica.controller.leader_selectors import ReassignedPartitionLeaderSelector
-from kreplica.controller.partition_state_machine import PartitionStateMachine
-from kreplica.controller.replica_state_machine import ReplicaStateMachine
+from kreplica.controller.replica_state_machine import Machines
 
 
 class PartitionReassignment:
@@ -33,16 +30,10 @@ class PartitionReassignment:
 
     def __init__(
         self,
-        context: ControllerContext,
-        batch: ControllerBrokerRequestBatch,
-        partition_state_machine: PartitionStateMachine,
-        replica_state_machine: ReplicaStateMachine,
+        machines: Machines,
     ) -> None:
-        self._context = context
-        self._batch = batch
-        self._partitions = partition_state_machine
-        self._replicas = replica_state_machine
-        self._selector = ReassignedPartitionLeaderSelector(context)
+        self._context, self._batch, self._partitions, self._replicas = machines
+        self._selector = ReassignedPartitionLeaderSelector(self._context)
 
     def start(self, partition: PartitionContext, target: Sequence[int]) -> None:
         """Move the partition to the brokers `target`, in this order.

@@ -7,6 +7,7 @@ ISR. A transition writes to the open batch or to one of its own. Owned by the co
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from kreplica.common.errors import IllegalStateTransition, StateChangeFailed
 from kreplica.common.leader_and_isr import NO_LEADER
@@ -17,6 +18,7 @@ from kreplica.controller.controller_context import (
     PartitionContext,
     ReplicaState,
 )
+from kreplica.controller.partition_state_machine import PartitionStateMachine
 from kreplica.controller.state_change_logger import StateChangeLogger
 
 Replica = tuple[PartitionContext, int]
@@ -108,3 +110,12 @@ class ReplicaStateMachine:
         )
         if current.leader == broker_id:
             change.set_leader(NO_LEADER)
+
+
+class Machines(NamedTuple):
+    """What the parts of one term of the controller share."""
+
+    context: ControllerContext
+    batch: ControllerBrokerRequestBatch
+    partitions: PartitionStateMachine
+    replicas: ReplicaStateMachine

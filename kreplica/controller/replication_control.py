@@ -81,9 +81,7 @@ from kreplica.common.ports import Random
 from kreplica.common.types import METADATA_TOPIC, TopicPartition, Uuid, check_topic_name
 from kreplica.common.wire import NO_THROTTLE, topic_id_of
 from kreplica.controller.cluster_control import check_broker_epoch
-from kreplica.controller.controller_broker_request_batch import ControllerBrokerRequestBatch
 from kreplica.controller.controller_context import (
-    ControllerContext,
     PartitionContext,
     PartitionState,
     ReplicaState,
@@ -99,9 +97,9 @@ from kreplica.controller.isr_change import (
 )
 from kreplica.controller.leader_selectors import HandoverLeaderSelector, OfflinePartitionLeaderSelector
 from kreplica.controller.partition_reassignment import PartitionReassignment
-from kreplica.controller.partition_state_machine import PartitionStateMachine, PreferredReplicaLeaderElection
+from kreplica.controller.partition_state_machine import PreferredReplicaLeaderElection
 from kreplica.controller.replica_placer import check_assignment, check_same_size, place, usable_brokers
-from kreplica.controller.replica_state_machine import ReplicaStateMachine
+from kreplica.controller.replica_state_machine import Machines
 from kreplica.controller.state_change_logger import StateChangeLogger
 from kreplica.controller.topic_deletion_manager import TopicDeletionManager
 from kreplica.metadata.cluster_metadata import TOPIC_RESOURCE
@@ -123,10 +121,7 @@ class ReplicationControl:
 
     def __init__(
         self,
-        context: ControllerContext,
-        batch: ControllerBrokerRequestBatch,
-        partition_state_machine: PartitionStateMachine,
-        replica_state_machine: ReplicaStateMachine,
+        machines: Machines,
         reassignment: PartitionReassignment,
         preferred_election: PreferredReplicaLeaderElection,
         topic_deletion: TopicDeletionManager,
@@ -136,10 +131,7 @@ class ReplicationControl:
         num_partitions: int = 1,
         default_replication_factor: int = 1,
     ) -> None:
-        self._context = context
-        self._batch = batch
-        self._partitions = partition_state_machine
-        self._replicas = replica_state_machine
+        self._context, self._batch, self._partitions, self._replicas = machines
         self._reassignment = reassignment
         self._preferred_election = preferred_election
         self._deletion = topic_deletion
@@ -147,8 +139,8 @@ class ReplicationControl:
         self._random = random
         self._num_partitions = num_partitions
         self._default_replication_factor = default_replication_factor
-        self._unclean_selector = OfflinePartitionLeaderSelector(context, always_unclean=True)
-        self._handover_selector = HandoverLeaderSelector(context)
+        self._unclean_selector = OfflinePartitionLeaderSelector(self._context, always_unclean=True)
+        self._handover_selector = HandoverLeaderSelector(self._context)
 
     # ---- CreateTopics, CreatePartitions -------------------------------------------------------------------
 
@@ -306,12 +298,7 @@ class ReplicationControl:
         context = self._context
         with self._batch.collected():
             new = [
-                self._batch.add_partition(
-                    TopicPartition(topic, number),
-                    topic_id,
-                    replicas,
-                    tuple(context.default_directory(replica) for replica in replicas),
-                )
+                self._batch.add_partition(TopicPartition(topic, number), topic_id, replicas)
                 for number, replicas in enumerate(assignments, first)
             ]
             self._partitions.handle_state_changes(new, PartitionState.NEW)

@@ -11,15 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from kreplica.controller.controller_broker_request_batch import ControllerBrokerRequestBatch
 from kreplica.controller.controller_context import (
-    ControllerContext,
     PartitionState,
     ReplicaState,
     TopicDeletion,
 )
-from kreplica.controller.partition_state_machine import PartitionStateMachine
-from kreplica.controller.replica_state_machine import Replica, ReplicaStateMachine
+from kreplica.controller.replica_state_machine import Machines, Replica
 
 CAN_START = (ReplicaState.ONLINE, ReplicaState.OFFLINE, ReplicaState.DELETION_INELIGIBLE, ReplicaState.NEW)
 
@@ -29,15 +26,9 @@ class TopicDeletionManager:
 
     def __init__(
         self,
-        context: ControllerContext,
-        batch: ControllerBrokerRequestBatch,
-        partition_state_machine: PartitionStateMachine,
-        replica_state_machine: ReplicaStateMachine,
+        machines: Machines,
     ) -> None:
-        self._context = context
-        self._batch = batch
-        self._partitions = partition_state_machine
-        self._replicas = replica_state_machine
+        self._context, self._batch, self._partitions, self._replicas = machines
 
     def enqueue_topics_for_deletion(self, topics: Iterable[str]) -> None:
         """Delete the topics, which must exist."""

@@ -36,7 +36,7 @@ def partition_in(stage: ControllerStage, state: PartitionState) -> PartitionCont
     machine = stage.machines.partitions
     if state in (NON_EXISTENT, NEW):
         partition = stage.machines.batch.add_partition(
-            TopicPartition("made", 0), Uuid(bytes(15) + b"\x09"), (0, 1, 2), (Uuid.ZERO,) * 3
+            TopicPartition("made", 0), Uuid(bytes(15) + b"\x09"), (0, 1, 2)
         )
         machine.handle_state_changes([partition] if state is NEW else [], NEW)
         return partition
