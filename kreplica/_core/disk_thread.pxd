@@ -8,6 +8,7 @@
 from libc.stdint cimport int64_t
 
 from kreplica._core.region cimport Region
+from kreplica._core.task_queue cimport TaskQueue
 
 cdef extern from "disk_queue.h" nogil:
     enum:
@@ -71,4 +72,15 @@ cdef class DiskThread:
     cdef bint started
 
     cdef int require_own(self) except -1
+    cdef int put(self, DiskJob job, Lane lane, int how) except -1
     cdef list take_all(self)
+
+
+# The thread of a log directory in a process with one event loop: the loop submits jobs, and gets their ends reported.
+cdef class LoopDisk:
+    cdef readonly DiskThread thread
+    cdef object life
+    cdef TaskQueue tasks          # of the loop
+    cdef bint is_waking           # a task that wakes the thread is posted
+    # Finished jobs to report. Each turn of the loop reports only some, so that heartbeats are not delayed.
+    cdef object finished

@@ -1,6 +1,10 @@
+from collections.abc import Callable
 from typing import Any
 
 from kreplica._core.region import Region
+from kreplica._core.task_queue import TaskQueue
+
+JOBS_A_TURN: int
 
 class Lane: ...
 
@@ -36,3 +40,19 @@ class DiskThread:
     @property
     def waiting_ms(self) -> float: ...
     def stop(self, *, at_once: bool = False) -> None: ...
+
+class LoopDisk:
+    def __init__(self, thread: DiskThread, life: Any, tasks: TaskQueue) -> None: ...
+    @property
+    def thread(self) -> DiskThread: ...
+    def submit(
+        self,
+        job: DiskJob,
+        done: Callable[[DiskJob], object],
+        lane: Lane | None = None,
+        *,
+        lazily: bool = False,
+    ) -> bool: ...
+    def wake(self) -> None: ...
+    def take(self) -> None: ...
+    def report(self) -> None: ...

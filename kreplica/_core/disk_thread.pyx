@@ -7,8 +7,20 @@ busy. Contract, ownership and thread rule: disk_thread.pxd and native/disk_queue
 from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.string cimport memset, strerror
 
+from collections import deque
+
 from kreplica._core.region cimport Region, flush_now, kr_generation, load_length
 from kreplica._core.status cimport FORKED, HELD, OK, check
+from kreplica._core.task_queue cimport TaskQueue
+
+cdef extern from "Python.h":
+    unsigned long PyThread_get_thread_ident() noexcept nogil
+
+cdef enum:
+    AT_ONCE = 64
+
+# Finished jobs to report before the sockets get their turn.
+JOBS_A_TURN = AT_ONCE
 
 if KR_HELD != HELD:
     raise ImportError("native/disk_queue.h and status.pxd disagree on HELD")
@@ -124,6 +136,9 @@ cdef class DiskThread:
 
         `quietly`: it may be delayed until `wake`, so that the thread wakes once for several brief jobs.
         """
+        self.put(job, lane, KR_LAZILY if lazily else KR_QUIETLY if quietly else KR_NOW)
+
+    cdef int put(self, DiskJob job, Lane lane, int how) except -1:
         self.require_own()
         if job.submitted:
             raise ValueError("a job can be submitted only once: create another one")
@@ -131,7 +146,8 @@ cdef class DiskThread:
         job.lane = lane
         job.cell.job.lane = NULL if lane is None else &lane.lane
         Py_INCREF(job)
-        kr_disk_submit(&self.queue, &job.cell.job, KR_LAZILY if lazily else KR_QUIETLY if quietly else KR_NOW)
+        kr_disk_submit(&self.queue, &job.cell.job, how)
+        return 0
 
     def wake(self):
         """Let the thread do the jobs that were submitted quietly."""
@@ -192,3 +208,62 @@ cdef class DiskThread:
         self.require_own()
         with nogil:
             kr_disk_stop(&self.queue, at_once)
+
+
+cdef class LoopDisk:
+    """Gives a DiskThread the jobs of an event loop, and reports their ends in the loop.
+
+    `life`: has `is_alive`, without which no end is reported, and `report(name, error)`, for the errors of those that
+    are notified. `tasks`: the loop's. `take` is to be called in the loop when the thread's descriptor becomes readable.
+    """
+
+    def __init__(self, DiskThread thread not None, life, TaskQueue tasks not None):
+        self.thread = thread
+        self.life = life
+        self.tasks = tasks
+        self.finished = deque()
+
+    def submit(self, DiskJob job not None, done, Lane lane=None, *, bint lazily=False):
+        """Queue a job; `done(job)` is called in the loop when it has ended. Return False: that is always later."""
+        # The brief jobs of one turn of the loop wake the thread once.
+        cdef bint quietly = not lazily and job.cell.job.brief and PyThread_get_thread_ident() == self.tasks.thread
+        job.done = done
+        self.thread.put(job, lane, KR_LAZILY if lazily else KR_QUIETLY if quietly else KR_NOW)
+        if quietly and not self.is_waking:
+            self.is_waking = True
+            self.tasks.post(self.wake)
+        return False
+
+    def wake(self):
+        """Let the thread do the jobs of this turn."""
+        self.is_waking = False
+        self.thread.wake()
+
+    def take(self):
+        """Report the jobs that have ended."""
+        cdef bint is_reporting = bool(self.finished)
+        self.finished.extend(self.thread.take())
+        if is_reporting:
+            return
+        # What the reports post, such as answers to send, shares one turn.
+        is_turn = self.tasks.begin_turn()
+        try:
+            self.report()
+        finally:
+            if is_turn:
+                self.tasks.end_turn()
+
+    def report(self):
+        """Report the ends of some jobs; leave the rest to the next turn of the loop."""
+        cdef DiskJob job
+        cdef int _
+        for _ in range(min(<Py_ssize_t> len(self.finished), AT_ONCE)):
+            job = self.finished.popleft()
+            done, job.done = job.done, None
+            if self.life.is_alive:
+                try:
+                    done(job)
+                except Exception as error:
+                    self.life.report("disk", error)
+        if self.finished:
+            self.tasks.post(self.report)

@@ -10,12 +10,13 @@
 # kreplica/runtime/tcp_server.py.
 #
 # Ownership: a connection owns its unsent answers; a PendingAnswer belongs to the lane or the handler that is to call
-# it, too. Thread rule: the thread of the event loop, in which the Processor was made or began to serve; only a
+# it, too. Thread rule: the thread of that of the event loop; only a
 # PendingAnswer may be called in any thread.
 
 from libc.stdint cimport int64_t
 
 from kreplica._core.frame_reader cimport FrameReader, ReceiveBuffer
+from kreplica._core.task_queue cimport TaskQueue
 
 
 cdef class LaneGate:
@@ -37,7 +38,7 @@ cdef class RequestMemory:
 
 cdef class Processor:
     cdef object receive
-    cdef object post
+    cdef TaskQueue tasks
     cdef LaneGate gate
     cdef RequestMemory memory
     cdef ReceiveBuffer received
@@ -45,7 +46,6 @@ cdef class Processor:
     cdef int64_t max_frame_bytes
     cdef int64_t max_requests
     cdef int64_t max_bytes
-    cdef unsigned long thread
     cdef readonly int64_t activity  # counts requests and progress in sending, of all connections
     cdef list due                 # the connections whose answers are sent at the end of the turn
 

@@ -4,6 +4,7 @@ from typing import Any, final
 from typing_extensions import Buffer
 
 from kreplica._core.frame_reader import ReceiveBuffer
+from kreplica._core.task_queue import TaskQueue
 
 _Answered = Callable[[list[Any] | None, BaseException | None], object]
 
@@ -27,7 +28,7 @@ class Processor:
     def __init__(
         self,
         receive: Callable[[memoryview, str, _Answered, object], Any],
-        post: Callable[[Callable[[], object]], object],
+        tasks: TaskQueue,
         gate: LaneGate | None,
         memory: RequestMemory,
         received: ReceiveBuffer,

@@ -6,6 +6,7 @@ from libc.stdint cimport int64_t, uint8_t
 
 from kreplica._core.big_endian cimport load16
 from kreplica._core.frame_reader cimport FrameReader, ReceiveBuffer
+from kreplica._core.task_queue cimport TaskQueue
 
 cdef extern from "Python.h":
     unsigned long PyThread_get_thread_ident() noexcept nogil
@@ -80,15 +81,15 @@ cdef class Processor:
     """What the connections of one listener share.
 
     `receive(frame, client_host, answered, connection)`: takes each frame that the `gate` declines; the work that it
-    returns is cancelled if the connection closes before the answer. `post(task)`: runs a task soon in the event loop;
-    callable in any thread. The limits are those of SocketServerConfig.
+    returns is cancelled if the connection closes before the answer. `tasks`: the event loop's. The limits are those
+    of SocketServerConfig.
     """
 
-    def __init__(self, receive, post, LaneGate gate, RequestMemory memory not None,
+    def __init__(self, receive, TaskQueue tasks not None, LaneGate gate, RequestMemory memory not None,
                  ReceiveBuffer received not None, *, int64_t min_frame_bytes, int64_t max_frame_bytes,
                  int64_t max_in_flight_requests, int64_t max_in_flight_bytes):
         self.receive = receive
-        self.post = post
+        self.tasks = tasks
         self.gate = gate
         self.memory = memory
         self.received = received
@@ -111,7 +112,7 @@ cdef class Processor:
         finally:
             del self.due[:sent]
             if self.due:
-                self.post(self.send_due)
+                self.tasks.post(self.send_due)
 
 
 @cython.final
@@ -128,10 +129,10 @@ cdef class PendingAnswer:
         self.error = error
         self.is_done = True
         self.under_way = None
-        if PyThread_get_thread_ident() == self.connection.processor.thread:
+        if PyThread_get_thread_ident() == self.connection.processor.tasks.thread:
             self.connection.finish(self)
         else:
-            self.connection.processor.post(self.finish)
+            self.connection.processor.tasks.post(self.finish)
 
     def finish(self):
         """Let the connection send the answer."""
@@ -147,7 +148,6 @@ cdef class ServerConnection:
     """
 
     def __init__(self, Processor processor not None):
-        processor.thread = PyThread_get_thread_ident()
         self.processor = processor
         self.reader = FrameReader(
             processor.received, min_bytes=processor.min_frame_bytes, max_bytes=processor.max_frame_bytes)
@@ -188,7 +188,7 @@ cdef class ServerConnection:
         self.is_reader_slow = False
         self.touch()
         # Not directly: a write that fails inside this callback would make asyncio close a socket twice.
-        self.processor.post(self.go_on)
+        self.processor.tasks.post(self.go_on)
 
     def go_on(self):
         """Resume reading, unless a limit still prevents it."""
@@ -308,7 +308,7 @@ cdef class ServerConnection:
         if not self.is_due:
             self.is_due = True
             if not processor.due:
-                processor.post(processor.send_due)
+                processor.tasks.post(processor.send_due)
             processor.due.append(self)
         self.answered_bytes += answer.size
         if answer.buffers is not None:

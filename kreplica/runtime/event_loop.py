@@ -12,19 +12,17 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections import deque
 from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any, TypeVar
 
 from kreplica._core.frame_reader import ReceiveBuffer
+from kreplica._core.task_queue import TaskQueue
 from kreplica.runtime.scheduler import OnError, log_error
 
 T = TypeVar("T")
 Task = Callable[[], object]
 
-# Tasks to run before the sockets get their turn.
-TASKS_OF_A_TURN = 64
 TURNS_TO_END = 8
 
 
@@ -37,7 +35,7 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
     return uvloop.new_event_loop()
 
 
-class EventLoopThread:
+class EventLoopThread(TaskQueue):
     """A thread that runs an event loop and posted tasks.
 
     A task's error is reported to `on_error` (name, error), by default to the log.
@@ -51,10 +49,6 @@ class EventLoopThread:
         # Errors outside of any node's task: reported, so that tests fail and logs show them.
         self.loop.set_exception_handler(self._failed)
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._ident: int | None = None  # the thread's id, once it has started
-        # Any thread appends; the loop's thread takes.
-        self._tasks: deque[Task] = deque()
-        self._is_woken = False
 
     def start(self) -> None:
         """Start the thread."""
@@ -66,37 +60,6 @@ class EventLoopThread:
             self.loop.call_soon_threadsafe(self.loop.stop)
             self._thread.join()
         self.loop.close()
-
-    def is_current(self) -> bool:
-        """Whether the caller runs in the loop's thread."""
-        return threading.get_ident() == self._ident
-
-    def post(self, task: Task) -> None:
-        """Run `task` soon. If it belongs to no node, its error is reported as the event loop's."""
-        self._tasks.append(task)
-        # While the flag is set, a drain is scheduled or running; it checks the queue again after clearing the
-        # flag.
-        if not self._is_woken:
-            self._is_woken = True
-            self._wake()
-
-    def begin_turn(self) -> bool:
-        """Defer tasks posted from now on until `end_turn`; call in the loop's thread.
-
-        Call `end_turn` if this returns True. A socket callback thus saves a round trip through the event
-        loop.
-        """
-        if self._is_woken:
-            return False
-        self._is_woken = True
-        return True
-
-    def end_turn(self) -> None:
-        """Run tasks posted since `begin_turn`, up to TASKS_OF_A_TURN; never raises a task's error.
-
-        The rest runs in the next turn of the event loop, after other sockets.
-        """
-        self._drain()
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run the coroutine in the loop and return its result; must not be called from the loop's thread."""
@@ -110,39 +73,19 @@ class EventLoopThread:
             raise error
         self.on_error(name, error)
 
-    def _wake(self) -> None:
+    def wake_soon(self) -> None:
+        """Let the loop run posted tasks in its next turn."""
         if self.is_current():
-            self.loop.call_soon(self._drain)
+            self.loop.call_soon(self.run_tasks)
             return
         try:
-            self.loop.call_soon_threadsafe(self._drain)
+            self.loop.call_soon_threadsafe(self.run_tasks)
         except RuntimeError:
             if not self.loop.is_closed():
                 raise
 
-    def _drain(self) -> None:
-        """Run up to TASKS_OF_A_TURN posted tasks; leave the rest to the next turn of the event loop."""
-        tasks = self._tasks
-        try:
-            for _ in range(TASKS_OF_A_TURN):
-                if not tasks:
-                    self._is_woken = False
-                    # Another thread may have appended a task while the flag was still set.
-                    if not tasks:
-                        return
-                    self._is_woken = True
-                try:
-                    tasks.popleft()()
-                except BaseException as error:
-                    self.report("event loop", error)
-        except BaseException:
-            # Run the other tasks even so.
-            self.loop.call_soon(self._drain)
-            raise
-        self.loop.call_soon(self._drain)
-
     def _run(self) -> None:
-        self._ident = threading.get_ident()
+        self.begin_here()
         asyncio.set_event_loop(self.loop)
         try:
             self.loop.run_forever()
@@ -186,6 +129,10 @@ class NodeLoops:
         """End this life: once this returns, none of its tasks runs."""
         self.is_alive = False
         self.thread.run(_nothing())
+
+    def report(self, name: str, error: BaseException) -> None:
+        """Report the error of a task of this life."""
+        self.thread.report(name, error)
 
     def run_task(self, name: str, task: Task) -> None:
         """Run a task of this life, unless the life has ended; call in the loop's thread."""

@@ -126,7 +126,7 @@ class TcpServer:
         self.memory = MemoryPool(self.config.queued_max_request_bytes)
         self.processor = Processor(
             receive,
-            thread.post,
+            thread,
             gate,
             self.memory,
             thread.received,

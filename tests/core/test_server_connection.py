@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +12,7 @@ from hypothesis import strategies as st
 
 from kreplica._core.frame_reader import ReceiveBuffer
 from kreplica._core.server_connection import LaneGate, Processor, RequestMemory, ServerConnection
+from kreplica._core.task_queue import TaskQueue
 from kreplica.common.errors import InvalidRequest
 
 SMALLEST, LARGEST = 8, 200_000
@@ -133,13 +133,26 @@ class Connection(ServerConnection):
         return found
 
 
+class Tasks(TaskQueue):
+    """The tasks of a loop that the test runs."""
+
+    is_woken = False
+
+    def wake_soon(self) -> None:
+        self.is_woken = True
+
+    def report(self, _name: str, error: BaseException) -> None:
+        raise error
+
+
 class World:
     def __init__(self, gate: LaneGate | None = None) -> None:
         self.memory = Memory(MOST_MEMORY)
-        self.tasks: deque[Callable[[], object]] = deque()
+        self.tasks = Tasks()
+        self.tasks.begin_here()
         self.processor = Processor(
             self.receive,
-            self.tasks.append,
+            self.tasks,
             gate,
             self.memory,
             ReceiveBuffer(),
@@ -157,8 +170,9 @@ class World:
         return work
 
     def run(self) -> None:
-        while self.tasks:
-            self.tasks.popleft()()
+        while self.tasks.is_woken:
+            self.tasks.is_woken = False
+            self.tasks.run_tasks()
 
 
 def framed(body: bytes) -> bytes:

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from kreplica._core.disk_thread import DiskJob, Lane
-from kreplica.runtime.disk_threads import JOBS_A_TURN, NodeDisks
+from kreplica._core.disk_thread import JOBS_A_TURN, DiskJob, Lane
+from kreplica.runtime.disk_threads import NodeDisks
 from kreplica.runtime.event_loop import EventLoopThread, NodeLoops
 
 WAIT_S = 30

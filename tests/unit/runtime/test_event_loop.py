@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from kreplica.runtime.event_loop import TASKS_OF_A_TURN, EventLoopThread, NodeLoops
+from kreplica._core.task_queue import TASKS_OF_A_TURN
+from kreplica.runtime.event_loop import EventLoopThread, NodeLoops
 
 WAIT_S = 20.0
 

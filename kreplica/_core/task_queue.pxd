@@ -1,0 +1,14 @@
+# TaskQueue: the tasks posted to an event loop's thread, run there in order between socket events.
+#
+#     post, any thread --> tasks --run, at most 64 a turn--> the loop's thread
+#           \--> wake, if no run is scheduled
+#
+# Ownership: an event loop's thread owns its queue, and is its only subclass (kreplica/runtime/event_loop.py). Thread
+# rule: any thread may post; everything else happens in the loop's thread. The GIL guards the fields: nothing here
+# releases it between a check and the change that depends on it.
+
+
+cdef class TaskQueue:
+    cdef object tasks             # a deque
+    cdef unsigned long thread     # the loop's thread, once it runs
+    cdef bint is_woken            # a run is scheduled or under way

@@ -1,0 +1,72 @@
+"""The tasks of an event loop's thread; purpose, ownership and thread rule: task_queue.pxd."""
+
+from collections import deque
+
+cdef extern from "Python.h":
+    unsigned long PyThread_get_thread_ident() noexcept nogil
+
+cdef enum:
+    AT_ONCE = 64
+
+# Tasks to run before the sockets get their turn.
+TASKS_OF_A_TURN = AT_ONCE
+
+
+cdef class TaskQueue:
+    """Posted tasks. A subclass overrides `wake_soon()`, which schedules `run_tasks` in the loop, and
+    `report(name, error)`, which takes a task's error and raises what must end the thread.
+    """
+
+    def __cinit__(self, *_arguments, **_options):
+        self.tasks = deque()
+
+    def begin_here(self):
+        """Note that the caller's thread is the loop's."""
+        self.thread = PyThread_get_thread_ident()
+
+    def is_current(self):
+        """Whether the caller runs in the loop's thread."""
+        return PyThread_get_thread_ident() == self.thread
+
+    def post(self, task):
+        """Run `task` soon. If it belongs to no node, its error is reported as the event loop's."""
+        self.tasks.append(task)
+        if not self.is_woken:
+            self.is_woken = True
+            self.wake_soon()
+
+    def begin_turn(self):
+        """Defer tasks posted from now on until `end_turn`; call in the loop's thread.
+
+        Call `end_turn` if this returns True. A socket callback thus saves a round trip through the event loop.
+        """
+        if self.is_woken:
+            return False
+        self.is_woken = True
+        return True
+
+    def end_turn(self):
+        """Run tasks posted since `begin_turn`, up to TASKS_OF_A_TURN; never raises a task's error.
+
+        The rest runs in the next turn of the event loop, after other sockets.
+        """
+        self.run_tasks()
+
+    def run_tasks(self):
+        """Run up to TASKS_OF_A_TURN posted tasks; leave the rest to the next turn of the event loop."""
+        cdef object tasks = self.tasks
+        cdef int _
+        try:
+            for _ in range(AT_ONCE):
+                if not tasks:
+                    self.is_woken = False
+                    return
+                try:
+                    tasks.popleft()()
+                except BaseException as error:
+                    self.report("event loop", error)
+        except BaseException:
+            # Run the other tasks even so.
+            self.wake_soon()
+            raise
+        self.wake_soon()
