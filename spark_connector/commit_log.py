@@ -13,16 +13,17 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from typing import Any, Protocol
 
 import pyarrow
 
 import kreplica
+from bindings.partition_directories import PartitionDirectories
 from kreplica.common.errors import InvalidFile
 from kreplica.common.types import TopicPartition
-from spark_connector.sink_rows import StagedFile, staged_batches
+from spark_connector.sink_rows import StagedFile, staged_batches, sync
 
 VERSION = 0
 # Spark repeats only the last batch; the others are kept for inspection.
@@ -75,7 +76,7 @@ class CommitLog:
             _write(intent, {"version": VERSION, "files": _named(files), **facts})
             self._target.append(paths, facts)
         os.replace(intent, self._name(batch_id, "committed"))
-        _sync_directory(self._directory)
+        sync(self._directory)
         self.discard(batch_id)
         self._forget(batch_id - KEPT_COMMITS)
         return True
@@ -104,14 +105,27 @@ class CommitLog:
 
 
 class LogDirectory:
-    """The logs in `path` as a target.
+    """The logs in the directory `path`, as the place that rows are written to.
 
     The intent records where each log ended; records after that end are compared with the rows. The logs'
-    own locks keep other writers out meanwhile.
+    own locks keep other writers out meanwhile. It is pickled and sent to the machines that write.
     """
 
     def __init__(self, path: str) -> None:
         self._path = os.path.abspath(path)
+
+    def counts(self) -> dict[str, int]:
+        """Return the number of partitions of each topic; empty if the directory does not exist."""
+        if not os.path.isdir(self._path):
+            return {}
+        try:
+            return partition_counts(PartitionDirectories.find([self._path]).partitions)
+        except InvalidFile:
+            return {}
+
+    def commits(self, writer: str) -> CommitLog:
+        """Return the commits of this writer."""
+        return CommitLog(os.path.join(f"{self._path}.spark", writer), self)
 
     def begin(self, files: Files, previous: Facts | None) -> Facts:  # noqa: ARG002 (batches are independent)
         with ExitStack() as stack:
@@ -134,9 +148,12 @@ class LogDirectory:
         return stack.enter_context(kreplica.Log.open(os.path.join(self._path, str(at))))
 
 
-def directory_commits(path: str, writer: str) -> CommitLog:
-    """Return the commits of this writer into the logs in `path`."""
-    return CommitLog(os.path.join(f"{os.path.abspath(path)}.spark", writer), LogDirectory(path))
+def partition_counts(partitions: Iterable[TopicPartition]) -> dict[str, int]:
+    """Return the number of partitions of each topic; partitions are numbered from 0."""
+    counts: dict[str, int] = {}
+    for at in partitions:
+        counts[at.topic] = max(counts.get(at.topic, 0), at.partition + 1)
+    return counts
 
 
 def _append(log: kreplica.Log, at: TopicPartition, end: int, paths: Sequence[str]) -> None:
@@ -194,7 +211,7 @@ def _write(path: str, content: dict[str, Any]) -> None:
         os.fsync(file.fileno())
     os.replace(f"{path}.tmp", path)
     for directory in _new_directories(path):
-        _sync_directory(directory)
+        sync(directory)
 
 
 def _new_directories(path: str) -> Iterator[str]:
@@ -202,11 +219,3 @@ def _new_directories(path: str) -> Iterator[str]:
     for _ in range(3):
         path = os.path.dirname(path)
         yield path
-
-
-def _sync_directory(path: str) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -18,7 +18,7 @@ import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from pyspark import TaskContext
 from pyspark.sql.datasource import (
@@ -28,7 +28,6 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from bindings.partition_directories import PartitionDirectories
 from kreplica._core.arrow import record_columns
 from kreplica._core.batch_builder import BatchBuilder
 from kreplica._core.records import batches
@@ -36,7 +35,7 @@ from kreplica.common.errors import DuplicateSequenceNumber, InvalidFile
 from kreplica.common.types import INT32_MAX, TopicPartition
 from kreplica.runtime.clock import SystemClock
 from spark_connector.cluster_client import ClusterClient
-from spark_connector.commit_log import CommitLog, Facts, Files, at_of, directory_commits
+from spark_connector.commit_log import CommitLog, Facts, Files, LogDirectory, at_of, partition_counts
 from spark_connector.offsets import LATEST
 from spark_connector.options import WriteOptions
 from spark_connector.sink_rows import Rows, SinkError, StagedFile, Staging, check_schema, staged_batches
@@ -82,7 +81,10 @@ class IdempotentProducer:
 
 
 class Cluster:
-    """A running cluster, kreplica's or Kafka's, as a target of commits (see CommitLog).
+    """A running cluster, kreplica's or Kafka's, as the place that rows are written to.
+
+    `checkpoint`: the stream's directory, None without one that all workers see. It is pickled and sent to the
+    machines that write.
 
     A streaming query has one producer id for its life. The intent of a batch of rows records the sequence
     numbers at which it begins. When a commit is repeated, it sends the same batches under the same numbers: a
@@ -91,9 +93,33 @@ class Cluster:
     is being written.
     """
 
-    def __init__(self, client: ClusterClient, codec: str) -> None:
+    def __init__(self, client: ClusterClient, codec: str, checkpoint: str | None = None) -> None:
         self._client = client
         self._codec = codec
+        self._checkpoint = None if checkpoint is None else os.path.abspath(checkpoint)
+
+    def counts(self) -> dict[str, int]:
+        """Return the number of partitions of each topic."""
+        counts = partition_counts(self._client.partitions())
+        self._client.close()
+        return counts
+
+    def commits(self, writer: str) -> CommitLog | None:
+        """Return the commits of this writer; None if each task appends its own rows (`send`)."""
+        if self._checkpoint is None:
+            return None
+        return CommitLog(os.path.join(self._checkpoint, "kreplica", writer), self)
+
+    def send(self, rows: Rows, batches: Iterator[ArrowRecordBatch]) -> None:
+        """Append the rows immediately."""
+        producer: IdempotentProducer | None = None
+        for batch in batches:
+            for at, mine in rows.parted(batch):
+                if producer is None:
+                    producer = IdempotentProducer(self._client, self._client.producer_id(), self._codec)
+                require_partitions(self._client, [at])
+                producer.send(at, mine)
+        self._client.close()
 
     def begin(self, files: Files, previous: Facts | None) -> Facts:
         """Return the intent: the producer and the next sequence number of each partition it has written to.
@@ -185,67 +211,6 @@ class Staged(WriterCommitMessage):
     files: tuple[StagedFile, ...]
 
 
-class Destination(Protocol):
-    """A place that rows are written to. It is pickled and sent to the machines that write."""
-
-    def counts(self) -> dict[str, int]:
-        """Return the number of partitions of each topic."""
-
-    def commits(self, writer: str) -> CommitLog | None:
-        """Return the commits of this writer, None if each task appends its own rows."""
-
-    def append(self, rows: Rows, batches: Iterator[ArrowRecordBatch]) -> None:
-        """Append the rows immediately."""
-
-
-class DirectoryDestination:
-    """The logs in a directory."""
-
-    def __init__(self, path: str) -> None:
-        self._path = path
-
-    def counts(self) -> dict[str, int]:
-        return partition_counts(self._path)
-
-    def commits(self, writer: str) -> CommitLog:
-        return directory_commits(self._path, writer)
-
-    def append(self, rows: Rows, batches: Iterator[ArrowRecordBatch]) -> None:  # noqa: ARG002
-        raise AssertionError("rows for a directory are staged")
-
-
-class ClusterDestination:
-    """A running cluster; `checkpoint`: the stream's directory, None without one that all workers see."""
-
-    def __init__(self, servers: str, checkpoint: str | None, codec: str) -> None:
-        self._client = ClusterClient(servers)
-        self._checkpoint = None if checkpoint is None else os.path.abspath(checkpoint)
-        self._codec = codec
-
-    def counts(self) -> dict[str, int]:
-        found: dict[str, int] = {}
-        for at in self._client.partitions():
-            found[at.topic] = max(found.get(at.topic, 0), at.partition + 1)
-        self._client.close()
-        return found
-
-    def commits(self, writer: str) -> CommitLog | None:
-        if self._checkpoint is None:
-            return None
-        directory = os.path.join(self._checkpoint, "kreplica", writer)
-        return CommitLog(directory, Cluster(self._client, self._codec))
-
-    def append(self, rows: Rows, batches: Iterator[ArrowRecordBatch]) -> None:
-        producer: IdempotentProducer | None = None
-        for batch in batches:
-            for at, mine in rows.parted(batch):
-                if producer is None:
-                    producer = IdempotentProducer(self._client, self._client.producer_id(), self._codec)
-                require_partitions(self._client, [at])
-                producer.send(at, mine)
-        self._client.close()
-
-
 class _Writer:
     """The common part of both kinds of writes. Raises OptionError, SinkError."""
 
@@ -254,10 +219,10 @@ class _Writer:
             raise SinkError("a log can only be appended to: use mode append")
         check_schema(schema, options.topic)
         self._topic = options.topic
-        self._destination: Destination
+        self._destination: LogDirectory | Cluster
         if options.bootstrap_servers is None:
             assert options.path is not None
-            self._destination = DirectoryDestination(options.path)
+            self._destination = LogDirectory(options.path)
         else:
             checkpoint = options.checkpoint if stream else None
             if stream and checkpoint is None:
@@ -265,7 +230,8 @@ class _Writer:
                     "option checkpointLocation names no directory of this machine: if Spark repeats a batch, "
                     "its rows are written twice"
                 )
-            self._destination = ClusterDestination(options.bootstrap_servers, checkpoint, options.codec)
+            client = ClusterClient(options.bootstrap_servers)
+            self._destination = Cluster(client, options.codec, checkpoint)
 
     def _write(self, writer: str, batch_id: int, batches: Iterator[ArrowRecordBatch]) -> Staged:
         settle()
@@ -273,24 +239,27 @@ class _Writer:
         commits = self._destination.commits(writer)
         filled = (batch for batch in batches if batch.num_rows)
         if commits is None:
-            self._destination.append(rows, filled)
+            assert isinstance(self._destination, Cluster)
+            self._destination.send(rows, filled)
             return Staged(writer, ())
         staging = Staging(commits.staging(batch_id), rows)
         for batch in filled:
             staging.write(batch)
         return Staged(writer, tuple(staging.close()))
 
-    def _commit(self, messages: Sequence[WriterCommitMessage | None], batch_id: int) -> None:
+    # Spark calls these; a batch write has no number.
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int = 0) -> None:
         for writer, files in _by_writer(messages).items():
             commits = self._destination.commits(writer)
             if commits is not None:
-                commits.commit(batch_id, files)
+                commits.commit(batchId, files)
 
-    def _abort(self, messages: Sequence[WriterCommitMessage | None], batch_id: int) -> None:
+    def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int = 0) -> None:
         for writer in _by_writer(messages):
             commits = self._destination.commits(writer)
             if commits is not None:
-                commits.discard(batch_id)
+                commits.discard(batchId)
 
 
 def _by_writer(messages: Sequence[WriterCommitMessage | None]) -> Mapping[str, list[StagedFile]]:
@@ -315,12 +284,6 @@ class KreplicaStreamWriter(_Writer, DataSourceStreamArrowWriter):
             raise SinkError("Spark has not set the query id and the batch id of this task")
         return self._write(query, int(batch), iterator)
 
-    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        self._commit(messages, batchId)
-
-    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        self._abort(messages, batchId)
-
 
 class KreplicaWriter(_Writer, DataSourceArrowWriter):
     """A batch write."""
@@ -331,23 +294,3 @@ class KreplicaWriter(_Writer, DataSourceArrowWriter):
 
     def write(self, iterator: Iterator[ArrowRecordBatch]) -> WriterCommitMessage:
         return self._write(self._writer, 0, iterator)
-
-    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        self._commit(messages, 0)
-
-    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        self._abort(messages, 0)
-
-
-def partition_counts(path: str) -> dict[str, int]:
-    """Return the number of partitions of each topic in `path`; empty if the directory does not exist."""
-    if not os.path.isdir(path):
-        return {}
-    try:
-        partitions = PartitionDirectories.find([path]).partitions
-    except InvalidFile:
-        return {}
-    counts: dict[str, int] = {}
-    for at in partitions:
-        counts[at.topic] = max(counts.get(at.topic, 0), at.partition + 1)
-    return counts

@@ -147,10 +147,10 @@ class Staging:
         found = []
         for at, (name, writer) in self._writers.items():
             writer.close()
-            _sync(os.path.join(self._directory, name))
+            sync(os.path.join(self._directory, name))
             found.append(StagedFile(at, name))
         if found:
-            _sync(self._directory)
+            sync(self._directory)
         return found
 
     def _writer(self, at: TopicPartition) -> Any:
@@ -213,7 +213,8 @@ def _pieces(sizes: Any) -> Iterator[tuple[int, int]]:
         start = stop
 
 
-def _sync(path: str) -> None:
+def sync(path: str) -> None:
+    """Flush a file or a directory to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

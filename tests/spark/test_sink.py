@@ -14,7 +14,7 @@ from pyspark.sql.types import StructType
 import kreplica
 from kreplica.common.errors import InvalidFile, MessageTooLarge
 from spark_connector import commit_log
-from spark_connector.commit_log import CommitLog, directory_commits
+from spark_connector.commit_log import CommitLog, LogDirectory
 from spark_connector.sink_rows import (
     HEADERS,
     Rows,
@@ -93,7 +93,7 @@ def test_a_stream_from_logs_to_logs(spark: SparkSession, tmp_path: Path) -> None
 
 
 def test_a_batch_is_written_once(tmp_path: Path) -> None:
-    commits = directory_commits(str(tmp_path / "logs"), "query")
+    commits = LogDirectory(str(tmp_path / "logs")).commits("query")
     assert commits.commit(0, stage(commits, 0, rows(1, 2)))
     assert not commits.commit(0, stage(commits, 0, rows(1, 2)))
     assert commits.commit(1, stage(commits, 1, rows(3)))
@@ -107,7 +107,7 @@ def test_a_commit_that_was_cut_off_is_carried_out(
 ) -> None:
     """The driver dies before its nth append, or before it notes the end; the second run's rows come in
     another order."""
-    commits = directory_commits(str(tmp_path / "logs"), "query")
+    commits = LogDirectory(str(tmp_path / "logs")).commits("query")
     files = stage(commits, 7, rows(1, 2), rows(3), rows(4, 5))
     append, appends = kreplica.Log.append_arrow, []
 
@@ -119,7 +119,7 @@ def test_a_commit_that_was_cut_off_is_carried_out(
 
     with monkeypatch.context() as patch:
         patch.setattr(kreplica.Log, "append_arrow", dying)
-        patch.setattr(commit_log, "_sync_directory", lambda _: None)
+        patch.setattr(commit_log, "sync", lambda _: None)
         if before == 3:
             patch.setattr(kreplica.Log, "flush", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
@@ -131,7 +131,7 @@ def test_a_commit_that_was_cut_off_is_carried_out(
 def test_what_somebody_else_appended_meanwhile_is_not_taken_for_the_batch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    commits = directory_commits(str(tmp_path / "logs"), "query")
+    commits = LogDirectory(str(tmp_path / "logs")).commits("query")
     files = stage(commits, 0, rows(1, 2))
     with monkeypatch.context() as patch:
         patch.setattr(kreplica.Log, "append_arrow", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
@@ -196,7 +196,7 @@ def test_bad_schemas(schema: dict[str, str], topic: str | None, text: str) -> No
 
 
 def test_large_batches_are_parted(tmp_path: Path) -> None:
-    commits = directory_commits(str(tmp_path / "logs"), "query")
+    commits = LogDirectory(str(tmp_path / "logs")).commits("query")
     batch = pyarrow.RecordBatch.from_pydict({"value": [bytes(900_000)] * 5})
     assert commits.commit(0, stage(commits, 0, batch))
     assert values(tmp_path / "logs" / "t-0") == [bytes(900_000)] * 5
@@ -206,7 +206,7 @@ def test_large_batches_are_parted(tmp_path: Path) -> None:
     "sizes", [[1] * 400 + [900_000] * 3 + [1] * 400, [1] * 40_000, [600_000, 1, 600_000]]
 )
 def test_each_batch_fits_whatever_the_rows_lengths_are(tmp_path: Path, sizes: list[int]) -> None:
-    commits = directory_commits(str(tmp_path / "logs"), "query")
+    commits = LogDirectory(str(tmp_path / "logs")).commits("query")
     given = [bytes(size) for size in sizes]
     headers = pyarrow.array([[("h", value)] if n % 2 else None for n, value in enumerate(given)], HEADERS)
     plain = [None if n % 2 else value for n, value in enumerate(given)]
