@@ -1,6 +1,6 @@
 # TaskQueue: the tasks posted to an event loop's thread, run there in order between socket events.
 #
-#     post, any thread --> tasks --run, at most 64 a turn--> the loop's thread
+#     post, any thread --> tasks --run, at most 64 or 10 ms a turn--> the loop's thread
 #           \--> wake, if no run is scheduled
 #
 # Ownership: an event loop's thread owns its queue, and is its only subclass (kreplica/runtime/event_loop.py). Thread
@@ -11,4 +11,5 @@
 cdef class TaskQueue:
     cdef object tasks             # a deque
     cdef unsigned long thread     # the loop's thread, once it runs
+    cdef object monotonic         # the clock, from then on
     cdef bint is_woken            # a run is scheduled or under way

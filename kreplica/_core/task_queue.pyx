@@ -8,8 +8,11 @@ cdef extern from "Python.h":
 cdef enum:
     AT_ONCE = 64
 
-# Tasks to run before the sockets get their turn.
+# Tasks to run before sockets and timers get their turn: this many, or the first after which so much time has
+# passed. Work in steps, such as taking 1,000 roles, posts its next step after each.
 TASKS_OF_A_TURN = AT_ONCE
+TURN_S = 0.01
+cdef double TURN = TURN_S
 
 
 cdef class TaskQueue:
@@ -20,9 +23,10 @@ cdef class TaskQueue:
     def __cinit__(self, *_arguments, **_options):
         self.tasks = deque()
 
-    def begin_here(self):
-        """Note that the caller's thread is the loop's."""
+    def begin_here(self, monotonic):
+        """Note that the caller's thread is the loop's. `monotonic()`: the time in s."""
         self.thread = PyThread_get_thread_ident()
+        self.monotonic = monotonic
 
     def is_current(self):
         """Whether the caller runs in the loop's thread."""
@@ -46,15 +50,16 @@ cdef class TaskQueue:
         return True
 
     def end_turn(self):
-        """Run tasks posted since `begin_turn`, up to TASKS_OF_A_TURN; never raises a task's error.
+        """Run tasks posted since `begin_turn`, as many as a turn takes; never raises a task's error.
 
         The rest runs in the next turn of the event loop, after other sockets.
         """
         self.run_tasks()
 
     def run_tasks(self):
-        """Run up to TASKS_OF_A_TURN posted tasks; leave the rest to the next turn of the event loop."""
+        """Run the posted tasks of one turn; leave the rest to the next turn of the event loop."""
         cdef object tasks = self.tasks
+        cdef double until = <double> self.monotonic() + TURN
         cdef int _
         try:
             for _ in range(AT_ONCE):
@@ -65,6 +70,8 @@ cdef class TaskQueue:
                     tasks.popleft()()
                 except BaseException as error:
                     self.report("event loop", error)
+                if <double> self.monotonic() > until:
+                    break
         except BaseException:
             # Run the other tasks even so.
             self.wake_soon()

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any, TypeVar
@@ -85,7 +86,7 @@ class EventLoopThread(TaskQueue):
                 raise
 
     def _run(self) -> None:
-        self.begin_here()
+        self.begin_here(time.monotonic)
         asyncio.set_event_loop(self.loop)
         try:
             self.loop.run_forever()

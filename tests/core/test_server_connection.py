@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -149,7 +150,7 @@ class World:
     def __init__(self, gate: LaneGate | None = None) -> None:
         self.memory = Memory(MOST_MEMORY)
         self.tasks = Tasks()
-        self.tasks.begin_here()
+        self.tasks.begin_here(time.monotonic)
         self.processor = Processor(
             self.receive,
             self.tasks,

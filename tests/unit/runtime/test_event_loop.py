@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from kreplica._core.task_queue import TASKS_OF_A_TURN
+from kreplica._core.task_queue import TASKS_OF_A_TURN, TURN_S
 from kreplica.runtime.event_loop import EventLoopThread, NodeLoops
 
 WAIT_S = 20.0
@@ -104,6 +104,33 @@ def test_a_turn_that_posts_many_lets_the_sockets_have_theirs(
     assert done.get(timeout=WAIT_S) == TASKS_OF_A_TURN
     assert done.get(timeout=WAIT_S) == 2 * TASKS_OF_A_TURN
     assert ran == list(range(2 * TASKS_OF_A_TURN))
+
+
+def test_slow_tasks_that_go_on_and_on_leave_timers_and_sockets_their_turns(life: NodeLoops) -> None:
+    """A broker that took 1,000 roles, each with a flush, sent no heartbeat for ten seconds."""
+    steps, beats = 0, []
+    done: SimpleQueue[int] = SimpleQueue()
+    loop = life.loop("it")
+
+    def step() -> None:
+        nonlocal steps
+        until = time.monotonic() + TURN_S / 2
+        while time.monotonic() < until:
+            pass
+        steps += 1
+        if steps < TASKS_OF_A_TURN:
+            loop.post(step)
+        else:
+            done.put(steps)
+
+    def begin() -> None:
+        loop.post_later(lambda: beats.append(steps), 1)
+        step()
+
+    loop.post(begin)
+    assert done.get(timeout=WAIT_S) == TASKS_OF_A_TURN
+    assert beats
+    assert beats[0] <= 4
 
 
 @pytest.mark.parametrize("kind", [ValueError, asyncio.CancelledError])
