@@ -10,9 +10,15 @@ from cpython.buffer cimport Py_buffer
 
 from kreplica._core.disk_thread cimport DiskJob
 from kreplica._core.follower_append cimport FetchedRun
+from kreplica._core.log_lock cimport LogLock
 from kreplica._core.log_segment cimport Append, LogSegment
 from kreplica._core.log_state cimport LogState
 
+# Take a native append, which is its own job, back from its log's AppendQueue if it is the first and done, and no other
+# waits behind it; as AppendQueue.take_back. Return whether it is finished; if not, the queue has to decide.
+cdef bint take_back(DiskJob append, object queue, LogLock lock) except -1
+# Let the queue go on once a native append is finished.
+cdef int go_on(DiskJob append, object queue, LogState state) except -1
 # Return a view of the buffer, which `let_go` releases.
 cdef Py_buffer *view_of(data) except NULL
 cdef void let_go(Py_buffer *view)

@@ -10,6 +10,7 @@ from cpython.mem cimport PyMem_Free, PyMem_Malloc
 
 from kreplica._core.disk_thread cimport DiskJob
 from kreplica._core.follower_append cimport append_batches
+from kreplica._core.log_lock cimport LogLock
 from kreplica._core.log_segment cimport (
     AS_LEADER, CHECK_RECORDS, MAY_ROLL, ONLY_PLAIN, WITH_PRODUCER, WRITES_BODY, LogSegment,
 )
@@ -21,6 +22,33 @@ from kreplica._core.status cimport END, OK
 cdef enum:
     # Up to this size the thread takes some microseconds.
     BRIEF_BYTES = 16384
+
+
+cdef bint take_back(DiskJob append, object queue, LogLock lock) except -1:
+    cdef list in_flight = queue.in_flight
+    cdef object done = append
+    if append.cell.job.status != OK or not in_flight or in_flight[0] is not append or done.is_given_up:
+        return False
+    if queue.waiting or queue.returned or not lock.try_take():
+        return False
+    try:
+        if not queue.noted:
+            queue.noted = 1
+            done.note(queue, append)
+        queue.noted -= 1
+        del in_flight[0]
+        done.job = None
+    finally:
+        lock.give()
+    return True
+
+
+cdef int go_on(DiskJob append, object queue, LogState state) except -1:
+    if queue.waiting:
+        queue.job_done(append)
+    elif state.unpublished and not queue.in_flight:
+        queue.publish_soon()
+    return 0
 
 
 cdef Py_buffer *view_of(data) except NULL:

@@ -102,6 +102,5 @@ cdef class FollowedAppend(RunJob):
     cdef object queue
     # As in QueuedAppend, for the AppendQueue. `job` is the append itself while it is in flight.
     cdef public object job
-    cdef public bint is_noted
     cdef public bint is_given_up
     cdef public object error

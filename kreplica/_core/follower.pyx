@@ -2,7 +2,7 @@
 
 from libc.stdint cimport INT32_MAX, int32_t, int64_t
 
-from kreplica._core.append_job cimport RunJob
+from kreplica._core.append_job cimport RunJob, go_on, take_back
 from kreplica._core.disk_thread cimport DiskJob
 from kreplica._core.fetch_frames cimport PartitionAnswer, SessionFetch
 from kreplica._core.leader_state cimport LeaderState, Term
@@ -370,7 +370,7 @@ cdef class Follower:
         if not lock.try_take():
             return BY_BUSY
         try:
-            append.begin(append.answer.records, log.active, log.state, epoch, not log.producers.has_transactions)
+            append.begin(append.answer.records, log.active, log.state, epoch, not log.producers.ongoing)
             append.partition, append.log, append.queue = partition, log, queue
             self.submit(append, lock)
         finally:
@@ -387,7 +387,7 @@ cdef class Follower:
             append.note(queue, append)
         else:
             append.job = append
-            queue.disk.submit(append, queue.job_done, queue.lane)
+            queue.disk.submit(append, append.job_done, queue.lane)
             queue.in_flight.append(append)
         lock.steps -= 1
         return 0
@@ -464,6 +464,15 @@ cdef class FollowedAppend(RunJob):
         return append
 
     # ---- its end ----------------------------------------------------------------------------------------------
+
+    def job_done(self, _job):
+        """Go on after the disk thread has done the job, or held it back."""
+        cdef object queue = self.queue
+        if take_back(self, queue, self.log.offsets_lock):
+            self.finish()
+            go_on(self, queue, self.state)
+        else:
+            queue.job_done(self)
 
     @property
     def rest(self):

@@ -251,7 +251,7 @@ cdef class LeaderState:
                 state.advance(offset, offset)
             else:
                 log.maybe_increment_high_watermark(offset)
-        if state.unpublished:
+        if state.unpublished and not self.queue.in_flight and not self.queue.is_publishing:
             self.queue.publish_soon()
         return True
 

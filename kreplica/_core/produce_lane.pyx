@@ -6,10 +6,11 @@ from libc.string cimport memcpy
 
 from concurrent.futures import CancelledError
 
-from kreplica._core.append_job cimport AppendJob, let_go, view_of
+from kreplica._core.append_job cimport AppendJob, go_on, let_go, take_back, view_of
 from kreplica._core.big_endian cimport load16, load32, store16, store32, store64
 from kreplica._core.leader_state cimport LeaderState, Term
 from kreplica._core.log_lock cimport LogLock
+from kreplica._core.log_state cimport LogState
 from kreplica._core.record_batch cimport (
     CODEC_MASK, CONTROL, TRANSACTIONAL, BatchHeader, RecordScan, parse_header,
 )
@@ -332,7 +333,7 @@ cdef class ProduceLane:
             append.job = append
             if queue.end is not None:
                 queue.end += count
-            queue.disk.submit(append, queue.job_done, queue.lane)
+            queue.disk.submit(append, append.job_done, queue.lane)
             in_flight.append(append)
         lock.steps -= 1
         return -1 if append.is_in_log or append.job is not None else CORE
@@ -503,6 +504,16 @@ cdef class LaneAppend(AppendJob):
             return False
         self.is_checked = found.max_timestamp == header.max_timestamp
         return self.is_checked
+
+    def job_done(self, _job):
+        """Go on after the disk thread has done the job, or held it back."""
+        cdef object queue = self.queue
+        cdef LogState state = self.state
+        if take_back(self, queue, self.log.offsets_lock):
+            self.finish()
+            go_on(self, queue, state)
+        else:
+            queue.job_done(self)
 
     def finish(self):
         """Record that the batch is in the log, and decide its result or let it wait for the high watermark."""

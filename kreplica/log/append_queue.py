@@ -361,15 +361,15 @@ class AppendQueue:
 
     __slots__ = (
         "_blocked",
-        "_is_publishing",
-        "_noted",
         "_on_done",
         "aside",
         "disk",
         "end",
         "in_flight",
+        "is_publishing",
         "lane",
         "log",
+        "noted",
         "producers",
         "returned",
         "waiting",
@@ -388,7 +388,7 @@ class AppendQueue:
         # The log's offsets_lock guards these and all that follow:
         self.in_flight: list[Any] = []
         # The number of those, the first ones, whose jobs are finished and whose effects are recorded.
-        self._noted = 0
+        self.noted = 0
         # The appends that came back undone, in order. They precede `waiting`.
         self.returned: list[Any] = []
         self.waiting: list[Any] = []
@@ -396,7 +396,7 @@ class AppendQueue:
         self.aside: _SetAside | None = None
         # The first of `waiting` if it needs a decision.
         self._blocked: QueuedAppend | None = None
-        self._is_publishing = False
+        self.is_publishing = False
         # The log end, and the producer states, once all appends in flight are done. The end is None if it
         # cannot be known in advance.
         self.end: int | None = None
@@ -422,7 +422,7 @@ class AppendQueue:
     @property
     def is_under_way(self) -> bool:
         """Whether a disk thread may be at work on the log."""
-        return bool(self.in_flight) or self._is_publishing
+        return bool(self.in_flight) or self.is_publishing
 
     # ---- the owner's side ---------------------------------------------------------------------------------
 
@@ -481,9 +481,9 @@ class AppendQueue:
         """Take back the oldest append in flight if its job is done or held. Return it if it is finished."""
         with self.log.offsets_lock:
             self._note_finished()
-            if not self._noted:
+            if not self.noted:
                 return None
-            self._noted -= 1
+            self.noted -= 1
             append = self.in_flight.pop(0)
             job = append.job
             # Release the job: it holds the records, and the owner may keep the append.
@@ -510,7 +510,8 @@ class AppendQueue:
             if not append.is_in_check and (aside is None or not aside.must_precede(append)):
                 return append
             self._put_aside(append)
-        self.publish_soon()
+        if not self.in_flight and self.log.state.is_unpublished:
+            self.publish_soon()
         return None
 
     def give_up(self, error: KreplicaError) -> list[Any]:
@@ -598,20 +599,20 @@ class AppendQueue:
 
     def publish_soon(self) -> None:
         """Write an advanced high watermark to the state file soon, if no append will do so."""
-        if not self._is_publishing and not self.in_flight and self.log.state.is_unpublished:
-            self._is_publishing = True
+        if not self.is_publishing and not self.in_flight and self.log.state.is_unpublished:
+            self.is_publishing = True
             self.disk.submit(PublishJob(self.log.state), self._published, self.lane, lazily=True)
 
     def _note_finished(self) -> None:
         in_flight = self.in_flight
-        while self._noted < len(in_flight):
-            append = in_flight[self._noted]
+        while self.noted < len(in_flight):
+            append = in_flight[self.noted]
             if not self.disk.is_finished(append.job):
                 return
-            self._noted += 1
+            self.noted += 1
             if not append.job.is_held:
                 append.note(self, append.job)
 
     def _published(self, _job: DiskJob) -> None:
-        self._is_publishing = False
+        self.is_publishing = False
         self.publish_soon()

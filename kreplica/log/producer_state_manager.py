@@ -66,12 +66,12 @@ class ProducerStateManager:
 
     __slots__ = (
         "_last_snapshot_offset",
-        "_ongoing",
         "_producers",
         "_storage",
         "_unreplicated",
         "directory",
         "map_end_offset",
+        "ongoing",
         "producer_id_expiration_ms",
         "snapshot_offsets",
     )
@@ -94,7 +94,7 @@ class ProducerStateManager:
         self._last_snapshot_offset = 0
         self._producers: dict[int, ProducerStateEntry] | None = None
         # Transactions without a marker: first offset -> producer id, in the order of the offsets.
-        self._ongoing: dict[int, int] | None = None
+        self.ongoing: dict[int, int] | None = None
         # Completed transactions above the high watermark: (first offset, offset of the marker), sorted.
         self._unreplicated: list[tuple[int, int]] = []
         self.snapshot_offsets: list[int] = []
@@ -114,7 +114,7 @@ class ProducerStateManager:
     @property
     def has_transactions(self) -> bool:
         """Whether a transaction is open."""
-        return bool(self._ongoing)
+        return bool(self.ongoing)
 
     def last_entry(self, producer_id: int) -> ProducerStateEntry | None:
         return None if self._producers is None else self._producers.get(producer_id)
@@ -131,7 +131,7 @@ class ProducerStateManager:
             self._producers = {}
         self._producers[appended.producer_id] = appended
         if appended.started:
-            ongoing = self._ongoing = {} if self._ongoing is None else self._ongoing
+            ongoing = self.ongoing = {} if self.ongoing is None else self.ongoing
             for first_offset in appended.started:
                 ongoing[first_offset] = appended.producer_id
 
@@ -141,9 +141,9 @@ class ProducerStateManager:
             self._producers = {}
         self._producers[entry.producer_id] = entry
         if entry.in_transaction:
-            ongoing = dict(self._ongoing or {})
+            ongoing = dict(self.ongoing or {})
             ongoing[entry.current_txn_first_offset] = entry.producer_id
-            self._ongoing = dict(sorted(ongoing.items()))
+            self.ongoing = dict(sorted(ongoing.items()))
 
     def is_expired(self, entry: ProducerStateEntry, now_ms: int) -> bool:
         return not entry.in_transaction and now_ms - entry.last_timestamp >= self.producer_id_expiration_ms
@@ -171,7 +171,7 @@ class ProducerStateManager:
     @property
     def first_undecided_offset(self) -> int | None:
         """The first offset of the oldest transaction without a marker, or None."""
-        return next(iter(self._ongoing)) if self._ongoing else None
+        return next(iter(self.ongoing)) if self.ongoing else None
 
     @property
     def first_unstable_offset(self) -> int | None:
@@ -184,15 +184,15 @@ class ProducerStateManager:
 
     def last_stable_offset(self, completed: CompletedTxn) -> int:
         """Return the last stable offset once `completed` is replicated, for the transaction index."""
-        for first_offset, producer_id in (self._ongoing or {}).items():
+        for first_offset, producer_id in (self.ongoing or {}).items():
             if producer_id != completed.producer_id:
                 return first_offset
         return completed.last_offset + 1
 
     def complete_txn(self, completed: CompletedTxn) -> None:
         """Record that the marker of an ongoing transaction is in the log."""
-        assert self._ongoing is not None, completed
-        del self._ongoing[completed.first_offset]
+        assert self.ongoing is not None, completed
+        del self.ongoing[completed.first_offset]
         insort(self._unreplicated, (completed.first_offset, completed.last_offset))
 
     def on_high_watermark_updated(self, high_watermark: int) -> None:
@@ -202,7 +202,7 @@ class ProducerStateManager:
 
     def has_late_transaction(self, now_ms: int) -> bool:
         """Return whether the coordinator should have aborted the oldest ongoing transaction long ago."""
-        for producer_id in (self._ongoing or {}).values():
+        for producer_id in (self.ongoing or {}).values():
             idle_ms = now_ms - self.active_producers[producer_id].last_timestamp
             return idle_ms > MAX_TRANSACTION_TIMEOUT_MS + LATE_TRANSACTION_BUFFER_MS
         return False
@@ -217,7 +217,7 @@ class ProducerStateManager:
             for entry in producers.values()
             if entry.in_transaction
         ]
-        self._ongoing = dict(sorted(ongoing)) or None
+        self.ongoing = dict(sorted(ongoing)) or None
         self._unreplicated = sorted({*self._unreplicated, *found._unreplicated})
 
     # ---- when the log changes ------------------------------------------------------------------------
@@ -268,7 +268,7 @@ class ProducerStateManager:
 
     def _clear(self) -> None:
         self._producers = None
-        self._ongoing = None
+        self.ongoing = None
         self._unreplicated = []
 
     # ---- batches that are in the log ---------------------------------------------------------------------

@@ -42,7 +42,7 @@ from kreplica.replica.delayed_requests import (
 )
 from kreplica.replica.hosted_partitions import INTERNAL_TOPICS, HostedPartitions
 from kreplica.replica.partition import ProducerAppend
-from kreplica.replica.partition_state import LeaderHwChange, change_of
+from kreplica.replica.partition_state import INCREASED, SAME, LeaderHwChange
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -391,7 +391,8 @@ class AppendManager:
                 if append is not None and append.partition.take_turn(append, queue):
                     finished.append(append)
         finally:
-            self.finish(finished)
+            if finished:
+                self.finish(finished)
 
     # ---- for the native lane ------------------------------------------------------------------------------
 
@@ -400,7 +401,7 @@ class AppendManager:
 
     def appended(self, partition: Partition, has_moved: bool) -> None:
         """Take notice of an append that the lane has made. `has_moved`: so has the high watermark."""
-        self._on_appended(partition, change_of(has_moved))
+        self._on_appended(partition, INCREASED if has_moved else SAME)
 
     def take_over(self, append: LaneAppend) -> ProducerAppend:
         """Return an append to make instead of the lane's, which needs a decision."""

@@ -246,7 +246,7 @@ class DelayedRequests:
         """Let a native append of one partition wait for the high watermark; its `complete` ends the wait."""
         if not self.produce.watch(key, required_offset, timeout_ms, token, mark):
             token.complete()
-        if self.produce.is_closed:
+        if self.produce.native.closed:
             self._fail_produces()
 
     def await_commits(

@@ -14,7 +14,7 @@ from typing import Any
 
 from kreplica._core.purgatory import Purgatory, Watermark
 from kreplica.common.locks import Lock
-from kreplica.common.ports import Cancellable, Clock, Loop, monotonic_ms
+from kreplica.common.ports import NANOSECONDS_PER_MS, Cancellable, Clock, Loop, monotonic_ms
 
 NEVER = 1 << 62
 # Longer waits are limited by NEVER.
@@ -55,7 +55,7 @@ class DelayedOperationPurgatory:
         that completes the operation.
         """
         # Like _deadline_ms for usual timeouts, without the call: a fetch waits, and lingers, for each record.
-        deadline_ms = monotonic_ms(self._clock) + timeout_ms
+        deadline_ms = self._clock.monotonic_ns() // NANOSECONDS_PER_MS + timeout_ms
         if not 0 <= timeout_ms <= SANE_MS:
             deadline_ms = self._deadline_ms(timeout_ms)
         handle = self.native.watch(key, required_offset, deadline_ms, token, 0, mark)

@@ -381,7 +381,7 @@ class ReplicaFetcher:
         self._in_flight = False
         if self._closed:
             return
-        self.metrics.request_rate.mark()
+        self.metrics.request_rate.count += 1
         now_ns = self._clock.monotonic_ns()
         self.metrics.request_time.update((now_ns - started_ns) / NANOSECONDS_PER_MS)
         if reply.exception() is None:
@@ -394,7 +394,8 @@ class ReplicaFetcher:
             self._follower.failed(is_unknown=False)
             self._back_off()
         self.metrics.total_time.update((self._clock.monotonic_ns() - started_ns) / NANOSECONDS_PER_MS)
-        self.do_work()
+        if not self._follower.appending:
+            self.do_work()
 
     def _recover_from_error(self) -> None:
         # The caller raises the error. The fetcher's partitions continue after a back-off.
@@ -571,7 +572,8 @@ class ReplicaFetcher:
             end = self._follower.take(answers, begin, ANSWERS_A_STEP)
         finally:
             self._is_taking = False
-        self._notify()
+        if self._follower.moved or self._broken:
+            self._notify()
         if end < len(answers):
             self._has_more_answers = True
             self._loop.post(partial(self._take_more_answers, answers, end))
@@ -629,7 +631,8 @@ class ReplicaFetcher:
     def resume(self) -> None:
         """Take the next step after the disk thread has made an append."""
         if not self._is_taking:
-            self._notify()
+            if self._follower.moved or self._broken:
+                self._notify()
             self.do_work()
 
     # ---- an answer with care ------------------------------------------------------------------------------
