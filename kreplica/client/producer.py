@@ -46,7 +46,17 @@ from kreplica.common.errors import (
     UnknownTopicOrPartition,
     timed_out,
 )
-from kreplica.common.future import FINISHED, PENDING, Future, all_of, fail_all, failed, finish_all, then
+from kreplica.common.future import (
+    FINISHED,
+    PENDING,
+    Future,
+    all_of,
+    fail_all,
+    failed,
+    finish_all,
+    for_each,
+    then,
+)
 from kreplica.common.leader_and_isr import NO_LEADER
 from kreplica.common.message import maker
 from kreplica.common.message_reader import NUMBER_BYTES, read_response
@@ -97,6 +107,8 @@ SEQUENCES = 1 << 31
 NOT_APPENDED = (NodeUnreachable, NotEnoughReplicas, OutOfOrderSequenceNumber, UnknownTopicOrPartition)
 # The errors in an append's own records. Others come from elsewhere, such as a signal handler.
 RECORD_ERRORS = (KreplicaError, TypeError, ValueError, OverflowError, BufferError)
+# A batch size that was halved grows by this part of itself with each batch.
+GROWTH = 64
 # With these errors the broker refuses what a batch contains, or its size. Others in the batch may be fine.
 REFUSED = (InvalidRecord, InvalidTimestamp, MessageTooLarge, RecordListTooLarge)
 
@@ -394,7 +406,9 @@ class Sender:
             for topic in response.responses:
                 for answer in topic.partition_responses:
                     answers[topic.name, answer.index] = answer
-        for partition, batch, attempt in sent:
+
+        def answer_one(of: tuple[PartitionSender, Batch, int]) -> None:
+            partition, batch, attempt = of
             if error is not None:
                 outcome = Outcome(error)
             elif response is None:  # acks=0 has no response
@@ -402,6 +416,8 @@ class Sender:
             else:
                 outcome = _outcome(partition.at, answers.get(partition.at))
             partition.answered(batch, attempt, outcome)
+
+        for_each(iter(sent), answer_one)
 
 
 def _outcome(at: TopicPartition, answer: Any) -> Outcome:
@@ -598,9 +614,21 @@ class PartitionSender:
             return  # this try was abandoned and the batch sent again
         self._answers += 1
         self._in_flight.remove(batch)
+        try:
+            self._decide(batch, outcome)
+        finally:
+            # Also if a callback has ended the thread (SystemExit).
+            if self._in_flight or not self._failed:
+                self.send()
+            else:
+                self._send_again()
+
+    def _decide(self, batch: Batch, outcome: Outcome) -> None:
+        """Resolve the batch's appends, or put it or its parts among those that failed."""
         error = batch.last_error = outcome.error
         if error is None:
             self._is_known = self._is_known or batch.sequence != NO_SEQUENCE
+            self._grow(batch.appends.size)
             batch.appends.base_offset = outcome.base_offset
             finish_all(batch.appends.release())
         elif isinstance(error, REFUSED) and len(batch.appends) > 1:
@@ -613,10 +641,15 @@ class PartitionSender:
             self._give_up(batch, error)
         if self._failed:
             self._expire_appends()
-        if self._in_flight or not self._failed:
-            self.send()
-        else:
-            self._send_again()
+
+    def _grow(self, size: int) -> None:
+        """Let batches become larger again, after a leader that refused one has accepted one of this size.
+
+        Slowly: where the limit is permanent, one batch in about fifty is refused and sent again in parts.
+        """
+        of = self._accumulator
+        if of.max_batch_size < of.max_request_size and size > of.max_batch_size // 2:
+            of.max_batch_size = min(of.max_request_size, of.max_batch_size + of.max_batch_size // GROWTH + 1)
 
     def _split(self, batch: Batch, outcome: Outcome) -> list[Batch]:
         """Return the parts of a batch whose content was refused: the appends at fault alone, or halves."""
@@ -681,35 +714,40 @@ class PartitionSender:
 
     def _expire(self) -> None:
         self._timer = None
-        self._expire_appends()
-        self.send()
+        try:
+            self._expire_appends()
+        finally:
+            self.send()
 
     def _expire_appends(self) -> None:
         """Fail the appends whose deadline has come, and set the timer for the next one."""
         now_ms = monotonic_ms(self._clock)
         left: list[ProducerBatch] = []
+        late: list[tuple[list[AppendFuture], RequestTimedOut]] = []
         for batch in self._in_flight:
             # A request that ends by now is about to be answered, with the cause.
             if batch.ends_ms > now_ms:
-                fail_all(batch.appends.expire(now_ms), self._too_late(batch, is_unknown=True))
+                late.append((batch.appends.expire(now_ms), self._too_late(batch, is_unknown=True)))
                 left.append(batch.appends)
         for waiting in (self._queue, self._failed):
             for batch in list(waiting):
-                late = batch.appends.expire(now_ms)
+                expired = batch.appends.expire(now_ms)
                 is_over = batch.appends.earliest_deadline_ms is None
                 # With others it stays in the batch, which is sent again.
-                fail_all(late, self._too_late(batch, is_unknown=not is_over))
+                late.append((expired, self._too_late(batch, is_unknown=not is_over)))
                 if is_over:
                     waiting.remove(batch)
                     self._give_up(batch, self._too_late(batch))
                 else:
                     left.append(batch.appends)
         for appends in self._accumulator.batches():
-            fail_all(appends.expire(now_ms), self._timed_out(False, self._last_error))
+            late.append((appends.expire(now_ms), self._timed_out(False, self._last_error)))
             left.append(appends)
         deadlines = [at for each in left if (at := each.earliest_deadline_ms) is not None]
         if deadlines:
             self._expire_at(min(deadlines))
+        # Callbacks may end the thread (SystemExit), so this comes last.
+        for_each(iter(late), lambda each: fail_all(*each))
 
     def _too_late(self, batch: Batch, *, is_unknown: bool = False) -> RequestTimedOut:
         return self._timed_out(is_unknown or batch.may_be_appended, batch.last_error)
@@ -797,18 +835,18 @@ class PartitionSender:
 
     def _request_producer_id(self) -> None:
         """Request a new producer id; nothing is in flight."""
+        lost: list[AppendFuture] = []
         for batch in [each for each in self._queue if each.sequence != NO_SEQUENCE]:
             if batch.may_be_appended:
                 self._queue.remove(batch)
-                text = (
-                    f"{self.at}: a batch before it was given up; it is unknown whether this one was appended"
-                )
-                fail_all(batch.appends.release(), NetworkException(text))
+                lost += batch.appends.release()
             else:
                 batch.data, batch.sequence = None, NO_SEQUENCE
         self._is_waiting = True
         answer = self._new_producer_id()
         answer.add_done_callback(lambda done: self._sender.post(partial(self._got_producer_id, done)))
+        text = f"{self.at}: a batch before it was given up; it is unknown whether this one was appended"
+        fail_all(lost, NetworkException(text))
 
     def _got_producer_id(self, answer: Future[int]) -> None:
         if answer.exception() is not None:

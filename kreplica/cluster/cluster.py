@@ -191,7 +191,7 @@ class Cluster(ClusterAdministration):
 
         Raises UnknownTopicOrPartition, InvalidRequiredAcks, and TypeError if `records` is not a list. The
         future fails with RequestTimedOut, MessageTooLarge, InvalidRecord, or TypeError for something that is
-        not a record.
+        not a record. Waiting for it in a callback of another future raises WouldDeadlock.
         """
         last = self._last
         if last.append is not None and not last.append.is_read:
@@ -204,7 +204,7 @@ class Cluster(ClusterAdministration):
                 last.append = future = self.producer.append(topic, records, partition, acks, timeout)
             return future
         last.append = future = self.producer.append(topic, records, partition, acks, timeout)
-        if self._client.producer.is_behind:
+        if self._client.producer.is_behind and not self._parts.network.is_in_task:
             # A program that appends without waiting is slowed down, or it would fill the memory.
             future.wait(BEHIND_SECONDS)
         return future
@@ -456,12 +456,12 @@ class Cluster(ClusterAdministration):
     def _node(self, node_id: int) -> Node | None:
         return self._nodes.node(node_id)
 
-    def _call(self, ask: Callable[[], Future[T]]) -> Future[T]:
-        with self._network.draining():
-            return self.records.ask(ask)
-
     def _answer(self, ask: Callable[[], Future[T]]) -> T:
-        return self._call(ask).result()
+        network = self._network
+        network.require_free()
+        with network.draining():
+            answer = self.records.ask(ask)
+        return answer.result()
 
     def _result(self, future: Future[T], timeout: float, what: str) -> T:
         try:
@@ -490,6 +490,7 @@ class Cluster(ClusterAdministration):
             else:
                 self._loop.post_later(look, LOOK_MS)
 
+        self._network.require_free()
         with self._network.draining():
             self._loop.post(look)
         done.result()
@@ -521,7 +522,8 @@ class _Parts:
             return
         self._is_closed = True
         _unclosed.discard(self)
-        self.network.run_due()
+        with self.network.draining():
+            pass  # run what is due
         self.pending.close()
         errors = [] if self.nodes is None else self.nodes.close()
         if self.listeners is not None:

@@ -570,6 +570,10 @@ class ClusterClosed(KreplicaError):
     """The cluster was closed, perhaps during the operation: it is unknown whether it was carried out."""
 
 
+class WouldDeadlock(KreplicaError):
+    """A callback of a future waits for what its own thread has to do: wait after it, or in another thread."""
+
+
 class WatchOverflowed(KreplicaError):
     """A watch has ended, because its reader left more changes waiting than it may keep."""
 

@@ -280,7 +280,7 @@ def finish_all(futures: Iterable[Future[Any]]) -> None:
                 if future._callbacks is not None or future._changed is not None:
                     heard.append((future, future._callbacks))
                     future._callbacks = None
-    _for_each(iter(heard), lambda each: each[0]._notify(each[1]))
+    for_each(iter(heard), lambda each: each[0]._notify(each[1]))
 
 
 def fail_all(futures: Iterable[Future[Any]], error: BaseException) -> None:
@@ -291,16 +291,16 @@ def fail_all(futures: Iterable[Future[Any]], error: BaseException) -> None:
         own.__cause__ = error.__cause__
         future.set_exception(own)
 
-    _for_each(iter(futures), fail)
+    for_each(iter(futures), fail)
 
 
-def _for_each(left: Iterator[T], call: Callable[[T], object]) -> None:
+def for_each(left: Iterator[T], call: Callable[[T], object]) -> None:
     """Call `call` with each, also with those behind one whose callback ends the thread (SystemExit)."""
     try:
         for each in left:
             call(each)
     except BaseException:
-        _for_each(left, call)
+        for_each(left, call)
         raise
 
 

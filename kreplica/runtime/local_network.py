@@ -35,7 +35,7 @@ from kreplica._core.held_exceptions import HeldExceptions
 from kreplica._core.local_turns import NEVER_MS, TASKS_OF_A_TURN, Call, Endpoint, TaskQueue, Turns
 from kreplica._core.timing_wheel import TimingWheel
 from kreplica.common.encoded_request import EncodedRequest, message_of
-from kreplica.common.errors import KreplicaError, NetworkException, NodeUnreachable
+from kreplica.common.errors import KreplicaError, NetworkException, NodeUnreachable, WouldDeadlock
 from kreplica.common.future import Future, failed
 from kreplica.common.locks import Condition, RLock
 from kreplica.common.ports import Clock, monotonic_ms
@@ -360,9 +360,26 @@ class LocalNetwork(Turns):
         return self._draining
 
     def run_due(self) -> None:
-        """Run queued tasks in this thread, as at the end of `draining`."""
+        """Run queued tasks in this thread, which is about to wait, as at the end of `draining`.
+
+        Raises WouldDeadlock as `require_free` does.
+        """
+        self.require_free()
         with self._draining:
             pass
+
+    def require_free(self) -> None:
+        """Raises WouldDeadlock in a callback of a task: what it would wait for may be behind this task."""
+        if self.is_in_task:
+            raise WouldDeadlock(
+                "a callback of a future must not wait for its cluster, whose work its thread does:"
+                " wait after the callback, or in another thread"
+            )
+
+    @property
+    def is_in_task(self) -> bool:
+        """Whether this thread is running tasks, or is about to."""
+        return self._thread_local.depth > 0
 
     def wait_until_idle(self, timeout: float) -> bool:
         """Return True when no task is left or running, and no timer is due; False after `timeout` seconds."""

@@ -432,6 +432,46 @@ def test_a_batch_that_is_too_large_together_is_sent_in_parts():
     assert len(produced(stage)) - before <= 8
 
 
+def test_batches_grow_slowly_again_after_one_was_too_large():
+    stage = Stage(settings={"max.message.bytes": 2_000})
+    stage.until_done(stage.produce(b"a"))
+    stage.until_done(*[stage.produce(bytes(30)) for _ in range(100)])
+    before, sizes = len(produced(stage)), []
+    for _ in range(100):
+        stage.until_done(*[stage.produce(bytes(30)) for _ in range(80)])
+    for _, parts in produced(stage)[before:]:
+        sizes.append(len(parts[0]))
+    # Of those that have 50 records, as many as fit, a few have more and are sent again in parts.
+    assert max(sizes) >= 50
+    assert sum(sizes) <= 80 * 100 * 1.1
+
+
+class Ending(SystemExit):
+    """Ends a thread."""
+
+
+def end_the_thread(_):
+    raise Ending
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_a_callback_that_ends_its_thread_ends_no_other_append(is_late):
+    stage = Stage(partitions=2)
+    stage.until_done(stage.produce(b"a"), stage.producer.send(OTHER, [b"b"]))
+    release = hold_answers(stage) if is_late else None
+    ending = stage.produce(b"c", timeout_ms=50) if is_late else stage.produce(b"c")
+    beside = stage.producer.send(OTHER, [b"d"])
+    ending.add_done_callback(end_the_thread)
+    with pytest.raises(Ending):
+        stage.until_done(ending, beside)
+    after = stage.produce(b"e")
+    if release is not None:
+        release()
+    stage.until_done(beside, after)
+    assert beside.exception() is None
+    assert after.exception() is None
+
+
 @pytest.mark.parametrize(("first", "second"), [(-1, 1), (1, -1), (1, 1)])
 def test_no_append_overtakes_a_batch_that_is_sent_in_parts(first, second):
     stage = Stage(settings={"max.message.bytes": 200})

@@ -105,6 +105,26 @@ def put_and_look(cluster):
     return was_done
 
 
+@pytest.mark.parametrize("way", ["result", "exception", "wait"])
+def test_a_callback_that_waits_for_its_cluster_fails_at_once(cluster, way):
+    cluster.create_topic("orders")
+    made, refused = [], []
+
+    def wait_inside(_):
+        made.append(put_later(cluster, b"b"))
+        with pytest.raises(errors.WouldDeadlock) as caught:
+            getattr(made[0], way)()
+        refused.append(caught.value)
+        with pytest.raises(errors.WouldDeadlock):
+            cluster.create_topic("more")
+
+    first = put_later(cluster, b"a")
+    first.add_done_callback(wait_inside)
+    first.result(PATIENCE)
+    assert made[0].result(PATIENCE).base_offset == 1
+    assert "must not wait for its cluster" in str(refused[0])
+
+
 def test_what_was_appended_is_sent_before_the_cluster_closes(tmp_path):
     with Cluster(1, tmp_path / "data") as cluster:
         cluster.create_topic("orders")
