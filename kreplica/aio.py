@@ -18,6 +18,7 @@ the event loop's thread.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from functools import partial
 from itertools import islice
@@ -29,6 +30,7 @@ from kreplica.client.producer import Acks, AppendResult
 from kreplica.cluster.cluster import Cluster as BlockingCluster
 from kreplica.cluster.records import Isolation, Question
 from kreplica.cluster.views import PartitionView
+from kreplica.common.future import Future
 from kreplica.engine import LogAppendInfo
 from kreplica.metadata import watches
 from kreplica.metadata.image_format import ROOT
@@ -131,11 +133,48 @@ class Watch:
         self._watch.close()
 
 
+class _Appends:
+    """Passes the results of appends to one event loop, all that are done by then in one of its callbacks.
+
+    Waking the loop for each append would cost more than the append. Thread rule: any thread calls `done`.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self._done: deque[tuple[asyncio.Future[AppendResult], Future[AppendResult]]] = deque()
+        self._is_awake = False  # a call of `_pass_on` is scheduled
+
+    def waiting_for(self, append: Future[AppendResult]) -> asyncio.Future[AppendResult]:
+        """Return the loop's future for the append."""
+        waiting: asyncio.Future[AppendResult] = self.loop.create_future()
+        append.add_done_callback(partial(self._is_done, waiting))
+        return waiting
+
+    def _is_done(self, waiting: asyncio.Future[AppendResult], append: Future[AppendResult]) -> None:
+        self._done.append((waiting, append))
+        if not self._is_awake and not self.loop.is_closed():
+            self._is_awake = True
+            self.loop.call_soon_threadsafe(self._pass_on)
+
+    def _pass_on(self) -> None:
+        # What is done from here on schedules the next call.
+        self._is_awake = False
+        while self._done:
+            waiting, append = self._done.popleft()
+            if waiting.done():
+                continue  # it was cancelled
+            if (error := append.exception()) is not None:
+                waiting.set_exception(error)
+            else:
+                waiting.set_result(append.result())
+
+
 class Cluster:
     """`kreplica.Cluster` for asyncio; create it with `await Cluster.open(...)`."""
 
     def __init__(self, cluster: BlockingCluster) -> None:
         self.cluster = cluster
+        self._appends: _Appends | None = None  # of the loop that has made the last one
 
     @classmethod
     async def open(cls, brokers: int = 3, directory: Any = None, **options: Any) -> Cluster:
@@ -157,7 +196,10 @@ class Cluster:
 
         Cancelling the future only stops waiting; the records may still be appended.
         """
-        return asyncio.wrap_future(self.cluster.producer.append(topic, records, partition, acks, timeout))
+        loop, appends = asyncio.get_running_loop(), self._appends
+        if appends is None or appends.loop is not loop:
+            appends = self._appends = _Appends(loop)
+        return appends.waiting_for(self.cluster.producer.append(topic, records, partition, acks, timeout))
 
     async def read(
         self,

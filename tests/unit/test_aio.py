@@ -40,6 +40,28 @@ def test_appends_to_a_cluster_keep_the_order_of_their_calls(tmp_path):
     asyncio.run(run())
 
 
+def test_appends_that_fail_or_are_cancelled_disturb_no_other(tmp_path):
+    async def run():
+        async with await aio.Cluster.open(brokers=1, directory=tmp_path) as cluster:
+            await cluster.create_topic("orders")
+            sent = [cluster.append("orders", [b"%d" % n], partition=0) for n in range(50)]
+            bad = cluster.append("orders", [bytes(2 << 20)], partition=0)
+            dropped = [cluster.append("orders", [b"dropped"], partition=0) for _ in range(10)]
+            for each in dropped:
+                each.cancel()
+            with pytest.raises(errors.MessageTooLarge):
+                await bad
+            assert [each.base_offset for each in await asyncio.gather(*sent)] == list(range(50))
+            assert all(each.cancelled() for each in dropped)
+            assert (await cluster.append("orders", [b"last"], partition=0)).base_offset == 60
+            late = cluster.append("orders", [b"late"], partition=0)
+        await late
+        with pytest.raises(errors.ClusterClosed):
+            await cluster.append("orders", [b"too late"], partition=0)
+
+    asyncio.run(run())
+
+
 def test_the_loop_turns_while_a_reader_follows(tmp_path):
     async def run():
         async with await aio.Cluster.open(brokers=1, directory=tmp_path) as cluster:
