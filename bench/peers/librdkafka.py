@@ -62,6 +62,17 @@ def produce_rate(bootstrap: str, topic: str, *, records: int, size: int) -> floa
     return records / produce(bootstrap, topic, range(1), records=records, size=size)
 
 
+def spread_rate(bootstrap: str, topic: str, partitions: Sequence[int], *, records: int, size: int) -> float:
+    """Return acknowledged records per second, sent to the partitions in turn.
+
+    One record for each partition is acknowledged before, so that all are ready. A cluster that has not
+    acknowledged all records a minute after the last one was sent gets the rate of those that it has.
+    """
+    produce(bootstrap, topic, partitions, records=len(partitions), size=size)
+    left, taken_s = _produced(bootstrap, topic, partitions, records=records, size=size, settings=None)
+    return (records - left) / taken_s
+
+
 def produce(
     bootstrap: str,
     topic: str,
@@ -75,6 +86,22 @@ def produce(
 
     Returns the time in s until all records are acknowledged. `settings`: other properties of the producer.
     """
+    left, taken_s = _produced(bootstrap, topic, partitions, records=records, size=size, settings=settings)
+    if left:
+        raise SilentCluster(f"{topic}: {left} records were not acknowledged within {WAIT_S:.0f} s")
+    return taken_s
+
+
+def _produced(
+    bootstrap: str,
+    topic: str,
+    partitions: Sequence[int],
+    *,
+    records: int,
+    size: int,
+    settings: Mapping[str, object] | None,
+) -> tuple[int, float]:
+    """Return the number of records that were not acknowledged, and the time in s."""
     producer = Producer(
         {
             "bootstrap.servers": bootstrap,
@@ -99,9 +126,11 @@ def produce(
                 producer.poll(0.01)
         if not number % SERVED_EVERY:
             producer.poll(0)
-    if producer.flush(WAIT_S):
-        raise SilentCluster(f"{topic}: not all records were acknowledged within {WAIT_S:.0f} s")
-    return time.perf_counter() - began
+    left = producer.flush(WAIT_S)
+    taken_s = time.perf_counter() - began
+    if left:
+        producer.purge()
+    return left, taken_s
 
 
 def latencies_us(bootstrap: str, topic: str, *, records: int) -> tuple[float, float]:

@@ -40,9 +40,9 @@ from bench.peers.librdkafka import (
     delete_topics,
     latencies_us,
     leader_of,
-    produce,
     produce_rate,
     silence_ms,
+    spread_rate,
 )
 from bench.peers.recorded import Recorded
 from bench.peers.rows import KAFKA, LIMIT, OURS, Row, asked_for, print_figure, table_of, write
@@ -245,9 +245,7 @@ class Bench:
     def _produce_spread(self, cluster: Any) -> list[float]:
         topic, records = self._new_name(), self._count(1_000_000)
         create_topic(cluster.bootstrap, topic, MANY_PARTITIONS)
-        return [
-            records / produce(cluster.bootstrap, topic, range(MANY_PARTITIONS), records=records, size=100)
-        ]
+        return [spread_rate(cluster.bootstrap, topic, range(MANY_PARTITIONS), records=records, size=100)]
 
     def _leader_address(self, cluster: Any, topic: str) -> tuple[str, int]:
         leader = leader_of(cluster.bootstrap, topic)

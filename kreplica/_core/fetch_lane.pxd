@@ -1,7 +1,10 @@
-# FetchLane: the native way of a follower's Fetch request, from its frame to the bytes of its answer.
+# FetchLane: the native way of Fetch requests, from the frame to the bytes of the answer.
 #
-# A request takes this way if it is an incremental fetch of a follower's session (KIP-227) that names only partitions of
-# the session. Everything else is declined before anything has changed, by the first of the reasons below; Python then
+# A consumer's request outside of sessions takes this way if it is answered at once: its partitions have no error, and
+# enough records. It is read and answered before `take` returns.
+#
+# A follower's request takes this way if it is an incremental fetch of its session (KIP-227) that names only partitions
+# of the session. All else is declined before anything has changed, by the first of the reasons below; Python then
 # handles the request. A request that was taken becomes a LaneFetch. It reads the session's ready partitions natively
 # while each is a plain case: this broker leads it in the follower's epoch, the follower is in sync, and its log ends
 # where the leader's log has the same epoch. As soon as one is not, the LaneFetch hands itself over to Python, which
@@ -17,16 +20,16 @@
 # they are sent. Thread rule: as FetchManager: any thread. The session's lock guards what is ready and what is parked,
 # the partition's leader_isr_update_lock what a fetch says about the follower.
 
-from libc.stdint cimport int32_t, int64_t, uint8_t
+from libc.stdint cimport int8_t, int32_t, int64_t, uint8_t
 
 from kreplica._core.leader_state cimport LeaderState, Replica, Term
 from kreplica._core.purgatory cimport Purgatory
 
 cdef enum:
     # FETCHES_DECLINED in fetch_lane.pyx has the names, in this order.
-    FETCH_VERSION                 # another version than 17, which nodes send
+    FETCH_VERSION                 # a version before 12 or after 17, or a follower's that is not 17, which nodes send
     FETCH_LAYOUT                  # it has unknown fields, or cannot be read
-    FETCH_CONSUMER                # it is not a follower's
+    FETCH_CONSUMER                # a consumer's in a session, with a rack, or without partitions
     FETCH_FULL                    # it begins or ends a session, or has none
     FETCH_FORGETS                 # it takes partitions out of the session
     FETCH_MIN_BYTES               # it waits for more than one byte
@@ -34,6 +37,7 @@ cdef enum:
     FETCH_BUSY                    # another fetch of the session waits, or another thread holds its lock
     FETCH_QUOTA                   # replication is throttled
     FETCH_PARTITION               # a ready partition is no plain case
+    FETCH_WAIT                    # a consumer's for which there are too few records now
     FETCH_DECLINES                # the number of reasons
 
 
@@ -42,18 +46,22 @@ cdef enum:
 
 
 cdef struct asked_t:
-    uint8_t key[21]               # see wire_id
+    const uint8_t *topic          # its id, or its name with the size before
+    int32_t topic_size
     const uint8_t *at             # the partition in the request
 
 
 cdef struct fetch_t:
     int32_t correlation_id
     int32_t max_wait_ms
+    int32_t min_bytes
     int32_t max_bytes
+    int8_t isolation
     int32_t session_id
     int32_t session_epoch
     int32_t replica_id
     int64_t replica_epoch
+    bint has_ids                  # topics are named by their ids
     int32_t asked_count
     asked_t asked[MOST_PARTITIONS]
 
@@ -78,6 +86,8 @@ cdef class FetchLane:
     cdef int64_t now_ms(self) except -1
     # Let the fetch expire after `wait_ms`; return the handle.
     cdef int64_t watch(self, LaneFetch fetch, int64_t wait_ms) except -1
+    # Read what a consumer's request names into the buffers of the answer. Returns as `begin`.
+    cdef int read(self, const fetch_t *request, list buffers) except -32
     # Take over what the request names into the session. Returns 0 or the reason to decline, negated and less 1.
     cdef int begin(self, const fetch_t *request, object session) except -32
 

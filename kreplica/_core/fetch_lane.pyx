@@ -1,8 +1,8 @@
-"""The native way of a follower's Fetch request; what it takes, and its contract: fetch_lane.pxd."""
+"""The native way of Fetch requests; what it takes, and its contract: fetch_lane.pxd."""
 
 from cpython.buffer cimport Py_buffer, PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
-from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
-from libc.stdint cimport INT32_MAX, int32_t, int64_t, uint8_t, uint32_t
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from libc.stdint cimport INT32_MAX, int8_t, int16_t, int32_t, int64_t, uint8_t, uint32_t
 from libc.string cimport memcpy
 
 from concurrent.futures import CancelledError
@@ -17,20 +17,25 @@ from kreplica._core.varint cimport read_unsigned_varint, write_unsigned_varint
 # The names of the reasons to decline a request, in the order of fetch_lane.pxd.
 FETCHES_DECLINED = (
     "version", "layout", "consumer", "full", "forgets", "min bytes", "session", "busy", "quota", "partition",
+    "wait",
 )
 assert len(FETCHES_DECLINED) == FETCH_DECLINES
 
 cdef enum:
-    VERSION = 17
+    FIRST_VERSION = 12                 # the first version with compact fields
+    FIRST_WITH_IDS = 13                # ... that names topics by their ids
+    FIRST_WITH_TAGGED_REPLICA = 15     # ... in which only a follower says who it is
+    VERSION = 17                       # the version that nodes send
+    OF_CONSUMER = 1                    # what `parse` returns for a consumer's request
+    CONSUMER = -1                      # its replica id
     ONE = 2                            # the size of a compact array with one element
     NO_ELEMENT = 1                     # ... and of an empty one
     LONGEST_WAIT_MS = 300000           # limits how long the request's memory is held
     NANOSECONDS_PER_MS = 1000000
     ID_BYTES = 16
-    KEY_BYTES = 21                     # a topic id, an array's size of 1, a partition's number
     ASKED_BYTES = 33                   # one partition of a request
     HEAD_BYTES = 19                    # an answer up to the number of topics
-    TOPIC_BYTES = ID_BYTES + 5         # the most of a topic up to its partitions
+    COUNT_BYTES = 5                    # the most of the number of a topic's partitions
     PARTITION_BYTES = 40               # the most of a partition's answer up to its records
     FOLLOWER_TAG = 1                   # the field with the replica's id and epoch (KIP-903)
     FOLLOWER_BYTES = 13
@@ -43,9 +48,20 @@ def wire_id(bytes topic_id not None, int32_t partition):
 
 # ---- reading -----------------------------------------------------------------------------------------------
 
+# Return the size of the topic at p[at:size], its id or its name, or a negative number.
+cdef int64_t size_of_topic(const uint8_t *p, int64_t size, int64_t at, bint has_ids) noexcept nogil:
+    cdef uint32_t length
+    cdef int used
+    if has_ids:
+        return ID_BYTES
+    used = read_unsigned_varint(p + at, size - at, &length)
+    return -1 if used < 0 or length < 2 else used + <int64_t> length - 1
+
+
 # Read the topics at p[at:size] into request.asked; return the position behind them, or a negative number.
 cdef int64_t parse_topics(const uint8_t *p, int64_t size, int64_t at, fetch_t *request) noexcept nogil:
-    cdef uint32_t topics, count, number
+    cdef uint32_t topics, count
+    cdef int64_t topic, topic_size
     cdef int used
     cdef asked_t *asked
     used = read_unsigned_varint(p + at, size - at, &topics)
@@ -54,60 +70,83 @@ cdef int64_t parse_topics(const uint8_t *p, int64_t size, int64_t at, fetch_t *r
     at += used
     request.asked_count = 0
     for _ in range(1, topics):
-        if size - at < ID_BYTES + 1:
+        topic = at
+        topic_size = size_of_topic(p, size, at, request.has_ids)
+        if topic_size < 0 or size - at < topic_size + 1:
             return -1
-        used = read_unsigned_varint(p + at + ID_BYTES, size - at - ID_BYTES, &count)
+        at += topic_size
+        used = read_unsigned_varint(p + at, size - at, &count)
         if used < 0 or count < 1 or request.asked_count + <int64_t> count - 1 > MOST_PARTITIONS:
             return -1
+        at += used
         # The partitions, and the count of the topic's unknown fields.
-        if (count - 1) * <int64_t> ASKED_BYTES + 1 > size - at - ID_BYTES - used:
+        if (count - 1) * <int64_t> ASKED_BYTES + 1 > size - at:
             return -1
-        for number in range(count - 1):
+        for _ in range(count - 1):
             asked = &request.asked[request.asked_count]
             request.asked_count += 1
-            asked.at = p + at + ID_BYTES + used + number * <int64_t> ASKED_BYTES
-            memcpy(asked.key, p + at, ID_BYTES)
-            asked.key[ID_BYTES] = ONE
-            memcpy(asked.key + ID_BYTES + 1, asked.at, 4)
-            if asked.at[ASKED_BYTES - 1] != 0:
+            asked.at = p + at
+            asked.topic = p + topic
+            asked.topic_size = <int32_t> topic_size
+            at += ASKED_BYTES
+            if p[at - 1] != 0:
                 return -1
-        at += ID_BYTES + used + (count - 1) * <int64_t> ASKED_BYTES + 1
+        at += 1
         if p[at - 1] != 0:
             return -1
     return at
 
 
-# Read the request at p[0:size], whose API key was checked. Returns 0, or the reason to decline it, negated and less 1.
+# Read the request at p[0:size], whose API key was checked. Returns 0, OF_CONSUMER, or the reason to decline it, negated
+# and less 1.
 cdef int parse(const uint8_t *p, int64_t size, fetch_t *request) noexcept nogil:
     cdef int64_t at
+    cdef int16_t version
+    cdef bint is_full
     cdef int malformed = -1 - FETCH_LAYOUT
     if size < 10:
         return malformed
-    if load16(p + 2) != VERSION:
+    version = load16(p + 2)
+    if not FIRST_VERSION <= version <= VERSION:
         return -1 - FETCH_VERSION
     request.correlation_id = load32(p + 4)
     at = 10 + (load16(p + 8) if load16(p + 8) > 0 else 0)  # the client id; -1 is null
     # The fields up to the topics, and an empty rest.
-    if size - at < 25 or load16(p + 8) < -1 or p[at] != 0:
+    if size - at < (29 if version < FIRST_WITH_TAGGED_REPLICA else 25) or load16(p + 8) < -1 or p[at] != 0:
         return malformed
+    request.replica_id = CONSUMER
+    if version < FIRST_WITH_TAGGED_REPLICA:
+        if load32(p + at + 1) != CONSUMER:
+            return -1 - FETCH_VERSION
+        at += 4
     request.max_wait_ms = load32(p + at + 1)
+    request.min_bytes = load32(p + at + 5)
     request.max_bytes = load32(p + at + 9)
+    request.isolation = <int8_t> p[at + 13]
     request.session_id = load32(p + at + 14)
     request.session_epoch = load32(p + at + 18)
-    if load32(p + at + 5) != 1:
-        return -1 - FETCH_MIN_BYTES
-    at += 22
-    at = parse_topics(p, size, at, request)
+    request.has_ids = version >= FIRST_WITH_IDS
+    at = parse_topics(p, size, at + 22, request)
     if at < 0 or size - at < 3:
         return malformed
-    if request.session_epoch <= 0 or request.session_id == 0:
-        return -1 - FETCH_FULL
+    is_full = request.session_epoch <= 0 or request.session_id == 0
     if p[at] != NO_ELEMENT:
-        return -1 - FETCH_FORGETS
-    # No rack, and one tagged field.
-    if p[at + 1] != NO_ELEMENT or p[at + 2] == 0:
+        return -1 - FETCH_FULL if is_full else -1 - FETCH_FORGETS
+    if p[at + 1] != NO_ELEMENT:
+        # A rack.
         return -1 - FETCH_CONSUMER
     at += 3
+    if p[at - 1] == 0:
+        # No tagged field, as a follower's would have.
+        if request.session_id != 0 or request.session_epoch != -1 or request.asked_count == 0:
+            return -1 - FETCH_CONSUMER
+        return OF_CONSUMER if 0 <= request.isolation <= 1 else malformed
+    if version != VERSION:
+        return -1 - FETCH_VERSION
+    if is_full:
+        return -1 - FETCH_FULL
+    if request.min_bytes != 1:
+        return -1 - FETCH_MIN_BYTES
     if (p[at - 1] != 1 or size - at < 2 + FOLLOWER_BYTES or p[at] != FOLLOWER_TAG or p[at + 1] != FOLLOWER_BYTES
             or p[at + 1 + FOLLOWER_BYTES] != 0):
         return malformed
@@ -116,15 +155,89 @@ cdef int parse(const uint8_t *p, int64_t size, fetch_t *request) noexcept nogil:
     return 0 if request.replica_id >= 0 else -1 - FETCH_CONSUMER
 
 
+# Return the bytes that name a partition: its topic as in the request, an array's size of 1, the number.
+cdef bytes key_of(const asked_t *asked):
+    cdef bytes key = PyBytes_FromStringAndSize(NULL, asked.topic_size + 5)
+    cdef char *p = PyBytes_AS_STRING(key)
+    memcpy(p, asked.topic, asked.topic_size)
+    p[asked.topic_size] = ONE
+    memcpy(p + asked.topic_size + 1, asked.at, 4)
+    return key
+
+
+# ---- answering ---------------------------------------------------------------------------------------------
+
+# Add the frame of an answer to `buffers`. `topics`: the partitions of each topic, by its id or name, as tuples of the
+# number and what LaneFetch.read returns. `aborted`: the size of the array of aborted transactions, which is null or
+# empty.
+cdef int add_answer(list buffers, int32_t correlation_id, int32_t session_id, dict topics, uint8_t aborted) except -1:
+    cdef object answers, data
+    cdef Slice records
+    cdef bytes head, topic
+    cdef uint8_t *p
+    cdef uint8_t text[4]
+    cdef int64_t record_bytes, whole = 0
+    cdef int used, at = 0             # bytes in `text`, which ends what was before
+    cdef bint is_first
+    buffers.append(None)
+    for topic, answers in topics.items():
+        is_first = True
+        for number, data in answers:
+            records = data[0]
+            record_bytes = 0 if records is None else records.size
+            head = PyBytes_FromStringAndSize(NULL, at + PyBytes_GET_SIZE(topic) + COUNT_BYTES + PARTITION_BYTES)
+            p = <uint8_t *> PyBytes_AS_STRING(head)
+            memcpy(p, text, at)
+            p += at
+            if is_first:
+                memcpy(p, PyBytes_AS_STRING(topic), PyBytes_GET_SIZE(topic))
+                p += PyBytes_GET_SIZE(topic)
+                p += write_unsigned_varint(p, <uint32_t> len(answers) + 1)
+                is_first = False
+            store32(p, number)
+            store16(p + 4, 0)                      # error
+            store64(p + 6, data[1])
+            store64(p + 14, data[2])
+            store64(p + 22, data[3])
+            p[30] = aborted
+            store32(p + 31, -1)                    # no preferred replica
+            p += 35
+            p += write_unsigned_varint(p, <uint32_t> record_bytes + 1)
+            head = head[:p - <uint8_t *> PyBytes_AS_STRING(head)]
+            whole += len(head) + record_bytes
+            buffers.append(head)
+            if record_bytes:
+                buffers.append(records)
+            text[0] = 0                            # unknown fields of the partition
+            at = 1
+        text[at] = 0                               # ... of the topic
+        at += 1
+    text[at] = 0                                   # ... of the answer
+    at += 1
+    buffers.append(<bytes> text[:at])
+    head = PyBytes_FromStringAndSize(NULL, HEAD_BYTES + 5)
+    p = <uint8_t *> PyBytes_AS_STRING(head)
+    used = write_unsigned_varint(p + HEAD_BYTES, <uint32_t> len(topics) + 1)
+    store32(p, <int32_t> (HEAD_BYTES - 4 + used + whole + at))
+    store32(p + 4, correlation_id)
+    p[8] = 0                                       # unknown fields of the header
+    store32(p + 9, 0)                              # throttle time
+    store16(p + 13, 0)                             # error
+    store32(p + 15, session_id)
+    buffers[0] = head[:HEAD_BYTES + used]
+    return 0
+
+
 # ---- the lane ----------------------------------------------------------------------------------------------
 
 
 cdef class FetchLane:
-    """Takes the incremental fetches of followers. `owner`: the FetchManager, see its section about the lane.
+    """Takes incremental fetches of followers, and those of consumers that are answered at once.
 
-    `clock`, `quota`: of the leader. `timer`: the DelayedOperationPurgatory of fetches. `bytes_out`: counts the records
-    in answers, which have at most `most_bytes`. `linger_ms`: how long new offsets wait for records.
-    `kind`: LaneFetch, or a subclass, with which a test builds a bug in.
+    `owner`: the FetchManager, see its section about the lane. `clock`, `quota`: of the leader. `timer`: the
+    DelayedOperationPurgatory of fetches. `bytes_out`: counts the records in answers to followers; an answer has at most
+    `most_bytes`. `linger_ms`: how long new offsets wait for records. `kind`: LaneFetch, or a subclass, with which a
+    test builds a bug in.
     """
 
     def __init__(self, owner, *, clock, quota, timer, bytes_out, int64_t most_bytes, int64_t linger_ms, kind=LaneFetch):
@@ -154,6 +267,7 @@ cdef class FetchLane:
         cdef int status
         cdef LaneFetch fetch
         cdef object session = None
+        cdef list buffers = []
         PyObject_GetBuffer(frame, &view, PyBUF_SIMPLE)
         try:
             status = parse(<const uint8_t *> view.buf, view.len, &request)
@@ -162,12 +276,17 @@ cdef class FetchLane:
                 status = -1 - FETCH_SESSION
                 if session is not None and session.epoch == request.session_epoch:
                     status = self.begin(&request, session)
+            elif status == OF_CONSUMER:
+                status = self.read(&request, buffers)
         finally:
             PyBuffer_Release(&view)
         if status < 0:
             self.declines[-1 - status] += 1
             return None
         self.taken += 1
+        if buffers:
+            answered(buffers, None)
+            return ANSWERED
         fetch = self.kind.__new__(self.kind)
         fetch.lane = self
         fetch.correlation_id = request.correlation_id
@@ -186,6 +305,38 @@ cdef class FetchLane:
             raise
         return fetch
 
+    cdef int read(self, const fetch_t *request, list buffers) except -32:
+        cdef object owner = self.owner
+        cdef int64_t limit = min(<int64_t> request.max_bytes, self.most_bytes)
+        cdef int64_t size = 0
+        cdef dict topics = {}
+        cdef set keys = set()
+        cdef const asked_t *asked
+        cdef object read
+        cdef bytes key
+        cdef Slice records
+        cdef int32_t number
+        for number in range(request.asked_count):
+            asked = &request.asked[number]
+            key = key_of(asked)
+            if key in keys:
+                return -1 - FETCH_PARTITION
+            keys.add(key)
+            read = owner.read_for_consumer(
+                key, request.has_ids, load64(asked.at + 8), load32(asked.at + 4), load32(asked.at + 16),
+                max(min(<int64_t> load32(asked.at + 28), limit - size), 0), request.isolation, size == 0)
+            if read is None:
+                return -1 - FETCH_PARTITION
+            records = read[0]
+            if records is not None:
+                size += records.size
+            topics.setdefault(key[:asked.topic_size], []).append((load32(asked.at), read))
+        if size < min(<int64_t> request.min_bytes, limit) and request.max_wait_ms > 0:
+            return -1 - FETCH_WAIT
+        owner.count_consumed(size)
+        return add_answer(
+            buffers, request.correlation_id, request.session_id, topics, NO_ELEMENT if request.isolation else 0)
+
     cdef int begin(self, const fetch_t *request, object session) except -32:
         cdef object lock = session.lock
         cdef dict known = session.by_wire_id
@@ -203,7 +354,7 @@ cdef class FetchLane:
             if session.parked is not None or session.to_name_again:
                 return -1 - FETCH_BUSY
             for number in range(request.asked_count):
-                cached = known.get(PyBytes_FromStringAndSize(<const char *> request.asked[number].key, KEY_BYTES))
+                cached = known.get(key_of(&request.asked[number]))
                 if cached is None:
                     return -1 - FETCH_SESSION
                 named.append(cached)
@@ -522,69 +673,22 @@ cdef class LaneFetch:
 
     cdef int deliver(self, list result, int64_t size) except -1:
         # Answer with the partitions of `result`; their records have `size` bytes.
-        cdef list buffers = [None]
+        cdef list buffers = []
         cdef dict topics = {}
-        cdef object cached, data, answers
-        cdef Slice records
-        cdef bytes head, topic_id
-        cdef uint8_t *p
-        cdef uint8_t text[4]
-        cdef int64_t record_bytes, whole = 0
-        cdef int used, at = 0         # bytes in `text`, which ends what was before
-        cdef bint is_first
+        cdef object cached, data
         answered, self.answered = self.answered, None
         self.end_wait()
         if answered is None:
             return 0
         for cached, data in result:
-            topics.setdefault(cached.topic_id.raw, []).append((cached, data))
-        for topic_id, answers in topics.items():
-            is_first = True
-            for cached, data in answers:
-                cached.high_watermark_sent = data[1]
-                cached.log_start_sent = data[3]
-                records = data[0]
-                record_bytes = 0 if records is None else records.size
-                head = PyBytes_FromStringAndSize(NULL, at + TOPIC_BYTES + PARTITION_BYTES)
-                p = <uint8_t *> PyBytes_AS_STRING(head)
-                memcpy(p, text, at)
-                p += at
-                if is_first:
-                    memcpy(p, PyBytes_AS_STRING(topic_id), ID_BYTES)
-                    p += ID_BYTES
-                    p += write_unsigned_varint(p, <uint32_t> len(answers) + 1)
-                    is_first = False
-                store32(p, cached.topic_partition.partition)
-                store16(p + 4, 0)                  # error
-                store64(p + 6, data[1])
-                store64(p + 14, data[2])
-                store64(p + 22, data[3])
-                p[30] = 0                          # no aborted transactions: null
-                store32(p + 31, -1)                # no preferred replica
-                p += 35
-                p += write_unsigned_varint(p, <uint32_t> record_bytes + 1)
-                head = head[:p - <uint8_t *> PyBytes_AS_STRING(head)]
-                whole += len(head) + record_bytes
-                buffers.append(head)
-                if record_bytes:
-                    buffers.append(records)
-                text[0] = 0                        # unknown fields of the partition
-                at = 1
-            text[at] = 0                           # ... of the topic
-            at += 1
-        text[at] = 0                               # ... of the answer
-        at += 1
-        buffers.append(<bytes> text[:at])
-        head = PyBytes_FromStringAndSize(NULL, HEAD_BYTES + 5)
-        p = <uint8_t *> PyBytes_AS_STRING(head)
-        used = write_unsigned_varint(p + HEAD_BYTES, <uint32_t> len(topics) + 1)
-        store32(p, <int32_t> (HEAD_BYTES - 4 + used + whole + at))
-        store32(p + 4, self.correlation_id)
-        p[8] = 0                                   # unknown fields of the header
-        store32(p + 9, 0)                          # throttle time
-        store16(p + 13, 0)                         # error
-        store32(p + 15, self.session.id)
-        buffers[0] = head[:HEAD_BYTES + used]
+            cached.high_watermark_sent = data[1]
+            cached.log_start_sent = data[3]
+            topics.setdefault(cached.topic_id.raw, []).append((cached.topic_partition.partition, data))
+        add_answer(buffers, self.correlation_id, self.session.id, topics, 0)
         self.lane.bytes_out.count += size
         answered(buffers, None)
         return 0
+
+
+# What `take` returns for a request that is answered: nothing is left to cancel.
+cdef LaneFetch ANSWERED = LaneFetch.__new__(LaneFetch)

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 from kreplica._core.fetch_lane import FETCHES_DECLINED, FetchLane, LaneFetch
+from kreplica._core.region import Slice
 from kreplica.common.errors import InconsistentTopicId, InvalidConfig, KreplicaError
 from kreplica.common.future import Future
 from kreplica.common.metrics import MetricRegistry
@@ -278,6 +279,60 @@ class FetchManager:
     def high_watermark_has_moved(self, partition: Partition) -> None:
         """Act on a high watermark that a native fetch has moved."""
         self._act(partition, HIGH_WATERMARK_MOVED)
+
+    def count_consumed(self, size: int) -> None:
+        """Count the records of an answer to a consumer."""
+        self._bytes_out.count += size
+
+    def read_for_consumer(
+        self,
+        key: bytes,
+        has_ids: bool,
+        fetch_offset: int,
+        leader_epoch: int,
+        last_fetched_epoch: int,
+        max_bytes: int,
+        isolation: int,
+        at_least_one: bool,
+    ) -> tuple[Slice | None, int, int, int, int] | None:
+        """Read one partition as Partition.fetch_records, for a consumer outside of sessions.
+
+        `key`: the partition's `wire_id` if `has_ids`, else its `wire_name`. Returns the records, the high
+        watermark, the last stable offset, the log's start and end; None if there is more to answer.
+        """
+        partition = self._by_wire_id(key) if has_ids else self._partitions.by_wire_name.get(key)
+        if partition is None:
+            return None
+        try:
+            read = partition.fetch_records(
+                fetch_offset,
+                max_bytes,
+                isolation="txn_committed" if isolation else "high_watermark",
+                current_leader_epoch=None if leader_epoch < 0 else leader_epoch,
+                last_fetched_epoch=None if last_fetched_epoch < 0 else last_fetched_epoch,
+                at_least_one=at_least_one,
+            )
+        except KreplicaError:
+            # Python reads it again, and answers with the error.
+            return None
+        if read.diverging_epoch is not None or read.aborted:
+            return None
+        return (
+            read.records,
+            read.high_watermark,
+            read.last_stable_offset,
+            read.log_start_offset,
+            read.log_end_offset,
+        )
+
+    def _by_wire_id(self, key: bytes) -> Partition | None:
+        topic_id = Uuid(key[: Uuid.SIZE])
+        name = self._topic_name(topic_id)
+        if name is None:
+            return None
+        partition = self._partitions.get(TopicPartition(name, int.from_bytes(key[-4:], "big", signed=True)))
+        known = None if partition is None else partition.leader_and_isr
+        return partition if known is not None and known.topic_id.raw == topic_id.raw else None
 
     # ---- one partition ------------------------------------------------------------------------------------
 

@@ -1,7 +1,8 @@
-"""The native way of a follower's Fetch request does what Python does, step by step and byte by byte."""
+"""The native way of Fetch requests does what Python does, step by step and byte by byte."""
 
 from __future__ import annotations
 
+import ctypes
 import random
 from concurrent.futures import CancelledError
 from datetime import timedelta
@@ -14,6 +15,8 @@ from kreplica._core.fetch_lane import FETCHES_DECLINED, wire_id
 from kreplica.broker.request_channel import RequestChannel
 from kreplica.broker.request_context import RequestContext
 from kreplica.common.future import Future
+from kreplica.common.message import in_version
+from kreplica.common.message_writer import request_frame
 from kreplica.common.messages.data import (
     FetchPartition,
     FetchRequest,
@@ -24,6 +27,7 @@ from kreplica.common.messages.data import (
 )
 from kreplica.common.types import TopicPartition, Uuid
 from kreplica.common.wire import uuid_of
+from kreplica.log.transaction_index import AbortedTxn
 from kreplica.replica.partition import Partition
 from tests.support.replicas import Replicas, batch
 from tests.support.requests import frame_of
@@ -376,3 +380,205 @@ def test_a_partition_is_found_by_its_bytes_in_a_request() -> None:
     world = native()
     assert world.topic_id is not None
     assert wire_id(world.topic_id.raw, 7) == world.topic_id.raw + b"\2\0\0\0\7"
+
+
+# ---- consumers ---------------------------------------------------------------------------------------------
+
+
+class Consumer:
+    """Fetches from broker 1 outside of sessions, by the lane and by Python."""
+
+    def __init__(self, seed: int = 0, **options: Any) -> None:
+        self.random = random.Random(seed)
+        self.at = Replicas(partitions=PARTITIONS, **options)
+        self.lane = self.at.manager(1).fetches.lane
+        self.topic_id = self.at.controller.topic_id("t")
+        assert self.topic_id is not None
+        handlers = self.at.broker(1).handlers
+        self.channel = RequestChannel(
+            lambda request, _: handlers[type(request)](request), self.at.manager(1)._metadata_cache
+        )
+        for number in range(PARTITIONS):
+            self.append(number, b"first")
+        self.at.pass_time(100)
+        # The followers' fetches are not counted.
+        self.counted: dict[str, int] = {}
+        self.counted = self.reasons()
+
+    def append(self, number: int, *values: bytes) -> None:
+        self.at.manager(1).append(TopicPartition("t", number), batch(*values), required_acks=1)
+
+    def asked(self, number: int, **fields: Any) -> FetchPartition:
+        values = {"current_leader_epoch": -1, "fetch_offset": 0, "last_fetched_epoch": -1}
+        return FetchPartition(
+            partition=number,
+            log_start_offset=-1,
+            partition_max_bytes=fields.pop("partition_max_bytes", MAX_BYTES),
+            **{**values, **fields},
+        )
+
+    def frame(self, asked: tuple[FetchPartition, ...], version: int = 17, **fields: Any) -> bytes:
+        topic = FetchTopic(
+            topic=fields.pop("topic", "t") if version < 13 else "",
+            topic_id=uuid_of(fields.pop("topic_id", self.topic_id)) if version >= 13 else None,
+            partitions=asked,
+        )
+        values = {
+            "replica_id": -1,
+            "max_wait": timedelta(milliseconds=fields.pop("max_wait_ms", 500)),
+            "min_bytes": 1,
+            "max_bytes": MAX_BYTES,
+            "session_id": 0,
+            "session_epoch": -1,
+            "topics": (topic,),
+            "forgotten_topics_data": (),
+            "rack_id": "",
+        }
+        request = FetchRequest(**{**values, **fields})
+        return b"".join(request_frame(in_version(request, version), 7, b"test"))[4:]
+
+    def native(self, frame: bytes) -> bytes | None:
+        """Return the lane's answer; None if it declines."""
+        made: list[Any] = []
+        taken = self.lane.take(frame, lambda buffers, error: made.append((buffers, error)))
+        if taken is None:
+            assert not made
+            return None
+        [(buffers, error)] = made
+        assert error is None
+        assert not taken.cancel()
+        return b"".join(buffers)
+
+    def by_python(self, frame: bytes) -> bytes | None:
+        """Return Python's answer; None if it has to wait."""
+        made = self.channel.receive(memoryview(frame), "/1")
+        if not made.done():
+            made.cancel()
+            return None
+        return b"".join(made.result(0))
+
+    def reasons(self) -> dict[str, int]:
+        counts = {
+            name: self.lane.declined(number) - self.counted.get(name, 0)
+            for number, name in enumerate(FETCHES_DECLINED)
+        }
+        return {name: count for name, count in counts.items() if count}
+
+    def any_frame(self) -> bytes:
+        chance = self.random
+        asked = tuple(
+            self.asked(
+                number,
+                fetch_offset=chance.randrange(-1, self.at.partition(1, number).log_end_offset + 2),
+                current_leader_epoch=chance.choice((-1, -1, 0, 0, 1)),
+                last_fetched_epoch=chance.choice((-1, -1, 0, 1)),
+                partition_max_bytes=chance.choice((0, 1, 100, MAX_BYTES, MAX_BYTES)),
+            )
+            for number in chance.sample(range(PARTITIONS), chance.randrange(1, PARTITIONS + 1))
+        )
+        return self.frame(
+            asked,
+            chance.randrange(12, 18),
+            max_bytes=chance.choice((0, 1, 150, MAX_BYTES, MAX_BYTES)),
+            min_bytes=chance.choice((0, 1, 1, 1, 200, MAX_BYTES)),
+            max_wait_ms=chance.choice((0, 500)),
+            isolation_level=chance.choice((0, 1)),
+        )
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_consumer_gets_the_answer_of_python(seed: int) -> None:
+    consumer = Consumer(seed, settings={"segment_bytes": 600})
+    chance, taken = consumer.random, 0
+    for _ in range(150):
+        for _ in range(chance.randrange(3)):
+            consumer.append(chance.randrange(PARTITIONS), *(b"v" * 20 for _ in range(chance.randrange(1, 4))))
+        if chance.randrange(2):
+            consumer.at.pass_time(chance.randrange(1, 20))
+        frame = consumer.any_frame()
+        answer, expected = consumer.native(frame), consumer.by_python(frame)
+        assert answer is None or answer == expected
+        taken += answer is not None
+    assert taken > 20
+    assert consumer.reasons().keys() >= {"partition", "wait"}
+
+
+def test_a_consumer_reads_records_in_each_version() -> None:
+    consumer = Consumer()
+    for version in range(12, 18):
+        answer = consumer.native(consumer.frame((consumer.asked(0), consumer.asked(2)), version))
+        assert answer is not None
+        assert answer.count(b"first") == 2
+    assert consumer.reasons() == {}
+
+
+def test_a_consumer_that_has_to_wait_is_left_to_python() -> None:
+    consumer = Consumer()
+    frame = consumer.frame((consumer.asked(0, fetch_offset=1),))
+    assert consumer.native(frame) is None
+    assert consumer.reasons() == {"wait": 1}
+    assert consumer.by_python(frame) is None
+    at_once = consumer.frame((consumer.asked(0, fetch_offset=1),), max_wait_ms=0)
+    assert consumer.native(at_once) == consumer.by_python(at_once)
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"version": 11}, "version"),
+        ({"version": 12, "replica_id": 2}, "version"),
+        ({"isolation_level": 2}, "layout"),
+        ({"session_epoch": 0}, "consumer"),
+        ({"session_id": 9, "session_epoch": 1}, "consumer"),
+        ({"session_id": 9}, "consumer"),
+        ({"rack_id": "a"}, "consumer"),
+        ({"topics": ()}, "consumer"),
+        ({"topic_id": Uuid(bytes(15) + b"c")}, "partition"),
+        ({"version": 12, "topic": "unknown"}, "partition"),
+    ],
+)
+def test_what_a_consumer_asks_beyond_records_is_declined(fields: dict[str, Any], reason: str) -> None:
+    consumer = Consumer()
+    assert consumer.native(consumer.frame((consumer.asked(0),), **fields)) is None
+    assert consumer.reasons() == {reason: 1}
+
+
+def test_a_partition_named_twice_is_declined() -> None:
+    consumer = Consumer()
+    assert consumer.native(consumer.frame((consumer.asked(0), consumer.asked(0)))) is None
+    assert consumer.reasons() == {"partition": 1}
+
+
+def test_aborted_transactions_are_declined(monkeypatch: pytest.MonkeyPatch) -> None:
+    consumer, known = Consumer(), Partition.fetch_records
+
+    def with_aborted(*given: Any, **more: Any) -> Any:
+        return known(*given, **more)._replace(aborted=(AbortedTxn(7, 0, 0, 0),))
+
+    monkeypatch.setattr(Partition, "fetch_records", with_aborted)
+    assert consumer.native(consumer.frame((consumer.asked(0),), isolation_level=1)) is None
+    assert consumer.reasons() == {"partition": 1}
+
+
+def test_a_record_that_has_rotted_reaches_no_consumer() -> None:
+    consumer = Consumer()
+    segment = consumer.at.partition(1).local_log.active
+    cell = segment.region.slice(segment.size - 3, 1)
+    ctypes.c_uint8.from_address(cell.address).value ^= 1
+    frame = consumer.frame((consumer.asked(0),))
+    assert consumer.native(frame) is None
+    assert consumer.reasons() == {"partition": 1}
+    answer = consumer.by_python(frame)
+    assert answer is not None
+    assert b"first" not in answer
+
+
+def test_no_prefix_and_no_changed_byte_of_a_consumers_frame_does_harm() -> None:
+    consumer = Consumer()
+    for version in (12, 17):
+        frame = consumer.frame((consumer.asked(0), consumer.asked(1)), version)
+        for size in range(len(frame)):
+            assert consumer.native(frame[:size]) is None
+        for position in range(2, len(frame)):
+            for value in (0, 1, 0x7F, 0x80, 0xFF):
+                consumer.native(frame[:position] + bytes([value]) + frame[position + 1 :])
