@@ -1,18 +1,18 @@
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, final
 
 START_DATE_MS: int
 WORLD: int
 
-Action = Callable[[], object]
-
 class _Random(Protocol):
     def random(self) -> float: ...
 
+@final
 class VirtualTime:
     now_ns: int
     def advance_to(self, moment_ns: int) -> None: ...
 
+@final
 class VirtualClock:
     @property
     def time(self) -> VirtualTime: ...
@@ -21,6 +21,7 @@ class VirtualClock:
     def monotonic_ns(self) -> int: ...
     def jump_date(self, by_ms: int) -> None: ...
 
+@final
 class Incarnation:
     is_alive: bool
     is_paused: bool
@@ -31,6 +32,7 @@ class Incarnation:
     def number(self) -> int: ...
     def __init__(self, node_id: int, number: int = 1) -> None: ...
 
+@final
 class SimEvent:
     @property
     def due_ns(self) -> int: ...
@@ -41,7 +43,7 @@ class SimEvent:
     @property
     def summary(self) -> str: ...
     @property
-    def action(self) -> Action: ...
+    def action(self) -> Callable[[], object]: ...
     @property
     def incarnation(self) -> Incarnation | None: ...
     @property
@@ -64,7 +66,7 @@ class EventQueue:
         self,
         kind: str,
         summary: str,
-        action: Action,
+        action: Callable[[], object],
         *,
         delay_ns: int = 0,
         incarnation: Incarnation | None = None,
@@ -75,6 +77,7 @@ class EventQueue:
     def step(self, limit_ns: int | None = None) -> SimEvent | None: ...
     def hash_lines(self) -> None: ...
 
+@final
 class SimTimer:
     def __init__(
         self,
@@ -88,6 +91,7 @@ class SimTimer:
     def cancel(self) -> None: ...
     def run(self) -> None: ...
 
+@final
 class SimLoop:
     def __init__(self, queue: EventQueue, incarnation: Incarnation, name: str) -> None: ...
     def post(self, task: Callable[[], None]) -> None: ...

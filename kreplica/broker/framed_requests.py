@@ -23,10 +23,10 @@ from kreplica.common.future import Future, then
 from kreplica.common.message_reader import MessageReader, read_message
 from kreplica.common.message_writer import request_frame
 from kreplica.common.messages.data import FetchRequest, ProduceRequest
+from kreplica.raft.raft_messages import is_of_metadata_log
 
 CLIENT = b"framed"
 SIZE_BYTES = 4
-FRAMED = frozenset({ProduceRequest, FetchRequest})
 
 
 class FramedRequests:
@@ -41,7 +41,7 @@ class FramedRequests:
 
     def handle(self, request: Any) -> Future[Any]:
         """Answer a request."""
-        if type(request) not in FRAMED:
+        if type(request) is not ProduceRequest and not _is_of_partitions(request):
             return self._handle(request)
         frame = b"".join(request_frame(request, 0, CLIENT))[SIZE_BYTES:]
         kind = response_type(request.__api_key__, request.__version__)
@@ -61,6 +61,11 @@ class FramedRequests:
 
     def _declined(self, request: Any, _: RequestContext) -> Future[Any]:
         return self._handle(request)
+
+
+def _is_of_partitions(request: Any) -> bool:
+    # No lane takes a fetch of the quorum.
+    return type(request) is FetchRequest and not is_of_metadata_log(request)
 
 
 def _joined(buffers: Answer) -> memoryview | None:

@@ -178,6 +178,7 @@ class MessageType(type):
     __flexible__: bool
     _defaults: dict[str, Any]
     _make: Callable[..., Any] | None
+    _key_of: Callable[[Any], Any] | None  # returns the values that two equal messages share
     _fields: tuple[Field, ...] | None
     _schema: MessageSchema | None
 
@@ -201,7 +202,7 @@ class MessageType(type):
         made = super().__new__(cls, name, bases, {**namespace, "__slots__": own})
         # The names of all fields, in order, with their defaults; MISSING if a value is required.
         made._defaults = defaults
-        made._make = None
+        made._make = made._key_of = None
         made._fields = made._schema = None
         if api_key is not None:
             made.__api_key__, made.__version__, made._versions = api_key, versions[1], versions
@@ -231,7 +232,13 @@ class Message(metaclass=MessageType):
         raise FrozenInstanceError(f"cannot assign to {name}: messages are immutable")
 
     def __eq__(self, other: object) -> bool:
-        return type(self) is type(other) and _values(self) == _values(other)
+        if self is other:
+            return True
+        kind = type(self)
+        if kind is not type(other):
+            return False
+        key_of = kind._key_of or _with_key(kind)
+        return bool(key_of(self) == key_of(other))
 
     def __hash__(self) -> int:
         return hash(tuple(_values(self).values()))
@@ -276,6 +283,16 @@ def _compiled(kind: MessageType) -> Callable[..., Any]:
     made: Callable[..., Any] = scope[kind.__name__]
     kind._make = made
     return made
+
+
+def _with_key(kind: MessageType) -> Callable[[Any], Any]:
+    made: Callable[[Any], Any] = attrgetter(*kind._defaults) if kind._defaults else _no_key
+    kind._key_of = made
+    return made
+
+
+def _no_key(_: Message) -> tuple[()]:
+    return ()
 
 
 def replace(message: M, **changes: Any) -> M:

@@ -70,6 +70,7 @@ READ_UNCOMMITTED = 0
 
 _fetch_answer = maker(PartitionData)
 _fetch_question = maker(FetchPartition)
+NOT_DIVERGING, NO_SNAPSHOT = FetchResponseEpochEndOffset(), SnapshotId()
 
 
 class Standing(NamedTuple):
@@ -302,7 +303,7 @@ def make_fetch_response(
         last_stable_offset=high_watermark,
         log_start_offset=log_start_offset,
         diverging_epoch=(
-            FetchResponseEpochEndOffset()
+            NOT_DIVERGING
             if diverging is None
             else FetchResponseEpochEndOffset(epoch=diverging.epoch, end_offset=diverging.offset)
         ),
@@ -310,7 +311,7 @@ def make_fetch_response(
             leader_id=or_no_node(standing.leader_id), leader_epoch=standing.leader_epoch
         ),
         snapshot_id=(
-            SnapshotId()
+            NO_SNAPSHOT
             if snapshot_id is None
             else SnapshotId(epoch=snapshot_id.epoch, end_offset=snapshot_id.offset)
         ),

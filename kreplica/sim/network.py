@@ -299,7 +299,7 @@ class SimNetwork:
         if self.tap is not None:
             self.tap("sent", message)
         message.target = self._life_of(message.receiver)
-        if any(holds(message) for holds in self._holds):
+        if self._holds and any(holds(message) for holds in self._holds):
             self.held.append(message)
             return
         conditions = self.conditions(message.sender.node_id, message.receiver)

@@ -469,21 +469,22 @@ class ClusterView:
         former = self._lives.get(broker_id, 0)
         is_new = former != number
         self._lives[broker_id] = number
-        epoch = self.word.epoch_of(broker_id, broker.program) if broker.is_alive else -1
-        if broker.is_alive:
+        is_alive = broker.is_alive
+        epoch = self.word.epoch_of(broker_id, broker.program) if is_alive else -1
+        if is_alive:
             self._note_epoch(broker_id, epoch, is_new=is_new)
         for view in self.partitions.values():
             replica = view.replicas.get(broker_id)
             if replica is None:
                 replica = self._add_replica(view, broker_id)
-            elif is_new and broker.is_alive:
+            elif is_new and is_alive:
                 if former > 0:
                     # It went down and up again in one event.
                     replica.end(lost=broker.lost_power)
                 replica.begin(broker.program, has_marks=broker.storage.exists(MARKS))
             elif is_new:
                 replica.end(lost=broker.lost_power)
-            if broker.is_alive:
+            if is_alive:
                 replica.broker_epoch = epoch
             if self._see(view, replica) or is_new:
                 yield view
@@ -515,7 +516,8 @@ class ClusterView:
         return replica
 
     def _see(self, view: PartitionView, replica: ReplicaView) -> bool:
-        changed = replica.look()
+        if not replica.look():
+            return False
         if replica.is_leader and len(replica.member_epochs) != len(replica.isr):
             # It may learn of its ISR long after the decision, and a script may set an ISR that was never
             # decided.
@@ -523,6 +525,6 @@ class ClusterView:
             decided = view.members_at.get(replica.partition.partition_epoch, {})
             for each in replica.isr:
                 replica.member_epochs[each] = decided.get(each, epochs.get(each, -1))
-        if changed and replica not in view.changed:
+        if replica not in view.changed:
             view.changed.append(replica)
-        return changed
+        return True

@@ -7,7 +7,7 @@ power cut, only what was flushed is known until the broker starts. Thread rule: 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from kreplica._core.records import batches
@@ -75,6 +75,7 @@ class ReplicaView:
         self._had_failed = False  # whether its log was offline or half repaired when its broker went down
         self.batch_start = 0  # the base offset of the last batch seen
         self.program: Any = None
+        self._hosted: Callable[[TopicPartition], Any] | None = None  # returns the program's partition
         self.foreign: Any = None  # a log of this name that belongs to another topic
         self.partition: Any = None
         self.log: Any = None
@@ -138,7 +139,7 @@ class ReplicaView:
             # The checkpoint misses what was lowered on a full disk, or by a truncation in which the disk
             # failed.
             self.kept_mark = 0
-        self.program = program
+        self.program, self._hosted = program, None
         self.is_running = self._is_new = True
         self.is_from_checkpoint = self.lost_power
         self.is_leader = False
@@ -179,7 +180,11 @@ class ReplicaView:
         if self.log is not None:
             self.former_high_watermark, self.former_epoch = self.high_watermark, self.leader_epoch
             self.former_log_start = self.log_start
-        partition = program.replica_manager.partitions.get(self.topic_partition)
+        if self._hosted is None:
+            self._hosted = program.replica_manager.partitions.get
+        partition = self._hosted(self.topic_partition)
+        if self._is_unchanged(partition):
+            return False
         changed = False
         if partition is not self.partition:
             self._no_role()
@@ -226,6 +231,25 @@ class ReplicaView:
             if log.stopped_at is None:
                 self.began_with = high_watermark
         return changed
+
+    def _is_unchanged(self, partition: Any) -> bool:
+        """Return whether the partition and its log are what they were; `look` has found nothing then."""
+        log, seen = self.log, self.state
+        if partition is None or log is None or seen is None or partition is not self.partition:
+            return False
+        if log.failure is not None or log.closed:
+            return False
+        state = log.state
+        return (
+            partition.log is log
+            and partition.term is seen[0]
+            and partition.state is seen[1]
+            and state.high_watermark == self.high_watermark
+            and state.log_end_offset == len(self.cells)
+            and state.log_start_offset == self.log_start
+            and log.damages is self.damages
+            and not self._is_new
+        )
 
     def _look_at_last_commit(self, log: Any) -> bool:
         """Update the high watermark of a failed log: until its broker learns of the failure, a leader

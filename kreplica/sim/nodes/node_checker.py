@@ -21,6 +21,7 @@ from kreplica.metadata.cluster_metadata import ClusterMetadata, MetadataDelta, P
 from kreplica.metadata.records import PartitionChangeRecord
 from kreplica.metadata.registrations import PartitionRegistration
 from kreplica.raft.batch_reader import decoded_batches
+from kreplica.raft.raft_messages import is_of_metadata_log
 from kreplica.sim import client
 from kreplica.sim.invariants.checker import INVARIANTS, InvariantChecker
 from kreplica.sim.invariants.cluster_view import ClusterView, Decision, PartitionView
@@ -28,7 +29,7 @@ from kreplica.sim.invariants.rules import CandidateCompleteness, Invariant, Quor
 from kreplica.sim.invariants.violation import InvariantViolated
 from kreplica.sim.machines import SimBroker
 from kreplica.sim.network import Message
-from kreplica.sim.nodes.node_cluster import NodeCluster
+from kreplica.sim.nodes.node_cluster import FIRST_CLIENT_ID, NodeCluster
 from kreplica.sim.quorum.quorum_log_checker import QUORUM_LOOP, QuorumLogChecker, touches_quorum
 from kreplica.sim.scheduler import WORLD, SimEvent
 
@@ -371,6 +372,10 @@ QUIET_MESSAGES = frozenset(
 )
 
 
+# What the parts of a checker, and its listeners, listen for.
+HEARD = frozenset({"AlterPartition", "Fetch", "Produce", "Vote"})
+
+
 def touches_partitions(event: SimEvent, took_request: bool) -> bool:
     """Return whether the event may have changed a partition on a broker.
 
@@ -392,8 +397,7 @@ def _is_quiet(request: Message) -> bool:
     if request.frame is not None:
         # A follower's; members of the quorum send objects.
         return False
-    topics = request.body.topics
-    return len(topics) == 1 and topic_id_of(topics[0].topic_id) == Uuid.METADATA_TOPIC
+    return is_of_metadata_log(request.body)
 
 
 class NodeChecker(InvariantChecker):
@@ -410,7 +414,8 @@ class NodeChecker(InvariantChecker):
         self.promises = Promises(self.view, cluster.brokers)
         # Returns whether the node's disk refuses operations or lost data, which excuses failures.
         self.is_harmed: Callable[[int], bool] = lambda _: False
-        # Called with the node of each event before committed changes count as decided, and with each message.
+        # Called with the node of each event before committed changes count as decided, and with each message
+        # in HEARD.
         self.listeners: list[Callable[[int], object]] = []
         self.message_listeners: list[Callable[[str, Message], object]] = []
         self._published: dict[int, ClusterMetadata] = {}
@@ -433,6 +438,8 @@ class NodeChecker(InvariantChecker):
             # This may be outside of any event.
             self._upheavals = self.cluster.upheavals
             event = None
+        if event is not None and self._changed_nothing(event):
+            return
         node_ids = self._nodes_of(event)
         if not node_ids:
             # An event of a client only.
@@ -452,6 +459,12 @@ class NodeChecker(InvariantChecker):
         elif self.word.untold:
             self._check_partitions(())
 
+    def _changed_nothing(self, event: SimEvent) -> bool:
+        """Return whether the event is one of a client, or a message that leaves the work to a loop."""
+        if event.kind == "message":
+            return not self._took_request and not self.word.untold
+        return event.node_id >= FIRST_CLIENT_ID
+
     def _nodes_of(self, event: SimEvent | None) -> Sequence[int]:
         if event is None or event.node_id == WORLD:
             return list(self.cluster.configs)
@@ -465,6 +478,8 @@ class NodeChecker(InvariantChecker):
     def _heard(self, what: str, message: Message) -> None:
         if what == "taken" and message.is_request and not _is_quiet(message):
             self._took_request = True
+        if message.name not in HEARD:
+            return
         # The network cannot fail a run, so a violation is raised after the event.
         try:
             self.quorum.heard(what, message)

@@ -15,8 +15,6 @@ from typing import Any, NamedTuple, Protocol
 
 from kreplica._core.records import batches
 from kreplica.common.quorum_state import QuorumStateData
-from kreplica.common.types import Uuid
-from kreplica.common.wire import topic_id_of
 from kreplica.raft.epoch_state import (
     CandidateState,
     EpochState,
@@ -27,6 +25,7 @@ from kreplica.raft.epoch_state import (
 from kreplica.raft.kafka_metadata_log import KafkaMetadataLog
 from kreplica.raft.kafka_raft_client import KafkaRaftClient
 from kreplica.raft.quorum_state import FileBasedStateStore
+from kreplica.raft.raft_messages import is_of_metadata_log
 from kreplica.raft.voter_set import ReplicaKey, VoterNode
 from kreplica.sim.invariants.violation import InvariantViolated
 from kreplica.sim.machines import SimBroker
@@ -439,11 +438,11 @@ class QuorumLogChecker:
         if message.frame is not None:
             # It is a follower's; members of the quorum send objects.
             return
-        view, topics = self.views.get(message.sender_id), message.body.topics
+        view, request = self.views.get(message.sender_id), message.body
         node = None if view is None else view.node
-        if node is None or len(topics) != 1 or topic_id_of(topics[0].topic_id) != Uuid.METADATA_TOPIC:
+        if node is None or not is_of_metadata_log(request):
             return
-        offset = topics[0].partitions[0].fetch_offset
+        offset = request.topics[0].partitions[0].fetch_offset
         flushed = node.log.log.flush_offset
         self._require(
             offset <= flushed,

@@ -31,7 +31,7 @@ def test_a_leader_commits_on_what_it_had_before_its_log_failed(is_leader, seen):
     view.partition, view.log = partition, log
     view.cells = [Cell(0, 0, b"a"), Cell(0, 0, b"b"), Cell(0, 0, b"c")]
     view.high_watermark = 1
-    log.is_offline, log.high_watermark, log.log_end_offset = True, 5, 9
+    log.is_offline, log.failure, log.high_watermark, log.log_end_offset = True, OSError(), 5, 9
     assert view.look()
     assert (view.high_watermark, view.log_end) == (seen, 3)
     assert not view.look()
