@@ -158,27 +158,26 @@ class LogValidator:
         """Keep a result, to be returned by the next `validate` if that gets the same `records` object."""
         self._ahead = (records, found)
 
-    def validate(
-        self, records: Buffer, now_ms: int, origin: AppendOrigin, max_decompressed: int | None = None
-    ) -> list[ValidBatch]:
+    def validate(self, records: Buffer, now_ms: int, origin: AppendOrigin) -> list[ValidBatch]:
         """Check every batch in `records` and return them; raise for the first invalid one.
 
-        `max_decompressed`: the limit of a decompressed batch in bytes; beyond it, DecompressionTooLarge is
-        raised. By default the limit follows from the topic's max.message.bytes, and MessageTooLarge is
-        raised.
-
-        Also raises CorruptMessage and its subclasses, MessageTooLarge, InvalidTimestamp, and InvalidRecord
+        Raises CorruptMessage and its subclasses, MessageTooLarge, InvalidTimestamp, and InvalidRecord
         (no key in a compacted topic, a control batch or several batches from a client, no batch).
         """
         ahead, self._ahead = self._ahead, None
         if ahead is not None and ahead[0] is records:
             return ahead[1]
-        return self.validate_anew(records, now_ms, origin, max_decompressed)
+        return self.validate_anew(records, now_ms, origin)
 
     def validate_anew(
         self, records: Buffer, now_ms: int, origin: AppendOrigin, max_decompressed: int | None = None
     ) -> list[ValidBatch]:
-        """Validate without using a result kept by `expect`. Any thread may call this."""
+        """Validate without using a result kept by `expect`. Any thread may call this.
+
+        `max_decompressed`: the limit of a decompressed batch in bytes; beyond it, DecompressionTooLarge is
+        raised. By default the limit follows from the topic's max.message.bytes, and MessageTooLarge is
+        raised.
+        """
         most = self.max_decompressed if max_decompressed is None else max_decompressed
         try:
             found = [self._valid(batch, now_ms, origin, most) for batch in batches(records)]

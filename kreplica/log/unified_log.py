@@ -74,7 +74,6 @@ from kreplica.log.log_validator import LogValidator, PlainPath
 from kreplica.log.producer_append_info import (
     BatchMetadata,
     CompletedTxn,
-    ProducerAppendInfo,
     ProducerStateEntry,
 )
 from kreplica.log.producer_state_manager import ProducerStateManager
@@ -454,20 +453,9 @@ class UnifiedLog:
     ) -> LogAppendInfo:
         """Check every batch in `records`, then append them all. If one is bad, nothing is appended."""
         info: LogAppendInfo | None = None
-        for valid in self.validator.validate(records, now_ms, origin):
-            batch = valid.batch
+        for batch, data, append_time in self.validator.validate(records, now_ms, origin):
             base = self.log_end_offset
-            producer = done = None
-            if batch.producer_id >= 0:
-                producer, done = self._checked_by_producer(batch, base, origin)
-                if isinstance(done, BatchMetadata):
-                    info = self._duplicate_info(batch, done)
-                    continue
-            with self._abort_noted(done):
-                info = self._append_batch(
-                    batch, valid.data, base, leader_epoch, leads=True, append_time=valid.append_time
-                )
-            self._note_appended(info, producer, done)
+            info = self._append_to_producer(batch, data, base, leader_epoch, origin, append_time)
         assert info is not None
         return info
 
@@ -484,18 +472,37 @@ class UnifiedLog:
             batch = next(fetched, None)
             if batch is None or (leader_epoch is not None and batch.leader_epoch > leader_epoch):
                 return info
-            info = self._append_batch_as_follower(batch)
+            base, data = batch.base_offset, memoryview(batch)
+            info = self._append_to_producer(batch, data, base, batch.leader_epoch, AppendOrigin.REPLICATION)
 
-    def _append_batch_as_follower(self, batch: RecordBatch) -> LogAppendInfo:
-        """Append a leader's batch as it is."""
+    def _append_to_producer(
+        self,
+        batch: RecordBatch,
+        data: Buffer,
+        base: int,
+        leader_epoch: int,
+        origin: AppendOrigin,
+        append_time: int = -1,
+    ) -> LogAppendInfo:
+        """Append `data`, the checked batch, at offset `base`, and to what is known of its producer.
+
+        If it repeats an earlier batch, returns that one's offsets and appends nothing.
+        """
         producer = done = None
         if batch.producer_id >= 0:
-            producer, done = self._checked_by_producer(batch, batch.base_offset, AppendOrigin.REPLICATION)
+            producer = self.producers.prepare_update(batch.producer_id, origin)
+            done = producer.append(batch, base)
+            if isinstance(done, BatchMetadata):
+                return self._duplicate_info(batch, done)
+        leads = origin is not AppendOrigin.REPLICATION
         with self._abort_noted(done):
-            info = self._append_batch(
-                batch, memoryview(batch), batch.base_offset, batch.leader_epoch, leads=False
-            )
-        self._note_appended(info, producer, done)
+            info = self._append_batch(batch, data, base, leader_epoch, leads=leads, append_time=append_time)
+        self.producers.map_end_offset = info.last_offset + 1
+        if producer is not None:
+            self.producers.update(producer)
+            if isinstance(done, CompletedTxn):
+                self.producers.complete(self.local, self.local.segments.active, done)
+            self.publish_stable_offset()
         return info
 
     def _append_run(self, fetched: BatchIterator) -> LogAppendInfo | None:
@@ -541,7 +548,7 @@ class UnifiedLog:
         leader_epoch: int,
         *,
         leads: bool,
-        append_time: int = -1,
+        append_time: int,
     ) -> LogAppendInfo:
         """Append one checked batch: begin its leader epoch and a new segment first, if it needs them.
 
@@ -613,21 +620,6 @@ class UnifiedLog:
                 f"{self.topic_partition}: a batch at offset {batch.base_offset} cannot follow the log's end"
                 f" at {self.log_end_offset}"
             )
-
-    def _checked_by_producer(
-        self, batch: RecordBatch, base: int, origin: AppendOrigin
-    ) -> tuple[ProducerAppendInfo, CompletedTxn | BatchMetadata | None]:
-        producer = self.producers.prepare_update(batch.producer_id, origin)
-        return producer, producer.append(batch, base)
-
-    def _note_appended(self, info: LogAppendInfo, producer: ProducerAppendInfo | None, done: object) -> None:
-        self.producers.map_end_offset = info.last_offset + 1
-        if producer is None:
-            return
-        self.producers.update(producer)
-        if isinstance(done, CompletedTxn):
-            self.producers.complete(self.local, self.local.segments.active, done)
-        self.publish_stable_offset()
 
     def _duplicate_info(self, batch: RecordBatch, known: BatchMetadata) -> LogAppendInfo:
         return LogAppendInfo(
@@ -944,18 +936,7 @@ class UnifiedLog:
 
         The examination begins before the batch that should hold `offset`, to see whether its offset is right.
         """
-        position, due = self._trusted_place(segment, offset)
-        examination = SegmentExamination(
-            segment,
-            following,
-            self.epochs,
-            self.damages,
-            position=position,
-            next_offset=due,
-            size=min(stop, segment.size),
-            aside=False,
-        )
-        bad = examination.first_bad(max_bytes)
+        bad = self._examination(segment, following, offset, min(stop, segment.size)).first_bad(max_bytes)
         if bad is not None:
             at, first, reason = bad
             self._look_for_rot(segment, first)
@@ -1091,17 +1072,7 @@ class UnifiedLog:
             following, size = self.following_offset(segment), segment.size
         if following is None:
             return False
-        position, begin = self._trusted_place(segment, offset)
-        examination = SegmentExamination(
-            segment,
-            following,
-            self.epochs,
-            self.damages,
-            position=position,
-            next_offset=begin,
-            size=size,
-            aside=False,
-        )
+        examination = self._examination(segment, following, offset, size)
         is_reported = False
         while not examination.is_done:
             damage = examination.step(SEARCH_BYTES)
@@ -1110,6 +1081,20 @@ class UnifiedLog:
             if not examination.is_behind_bad and examination.next_offset > offset:
                 break
         return is_reported
+
+    def _examination(self, segment: LogSegment, following: int, offset: int, size: int) -> SegmentExamination:
+        """Return an examination of the segment up to byte `size`, from a place before `offset` on."""
+        position, due = self._trusted_place(segment, offset)
+        return SegmentExamination(
+            segment,
+            following,
+            self.epochs,
+            self.damages,
+            position=position,
+            next_offset=due,
+            size=size,
+            aside=False,
+        )
 
     def _trusted_place(self, segment: LogSegment, offset: int) -> tuple[int, int]:
         """Return a position at or before the batch that holds `offset`, and the offset expected there."""
@@ -1435,13 +1420,15 @@ class UnifiedLog:
         records below `offset` stay, as a batch of their own; raises CorruptMessage if they cannot be read.
         """
         try:
-            was_cut = self._truncate_locked(offset, splits)
+            with self.lock, self.step:
+                was_cut = self._truncate(offset, splits)
         except CorruptMessage:
             # The search for the offset met damage. Once that is known, the search passes over it.
             segments = self.local.segments
             if not self.search_damage(segments[segments.index_for(offset)], offset):
                 raise
-            was_cut = self._truncate_locked(offset, splits)
+            with self.lock, self.step:
+                was_cut = self._truncate(offset, splits)
         if was_cut and self.damages:
             # So that the next recovery begins behind the damage, as in report_damage.
             self.flush()
@@ -1540,13 +1527,10 @@ class UnifiedLog:
 
     # ---- truncation in detail ------------------------------------------------------------------------------
 
-    def _truncate_locked(self, offset: int, splits: bool) -> bool:
-        with self.lock, self.step:
-            self.require_writable()
-            return self._truncate_under_lock(offset, splits)
-
-    def _truncate_under_lock(self, offset: int, splits: bool) -> bool:
-        """Truncate the log at `offset` as `truncate_to` does; return whether anything was removed."""
+    def _truncate(self, offset: int, splits: bool) -> bool:
+        """Truncate the log at `offset` as `truncate_to` does; return whether anything was removed. The caller
+        holds the lock."""
+        self.require_writable()
         require_offset(offset)
         damage = self.damages.at(offset)
         if damage is not None:
