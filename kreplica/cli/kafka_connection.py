@@ -9,10 +9,10 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from kreplica.broker.api_versions import request_type, response_type
+from kreplica.common.closing import Closing
 from kreplica.common.errors import InvalidRequest, NetworkException, UnsupportedVersion
 from kreplica.common.message_reader import MessageReader, read_message
 from kreplica.common.message_writer import request_frame
@@ -50,7 +50,7 @@ def any_broker(bootstrap: str) -> Iterator[KafkaConnection]:
     raise NetworkException("; ".join(failed))
 
 
-class KafkaConnection:
+class KafkaConnection(Closing):
     """A blocking connection to one broker. Raises OSError if the connection is refused."""
 
     def __init__(self, host: str, port: int) -> None:
@@ -58,14 +58,6 @@ class KafkaConnection:
         self._socket = socket.create_connection((host, port), timeout=TIMEOUT_S)
         self._number = 0
         self._ranges: dict[int, tuple[int, int]] = {}
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Close the connection."""

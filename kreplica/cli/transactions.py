@@ -13,6 +13,7 @@ from typing import Any
 
 from kreplica.cli.kafka_connection import KafkaConnection, any_broker
 from kreplica.cli.output import Fact, print_facts, print_json, say
+from kreplica.common.closing import Closing
 from kreplica.common.dataclass import dataclass
 from kreplica.common.errors import (
     InvalidTxnState,
@@ -69,8 +70,8 @@ class OpenTransaction:
         }
 
 
-class Leaders:
-    """Connections to the leaders of partitions. A context manager that closes them."""
+class Leaders(Closing):
+    """Connections to the leaders of partitions."""
 
     def __init__(self, bootstrap: str) -> None:
         self._held = ExitStack()
@@ -80,10 +81,8 @@ class Leaders:
         self.bootstrap = bootstrap
         self.cluster_id = ""
 
-    def __enter__(self) -> Leaders:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
+        """Close all connections."""
         self._held.close()
 
     def leaders_of(self, topic: str | None) -> dict[TopicPartition, int]:

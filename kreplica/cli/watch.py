@@ -16,6 +16,7 @@ from kreplica.cli.isr_history import MetadataFiles
 from kreplica.cli.kafka_connection import KafkaConnection, any_broker
 from kreplica.cli.output import print_json
 from kreplica.cli.quorum import described_quorum
+from kreplica.common.closing import Closing
 from kreplica.common.errors import KreplicaError, NetworkException
 from kreplica.common.types import Uuid
 from kreplica.common.wire import error_of
@@ -138,7 +139,7 @@ def of_quorum(
             time.sleep(LOOK_S)
 
 
-class _Leader:
+class _Leader(Closing):
     """A connection to the quorum's leader. Raises NetworkException and other errors if no node leads."""
 
     def __init__(self, bootstrap: str) -> None:
@@ -163,10 +164,8 @@ class _Leader:
             raise NetworkException(f"the address of the quorum's leader {partition.leader_id} is unknown")
         self._connection = KafkaConnection(*addresses[0])
 
-    def __enter__(self) -> _Leader:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
+        """Close the connection."""
         self._connection.close()
 
     def fetch(self, replay: TreeReplay) -> tuple[list[TreeChange], bool]:

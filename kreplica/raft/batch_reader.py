@@ -7,11 +7,11 @@ raises a typed error. A reader belongs to the thread that it was passed to.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from types import TracebackType
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import TYPE_CHECKING, NamedTuple
 
 from kreplica._core.records import RecordBatch
 from kreplica._core.records import batches as batches_in
+from kreplica.common.closing import Closing
 from kreplica.common.errors import CorruptMessage
 from kreplica.metadata.control_records import ControlMessage, decode_control
 from kreplica.metadata.records import MetadataRecord
@@ -73,7 +73,7 @@ def _record(value: bytes | None, batch: RecordBatch) -> ApiMessageAndVersion[Met
     return decode(value)
 
 
-class BatchReader:
+class BatchReader(Closing):
     """Iterates batches in log order from `base_offset` on. Iterate once, then `close`.
 
     `last_offset`: the last offset of the last batch, if it is known. A `with` block closes the reader.
@@ -99,11 +99,3 @@ class BatchReader:
     def close(self) -> None:
         """Drop the batches that were not read."""
         self._batches = iter(())
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

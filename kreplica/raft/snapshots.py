@@ -20,11 +20,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from types import TracebackType
-from typing import TYPE_CHECKING, NamedTuple, Self
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, NamedTuple
 
 from kreplica._core.records import RecordBatch, batches
 from kreplica._core.region import Region, Slice
+from kreplica.common.closing import Closing
 from kreplica.common.errors import (
     InvalidRecord,
     InvalidRequest,
@@ -101,22 +102,24 @@ def check_snapshot(snapshot: FileRawSnapshotReader) -> SnapshotSummary:
 
     Metadata records are not decoded. Raises InvalidSnapshot, KafkaStorageError.
     """
-    return _guarded(snapshot, _check_all)
+    with _named_in_errors(snapshot.snapshot_id):
+        return _check_all(snapshot)
 
 
 def summary_of(snapshot: FileRawSnapshotReader) -> SnapshotSummary:
     """Return the content of the first batch without checking the rest. Raises InvalidSnapshot,
     KafkaStorageError.
     """
-    return _guarded(snapshot, _check_first)
+    with _named_in_errors(snapshot.snapshot_id):
+        return _check_first(snapshot)
 
 
-def _guarded(
-    snapshot: FileRawSnapshotReader, check: Callable[[FileRawSnapshotReader], SnapshotSummary]
-) -> SnapshotSummary:
-    offset, epoch = snapshot.snapshot_id
+@contextmanager
+def _named_in_errors(snapshot_id: OffsetAndEpoch) -> Iterator[None]:
+    """Raise what is wrong with the snapshot as InvalidSnapshot with its id."""
+    offset, epoch = snapshot_id
     try:
-        return check(snapshot)
+        yield
     except (KafkaStorageError, InvalidSnapshot):
         raise
     except KreplicaError as error:
@@ -256,7 +259,7 @@ class FileRawSnapshotWriter:
             raise InvalidRequest(f"the writer of snapshot {self._path} is closed")
 
 
-class FileRawSnapshotReader:
+class FileRawSnapshotReader(Closing):
     """Reads the existing file at `path`. The bytes that it returns are pinned."""
 
     def __init__(self, storage: Storage, path: str, snapshot_id: OffsetAndEpoch) -> None:
@@ -280,14 +283,8 @@ class FileRawSnapshotReader:
         """Close the file. Bytes that were read stay valid."""
         self._region.close()
 
-    def __enter__(self) -> FileRawSnapshotReader:
-        return self
 
-    def __exit__(self, *_error: object) -> None:
-        self.close()
-
-
-class RecordsSnapshotReader:
+class RecordsSnapshotReader(Closing):
     """Reads records from `raw`, and closes it. Each iteration yields all batches again.
 
     `last_contained_log_timestamp`: ms since 1970. `voters`: None if the snapshot names none.
@@ -321,28 +318,15 @@ class RecordsSnapshotReader:
 
         Raises InvalidSnapshot if a record cannot be decoded, KafkaStorageError.
         """
-        try:
+        with _named_in_errors(self.snapshot_id):
             yield from decoded_batches(self._raw.read(0, self.size_bytes))
-        except (KafkaStorageError, InvalidSnapshot):
-            raise
-        except KreplicaError as error:
-            offset, epoch = self.snapshot_id
-            raise InvalidSnapshot(f"snapshot {offset}-{epoch}: {error}", where=error.where) from error
 
     def close(self) -> None:
         """Close the file."""
         self._raw.close()
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-
-class RecordsSnapshotWriter:
+class RecordsSnapshotWriter(Closing):
     """Writes records into `raw`.
 
     `last_contained_log_timestamp`: of the last record that the snapshot covers, in ms since 1970. `voters`
@@ -409,11 +393,3 @@ class RecordsSnapshotWriter:
     def _write(self) -> None:
         for batch in self._accumulator.drain():
             self._raw.append(self._raw.size_bytes, batch.data)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
