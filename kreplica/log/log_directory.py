@@ -286,9 +286,7 @@ class LogDirectory:
         """
         if not self.is_offline:
             try:
-                self.write_recovery_points()
-                self.write_log_starts()
-                self.write_high_watermarks()
+                self.write_checkpoints()
                 if not any(tp in self.logs for tp in failed):
                     CleanShutdownFile(self._storage, self.path).write(broker_epoch)
             except KafkaStorageError as error:
