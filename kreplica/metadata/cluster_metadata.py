@@ -16,6 +16,7 @@ import struct
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
+from operator import attrgetter
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from kreplica.common.dataclass import dataclass, field
@@ -631,12 +632,11 @@ def _unregister_broker(metadata: ClusterMetadata, record: kinds.UnregisterBroker
     metadata.put("brokers", record.broker_id, None)
 
 
-def _fence_broker(metadata: ClusterMetadata, record: kinds.FenceBrokerRecord) -> None:
-    metadata.put("brokers", record.id, _broker(metadata, record.id, record.epoch)._replace(fenced=True))
-
-
-def _unfence_broker(metadata: ClusterMetadata, record: kinds.UnfenceBrokerRecord) -> None:
-    metadata.put("brokers", record.id, _broker(metadata, record.id, record.epoch)._replace(fenced=False))
+def _fence_broker(
+    metadata: ClusterMetadata, record: kinds.FenceBrokerRecord | kinds.UnfenceBrokerRecord
+) -> None:
+    fenced = isinstance(record, kinds.FenceBrokerRecord)
+    metadata.put("brokers", record.id, _broker(metadata, record.id, record.epoch)._replace(fenced=fenced))
 
 
 def _change_broker(metadata: ClusterMetadata, record: kinds.BrokerRegistrationChangeRecord) -> None:
@@ -651,10 +651,6 @@ def _broker(metadata: ClusterMetadata, broker_id: int, epoch: int) -> BrokerRegi
     if broker.epoch != epoch:
         raise StaleBrokerEpoch(f"broker {broker_id} is registered in epoch {broker.epoch}, not {epoch}")
     return broker
-
-
-def _register_controller(metadata: ClusterMetadata, record: kinds.RegisterControllerRecord) -> None:
-    metadata.put("controllers", record.controller_id, record)
 
 
 # ---- topics -----------------------------------------------------------------------------------------------
@@ -746,27 +742,15 @@ def _producer_ids(metadata: ClusterMetadata, record: kinds.ProducerIdsRecord) ->
 # ---- security ---------------------------------------------------------------------------------------------
 
 
-def _acl(metadata: ClusterMetadata, record: kinds.AccessControlEntryRecord) -> None:
-    metadata.put("acls", record.id, record)
-
-
 def _remove_acl(metadata: ClusterMetadata, record: kinds.RemoveAccessControlEntryRecord) -> None:
     if record.id not in metadata.acls:
         raise InvalidRecord(f"there is no access rule with id {record.id}")
     metadata.put("acls", record.id, None)
 
 
-def _token(metadata: ClusterMetadata, record: kinds.DelegationTokenRecord) -> None:
-    metadata.put("delegation_tokens", record.token_id, record)
-
-
 def _remove_token(metadata: ClusterMetadata, record: kinds.RemoveDelegationTokenRecord) -> None:
     # As in Kafka, removing a token that is gone is not an error: it may have expired.
     metadata.put("delegation_tokens", record.token_id, None)
-
-
-def _scram(metadata: ClusterMetadata, record: kinds.UserScramCredentialRecord) -> None:
-    metadata.put("scram_credentials", (record.name, record.mechanism), record)
 
 
 def _remove_scram(metadata: ClusterMetadata, record: kinds.RemoveUserScramCredentialRecord) -> None:
@@ -775,39 +759,25 @@ def _remove_scram(metadata: ClusterMetadata, record: kinds.RemoveUserScramCreden
     metadata.put("scram_credentials", (record.name, record.mechanism), None)
 
 
-# ---- the log itself ---------------------------------------------------------------------------------------
+# ---- all kinds --------------------------------------------------------------------------------------------
 
 
-def _nothing(metadata: ClusterMetadata, record: kinds.NoOpRecord) -> None:
-    del metadata, record
+Rule = Callable[[ClusterMetadata, Any], None]
 
 
-def _zk_migration_state(metadata: ClusterMetadata, record: kinds.ZkMigrationStateRecord) -> None:
-    metadata.put("singles", "zk_migration_state", record)
+def _kept_in(table: str, *key: str) -> Rule:
+    """Return the rule of a record that is kept whole in a table. `key`: the fields that are its key there."""
+    key_of = attrgetter(*key)
+    return lambda metadata, record: metadata.put(table, key_of(record), record)
 
 
-def _begin_transaction(metadata: ClusterMetadata, record: kinds.BeginTransactionRecord) -> None:
-    del record
-    metadata.begin_transaction()
-
-
-def _end_transaction(metadata: ClusterMetadata, record: kinds.EndTransactionRecord) -> None:
-    del record
-    metadata.end_transaction(undo=False)
-
-
-def _abort_transaction(metadata: ClusterMetadata, record: kinds.AbortTransactionRecord) -> None:
-    del record
-    metadata.end_transaction(undo=True)
-
-
-_RULES: dict[type[MetadataRecord], Callable[[ClusterMetadata, Any], None]] = {
+_RULES: dict[type[MetadataRecord], Rule] = {
     kinds.RegisterBrokerRecord: _register_broker,
     kinds.UnregisterBrokerRecord: _unregister_broker,
     kinds.FenceBrokerRecord: _fence_broker,
-    kinds.UnfenceBrokerRecord: _unfence_broker,
+    kinds.UnfenceBrokerRecord: _fence_broker,
     kinds.BrokerRegistrationChangeRecord: _change_broker,
-    kinds.RegisterControllerRecord: _register_controller,
+    kinds.RegisterControllerRecord: _kept_in("controllers", "controller_id"),
     kinds.TopicRecord: _topic,
     kinds.RemoveTopicRecord: _remove_topic,
     kinds.PartitionRecord: _partition,
@@ -817,17 +787,19 @@ _RULES: dict[type[MetadataRecord], Callable[[ClusterMetadata, Any], None]] = {
     kinds.FeatureLevelRecord: _feature_level,
     kinds.ClientQuotaRecord: _quota,
     kinds.ProducerIdsRecord: _producer_ids,
-    kinds.AccessControlEntryRecord: _acl,
+    kinds.AccessControlEntryRecord: _kept_in("acls", "id"),
     kinds.RemoveAccessControlEntryRecord: _remove_acl,
-    kinds.DelegationTokenRecord: _token,
+    kinds.DelegationTokenRecord: _kept_in("delegation_tokens", "token_id"),
     kinds.RemoveDelegationTokenRecord: _remove_token,
-    kinds.UserScramCredentialRecord: _scram,
+    kinds.UserScramCredentialRecord: _kept_in("scram_credentials", "name", "mechanism"),
     kinds.RemoveUserScramCredentialRecord: _remove_scram,
-    kinds.NoOpRecord: _nothing,
-    kinds.ZkMigrationStateRecord: _zk_migration_state,
-    kinds.BeginTransactionRecord: _begin_transaction,
-    kinds.EndTransactionRecord: _end_transaction,
-    kinds.AbortTransactionRecord: _abort_transaction,
+    kinds.NoOpRecord: lambda _metadata, _record: None,
+    kinds.ZkMigrationStateRecord: lambda metadata, record: metadata.put(
+        "singles", "zk_migration_state", record
+    ),
+    kinds.BeginTransactionRecord: lambda metadata, _: metadata.begin_transaction(),
+    kinds.EndTransactionRecord: lambda metadata, _: metadata.end_transaction(undo=False),
+    kinds.AbortTransactionRecord: lambda metadata, _: metadata.end_transaction(undo=True),
 }
 
 # The records that are kept whole, or whose effect keeps all fields; records about the log itself leave
