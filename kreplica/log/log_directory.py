@@ -238,6 +238,12 @@ class LogDirectory:
         with self._checkpoint_lock:
             self._write_high_watermarks()
 
+    def update_high_watermarks(self) -> None:
+        """Write the high watermarks if one has moved; an idle node flushes nothing."""
+        with self._checkpoint_lock:
+            if self._high_watermarks() != self._written_marks:
+                self._write_high_watermarks()
+
     def lower_checkpoints(self, log: UnifiedLog) -> None:
         """Rewrite the high watermark and log start checkpoints if they are above the log's present values.
 
@@ -275,9 +281,12 @@ class LogDirectory:
         self._written_starts = starts
 
     def _write_high_watermarks(self) -> None:
-        marks = {tp: log.high_watermark for tp, log in list(self.logs.items())}
+        marks = self._high_watermarks()
         self._marks.write(marks)
         self._written_marks = marks
+
+    def _high_watermarks(self) -> dict[TopicPartition, int]:
+        return {tp: log.high_watermark for tp, log in list(self.logs.items())}
 
     def close(self, failed: Iterable[TopicPartition], broker_epoch: int) -> None:
         """Write the checkpoints, and the marker of a clean shutdown unless a log in it failed to close.

@@ -33,7 +33,7 @@ from kreplica.common.errors import (
 )
 from kreplica.common.locks import Lock, RLock
 from kreplica.common.ports import Clock, Disk, Random, Scheduler, Storage, Workers
-from kreplica.common.types import TopicPartition, Uuid, check_topic_name
+from kreplica.common.types import INT64_MAX, TopicPartition, Uuid, check_topic_name
 from kreplica.log import log_loader
 from kreplica.log.append_queue import AppendQueue
 from kreplica.log.file_names import (
@@ -196,8 +196,10 @@ class LogManager:
         """
         settings = self.settings
 
-        def sweep(name: str, visit: Visit, period_ms: int) -> PeriodicJob:
-            step = Sweep(self.logs, visit, period_ms, clock)
+        def sweep(
+            name: str, visit: Visit, period_ms: int, logs: Callable[[], list[UnifiedLog]] = self.logs
+        ) -> PeriodicJob:
+            step = Sweep(logs, visit, period_ms, clock)
             job = PeriodicJob(name, step, scheduler, clock, period_ms)
             job.record.failed = step.failed
             return job
@@ -215,11 +217,15 @@ class LogManager:
         def flush(log: UnifiedLog) -> None:
             log.flush_if_due(clock.time_ms())
 
+        def flushed() -> list[UnifiedLog]:
+            # Few logs have flush.ms, and the job runs each second.
+            return [log for log in self.logs() if log.config.flush_ms < INT64_MAX]
+
         retain = upkeep(UnifiedLog.delete_old_segments)
 
         jobs = [
             sweep("log-retention", retain, settings.log_retention_check_interval_ms),
-            sweep("log-flusher", upkeep(flush), settings.log_flush_scheduler_interval_ms),
+            sweep("log-flusher", upkeep(flush), settings.log_flush_scheduler_interval_ms, flushed),
             checkpoint(
                 "recovery-point-checkpoint",
                 self.checkpoint_recovery_points,
@@ -864,9 +870,9 @@ class LogManager:
             self._write(directory, directory.write_log_starts)
 
     def checkpoint_high_watermarks(self) -> None:
-        """Write every log's high watermark."""
+        """Write the high watermarks of each directory where one has moved."""
         for directory in self._online():
-            self._write(directory, directory.write_high_watermarks)
+            self._write(directory, directory.update_high_watermarks)
 
     def delete_old_segments(self) -> None:
         """Apply retention to every log, now."""

@@ -78,6 +78,19 @@ def marks(storage: SimStorage) -> dict[TopicPartition, int]:
     return OffsetCheckpointFile(storage, f"{DIRECTORY}/{REPLICATION_CHECKPOINT}").read()
 
 
+def test_high_watermarks_are_written_only_when_one_has_moved() -> None:
+    storage = SimStorage()
+    manager = committed(storage)
+    before = len(storage.trace)
+    manager.checkpoint_high_watermarks()
+    assert storage.trace[before:] == []
+    log = log_of(manager)
+    append(log, 1)
+    log.update_high_watermark(11)
+    manager.checkpoint_high_watermarks()
+    assert marks(storage) == {ORDERS: 11, OTHER: 10}
+
+
 def starts(storage: SimStorage) -> dict[TopicPartition, int]:
     return OffsetCheckpointFile(storage, f"{DIRECTORY}/{LOG_START_OFFSET_CHECKPOINT}").read()
 

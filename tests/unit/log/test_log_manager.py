@@ -334,6 +334,21 @@ def test_the_scheduler_checkpoints_and_flushes(tmp_path: Path) -> None:
     assert len(node.scheduler) == 0
 
 
+def test_the_flusher_visits_only_logs_that_flush_ms_flushes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    visited: list[UnifiedLog] = []
+    monkeypatch.setattr(UnifiedLog, "flush_if_due", lambda log, _: visited.append(log))
+    flushed = LogConfig.parse({"flush.ms": 500})
+    node = Node(tmp_path, configs={"other": flushed})
+    manager = node.start()
+    get_or_create_log(manager, ORDERS)
+    other = get_or_create_log(manager, TopicPartition("other", 0))
+    node.pass_(1_500)
+    assert set(visited) == {other}
+    manager.shutdown()
+
+
 # ---- logs ----------------------------------------------------------------------------------------------
 
 
