@@ -378,8 +378,8 @@ class Sender:
     def _send(self, leader: int) -> None:
         ready = self._ready.pop(leader)
         now_ms = monotonic_ms(self._clock)
-        patience_ms = max(batch.appends.latest_deadline_ms for batch in ready.batches.values()) - now_ms
-        timeout_ms = max(1, min(self._config.request_timeout_ms, patience_ms))
+        ends_ms = max([batch.appends.latest_deadline_ms for batch in ready.batches.values()])
+        timeout_ms = max(1, min(self._config.request_timeout_ms, ends_ms - now_ms))
         sent: list[tuple[PartitionSender, Batch, int]] = []
         for partition, batch in ready.batches.items():
             batch.attempt += 1
@@ -390,7 +390,10 @@ class Sender:
         else:
             request = _message_of(ready.batches.items(), timeout_ms)
         reply = self._transport.send(leader, request, timeout_ms=timeout_ms)
-        reply.add_done_callback(lambda done: self.post(partial(self._answered, sent, done)))
+        reply.add_done_callback(partial(self._post_answer, sent))
+
+    def _post_answer(self, sent: Any, reply: Future[Any]) -> None:
+        self._loop.post(partial(self.run, partial(self._answered, sent, reply)))
 
     def _answered(
         self, sent: Sequence[tuple[PartitionSender, Batch, int]], reply: Future[int | ProduceResponse | None]
@@ -628,7 +631,8 @@ class PartitionSender:
         error = batch.last_error = outcome.error
         if error is None:
             self._is_known = self._is_known or batch.sequence != NO_SEQUENCE
-            self._grow(batch.appends.size)
+            if self._accumulator.max_batch_size < self._accumulator.max_request_size:
+                self._grow(batch.appends.size)
             batch.appends.base_offset = outcome.base_offset
             finish_all(batch.appends.release())
         elif isinstance(error, REFUSED) and len(batch.appends) > 1:
@@ -648,7 +652,7 @@ class PartitionSender:
         Slowly: where the limit is permanent, one batch in about fifty is refused and sent again in parts.
         """
         of = self._accumulator
-        if of.max_batch_size < of.max_request_size and size > of.max_batch_size // 2:
+        if size > of.max_batch_size // 2:
             of.max_batch_size = min(of.max_request_size, of.max_batch_size + of.max_batch_size // GROWTH + 1)
 
     def _split(self, batch: Batch, outcome: Outcome) -> list[Batch]:

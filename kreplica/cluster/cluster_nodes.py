@@ -210,9 +210,8 @@ class ClusterNodes:
         # Each append comes by here.
         newest, highest = None, -1
         for local in self._nodes.values():
-            node = local.node
-            if node is not None:
-                loader = node.loader
+            loader = local.loader
+            if loader is not None:
                 offset = loader.applied.offset
                 if offset > highest:
                     newest, highest = loader, offset

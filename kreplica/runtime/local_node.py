@@ -25,6 +25,7 @@ from kreplica.runtime.scheduler import ThreadWorkers
 from kreplica.runtime.storage import FileStorage, RevocableStorage, UnflushedStorage
 
 if TYPE_CHECKING:
+    from kreplica.metadata.metadata_loader import MetadataLoader
     from kreplica.runtime.local_listener import LocalListener
 
 
@@ -59,7 +60,8 @@ class LocalNode:
         self._listener = listener
         self._endpoint: LocalEndpoint | None = None
         self._storage: RevocableStorage | None = None
-        self.node: Node | None = None  # while it runs; written only here
+        self.node: Node | None = None  # while it runs; written only here, as is its loader
+        self.loader: MetadataLoader | None = None
 
     @property
     def is_alive(self) -> bool:
@@ -106,7 +108,7 @@ class LocalNode:
         except BaseException:
             self._leave()
             raise
-        self.node = node
+        self.node, self.loader = node, node.loader
         return node
 
     def stop(self, timeout_ms: int) -> Future[None]:
@@ -149,7 +151,7 @@ class LocalNode:
 
     def _leave(self) -> None:
         endpoint, self._endpoint = self._endpoint, None
-        self.node = None
+        self.node = self.loader = None
         self.is_paused = False
         if endpoint is not None:
             self._network.leave(endpoint)
