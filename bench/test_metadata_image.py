@@ -13,10 +13,10 @@ from kreplica._core.batch_builder import BatchBuilder
 from kreplica._core.records import batches
 from kreplica.common.types import Uuid
 from kreplica.metadata import records as kinds
+from kreplica.metadata.batch_reader import BatchReader
 from kreplica.metadata.image_writer import NODES_A_SCAN, ImageWriter
 from kreplica.metadata.metadata_loader import MetadataLoader
 from kreplica.metadata.serde import encode, in_lowest_version
-from kreplica.raft.batch_reader import BatchReader
 from kreplica.raft.kafka_metadata_log import KafkaMetadataLog
 from kreplica.runtime.clock import SystemClock
 from kreplica.runtime.lmdb_store import LmdbImageDirectory, LmdbMetadataStore

@@ -17,9 +17,9 @@ from kreplica.common.errors import KreplicaError, OffsetOutOfRange
 from kreplica.common.leader_and_isr import NO_LEADER
 from kreplica.log.file_names import CLUSTER_METADATA_DIRECTORY, LOG_SUFFIX, parse_file_name
 from kreplica.log.verify.segment import FileBatches
+from kreplica.metadata.batch_reader import Batch, decoded
 from kreplica.metadata.image_paths import TreeChange, partition_at
 from kreplica.metadata.metadata_loader import TreeReplay
-from kreplica.raft.batch_reader import Batch, decoded
 from kreplica.raft.snapshots import parse_snapshot_name
 from kreplica.runtime.storage import FileStorage
 

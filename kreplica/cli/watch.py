@@ -20,10 +20,10 @@ from kreplica.common.closing import Closing
 from kreplica.common.errors import KreplicaError, NetworkException
 from kreplica.common.types import Uuid
 from kreplica.common.wire import error_of
+from kreplica.metadata.batch_reader import decoded_batches
 from kreplica.metadata.image_format import ROOT, OffsetAndEpoch, check_path
 from kreplica.metadata.image_paths import TreeChange
 from kreplica.metadata.metadata_loader import TreeReplay
-from kreplica.raft.batch_reader import decoded_batches
 from kreplica.raft.raft_messages import (
     FetchPosition,
     make_fetch_request,

@@ -14,12 +14,12 @@ from kreplica.common.errors import NotLeaderOrFollower, UnknownTopicOrPartition
 from kreplica.common.future import Future
 from kreplica.common.leader_and_isr import NO_LEADER
 from kreplica.common.types import TopicPartition, Uuid
+from kreplica.metadata.batch_reader import decoded_batches
 from kreplica.metadata.cluster_metadata import ClusterMetadata
 from kreplica.metadata.image_paths import TreeChange, partition_path, shown_partition
 from kreplica.metadata.metadata_loader import TreeReplay
 from kreplica.metadata.registrations import PartitionRegistration
 from kreplica.metadata.watches import Watch
-from kreplica.raft.batch_reader import decoded_batches
 from kreplica.raft.snapshots import RecordsSnapshotReader
 from kreplica.replica.partition_state import IsrChange, IsrChangeReason
 

@@ -17,19 +17,19 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from typing import Protocol
 
 from kreplica.common.errors import KreplicaError
 from kreplica.common.metrics import MetricRegistry
 from kreplica.common.ports import Loop
 from kreplica.metadata import image_paths
+from kreplica.metadata.batch_reader import Batch, BatchReader
 from kreplica.metadata.cluster_metadata import ClusterMetadata, MetadataDelta, Step, difference, restored
-from kreplica.metadata.control_records import ControlMessage, LeaderChangeMessage
+from kreplica.metadata.control_records import LeaderChangeMessage
 from kreplica.metadata.image_format import OffsetAndEpoch
 from kreplica.metadata.image_paths import TreeChange
 from kreplica.metadata.image_writer import ImageWriter
 from kreplica.metadata.records import BeginTransactionRecord, MetadataRecord
-from kreplica.metadata.serde import ApiMessageAndVersion
 from kreplica.metadata.watches import (
     LeaderOfEpoch,
     TimedStep,
@@ -57,40 +57,13 @@ class LeaderAndEpoch(Protocol):
     def epoch(self) -> int: ...
 
 
-class CommittedBatch(Protocol):
-    """A batch of the log, as provided by its client."""
+class Snapshot(Iterable[Batch], Protocol):
+    """The batches of a snapshot."""
 
-    @property
-    def base_offset(self) -> int: ...
-
-    @property
-    def last_offset(self) -> int: ...
-
-    @property
-    def epoch(self) -> int: ...
-
-    @property
-    def append_timestamp(self) -> int: ...
-
-    @property
-    def size_bytes(self) -> int: ...
-
-    @property
-    def records(self) -> Iterable[ApiMessageAndVersion[MetadataRecord]]: ...
-
-    @property
-    def control_records(self) -> Iterable[ControlMessage]: ...
-
-
-class Batches(Iterable[Any], Protocol):
-    """Committed batches in order, or the batches of a snapshot."""
-
-    def close(self) -> None: ...
-
-
-class Snapshot(Batches, Protocol):
     @property
     def snapshot_id(self) -> OffsetAndEpoch: ...
+
+    def close(self) -> None: ...
 
 
 class MetadataPublisher(Protocol):
@@ -176,7 +149,7 @@ class MetadataLoader:
 
     # ---- events of the quorum's client --------------------------------------------------------------------
 
-    def handle_commit(self, reader: Batches) -> None:
+    def handle_commit(self, reader: BatchReader) -> None:
         """Replay committed batches; records already applied are skipped.
 
         Raises the typed error of a record that does not fit: no controller can have written it, and the state
@@ -232,7 +205,7 @@ class MetadataLoader:
 
     # ---- replaying ----------------------------------------------------------------------------------------
 
-    def _replay(self, batch: CommittedBatch) -> None:
+    def _replay(self, batch: Batch) -> None:
         if batch.last_offset < self._next_offset:
             return
         assert batch.epoch >= self._last_epoch, f"epoch {batch.epoch} after {self._last_epoch}"
@@ -334,7 +307,7 @@ class TreeReplay:
         self._controller: LeaderOfEpoch | None = None
 
     def load(
-        self, batches: Iterable[CommittedBatch], snapshot_id: OffsetAndEpoch, timestamp_ms: int = -1
+        self, batches: Iterable[Batch], snapshot_id: OffsetAndEpoch, timestamp_ms: int = -1
     ) -> list[TreeChange]:
         """Replace the state by a snapshot; return the differences.
 
@@ -348,7 +321,7 @@ class TreeReplay:
         self.snapshot_end = snapshot_id.offset
         return list(changes_of((step, timestamp_ms) for step in steps))
 
-    def replay(self, batch: CommittedBatch) -> list[TreeChange]:
+    def replay(self, batch: Batch) -> list[TreeChange]:
         """Apply the next batch; return its changes. A batch that was applied already changes nothing.
 
         Raises the typed error of a record that does not fit.

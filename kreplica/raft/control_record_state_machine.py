@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 from kreplica._core.records import RecordBatch, batches
 from kreplica.common.errors import InvalidConfig, SnapshotMissing
 from kreplica.common.types import Uuid
+from kreplica.metadata.batch_reader import decoded
 from kreplica.metadata.control_records import (
     ControlMessage,
     KRaftVersionRecord,
     VotersRecord,
 )
 from kreplica.metadata.image_format import OffsetAndEpoch
-from kreplica.raft.batch_reader import decoded
 from kreplica.raft.kafka_metadata_log import KafkaMetadataLog
 from kreplica.raft.snapshots import summary_of
 from kreplica.raft.voter_set import BEFORE_THE_LOG, ReplicaKey, VoterSet, VoterSetHistory

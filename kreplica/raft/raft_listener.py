@@ -11,8 +11,8 @@ from typing import NamedTuple, Protocol
 
 from kreplica._core.records import batches
 from kreplica.common.errors import SnapshotMissing
+from kreplica.metadata.batch_reader import Batch, BatchReader
 from kreplica.raft.batch_accumulator import CompletedBatch
-from kreplica.raft.batch_reader import Batch, BatchReader
 from kreplica.raft.kafka_metadata_log import KafkaMetadataLog
 from kreplica.raft.snapshots import RecordsSnapshotReader
 

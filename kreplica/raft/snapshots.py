@@ -37,6 +37,7 @@ from kreplica.common.errors import (
 )
 from kreplica.common.ports import Clock, Storage
 from kreplica.common.types import INT32_MAX, INT64_MAX
+from kreplica.metadata.batch_reader import Batch, decoded_batches
 from kreplica.metadata.control_records import (
     ControlMessage,
     KRaftVersionRecord,
@@ -49,7 +50,6 @@ from kreplica.metadata.image_format import OffsetAndEpoch
 from kreplica.metadata.records import MetadataRecord
 from kreplica.metadata.serde import ApiMessageAndVersion
 from kreplica.raft.batch_accumulator import BatchAccumulator
-from kreplica.raft.batch_reader import Batch, decoded_batches
 from kreplica.raft.voter_set import VoterSet
 
 if TYPE_CHECKING:

@@ -12,11 +12,11 @@ from typer.testing import CliRunner
 
 from kreplica.cli.app import app
 from kreplica.common.types import Uuid
+from kreplica.metadata.batch_reader import decoded_batches
 from kreplica.metadata.control_records import LeaderChangeMessage, VoterEndpoint
 from kreplica.metadata.image_format import OffsetAndEpoch
 from kreplica.metadata.serde import encode, to_json
 from kreplica.raft.batch_accumulator import build_control_batch
-from kreplica.raft.batch_reader import decoded_batches
 from kreplica.raft.kafka_metadata_log import KafkaMetadataLog
 from kreplica.raft.snapshots import RecordsSnapshotReader, parse_snapshot_name, snapshot_name
 from kreplica.raft.voter_set import ReplicaKey, VoterNode, VoterSet

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 from kreplica.common.types import Uuid
 from kreplica.metadata import records as kinds
+from kreplica.metadata.batch_reader import Batch, BatchReader
 from kreplica.metadata.cluster_metadata import ClusterMetadata
 from kreplica.metadata.image_format import OffsetAndEpoch
 from kreplica.metadata.records import MetadataRecord
 from kreplica.metadata.serde import in_lowest_version
-from kreplica.raft.batch_reader import Batch, BatchReader
 
 
 class MetadataLog:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from kreplica.common.config import MetadataLogConfig
+from kreplica.metadata.batch_reader import Batch, decoded_batches
 from kreplica.metadata.image_format import OffsetAndEpoch
 from kreplica.metadata.records import FenceBrokerRecord, MetadataRecord
 from kreplica.metadata.serde import ApiMessageAndVersion, encode
-from kreplica.raft.batch_reader import Batch, decoded_batches
 from kreplica.raft.kafka_metadata_log import KafkaMetadataLog
 from kreplica.raft.snapshots import RecordsSnapshotReader
 from kreplica.sim.storage import SimStorage

@@ -17,10 +17,10 @@ from kreplica.common.leader_and_isr import NO_LEADER, LeaderAndIsr, LeaderRecove
 from kreplica.common.types import ACKS_ALL, TopicPartition, Uuid
 from kreplica.common.wire import topic_id_of
 from kreplica.controller.topic_settings import DEFAULTS, ElectionSettings, settings_by
+from kreplica.metadata.batch_reader import decoded_batches
 from kreplica.metadata.cluster_metadata import ClusterMetadata, MetadataDelta, PartitionChange, difference
 from kreplica.metadata.records import PartitionChangeRecord
 from kreplica.metadata.registrations import PartitionRegistration
-from kreplica.raft.batch_reader import decoded_batches
 from kreplica.raft.raft_messages import is_of_metadata_log
 from kreplica.sim import client
 from kreplica.sim.invariants.checker import INVARIANTS, InvariantChecker

@@ -17,11 +17,11 @@ from kreplica.common.dataclass import dataclass, field
 from kreplica.common.future import Future
 from kreplica.common.metrics import MetricRegistry
 from kreplica.common.types import Uuid
+from kreplica.metadata.batch_reader import BatchReader
 from kreplica.metadata.control_records import VoterEndpoint
 from kreplica.metadata.image_format import OffsetAndEpoch
 from kreplica.metadata.records import ConfigRecord, MetadataRecord
 from kreplica.metadata.serde import ApiMessageAndVersion
-from kreplica.raft.batch_reader import BatchReader
 from kreplica.raft.epoch_state import LeaderState
 from kreplica.raft.kafka_metadata_log import KafkaMetadataLog
 from kreplica.raft.kafka_raft_client import KafkaRaftClient

@@ -18,11 +18,11 @@ from kreplica.common.errors import (
     UnexpectedEpoch,
 )
 from kreplica.common.types import Uuid
+from kreplica.metadata.batch_reader import decoded_batches
 from kreplica.metadata.control_records import LeaderChangeMessage
 from kreplica.metadata.records import FenceBrokerRecord, RemoveTopicRecord, TopicRecord
 from kreplica.metadata.serde import ApiMessageAndVersion
 from kreplica.raft.batch_accumulator import BatchAccumulator, Record
-from kreplica.raft.batch_reader import decoded_batches
 from tests.support.logs import NOW_MS, ManualClock
 
 LEADER_CHANGE = LeaderChangeMessage(leader_id=1, voters=(), granting_voters=())

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from kreplica.metadata.batch_reader import Batch, BatchReader, decoded
 from kreplica.raft import epoch_state
-from kreplica.raft.batch_reader import Batch, BatchReader, decoded
 from kreplica.raft.epoch_state import LeaderState
 from kreplica.raft.kafka_metadata_log import KafkaMetadataLog
 from kreplica.sim.quorum.sim_quorum import SimQuorum

@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kreplica.common.errors import CorruptMessage, InvalidCrc, InvalidRecord, KreplicaError
+from kreplica.metadata.batch_reader import BatchReader, decoded_batches
 from kreplica.metadata.control_records import SnapshotFooterRecord
 from kreplica.metadata.serde import encode
 from kreplica.raft.batch_accumulator import build_control_batch
-from kreplica.raft.batch_reader import BatchReader, decoded_batches
 from tests.support.batches import build
 from tests.support.metadata_records import examples
 
