@@ -199,6 +199,8 @@ class ClusterMetadata:
         *("delegation_tokens", "singles"),
     )
     SINGLES = ("producer_ids", "zk_migration_state")
+    # What two objects with the same state have in common. A change replaces a part that a copy shares.
+    STATE = (*TABLES, "topics", "topic_names", "versions", "_transaction")
 
     def __init__(self) -> None:
         self.brokers: dict[int, BrokerRegistration] = {}
@@ -234,8 +236,7 @@ class ClusterMetadata:
         """Return whether both have the same state of the cluster; pending deltas do not count."""
         if not isinstance(other, ClusterMetadata):
             return NotImplemented
-        names = (*self.TABLES, "topics", "topic_names", "versions", "_transaction")
-        return all(getattr(self, name) == getattr(other, name) for name in names)
+        return all(getattr(self, name) == getattr(other, name) for name in self.STATE)
 
     __hash__ = None  # type: ignore[assignment]
 

@@ -302,7 +302,7 @@ class SimNetwork:
         if self._holds and any(holds(message) for holds in self._holds):
             self.held.append(message)
             return
-        conditions = self.conditions(message.sender.node_id, message.receiver)
+        conditions = self._links.get((message.sender.node_id, message.receiver), self._conditions)
         if conditions.loss and self._random.random() < conditions.loss:
             self.counts["lost"] += 1
             return

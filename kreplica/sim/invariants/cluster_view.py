@@ -161,23 +161,26 @@ class PartitionView:
             if members.get(broker_id) == former_epoch:
                 members[broker_id] = epoch
 
-    def leaders(self) -> Iterator[ReplicaView]:
-        """Yield all replicas that believe to lead."""
-        for replica in self.replicas.values():
-            if replica.is_leader:
-                yield replica
+    def leaders(self) -> list[ReplicaView]:
+        """Return all replicas that believe to lead."""
+        return [replica for replica in self.replicas.values() if replica.is_leader]
 
-    def counted(self, members: Mapping[int, int]) -> Iterator[ReplicaView]:
-        """Yield the members of an ISR that still run in the life in which they joined it."""
+    def counted(self, members: Mapping[int, int]) -> list[ReplicaView]:
+        """Return the members of an ISR that still run in the life in which they joined it."""
+        # Until it begins to lead, the previous leader may still truncate its log.
+        awaited = self.decided.leader if self.is_awaited and self.decided is not None else None
+        replicas, found = self.replicas, []
         for broker_id, broker_epoch in members.items():
-            replica = self.replicas.get(broker_id)
-            if replica is None or replica.log is None:
-                continue
-            if self.is_awaited and self.decided is not None and broker_id == self.decided.leader:
-                # Until it begins to lead, the previous leader may still truncate its log.
-                continue
-            if replica.is_running and replica.broker_epoch == broker_epoch:
-                yield replica
+            replica = replicas.get(broker_id)
+            if (
+                replica is not None
+                and replica.broker_epoch == broker_epoch
+                and replica.is_running
+                and replica.log is not None
+                and broker_id != awaited
+            ):
+                found.append(replica)
+        return found
 
     def agrees(self, replica: ReplicaView, end: int) -> bool:
         """Return whether the replica holds what is committed below `end`, where both have records."""
