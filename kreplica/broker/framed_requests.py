@@ -19,7 +19,7 @@ from kreplica.broker.request_channel import Answer, Lanes, RequestChannel
 from kreplica.broker.request_context import RequestContext
 from kreplica.common.encoded_request import joined
 from kreplica.common.errors import KreplicaError
-from kreplica.common.future import Future, then
+from kreplica.common.future import Future
 from kreplica.common.message_reader import MessageReader, read_message
 from kreplica.common.message_writer import request_frame
 from kreplica.common.messages.data import FetchRequest, ProduceRequest
@@ -45,19 +45,20 @@ class FramedRequests:
             return self._handle(request)
         frame = b"".join(request_frame(request, 0, CLIENT))[SIZE_BYTES:]
         kind = response_type(request.__api_key__, request.__version__)
-        return then(self._receive(memoryview(frame)), partial(_response, kind))
+        return self._serve(memoryview(frame), partial(_response, kind))
 
     def handle_frame(self, frame: memoryview) -> Future[Any]:
         """Answer a request's frame with the response's, both without their size."""
-        return then(self._receive(frame), _joined)
+        return self._serve(frame, _joined)
 
-    def _receive(self, frame: memoryview) -> Future[Answer]:
-        made = self._channel.receive(frame, "")
-        error = made.exception() if made.done() and not made.cancelled() else None
+    def _serve(self, frame: memoryview, read: Callable[[Answer], Any]) -> Future[Any]:
+        answer: Future[Any] = Future()
+        self._channel.serve(frame, "", partial(_resolve, answer, read))
+        error = answer.exception() if answer.done() else None
         if error is not None and not isinstance(error, KreplicaError):
             # The channel would close a connection. Here the caller reports what failed unexpectedly.
             raise error
-        return made
+        return answer
 
     def _declined(self, request: Any, _: RequestContext) -> Future[Any]:
         return self._handle(request)
@@ -66,6 +67,20 @@ class FramedRequests:
 def _is_of_partitions(request: Any) -> bool:
     # No lane takes a fetch of the quorum.
     return type(request) is FetchRequest and not is_of_metadata_log(request)
+
+
+def _resolve(
+    answer: Future[Any], read: Callable[[Answer], Any], buffers: Answer, error: BaseException | None
+) -> None:
+    if error is not None:
+        answer.set_exception(error)
+        return
+    try:
+        made = read(buffers)
+    except Exception as failure:
+        answer.set_exception(failure)
+    else:
+        answer.set_result(made)
 
 
 def _joined(buffers: Answer) -> memoryview | None:
