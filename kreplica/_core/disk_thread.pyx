@@ -260,7 +260,8 @@ cdef class LoopDisk:
         for _ in range(min(<Py_ssize_t> len(self.finished), AT_ONCE)):
             job = self.finished.popleft()
             done, job.done = job.done, None
-            if self.life.is_alive:
+            # The owner may have seen the end already.
+            if done is not None and self.life.is_alive:
                 try:
                     done(job)
                 except Exception as error:

@@ -80,7 +80,7 @@ cdef class ProduceLane:
     cdef object owner
     cdef object bytes_in
     cdef object messages_in
-    cdef object await_commit
+    cdef object await_commits
     cdef object inline            # the disk that makes an append in the caller's turn
 
     # Make the request's appends. Return OK, or the reason to decline it, negated and less 1.
@@ -125,6 +125,7 @@ cdef class LaneAppend(AppendJob):
     cdef object producer          # a ProducerAppendInfo, or None
     cdef bint is_checked          # the records of a compressed batch are valid
     cdef bint is_in_log
+    cdef bint waits               # for the high watermark, since the batch is in the log
     # The result.
     cdef bint is_decided
     cdef int16_t code             # of an error, or 0
@@ -139,6 +140,8 @@ cdef class LaneAppend(AppendJob):
     cdef public object error
 
     cdef bint check_records(self, object log) except -1
+    cdef int finish_with_following(self) except -1
+    cdef bint record(self) except -1
     cdef int succeed(self) except -1
     # Take the result: an error code or 0, offsets and times or -1, the error's message or None, the errors of records.
     cdef int decide(self, int16_t code, int64_t base_offset, int64_t append_time, int64_t log_start_offset,

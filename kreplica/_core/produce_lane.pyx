@@ -11,6 +11,7 @@ from kreplica._core.big_endian cimport load16, load32, store16, store32, store64
 from kreplica._core.leader_state cimport LeaderState, Term
 from kreplica._core.log_lock cimport LogLock
 from kreplica._core.log_state cimport LogState
+from kreplica._core.purgatory cimport Purgatory
 from kreplica._core.record_batch cimport (
     CODEC_MASK, CONTROL, TRANSACTIONAL, BatchHeader, RecordScan, parse_header,
 )
@@ -32,6 +33,7 @@ cdef enum:
     ACKS_ALL = -1
     ACKS_LEADER = 1
     ONE = 2                            # the size of a compact array with one element
+    APPENDS_A_STEP = 64                # the most that are finished at once, since heartbeats wait for them
     LONGEST_WAIT_MS = 300000           # limits how long the request's memory is held
     NUMBER_BYTES = 5                   # what ends a wire name: an array's size of 1, the partition's number
     HEAD_BYTES = 9                     # an answer's size, correlation id, and unknown fields of the header
@@ -136,16 +138,16 @@ cdef class ProduceLane:
 
     `partitions`: the partitions that clients may write to, by `wire_name`; the owner keeps it. `owner`: the
     AppendManager, see its section about the lane. `inline`: the disk whose appends are made in the caller's turn.
-    `bytes_in`, `messages_in`: meters. `await_commit`: DelayedRequests.await_token.
+    `bytes_in`, `messages_in`: meters. `await_commits`: DelayedRequests.await_tokens.
     """
 
-    def __init__(self, dict partitions not None, owner, inline, bytes_in, messages_in, await_commit):
+    def __init__(self, dict partitions not None, owner, inline, bytes_in, messages_in, await_commits):
         self.partitions = partitions
         self.owner = owner
         self.inline = inline
         self.bytes_in = bytes_in
         self.messages_in = messages_in
-        self.await_commit = await_commit
+        self.await_commits = await_commits
 
     def declined(self, int reason):
         """Return how many requests were declined or batches handed over for a reason, an index into DECLINED."""
@@ -510,13 +512,50 @@ cdef class LaneAppend(AppendJob):
         cdef object queue = self.queue
         cdef LogState state = self.state
         if take_back(self, queue, self.log.offsets_lock):
-            self.finish()
+            self.finish_with_following()
             go_on(self, queue, state)
         else:
             queue.job_done(self)
 
+    cdef int finish_with_following(self) except -1:
+        # Finish this append and those behind it that are done, too. They wait together, and wake fetches once.
+        cdef ProduceLane lane = self.lane
+        cdef object queue = self.queue
+        cdef LeaderState partition = self.partition
+        cdef LaneAppend append = self
+        cdef list in_flight = queue.in_flight
+        cdef list waiting = []
+        cdef bint has_moved = False
+        cdef int left = APPENDS_A_STEP
+        try:
+            while True:
+                has_moved |= append.record()
+                if append.waits:
+                    waiting.append(append)
+                left -= 1
+                if left == 0 or not in_flight or type(in_flight[0]) is not LaneAppend:
+                    break
+                append = in_flight[0]
+                if not queue.disk.is_finished(append) or not take_back(append, queue, append.log.offsets_lock):
+                    break
+                # Its end needs no further report.
+                append.done = None
+        finally:
+            if waiting:
+                lane.await_commits(waiting)
+            lane.owner.appended(partition, has_moved)
+        return 0
+
     def finish(self):
-        """Record that the batch is in the log, and decide its result or let it wait for the high watermark."""
+        """Record that the batch is in the log, and notify the owner."""
+        cdef bint has_moved = self.record()
+        if self.waits:
+            self.lane.await_commits([self])
+        self.lane.owner.appended(self.partition, has_moved)
+
+    cdef bint record(self) except -1:
+        # Record that the batch is in the log. Decide its result, or set `waits`: for the high watermark. Return whether
+        # that has moved. The caller then calls DelayedRequests.await_tokens and AppendManager.appended.
         cdef LeaderState partition = self.partition
         cdef ProduceLane lane = self.lane
         cdef bint has_moved = False
@@ -538,8 +577,19 @@ cdef class LaneAppend(AppendJob):
         elif is_short:
             self.fail(lane.owner.not_enough_replicas(partition))
         else:
-            lane.await_commit(self, partition.key, self.required_offset, self.request.timeout_ms, self.mark)
-        lane.owner.appended(partition, has_moved)
+            self.waits = True
+        return has_moved
+
+    def wait(self, Purgatory purgatory not None, int64_t now_ms):
+        """Wait in the purgatory for the high watermark; `complete` ends the wait. Return the deadline."""
+        cdef int64_t deadline_ms = now_ms + max(0, min(self.request.timeout, LONGEST_WAIT_MS))
+        try:
+            if not purgatory.watch(self.partition.key, self.required_offset, deadline_ms, self, 0, self.mark):
+                self.complete()
+        except Exception as error:
+            # There is no memory to wait in.
+            self.request.abort(error)
+        return deadline_ms
 
     def complete(self, given_up=None):
         """Decide the result if the commit is decided. `given_up`: the error to answer if it is not."""

@@ -163,7 +163,7 @@ class AppendManager:
             INLINE,
             self._bytes_in,
             self._messages_in,
-            delayed.await_token,
+            delayed.await_tokens,
         )
         metrics.gauge("ProduceLane", "TakenRequests", lambda: self.lane.taken)
         for number, reason in enumerate(DECLINED):

@@ -33,6 +33,7 @@ from kreplica.replica.purgatory import DelayedOperationPurgatory
 
 if TYPE_CHECKING:
     from kreplica._core.log_segment import LogAppendInfo
+    from kreplica._core.produce_lane import LaneAppend
     from kreplica.replica.partition import Partition
 
 # ---- produce -----------------------------------------------------------------------------------------------
@@ -240,13 +241,15 @@ class DelayedRequests:
         if self.produce.is_closed:
             self._fail_produces()
 
-    def await_token(
-        self, token: Any, key: int, required_offset: int, timeout_ms: int, mark: Watermark
-    ) -> None:
-        """Let a native append of one partition wait for the high watermark; its `complete` ends the wait."""
-        if not self.produce.watch(key, required_offset, timeout_ms, token, mark):
-            token.complete()
-        if self.produce.native.closed:
+    def await_tokens(self, tokens: Sequence[LaneAppend]) -> None:
+        """Let native appends wait for the high watermark."""
+        produce = self.produce
+        now_ms = produce.now_ms()
+        # The alarm is seldom set: it rings at the first deadline of all.
+        first_ms = min(token.wait(produce.native, now_ms) for token in tokens)
+        if first_ms < produce.native.armed_ms:
+            produce.arm(first_ms)
+        if produce.native.closed:
             self._fail_produces()
 
     def await_commits(

@@ -67,14 +67,15 @@ def count_natively_what_is_out_of_bounds(_: Replacement) -> Replacement:
     return partial(FetchLane, kind=CaughtUp)
 
 
-@lane_mutant(DelayedRequests, "await_token")
+@lane_mutant(DelayedRequests, "await_tokens")
 def acknowledge_natively_at_once(_: Replacement) -> Replacement:
     """A produce with acks=all that the lane took is answered as soon as the leader has it."""
 
-    def await_token(_: Any, token: Any, *_waits: Any) -> None:
-        token.answer(resolved({0: PartitionResponse(token.base_offset)}))
+    def await_tokens(_: Any, tokens: list[Any]) -> None:
+        for token in tokens:
+            token.answer(resolved({0: PartitionResponse(token.base_offset)}))
 
-    return await_token
+    return await_tokens
 
 
 @lane_mutant(fetch_manager, "FetchLane", SCRIPTED_LANE_MUTANTS)
