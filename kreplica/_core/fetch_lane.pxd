@@ -28,7 +28,7 @@ from kreplica._core.purgatory cimport Purgatory
 cdef enum:
     # FETCHES_DECLINED in fetch_lane.pyx has the names, in this order.
     FETCH_VERSION                 # a version before 12 or after 17, or a follower's that is not 17, which nodes send
-    FETCH_LAYOUT                  # it has unknown fields, or cannot be read
+    FETCH_LAYOUT                  # it has unknown fields, more than MOST_PARTITIONS, or cannot be read
     FETCH_CONSUMER                # a consumer's in a session, with a rack, or without partitions
     FETCH_FULL                    # it begins or ends a session, or has none
     FETCH_FORGETS                 # it takes partitions out of the session
@@ -42,7 +42,7 @@ cdef enum:
 
 
 cdef enum:
-    MOST_PARTITIONS = 64          # the most that one step answers, since heartbeats wait for it
+    MOST_PARTITIONS = 512         # the most that one step answers, since heartbeats wait for it
 
 
 cdef struct asked_t:

@@ -388,9 +388,9 @@ def test_a_partition_is_found_by_its_bytes_in_a_request() -> None:
 class Consumer:
     """Fetches from broker 1 outside of sessions, by the lane and by Python."""
 
-    def __init__(self, seed: int = 0, **options: Any) -> None:
+    def __init__(self, seed: int = 0, partitions: int = PARTITIONS, **options: Any) -> None:
         self.random = random.Random(seed)
-        self.at = Replicas(partitions=PARTITIONS, **options)
+        self.at = Replicas(partitions=partitions, **options)
         self.lane = self.at.manager(1).fetches.lane
         self.topic_id = self.at.controller.topic_id("t")
         assert self.topic_id is not None
@@ -398,7 +398,7 @@ class Consumer:
         self.channel = RequestChannel(
             lambda request, _: handlers[type(request)](request), self.at.manager(1)._metadata_cache
         )
-        for number in range(PARTITIONS):
+        for number in range(partitions):
             self.append(number, b"first")
         self.at.pass_time(100)
         # The followers' fetches are not counted.
@@ -510,6 +510,15 @@ def test_a_consumer_reads_records_in_each_version() -> None:
         assert answer is not None
         assert answer.count(b"first") == 2
     assert consumer.reasons() == {}
+
+
+def test_a_request_may_name_hundreds_of_partitions_but_not_thousands() -> None:
+    consumer = Consumer(partitions=100)
+    frame = consumer.frame(tuple(consumer.asked(number) for number in range(100)))
+    assert consumer.native(frame) == consumer.by_python(frame)
+    assert consumer.native(consumer.frame((consumer.asked(0),) * 512)) is None
+    assert consumer.native(consumer.frame((consumer.asked(0),) * 513)) is None
+    assert consumer.reasons() == {"partition": 1, "layout": 1}
 
 
 def test_a_consumer_that_has_to_wait_is_left_to_python() -> None:
