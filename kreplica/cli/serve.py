@@ -27,6 +27,7 @@ from kreplica.broker.node import CONTROLLED_SHUTDOWN_MS
 from kreplica.common.dataclass import dataclass
 from kreplica.common.errors import InvalidConfig, KreplicaError
 from kreplica.common.future import Future
+from kreplica.common.rare_collections import rare_collections
 from kreplica.runtime.kafka_config import LOOPBACK, parse_address, read_config_file
 from kreplica.runtime.tcp_node import KafkaRaftServer
 
@@ -47,6 +48,7 @@ class ProcessOptions:
     metrics_listen: str | None = None
 
 
+@rare_collections()
 def run(
     properties: Mapping[str, object],
     options: ProcessOptions,
@@ -70,7 +72,8 @@ def run(
         return 1
     end.has_started()
     _warn_of_open_quorum(server)
-    # A full collection would walk all modules and classes, and delay requests by tens of ms.
+    # A full collection would walk all modules and classes, and delay requests by tens of ms. While a node
+    # gets 10,000 partitions it would walk those as well, a dozen times: hence rare_collections.
     gc.freeze()
     # The longest time that the threads of image, retention and cleaning hold the GIL; the default is 5 ms.
     sys.setswitchinterval(SWITCH_INTERVAL_S)
