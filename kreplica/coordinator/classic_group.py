@@ -272,6 +272,8 @@ class ClassicGroup:
 
     def subscribed_topics(self) -> set[str] | None:
         """Return the topics that a group of consumers reads; None if the members' metadata does not say."""
+        if self.is_in(GroupState.EMPTY):
+            return set()
         if self.protocol_type != CONSUMER or self.protocol_name is None:
             return None
         topics: set[str] = set()

@@ -39,7 +39,7 @@ from kreplica.coordinator.group_records import (
     encode_key,
     encode_value,
 )
-from kreplica.coordinator.group_store import GroupStore, Record, Shard
+from kreplica.coordinator.group_store import Appended, GroupStore, Record, Shard
 
 NO_GENERATION = -1
 # Tombstones in one batch, and groups examined in one step.
@@ -184,11 +184,9 @@ class GroupOffsets:
         now_ms = self._clock.time_ms()
         retention_ms = self._config.offsets_retention_minutes * 60_000
         is_left = group.is_in(GroupState.EMPTY) and group.protocol_type is not None
-        subscribed: set[str] | None = set()
-        if not group.is_in(GroupState.EMPTY):
-            subscribed = group.subscribed_topics()
-            if subscribed is None:
-                return []
+        subscribed = group.subscribed_topics()
+        if subscribed is None:
+            return []
         expired = []
         for at, (value, _) in group.offsets.items():
             begin = max(value.commit_timestamp, group.state_timestamp) if is_left else value.commit_timestamp
@@ -197,7 +195,7 @@ class GroupOffsets:
                 if value.expire_timestamp >= 0
                 else now_ms - begin >= retention_ms
             )
-            if is_over and at.topic not in (subscribed or ()):
+            if is_over and at.topic not in subscribed:
                 expired.append(at)
         return expired
 
@@ -219,20 +217,17 @@ class GroupOffsets:
 
         Raises NonEmptyGroup if the group has members that are not consumers.
         """
-        subscribed: set[str] | None = set()
-        if not group.is_in(GroupState.EMPTY):
-            subscribed = group.subscribed_topics()
-            if subscribed is None:
-                raise NonEmptyGroup(f"group {group.group_id} has members, and it is unknown what they read")
+        subscribed = group.subscribed_topics()
+        if subscribed is None:
+            raise NonEmptyGroup(f"group {group.group_id} has members, and it is unknown what they read")
         results: CommitResults = {}
         for at in partitions:
-            is_read = at.topic in (subscribed or ())
+            is_read = at.topic in subscribed
             results[at] = GroupSubscribedToTopic(f"{group.group_id} reads {at.topic}") if is_read else None
         gone = [at for at, error in results.items() if error is None and at in group.offsets]
-
         taken = {at: group.offsets.pop(at) for at in gone}
 
-        def taken_back(error: KreplicaError | None) -> None:
+        def taken_back(error: KreplicaError | None, _offset: int) -> None:
             if error is not None and shard.is_current:
                 # Offsets committed meanwhile take precedence.
                 group.offsets = {**taken, **group.offsets}
@@ -248,7 +243,7 @@ class GroupOffsets:
     ) -> None:
         """Delete the group with all its offsets; if that fails, restore it."""
 
-        def taken_back(error: KreplicaError | None) -> None:
+        def taken_back(error: KreplicaError | None, _offset: int) -> None:
             if error is not None and shard.is_current and group.group_id not in shard.groups:
                 group.state = GroupState.EMPTY
                 shard.groups[group.group_id] = group
@@ -276,29 +271,23 @@ class GroupOffsets:
         shard: Shard,
         group: ClassicGroup,
         keys: list[bytes],
-        then: Callable[[KreplicaError | None], None],
+        then: Appended,
     ) -> None:
         group.move_to(GroupState.DEAD, self._clock.time_ms())
         shard.groups.pop(group.group_id, None)
         self._append_tombstones(shard, [*keys, encode_key(GroupMetadataKey(group=group.group_id))], then)
 
-    def _append_tombstones(
-        self, shard: Shard, keys: list[bytes], then: Callable[[KreplicaError | None], None]
-    ) -> None:
+    def _append_tombstones(self, shard: Shard, keys: list[bytes], then: Appended) -> None:
         """Append tombstones in order; `then` gets the error of the last batch, with the group's own one."""
         for start in range(0, len(keys), TOMBSTONES_A_BATCH):
             some: list[Record] = [(key, None) for key in keys[start : start + TOMBSTONES_A_BATCH]]
             is_last = start + TOMBSTONES_A_BATCH >= len(keys)
-            self._store.append(shard, some, partial(_then, then) if is_last else partial(_then, _ignore))
+            self._store.append(shard, some, then if is_last else _ignore)
 
 
 def _key(group: ClassicGroup, at: TopicPartition) -> bytes:
     return encode_key(OffsetCommitKey(group=group.group_id, topic=at.topic, partition=at.partition))
 
 
-def _ignore(error: KreplicaError | None) -> None:
+def _ignore(error: KreplicaError | None, _offset: int) -> None:
     """Ignore the error: what was not deleted in the log is loaded again later, and expires again."""
-
-
-def _then(then: Callable[[KreplicaError | None], None], error: KreplicaError | None, _offset: int) -> None:
-    then(error)
