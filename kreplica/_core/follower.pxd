@@ -98,7 +98,7 @@ cdef class FollowedAppend(RunJob):
     cdef readonly FollowedPartition state_of_fetch
     cdef readonly PartitionAnswer answer
     cdef readonly LeaderState partition
-    cdef object log
+    cdef readonly object log
     cdef object queue
     # As in QueuedAppend, for the AppendQueue. `job` is the append itself while it is in flight.
     cdef public object job

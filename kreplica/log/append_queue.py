@@ -615,4 +615,5 @@ class AppendQueue:
 
     def _published(self, _job: DiskJob) -> None:
         self.is_publishing = False
-        self.publish_soon()
+        if self.log.state.is_unpublished:
+            self.publish_soon()

@@ -238,7 +238,11 @@ class DamageRepair:
 
     def _pass_over(self, repair: _Repair, damage: Damage) -> None:
         self._failed.mark()
-        partition, log = repair.partition, repair.partition.local_log
+        partition, log = repair.partition, repair.partition.log
+        if log is None:
+            # Its directory has failed just now.
+            self._next_range(repair)
+            return
         if log.stopped_at == damage and repair.leader_answered and self._broker_id not in partition.isr:
             # The leader has all committed records, and this replica is not in the ISR: it can start again
             # from here.

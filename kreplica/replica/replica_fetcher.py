@@ -620,7 +620,7 @@ class ReplicaFetcher:
             request=self,
             token=(state, answer),
         )
-        rest.info = append.info()
+        rest.info, rest.log = append.info(), append.log
         return rest
 
     def append_rest(self, append: FollowedAppend) -> None:

@@ -11,9 +11,10 @@ from unittest import mock
 import pytest
 
 from kreplica._core.fetch_frames import PartitionAnswer
-from kreplica._core.follower import PARTITIONS_DECLINED, FollowedPartition, Follower
+from kreplica._core.follower import PARTITIONS_DECLINED, FollowedAppend, FollowedPartition, Follower
 from kreplica._core.leader_state import LeaderState, Term
 from kreplica._core.log_state import LogState
+from kreplica.common.errors import CorruptMessage
 from kreplica.common.locks import RLock
 from kreplica.common.types import TopicPartition, Uuid
 from kreplica.replica.partition import Partition
@@ -424,3 +425,52 @@ def test_the_random_steps_meet_the_reasons_to_decline() -> None:
             world.at.settle()
         met |= world.declined()
     assert met >= {"log end", "quota", "durability", "core"}, met
+
+
+# ---- what happens while the disk is at work ----------------------------------------------------------------
+
+
+def in_flight() -> Replicas:
+    """Return brokers whose follower, broker 2, has an append in flight."""
+    at = Replicas(brokers=2, with_disks=True)
+    # The first record begins the leader epoch, which is not left to the disk.
+    at.manager(1).append(A, batch(b"first"), required_acks=1)
+    at.pass_time(1_000)
+    at.manager(1).append(A, batch(b"a"), required_acks=1)
+    queue = at.partition(2).queue
+    assert queue is not None
+    for _ in range(1_000):
+        at.cluster.scheduler.step()
+        if queue.in_flight:
+            break
+    assert isinstance(queue.in_flight[0], FollowedAppend)
+    return at
+
+
+def test_a_durability_that_comes_meanwhile_counts_for_the_append() -> None:
+    at = in_flight()
+    log = at.partition(2).local_log
+    log.configure(log.config.replace({"durability": "fsync_quorum"}))
+    at.pass_time(1_000)
+    assert (log.log_end_offset, log.flush_offset, log.high_watermark) == (2, 2, 2)
+
+
+def test_an_append_that_the_queue_gives_up_leaves_the_fetcher_at_work() -> None:
+    at = in_flight()
+    partition = at.partition(2)
+    assert partition.queue is not None
+    at.manager(2).appends.finish(partition.queue.give_up(CorruptMessage("given up")))
+    [fetcher] = at.manager(2).fetchers
+    assert fetcher._follower.appending == 0
+    at.manager(1).append(A, batch(b"b"), required_acks=1)
+    at.pass_time(5_000)
+    assert partition.log_end_offset == at.partition(1).log_end_offset == 3
+
+
+def test_a_partition_that_leaves_its_fetcher_meanwhile_takes_nothing_over() -> None:
+    at = in_flight()
+    [fetcher] = at.manager(2).fetchers
+    fetcher.remove_partitions([A])
+    at.pass_time(1_000)
+    assert (at.partition(2).log_end_offset, at.partition(2).high_watermark) == (2, 1)
+    assert fetcher._follower.appending == 0

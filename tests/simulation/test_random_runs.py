@@ -133,3 +133,7 @@ def test_the_last_reader_follows_a_log_start_that_rises_with_an_election():
 def test_a_member_makes_a_snapshot_only_of_what_it_has_applied():
     """One of what was committed there but not yet applied lacked a value, and a restart loaded it."""
     run("quorum", 980246)
+
+
+def test_a_repair_ends_if_the_disk_fails_while_it_begins():
+    run("disks", 995055)
