@@ -1,17 +1,18 @@
 """ConfigHelper: describes the settings of topics and of this broker, with the source of each value.
 
 A topic's setting is its own, the broker's, the cluster-wide one of brokers, the node's, or the default, in
-this order. The values that are overridden are its synonyms. It keeps only the node's configuration and holds
-no lock; any thread may call.
+this order. The values that are overridden are its synonyms. It keeps only the node's configuration, and what
+the first question has made of it; any thread may call.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
+from functools import cached_property
 from typing import NamedTuple
 
 from kreplica.broker.node_config import NodeConfig
-from kreplica.broker.node_settings import settings_of
+from kreplica.broker.node_settings import Setting, settings_of
 from kreplica.common.config import BROKERS_NAMES, LogConfig, topics_settings
 from kreplica.common.dataclass import fields
 from kreplica.common.error_code import ErrorCode
@@ -47,21 +48,39 @@ class ConfigHelper:
     """Answers DescribeConfigs. `metadata()`: the node's view of the cluster."""
 
     def __init__(self, config: NodeConfig, metadata: Callable[[], ClusterMetadata]) -> None:
+        self._config = config
         self._node_id = config.node_id
         self._metadata = metadata
-        settings = settings_of(config)
-        defaults = settings_of(_default_node(config))
-        self._settings = {_brokers_name(each.name): each for each in settings}
-        known = {_brokers_name(each.name): each.text for each in defaults}
-        self._of_node = {
-            name: each.text for name, each in self._settings.items() if known.get(name) != each.text
-        }
-        self._defaults = {name: text for name, text in known.items() if name in self._settings}
-        self._topic_defaults = LogConfig().properties()
-        self._topic_types = {
+
+    # A node describes its settings rarely, and must start quickly.
+
+    @cached_property
+    def _settings(self) -> dict[str, Setting]:
+        return {_brokers_name(each.name): each for each in settings_of(self._config)}
+
+    @cached_property
+    def _defaults(self) -> dict[str, str]:
+        known = {_brokers_name(each.name): each.text for each in settings_of(_default_node(self._config))}
+        return {name: text for name, text in known.items() if name in self._settings}
+
+    @cached_property
+    def _of_node(self) -> dict[str, str]:
+        defaults = self._defaults
+        return {name: each.text for name, each in self._settings.items() if defaults.get(name) != each.text}
+
+    @cached_property
+    def _topic_defaults(self) -> dict[str, str]:
+        return LogConfig().properties()
+
+    @cached_property
+    def _topic_types(self) -> dict[str, str]:
+        return {
             LogConfig.property_name(field.name): field.metadata["kind"].type for field in fields(LogConfig)
         }
-        self._of_node_for_topics = config.log.overrides()
+
+    @cached_property
+    def _of_node_for_topics(self) -> dict[str, str]:
+        return self._config.log.overrides()
 
     def handle_describe_configs(self, request: DescribeConfigsRequest) -> Future[DescribeConfigsResponse]:
         """Handle DescribeConfigs (32)."""
