@@ -87,6 +87,8 @@ class Driver(ABC):
 
         `round_ends_ns`: end the rounds of faults at these virtual times instead.
         """
+        for machine in self.cluster.brokers.values():
+            machine.storage.is_traced = False
         self.begin()
         for number in range(len(round_ends_ns) or ROUNDS):
             self.faults.begin()

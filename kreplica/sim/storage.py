@@ -112,6 +112,8 @@ class SimStorage:
     def __init__(self, *, boot: int = 1, process_id: int = 1) -> None:
         self.before: Callable[[str, str], None] | None = None
         self.trace: list[Event] = []
+        # A long run turns this off.
+        self.is_traced = True
         # The directories of files with a refused operation, other than for lack of space.
         self.refused: set[str] = set()
         # The pages that the preceding power cut has lost, or half written.
@@ -169,7 +171,7 @@ class SimStorage:
         """
         node = self._names.get(normpath(path))
         if isinstance(node, _File) and position + len(data) <= node.data.size:
-            self._note(Event("write", normpath(path), position, position + len(data)))
+            self._note("write", normpath(path), position, position + len(data))
             region = node.data.open(path, node.data.capacity, writable=True)
             region.write(position, data)
             region.close()
@@ -211,7 +213,7 @@ class SimStorage:
         if self.is_directory(path):
             return
         self.make_directory(dirname(path))
-        self._note(Event("make_directory", path))
+        self._note("make_directory", path)
         self._set(path, _Directory())
 
     def rename(self, source: str, target: str) -> None:
@@ -220,7 +222,7 @@ class SimStorage:
         node = self._names.get(source)
         if node is None:
             raise _refused(errno.ENOENT, source, "renaming")
-        self._note(Event("rename", source, target=target))
+        self._note("rename", source, target=target)
         replaced = self._names.get(target)
         if isinstance(replaced, _File):
             replaced.path = REMOVED
@@ -234,7 +236,7 @@ class SimStorage:
         """Remove a file; does nothing if it does not exist."""
         path = normpath(path)
         if path in self._names:
-            self._note(Event("remove", path))
+            self._note("remove", path)
             self._unset(path)
 
     def remove_tree(self, path: str) -> None:
@@ -246,7 +248,7 @@ class SimStorage:
     def sync_directory(self, path: str) -> None:
         """Make the names in the directory durable."""
         path = self._directory(path, "flushing")
-        self._note(Event("sync_directory", path))
+        self._note("sync_directory", path)
         left = []
         for entry in self._pending:
             if path in entry.directories:
@@ -293,6 +295,7 @@ class SimStorage:
         Regions opened here belong to the dead process, and their writes no longer have any effect.
         """
         made = SimStorage(boot=self._boot, process_id=self._process_id + 1)
+        made.is_traced = self.is_traced
         copies: dict[int, _Node] = {}
 
         def copied(node: _Node) -> _Node:
@@ -317,6 +320,7 @@ class SimStorage:
         renamed without a flush.
         """
         made = SimStorage(boot=self._boot + 1, process_id=self._process_id)
+        made.is_traced = self.is_traced
         names = dict(self._durable)
         for entry in self._pending:
             if keeps_names or (random is not None and random.randrange(2)):
@@ -370,7 +374,7 @@ class SimStorage:
         self._directory(dirname(path), "creating")
         if self._full:
             raise _refused(errno.ENOSPC, path, "creating")
-        self._note(Event("create", path))
+        self._note("create", path)
         node = self._new_file(capacity, path)
         self._set(path, node)
         return node
@@ -404,14 +408,14 @@ class SimStorage:
         node = self._names.get(path)
         if not isinstance(node, _File):
             node = self._create(path, len(whole))
-        self._note(Event("write", path, start, stop))
+        self._note("write", path, start, stop)
         if len(whole) > node.data.room:
             raise _refused(errno.ENOSPC, path, "writing")
         node.data.write(whole)
 
     def _flushing(self, node: _File, start: int, stop: int) -> None:
         try:
-            self._note(Event("flush", node.path, start, stop))
+            self._note("flush", node.path, start, stop)
         except Exception:
             node.lose_dirty_pages()
             raise
@@ -431,14 +435,15 @@ class SimStorage:
         former = dirname(source) if source else parent
         self._pending.append(_Entry(path, node, source, (parent, former)))
 
-    def _note(self, event: Event) -> None:
+    def _note(self, operation: str, path: str, start: int = 0, stop: int = 0, target: str = "") -> None:
         if self.before is not None:
             try:
-                self.before(event.operation, event.path)
+                self.before(operation, path)
             except StorageIOError:
-                self.refused.add(dirname(event.path))
+                self.refused.add(dirname(path))
                 raise
-        self.trace.append(event)
+        if self.is_traced:
+            self.trace.append(Event(operation, path, start, stop, target))
 
 
 class SimLock:
