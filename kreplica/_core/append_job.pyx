@@ -27,7 +27,10 @@ cdef enum:
 cdef bint take_back(DiskJob append, object queue, LogLock lock) except -1:
     cdef list in_flight = queue.in_flight
     cdef object done = append
-    if append.cell.job.status != OK or not in_flight or in_flight[0] is not append or done.is_given_up:
+    if not in_flight or in_flight[0] is not append or done.is_given_up:
+        return False
+    # An append that came back and was submitted again may get the report of its first try.
+    if not queue.disk.is_finished(append) or append.cell.job.status != OK:
         return False
     if queue.waiting or queue.returned or not lock.try_take():
         return False

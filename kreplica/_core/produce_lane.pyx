@@ -536,7 +536,7 @@ cdef class LaneAppend(AppendJob):
                 if left == 0 or not in_flight or type(in_flight[0]) is not LaneAppend:
                     break
                 append = in_flight[0]
-                if not queue.disk.is_finished(append) or not take_back(append, queue, append.log.offsets_lock):
+                if not take_back(append, queue, append.log.offsets_lock):
                     break
                 # Its end needs no further report.
                 append.done = None

@@ -382,6 +382,30 @@ def test_appends_stay_in_order_when_the_core_declines_some_of_them(with_disks: b
     assert len(segments) > 5
 
 
+def test_appends_that_are_done_together_are_answered_like_any_others() -> None:
+    at = primed(Replicas(with_disks=True))
+    client = Client(at)
+    manager = at.broker(1).log_manager
+    assert manager.disk is not None
+    disk: Any = manager.disk(next(iter(manager.directory_ids)))
+    disk.stall(0.0)
+    bad = bytearray(batch(b"bad"))
+    bad[-1] ^= 1
+    for number in range(150):
+        records = bytes(bad) if number == 100 else batch(bytes([number]))
+        client.take(request_of(records, 1 if number % 3 else ALL), number)
+    while disk:
+        disk.perform_next()
+    assert client.answers == {}
+    disk.go_on()
+    at.pass_time(500)
+    assert client.answers.pop(100).error_code is ErrorCode.corrupt_message
+    offsets = {number: answer.base_offset for number, answer in client.answers.items()}
+    assert offsets == {number: number + (number < 100) for number in range(150) if number != 100}
+    assert client.reasons() == {"core": 1}
+    assert at.values(1) == at.values(2) == [b"first", *(bytes([each]) for each in range(150) if each != 100)]
+
+
 def test_a_batch_with_a_bad_checksum_gets_pythons_answer() -> None:
     at = primed(Replicas(with_disks=True))
     client = Client(at)

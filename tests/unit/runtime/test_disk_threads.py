@@ -74,6 +74,30 @@ def test_each_turn_of_the_loop_notifies_a_bounded_number_of_owners(life: NodeLoo
     disks.leave()
 
 
+def test_an_end_that_its_owner_has_seen_is_not_reported(life: NodeLoops) -> None:
+    disks = NodeDisks(life)
+    disk, lane = disks.disk("/one"), Lane()
+    seen, last = DiskJob(), DiskJob()
+    notified: list[DiskJob] = []
+    all_notified = threading.Event()
+
+    def done(job: DiskJob) -> None:
+        notified.append(job)
+        all_notified.set()
+
+    def submit() -> None:
+        disk.submit(seen, done, lane)
+        disk.settle(lane)
+        seen.done = None
+        disk.submit(last, done, lane)
+
+    life.thread.post(submit)
+    assert all_notified.wait(WAIT_S)
+    assert notified == [last]
+    life.leave()
+    disks.leave()
+
+
 def test_each_directory_has_a_thread_of_its_own(life: NodeLoops) -> None:
     disks = NodeDisks(life)
     assert disks.disk("/one") is disks.disk("/one")
