@@ -192,6 +192,8 @@ class QuorumLogChecker:
         # Every committed batch: its end -> its chain.
         self.committed_chains: dict[int, int] = {0: 0}
         self.committed_end = 0
+        # The end of what was committed in each epoch.
+        self._committed_in: dict[int, int] = {}
         self.views = {
             node_id: NodeView(machine, self.committed_chains) for node_id, machine in machines.items()
         }
@@ -272,10 +274,11 @@ class QuorumLogChecker:
             may_be = node.client.quorum.is_electable or isinstance(state, LeaderState)
             self._require(may_be, "NoIllegalState", f"{state!r} of no voter", view)
         if isinstance(state, LeaderState):
+            end = self._committed_before(state.epoch)
             self._require(
-                view.end >= self.committed_end and self._holds_committed(view),
+                view.end >= end and self._holds_committed(view, end),
                 "LeaderCompleteness",
-                f"the leader of epoch {state.epoch} lacks what is committed up to {self.committed_end}",
+                f"the leader of epoch {state.epoch} lacks what is committed up to {end}",
                 view,
             )
         stored = FileBasedStateStore(view.machine.storage, LOG_DIRECTORY).read() or QuorumStateData(0)
@@ -302,8 +305,14 @@ class QuorumLogChecker:
             f"node {voter.key} votes for {candidate} in epoch {epoch}, and did for {known}",
         )
 
-    def _holds_committed(self, view: NodeView) -> bool:
-        end = self.committed_end
+    def _committed_before(self, epoch: int) -> int:
+        """Return the end of what was committed in earlier epochs.
+
+        A candidate that was delayed may win its election when a later leader has committed more.
+        """
+        return max((end for known, end in self._committed_in.items() if known < epoch), default=0)
+
+    def _holds_committed(self, view: NodeView, end: int) -> bool:
         if end <= view.start:
             return True
         fact = view.fact_at(end)
@@ -388,6 +397,7 @@ class QuorumLogChecker:
             if self.committed_end < each.end_offset <= mark:
                 self.committed_chains[each.end_offset] = each.chain
         start, self.committed_end = self.committed_end, mark
+        self._committed_in[node.client.quorum.state.epoch] = mark
         self.on_commit(node, start, mark)
 
     def _has_on_disk(self, view: NodeView, voter: VoterNode, end_offset: int, chain: int) -> bool:

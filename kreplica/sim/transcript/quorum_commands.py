@@ -41,7 +41,7 @@ from kreplica.sim.transcript.runner import (
 )
 
 _SHARED = (
-    *("kill", "power-cut", "pause", "resume", "disk", "hold", "release", "drop"),
+    *("kill", "power-cut", "pause", "resume", "disk", "hold", "release", "deliver", "drop"),
     *("cut", "heal", "disconnect", "clock", "date"),
 )
 QUORUM_COMMANDS: dict[str, Command] = {name: COMMANDS[name] for name in _SHARED}
