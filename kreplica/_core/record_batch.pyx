@@ -112,6 +112,7 @@ cdef int check_sound(const uint8_t *p, int64_t left, BatchHeader *h) noexcept no
 
 cdef int check_produced_fields(const BatchHeader *h, bint allow_control) noexcept nogil:
     cdef int status = check_fields(h)
+    cdef bint without
     if status != OK:
         return status
     if h.record_count == 0:
@@ -126,7 +127,11 @@ cdef int check_produced_fields(const BatchHeader *h, bint allow_control) noexcep
         return BAD_TIMESTAMP
     if h.producer_id < -1 or h.attributes & TRANSACTIONAL and h.producer_id < 0:
         return BAD_PRODUCER_FIELDS
-    if h.producer_id >= 0 and (h.producer_epoch < 0 or h.base_sequence < 0 and not h.attributes & CONTROL):
+    if h.producer_id >= 0 and h.producer_epoch < 0:
+        return BAD_PRODUCER_FIELDS
+    # A group coordinator writes the offsets of a transaction without sequence numbers.
+    without = h.attributes & CONTROL or (allow_control and h.attributes & TRANSACTIONAL and h.base_sequence == -1)
+    if h.producer_id >= 0 and h.base_sequence < 0 and not without:
         return BAD_PRODUCER_FIELDS
     return OK
 

@@ -25,6 +25,7 @@ API_VERSIONS = 18
 PRODUCE, FETCH, LIST_OFFSETS, METADATA, DELETE_TOPICS = 0, 1, 2, 3, 20
 OFFSET_FETCH, FIND_COORDINATOR, JOIN_GROUP, LEAVE_GROUP = 9, 10, 11, 13
 OFFSET_FOR_LEADER_EPOCH = 23
+ADD_PARTITIONS_TO_TXN = 24
 ENVELOPE = 58
 
 # Requests that the active controller handles for clients. Other nodes forward them.
@@ -81,13 +82,13 @@ def _range(
 API_RANGES: Mapping[int, ApiVersionRange] = {
     each.api_key: each
     for each in (
-        _range(PRODUCE, 0, 11, 3),
+        _range(PRODUCE, 0, 13, 3, 11),  # 13 names topics by id
         _range(FETCH, 0, 17, 4, scope=Scope.ALL),  # 13 and later name topics by id
         _range(LIST_OFFSETS, 0, 8, 1, scope=CLIENTS | Scope.BROKERS),
         _range(METADATA, 0, 12),
         _range(8, 0, 8, 2),  # OffsetCommit
         _range(OFFSET_FETCH, 0, 8, 1),
-        _range(FIND_COORDINATOR, 0, 4),
+        _range(FIND_COORDINATOR, 0, 6),
         _range(JOIN_GROUP, 0, 9),
         _range(12, 0, 4),  # Heartbeat
         _range(LEAVE_GROUP, 0, 5),
@@ -95,17 +96,17 @@ API_RANGES: Mapping[int, ApiVersionRange] = {
         _range(15, 0, 5),  # DescribeGroups
         _range(16, 0, 5),  # ListGroups
         _range(17, 0, 1, scope=Scope.ALL),  # SaslHandshake
-        _range(API_VERSIONS, 0, 3, scope=Scope.ALL),
+        _range(API_VERSIONS, 0, 4, scope=Scope.ALL),
         _range(19, 0, 7, 2, scope=ADMINS),  # CreateTopics
         _range(DELETE_TOPICS, 0, 6, 1, scope=ADMINS),
         _range(21, 0, 2),  # DeleteRecords
-        _range(22, 0, 4),  # InitProducerId
+        _range(22, 0, 5),  # InitProducerId
         _range(OFFSET_FOR_LEADER_EPOCH, 2, 4, scope=CLIENTS | Scope.BROKERS),
-        _range(24, 0, 3),  # AddPartitionsToTxn
-        _range(25, 0, 3),  # AddOffsetsToTxn
-        _range(26, 0, 3),  # EndTxn
+        _range(ADD_PARTITIONS_TO_TXN, 0, 5, scope=CLIENTS | Scope.BROKERS),
+        _range(25, 0, 4),  # AddOffsetsToTxn
+        _range(26, 0, 5),  # EndTxn
         _range(27, 1, 2, scope=CLIENTS | Scope.BROKERS),  # WriteTxnMarkers
-        _range(28, 0, 3),  # TxnOffsetCommit
+        _range(28, 0, 5),  # TxnOffsetCommit
         _range(29, 0, 3, 1, scope=ADMINS),  # DescribeAcls
         _range(30, 0, 3, 1, scope=ADMINS),  # CreateAcls
         _range(31, 0, 3, 1, scope=ADMINS),  # DeleteAcls
@@ -127,7 +128,7 @@ API_RANGES: Mapping[int, ApiVersionRange] = {
         _range(61, 0, 0),  # DescribeProducers
         _range(64, 0, 0, scope=ADMINS),  # UnregisterBroker
         _range(65, 0, 0),  # DescribeTransactions
-        _range(66, 0, 1),  # ListTransactions
+        _range(66, 0, 2),  # ListTransactions
         _range(68, 0, 1),  # ConsumerGroupHeartbeat
         _range(69, 0, 1),  # ConsumerGroupDescribe
         _range(75, 0, 0),  # DescribeTopicPartitions

@@ -152,11 +152,11 @@ class Broker:
         self._disk_watch = DiskWatch(
             self.log_manager, new_loop("disk-watch"), self.replica_manager.disk_hangs
         )
-        apis = KafkaApis(self.replica_manager, metadata_cache)
-        self.handle_produce = apis.handle_produce
+        self.apis = KafkaApis(self.replica_manager, metadata_cache)
+        self.replica_apis = ReplicaApis(self.replica_manager, clock)
         self.handlers: dict[type[Any], Callable[[Any], Future[Any]]] = {
-            **apis.handlers,
-            **ReplicaApis(self.replica_manager, clock).handlers,
+            **self.apis.handlers,
+            **self.replica_apis.handlers,
         }
 
     def startup(self) -> None:

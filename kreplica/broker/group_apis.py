@@ -7,15 +7,15 @@ loop.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import Any
 
+from kreplica.broker.coordinator_topic import CoordinatorLogs, CoordinatorTopic, InternalTopic
 from kreplica.broker.kraft_metadata_cache import KRaftMetadataCache
 from kreplica.broker.metadata_apis import NOWHERE
 from kreplica.broker.node_config import NodePorts
-from kreplica.broker.offsets_topic import CONSUMER_OFFSETS, OffsetsLogs, OffsetsTopic
 from kreplica.broker.request_context import IN_PROCESS, RequestContext
 from kreplica.common.error_code import ErrorCode
 from kreplica.common.errors import (
@@ -24,7 +24,6 @@ from kreplica.common.errors import (
     InvalidGroupId,
     InvalidRequest,
     KreplicaError,
-    TransactionalIdAuthorizationFailed,
     known_error,
 )
 from kreplica.common.future import Future, all_of, resolved, then
@@ -75,6 +74,7 @@ from kreplica.coordinator.group_coordinator import DescribedGroup as Described
 from kreplica.coordinator.group_coordinator import GroupCoordinator, LeavingMember
 from kreplica.coordinator.group_offsets import CommitRequest, CommitResults, CommittedOffset
 from kreplica.coordinator.group_rebalances import JoinRequest, SyncRequest
+from kreplica.coordinator.group_store import CONSUMER_OFFSETS
 from kreplica.metadata.cluster_metadata import ClusterMetadata, MetadataDelta
 from kreplica.metadata.image_format import OffsetAndEpoch
 from kreplica.replica.replica_manager import ReplicaManager
@@ -86,11 +86,16 @@ NO_OFFSET = -1
 
 
 class GroupApis:
-    """The group handlers of one broker. `handlers`: by type of request."""
+    """The group handlers of one broker. `handlers`: by type of request. `topics`: see make_groups."""
 
-    def __init__(self, coordinator: GroupCoordinator, topic: OffsetsTopic, cache: KRaftMetadataCache) -> None:
-        self._coordinator = coordinator
-        self._topic = topic
+    def __init__(
+        self,
+        coordinator: GroupCoordinator,
+        topics: Mapping[int, CoordinatorTopic],
+        cache: KRaftMetadataCache,
+    ) -> None:
+        self.coordinator = coordinator
+        self._topics = topics
         self._cache = cache
         self.handlers: dict[type[Any], Callable[[Any], Future[Any]]] = {
             FindCoordinatorRequest: self.handle_find_coordinator,
@@ -109,7 +114,9 @@ class GroupApis:
     # ---- FindCoordinator ----------------------------------------------------------------------------------
 
     def handle_find_coordinator(self, request: FindCoordinatorRequest) -> Future[FindCoordinatorResponse]:
-        """Handle FindCoordinator (10): return the brokers that coordinate these groups."""
+        """Handle FindCoordinator (10): return the brokers that coordinate these groups or
+        transactional ids.
+        """
         return resolved(
             FindCoordinatorResponse(
                 throttle_time=NO_THROTTLE,
@@ -119,15 +126,13 @@ class GroupApis:
 
     def _find(self, key: str, key_type: int) -> Coordinator:
         error: KreplicaError
-        if key_type == TRANSACTION_KEY:
-            # This is the only error that makes every client stop looking.
-            error = TransactionalIdAuthorizationFailed()
-        elif key_type != GROUP_KEY:
-            error = InvalidRequest("only groups (key type 0) have coordinators")
+        topic = self._topics.get(key_type)
+        if topic is None:
+            error = InvalidRequest(f"key type {key_type}: 0 is a group, 1 a transactional id")
         elif not key:
-            error = InvalidGroupId()
+            error = InvalidGroupId() if key_type == GROUP_KEY else InvalidRequest("empty transactional id")
         else:
-            node_id = self._topic.coordinator(key)
+            node_id = topic.coordinator(key)
             broker = None if node_id is None else self._cache.metadata.brokers.get(node_id)
             if broker is not None:
                 host, port = next(((each.host, each.port) for each in broker.endpoints), NOWHERE)
@@ -150,7 +155,7 @@ class GroupApis:
         self, request: JoinGroupRequest, context: RequestContext = IN_PROCESS
     ) -> Future[JoinGroupResponse]:
         """Handle JoinGroup (11). Clients before version 4 cannot join again with a given id (KIP-394)."""
-        joined = self._coordinator.join(
+        joined = self.coordinator.join(
             JoinRequest(
                 request.group_id,
                 request.member_id,
@@ -168,7 +173,7 @@ class GroupApis:
 
     def handle_sync_group(self, request: SyncGroupRequest) -> Future[SyncGroupResponse]:
         """Handle SyncGroup (14)."""
-        synced = self._coordinator.sync(
+        synced = self.coordinator.sync(
             SyncRequest(
                 request.group_id,
                 request.generation_id,
@@ -189,7 +194,7 @@ class GroupApis:
 
     def handle_heartbeat(self, request: HeartbeatRequest) -> Future[HeartbeatResponse]:
         """Handle Heartbeat (12)."""
-        heard = self._coordinator.heartbeat(
+        heard = self.coordinator.heartbeat(
             request.group_id, request.generation_id, request.member_id, request.group_instance_id
         )
         return _answer_of(
@@ -202,7 +207,7 @@ class GroupApis:
         """Handle LeaveGroup (13)."""
         leaving = [LeavingMember(each.member_id, each.group_instance_id) for each in request.members]
         return _answer_of(
-            self._coordinator.leave(request.group_id, leaving),
+            self.coordinator.leave(request.group_id, leaving),
             partial(_leave_answer, leaving),
             partial(_refused, LeaveGroupResponse, members=()),
         )
@@ -218,7 +223,7 @@ class GroupApis:
                     each.committed_offset, each.committed_leader_epoch, each.committed_metadata or ""
                 )
         known = {at for at in offsets if self._cache.contains(at)}
-        committed = self._coordinator.commit_offsets(
+        committed = self.coordinator.commit_offsets(
             CommitRequest(
                 request.group_id,
                 request.generation_id_or_member_epoch,
@@ -242,20 +247,22 @@ class GroupApis:
         ]
         known = [at for at in asked if self._cache.contains(at)]
         return _answer_of(
-            self._coordinator.delete_offsets(request.group_id, known),
+            self.coordinator.delete_offsets(request.group_id, known),
             partial(_offset_delete_answer, asked),
             partial(_refused, OffsetDeleteResponse, topics=()),
         )
 
     def handle_offset_fetch(self, request: OffsetFetchRequest) -> Future[OffsetFetchResponse]:
         """Handle OffsetFetch (9), for several groups at once."""
-        groups = [self._fetch_offsets(asked) for asked in request.groups]
+        groups = [self._fetch_offsets(asked, request.require_stable) for asked in request.groups]
         return then(
             all_of(groups),
             lambda answers: OffsetFetchResponse(throttle_time=NO_THROTTLE, groups=tuple(answers)),
         )
 
-    def _fetch_offsets(self, asked: OffsetFetchRequestGroup) -> Future[OffsetFetchResponseGroup]:
+    def _fetch_offsets(
+        self, asked: OffsetFetchRequestGroup, require_stable: bool
+    ) -> Future[OffsetFetchResponseGroup]:
         wanted = None
         if asked.topics is not None:
             wanted = [
@@ -264,7 +271,7 @@ class GroupApis:
                 for number in topic.partition_indexes
             ]
         return _answer_of(
-            self._coordinator.fetch_offsets(asked.group_id, wanted),
+            self.coordinator.fetch_offsets(asked.group_id, wanted, require_stable=require_stable),
             partial(_fetch_answer, asked.group_id, wanted),
             lambda error: OffsetFetchResponseGroup(
                 group_id=asked.group_id, topics=(), error_code=_code_of(error)
@@ -297,7 +304,7 @@ class GroupApis:
 
         refused = partial(ListGroupsResponse, throttle_time=NO_THROTTLE, groups=())
         return _answer_of(
-            self._coordinator.list_groups(request.states_filter),
+            self.coordinator.list_groups(request.states_filter),
             listed,
             lambda error: refused(error_code=_code_of(error)),
         )
@@ -306,7 +313,7 @@ class GroupApis:
         """Handle DescribeGroups (15)."""
         groups = [
             _answer_of(
-                self._coordinator.describe_group(group_id),
+                self.coordinator.describe_group(group_id),
                 _describe_answer,
                 partial(_describe_refused, group_id),
             )
@@ -321,7 +328,7 @@ class GroupApis:
         """Handle DeleteGroups (42)."""
         groups = [
             _answer_of(
-                self._coordinator.delete_group(group_id),
+                self.coordinator.delete_group(group_id),
                 partial(_deleted, group_id),
                 partial(_delete_refused, group_id),
             )
@@ -365,6 +372,30 @@ class GroupPublisher:
         """Do nothing: groups do not depend on the leader of the quorum."""
 
 
+def offsets_topic(
+    config: GroupConfig, cache: KRaftMetadataCache, ports: NodePorts, controller: Callable[[], int | None]
+) -> CoordinatorTopic:
+    """Return the topic of the group coordinators."""
+    settings = {
+        "cleanup.policy": "compact",
+        "compression.type": "producer",
+        "segment.bytes": str(config.offsets_topic_segment_bytes),
+    }
+    return CoordinatorTopic(
+        InternalTopic(
+            CONSUMER_OFFSETS,
+            config.offsets_topic_num_partitions,
+            config.offsets_topic_replication_factor,
+            0,
+            settings,
+        ),
+        cache,
+        controller=controller,
+        transport=ports.transport,
+        loop=ports.loop("offsets-topic"),
+    )
+
+
 def make_groups(
     broker_id: int,
     config: GroupConfig,
@@ -372,26 +403,22 @@ def make_groups(
     *,
     replicas: ReplicaManager,
     cache: KRaftMetadataCache,
-    controller: Callable[[], int | None],
+    topics: Mapping[int, CoordinatorTopic],
 ) -> tuple[GroupApis, GroupPublisher]:
-    """Make the consumer groups of one broker. They start with the publisher's first metadata."""
-    topic = OffsetsTopic(
-        config,
-        cache,
-        controller=controller,
-        transport=ports.transport,
-        loop=ports.loop("offsets-topic"),
-    )
+    """Make the consumer groups of one broker. They start with the publisher's first metadata.
+
+    `topics`: the topics of all kinds of coordinators, by the key type of FindCoordinator.
+    """
     coordinator = GroupCoordinator(
         config,
-        OffsetsLogs(replicas),
-        partition_count=topic.partition_count,
+        CoordinatorLogs(CONSUMER_OFFSETS, replicas),
+        partition_count=topics[GROUP_KEY].partition_count,
         clock=ports.clock,
         loop=ports.loop("groups"),
         random=ports.random,
     )
     coordinator.startup()
-    return GroupApis(coordinator, topic, cache), GroupPublisher(broker_id, coordinator)
+    return GroupApis(coordinator, topics, cache), GroupPublisher(broker_id, coordinator)
 
 
 # ---- answers -----------------------------------------------------------------------------------------------
@@ -527,26 +554,32 @@ def _codes(
 
 
 def _fetch_answer(
-    group_id: str, wanted: Sequence[TopicPartition] | None, found: dict[TopicPartition, OffsetAndMetadata]
+    group_id: str,
+    wanted: Sequence[TopicPartition] | None,
+    found: dict[TopicPartition, OffsetAndMetadata | KreplicaError],
 ) -> OffsetFetchResponseGroup:
     topics: dict[str, list[OffsetFetchResponsePartitions]] = {}
     for at in found if wanted is None else wanted:
-        known = found.get(at)
-        topics.setdefault(at.topic, []).append(
-            OffsetFetchResponsePartitions(
-                partition_index=at.partition,
-                committed_offset=NO_OFFSET if known is None else known.value.offset,
-                committed_leader_epoch=-1 if known is None else known.value.leader_epoch,
-                metadata="" if known is None else known.value.metadata,
-                error_code=ErrorCode.none,
-            )
-        )
+        topics.setdefault(at.topic, []).append(_fetched_offset(at.partition, found.get(at)))
     return OffsetFetchResponseGroup(
         group_id=group_id,
         topics=tuple(
             OffsetFetchResponseTopics(name=name, partitions=tuple(answers))
             for name, answers in topics.items()
         ),
+    )
+
+
+def _fetched_offset(
+    number: int, known: OffsetAndMetadata | KreplicaError | None
+) -> OffsetFetchResponsePartitions:
+    value = known.value if isinstance(known, OffsetAndMetadata) else None
+    return OffsetFetchResponsePartitions(
+        partition_index=number,
+        committed_offset=NO_OFFSET if value is None else value.offset,
+        committed_leader_epoch=-1 if value is None else value.leader_epoch,
+        metadata="" if value is None else value.metadata,
+        error_code=_code_of(known) if isinstance(known, KreplicaError) else ErrorCode.none,
     )
 
 

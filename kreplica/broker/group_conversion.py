@@ -1,7 +1,8 @@
-"""Converts what old versions of group requests mean to what their handlers take, and their answers back.
+"""Converts what old versions of coordinators' requests mean to what their handlers take, and answers back.
 
 FindCoordinator before 4 is about one coordinator, OffsetFetch before 8 about one group, LeaveGroup before 3
-about one member. JoinGroup 0 has one timeout for two (KIP-62). No state; any thread may call.
+about one member, AddPartitionsToTxn before 4 about one transaction. JoinGroup 0 has one timeout for two
+(KIP-62). No state; any thread may call.
 """
 
 from __future__ import annotations
@@ -9,7 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from kreplica.broker.api_versions import FIND_COORDINATOR, JOIN_GROUP, LEAVE_GROUP, OFFSET_FETCH
+from kreplica.broker.api_versions import (
+    ADD_PARTITIONS_TO_TXN,
+    FIND_COORDINATOR,
+    JOIN_GROUP,
+    LEAVE_GROUP,
+    OFFSET_FETCH,
+)
 from kreplica.common.error_code import ErrorCode
 from kreplica.common.errors import InvalidRequest
 from kreplica.common.message import replace
@@ -23,9 +30,10 @@ from kreplica.common.messages.groups import (
     OffsetFetchResponsePartition,
     OffsetFetchResponseTopic,
 )
+from kreplica.common.messages.transactions import AddPartitionsToTxnResponse, AddPartitionsToTxnTransaction
 
-# The first versions of requests that can name several groups or members instead of one.
-FIRST_OF_SEVERAL = {FIND_COORDINATOR: 4, OFFSET_FETCH: 8, LEAVE_GROUP: 3}
+# The first versions of requests that can name several groups, members or transactions instead of one.
+FIRST_OF_SEVERAL = {FIND_COORDINATOR: 4, OFFSET_FETCH: 8, LEAVE_GROUP: 3, ADD_PARTITIONS_TO_TXN: 4}
 # The first version of OffsetFetch whose answer has an error for the whole group, and that can ask for all
 # offsets.
 OFFSET_FETCH_WITH_ERROR = 2
@@ -69,7 +77,18 @@ def _join_group_0(request: Any) -> tuple[Any, Any]:
     return replace(request, rebalance_timeout=request.session_timeout), None
 
 
+def _add_partitions(request: Any) -> tuple[Any, Any]:
+    transaction = AddPartitionsToTxnTransaction(
+        transactional_id=request.v3_and_below_transactional_id,
+        producer_id=request.v3_and_below_producer_id,
+        producer_epoch=request.v3_and_below_producer_epoch,
+        topics=request.v3_and_below_topics,
+    )
+    return replace(request, transactions=(transaction,)), None
+
+
 _UPGRADES: dict[int, Callable[[Any], tuple[Any, Any]]] = {
+    ADD_PARTITIONS_TO_TXN: _add_partitions,
     FIND_COORDINATOR: _find_coordinator,
     LEAVE_GROUP: _leave_group,
     OFFSET_FETCH: _offset_fetch,
@@ -134,11 +153,17 @@ def _refused_topic(asked: OffsetFetchRequestTopics, error: ErrorCode) -> OffsetF
 
 def _one(answers: Any) -> Any:
     if len(answers) != 1:
-        raise InvalidRequest(f"expected one answer about a group, got {len(answers)}")
+        raise InvalidRequest(f"expected one answer of a coordinator, got {len(answers)}")
     return answers
 
 
+def _added(response: AddPartitionsToTxnResponse, _version: int, _: Any) -> AddPartitionsToTxnResponse:
+    (transaction,) = _one(response.results_by_transaction)
+    return replace(response, results_by_topic_v3_and_below=transaction.topic_results)
+
+
 _DOWNGRADES: dict[int, Callable[[Any, int, Any], Any]] = {
+    ADD_PARTITIONS_TO_TXN: _added,
     FIND_COORDINATOR: _coordinator,
     LEAVE_GROUP: _left,
     OFFSET_FETCH: _offsets,

@@ -11,8 +11,10 @@ from datetime import timedelta
 from functools import partial
 from typing import Any
 
+from kreplica.broker.add_partitions_to_txn_manager import Results
 from kreplica.broker.request_channel import answer_frame
 from kreplica.broker.request_context import IN_PROCESS, RequestContext
+from kreplica.broker.transactional_appends import Producer, TransactionalAppends, producer_of
 from kreplica.common.error_code import ErrorCode
 from kreplica.common.errors import InvalidRequest, InvalidTxnState, KreplicaError, UnknownTopicId
 from kreplica.common.future import Future, MadeFuture, resolved
@@ -40,7 +42,7 @@ from kreplica.common.messages.data import OffsetForLeaderEpochResponseEpochEndOf
 from kreplica.common.messages.data import PartitionData as FetchAnswer
 from kreplica.common.types import TopicPartition, Uuid
 from kreplica.common.wire import NO_THROTTLE, topic_id_of, uuid_of
-from kreplica.record.batch_header import ATTRIBUTES, TRANSACTIONAL
+from kreplica.log.producer_append_info import Verification
 from kreplica.replica.delayed_fetch import FetchParams, FetchPartitionData, FetchResult
 from kreplica.replica.delayed_requests import PartitionResponse, response_to
 from kreplica.replica.fetch_session import (
@@ -75,6 +77,8 @@ class KafkaApis:
     def __init__(self, replica_manager: ReplicaManager, metadata_cache: MetadataCache) -> None:
         self._replicas = replica_manager
         self._metadata = metadata_cache
+        # None refuses batches of transactions.
+        self.transactions: TransactionalAppends | None = None
         replica_manager.fetches.answer_of = _fetch_buffers
         self.handlers: dict[type[Any], Callable[[Any], Future[Any]]] = {
             ProduceRequest: self.handle_produce,
@@ -95,26 +99,44 @@ class KafkaApis:
         """
         entries: dict[TopicPartition, Any] = {}
         refused: dict[TopicPartition, PartitionResponse] = {}
+        producers: dict[TopicPartition, Producer] = {}
         for topic in request.topic_data:
             for data in topic.partition_data:
                 topic_partition = TopicPartition(topic.name, data.index)
                 if topic_partition in entries or data.records is None:
                     text = f"{topic_partition} is named twice or has no records"
                     refused[topic_partition] = response_to(InvalidRequest(text))
-                elif _is_in_transaction(data.records):
-                    text = f"{topic_partition}: a batch of a transaction, but transactions are not supported"
-                    refused[topic_partition] = response_to(InvalidTxnState(text))
                 else:
                     entries[topic_partition] = data.records
+                    producer = producer_of(data.records)
+                    if producer is not None:
+                        producers[topic_partition] = producer
         for topic_partition in refused:
             entries.pop(topic_partition, None)
-        return self._replicas.append_records(
-            entries,
-            required_acks=request.acks,
-            timeout_ms=min(request.timeout // MILLISECOND, LONGEST_WAIT_MS),
-            future=MadeFuture(partial(_produce_answered, request.acks, refused)),
-            connection=context.connection,
-        )
+            producers.pop(topic_partition, None)
+        future = MadeFuture(partial(_produce_answered, request.acks, refused))
+
+        def append(verifications: Mapping[TopicPartition, Verification], unverified: Results) -> None:
+            for at, error in unverified.items():
+                assert error is not None
+                entries.pop(at, None)
+                refused[at] = response_to(error)
+            self._replicas.append_records(
+                entries,
+                required_acks=request.acks,
+                timeout_ms=min(request.timeout // MILLISECOND, LONGEST_WAIT_MS),
+                future=future,
+                connection=context.connection,
+                verifications=verifications,
+            )
+
+        if not producers:
+            append({}, {})
+        elif self.transactions is None:
+            append({}, {at: InvalidTxnState(f"{at}: no coordinator of transactions") for at in producers})
+        else:
+            self.transactions.produce(request.transactional_id, producers, context.api_version, append)
+        return future
 
     # ---- Fetch --------------------------------------------------------------------------------------------
 
@@ -259,17 +281,6 @@ class KafkaApis:
 def code_of(error: KreplicaError) -> ErrorCode:
     """Return the error's code on the wire."""
     return ErrorCode(error.code)
-
-
-def _is_in_transaction(records: Any) -> bool:
-    """Return whether a batch belongs to a transaction.
-
-    No coordinator would end the transaction, and readers of committed records would stop before it forever.
-    Kafka answers InvalidTxnState to a batch of a transaction that its coordinator does not know (KIP-890).
-    Clients do not retry it: Java's producer and librdkafka abort the transaction on this error.
-    """
-    data = memoryview(records)
-    return len(data) > ATTRIBUTES and bool(data[ATTRIBUTES] & TRANSACTIONAL)
 
 
 def _produce_answered(

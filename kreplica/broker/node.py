@@ -15,7 +15,7 @@ calls `startup`, `close` and `abandon`; any thread may call the rest.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import InvalidStateError
 from contextlib import ExitStack, suppress
 from functools import partial
@@ -31,7 +31,14 @@ from kreplica.broker.broker_metadata_publisher import BrokerMetadataPublisher
 from kreplica.broker.config_helper import ConfigHelper
 from kreplica.broker.controller_apis import REFUSALS, ControllerApis, refusal
 from kreplica.broker.controller_registration_manager import FIRST_VERSION, ControllerRegistrationManager
-from kreplica.broker.group_apis import GroupApis, GroupPublisher, make_groups
+from kreplica.broker.group_apis import (
+    GROUP_KEY,
+    TRANSACTION_KEY,
+    GroupApis,
+    GroupPublisher,
+    make_groups,
+    offsets_topic,
+)
 from kreplica.broker.handover_requests import HandoverRequests
 from kreplica.broker.kraft_metadata_cache import KRaftMetadataCache
 from kreplica.broker.metadata_apis import MetadataApis, SuspectedBrokers
@@ -40,6 +47,7 @@ from kreplica.broker.node_directories import check_files, read_properties
 from kreplica.broker.node_settings import OF_PROCESS, known_names
 from kreplica.broker.producer_id_manager import ProducerIdManager
 from kreplica.broker.request_context import IN_PROCESS, RequestContext
+from kreplica.broker.transaction_apis import TransactionPublisher, make_transactions, transaction_topic
 from kreplica.broker.unsupported_apis import HANDLERS as UNSUPPORTED_HANDLERS
 from kreplica.common.errors import (
     BrokerNotAvailable,
@@ -50,7 +58,7 @@ from kreplica.common.errors import (
 )
 from kreplica.common.future import Future, failed, resolved
 from kreplica.common.messages.administration import DescribeConfigsRequest
-from kreplica.common.messages.data import FetchRequest, InitProducerIdRequest, MetadataRequest, ProduceRequest
+from kreplica.common.messages.data import FetchRequest, MetadataRequest, ProduceRequest
 from kreplica.common.messages.groups import JoinGroupRequest
 from kreplica.common.messages.quorum import (
     AddRaftVoterRequest,
@@ -139,6 +147,9 @@ class Node:
         self.publisher: BrokerMetadataPublisher | None = None
         self._groups: GroupApis | None = None
         self._group_publisher: GroupPublisher | None = None
+        self._transaction_publisher: TransactionPublisher | None = None
+        # Handlers that need the client and version of a request, by its type.
+        self._handlers_in_context: dict[type[Any], Callable[[Any, RequestContext], Future[Any]]] = {}
         self._controller_apis: ControllerApis | None = None
         self._metadata_apis: MetadataApis | None = None
         # A suspected broker is fenced in this time, even if it was the controller and a new one is elected
@@ -370,19 +381,34 @@ class Node:
             transport=ports.transport,
             loop=ports.loop("producer-ids"),
         )
+        offsets = offsets_topic(config.group, cache, ports, self.active_controller)
+        transactions = transaction_topic(config.transaction, cache, ports, self.active_controller)
         self._groups, self._group_publisher = make_groups(
             config.node_id,
             config.group,
             ports,
             replicas=broker.replica_manager,
             cache=cache,
-            controller=self.active_controller,
+            topics={GROUP_KEY: offsets, TRANSACTION_KEY: transactions},
         )
+        transaction_apis, self._transaction_publisher = make_transactions(
+            broker,
+            config.transaction,
+            ports,
+            cache=cache,
+            topic=transactions,
+            offsets=offsets,
+            groups=self._groups.coordinator,
+            new_producer_id=producer_ids.generate,
+        )
+        self._handlers_in_context = {
+            JoinGroupRequest: self._groups.handle_join_group,
+            **transaction_apis.handlers,
+        }
         self._handlers = {
             **apis.handlers,
             **UNSUPPORTED_HANDLERS,
             DescribeConfigsRequest: ConfigHelper(config, lambda: cache.metadata).handle_describe_configs,
-            InitProducerIdRequest: producer_ids.handle_init_producer_id,
             **self._groups.handlers,
         }
 
@@ -420,13 +446,11 @@ class Node:
             return
         # The roles of this broker's last run do not count: it may have lost records since. The controller has
         # taken them away with the registration (KIP-966).
-        publisher, groups, epoch = self.publisher, self._group_publisher, registered.result()
-        assert publisher is not None
-        assert groups is not None
+        publishers = [self.publisher, self._group_publisher, self._transaction_publisher]
+        epoch, known = registered.result(), [each for each in publishers if each is not None]
+        assert len(known) == len(publishers)
         assert self._raft_loop is not None
-        self._raft_loop.post(
-            lambda: self.loader.install_publishers([publisher, groups], from_offset=epoch + 1)
-        )
+        self._raft_loop.post(lambda: self.loader.install_publishers(known, from_offset=epoch + 1))
 
     def _check_ready(self) -> None:
         # Wait until this broker knows that it is unfenced. A client that asks before finds no broker, and
@@ -478,14 +502,15 @@ class Node:
         if kind in DATA_REQUESTS and self._knows_cluster and self.broker is not None:
             # Fast path for Produce and Fetch, which no other part of the node handles.
             if kind is ProduceRequest:
-                return self.broker.handle_produce(request, context)
+                return self.broker.apis.handle_produce(request, context)
             return self.broker.handlers[kind](request)
         if self._controller_apis is not None and self._controller_apis.takes(request):
             return self._controller_apis.handle(request)
         if self.broker is not None and not self._has_published():
             return failed(BrokerNotAvailable(f"node {self.config.node_id} is still loading its logs"))
-        if kind is JoinGroupRequest and self._groups is not None:
-            return self._groups.handle_join_group(request, context)
+        in_context = self._handlers_in_context.get(kind)
+        if in_context is not None:
+            return in_context(request, context)
         handler = self._handlers.get(kind)
         if handler is not None:
             return handler(request)
@@ -515,6 +540,24 @@ class Node:
             raise BrokerNotAvailable(f"node {self.config.node_id} is still starting")
         found = self.loader.published.topics.get(topic)
         return None if found is None else found.topic_id
+
+    def topic_name(self, topic_id: Uuid) -> str | None:
+        """Return the name of the topic, or None. Raises BrokerNotAvailable before the node is open."""
+        if not self.is_open:
+            raise BrokerNotAvailable(f"node {self.config.node_id} is still starting")
+        return self.loader.published.topic_names.get(topic_id)
+
+    def finalized_features(self) -> tuple[int, Mapping[str, int]]:
+        """Return the levels of the cluster's features, and an epoch that rises when one changes.
+
+        The epoch is -1 as long as this node knows no level.
+        """
+        if not self.is_open:
+            return -1, {}
+        metadata = self.loader.published
+        levels = metadata.features
+        epoch = max((metadata.version("features", name) for name in levels), default=-1)
+        return epoch, levels
 
     def what_keeps_from_serving(self) -> list[str]:
         """Return the reasons why clients should use other nodes now; empty if this node can serve them."""

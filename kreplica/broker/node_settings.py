@@ -54,7 +54,6 @@ OF_PROCESS: Mapping[str, str] = {
 THREADS = "A node has one event loop, and one thread for each disk."
 SOCKETS = "The system sizes the buffers of its sockets."
 PURGATORY = "The purgatory removes an entry when it is done."
-TRANSACTIONS = "There is no transaction coordinator."
 SHARE_GROUPS = "There are no share groups."
 GROUPS = "Groups follow the classic protocol."
 QUOTAS = "Only replication has quotas."
@@ -92,13 +91,6 @@ IGNORED: Mapping[str, tuple[Kind, str]] = {
     "controlled.shutdown.retry.backoff.ms": (int64(0), "A node hands over once, within its time to exit."),
     "offsets.commit.timeout.ms": (int32(1), "A commit of offsets has the timeout of its request."),
     "request.timeout.ms": (int32(1), "The timeout of each kind of request has its own property."),
-    "transaction.state.log.replication.factor": (int16(1), TRANSACTIONS),
-    "transaction.state.log.min.isr": (int32(1), TRANSACTIONS),
-    "transaction.state.log.num.partitions": (int32(1), TRANSACTIONS),
-    "transaction.state.log.segment.bytes": (int32(1), TRANSACTIONS),
-    "transaction.state.log.load.buffer.size": (int32(1), TRANSACTIONS),
-    "transaction.max.timeout.ms": (int32(1), TRANSACTIONS),
-    "transactional.id.expiration.ms": (int32(1), TRANSACTIONS),
     "share.coordinator.state.topic.replication.factor": (int16(1), SHARE_GROUPS),
     "share.coordinator.state.topic.min.isr": (int16(1), SHARE_GROUPS),
     "share.coordinator.state.topic.num.partitions": (int32(1), SHARE_GROUPS),
@@ -181,6 +173,7 @@ PARTS = (
     "broker",
     "replica",
     "group",
+    "transaction",
     "log_manager",
     "cleaner",
     "metadata_log",

@@ -11,13 +11,11 @@ from collections.abc import Callable
 from functools import partial
 
 from kreplica.common.controller_requests import ControllerRequests, OneAtATime
-from kreplica.common.error_code import ErrorCode
-from kreplica.common.errors import CoordinatorLoadInProgress, TransactionalIdAuthorizationFailed
-from kreplica.common.future import Future, resolved, then
+from kreplica.common.errors import CoordinatorLoadInProgress
+from kreplica.common.future import Future
 from kreplica.common.messages.controllers import AllocateProducerIdsRequest, AllocateProducerIdsResponse
-from kreplica.common.messages.data import InitProducerIdRequest, InitProducerIdResponse
 from kreplica.common.ports import Loop, Transport
-from kreplica.common.wire import NO_THROTTLE, error_of
+from kreplica.common.wire import error_of
 
 # Timeout of a request for a block, and the pause before it is retried.
 REQUEST_TIMEOUT_MS = 2_000
@@ -63,16 +61,6 @@ class ProducerIdManager:
         self._loop.post(partial(self._give, future))
         return future
 
-    def handle_init_producer_id(self, request: InitProducerIdRequest) -> Future[InitProducerIdResponse]:
-        """Handle InitProducerId (22) for producers without transactions. Others get an error."""
-        if request.transactional_id is not None:
-            return resolved(_response(ErrorCode(TransactionalIdAuthorizationFailed.code)))
-        return then(
-            self.generate(),
-            lambda producer_id: _response(ErrorCode.none, producer_id, 0),
-            lambda _: _response(ErrorCode(CoordinatorLoadInProgress.code)),
-        )
-
     # ---- in the loop --------------------------------------------------------------------------------------
 
     def _give(self, future: Future[int]) -> None:
@@ -108,9 +96,3 @@ class ProducerIdManager:
         if not future.done():
             self._waiting.remove(future)
             future.set_exception(CoordinatorLoadInProgress("no controller allocated producer ids in time"))
-
-
-def _response(error_code: ErrorCode, producer_id: int = -1, epoch: int = -1) -> InitProducerIdResponse:
-    return InitProducerIdResponse(
-        throttle_time=NO_THROTTLE, error_code=error_code, producer_id=producer_id, producer_epoch=epoch
-    )

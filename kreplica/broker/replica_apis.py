@@ -9,12 +9,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from kreplica.broker.kafka_apis import LONGEST_WAIT_MS
-from kreplica.broker.offsets_topic import CONSUMER_OFFSETS
 from kreplica.common.error_code import ErrorCode
-from kreplica.common.errors import InvalidRequest, InvalidTxnState, KafkaStorageError, KreplicaError
+from kreplica.common.errors import (
+    InvalidRequest,
+    InvalidTxnState,
+    KafkaStorageError,
+    KreplicaError,
+    NotLeaderOrFollower,
+    known_error,
+)
 from kreplica.common.future import Future, all_of, failed, resolved, then
 from kreplica.common.messages.administration import (
     AlterReplicaLogDirPartitionResult,
@@ -49,6 +55,7 @@ from kreplica.common.messages.transactions import (
 from kreplica.common.ports import Clock
 from kreplica.common.types import AppendOrigin, TopicPartition
 from kreplica.common.wire import NO_THROTTLE
+from kreplica.coordinator.group_store import CONSUMER_OFFSETS
 from kreplica.log.log_move import LogMove
 from kreplica.log.unified_log import UnifiedLog
 from kreplica.record.control import EndTransactionMarker, build_end_transaction_marker
@@ -63,12 +70,22 @@ MARKER_TIMEOUT_MS = 30_000
 Responses = Mapping[TopicPartition, AppendResponse]
 
 
+class TransactionalOffsets(Protocol):
+    """Completes transactions in partitions of __consumer_offsets; GroupCoordinator implements it."""
+
+    def check_partition(self, partition: int) -> Future[None]: ...
+
+    def complete_transaction(self, partition: int, producer_id: int, *, commit: bool) -> Future[None]: ...
+
+
 class ReplicaApis:
     """The replica handlers of one broker. `handlers`: by type of request."""
 
     def __init__(self, replicas: ReplicaManager, clock: Clock) -> None:
         self._replicas = replicas
         self._clock = clock
+        # Completes transactions in partitions of __consumer_offsets; None refuses to commit any there.
+        self.offsets: TransactionalOffsets | None = None
         self.handlers: dict[type[Any], Callable[[Any], Future[Any]]] = {
             AlterReplicaLogDirsRequest: self.handle_alter_replica_log_dirs,
             DeleteRecordsRequest: self.handle_delete_records,
@@ -123,24 +140,72 @@ class ReplicaApis:
             timestamp_ms=self._clock.time_ms(),
         )
         entries: dict[TopicPartition, bytes] = {}
-        refused: dict[TopicPartition, AppendResponse] = {}
+        offsets: list[TopicPartition] = []
         for topic in marker.topics:
             for number in topic.partition_indexes:
                 at = TopicPartition(topic.name, number)
-                if marker.transaction_result and topic.name == CONSUMER_OFFSETS:
-                    # The group coordinator reads a transaction's offsets only when it loads the log.
-                    text = f"{at}: offsets of a transaction can only be aborted here, not committed"
-                    refused[at] = response_to(InvalidTxnState(text))
-                else:
-                    entries[at] = batch
+                entries[at] = batch
+                if topic.name == CONSUMER_OFFSETS:
+                    offsets.append(at)
+        if not offsets:
+            return self._append_markers(marker, entries)
+        return self._append_with_offsets(marker, entries, offsets)
+
+    def _append_markers(
+        self, marker: WritableTxnMarker, entries: Mapping[TopicPartition, bytes]
+    ) -> Future[Responses]:
         is_second = marker.transaction_version >= 2
-        appended = self._replicas.append_records(
+        return self._replicas.append_records(
             entries,
             timeout_ms=MARKER_TIMEOUT_MS,
             internal_topics_allowed=True,
             origin=AppendOrigin.COORDINATOR_TV2 if is_second else AppendOrigin.COORDINATOR,
         )
-        return then(appended, lambda responses: {**responses, **refused}) if refused else appended
+
+    def _append_with_offsets(
+        self, marker: WritableTxnMarker, entries: dict[TopicPartition, bytes], offsets: list[TopicPartition]
+    ) -> Future[Responses]:
+        """Append the markers, and complete the transaction in partitions with offsets of groups."""
+        groups = self.offsets
+        if groups is None:
+            text = f"{marker.producer_id}: this broker does not coordinate groups"
+            refused: Responses = {at: response_to(InvalidTxnState(text)) for at in offsets}
+            rest = {at: batch for at, batch in entries.items() if at not in refused}
+            return then(self._append_markers(marker, rest), lambda found: {**found, **refused})
+        done: Future[Responses] = Future()
+
+        def append(errors: Sequence[KreplicaError | None]) -> None:
+            refused = {at: response_to(_of_leader(e)) for at, e in zip(offsets, errors, strict=True) if e}
+            rest = {at: batch for at, batch in entries.items() if at not in refused}
+            appended = self._append_markers(marker, rest)
+            appended.add_done_callback(lambda each: complete(each, refused))
+
+        def complete(appended: Future[Responses], refused: Responses) -> None:
+            error = appended.exception()
+            if error is not None:
+                done.set_exception(error)
+                return
+            found = {**appended.result(), **refused}
+            written = [at for at in offsets if found[at].error is None]
+            ended = [
+                _outcome(
+                    groups.complete_transaction(
+                        at.partition, marker.producer_id, commit=marker.transaction_result
+                    )
+                )
+                for at in written
+            ]
+            all_of(ended).add_done_callback(lambda each: answer(found, written, each.result()))
+
+        def answer(
+            found: Responses, written: Sequence[TopicPartition], errors: Sequence[KreplicaError | None]
+        ) -> None:
+            late = {at: response_to(_of_leader(e)) for at, e in zip(written, errors, strict=True) if e}
+            done.set_result({**found, **late})
+
+        checked = all_of([_outcome(groups.check_partition(at.partition)) for at in offsets])
+        checked.add_done_callback(lambda each: append(each.result()))
+        return done
 
     # ---- AlterReplicaLogDirs ------------------------------------------------------------------------------
 
@@ -271,6 +336,16 @@ class ReplicaApis:
         return PartitionResponse(
             partition_index=at.partition, error_code=ErrorCode.none, active_producers=tuple(entries)
         )
+
+
+def _outcome(done: Future[None]) -> Future[KreplicaError | None]:
+    """Return a future of the error with which another one fails, or None."""
+    return then(done, lambda _: None, known_error)
+
+
+def _of_leader(error: KreplicaError) -> KreplicaError:
+    """Return what the coordinator of the transaction is to see: it looks for the partition's leader again."""
+    return NotLeaderOrFollower(str(error))
 
 
 def _altered(results: AlterResults) -> AlterReplicaLogDirsResponse:

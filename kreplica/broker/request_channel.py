@@ -41,8 +41,14 @@ from kreplica.common.message import Message, schema_of
 from kreplica.common.message_reader import MessageReader
 from kreplica.common.message_writer import NO_TAGS, MessageWriter
 from kreplica.common.messages.controllers import EnvelopeRequest, EnvelopeResponse
-from kreplica.common.messages.data import ApiVersion, ApiVersionsResponse
+from kreplica.common.messages.data import (
+    ApiVersion,
+    ApiVersionsResponse,
+    FinalizedFeatureKey,
+    SupportedFeatureKey,
+)
 from kreplica.common.wire import NO_THROTTLE
+from kreplica.controller.feature_control import SUPPORTED_FEATURES
 from kreplica.raft.raft_messages import METADATA_TOPIC_ID
 
 if TYPE_CHECKING:
@@ -67,6 +73,9 @@ def _names_replica(request: Any) -> bool:
     return bool(request.replica_id >= 0)
 
 
+# The first version of ApiVersions that can describe a feature from level 0 on.
+API_VERSIONS_FROM_ZERO = 4
+
 OF_NODES: Mapping[int, Callable[[Any], bool]] = {
     FETCH: _is_fetch_of_node,
     LIST_OFFSETS: _names_replica,
@@ -86,6 +95,12 @@ class Lanes(Protocol):
 
 class Cancellable(Protocol):
     def cancel(self) -> bool: ...
+
+
+class Features(Protocol):
+    """Knows the cluster's feature levels; Node implements it."""
+
+    def finalized_features(self) -> tuple[int, Mapping[str, int]]: ...
 
 
 class RequestHeader(NamedTuple):
@@ -115,8 +130,10 @@ class RequestChannel:
         forwarding: ForwardingManager | None = None,
         scope: Scope = Scope.ALL,
         lanes: Lanes | None = None,
+        features: Features | None = None,
     ) -> None:
         self._handle = handle
+        self._features = features
         self._topics = topics
         self._ranges = {key: each for key, each in ranges.items() if each.scope & scope}
         # The requests that only nodes may send as replicas.
@@ -190,7 +207,7 @@ class RequestChannel:
         # all.
         request = reader.read(schema)
         if api_key == API_VERSIONS:
-            answered(self._write(header, self._versions(), None), None)
+            answered(self._write(header, self._versions(version), None), None)
             return None
         if api_key == ENVELOPE and self._forwarding is not None:
             opened = self.open_envelope(request)
@@ -260,7 +277,14 @@ class RequestChannel:
 
     # ---- ApiVersions --------------------------------------------------------------------------------------
 
-    def _versions(self) -> ApiVersionsResponse:
+    def _versions(self, version: int) -> ApiVersionsResponse:
+        epoch, levels = (-1, {}) if self._features is None else self._features.finalized_features()
+        # Clients before version 4 cannot read a feature whose lowest level is 0.
+        supported = [
+            each
+            for each in (() if self._features is None else SUPPORTED_FEATURES)
+            if version >= API_VERSIONS_FROM_ZERO or each.min_supported_version > 0
+        ]
         return ApiVersionsResponse(
             error_code=ErrorCode.none,
             api_keys=tuple(
@@ -268,6 +292,19 @@ class RequestChannel:
                 for each in sorted(self._ranges.values())
             ),
             throttle_time=NO_THROTTLE,
+            supported_features=tuple(
+                SupportedFeatureKey(
+                    name=each.name,
+                    min_version=each.min_supported_version,
+                    max_version=each.max_supported_version,
+                )
+                for each in supported
+            ),
+            finalized_features_epoch=epoch,
+            finalized_features=tuple(
+                FinalizedFeatureKey(name=name, max_version_level=level, min_version_level=level)
+                for name, level in sorted(levels.items())
+            ),
         )
 
     def _refused_versions(self, known: ApiVersionRange) -> ApiVersionsResponse:

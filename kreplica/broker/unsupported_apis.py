@@ -1,4 +1,4 @@
-"""Answers requests for features that a broker lacks: transactions, ACLs, SASL, groups of KIP-848.
+"""Answers requests for features that a broker lacks: ACLs, SASL, groups of KIP-848.
 
 The answers contain an error of Kafka's after which clients stop asking. No state; any thread may call.
 """
@@ -13,12 +13,9 @@ from kreplica.common.errors import (
     IllegalSaslState,
     KreplicaError,
     SecurityDisabled,
-    TransactionalIdAuthorizationFailed,
-    TransactionalIdNotFound,
     UnsupportedVersion,
 )
 from kreplica.common.future import Future, resolved
-from kreplica.common.message import moment_of
 from kreplica.common.messages.administration import (
     AclCreationResult,
     CreateAclsRequest,
@@ -42,30 +39,7 @@ from kreplica.common.messages.groups import (
     ConsumerGroupHeartbeatResponse,
 )
 from kreplica.common.messages.groups import ConsumerGroupDescribeResponseDescribedGroup as DescribedGroup
-from kreplica.common.messages.transactions import (
-    AddOffsetsToTxnRequest,
-    AddOffsetsToTxnResponse,
-    AddPartitionsToTxnPartitionResult,
-    AddPartitionsToTxnRequest,
-    AddPartitionsToTxnResponse,
-    AddPartitionsToTxnTopicResult,
-    DescribeTransactionsRequest,
-    DescribeTransactionsResponse,
-    EndTxnRequest,
-    EndTxnResponse,
-    ListTransactionsRequest,
-    ListTransactionsResponse,
-    TxnOffsetCommitRequest,
-    TxnOffsetCommitResponse,
-    TxnOffsetCommitResponsePartition,
-    TxnOffsetCommitResponseTopic,
-)
-from kreplica.common.messages.transactions import (
-    DescribeTransactionsResponseTransactionState as TransactionState,
-)
 from kreplica.common.wire import NO_THROTTLE
-
-NEVER = moment_of(0)
 
 
 def _code(kind: type[KreplicaError]) -> ErrorCode:
@@ -76,70 +50,11 @@ def _text(kind: type[KreplicaError]) -> str:
     return str(kind())
 
 
-_NO_TRANSACTIONS = _code(TransactionalIdAuthorizationFailed)
 _NO_RULES: dict[str, Any] = {"error_code": _code(SecurityDisabled), "error_message": _text(SecurityDisabled)}
 _NO_SUCH_GROUPS: dict[str, Any] = {
     "error_code": _code(UnsupportedVersion),
     "error_message": "only the classic group protocol is supported",
 }
-
-# ---- transactions ------------------------------------------------------------------------------------------
-
-
-def _add_partitions_to_txn(request: AddPartitionsToTxnRequest) -> AddPartitionsToTxnResponse:
-    return AddPartitionsToTxnResponse(
-        throttle_time=NO_THROTTLE,
-        results_by_topic_v3_and_below=tuple(
-            AddPartitionsToTxnTopicResult(
-                name=topic.name,
-                results_by_partition=tuple(
-                    AddPartitionsToTxnPartitionResult(
-                        partition_index=number, partition_error_code=_NO_TRANSACTIONS
-                    )
-                    for number in topic.partitions
-                ),
-            )
-            for topic in request.v3_and_below_topics
-        ),
-    )
-
-
-def _txn_offset_commit(request: TxnOffsetCommitRequest) -> TxnOffsetCommitResponse:
-    return TxnOffsetCommitResponse(
-        throttle_time=NO_THROTTLE,
-        topics=tuple(
-            TxnOffsetCommitResponseTopic(
-                name=topic.name,
-                partitions=tuple(
-                    TxnOffsetCommitResponsePartition(
-                        partition_index=each.partition_index, error_code=_NO_TRANSACTIONS
-                    )
-                    for each in topic.partitions
-                ),
-            )
-            for topic in request.topics
-        ),
-    )
-
-
-def _describe_transactions(request: DescribeTransactionsRequest) -> DescribeTransactionsResponse:
-    return DescribeTransactionsResponse(
-        throttle_time=NO_THROTTLE,
-        transaction_states=tuple(
-            TransactionState(
-                error_code=_code(TransactionalIdNotFound),
-                transactional_id=each,
-                transaction_state="",
-                transaction_timeout=NO_THROTTLE,
-                transaction_start_time=NEVER,
-                producer_id=-1,
-                producer_epoch=-1,
-                topics=(),
-            )
-            for each in request.transactional_ids
-        ),
-    )
-
 
 # ---- security ----------------------------------------------------------------------------------------------
 
@@ -177,12 +92,6 @@ def _consumer_group_describe(request: ConsumerGroupDescribeRequest) -> ConsumerG
 
 # The answers that are the same for every request.
 _FIXED: Mapping[type[Any], Any] = {
-    AddOffsetsToTxnRequest: AddOffsetsToTxnResponse(throttle_time=NO_THROTTLE, error_code=_NO_TRANSACTIONS),
-    EndTxnRequest: EndTxnResponse(throttle_time=NO_THROTTLE, error_code=_NO_TRANSACTIONS),
-    # An empty list is not an error.
-    ListTransactionsRequest: ListTransactionsResponse(
-        throttle_time=NO_THROTTLE, error_code=ErrorCode.none, transaction_states=()
-    ),
     SaslHandshakeRequest: SaslHandshakeResponse(error_code=_code(IllegalSaslState), mechanisms=()),
     SaslAuthenticateRequest: SaslAuthenticateResponse(
         error_code=_code(IllegalSaslState), error_message=_text(IllegalSaslState), auth_bytes=b""
@@ -194,9 +103,6 @@ _FIXED: Mapping[type[Any], Any] = {
 }
 # The answers that list what the request lists.
 _MADE: Mapping[type[Any], Callable[[Any], Any]] = {
-    AddPartitionsToTxnRequest: _add_partitions_to_txn,
-    TxnOffsetCommitRequest: _txn_offset_commit,
-    DescribeTransactionsRequest: _describe_transactions,
     CreateAclsRequest: _create_acls,
     DeleteAclsRequest: _delete_acls,
     ConsumerGroupDescribeRequest: _consumer_group_describe,

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 from kreplica._core.batch_walk import SegmentWalk
@@ -14,6 +15,7 @@ from kreplica.cli.output import Fact, print_json, print_table
 from kreplica.common.errors import KreplicaError
 from kreplica.common.quorum_state import parse_quorum_state
 from kreplica.coordinator.group_records import to_json as groups_to_json
+from kreplica.coordinator.transaction_records import to_json as transactions_to_json
 from kreplica.log.checkpoint import (
     CLEANER_CHECKPOINT,
     LEADER_EPOCH_CHECKPOINT,
@@ -23,7 +25,7 @@ from kreplica.log.checkpoint import (
     LeaderEpochCheckpointFile,
     OffsetCheckpointFile,
 )
-from kreplica.log.file_names import CLUSTER_METADATA_DIRECTORY, CONSUMER_OFFSETS_DIRECTORY, STATE_FILE
+from kreplica.log.file_names import CLUSTER_METADATA_DIRECTORY, STATE_FILE
 from kreplica.log.log_directory import CleanShutdownFile
 from kreplica.log.meta_properties import MetaPropertiesFile
 from kreplica.log.partition_metadata_file import PartitionMetadataFile
@@ -98,6 +100,13 @@ class _Facts:
 # ---- one reader for each kind of file --------------------------------------------------------------------
 
 Reader = Callable[[str, bool], Iterator[Fact]]
+# Decodes a key and a value.
+ToJson = Callable[[bytes, "bytes | None"], "dict[str, object] | None"]
+
+OF_COORDINATORS: Mapping[str, ToJson] = {
+    "__consumer_offsets": groups_to_json,
+    "__transaction_state": transactions_to_json,
+}
 
 
 @dataclass(frozen=True)
@@ -117,7 +126,7 @@ def _columns(path: Path, deep: bool) -> Sequence[str]:
         return columns
     if _holds_metadata(path):
         return METADATA_COLUMNS
-    return GROUP_COLUMNS if _holds_groups(path) else RECORD_COLUMNS
+    return RECORD_COLUMNS if _of_coordinator(path) is None else GROUP_COLUMNS
 
 
 def _holds_metadata(path: Path) -> bool:
@@ -125,18 +134,19 @@ def _holds_metadata(path: Path) -> bool:
     return path.suffix == ".checkpoint" or path.absolute().parent.name == CLUSTER_METADATA_DIRECTORY
 
 
-def _holds_groups(path: Path) -> bool:
-    """Whether a segment belongs to __consumer_offsets."""
-    return path.absolute().parent.name.startswith(CONSUMER_OFFSETS_DIRECTORY)
+def _of_coordinator(path: Path) -> ToJson | None:
+    """Return what decodes the records of a coordinator's topic; None for a segment of another topic."""
+    topic = path.absolute().parent.name.rpartition("-")[0]
+    return OF_COORDINATORS.get(topic)
 
 
 def _segment(path: str, deep: bool) -> Iterator[Fact]:
     storage = FileStorage()
-    fact_of = _record_fact
+    fact_of, decode_record = _record_fact, _of_coordinator(Path(path))
     if _holds_metadata(Path(path)):
         fact_of = _metadata_fact
-    elif _holds_groups(Path(path)):
-        fact_of = _group_fact
+    elif decode_record is not None:
+        fact_of = partial(_coordinator_fact, decode_record)
     with storage.open_region(path, max(1, storage.size(path)), writable=False) as region:
         found = FileBatches(SegmentWalk(region, judges_alone=True))
         for position, batch in found:
@@ -225,13 +235,13 @@ def _metadata_fact(record: Record, position: int, is_control: bool) -> Fact:
     return {name: plain[name] for name in plain if name not in ("key", "value", "headers")} | said
 
 
-def _group_fact(record: Record, position: int, is_control: bool) -> Fact:
-    """Return the decoded record of __consumer_offsets, or the plain record if its kind is unknown."""
+def _coordinator_fact(decode_record: ToJson, record: Record, position: int, is_control: bool) -> Fact:
+    """Return the decoded record of a coordinator's topic, or the plain record if its kind is unknown."""
     plain = _record_fact(record, position, is_control)
     if is_control:
         return plain
     try:
-        said = groups_to_json(record.key or b"", record.value)
+        said = decode_record(record.key or b"", record.value)
     except KreplicaError as error:
         return {**plain, "problem": str(error)}
     if said is None:

@@ -241,6 +241,10 @@ class InvalidProducerIdMapping(KreplicaError, code=49):
     """The producer id does not belong to this transactional id."""
 
 
+class InvalidTransactionTimeout(KreplicaError, code=50):
+    """The transaction timeout is not positive, or above transaction.max.timeout.ms."""
+
+
 class ConcurrentTransactions(KreplicaError, code=51, retriable=True):
     """Another transaction of this producer is being completed."""
 
@@ -355,6 +359,10 @@ class ThrottlingQuotaExceeded(KreplicaError, code=89, retriable=True):
     """A quota is exceeded."""
 
 
+class UnstableOffsetCommit(KreplicaError, code=88, retriable=True):
+    """An open transaction has an offset for the partition."""
+
+
 class ProducerFenced(KreplicaError, code=90):
     """A newer producer with the same transactional id has taken over."""
 
@@ -415,12 +423,20 @@ class UnsupportedEndpointType(KreplicaError, code=115):
     """This listener describes brokers only, not controllers."""
 
 
+class TransactionAbortable(KreplicaError, code=120):
+    """The transaction failed, and can be aborted and tried again."""
+
+
 class InvalidVoterKey(KreplicaError, code=125):
     """The request is for another voter: its voter id or directory id is not this node's."""
 
 
 class DuplicateVoter(KreplicaError, code=126):
     """The voter is already in the set of voters."""
+
+
+class InvalidRegularExpression(KreplicaError, code=128):
+    """The regular expression cannot be read."""
 
 
 class VoterNotFound(KreplicaError, code=127):

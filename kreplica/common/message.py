@@ -191,6 +191,7 @@ class MessageType(type):
         api_key: int | None = None,
         versions: tuple[int, int] = (0, 0),
         flexible: int = NEVER,
+        sent: int | None = None,
     ) -> MessageType:
         own = [
             field for field, kind in namespace.get("__annotations__", {}).items() if "ClassVar" not in kind
@@ -205,7 +206,9 @@ class MessageType(type):
         made._make = made._key_of = None
         made._fields = made._schema = None
         if api_key is not None:
-            made.__api_key__, made.__version__, made._versions = api_key, versions[1], versions
+            # Requests of this program have the newest version, unless a later one has nothing that it uses.
+            made.__api_key__, made._versions = api_key, versions
+            made.__version__ = versions[1] if sent is None else sent
             made.__flexible__ = made.__version__ >= flexible
             made.FLEXIBLE_SINCE = flexible  # type: ignore[attr-defined]
             (REQUESTS if name.endswith("Request") else RESPONSES)[api_key] = made  # type: ignore[assignment]

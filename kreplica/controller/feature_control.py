@@ -25,12 +25,14 @@ from kreplica.metadata.serde import in_lowest_version
 
 METADATA_VERSION = "metadata.version"
 ELIGIBLE_LEADER_REPLICAS = "eligible.leader.replicas.version"
+TRANSACTION_VERSION = "transaction.version"
 UPGRADE, SAFE_DOWNGRADE, UNSAFE_DOWNGRADE = 1, 2, 3
 
 # The levels that this version supports. They are Kafka's: 25 is the level of Kafka 4.0.
 SUPPORTED_FEATURES = (
     SupportedFeature(name=METADATA_VERSION, min_supported_version=7, max_supported_version=25),
     SupportedFeature(name=ELIGIBLE_LEADER_REPLICAS, min_supported_version=0, max_supported_version=1),
+    SupportedFeature(name=TRANSACTION_VERSION, min_supported_version=0, max_supported_version=2),
 )
 
 

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Iterable, Sequence
-from functools import partial, wraps
-from typing import Concatenate, NamedTuple, ParamSpec, TypeVar
+from functools import partial
+from typing import NamedTuple, ParamSpec, TypeVar
 
 from kreplica.common.errors import (
     CoordinatorLoadInProgress,
@@ -28,7 +28,7 @@ from kreplica.common.errors import (
     NotCoordinator,
     RebalanceInProgress,
     UnknownMemberId,
-    UnknownServerError,
+    UnstableOffsetCommit,
 )
 from kreplica.common.future import Future
 from kreplica.common.ports import Clock, Loop, Random
@@ -43,7 +43,8 @@ from kreplica.coordinator.group_rebalances import (
     known_member,
     require_generation,
 )
-from kreplica.coordinator.group_store import GroupStore, OffsetsLog, Shard
+from kreplica.coordinator.group_store import GroupShard, GroupStore
+from kreplica.coordinator.shard_store import CoordinatorLog, in_loop, partition_for
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -87,44 +88,6 @@ class DescribedGroup(NamedTuple):
     members: tuple[DescribedMember, ...] = ()
 
 
-def partition_for(group_id: str, partition_count: int) -> int:
-    """Return the group's partition of __consumer_offsets, by Java's hash of its id."""
-    units = group_id.encode("utf-16-be", "surrogatepass")
-    value = 0
-    for high, low in zip(units[::2], units[1::2], strict=True):
-        value = (31 * value + (high << 8 | low)) & 0xFFFFFFFF
-    signed = value - (1 << 32) if value >> 31 else value
-    return (abs(signed) & 0x7FFFFFFF) % partition_count
-
-
-def _in_loop(
-    step: Callable[Concatenate[GroupCoordinator, Future[T], P], None],
-) -> Callable[Concatenate[GroupCoordinator, P], Future[T]]:
-    """Let a method run in the coordinator's loop. Callers get the future that it resolves.
-
-    The future fails with the error that the method raises; an unforeseen one is logged.
-    """
-
-    @wraps(step)
-    def post(self: GroupCoordinator, /, *arguments: P.args, **named: P.kwargs) -> Future[T]:
-        future: Future[T] = Future()
-
-        def run() -> None:
-            try:
-                step(self, future, *arguments, **named)
-            except KreplicaError as error:
-                future.set_exception(error)
-            except Exception as error:
-                LOGGER.exception("a request of a group failed")
-                if not future.done():
-                    future.set_exception(UnknownServerError(repr(error)))
-
-        self._loop.post(run)
-        return future
-
-    return post
-
-
 class GroupCoordinator:
     """Coordinates the groups of one broker.
 
@@ -134,7 +97,7 @@ class GroupCoordinator:
     def __init__(
         self,
         config: GroupConfig,
-        log: OffsetsLog,
+        log: CoordinatorLog,
         *,
         partition_count: Callable[[], int | None],
         clock: Clock,
@@ -169,7 +132,7 @@ class GroupCoordinator:
         """Delete the offsets of deleted topics."""
         self._loop.post(partial(self._offsets.delete_topics, tuple(topics)))
 
-    def _loaded(self, shard: Shard, group: ClassicGroup) -> None:
+    def _loaded(self, shard: GroupShard, group: ClassicGroup) -> None:
         # The members may have sent heartbeats to the previous coordinator only, so their sessions start
         # again.
         for member in group.members.values():
@@ -182,7 +145,7 @@ class GroupCoordinator:
 
     # ---- members ------------------------------------------------------------------------------------------
 
-    @_in_loop
+    @in_loop
     def join(self, future: Future[Joined], asked: JoinRequest) -> None:
         """Handle JoinGroup; done when the group's next generation is complete."""
         shard = self._shard(asked.group_id)
@@ -203,7 +166,7 @@ class GroupCoordinator:
             if group.size:
                 shard.groups.setdefault(asked.group_id, group)
 
-    @_in_loop
+    @in_loop
     def sync(self, future: Future[Synced], asked: SyncRequest) -> None:
         """Handle SyncGroup; done when the leader has sent the assignments."""
         try:
@@ -213,7 +176,7 @@ class GroupCoordinator:
             raise RebalanceInProgress(str(error)) from None
         self._rebalances.sync(shard, self._member_group(shard, asked.group_id), asked, future)
 
-    @_in_loop
+    @in_loop
     def heartbeat(
         self,
         future: Future[None],
@@ -237,7 +200,7 @@ class GroupCoordinator:
             raise RebalanceInProgress(f"group {group_id} is rebalancing")
         future.set_result(None)
 
-    @_in_loop
+    @in_loop
     def leave(
         self, future: Future[list[KreplicaError | None]], group_id: str, members: Sequence[LeavingMember]
     ) -> None:
@@ -252,7 +215,7 @@ class GroupCoordinator:
                 results.append(error)
         future.set_result(results)
 
-    def _leave_one(self, shard: Shard, group: ClassicGroup, leaving: LeavingMember) -> None:
+    def _leave_one(self, shard: GroupShard, group: ClassicGroup, leaving: LeavingMember) -> None:
         member_id, instance = leaving
         if member_id in group.pending and instance is None:
             self._rebalances.remove_pending(shard, group, member_id)
@@ -261,7 +224,7 @@ class GroupCoordinator:
             member_id = group.static_members.get(instance, "")
         self._rebalances.remove(shard, group, known_member(group, member_id, instance))
 
-    def _member_group(self, shard: Shard, group_id: str) -> ClassicGroup:
+    def _member_group(self, shard: GroupShard, group_id: str) -> ClassicGroup:
         group = shard.groups.get(group_id)
         if group is None:
             raise UnknownMemberId(f"there is no group {group_id!r}")
@@ -269,7 +232,7 @@ class GroupCoordinator:
 
     # ---- offsets ------------------------------------------------------------------------------------------
 
-    @_in_loop
+    @in_loop
     def commit_offsets(self, future: Future[CommitResults], asked: CommitRequest) -> None:
         """Handle OffsetCommit; each partition's error or None, once all in-sync replicas have the offsets."""
         shard = self._shard(asked.group_id)
@@ -280,22 +243,54 @@ class GroupCoordinator:
             group = shard.group(asked.group_id, self._clock.time_ms())
         self._offsets.commit(shard, group, asked, future)
 
-    @_in_loop
+    @in_loop
     def fetch_offsets(
         self,
-        future: Future[dict[TopicPartition, OffsetAndMetadata]],
+        future: Future[dict[TopicPartition, OffsetAndMetadata | KreplicaError]],
         group_id: str,
         partitions: Collection[TopicPartition] | None,
+        *,
+        require_stable: bool = False,
     ) -> None:
-        """Handle OffsetFetch: the committed offsets of these partitions, or of all for None."""
-        group = self._shard(group_id).groups.get(group_id)
-        offsets = {} if group is None else group.offsets
-        if partitions is None:
-            future.set_result(dict(offsets))
-        else:
-            future.set_result({at: offsets[at] for at in partitions if at in offsets})
+        """Handle OffsetFetch: the committed offsets of these partitions, or of all for None.
 
-    @_in_loop
+        With `require_stable`, a partition for which an open transaction has an offset has the error
+        UnstableOffsetCommit instead (KIP-447).
+        """
+        shard = self._shard(group_id)
+        group = shard.groups.get(group_id)
+        offsets = {} if group is None else group.offsets
+        wanted = offsets.keys() if partitions is None else partitions
+        found: dict[TopicPartition, OffsetAndMetadata | KreplicaError] = {
+            at: offsets[at] for at in wanted if at in offsets
+        }
+        if require_stable:
+            for at in shard.open_offsets(group_id):
+                if partitions is None or at in partitions:
+                    found[at] = UnstableOffsetCommit(f"{group_id}: a transaction has an offset for {at}")
+        future.set_result(found)
+
+    @in_loop
+    def check_partition(self, future: Future[None], partition: int) -> None:
+        """Check that this broker can complete transactions in that partition of __consumer_offsets.
+
+        Fails with NotCoordinator, CoordinatorLoadInProgress.
+        """
+        self._store.shard(partition)
+        future.set_result(None)
+
+    @in_loop
+    def complete_transaction(
+        self, future: Future[None], partition: int, producer_id: int, *, commit: bool
+    ) -> None:
+        """Commit or drop the offsets of a transaction, whose marker is in that partition of the log.
+
+        Done when `fetch_offsets` shows the outcome (KAFKA-17507). Fails as `check_partition`.
+        """
+        shard = self._store.shard(partition)
+        shard.end_transaction(producer_id, commit, self._clock.time_ms(), lambda: future.set_result(None))
+
+    @in_loop
     def delete_offsets(
         self, future: Future[CommitResults], group_id: str, partitions: Collection[TopicPartition]
     ) -> None:
@@ -311,7 +306,7 @@ class GroupCoordinator:
 
     # ---- for tools ----------------------------------------------------------------------------------------
 
-    @_in_loop
+    @in_loop
     def list_groups(
         self, future: Future[tuple[bool, list[ListedGroup]]], states: Collection[str] = ()
     ) -> None:
@@ -325,7 +320,7 @@ class GroupCoordinator:
         ]
         future.set_result((self._store.is_loading, groups))
 
-    @_in_loop
+    @in_loop
     def describe_group(self, future: Future[DescribedGroup], group_id: str) -> None:
         """Handle DescribeGroups for one group."""
         group = self._shard(group_id).groups.get(group_id)
@@ -349,7 +344,7 @@ class GroupCoordinator:
             DescribedGroup(group_id, group.state.value, group.protocol_type or "", name or "", members)
         )
 
-    @_in_loop
+    @in_loop
     def delete_group(self, future: Future[None], group_id: str) -> None:
         """Handle DeleteGroups for one group; fails with GroupIdNotFound, NonEmptyGroup."""
         shard = self._shard(group_id)
@@ -358,6 +353,8 @@ class GroupCoordinator:
             raise GroupIdNotFound(f"there is no group {group_id!r}")
         if not group.is_in(GroupState.EMPTY) or group.pending:
             raise NonEmptyGroup(f"group {group_id} has members")
+        if shard.open_offsets(group_id):
+            raise NonEmptyGroup(f"group {group_id} has offsets in an open transaction")
 
         def deleted(error: KreplicaError | None) -> None:
             if error is None:
@@ -369,7 +366,7 @@ class GroupCoordinator:
 
     # ---- in the loop --------------------------------------------------------------------------------------
 
-    def _shard(self, group_id: str) -> Shard:
+    def _shard(self, group_id: str) -> GroupShard:
         if not group_id:
             raise InvalidGroupId("the group id is empty: set group.id")
         count = self._partition_count()

@@ -39,7 +39,8 @@ from kreplica.coordinator.group_records import (
     encode_key,
     encode_value,
 )
-from kreplica.coordinator.group_store import Appended, GroupStore, Record, Shard
+from kreplica.coordinator.group_store import GroupShard, GroupStore
+from kreplica.coordinator.shard_store import Appended, Record, TransactionalProducer
 
 NO_GENERATION = -1
 # Tombstones in one batch, and groups examined in one step.
@@ -56,13 +57,17 @@ class CommittedOffset(NamedTuple):
 
 
 class CommitRequest(NamedTuple):
-    """The offsets to commit for a group. A reader that is not a member has generation -1 and no member id."""
+    """The offsets to commit for a group. A reader that is not a member has generation -1 and no member id.
+
+    `producer`: the producer whose transaction commits them, if they belong to one.
+    """
 
     group_id: str
     generation_id: int
     member_id: str
     group_instance_id: str | None
     offsets: Mapping[TopicPartition, CommittedOffset]
+    producer: TransactionalProducer | None = None
 
 
 # The error of each partition, or None if its offset was committed.
@@ -90,7 +95,7 @@ class GroupOffsets:
     # ---- committing ---------------------------------------------------------------------------------------
 
     def commit(
-        self, shard: Shard, group: ClassicGroup, asked: CommitRequest, future: Future[CommitResults]
+        self, shard: GroupShard, group: ClassicGroup, asked: CommitRequest, future: Future[CommitResults]
     ) -> None:
         """Commit the offsets.
 
@@ -119,11 +124,17 @@ class GroupOffsets:
             return
         records = [(_key(group, at), encode_value(value)) for at, value in values.items()]
         group.pending_commits.update(values.keys())
-        self._store.append(shard, records, partial(self._committed, group, values, results, future))
+        producer = asked.producer
+        if producer is not None:
+            shard.begin_append(producer.producer_id)
+        committed = partial(self._committed, shard, group, values, results, future, producer)
+        self._store.append(shard, records, committed, producer)
 
     def _check(self, group: ClassicGroup, asked: CommitRequest) -> None:
-        if asked.generation_id < 0 and not asked.member_id:
-            if not group.is_in(GroupState.EMPTY):
+        is_transactional = asked.producer is not None
+        if asked.generation_id < 0 and not asked.member_id and asked.group_instance_id is None:
+            # A transactional producer before KIP-447 does not name a member.
+            if not is_transactional and not group.is_in(GroupState.EMPTY):
                 raise UnknownMemberId(f"group {group.group_id} has members: only they may commit its offsets")
             return
         if group.is_in(GroupState.EMPTY) and not group.generation_id:
@@ -131,28 +142,36 @@ class GroupOffsets:
         member = known_member(group, asked.member_id, asked.group_instance_id)
         require_generation(group, asked.generation_id)
         self._rebalances.touch(member)
-        if group.is_in(GroupState.COMPLETING_REBALANCE):
+        if group.is_in(GroupState.COMPLETING_REBALANCE) and not is_transactional:
             raise RebalanceInProgress(f"group {group.group_id} is rebalancing")
 
     def _committed(
         self,
+        shard: GroupShard,
         group: ClassicGroup,
         values: Mapping[TopicPartition, OffsetCommitValue],
         results: CommitResults,
         future: Future[CommitResults],
+        producer: TransactionalProducer | None,
         error: KreplicaError | None,
         log_offset: int,
     ) -> None:
         if isinstance(error, (MessageTooLarge, RecordListTooLarge)):
             error = InvalidCommitOffsetSize(str(error))
         group.pending_commits -= Counter(values.keys())
-        for at, value in values.items():
+        appended = {}
+        for number, (at, value) in enumerate(values.items()):
             if error is not None:
                 results[at] = error
-                continue
-            known = group.offsets.get(at)
-            if known is None or known.log_offset < log_offset:
-                group.offsets[at] = OffsetAndMetadata(value, log_offset)
+            else:
+                appended[at] = OffsetAndMetadata(value, log_offset + number)
+        if producer is not None:
+            shard.end_append(producer.producer_id, group.group_id, appended)
+        else:
+            for at, offset in appended.items():
+                known = group.offsets.get(at)
+                if known is None or known.log_offset < offset.log_offset:
+                    group.offsets[at] = offset
         future.set_result(results)
 
     # ---- deletion and expiry ------------------------------------------------------------------------------
@@ -204,11 +223,14 @@ class GroupOffsets:
         gone = frozenset(topics)
         for shard in self._store.active_shards():
             for group in list(shard.groups.values()):
+                for at in shard.open_offsets(group.group_id):
+                    if at.topic in gone:
+                        shard.forget(group.group_id, at)
                 self._forget(shard, group, [at for at in group.offsets if at.topic in gone])
 
     def delete(
         self,
-        shard: Shard,
+        shard: GroupShard,
         group: ClassicGroup,
         partitions: Iterable[TopicPartition],
         future: Future[CommitResults],
@@ -239,7 +261,7 @@ class GroupOffsets:
             future.set_result(results)
 
     def delete_group(
-        self, shard: Shard, group: ClassicGroup, then: Callable[[KreplicaError | None], None]
+        self, shard: GroupShard, group: ClassicGroup, then: Callable[[KreplicaError | None], None]
     ) -> None:
         """Delete the group with all its offsets; if that fails, restore it."""
 
@@ -253,8 +275,13 @@ class GroupOffsets:
         keys = [_key(group, at) for at in group.offsets.keys() | group.pending_commits.keys()]
         self._take_back(shard, group, sorted(keys), taken_back)
 
-    def _forget(self, shard: Shard, group: ClassicGroup, gone: list[TopicPartition]) -> None:
-        is_left = group.is_in(GroupState.EMPTY) and not group.pending and not group.pending_commits
+    def _forget(self, shard: GroupShard, group: ClassicGroup, gone: list[TopicPartition]) -> None:
+        is_left = (
+            group.is_in(GroupState.EMPTY)
+            and not group.pending
+            and not group.pending_commits
+            and not shard.open_offsets(group.group_id)
+        )
         is_over = is_left and len(gone) == len(group.offsets)
         if not gone and not is_over:
             return
@@ -268,7 +295,7 @@ class GroupOffsets:
 
     def _take_back(
         self,
-        shard: Shard,
+        shard: GroupShard,
         group: ClassicGroup,
         keys: list[bytes],
         then: Appended,
@@ -277,7 +304,7 @@ class GroupOffsets:
         shard.groups.pop(group.group_id, None)
         self._append_tombstones(shard, [*keys, encode_key(GroupMetadataKey(group=group.group_id))], then)
 
-    def _append_tombstones(self, shard: Shard, keys: list[bytes], then: Appended) -> None:
+    def _append_tombstones(self, shard: GroupShard, keys: list[bytes], then: Appended) -> None:
         """Append tombstones in order; `then` gets the error of the last batch, with the group's own one."""
         for start in range(0, len(keys), TOMBSTONES_A_BATCH):
             some: list[Record] = [(key, None) for key in keys[start : start + TOMBSTONES_A_BATCH]]

@@ -31,7 +31,7 @@ from kreplica.common.ports import Clock, Loop, Random, monotonic_ms
 from kreplica.common.types import Uuid
 from kreplica.coordinator.classic_group import ClassicGroup, GroupState, Joined, Member, Protocol, Synced
 from kreplica.coordinator.group_config import GroupConfig
-from kreplica.coordinator.group_store import GroupStore, Shard
+from kreplica.coordinator.group_store import GroupShard, GroupStore
 
 EMPTY, DEAD, STABLE = GroupState.EMPTY, GroupState.DEAD, GroupState.STABLE
 PREPARING, COMPLETING = GroupState.PREPARING_REBALANCE, GroupState.COMPLETING_REBALANCE
@@ -83,7 +83,9 @@ class GroupRebalances:
 
     # ---- joining ------------------------------------------------------------------------------------------
 
-    def join(self, shard: Shard, group: ClassicGroup, asked: JoinRequest, future: Future[Joined]) -> None:
+    def join(
+        self, shard: GroupShard, group: ClassicGroup, asked: JoinRequest, future: Future[Joined]
+    ) -> None:
         """Add the member to the next generation; the future is resolved when that is complete.
 
         Raises MemberIdRequired, UnknownMemberId, FencedInstanceId, InconsistentGroupProtocol,
@@ -106,7 +108,7 @@ class GroupRebalances:
             self._join_again(shard, group, member, asked, future)
 
     def _join_new(
-        self, shard: Shard, group: ClassicGroup, asked: JoinRequest, future: Future[Joined]
+        self, shard: GroupShard, group: ClassicGroup, asked: JoinRequest, future: Future[Joined]
     ) -> None:
         instance = asked.group_instance_id
         old = None if instance is None else group.static_members.get(instance)
@@ -128,7 +130,12 @@ class GroupRebalances:
             self._add(shard, group, member_id, asked, future)
 
     def _join_again(
-        self, shard: Shard, group: ClassicGroup, member: Member, asked: JoinRequest, future: Future[Joined]
+        self,
+        shard: GroupShard,
+        group: ClassicGroup,
+        member: Member,
+        asked: JoinRequest,
+        future: Future[Joined],
     ) -> None:
         if group.is_in(EMPTY, DEAD):
             raise UnknownMemberId(f"group {group.group_id} has no member {member.member_id}")
@@ -144,7 +151,7 @@ class GroupRebalances:
 
     def _add(
         self,
-        shard: Shard,
+        shard: GroupShard,
         group: ClassicGroup,
         member_id: str,
         asked: JoinRequest,
@@ -179,7 +186,7 @@ class GroupRebalances:
 
     def _replace(
         self,
-        shard: Shard,
+        shard: GroupShard,
         group: ClassicGroup,
         member: Member,
         member_id: str,
@@ -216,7 +223,7 @@ class GroupRebalances:
 
     def _replaced(
         self,
-        shard: Shard,
+        shard: GroupShard,
         group: ClassicGroup,
         member: Member,
         generation_id: int,
@@ -232,13 +239,13 @@ class GroupRebalances:
 
     # ---- a rebalance --------------------------------------------------------------------------------------
 
-    def _prepare_or_complete(self, shard: Shard, group: ClassicGroup) -> None:
+    def _prepare_or_complete(self, shard: GroupShard, group: ClassicGroup) -> None:
         if group.is_in(PREPARING):
             self._complete_if_all_joined(shard, group)
         else:
             self._prepare(shard, group)
 
-    def _prepare(self, shard: Shard, group: ClassicGroup) -> None:
+    def _prepare(self, shard: GroupShard, group: ClassicGroup) -> None:
         """Start a rebalance."""
         if group.is_in(COMPLETING):
             self._drop_assignments(group, RebalanceInProgress(f"group {group.group_id} is rebalancing"))
@@ -256,7 +263,7 @@ class GroupRebalances:
         )
         self._complete_if_all_joined(shard, group)
 
-    def _delay(self, shard: Shard, group: ClassicGroup, delay_ms: int, left_ms: int) -> None:
+    def _delay(self, shard: GroupShard, group: ClassicGroup, delay_ms: int, left_ms: int) -> None:
         """Wait for more members of a group that was empty; wait again while members join (KIP-134)."""
 
         def over() -> None:
@@ -273,15 +280,15 @@ class GroupRebalances:
         group.is_delayed = True
         group.rebalance_timer = self._loop.post_later(over, delay_ms)
 
-    def _complete_if_all_joined(self, shard: Shard, group: ClassicGroup) -> None:
+    def _complete_if_all_joined(self, shard: GroupShard, group: ClassicGroup) -> None:
         if group.has_all_joined and not group.is_delayed:
             self._complete(shard, group)
 
-    def _rebalance_expired(self, shard: Shard, group: ClassicGroup) -> None:
+    def _rebalance_expired(self, shard: GroupShard, group: ClassicGroup) -> None:
         if shard.is_current and group.is_in(PREPARING):
             self._complete(shard, group)
 
-    def _complete(self, shard: Shard, group: ClassicGroup) -> None:
+    def _complete(self, shard: GroupShard, group: ClassicGroup) -> None:
         """Complete the rebalance with the members that have joined, and absent static members."""
         _stop_timer(group)
         missing = [member for member in group.members.values() if member.join is None]
@@ -313,7 +320,9 @@ class GroupRebalances:
 
     # ---- syncing ------------------------------------------------------------------------------------------
 
-    def sync(self, shard: Shard, group: ClassicGroup, asked: SyncRequest, future: Future[Synced]) -> None:
+    def sync(
+        self, shard: GroupShard, group: ClassicGroup, asked: SyncRequest, future: Future[Synced]
+    ) -> None:
         """Return the member's assignment, once the leader has sent the assignments.
 
         Raises UnknownMemberId, FencedInstanceId, IllegalGeneration, InconsistentGroupProtocol,
@@ -342,7 +351,7 @@ class GroupRebalances:
         if member.member_id == group.leader_id:
             self._store_assignments(shard, group, asked.assignments)
 
-    def _store_assignments(self, shard: Shard, group: ClassicGroup, given: dict[str, bytes]) -> None:
+    def _store_assignments(self, shard: GroupShard, group: ClassicGroup, given: dict[str, bytes]) -> None:
         generation_id = group.generation_id
         assignments = {member_id: given.get(member_id, b"") for member_id in group.members}
 
@@ -373,7 +382,7 @@ class GroupRebalances:
                 self.touch(member)
                 _refuse(waiting, error)
 
-    def _sync_expired(self, shard: Shard, group: ClassicGroup, generation_id: int) -> None:
+    def _sync_expired(self, shard: GroupShard, group: ClassicGroup, generation_id: int) -> None:
         if not shard.is_current or group.generation_id != generation_id:
             return
         if not group.is_in(COMPLETING, STABLE) or not group.pending_sync:
@@ -384,7 +393,7 @@ class GroupRebalances:
 
     # ---- removing members ---------------------------------------------------------------------------------
 
-    def remove(self, shard: Shard, group: ClassicGroup, member: Member) -> None:
+    def remove(self, shard: GroupShard, group: ClassicGroup, member: Member) -> None:
         """Remove a member that left or whose session ended, and rebalance."""
         self._forget(group, member)
         if group.is_in(STABLE, COMPLETING):
@@ -392,7 +401,7 @@ class GroupRebalances:
         elif group.is_in(PREPARING):
             self._complete_if_all_joined(shard, group)
 
-    def remove_pending(self, shard: Shard, group: ClassicGroup, member_id: str) -> None:
+    def remove_pending(self, shard: GroupShard, group: ClassicGroup, member_id: str) -> None:
         """Discard a member id that was handed out but not used."""
         group.pending.pop(member_id).cancel()
         if group.is_in(PREPARING):
@@ -404,7 +413,7 @@ class GroupRebalances:
             member.timer.cancel()
         _fail(member, UnknownMemberId(f"group {group.group_id}: member {member.member_id} was removed"))
 
-    def _pending_expired(self, shard: Shard, group: ClassicGroup, member_id: str) -> None:
+    def _pending_expired(self, shard: GroupShard, group: ClassicGroup, member_id: str) -> None:
         if shard.is_current and member_id in group.pending:
             self.remove_pending(shard, group, member_id)
 
@@ -414,18 +423,18 @@ class GroupRebalances:
         """Extend the member's session, because the member was heard from."""
         member.deadline_ms = monotonic_ms(self._clock) + member.session_timeout_ms
 
-    def watch(self, shard: Shard, group: ClassicGroup, member: Member, timeout_ms: int) -> None:
+    def watch(self, shard: GroupShard, group: ClassicGroup, member: Member, timeout_ms: int) -> None:
         """Start watching the member's session, which first lasts `timeout_ms`."""
         member.deadline_ms = monotonic_ms(self._clock) + timeout_ms
         self._look_later(shard, group, member)
 
-    def _look_later(self, shard: Shard, group: ClassicGroup, member: Member) -> None:
+    def _look_later(self, shard: GroupShard, group: ClassicGroup, member: Member) -> None:
         # The session may be replaced by a shorter one meanwhile.
         delay_ms = min(max(member.deadline_ms - monotonic_ms(self._clock), 1), member.session_timeout_ms)
         look = partial(self._look, shard, group, member, monotonic_ms(self._clock) + delay_ms)
         member.timer = self._loop.post_later(look, delay_ms)
 
-    def _look(self, shard: Shard, group: ClassicGroup, member: Member, due_ms: int) -> None:
+    def _look(self, shard: GroupShard, group: ClassicGroup, member: Member, due_ms: int) -> None:
         if not shard.is_current or group.members.get(member.member_id) is not member:
             return
         now_ms = monotonic_ms(self._clock)

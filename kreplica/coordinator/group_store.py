@@ -1,40 +1,17 @@
-"""GroupStore: the groups in the partitions of __consumer_offsets that this broker leads, loaded from the log.
+"""GroupStore: the groups in the partitions of __consumer_offsets that this broker leads.
 
-When the broker becomes leader of a partition, the store loads it in steps, from the log start to the log end.
-All the leader's records count: they are committed, or followers get them before anything later. Until then,
-its groups are unavailable (CoordinatorLoadInProgress). Each leadership has its own Shard, which is dropped as
-a whole. An append that completes after its shard was dropped fails with NotCoordinator; the log refuses an
-append with the leader epoch of another shard.
-
-Transactional offsets, which Kafka's producers may have left in the log, count once their transaction is
-committed. Thread rule: everything runs in the coordinator's loop.
+Offsets that belong to a transaction are kept aside until its marker is in the log. Thread rule: everything
+runs in the coordinator's loop.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 
-from kreplica._core.batch_builder import BatchBuilder
-from kreplica._core.records import RecordBatch, batches
-from kreplica.common.errors import (
-    CoordinatorLoadInProgress,
-    CoordinatorNotAvailable,
-    FencedLeaderEpoch,
-    InvalidRecord,
-    KafkaStorageError,
-    KreplicaError,
-    NotCoordinator,
-    NotEnoughReplicas,
-    NotEnoughReplicasAfterAppend,
-    NotLeaderOrFollower,
-    UnknownServerError,
-    UnknownTopicOrPartition,
-    UnsupportedVersion,
-)
-from kreplica.common.future import Future
+from kreplica._core.records import RecordBatch
+from kreplica.common.errors import InvalidRecord, UnsupportedVersion
 from kreplica.common.ports import Clock, Loop
 from kreplica.common.types import TopicPartition
 from kreplica.coordinator.classic_group import ClassicGroup, GroupState, OffsetAndMetadata
@@ -47,80 +24,45 @@ from kreplica.coordinator.group_records import (
     decode_key,
     decode_value,
 )
-
-if TYPE_CHECKING:
-    from typing_extensions import Buffer
+from kreplica.coordinator.shard_store import CoordinatorLog, Shard, ShardStore
 
 LOGGER = logging.getLogger(__name__)
 
-# The store and the replicas are notified of leadership on different ways, so one may be earlier.
-ROLE_RETRY_MS = 10
-LOAD_RETRY_MS = 1_000
+CONSUMER_OFFSETS = "__consumer_offsets"
 # Groups activated in one step.
 GROUPS_A_STEP = 500
 COMMIT_MARKER = 1
 
-Record = tuple[bytes, bytes | None]
-# The callback of an append: its error, and the offset of its first record.
-Appended = Callable[[KreplicaError | None, int], None]
+# A group and a partition.
+_Key = tuple[str, TopicPartition]
 
 
-class LogChunk(NamedTuple):
-    """Whole batches of a partition's log; `records` is None without any. Offsets of the log."""
+class GroupShard(Shard):
+    """The groups of one partition during one leadership, in `store`."""
 
-    records: Buffer | None
-    log_start_offset: int
-    log_end_offset: int
-
-
-class OffsetsLog(Protocol):
-    """The logs of __consumer_offsets on this broker.
-
-    Both methods raise, or their futures fail with, FencedLeaderEpoch or NotLeaderOrFollower if this broker
-    does not lead the partition in that leader epoch.
-    """
-
-    def append(self, partition: int, leader_epoch: int, batch: bytes) -> Future[int]:
-        """Append with acks=all; the future gets the base offset once all in-sync replicas have it."""
-        ...
-
-    def read(self, partition: int, leader_epoch: int, offset: int | None, max_bytes: int) -> LogChunk:
-        """Read from `offset` (None: the log start), at least one batch, committed or not."""
-        ...
-
-
-class Shard:
-    """The groups of one partition during one leadership. `is_current` until the shard is dropped."""
-
-    def __init__(self, partition: int, leader_epoch: int) -> None:
-        self.partition = partition
-        self.leader_epoch = leader_epoch
-        self.is_active = False
-        self.is_current = True
+    def __init__(self, store: GroupStore, partition: int, leader_epoch: int) -> None:
+        super().__init__(partition, leader_epoch)
+        self._store = store
         self.groups: dict[str, ClassicGroup] = {}
-        # Producer id -> records written by its open transaction.
-        self._open: dict[int, list[tuple[Record, int]]] = {}
+        # The offsets of open transactions, by producer id. They count once their transaction is committed.
+        self._open: dict[int, dict[_Key, OffsetAndMetadata]] = {}
+        # Appends of a producer's transactional offsets whose outcome is unknown yet, and what waits for them.
+        self._appending: Counter[int] = Counter()
+        self._endings: dict[int, list[Callable[[], None]]] = {}
 
     def replay(self, batch: RecordBatch, now_ms: int) -> None:
         """Apply the records of a batch. Records of other types, and unreadable ones, are skipped."""
         if batch.is_control:
-            written = self._open.pop(batch.producer_id, [])
-            if batch.control_type == COMMIT_MARKER:
-                for record, offset in written:
-                    self._replay(record, offset, now_ms)
+            self._end(batch.producer_id, batch.control_type == COMMIT_MARKER, now_ms)
             return
-        open_transaction = self._open.setdefault(batch.producer_id, []) if batch.is_transactional else None
+        producer_id = batch.producer_id if batch.is_transactional else None
         for each in batch:
-            if each.key is None or each.offset is None:
-                continue
-            record = (each.key, each.value)
-            if open_transaction is None:
-                self._replay(record, each.offset, now_ms)
-            else:
-                open_transaction.append((record, each.offset))
+            if each.key is not None and each.offset is not None:
+                self._replay(each.key, each.value, each.offset, now_ms, producer_id)
 
-    def _replay(self, record: Record, offset: int, now_ms: int) -> None:
-        key_data, data = record
+    def _replay(
+        self, key_data: bytes, data: bytes | None, offset: int, now_ms: int, producer_id: int | None
+    ) -> None:
         try:
             key = decode_key(key_data)
             value = None if key is None or data is None else decode_value(key, data)
@@ -131,10 +73,13 @@ class Shard:
             return
         if isinstance(key, OffsetCommitKey):
             at = TopicPartition(key.topic, key.partition)
-            if isinstance(value, OffsetCommitValue):
+            if not isinstance(value, OffsetCommitValue):
+                self.forget(key.group, at)
+            elif producer_id is None:
                 self.group(key.group, now_ms).offsets[at] = OffsetAndMetadata(value, offset)
-            elif key.group in self.groups:
-                self.groups[key.group].offsets.pop(at, None)
+            else:
+                found = OffsetAndMetadata(value, offset)
+                self._open.setdefault(producer_id, {})[key.group, at] = found
         elif isinstance(key, GroupMetadataKey):
             old = self.groups.pop(key.group, None)
             offsets = {} if old is None else old.offsets
@@ -144,6 +89,66 @@ class Shard:
             elif offsets:
                 self.group(key.group, now_ms).offsets = offsets
 
+    # ---- transactional offsets ----------------------------------------------------------------------------
+
+    def begin_append(self, producer_id: int) -> None:
+        """Note that offsets of this producer's transaction are being appended."""
+        self._appending[producer_id] += 1
+
+    def end_append(
+        self,
+        producer_id: int,
+        group_id: str,
+        appended: Mapping[TopicPartition, OffsetAndMetadata],
+    ) -> None:
+        """Note which offsets of the producer's transaction were appended."""
+        if appended:
+            open_offsets = self._open.setdefault(producer_id, {})
+            for at, offset in appended.items():
+                open_offsets[group_id, at] = offset
+        self._appending[producer_id] -= 1
+        if not self._appending[producer_id]:
+            del self._appending[producer_id]
+            for end in self._endings.pop(producer_id, ()):
+                end()
+
+    def end_transaction(self, producer_id: int, commit: bool, now_ms: int, then: Callable[[], None]) -> None:
+        """Commit or drop the producer's offsets and call `then`: the log has the marker.
+
+        Appends before the marker whose outcome is not noted yet are waited for.
+        """
+
+        def end() -> None:
+            self._end(producer_id, commit, now_ms)
+            then()
+
+        if producer_id in self._appending:
+            self._endings.setdefault(producer_id, []).append(end)
+        else:
+            end()
+
+    def _end(self, producer_id: int, commit: bool, now_ms: int) -> None:
+        for (group_id, at), offset in self._open.pop(producer_id, {}).items():
+            if commit:
+                group = self.group(group_id, now_ms)
+                known = group.offsets.get(at)
+                # Of two commits the later one in the log counts (KAFKA-5247).
+                if known is None or known.log_offset < offset.log_offset:
+                    group.offsets[at] = offset
+
+    def open_offsets(self, group_id: str) -> list[TopicPartition]:
+        """Return the partitions for which an open transaction has an offset of the group."""
+        return [at for offsets in self._open.values() for name, at in offsets if name == group_id]
+
+    def forget(self, group_id: str, at: TopicPartition) -> None:
+        """Drop the group's offset for the partition, also that of an open transaction."""
+        if group_id in self.groups:
+            self.groups[group_id].offsets.pop(at, None)
+        for offsets in self._open.values():
+            offsets.pop((group_id, at), None)
+
+    # ---- groups -------------------------------------------------------------------------------------------
+
     def group(self, group_id: str, now_ms: int) -> ClassicGroup:
         """Return the group; create it if it does not exist."""
         found = self.groups.get(group_id)
@@ -151,141 +156,44 @@ class Shard:
             found = self.groups[group_id] = ClassicGroup(group_id, now_ms)
         return found
 
-    def drop_empty(self) -> None:
-        """Drop groups without offsets and generation."""
+    def activate(self) -> Iterator[None]:
+        """Drop groups without offsets and generation, and watch the members of the others."""
         gone = [name for name, group in self.groups.items() if not group.offsets and not group.generation_id]
         for name in gone:
             del self.groups[name]
+        for count, group in enumerate(list(self.groups.values()), 1):
+            self._store.on_loaded(self, group)
+            if count % GROUPS_A_STEP == 0:
+                yield
+
+    def drop(self) -> None:
+        """End the groups here: another broker leads the partition now."""
+        for group in self.groups.values():
+            group.move_to(GroupState.DEAD, self._store.clock.time_ms())
+            self._store.on_unloaded(group)
 
 
-class GroupStore:
+class GroupStore(ShardStore[GroupShard]):
     """Loads and stores groups. `on_loaded` and `on_unloaded` are called for each group of a shard."""
 
     def __init__(
         self,
         config: GroupConfig,
-        log: OffsetsLog,
+        log: CoordinatorLog,
         *,
         clock: Clock,
         loop: Loop,
-        on_loaded: Callable[[Shard, ClassicGroup], None],
+        on_loaded: Callable[[GroupShard, ClassicGroup], None],
         on_unloaded: Callable[[ClassicGroup], None],
     ) -> None:
-        self.shards: dict[int, Shard] = {}
-        self._config = config
-        self._log = log
-        self._clock = clock
-        self._loop = loop
-        self._on_loaded = on_loaded
-        self._on_unloaded = on_unloaded
-
-    def shard(self, partition: int) -> Shard:
-        """Return the partition's shard.
-
-        Raises NotCoordinator if another broker leads it, CoordinatorLoadInProgress while it is loading.
-        """
-        shard = self.shards.get(partition)
-        if shard is None:
-            raise NotCoordinator(f"__consumer_offsets-{partition} is led by another broker")
-        if not shard.is_active:
-            raise CoordinatorLoadInProgress(f"__consumer_offsets-{partition} is being loaded")
-        return shard
-
-    def active_shards(self) -> list[Shard]:
-        return [shard for shard in self.shards.values() if shard.is_active]
-
-    @property
-    def is_loading(self) -> bool:
-        return any(not shard.is_active for shard in self.shards.values())
-
-    # ---- leadership ---------------------------------------------------------------------------------------
-
-    def elect(self, partition: int, leader_epoch: int) -> None:
-        """Load the partition, because this broker leads it from that epoch on."""
-        known = self.shards.get(partition)
-        if known is not None and known.leader_epoch >= leader_epoch:
-            return
-        self.resign(partition)
-        shard = self.shards[partition] = Shard(partition, leader_epoch)
-        self._step(shard, self._loading(shard))
-
-    def resign(self, partition: int) -> None:
-        """Drop the partition, because this broker no longer leads it."""
-        shard = self.shards.pop(partition, None)
-        if shard is None:
-            return
-        shard.is_current = False
-        for group in shard.groups.values():
-            group.move_to(GroupState.DEAD, self._clock.time_ms())
-            self._on_unloaded(group)
-
-    def _step(self, shard: Shard, steps: Iterator[int]) -> None:
-        if not shard.is_current:
-            return
-        delay_ms = next(steps, None)
-        if delay_ms is not None:
-            self._loop.post_later(partial(self._step, shard, steps), delay_ms)
-
-    def _loading(self, shard: Shard) -> Iterator[int]:
-        """Load the shard in steps; each yields the delay in ms before the next one."""
-        offset: int | None = None
-        stop: int | None = None
-        while stop is None or offset is None or offset < stop:
-            try:
-                size = self._config.offsets_load_buffer_size
-                chunk = self._log.read(shard.partition, shard.leader_epoch, offset, size)
-                if stop is None:
-                    offset, stop = chunk.log_start_offset, chunk.log_end_offset
-                for batch in () if chunk.records is None else batches(chunk.records):
-                    batch.check()
-                    shard.replay(batch, self._clock.time_ms())
-                    offset = batch.next_offset
-                yield 0
-            except (NotLeaderOrFollower, FencedLeaderEpoch, UnknownTopicOrPartition):
-                yield ROLE_RETRY_MS
-            except KreplicaError:
-                # Damage may be repaired from another replica, or a disk may recover; the shard stays
-                # unavailable until then.
-                LOGGER.exception("__consumer_offsets-%d cannot be loaded; trying again", shard.partition)
-                yield LOAD_RETRY_MS
-        shard.drop_empty()
-        for count, group in enumerate(list(shard.groups.values()), 1):
-            self._on_loaded(shard, group)
-            if count % GROUPS_A_STEP == 0:
-                yield 0
-        shard.is_active = True
-
-    # ---- appends ------------------------------------------------------------------------------------------
-
-    def append(self, shard: Shard, records: Sequence[Record], then: Appended) -> None:
-        """Append the records as one batch, and call `then` in the loop once all in-sync replicas have it.
-
-        `then` gets an error suitable for the group's members: CoordinatorNotAvailable, NotCoordinator,
-        MessageTooLarge, or another KreplicaError.
-        """
-        try:
-            batch = BatchBuilder().build(
-                [(key, value) for key, value in records], now_ms=self._clock.time_ms()
-            )
-            future = self._log.append(shard.partition, shard.leader_epoch, batch)
-        except KreplicaError as error:
-            self._loop.post(partial(then, self._error_for_members(shard, error), -1))
-            return
-        future.add_done_callback(lambda done: self._loop.post(partial(self._appended, shard, then, done)))
-
-    def _appended(self, shard: Shard, then: Appended, done: Future[int]) -> None:
-        error = done.exception()
-        if error is None and shard.is_current:
-            then(None, done.result())
-        else:
-            then(self._error_for_members(shard, error), -1)
-
-    def _error_for_members(self, shard: Shard, error: BaseException | None) -> KreplicaError:
-        text = f"__consumer_offsets-{shard.partition}: {error or 'another broker leads it now'}"
-        if not shard.is_current or isinstance(
-            error, (NotLeaderOrFollower, FencedLeaderEpoch, KafkaStorageError)
-        ):
-            return NotCoordinator(text)
-        if isinstance(error, (UnknownTopicOrPartition, NotEnoughReplicas, NotEnoughReplicasAfterAppend)):
-            return CoordinatorNotAvailable(text)
-        return error if isinstance(error, KreplicaError) else UnknownServerError(text)
+        super().__init__(
+            CONSUMER_OFFSETS,
+            log,
+            lambda partition, leader_epoch: GroupShard(self, partition, leader_epoch),
+            load_buffer_size=config.offsets_load_buffer_size,
+            clock=clock,
+            loop=loop,
+        )
+        self.clock = clock
+        self.on_loaded = on_loaded
+        self.on_unloaded = on_unloaded

@@ -51,7 +51,12 @@ from kreplica.common.errors import DecompressionTooLarge, KreplicaError, Unknown
 from kreplica.common.ports import Disk
 from kreplica.common.types import AppendOrigin
 from kreplica.log.log_validator import BRIEF_BYTES, ValidBatch
-from kreplica.log.producer_append_info import ProducerAppendInfo, ProducerStateEntry, add_sequence
+from kreplica.log.producer_append_info import (
+    ProducerAppendInfo,
+    ProducerStateEntry,
+    Verification,
+    add_sequence,
+)
 from kreplica.record.batch_header import PRODUCER_ID
 
 if TYPE_CHECKING:
@@ -160,12 +165,19 @@ class QueuedAppend(ABC):
 class LeaderAppend(QueuedAppend):
     """Appends a producer's batch to a log that this node leads."""
 
-    __slots__ = ("_checked", "_producer", "origin", "records")
+    __slots__ = ("_checked", "_producer", "origin", "records", "verification")
 
-    def __init__(self, records: Buffer, origin: AppendOrigin, connection: object = None) -> None:
+    def __init__(
+        self,
+        records: Buffer,
+        origin: AppendOrigin,
+        connection: object = None,
+        verification: Verification | None = None,
+    ) -> None:
         super().__init__(connection)
         self.records = records
         self.origin = origin
+        self.verification = verification
         self._producer: ProducerAppendInfo | None = None
         # The result of the check.
         self._checked: list[ValidBatch] | KreplicaError | None = None
@@ -289,7 +301,9 @@ class LeaderAppend(QueuedAppend):
             found = self._valid(log)
             assert found is not None
             log.validator.expect(self.records, found)
-        self.info = log.append_as_leader(self.records, leader_epoch, origin=self.origin, wait=False)
+        self.info = log.append_as_leader(
+            self.records, leader_epoch, origin=self.origin, wait=False, verification=self.verification
+        )
         return self.info
 
 

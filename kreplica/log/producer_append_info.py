@@ -136,6 +136,31 @@ class ProducerStateEntry:
         return f"{type(self).__name__}({', '.join(fields)})"
 
 
+class Verification:
+    """Proof that the coordinator knows the transaction of a producer in one epoch (KIP-890).
+
+    A transaction's first batch is appended only with the object under which the coordinator was asked. The
+    end of a transaction, and its first batch, make the object void, so a batch that was delayed past the end
+    cannot open it anew (KAFKA-14402, KAFKA-14884). `lowest_sequence`: the lowest first sequence among the
+    batches that wait for the answer; a transaction begins with it (KAFKA-14920). `begins_at_zero`: an unknown
+    producer begins at sequence 0, since each transaction has its own epoch (transaction version 2).
+    """
+
+    __slots__ = ("begins_at_zero", "lowest_sequence", "producer_epoch", "timestamp")
+
+    def __init__(
+        self, producer_epoch: int, lowest_sequence: int, timestamp: int, *, begins_at_zero: bool
+    ) -> None:
+        self.producer_epoch = producer_epoch
+        self.lowest_sequence = lowest_sequence
+        self.timestamp = timestamp
+        self.begins_at_zero = begins_at_zero
+
+
+# For a batch whose transaction was open already when its request arrived: nothing had to be verified.
+OPEN_ALREADY = Verification(NO_PRODUCER_EPOCH, NO_SEQUENCE, NO_TIMESTAMP, begins_at_zero=False)
+
+
 class CompletedTxn(NamedTuple):
     """A transaction that a marker ended. `last_offset`: the marker's offset."""
 
@@ -149,11 +174,20 @@ class ProducerAppendInfo(ProducerStateEntry):
     """The entry of a producer as one append changes it, batch by batch.
 
     `started`: the first offsets of the transactions that the append begins.
+
+    `given`: the verification that came with a transactional batch, None to check none. `known`: the valid one
+    of this producer, if there is one. `voids_verification`: whether the append ends its validity.
     """
 
-    __slots__ = ("origin", "started")
+    __slots__ = ("given", "known", "origin", "started", "voids_verification")
 
-    def __init__(self, current: ProducerStateEntry, origin: AppendOrigin) -> None:
+    def __init__(
+        self,
+        current: ProducerStateEntry,
+        origin: AppendOrigin,
+        given: Verification | None = None,
+        known: Verification | None = None,
+    ) -> None:
         self.producer_id = current.producer_id
         self.producer_epoch = current.producer_epoch
         self.coordinator_epoch = current.coordinator_epoch
@@ -161,6 +195,9 @@ class ProducerAppendInfo(ProducerStateEntry):
         self.current_txn_first_offset = current.current_txn_first_offset
         self.batches = current.batches
         self.origin = origin
+        self.given = given
+        self.known = known
+        self.voids_verification = False
         self.started: tuple[int, ...] = ()
 
     def append(self, batch: RecordBatch, base_offset: int) -> CompletedTxn | BatchMetadata | None:
@@ -172,10 +209,13 @@ class ProducerAppendInfo(ProducerStateEntry):
         """
         count = batch.last_offset - batch.base_offset
         if not batch.is_control:
+            # A group coordinator writes the offsets of a transaction without sequence numbers.
+            is_numbered = batch.base_sequence != NO_SEQUENCE
+            last_sequence = add_sequence(batch.base_sequence, count) if is_numbered else NO_SEQUENCE
             return self.append_data_batch(
                 batch.producer_epoch,
                 batch.base_sequence,
-                add_sequence(batch.base_sequence, count),
+                last_sequence,
                 batch.max_timestamp,
                 base_offset,
                 base_offset + count,
@@ -222,10 +262,15 @@ class ProducerAppendInfo(ProducerStateEntry):
                 if duplicate is not None:
                     return duplicate
                 self._check_epoch(epoch, self.producer_epoch, first_offset)
+                self._check_verified(is_transactional, epoch, first_sequence, first_offset)
                 self._check_sequence(epoch, first_sequence, last_sequence, first_offset)
             else:
                 self._check_epoch(epoch, self.producer_epoch, first_offset)
+                self._check_verified(is_transactional, epoch, first_sequence, first_offset)
             self._set_epoch(epoch)
+        else:
+            self._check_verified(is_transactional, epoch, first_sequence, first_offset)
+        self.voids_verification = self.voids_verification or is_transactional
         if is_transactional != (self.current_txn_first_offset != NO_OFFSET):
             self._begin_txn(is_transactional, first_offset)
         batch = BatchMetadata(last_sequence, last_offset, last_offset - first_offset, last_timestamp)
@@ -272,6 +317,11 @@ class ProducerAppendInfo(ProducerStateEntry):
         completed = None
         if self.in_transaction:
             completed = CompletedTxn(self.producer_id, self.current_txn_first_offset, offset, is_abort)
+        # A later marker of version 2 belongs to the transaction before the one that is being verified.
+        is_earlier = (
+            transaction_version >= 2 and self.known is not None and epoch == self.known.producer_epoch
+        )
+        self.voids_verification = self.voids_verification or not is_earlier
         self._set_epoch(epoch)
         self.coordinator_epoch = coordinator_epoch
         self.last_timestamp = timestamp
@@ -283,6 +333,20 @@ class ProducerAppendInfo(ProducerStateEntry):
         if epoch > self.producer_epoch:
             self._set_epoch(epoch)
         self.last_timestamp = timestamp
+
+    def _check_verified(self, is_transactional: bool, epoch: int, first_sequence: int, offset: int) -> None:
+        """Raise unless a batch that begins a transaction was verified by the coordinator."""
+        is_open = self.in_transaction and epoch == self.producer_epoch
+        if self.given is None or not is_transactional or is_open:
+            return
+        if self.given is not self.known or self.known.producer_epoch != epoch:
+            raise InvalidTxnState(f"{self._whose(offset)}: the coordinator does not know its transaction")
+        starts_anew = self.known.begins_at_zero and self.producer_epoch == NO_PRODUCER_EPOCH
+        if first_sequence > self.known.lowest_sequence or (starts_anew and first_sequence > 0):
+            raise OutOfOrderSequenceNumber(
+                f"{self._whose(offset)}: the transaction begins at sequence {self.known.lowest_sequence},"
+                f" not {first_sequence}"
+            )
 
     def _begin_txn(self, is_transactional: bool, first_offset: int) -> None:
         if not is_transactional:

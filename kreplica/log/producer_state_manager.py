@@ -27,16 +27,18 @@ from kreplica._core.follower_append import producers_of_run
 from kreplica._core.log_segment import LogSegment
 from kreplica._core.records import RecordBatch
 from kreplica.common.config import PRODUCER_ID_EXPIRATION_MS
-from kreplica.common.errors import CorruptMessage, InvalidFile
+from kreplica.common.errors import CorruptMessage, InvalidFile, InvalidProducerEpoch
 from kreplica.common.types import NO_OFFSET, AppendOrigin
 from kreplica.log.file_names import DELETED_SUFFIX, SNAPSHOT_SUFFIX, file_name, parse_file_name
 from kreplica.log.local_log import LocalLog, LogSegments
 from kreplica.log.producer_append_info import (
     BATCHES_TO_RETAIN,
+    OPEN_ALREADY,
     BatchMetadata,
     CompletedTxn,
     ProducerAppendInfo,
     ProducerStateEntry,
+    Verification,
 )
 from kreplica.log.transaction_index import AbortedTxn
 
@@ -69,6 +71,7 @@ class ProducerStateManager:
         "_producers",
         "_storage",
         "_unreplicated",
+        "_verifications",
         "directory",
         "map_end_offset",
         "ongoing",
@@ -95,6 +98,8 @@ class ProducerStateManager:
         self._producers: dict[int, ProducerStateEntry] | None = None
         # Transactions without a marker: first offset -> producer id, in the order of the offsets.
         self.ongoing: dict[int, int] | None = None
+        # By producer id; only a leader has them, and they are not stored.
+        self._verifications: dict[int, Verification] = {}
         # Completed transactions above the high watermark: (first offset, offset of the marker), sorted.
         self._unreplicated: list[tuple[int, int]] = []
         self.snapshot_offsets: list[int] = []
@@ -119,17 +124,52 @@ class ProducerStateManager:
     def last_entry(self, producer_id: int) -> ProducerStateEntry | None:
         return None if self._producers is None else self._producers.get(producer_id)
 
-    def prepare_update(self, producer_id: int, origin: AppendOrigin) -> ProducerAppendInfo:
-        """Begin the producer's part of an append. Nothing changes before `update`."""
+    def start_verification(
+        self, producer_id: int, epoch: int, sequence: int, now_ms: int, *, begins_at_zero: bool
+    ) -> Verification:
+        """Return what the first batch of a transaction needs to be appended (KIP-890).
+
+        OPEN_ALREADY if the transaction is open; otherwise the object that is valid once the coordinator has
+        confirmed the transaction, the same for all batches that wait for that. Raises InvalidProducerEpoch.
+        """
+        entry = self.last_entry(producer_id)
+        if entry is not None:
+            if epoch < entry.producer_epoch:
+                raise InvalidProducerEpoch(
+                    f"producer {producer_id}: epoch {epoch}, where {entry.producer_epoch} is the least"
+                )
+            if entry.in_transaction and epoch == entry.producer_epoch:
+                return OPEN_ALREADY
+        known = self._verifications.get(producer_id)
+        if known is None or known.producer_epoch != epoch:
+            known = Verification(epoch, sequence, now_ms, begins_at_zero=begins_at_zero)
+            self._verifications[producer_id] = known
+        known.lowest_sequence = min(known.lowest_sequence, sequence)
+        return known
+
+    def prepare_update(
+        self, producer_id: int, origin: AppendOrigin, verification: Verification | None = None
+    ) -> ProducerAppendInfo:
+        """Begin the producer's part of an append. Nothing changes before `update`.
+
+        `verification`: the one of a transactional batch, None to check none.
+        """
         assert producer_id >= 0, producer_id
         current = self.last_entry(producer_id)
-        return ProducerAppendInfo(ProducerStateEntry(producer_id) if current is None else current, origin)
+        return ProducerAppendInfo(
+            ProducerStateEntry(producer_id) if current is None else current,
+            origin,
+            verification,
+            self._verifications.get(producer_id),
+        )
 
     def update(self, appended: ProducerAppendInfo) -> None:
         """Record that the batches of `appended` are in the log."""
         if self._producers is None:
             self._producers = {}
         self._producers[appended.producer_id] = appended
+        if appended.voids_verification:
+            self._verifications.pop(appended.producer_id, None)
         if appended.started:
             ongoing = self.ongoing = {} if self.ongoing is None else self.ongoing
             for first_offset in appended.started:
@@ -153,6 +193,9 @@ class ProducerStateManager:
 
         `among`: check only these producer ids, so that a log with many can be checked in steps.
         """
+        void_ms = now_ms - self.producer_id_expiration_ms
+        for producer_id in [key for key, each in self._verifications.items() if each.timestamp <= void_ms]:
+            del self._verifications[producer_id]
         producers = self._producers
         if producers is None:
             return 0

@@ -75,6 +75,7 @@ from kreplica.log.producer_append_info import (
     BatchMetadata,
     CompletedTxn,
     ProducerStateEntry,
+    Verification,
 )
 from kreplica.log.producer_state_manager import ProducerStateManager
 from kreplica.log.recovery_scan import Recovery
@@ -332,16 +333,17 @@ class UnifiedLog:
         *,
         origin: AppendOrigin = AppendOrigin.CLIENT,
         wait: bool = True,
+        verification: Verification | None = None,
     ) -> LogAppendInfo:
         """Append a producer's batch, which gets the next offset and this leader epoch.
 
         `records`: one batch in format v2, or several if a coordinator or the quorum appends (`origin`).
         Returns once the log's durability is met; without `wait` at once, and the caller must call
-        `wait_durable`.
+        `wait_durable`. `verification`: of `start_verification`; None to append any transaction's batch.
 
         Raises CorruptMessage and its kinds, MessageTooLarge, InvalidTimestamp, InvalidRecord,
-        OutOfOrderSequenceNumber, InvalidProducerEpoch, StorageFull, KafkaStorageError. Nothing is appended
-        then.
+        OutOfOrderSequenceNumber, InvalidProducerEpoch, InvalidTxnState, StorageFull, KafkaStorageError.
+        Nothing is appended then.
         """
         with self.lock:
             info, plain = None, self.plain
@@ -350,10 +352,22 @@ class UnifiedLog:
                     records, self.state, leader_epoch, plain.latest_ms, plain.max_bytes
                 )
             if info is None:
-                info = self._append_with_care(records, leader_epoch, origin)
+                info = self._append_with_care(records, leader_epoch, origin, verification)
         if self.durable and wait:
             self.wait_durable(info)
         return info
+
+    def start_verification(
+        self, producer_id: int, epoch: int, sequence: int, *, begins_at_zero: bool
+    ) -> Verification:
+        """Return what a transactional batch needs to be appended: ProducerStateManager.start_verification.
+
+        Raises InvalidProducerEpoch.
+        """
+        with self.lock:
+            return self.producers.start_verification(
+                producer_id, epoch, sequence, self.time_ms(), begins_at_zero=begins_at_zero
+            )
 
     def append_records(self, records: Records, leader_epoch: int = 0, *, wait: bool = True) -> LogAppendInfo:
         """Build one batch from Python values or columns (see BatchBuilder) and append it as the leader.
@@ -394,12 +408,18 @@ class UnifiedLog:
             self.wait_durable(info)
         return info
 
-    def _append_with_care(self, records: Buffer, leader_epoch: int, origin: AppendOrigin) -> LogAppendInfo:
+    def _append_with_care(
+        self,
+        records: Buffer,
+        leader_epoch: int,
+        origin: AppendOrigin,
+        verification: Verification | None = None,
+    ) -> LogAppendInfo:
         with self.step:
             self.require_writable()
             now_ms = self.time_ms()
             self.plain.set_time(now_ms)
-            return self._append_batches_as_leader(records, leader_epoch, origin, now_ms)
+            return self._append_batches_as_leader(records, leader_epoch, origin, verification, now_ms)
 
     def may_append(self, leader_epoch: int) -> bool:
         """Return whether batches of that epoch may be appended without any other change of the log."""
@@ -449,13 +469,20 @@ class UnifiedLog:
     # ---- the careful path of an append ---------------------------------------------------------------------
 
     def _append_batches_as_leader(
-        self, records: Buffer, leader_epoch: int, origin: AppendOrigin, now_ms: int
+        self,
+        records: Buffer,
+        leader_epoch: int,
+        origin: AppendOrigin,
+        verification: Verification | None,
+        now_ms: int,
     ) -> LogAppendInfo:
         """Check every batch in `records`, then append them all. If one is bad, nothing is appended."""
         info: LogAppendInfo | None = None
         for batch, data, append_time in self.validator.validate(records, now_ms, origin):
             base = self.log_end_offset
-            info = self._append_to_producer(batch, data, base, leader_epoch, origin, append_time)
+            info = self._append_to_producer(
+                batch, data, base, leader_epoch, origin, append_time, verification
+            )
         assert info is not None
         return info
 
@@ -483,6 +510,7 @@ class UnifiedLog:
         leader_epoch: int,
         origin: AppendOrigin,
         append_time: int = -1,
+        verification: Verification | None = None,
     ) -> LogAppendInfo:
         """Append `data`, the checked batch, at offset `base`, and to what is known of its producer.
 
@@ -490,7 +518,7 @@ class UnifiedLog:
         """
         producer = done = None
         if batch.producer_id >= 0:
-            producer = self.producers.prepare_update(batch.producer_id, origin)
+            producer = self.producers.prepare_update(batch.producer_id, origin, verification)
             done = producer.append(batch, base)
             if isinstance(done, BatchMetadata):
                 return self._duplicate_info(batch, done)

@@ -16,5 +16,7 @@ ATTRIBUTES = 22
 TRANSACTIONAL = 0x10
 LAST_OFFSET_DELTA = slice(23, 27)
 PRODUCER_ID = slice(43, 51)
+PRODUCER_EPOCH = slice(51, 53)
+BASE_SEQUENCE = slice(53, 57)
 # The producer id, the producer epoch and the first sequence number.
 PRODUCER = slice(43, 57)

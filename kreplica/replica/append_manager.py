@@ -31,6 +31,7 @@ from kreplica.common.metrics import MetricRegistry
 from kreplica.common.ports import Loop, monotonic_ms
 from kreplica.common.types import ACKS_ALL, ACKS_LEADER, ACKS_NONE, AppendOrigin, TopicPartition
 from kreplica.log.append_queue import INLINE
+from kreplica.log.producer_append_info import Verification
 from kreplica.replica.delayed_requests import (
     DelayedRequests,
     PartitionResponse,
@@ -58,6 +59,9 @@ PRODUCE_TIMEOUT_MS = 30_000
 APPENDS_A_STEP = 64
 
 
+NOTHING_VERIFIED: Mapping[TopicPartition, Verification] = {}
+
+
 class Produce:
     """A produce request: one batch for each partition of `entries`.
 
@@ -79,6 +83,7 @@ class Produce:
         "timeout_ms",
         "unfinished",
         "unsubmitted",
+        "verifications",
         "waiting",
     )
 
@@ -95,6 +100,7 @@ class Produce:
         connection: object,
         future: Future[Any] | None = None,
         is_single: bool = False,
+        verifications: Mapping[TopicPartition, Verification] = NOTHING_VERIFIED,
     ) -> None:
         self.manager = manager
         self.entries = iter(entries.items())
@@ -106,6 +112,7 @@ class Produce:
         self.connection = connection
         self.future: Future[Any] = Future() if future is None else future
         self.is_single = is_single
+        self.verifications = verifications
         # How many partitions have not been submitted yet.
         self.unsubmitted = len(entries)
         # Appends that were submitted but are not finished, plus one while more may be submitted.
@@ -179,6 +186,7 @@ class AppendManager:
         timeout_ms: int = PRODUCE_TIMEOUT_MS,
         origin: AppendOrigin = AppendOrigin.CLIENT,
         leader_epoch: int | None = None,
+        verification: Verification | None = None,
     ) -> Future[PartitionResponse]:
         """Append a producer's batch to one partition. The future is done when `required_acks` is met.
 
@@ -198,6 +206,7 @@ class AppendManager:
             leader_epoch=leader_epoch,
             connection=None,
             is_single=True,
+            verifications=NOTHING_VERIFIED if verification is None else {topic_partition: verification},
         )
         self._start(request)
         return request.future
@@ -227,13 +236,15 @@ class AppendManager:
         origin: AppendOrigin = AppendOrigin.CLIENT,
         future: Future[Any] | None = None,
         connection: object = None,
+        verifications: Mapping[TopicPartition, Verification] = NOTHING_VERIFIED,
     ) -> Future[Any]:
         """Append one batch to each partition. The future gets a dict of each one's answer, including errors.
 
         With acks=all it is done when every partition is, or after `timeout_ms`; with acks=1 or 0 once the
         appends are made. A request whose partitions all failed does not wait. `future`: the future to
         resolve; None makes a new one. `connection`: the origin of the request; appends of one connection to
-        a partition keep their order. A request with None keeps its order with all others.
+        a partition keep their order. A request with None keeps its order with all others. `verifications`:
+        of transactional batches, see UnifiedLog.start_verification.
         """
         request = Produce(
             self,
@@ -245,6 +256,7 @@ class AppendManager:
             leader_epoch=None,
             connection=connection,
             future=future,
+            verifications=verifications,
         )
         self._start(request)
         return request.future
@@ -297,6 +309,7 @@ class AppendManager:
                 leader_epoch=request.leader_epoch,
                 connection=request.connection,
                 request=request,
+                verification=request.verifications.get(topic_partition),
             )
             if partition.append(append):
                 self.take_result(request, append)

@@ -57,6 +57,7 @@ from kreplica.common.locks import RLock
 from kreplica.common.ports import Clock, monotonic_ms
 from kreplica.common.types import ACKS_ALL, INT32_MAX, NO_LEADER_EPOCH, AppendOrigin, TopicPartition
 from kreplica.log.append_queue import IN_FLIGHT, LEFT, MADE, AppendQueue, FollowerAppend, LeaderAppend
+from kreplica.log.producer_append_info import Verification
 from kreplica.log.unified_log import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, MAX_TIMESTAMP, TimestampOffset
 from kreplica.record.batch_header import PRODUCER
 from kreplica.replica import isr_policy
@@ -152,8 +153,9 @@ class ProducerAppend(LeaderAppend):
         leader_epoch: int | None = None,
         connection: object = None,
         request: Submitter[ProducerAppend] | None = None,
+        verification: Verification | None = None,
     ) -> None:
-        super().__init__(records, origin, connection)
+        super().__init__(records, origin, connection, verification)
         self.partition = partition
         self.required_acks = required_acks
         self.leader_epoch = leader_epoch

@@ -79,7 +79,9 @@ class LocalListener:
             loop=endpoint.loop("forwarding"),
             clock=clock,
         )
-        channel = RequestChannel(node.handle, node, forwarding=forwarding, scope=Scope.CLIENTS, lanes=node)
+        channel = RequestChannel(
+            node.handle, node, forwarding=forwarding, scope=Scope.CLIENTS, lanes=node, features=node
+        )
         self._channel = channel
 
         def handle(request: Any) -> Future[Any]:

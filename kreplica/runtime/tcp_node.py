@@ -177,7 +177,12 @@ class _Life:
         self._servers = []
         for listen, scope in listeners.items():
             channel = RequestChannel(
-                self._handle, self.node, forwarding=forwarding, scope=scope, lanes=self.node
+                self._handle,
+                self.node,
+                forwarding=forwarding,
+                scope=scope,
+                lanes=self.node,
+                features=self.node,
             )
             # On a listener only for clients, the end of a connection says nothing about another node.
             on_closed = None if scope == Scope.CLIENTS else self._client_left

@@ -251,13 +251,6 @@ def test_an_idempotent_producer_outlives_its_leader(
     assert all(offsets[each.value()] == each.offset() for each in delivered.messages)
 
 
-def test_a_transaction_is_refused_in_words(nodes: NodeProcesses) -> None:
-    producer = Producer({"bootstrap.servers": nodes.bootstrap, "transactional.id": "t"})
-    with pytest.raises(KafkaException) as raised:
-        producer.init_transactions(TIMEOUT_S)
-    assert raised.value.args[0].code() == KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
-
-
 # ---- groups ------------------------------------------------------------------------------------------------
 
 

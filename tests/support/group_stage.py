@@ -15,7 +15,7 @@ from kreplica.coordinator.group_coordinator import GroupCoordinator, LeavingMemb
 from kreplica.coordinator.group_offsets import CommitRequest, CommittedOffset
 from kreplica.coordinator.group_rebalances import JoinRequest, SyncRequest
 from kreplica.coordinator.group_records import decode_key, decode_value
-from kreplica.coordinator.group_store import LogChunk
+from kreplica.coordinator.shard_store import LogChunk
 from tests.support.virtual import VirtualMachine
 
 AT = TopicPartition("t", 0)
@@ -24,7 +24,10 @@ RANGE = (Protocol("range", b"all"),)
 
 
 class MemoryLog:
-    """__consumer_offsets-0, led in `leader_epoch`. Appends wait while `held` is a list; fail with `error`."""
+    """Partition 0 of a coordinator's topic, led in `leader_epoch`.
+
+    Appends wait while `held` is a list, and fail with `error`.
+    """
 
     def __init__(self):
         self.leader_epoch = 0
@@ -34,7 +37,7 @@ class MemoryLog:
         self.error: KreplicaError | None = None
         self.reads = 0
 
-    def append(self, partition, leader_epoch, batch):
+    def append(self, partition, leader_epoch, batch, verification=None):  # noqa: ARG002
         assert partition == 0
         if self.error is not None:
             return failed(self.error)
@@ -71,13 +74,15 @@ class MemoryLog:
         found = next((each for each in self.batches if next(iter(batches(each))).last_offset >= wanted), None)
         return LogChunk(found, 0, self.end)
 
+    def raw_records(self):
+        return [record for data in self.batches for record in next(iter(batches(data)))]
+
     def records(self):
         """Key and value of every record there is, decoded."""
         found = []
-        for data in self.batches:
-            for record in next(iter(batches(data))):
-                key = decode_key(record.key)
-                found.append((key, None if record.value is None else decode_value(key, record.value)))
+        for record in self.raw_records():
+            key = decode_key(record.key)
+            found.append((key, None if record.value is None else decode_value(key, record.value)))
         return found
 
 
@@ -152,11 +157,18 @@ class GroupStage(VirtualMachine):
         self.settle()
         return future.result(0)[0]
 
-    def begin_commit(self, offset, joined=None, *, at=AT, group="g", metadata="", instance=None):
+    def begin_commit(
+        self, offset, joined=None, *, at=AT, group="g", metadata="", instance=None, producer=None
+    ):
         generation_id, member_id = (-1, "") if joined is None else (joined.generation_id, joined.member_id)
         future = self.coordinator.commit_offsets(
             CommitRequest(
-                group, generation_id, member_id, instance, {at: CommittedOffset(offset, metadata=metadata)}
+                group,
+                generation_id,
+                member_id,
+                instance,
+                {at: CommittedOffset(offset, metadata=metadata)},
+                producer,
             )
         )
         self.settle()
@@ -172,6 +184,12 @@ class GroupStage(VirtualMachine):
         future = self.coordinator.fetch_offsets(group, None)
         self.settle()
         return {at: each.value.offset for at, each in future.result(0).items()}
+
+    def stable_offsets(self, group="g"):
+        """Return the committed offset of each partition, or its error while a transaction has one."""
+        future = self.coordinator.fetch_offsets(group, None, require_stable=True)
+        self.settle()
+        return future.result(0)
 
     def describe(self, group="g"):
         future = self.coordinator.describe_group(group)

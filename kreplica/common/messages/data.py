@@ -33,11 +33,12 @@ class PartitionProduceData(Message):
 
 
 class TopicProduceData(Message):
-    name: str
+    name: Annotated[str, Since(0, last=12)] = ""
+    topic_id: Annotated[Id, Since(13)] = None
     partition_data: tuple[PartitionProduceData, ...]
 
 
-class ProduceRequest(Message, api_key=0, versions=(3, 11), flexible=9):
+class ProduceRequest(Message, api_key=0, versions=(3, 13), flexible=9, sent=11):
     transactional_id: str | None = None
     acks: Int16
     timeout: Duration32
@@ -66,7 +67,8 @@ class PartitionProduceResponse(Message):
 
 
 class TopicProduceResponse(Message):
-    name: str
+    name: Annotated[str, Since(0, last=12)] = ""
+    topic_id: Annotated[Id, Since(13)] = None
     partition_responses: tuple[PartitionProduceResponse, ...]
 
 
@@ -77,7 +79,7 @@ class NodeEndpoint(Message):
     rack: str | None = None
 
 
-class ProduceResponse(Message, api_key=0, versions=(3, 11), flexible=9):
+class ProduceResponse(Message, api_key=0, versions=(3, 13), flexible=9, sent=11):
     responses: tuple[TopicProduceResponse, ...]
     throttle_time: Duration32 = NO_TIME
     node_endpoints: Annotated[tuple[NodeEndpoint, ...], Since(10), Tag(0)] = ()
@@ -259,7 +261,7 @@ class SaslHandshakeResponse(Message, api_key=17, versions=(0, 1)):
     mechanisms: tuple[str, ...] = ()
 
 
-class ApiVersionsRequest(Message, api_key=18, versions=(0, 3), flexible=3):
+class ApiVersionsRequest(Message, api_key=18, versions=(0, 4), flexible=3):
     client_software_name: Annotated[str, Since(3)] = ""
     client_software_version: Annotated[str, Since(3)] = ""
 
@@ -282,7 +284,7 @@ class FinalizedFeatureKey(Message):
     min_version_level: Int16
 
 
-class ApiVersionsResponse(Message, api_key=18, versions=(0, 3), flexible=3):
+class ApiVersionsResponse(Message, api_key=18, versions=(0, 4), flexible=3):
     error_code: Error
     api_keys: tuple[ApiVersion, ...]
     throttle_time: Annotated[Duration32, Since(1)] = NO_TIME
@@ -323,14 +325,14 @@ class DeleteRecordsResponse(Message, api_key=21, versions=(0, 2), flexible=2):
     topics: tuple[DeleteRecordsTopicResult, ...]
 
 
-class InitProducerIdRequest(Message, api_key=22, versions=(0, 4), flexible=2):
+class InitProducerIdRequest(Message, api_key=22, versions=(0, 5), flexible=2):
     transactional_id: str | None
     transaction_timeout: Duration32
     producer_id: Annotated[Int64, Since(3)] = -1
     producer_epoch: Annotated[Int16, Since(3)] = -1
 
 
-class InitProducerIdResponse(Message, api_key=22, versions=(0, 4), flexible=2):
+class InitProducerIdResponse(Message, api_key=22, versions=(0, 5), flexible=2):
     throttle_time: Duration32
     error_code: Error
     producer_id: Int64 = -1

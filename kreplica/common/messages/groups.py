@@ -120,7 +120,7 @@ class OffsetFetchResponse(Message, api_key=9, versions=(1, 8), flexible=6):
     groups: Annotated[tuple[OffsetFetchResponseGroup, ...], Since(8)] = ()
 
 
-class FindCoordinatorRequest(Message, api_key=10, versions=(0, 4), flexible=3):
+class FindCoordinatorRequest(Message, api_key=10, versions=(0, 6), flexible=3):
     key: Annotated[str, Since(0, last=3)] = ""
     key_type: Annotated[Int8, Since(1)] = 0
     coordinator_keys: Annotated[tuple[str, ...], Since(4)] = ()
@@ -135,7 +135,7 @@ class Coordinator(Message):
     error_message: str | None
 
 
-class FindCoordinatorResponse(Message, api_key=10, versions=(0, 4), flexible=3):
+class FindCoordinatorResponse(Message, api_key=10, versions=(0, 6), flexible=3):
     throttle_time: Annotated[Duration32, Since(1)] = NO_TIME
     error_code: Annotated[Error, Since(0, last=3)] = NONE
     error_message: Annotated[str | None, Since(1, last=3)] = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
+from kreplica.common.error_code import ErrorCode
 from kreplica.common.message import Duration32, Error, Int8, Int16, Int32, Int64, Message, Moment, Since
 
 
@@ -12,11 +13,20 @@ class AddPartitionsToTxnTopic(Message):
     partitions: tuple[Int32, ...] = ()
 
 
-class AddPartitionsToTxnRequest(Message, api_key=24, versions=(0, 3), flexible=3):
-    v3_and_below_transactional_id: str
-    v3_and_below_producer_id: Int64
-    v3_and_below_producer_epoch: Int16
-    v3_and_below_topics: tuple[AddPartitionsToTxnTopic, ...]
+class AddPartitionsToTxnTransaction(Message):
+    transactional_id: str
+    producer_id: Int64
+    producer_epoch: Int16
+    verify_only: bool = False
+    topics: tuple[AddPartitionsToTxnTopic, ...]
+
+
+class AddPartitionsToTxnRequest(Message, api_key=24, versions=(0, 5), flexible=3):
+    transactions: Annotated[tuple[AddPartitionsToTxnTransaction, ...], Since(4)] = ()
+    v3_and_below_transactional_id: Annotated[str, Since(0, last=3)] = ""
+    v3_and_below_producer_id: Annotated[Int64, Since(0, last=3)] = 0
+    v3_and_below_producer_epoch: Annotated[Int16, Since(0, last=3)] = 0
+    v3_and_below_topics: Annotated[tuple[AddPartitionsToTxnTopic, ...], Since(0, last=3)] = ()
 
 
 class AddPartitionsToTxnPartitionResult(Message):
@@ -29,33 +39,42 @@ class AddPartitionsToTxnTopicResult(Message):
     results_by_partition: tuple[AddPartitionsToTxnPartitionResult, ...]
 
 
-class AddPartitionsToTxnResponse(Message, api_key=24, versions=(0, 3), flexible=3):
+class AddPartitionsToTxnResult(Message):
+    transactional_id: str
+    topic_results: tuple[AddPartitionsToTxnTopicResult, ...]
+
+
+class AddPartitionsToTxnResponse(Message, api_key=24, versions=(0, 5), flexible=3):
     throttle_time: Duration32
-    results_by_topic_v3_and_below: tuple[AddPartitionsToTxnTopicResult, ...]
+    error_code: Annotated[Error, Since(4)] = ErrorCode.none
+    results_by_transaction: Annotated[tuple[AddPartitionsToTxnResult, ...], Since(4)] = ()
+    results_by_topic_v3_and_below: Annotated[tuple[AddPartitionsToTxnTopicResult, ...], Since(0, last=3)] = ()
 
 
-class AddOffsetsToTxnRequest(Message, api_key=25, versions=(0, 3), flexible=3):
+class AddOffsetsToTxnRequest(Message, api_key=25, versions=(0, 4), flexible=3):
     transactional_id: str
     producer_id: Int64
     producer_epoch: Int16
     group_id: str
 
 
-class AddOffsetsToTxnResponse(Message, api_key=25, versions=(0, 3), flexible=3):
+class AddOffsetsToTxnResponse(Message, api_key=25, versions=(0, 4), flexible=3):
     throttle_time: Duration32
     error_code: Error
 
 
-class EndTxnRequest(Message, api_key=26, versions=(0, 3), flexible=3):
+class EndTxnRequest(Message, api_key=26, versions=(0, 5), flexible=3):
     transactional_id: str
     producer_id: Int64
     producer_epoch: Int16
     committed: bool
 
 
-class EndTxnResponse(Message, api_key=26, versions=(0, 3), flexible=3):
+class EndTxnResponse(Message, api_key=26, versions=(0, 5), flexible=3):
     throttle_time: Duration32
     error_code: Error
+    producer_id: Annotated[Int64, Since(5)] = -1
+    producer_epoch: Annotated[Int16, Since(5)] = -1
 
 
 class WritableTxnMarkerTopic(Message):
@@ -107,7 +126,7 @@ class TxnOffsetCommitRequestTopic(Message):
     partitions: tuple[TxnOffsetCommitRequestPartition, ...]
 
 
-class TxnOffsetCommitRequest(Message, api_key=28, versions=(0, 3), flexible=3):
+class TxnOffsetCommitRequest(Message, api_key=28, versions=(0, 5), flexible=3):
     transactional_id: str
     group_id: str
     producer_id: Int64
@@ -128,7 +147,7 @@ class TxnOffsetCommitResponseTopic(Message):
     partitions: tuple[TxnOffsetCommitResponsePartition, ...]
 
 
-class TxnOffsetCommitResponse(Message, api_key=28, versions=(0, 3), flexible=3):
+class TxnOffsetCommitResponse(Message, api_key=28, versions=(0, 5), flexible=3):
     throttle_time: Duration32
     topics: tuple[TxnOffsetCommitResponseTopic, ...]
 
@@ -158,10 +177,11 @@ class DescribeTransactionsResponse(Message, api_key=65, versions=(0, 0), flexibl
     transaction_states: tuple[DescribeTransactionsResponseTransactionState, ...]
 
 
-class ListTransactionsRequest(Message, api_key=66, versions=(0, 1), flexible=0):
+class ListTransactionsRequest(Message, api_key=66, versions=(0, 2), flexible=0):
     state_filters: tuple[str, ...] = ()
     producer_id_filters: tuple[Int64, ...] = ()
     duration_filter: Annotated[Int64, Since(1)] = -1
+    transactional_id_pattern: Annotated[str | None, Since(2)] = None
 
 
 class ListTransactionsResponseTransactionState(Message):
@@ -170,7 +190,7 @@ class ListTransactionsResponseTransactionState(Message):
     transaction_state: str
 
 
-class ListTransactionsResponse(Message, api_key=66, versions=(0, 1), flexible=0):
+class ListTransactionsResponse(Message, api_key=66, versions=(0, 2), flexible=0):
     throttle_time: Duration32
     error_code: Error
     unknown_state_filters: tuple[str, ...] = ()

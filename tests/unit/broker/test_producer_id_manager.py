@@ -12,7 +12,6 @@ from kreplica.common import errors
 from kreplica.common.error_code import ErrorCode
 from kreplica.common.future import failed, resolved
 from kreplica.common.messages.controllers import AllocateProducerIdsResponse
-from kreplica.common.messages.data import InitProducerIdRequest
 from kreplica.sim.scheduler import Incarnation, SimScheduler, VirtualTime
 
 
@@ -82,15 +81,3 @@ def test_without_a_controller_it_waits_and_then_says_so(stage):
     later = stage.manager.generate()
     stage.scheduler.run_for(100)
     assert later.result() == 10
-
-
-def init(transactional_id=None):
-    return InitProducerIdRequest(transactional_id=transactional_id, transaction_timeout=timedelta(0))
-
-
-def test_as_a_request(stage):
-    future = stage.manager.handle_init_producer_id(init())
-    stage.scheduler.run_due()
-    answer = future.result()
-    assert (answer.error_code, answer.producer_id, answer.producer_epoch) == (0, 10, 0)
-    assert stage.manager.handle_init_producer_id(init("t")).result().error_code == 53

@@ -90,15 +90,15 @@ def test_api_versions_lists_each_supported_range(request_: Any) -> None:
     ranges = {each.api_key: (each.min_version, each.max_version) for each in found.api_keys}
     assert ranges == {api.api_key: (api.min_version, api.max_version) for api in API_RANGES.values()}
     # librdkafka before 2.11.1 does without compression where this is missing (KAFKA-18659).
-    assert ranges[PRODUCE] == (0, 11)
+    assert ranges[PRODUCE] == (0, 13)
 
 
-@pytest.mark.parametrize("version", [4, 99, 32767, -1])
+@pytest.mark.parametrize("version", [5, 99, 32767, -1])
 def test_a_version_of_api_versions_that_is_not_known_is_answered_in_version_0(version: int) -> None:
     frame = API_VERSIONS.to_bytes(2, "big") + version.to_bytes(2, "big", signed=True) + b"\0\0\0\x09" + b"x"
     found = response_of(ApiVersionsResponse0, answered(Node(), frame), 9, header_version=0)
     assert found.error_code == ErrorCode.unsupported_version
-    assert [(each.api_key, each.max_version) for each in found.api_keys] == [(API_VERSIONS, 3)]
+    assert [(each.api_key, each.max_version) for each in found.api_keys] == [(API_VERSIONS, 4)]
 
 
 @pytest.mark.parametrize(

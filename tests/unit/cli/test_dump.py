@@ -243,6 +243,15 @@ def test_offsets_of_groups_show_what_they_say() -> None:
     assert "commitTimestamp" in dump("--deep", path)
 
 
+def test_states_of_transactional_ids_show_what_they_say() -> None:
+    path = KAFKA / "__transaction_state-0" / "00000000000000000000.log"
+    found = [fact for fact in facts("--deep", path) if fact["what"] == "record"]
+    assert (found[0]["type"], found[0]["version"]) == ("TransactionLog", 1)
+    assert found[0]["key"] == {"transactionalId": "transactions-one"}
+    assert found[0]["data"]["transactionStatus"] == 0
+    assert found[0]["data"]["transactionPartitions"] is None
+
+
 def test_a_record_that_says_nothing_of_groups_is_shown_as_it_is(tmp_path: Path) -> None:
     path = tmp_path / "__consumer_offsets-0"
     with kreplica.Log.open(path) as log:

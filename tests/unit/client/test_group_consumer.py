@@ -15,7 +15,7 @@ from kreplica.common.messages.groups import (
     OffsetCommitRequestTopic,
 )
 from kreplica.common.types import TopicPartition
-from kreplica.coordinator.group_coordinator import partition_for
+from kreplica.coordinator.shard_store import partition_for
 from kreplica.sim.nodes.node_cluster import CONSUMER_CONFIG, NodeCluster
 
 PARTITIONS = 4

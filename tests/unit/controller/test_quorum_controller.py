@@ -130,7 +130,11 @@ def test_a_record_of_the_quorum_in_between_makes_an_event_be_done_anew(stage: On
 
 
 def test_a_new_cluster_gets_its_features(stage: OneController) -> None:
-    assert stage.committed.features == {"metadata.version": 25, "eligible.leader.replicas.version": 1}
+    assert stage.committed.features == {
+        "metadata.version": 25,
+        "eligible.leader.replicas.version": 1,
+        "transaction.version": 2,
+    }
     stage.quorum.lose()
     stage.quorum.win()
     stage.settle()

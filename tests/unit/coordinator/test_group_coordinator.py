@@ -10,7 +10,6 @@ from kreplica._core.batch_builder import BatchBuilder
 from kreplica.common import errors
 from kreplica.common.types import TopicPartition
 from kreplica.coordinator.classic_group import Protocol
-from kreplica.coordinator.group_coordinator import partition_for
 from kreplica.coordinator.group_records import (
     GroupMetadataKey,
     OffsetCommitKey,
@@ -18,6 +17,7 @@ from kreplica.coordinator.group_records import (
     encode_key,
     encode_value,
 )
+from kreplica.coordinator.shard_store import TransactionalProducer, partition_for
 from kreplica.record.control import EndTransactionMarker
 from tests.support.group_stage import AT, CONFIG, RANGE, GroupStage
 
@@ -524,3 +524,88 @@ def test_a_member_that_gave_its_join_up_leaves_when_its_session_ends():
     joining.cancel()  # as a closed connection does
     stage.pass_time(5_000)
     assert {each.member_id for each in stage.describe().members} == {first.member_id}
+
+
+# ---- transactional offsets -----------------------------------------------------------------------------
+
+
+def commit_in_transaction(stage, offset, producer_id=5, **options):
+    return stage.commit(offset, producer=TransactionalProducer(producer_id, 0), **options)
+
+
+def complete(stage, producer_id=5, *, commit=True):
+    future = stage.coordinator.complete_transaction(0, producer_id, commit=commit)
+    stage.settle()
+    return future
+
+
+def test_an_offset_of_a_transaction_counts_once_that_is_committed(stage):
+    stage.commit(3)
+    assert commit_in_transaction(stage, 7) is None
+    assert stage.committed() == {AT: 3}
+    assert isinstance(stage.stable_offsets()[AT], errors.UnstableOffsetCommit)
+    assert isinstance(stage.delete(), errors.NonEmptyGroup)
+    complete(stage).result(0)
+    assert stage.committed() == {AT: 7}
+    assert stage.stable_offsets()[AT].value.offset == 7
+
+
+def test_an_offset_of_an_aborted_transaction_is_dropped(stage):
+    stage.commit(3)
+    commit_in_transaction(stage, 7)
+    complete(stage, commit=False).result(0)
+    assert stage.committed() == {AT: 3}
+    complete(stage).result(0)
+    assert stage.committed() == {AT: 3}
+
+
+def test_a_commit_after_that_of_a_transaction_counts(stage):
+    commit_in_transaction(stage, 7)
+    stage.commit(9)
+    complete(stage).result(0)
+    assert stage.committed() == {AT: 9}
+
+
+def test_the_end_of_a_transaction_waits_for_its_offsets(stage):
+    stage.log.held = []
+    stage.begin_commit(7, producer=TransactionalProducer(5, 0))
+    ended = complete(stage)
+    assert not ended.done()
+    stage.log.release()
+    stage.settle()
+    assert ended.done()
+    assert stage.committed() == {AT: 7}
+
+
+@pytest.mark.parametrize("commit", [True, False])
+def test_open_offsets_survive_a_fail_over(stage, commit):
+    stage.commit(3)
+    commit_in_transaction(stage, 7)
+    stage.fail_over()
+    assert stage.committed() == {AT: 3}
+    assert isinstance(stage.stable_offsets()[AT], errors.UnstableOffsetCommit)
+    complete(stage, commit=commit).result(0)
+    assert stage.committed() == {AT: 7 if commit else 3}
+
+
+def test_only_a_member_of_the_generation_commits_in_a_transaction(stage):
+    member = stage.one_member()
+    assert commit_in_transaction(stage, 7, joined=member) is None
+    old = member._replace(generation_id=member.generation_id - 1)
+    assert isinstance(commit_in_transaction(stage, 8, joined=old), errors.IllegalGeneration)
+    stranger = member._replace(member_id="stranger")
+    assert isinstance(commit_in_transaction(stage, 8, joined=stranger), errors.UnknownMemberId)
+    # A producer before KIP-447 names no member.
+    assert commit_in_transaction(stage, 9, producer_id=6) is None
+
+
+def test_only_the_leader_of_the_partition_completes_a_transaction(stage):
+    stage.coordinator.resign(0)
+    assert isinstance(complete(stage).exception(0), errors.NotCoordinator)
+
+
+def test_deleting_a_topic_drops_its_open_offsets(stage):
+    commit_in_transaction(stage, 7)
+    stage.coordinator.delete_topics(["t"])
+    complete(stage).result(0)
+    assert stage.committed() == {}

@@ -1,13 +1,14 @@
-"""OffsetsTopic: the topic __consumer_offsets: its coordinators, its logs on this broker, and its creation.
+"""CoordinatorTopic: the internal topic of a coordinator: who coordinates a key, and the topic's creation.
 
-The topic is created when a group is first looked for. No request waits for that; clients retry. Thread rule:
+The topic is created when a key is first looked for. No request waits for that; clients retry. Thread rule:
 any thread may read; creation runs in the loop, which owns its state.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import timedelta
+from typing import NamedTuple
 
 from kreplica.broker.kraft_metadata_cache import KRaftMetadataCache
 from kreplica.common.errors import FencedLeaderEpoch
@@ -16,33 +17,45 @@ from kreplica.common.leader_and_isr import NO_LEADER
 from kreplica.common.messages.administration import CreatableTopic, CreatableTopicConfig, CreateTopicsRequest
 from kreplica.common.ports import Loop, Transport
 from kreplica.common.types import AppendOrigin, TopicPartition
-from kreplica.coordinator.group_config import GroupConfig
-from kreplica.coordinator.group_coordinator import partition_for
-from kreplica.coordinator.group_store import LogChunk
+from kreplica.coordinator.shard_store import LogChunk, partition_for
+from kreplica.log.producer_append_info import Verification
 from kreplica.replica.delayed_requests import PartitionResponse
 from kreplica.replica.replica_manager import ReplicaManager
 
-CONSUMER_OFFSETS = "__consumer_offsets"
 CREATE_TIMEOUT_MS = 30_000
-# How long a group's record may take to reach all in-sync replicas.
+# How long a coordinator's record may take to reach all in-sync replicas.
 APPEND_TIMEOUT_MS = 5_000
 
 
-class OffsetsTopic:
+class InternalTopic(NamedTuple):
+    """How a coordinator's topic is created, if there are enough brokers.
+
+    `min_isr`: its min.insync.replicas, or 0 for that of the cluster. `settings`: others, under Kafka's names.
+    """
+
+    name: str
+    num_partitions: int
+    replication_factor: int
+    min_isr: int
+    settings: Mapping[str, str]
+
+
+class CoordinatorTopic:
     """Finds coordinators and creates the topic. `controller()`: the active controller's node id, None if
     unknown.
     """
 
     def __init__(
         self,
-        config: GroupConfig,
+        topic: InternalTopic,
         cache: KRaftMetadataCache,
         *,
         controller: Callable[[], int | None],
         transport: Transport,
         loop: Loop,
     ) -> None:
-        self._config = config
+        self.name = topic.name
+        self._topic = topic
         self._cache = cache
         self._controller = controller
         self._transport = transport
@@ -51,17 +64,17 @@ class OffsetsTopic:
 
     def partition_count(self) -> int | None:
         """Return the number of partitions; None if the topic does not exist yet."""
-        topic = self._cache.metadata.topics.get(CONSUMER_OFFSETS)
+        topic = self._cache.metadata.topics.get(self._topic.name)
         return None if topic is None else len(topic.partitions)
 
-    def coordinator(self, group_id: str) -> int | None:
-        """Return the broker that coordinates the group; None if there is no live one now."""
+    def coordinator(self, key: str) -> int | None:
+        """Return the broker that coordinates a group or transactional id; None if there is no live one."""
         count = self.partition_count()
         if count is None:
             self.create()
             return None
         metadata = self._cache.metadata
-        partition = metadata.partition(TopicPartition(CONSUMER_OFFSETS, partition_for(group_id, count)))
+        partition = metadata.partition(TopicPartition(self._topic.name, partition_for(key, count)))
         if partition is None or partition.leader == NO_LEADER:
             return None
         broker = metadata.brokers.get(partition.leader)
@@ -76,17 +89,15 @@ class OffsetsTopic:
         if self._is_creating or controller is None or self.partition_count() is not None:
             return
         self._is_creating = True
-        config = self._config
-        settings = {
-            "cleanup.policy": "compact",
-            "compression.type": "producer",
-            "segment.bytes": str(config.offsets_topic_segment_bytes),
-        }
-        brokers = len(self._cache.metadata.brokers)
+        replication_factor = min(self._topic.replication_factor, len(self._cache.metadata.brokers))
+        settings = dict(self._topic.settings)
+        if self._topic.min_isr:
+            # A smaller cluster could never write otherwise.
+            settings["min.insync.replicas"] = str(min(self._topic.min_isr, replication_factor))
         topic = CreatableTopic(
-            name=CONSUMER_OFFSETS,
-            num_partitions=config.offsets_topic_num_partitions,
-            replication_factor=min(config.offsets_topic_replication_factor, brokers),
+            name=self._topic.name,
+            num_partitions=self._topic.num_partitions,
+            replication_factor=replication_factor,
             assignments=(),
             configs=tuple(CreatableTopicConfig(name=name, value=value) for name, value in settings.items()),
         )
@@ -101,20 +112,24 @@ class OffsetsTopic:
         self._is_creating = False
 
 
-class OffsetsLogs:
-    """Implements `kreplica.coordinator.group_store.OffsetsLog` on the replicas of this broker."""
+class CoordinatorLogs:
+    """Implements `kreplica.coordinator.shard_store.CoordinatorLog` on this broker's replicas of a topic."""
 
-    def __init__(self, replicas: ReplicaManager) -> None:
+    def __init__(self, topic: str, replicas: ReplicaManager) -> None:
+        self._topic = topic
         self._replicas = replicas
 
-    def append(self, partition: int, leader_epoch: int, batch: bytes) -> Future[int]:
+    def append(
+        self, partition: int, leader_epoch: int, batch: bytes, verification: Verification | None = None
+    ) -> Future[int]:
         """Append with acks=all. The future gets the base offset once all in-sync replicas have the batch."""
         appended = self._replicas.append(
-            TopicPartition(CONSUMER_OFFSETS, partition),
+            TopicPartition(self._topic, partition),
             batch,
             timeout_ms=APPEND_TIMEOUT_MS,
             origin=AppendOrigin.COORDINATOR,
             leader_epoch=leader_epoch,
+            verification=verification,
         )
         return then(appended, _base_offset)
 
@@ -123,7 +138,7 @@ class OffsetsLogs:
 
         Raises NotLeaderOrFollower, FencedLeaderEpoch, UnknownTopicOrPartition, KafkaStorageError, DamagedLog.
         """
-        at = TopicPartition(CONSUMER_OFFSETS, partition)
+        at = TopicPartition(self._topic, partition)
         found = self._replicas.partitions.get_or_error(at)
         log = found.require_leader()
         if found.leader_epoch != leader_epoch:

@@ -1,0 +1,220 @@
+"""AddPartitionsToTxnManager: asks transaction coordinators whether a transaction has partitions (KIP-890).
+
+    begin ──▶ line of the transactional id ──▶ request to its coordinator ──▶ done: append
+
+A transaction's first batch on a partition waits until its coordinator has confirmed it, or has added the
+partition. The requests of one transactional id stand in line: each begins when those before it are done. So
+no batch overtakes another, and only the first one of a partition asks. One request is in flight to each
+coordinator, with all ids that have come together meanwhile. Thread rule: any thread may call; everything is
+done in the manager's loop.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+from kreplica.common.error_code import ErrorCode
+from kreplica.common.errors import (
+    ConcurrentTransactions,
+    CoordinatorNotAvailable,
+    InvalidProducerEpoch,
+    InvalidTxnState,
+    KreplicaError,
+    NetworkException,
+    ProducerFenced,
+    TransactionAbortable,
+)
+from kreplica.common.future import Future
+from kreplica.common.messages.transactions import (
+    AddPartitionsToTxnRequest,
+    AddPartitionsToTxnResponse,
+    AddPartitionsToTxnTopic,
+    AddPartitionsToTxnTransaction,
+)
+from kreplica.common.ports import Loop
+from kreplica.common.types import TopicPartition
+from kreplica.common.wire import error_of
+
+# How often, and for how long, partitions are added again while the previous transaction is being completed:
+# add.partitions.to.txn.retry.backoff.ms and .max.ms.
+RETRY_BACKOFF_MS, LONGEST_RETRY_MS = 20, 100
+
+Results = dict[TopicPartition, KreplicaError | None]
+
+
+class Verify(NamedTuple):
+    """A question to a coordinator. `adds`: the partitions join the transaction; otherwise they must be in it.
+
+    `knows_abortable`: whether the client knows the error TransactionAbortable.
+    """
+
+    transactional_id: str
+    producer_id: int
+    producer_epoch: int
+    partitions: Collection[TopicPartition]
+    adds: bool
+    knows_abortable: bool
+
+
+# Returns the question at the time when it is asked; None if there is nothing to ask.
+Begin = Callable[[], Verify | None]
+Done = Callable[[Results], None]
+
+
+class _Asked:
+    """One request in its line."""
+
+    __slots__ = ("begin", "done", "retries_left", "verify")
+
+    def __init__(self, begin: Begin, done: Done) -> None:
+        self.begin = begin
+        self.done = done
+        self.verify: Verify | None = None
+        self.retries_left = LONGEST_RETRY_MS // RETRY_BACKOFF_MS
+
+
+class AddPartitionsToTxnManager:
+    """Asks the coordinators for one broker.
+
+    `send(broker_id, request)`: sends a request, also to this broker. `coordinator(transactional_id)`: the
+    broker that coordinates it, None if it is unknown now.
+    """
+
+    def __init__(
+        self,
+        send: Callable[[int, AddPartitionsToTxnRequest], Future[Any]],
+        coordinator: Callable[[str], int | None],
+        loop: Loop,
+    ) -> None:
+        self._send = send
+        self._coordinator = coordinator
+        self._loop = loop
+        # The first of each line has begun.
+        self._lines: dict[str, deque[_Asked]] = {}
+        self._waiting: dict[int, list[_Asked]] = {}
+        self._in_flight: set[int] = set()
+
+    def has_line(self, transactional_id: str) -> bool:
+        """Whether a request of that id waits, so that others must follow it."""
+        return transactional_id in self._lines
+
+    def ask(self, transactional_id: str, begin: Begin, done: Done) -> None:
+        """Ask in the id's line, and call `done` with each partition's error or None; neither may raise.
+
+        The results of a question that is None are empty. Errors are those of a partition's leader:
+        InvalidProducerEpoch, InvalidTxnState or TransactionAbortable if the transaction does not have the
+        partition, NetworkException and the coordinator's.
+        """
+        self._loop.post(partial(self._enter, transactional_id, _Asked(begin, done)))
+
+    def _enter(self, transactional_id: str, asked: _Asked) -> None:
+        line = self._lines.get(transactional_id)
+        if line is None:
+            self._lines[transactional_id] = deque([asked])
+            self._begin(transactional_id)
+        else:
+            line.append(asked)
+
+    def _begin(self, transactional_id: str) -> None:
+        """Ask the first in line; go on with those behind it if it has nothing to ask."""
+        line = self._lines[transactional_id]
+        while line:
+            asked = line[0]
+            asked.verify = asked.begin()
+            if asked.verify is not None:
+                self._route(asked, asked.verify)
+                return
+            line.popleft()
+            asked.done({})
+        del self._lines[transactional_id]
+
+    def _finish(self, verify: Verify, results: Results) -> None:
+        line = self._lines[verify.transactional_id]
+        line.popleft().done(results)
+        self._begin(verify.transactional_id)
+
+    def _route(self, asked: _Asked, verify: Verify) -> None:
+        coordinator = self._coordinator(verify.transactional_id)
+        if coordinator is None:
+            text = f"{verify.transactional_id}: its transaction coordinator is unknown"
+            self._finish(verify, dict.fromkeys(verify.partitions, CoordinatorNotAvailable(text)))
+            return
+        self._waiting.setdefault(coordinator, []).append(asked)
+        self._loop.post(partial(self._flush, coordinator))
+
+    def _flush(self, coordinator: int) -> None:
+        sent = [] if coordinator in self._in_flight else self._waiting.pop(coordinator, [])
+        if not sent:
+            return
+        self._in_flight.add(coordinator)
+        request = AddPartitionsToTxnRequest(
+            transactions=tuple(_written(each.verify) for each in sent if each.verify is not None)
+        )
+        answer = self._send(coordinator, request)
+        answer.add_done_callback(
+            lambda done: self._loop.post(partial(self._answered, coordinator, sent, done))
+        )
+
+    def _answered(self, coordinator: int, sent: list[_Asked], answer: Future[Any]) -> None:
+        self._in_flight.discard(coordinator)
+        error = None if answer.cancelled() else answer.exception()
+        found: Mapping[tuple[str, TopicPartition], ErrorCode] = {}
+        if not answer.cancelled() and error is None:
+            response = answer.result()
+            found, error = _codes(response), error_of(response.error_code)
+        for asked in sent:
+            verify = asked.verify
+            assert verify is not None
+            codes = {at: found.get((verify.transactional_id, at)) for at in verify.partitions}
+            is_busy = ErrorCode.concurrent_transactions in codes.values()
+            if is_busy and verify.adds and asked.retries_left:
+                # The markers of the previous transaction are on their way.
+                asked.retries_left -= 1
+                self._loop.post_later(partial(self._route, asked, verify), RETRY_BACKOFF_MS)
+            else:
+                text = f"{verify.transactional_id}: no answer of coordinator {coordinator}: {error}"
+                self._finish(verify, {at: _error(code, verify, text) for at, code in codes.items()})
+        self._flush(coordinator)
+
+
+def _error(code: ErrorCode | None, verify: Verify, text: str) -> KreplicaError | None:
+    """Return what the partition's leader answers."""
+    error = NetworkException(text) if code is None else error_of(code)
+    if isinstance(error, ProducerFenced):
+        return InvalidProducerEpoch(str(error))
+    if isinstance(error, TransactionAbortable) and not verify.knows_abortable:
+        return InvalidTxnState(str(error))
+    if isinstance(error, ConcurrentTransactions):
+        return ConcurrentTransactions(
+            f"{verify.transactional_id}: the previous transaction is being completed"
+        )
+    return error
+
+
+def _written(verify: Verify | None) -> AddPartitionsToTxnTransaction:
+    assert verify is not None
+    topics: dict[str, list[int]] = {}
+    for topic, number in sorted(verify.partitions):
+        topics.setdefault(topic, []).append(number)
+    return AddPartitionsToTxnTransaction(
+        transactional_id=verify.transactional_id,
+        producer_id=verify.producer_id,
+        producer_epoch=verify.producer_epoch,
+        verify_only=not verify.adds,
+        topics=tuple(
+            AddPartitionsToTxnTopic(name=name, partitions=tuple(numbers)) for name, numbers in topics.items()
+        ),
+    )
+
+
+def _codes(response: AddPartitionsToTxnResponse) -> dict[tuple[str, TopicPartition], ErrorCode]:
+    codes = {}
+    for each in response.results_by_transaction:
+        for topic in each.topic_results:
+            for result in topic.results_by_partition:
+                at = TopicPartition(topic.name, result.partition_index)
+                codes[each.transactional_id, at] = result.partition_error_code
+    return codes

@@ -1,0 +1,300 @@
+"""ShardStore: what a coordinator keeps in the partitions of its internal topic that this broker leads.
+
+When the broker becomes leader of a partition, the store loads it in steps, from the log start to the log end.
+All the leader's records count: they are committed, or followers get them before anything later. Until then
+the shard is unavailable (CoordinatorLoadInProgress). Each leadership has its own Shard, which is dropped as a
+whole. An append that completes after its shard was dropped fails with NotCoordinator; the log refuses an
+append with the leader epoch of another shard.
+
+Thread rule: everything runs in the coordinator's loop.
+"""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial, wraps
+from typing import TYPE_CHECKING, Concatenate, Generic, NamedTuple, ParamSpec, Protocol, TypeVar
+
+from kreplica._core.batch_builder import BatchBuilder
+from kreplica._core.records import RecordBatch, batches
+from kreplica.common.errors import (
+    CoordinatorLoadInProgress,
+    CoordinatorNotAvailable,
+    FencedLeaderEpoch,
+    KafkaStorageError,
+    KreplicaError,
+    NotCoordinator,
+    NotEnoughReplicas,
+    NotEnoughReplicasAfterAppend,
+    NotLeaderOrFollower,
+    UnknownServerError,
+    UnknownTopicOrPartition,
+)
+from kreplica.common.future import Future
+from kreplica.common.ports import Clock, Loop
+from kreplica.log.producer_append_info import Verification
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+LOGGER = logging.getLogger(__name__)
+
+# The store and the replicas are notified of leadership on different ways, so one may be earlier.
+ROLE_RETRY_MS = 10
+LOAD_RETRY_MS = 1_000
+
+Record = tuple[bytes, bytes | None]
+# The callback of an append: its error, and the offset of its first record.
+Appended = Callable[[KreplicaError | None, int], None]
+
+
+def partition_for(key: str, partition_count: int) -> int:
+    """Return the partition of a group or transactional id, by Java's hash of it."""
+    units = key.encode("utf-16-be", "surrogatepass")
+    value = 0
+    for high, low in zip(units[::2], units[1::2], strict=True):
+        value = (31 * value + (high << 8 | low)) & 0xFFFFFFFF
+    signed = value - (1 << 32) if value >> 31 else value
+    return (abs(signed) & 0x7FFFFFFF) % partition_count
+
+
+class HasLoop(Protocol):
+    """A coordinator: its loop does its work."""
+
+    _loop: Loop
+
+
+C = TypeVar("C", bound=HasLoop)
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def in_loop(
+    step: Callable[Concatenate[C, Future[T], P], None],
+) -> Callable[Concatenate[C, P], Future[T]]:
+    """Let a method run in the coordinator's loop. Callers get the future that it resolves.
+
+    The future fails with the error that the method raises; an unforeseen one is logged.
+    """
+
+    @wraps(step)
+    def post(self: C, /, *arguments: P.args, **named: P.kwargs) -> Future[T]:
+        future: Future[T] = Future()
+
+        def run() -> None:
+            try:
+                step(self, future, *arguments, **named)
+            except KreplicaError as error:
+                future.set_exception(error)
+            except Exception as error:
+                LOGGER.exception("a request to a coordinator failed")
+                if not future.done():
+                    future.set_exception(UnknownServerError(repr(error)))
+
+        self._loop.post(run)
+        return future
+
+    return post
+
+
+class TransactionalProducer(NamedTuple):
+    """A producer whose transaction a batch belongs to. `verification`: of UnifiedLog.start_verification."""
+
+    producer_id: int
+    producer_epoch: int
+    verification: Verification | None = None
+
+
+class LogChunk(NamedTuple):
+    """Whole batches of a partition's log; `records` is None without any. Offsets of the log."""
+
+    records: Buffer | None
+    log_start_offset: int
+    log_end_offset: int
+
+
+class CoordinatorLog(Protocol):
+    """The logs of a coordinator's topic on this broker.
+
+    Both methods raise, or their futures fail with, FencedLeaderEpoch or NotLeaderOrFollower if this broker
+    does not lead the partition in that leader epoch.
+    """
+
+    def append(
+        self, partition: int, leader_epoch: int, batch: bytes, verification: Verification | None = None
+    ) -> Future[int]:
+        """Append with acks=all; the future gets the base offset once all in-sync replicas have it.
+
+        `verification`: see UnifiedLog.start_verification.
+        """
+        ...
+
+    def read(self, partition: int, leader_epoch: int, offset: int | None, max_bytes: int) -> LogChunk:
+        """Read from `offset` (None: the log start), at least one batch, committed or not."""
+        ...
+
+
+class Shard(ABC):
+    """One partition during one leadership. `is_active`: it is loaded. `is_current`: it is not dropped."""
+
+    def __init__(self, partition: int, leader_epoch: int) -> None:
+        self.partition = partition
+        self.leader_epoch = leader_epoch
+        self.is_active = False
+        self.is_current = True
+
+    @abstractmethod
+    def replay(self, batch: RecordBatch, now_ms: int) -> None:
+        """Apply the records of a batch of the log."""
+
+    def activate(self) -> Iterator[None]:
+        """Take what was loaded into service, in steps."""
+        yield from ()
+
+    @abstractmethod
+    def drop(self) -> None:
+        """End the service: another broker leads the partition now."""
+
+
+S = TypeVar("S", bound=Shard)
+
+
+class ShardStore(Generic[S]):
+    """Loads and stores the shards of `topic`. `new_shard(partition, leader_epoch)`: makes an empty one."""
+
+    def __init__(
+        self,
+        topic: str,
+        log: CoordinatorLog,
+        new_shard: Callable[[int, int], S],
+        *,
+        load_buffer_size: int,
+        clock: Clock,
+        loop: Loop,
+    ) -> None:
+        self.topic = topic
+        self.shards: dict[int, S] = {}
+        self._log = log
+        self._new_shard = new_shard
+        self._load_buffer_size = load_buffer_size
+        self._clock = clock
+        self._loop = loop
+
+    def shard(self, partition: int) -> S:
+        """Return the partition's shard.
+
+        Raises NotCoordinator if another broker leads it, CoordinatorLoadInProgress while it is loading.
+        """
+        shard = self.shards.get(partition)
+        if shard is None:
+            raise NotCoordinator(f"{self.topic}-{partition} is led by another broker")
+        if not shard.is_active:
+            raise CoordinatorLoadInProgress(f"{self.topic}-{partition} is being loaded")
+        return shard
+
+    def active_shards(self) -> list[S]:
+        return [shard for shard in self.shards.values() if shard.is_active]
+
+    @property
+    def is_loading(self) -> bool:
+        return any(not shard.is_active for shard in self.shards.values())
+
+    # ---- leadership ---------------------------------------------------------------------------------------
+
+    def elect(self, partition: int, leader_epoch: int) -> None:
+        """Load the partition, because this broker leads it from that epoch on."""
+        known = self.shards.get(partition)
+        if known is not None and known.leader_epoch >= leader_epoch:
+            return
+        self.resign(partition)
+        shard = self.shards[partition] = self._new_shard(partition, leader_epoch)
+        self._step(shard, self._loading(shard))
+
+    def resign(self, partition: int) -> None:
+        """Drop the partition, because this broker no longer leads it."""
+        shard = self.shards.pop(partition, None)
+        if shard is not None:
+            shard.is_current = False
+            shard.drop()
+
+    def _step(self, shard: S, steps: Iterator[int]) -> None:
+        if not shard.is_current:
+            return
+        delay_ms = next(steps, None)
+        if delay_ms is not None:
+            self._loop.post_later(partial(self._step, shard, steps), delay_ms)
+
+    def _loading(self, shard: S) -> Iterator[int]:
+        """Load the shard in steps; each yields the delay in ms before the next one."""
+        offset: int | None = None
+        stop: int | None = None
+        while stop is None or offset is None or offset < stop:
+            try:
+                chunk = self._log.read(shard.partition, shard.leader_epoch, offset, self._load_buffer_size)
+                if stop is None:
+                    offset, stop = chunk.log_start_offset, chunk.log_end_offset
+                if chunk.records is None:
+                    # Nothing is left before the end: a cleaner has removed it (KAFKA-9065).
+                    offset = stop
+                for batch in () if chunk.records is None else batches(chunk.records):
+                    batch.check()
+                    shard.replay(batch, self._clock.time_ms())
+                    offset = batch.next_offset
+                yield 0
+            except (NotLeaderOrFollower, FencedLeaderEpoch, UnknownTopicOrPartition):
+                yield ROLE_RETRY_MS
+            except KreplicaError:
+                # Damage may be repaired from another replica, or a disk may recover; the shard stays
+                # unavailable until then.
+                LOGGER.exception("%s-%d cannot be loaded; trying again", self.topic, shard.partition)
+                yield LOAD_RETRY_MS
+        for _ in shard.activate():
+            yield 0
+        shard.is_active = True
+
+    # ---- appends ------------------------------------------------------------------------------------------
+
+    def append(
+        self,
+        shard: S,
+        records: Sequence[Record],
+        then: Appended,
+        producer: TransactionalProducer | None = None,
+    ) -> None:
+        """Append the records as one batch, and call `then` in the loop once all in-sync replicas have it.
+
+        `producer`: the producer whose transaction the batch belongs to.
+        `then` gets an error suitable for clients: CoordinatorNotAvailable, NotCoordinator, MessageTooLarge,
+        or another KreplicaError.
+        """
+        try:
+            builder = BatchBuilder()
+            if producer is not None:
+                builder.transactional = True
+                builder.producer_id, builder.producer_epoch = producer.producer_id, producer.producer_epoch
+            batch = builder.build([(key, value) for key, value in records], now_ms=self._clock.time_ms())
+            verification = None if producer is None else producer.verification
+            future = self._log.append(shard.partition, shard.leader_epoch, batch, verification)
+        except KreplicaError as error:
+            self._loop.post(partial(then, self._error_for_clients(shard, error), -1))
+            return
+        future.add_done_callback(lambda done: self._loop.post(partial(self._appended, shard, then, done)))
+
+    def _appended(self, shard: S, then: Appended, done: Future[int]) -> None:
+        error = done.exception()
+        if error is None and shard.is_current:
+            then(None, done.result())
+        else:
+            then(self._error_for_clients(shard, error), -1)
+
+    def _error_for_clients(self, shard: S, error: BaseException | None) -> KreplicaError:
+        text = f"{self.topic}-{shard.partition}: {error or 'another broker leads it now'}"
+        if not shard.is_current or isinstance(
+            error, (NotLeaderOrFollower, FencedLeaderEpoch, KafkaStorageError)
+        ):
+            return NotCoordinator(text)
+        if isinstance(error, (UnknownTopicOrPartition, NotEnoughReplicas, NotEnoughReplicasAfterAppend)):
+            return CoordinatorNotAvailable(text)
+        return error if isinstance(error, KreplicaError) else UnknownServerError(text)

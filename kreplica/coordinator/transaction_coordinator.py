@@ -1,0 +1,592 @@
+"""TransactionCoordinator: the transactional ids of one broker (KIP-98, KIP-890).
+
+    transaction_apis ──post──▶ TransactionCoordinator ──▶ TransactionMetadata: legal transitions
+                                   │            └──────▶ TransactionMarkers: markers to the partitions
+                                   └─▶ ShardStore: partitions of __transaction_state
+
+The hash of an id determines its partition of __transaction_state; the leader of that partition is the id's
+coordinator. A transition is appended first and holds once all in-sync replicas have it; until then the id
+answers ConcurrentTransactions. If an append fails, its outcome is unknown: another coordinator may find the
+record. So the same record is appended again until it is known, or until the broker does not lead the
+partition. When the end of a transaction is stored, the client gets its answer, and the markers are sent.
+
+Thread rule: any thread may call; the work is done in the coordinator's one loop, which owns all state and
+resolves the futures. They fail with a KreplicaError.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Iterator
+from functools import partial
+from typing import NamedTuple, TypeVar
+
+from kreplica._core.records import RecordBatch
+from kreplica.common.errors import (
+    ConcurrentTransactions,
+    CoordinatorNotAvailable,
+    InvalidProducerIdMapping,
+    InvalidRecord,
+    InvalidRequest,
+    InvalidTransactionTimeout,
+    KreplicaError,
+    NotCoordinator,
+    TransactionAbortable,
+    TransactionalIdNotFound,
+    UnknownServerError,
+    UnsupportedVersion,
+)
+from kreplica.common.future import Future
+from kreplica.common.ports import Clock, Loop
+from kreplica.common.types import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, TopicPartition
+from kreplica.coordinator.shard_store import CoordinatorLog, Shard, ShardStore, in_loop, partition_for
+from kreplica.coordinator.transaction_config import TransactionConfig
+from kreplica.coordinator.transaction_markers import Marker, Marking, TransactionMarkers
+from kreplica.coordinator.transaction_metadata import (
+    ONGOING,
+    PREPARE_COMMIT,
+    PREPARED,
+    TransactionMetadata,
+)
+from kreplica.coordinator.transaction_records import (
+    TransactionLogKey,
+    decode_key,
+    decode_value,
+    encode_key,
+    encode_value,
+)
+
+T = TypeVar("T")
+
+LOGGER = logging.getLogger(__name__)
+
+TRANSACTION_STATE = "__transaction_state"
+# The pause before an append whose outcome is unknown is repeated.
+APPEND_BACKOFF_MS = 100
+# Transactions resumed in one step of a load; bytes of the keys that one batch of tombstones forgets.
+RESUMED_A_STEP = 500
+TOMBSTONE_BYTES = 256 << 10
+
+Then = Callable[[KreplicaError | None], object]
+
+
+class InitProducerId(NamedTuple):
+    """A producer that starts. `producer_id`, `producer_epoch`: what it has had, -1 for nothing (KIP-360)."""
+
+    transactional_id: str
+    timeout_ms: int
+    producer_id: int = NO_PRODUCER_ID
+    producer_epoch: int = NO_PRODUCER_EPOCH
+
+
+class ProducerIdAndEpoch(NamedTuple):
+    """What a producer writes its batches with."""
+
+    producer_id: int
+    producer_epoch: int
+
+
+class ListedTransaction(NamedTuple):
+    """A transactional id in the response to ListTransactions."""
+
+    transactional_id: str
+    producer_id: int
+    state: str
+
+
+class Transaction:
+    """A transactional id in its shard.
+
+    `current`: its state, None before the first one is stored. `pending`: the state that is being appended;
+    the id is `leaving` while its tombstone is. `marking`: the markers that are being written.
+    """
+
+    __slots__ = ("current", "is_leaving", "marking", "pending")
+
+    def __init__(self, current: TransactionMetadata | None) -> None:
+        self.current = current
+        self.pending: TransactionMetadata | None = None
+        self.is_leaving = False
+        self.marking: Marking | None = None
+
+    @property
+    def is_busy(self) -> bool:
+        return self.pending is not None or self.is_leaving
+
+
+class TransactionShard(Shard):
+    """The transactional ids of one partition during one leadership. `resume`: takes up one that has ended."""
+
+    def __init__(
+        self, partition: int, leader_epoch: int, resume: Callable[[TransactionShard, Transaction], None]
+    ) -> None:
+        super().__init__(partition, leader_epoch)
+        self.transactions: dict[str, Transaction] = {}
+        self._resume = resume
+
+    def replay(self, batch: RecordBatch, now_ms: int) -> None:  # noqa: ARG002
+        """Apply the records of a batch. Records of other types, and unreadable ones, are skipped."""
+        if batch.is_control:
+            return
+        for each in batch:
+            if each.key is None:
+                continue
+            try:
+                key = decode_key(each.key)
+                if key is None:
+                    continue
+                name = key.transactional_id
+                if each.value is None:
+                    self.transactions.pop(name, None)
+                else:
+                    metadata = TransactionMetadata.of_record(name, decode_value(each.value))
+                    self.transactions[name] = Transaction(metadata)
+            except (InvalidRecord, UnsupportedVersion) as error:
+                LOGGER.error(
+                    "%s-%d: skipped the record at offset %s: %s",
+                    *(TRANSACTION_STATE, self.partition, each.offset, error),
+                )
+
+    def activate(self) -> Iterator[None]:
+        """Send the markers of transactions whose end is decided; which ones have arrived is not stored."""
+        for count, transaction in enumerate(list(self.transactions.values()), 1):
+            self._resume(self, transaction)
+            if count % RESUMED_A_STEP == 0:
+                yield
+
+    def drop(self) -> None:
+        """Stop sending markers: another broker leads the partition now."""
+        for transaction in self.transactions.values():
+            if transaction.marking is not None:
+                transaction.marking.cancel()
+
+
+class TransactionCoordinator:
+    """Coordinates the transactions of one broker.
+
+    `partition_count()`: the partitions of __transaction_state, or None while the topic does not exist.
+    `new_producer_id()`: a future of an unused producer id. `feature_level()`: the finalized level of
+    transaction.version.
+    """
+
+    def __init__(
+        self,
+        config: TransactionConfig,
+        log: CoordinatorLog,
+        markers: TransactionMarkers,
+        *,
+        partition_count: Callable[[], int | None],
+        new_producer_id: Callable[[], Future[int]],
+        feature_level: Callable[[], int],
+        clock: Clock,
+        loop: Loop,
+    ) -> None:
+        self._config = config
+        self._markers = markers
+        self._partition_count = partition_count
+        self._new_producer_id = new_producer_id
+        self._feature_level = feature_level
+        self._clock = clock
+        self._loop = loop
+        self._store = ShardStore(
+            TRANSACTION_STATE,
+            log,
+            partial(TransactionShard, resume=self._resume),
+            load_buffer_size=config.transaction_state_log_load_buffer_size,
+            clock=clock,
+            loop=loop,
+        )
+
+    # ---- life cycle ---------------------------------------------------------------------------------------
+
+    def startup(self) -> None:
+        """Start the periodic work."""
+        config = self._config
+        self._every(config.transaction_abort_timed_out_transaction_cleanup_interval_ms, self._abort_timed_out)
+        self._every(config.transaction_remove_expired_transaction_cleanup_interval_ms, self._forget_expired)
+
+    def elect(self, partition: int, leader_epoch: int) -> None:
+        """Load that partition of __transaction_state: this broker leads it from `leader_epoch` on."""
+        self._loop.post(partial(self._store.elect, partition, leader_epoch))
+
+    def resign(self, partition: int) -> None:
+        """Unload that partition: this broker does not lead it."""
+        self._loop.post(partial(self._store.resign, partition))
+
+    def _every(self, interval_ms: int, work: Callable[[], None]) -> None:
+        def run() -> None:
+            try:
+                work()
+            finally:
+                self._loop.post_later(run, interval_ms)
+
+        self._loop.post_later(run, interval_ms)
+
+    def now_ms(self) -> int:
+        """The time in ms since 1970."""
+        return self._clock.time_ms()
+
+    # ---- requests of producers ----------------------------------------------------------------------------
+
+    @in_loop
+    def init_producer_id(self, future: Future[ProducerIdAndEpoch], asked: InitProducerId) -> None:
+        """Handle InitProducerId: fence the previous producer of the id, and return what the new one uses.
+
+        Fails with InvalidTransactionTimeout, ProducerFenced, and with ConcurrentTransactions until an open
+        transaction of the previous producer is aborted.
+        """
+        if not 0 < asked.timeout_ms <= self._config.transaction_max_timeout_ms:
+            raise InvalidTransactionTimeout(
+                f"transaction.timeout.ms={asked.timeout_ms} must be from 1 to"
+                f" transaction.max.timeout.ms={self._config.transaction_max_timeout_ms}"
+            )
+        self._init(future, asked, None)
+
+    def _init(
+        self, future: Future[ProducerIdAndEpoch], asked: InitProducerId, new_producer_id: int | None
+    ) -> None:
+        shard = self._shard(asked.transactional_id)
+        transaction = shard.transactions.get(asked.transactional_id)
+        if transaction is not None and transaction.is_busy:
+            raise _is_busy(asked.transactional_id)
+        current = None if transaction is None else transaction.current
+        if current is not None:
+            current.check_identity(asked.producer_id, asked.producer_epoch)
+            if current.state in PREPARED:
+                raise _is_busy(asked.transactional_id)
+            if current.state is ONGOING:
+                assert transaction is not None
+                self._fence(shard, transaction, lambda error: _fenced(future, asked, error))
+                return
+        if new_producer_id is None and (current is None or current.needs_producer_id(asked.producer_epoch)):
+            self._with_producer_id(future, partial(self._init, future, asked))
+            return
+        if current is None:
+            assert new_producer_id is not None
+            current = TransactionMetadata(
+                transactional_id=asked.transactional_id,
+                producer_id=new_producer_id,
+                timeout_ms=asked.timeout_ms,
+            )
+        following = current.initialized(
+            asked.producer_epoch,
+            asked.timeout_ms,
+            self._clock.time_ms(),
+            NO_PRODUCER_ID if new_producer_id is None else new_producer_id,
+        )
+        if transaction is None:
+            transaction = shard.transactions[asked.transactional_id] = Transaction(None)
+        answer = ProducerIdAndEpoch(following.producer_id, following.producer_epoch)
+        self._change(shard, transaction, following, partial(_resolve, future, answer))
+
+    @in_loop
+    def add_partitions(
+        self,
+        future: Future[None],
+        transactional_id: str,
+        producer: ProducerIdAndEpoch,
+        partitions: Collection[TopicPartition],
+        version: int,
+    ) -> None:
+        """Handle AddPartitionsToTxn and AddOffsetsToTxn: the partitions get a marker when it ends.
+
+        `version`: the transaction version of the request. Fails with InvalidProducerIdMapping,
+        ProducerFenced, ConcurrentTransactions.
+        """
+        shard, transaction, current = self._known(transactional_id)
+        if transaction.is_busy:
+            raise _is_busy(transactional_id)
+        following = current.with_partitions(*producer, partitions, self._clock.time_ms(), version)
+        if following is current:
+            future.set_result(None)
+        else:
+            self._change(shard, transaction, following, partial(_resolve, future, None))
+
+    @in_loop
+    def verify_partitions(
+        self,
+        future: Future[dict[TopicPartition, KreplicaError | None]],
+        transactional_id: str,
+        producer: ProducerIdAndEpoch,
+        partitions: Collection[TopicPartition],
+    ) -> None:
+        """Return for each partition whether the open transaction has it: None, or TransactionAbortable.
+
+        A partition's leader asks before it appends a transaction's first batch (KIP-890). Fails as
+        `add_partitions`.
+        """
+        _, _, current = self._known(transactional_id)
+        current.check_contains(*producer)
+        missing = TransactionAbortable(f"{transactional_id}: the partition is not in the transaction")
+        future.set_result({at: None if at in current.partitions else missing for at in partitions})
+
+    @in_loop
+    def end_transaction(
+        self,
+        future: Future[ProducerIdAndEpoch],
+        transactional_id: str,
+        producer: ProducerIdAndEpoch,
+        version: int,
+        *,
+        commit: bool,
+    ) -> None:
+        """Handle EndTxn; done once the outcome is stored, and the markers are on their way.
+
+        The result is what the producer uses from now on. Fails with InvalidProducerIdMapping, ProducerFenced,
+        ConcurrentTransactions, InvalidTxnState.
+        """
+        self._end(future, transactional_id, producer, version, commit, None)
+
+    def _end(
+        self,
+        future: Future[ProducerIdAndEpoch],
+        transactional_id: str,
+        producer: ProducerIdAndEpoch,
+        version: int,
+        commit: bool,
+        next_producer_id: int | None,
+    ) -> None:
+        shard, transaction, current = self._known(transactional_id)
+        if version < 2:
+            current.check_producer(*producer)
+        if transaction.is_busy:
+            raise _is_busy(transactional_id)
+        if current.ended_by_client(*producer, version, commit=commit):
+            future.set_result(ProducerIdAndEpoch(current.producer_id, current.producer_epoch))
+            return
+        if next_producer_id is None and current.needs_next_producer_id(version):
+            again = partial(self._end, future, transactional_id, producer, version, commit)
+            self._with_producer_id(future, again)
+            return
+        now_ms = self._clock.time_ms()
+        following = current.prepared(
+            version,
+            now_ms,
+            commit=commit,
+            next_producer_id=NO_PRODUCER_ID if next_producer_id is None else next_producer_id,
+        )
+        complete = following.completed(now_ms)
+        answer = ProducerIdAndEpoch(complete.producer_id, complete.producer_epoch)
+        self._change(shard, transaction, following, partial(_resolve, future, answer))
+
+    # ---- requests of tools --------------------------------------------------------------------------------
+
+    @in_loop
+    def describe(self, future: Future[TransactionMetadata], transactional_id: str) -> None:
+        """Return the state of an id; of an ending one only with the partitions that wait for their marker.
+
+        Fails with TransactionalIdNotFound.
+        """
+        shard = self._shard(transactional_id)
+        transaction = shard.transactions.get(transactional_id)
+        if transaction is None or transaction.current is None or transaction.is_leaving:
+            raise TransactionalIdNotFound(f"there is no transactional id {transactional_id!r}")
+        current, marking = transaction.current, transaction.marking
+        future.set_result(current if marking is None else current.waiting_for(marking.left))
+
+    @in_loop
+    def list_transactions(self, future: Future[tuple[bool, list[TransactionMetadata]]]) -> None:
+        """Return whether partitions are loading, and the transactional ids of the others."""
+        future.set_result(
+            (
+                self._store.is_loading,
+                [
+                    transaction.current
+                    for shard in self._store.active_shards()
+                    for transaction in shard.transactions.values()
+                    if transaction.current is not None and not transaction.is_leaving
+                ],
+            )
+        )
+
+    # ---- transitions --------------------------------------------------------------------------------------
+
+    def _shard(self, transactional_id: str) -> TransactionShard:
+        if not transactional_id:
+            raise InvalidRequest("the transactional id is empty: set transactional.id")
+        count = self._partition_count()
+        if count is None:
+            raise CoordinatorNotAvailable(f"the topic {TRANSACTION_STATE} does not exist yet: retry")
+        return self._store.shard(partition_for(transactional_id, count))
+
+    def _known(self, transactional_id: str) -> tuple[TransactionShard, Transaction, TransactionMetadata]:
+        shard = self._shard(transactional_id)
+        transaction = shard.transactions.get(transactional_id)
+        if transaction is None:
+            raise InvalidProducerIdMapping(f"there is no transactional id {transactional_id!r}")
+        if transaction.current is None:
+            raise _is_busy(transactional_id)
+        return shard, transaction, transaction.current
+
+    def _with_producer_id(self, future: Future[ProducerIdAndEpoch], step: Callable[[int], None]) -> None:
+        """Repeat the step with an unused producer id; the future fails with what the step raises."""
+
+        def run(done: Future[int]) -> None:
+            try:
+                step(done.result())
+            except KreplicaError as error:
+                future.set_exception(error)
+            except Exception as error:
+                LOGGER.exception("a request to a coordinator failed")
+                if not future.done():
+                    future.set_exception(UnknownServerError(repr(error)))
+
+        self._new_producer_id().add_done_callback(lambda done: self._loop.post(partial(run, done)))
+
+    def _change(
+        self, shard: TransactionShard, transaction: Transaction, following: TransactionMetadata, then: Then
+    ) -> None:
+        """Append the state that follows; call `then` once it is stored, or the first attempt has failed."""
+        assert not transaction.is_busy, (transaction.current, transaction.pending, following)
+        transaction.pending = following
+        self._append(shard, transaction, following, then)
+
+    def _append(
+        self,
+        shard: TransactionShard,
+        transaction: Transaction,
+        following: TransactionMetadata,
+        then: Then | None,
+    ) -> None:
+        key = encode_key(TransactionLogKey(transactional_id=following.transactional_id))
+        version = 1 if self._feature_level() >= 1 else 0
+        value = encode_value(following.record(version), version)
+        stored = partial(self._stored, shard, transaction, following, then)
+        self._store.append(shard, [(key, value)], stored)
+
+    def _stored(
+        self,
+        shard: TransactionShard,
+        transaction: Transaction,
+        following: TransactionMetadata,
+        then: Then | None,
+        error: KreplicaError | None,
+        _offset: int,
+    ) -> None:
+        if error is None:
+            transaction.current, transaction.pending = following, None
+            self._resume(shard, transaction)
+        elif shard.is_current and not isinstance(error, NotCoordinator):
+            LOGGER.warning(
+                "%s: state %s cannot be stored, trying again: %s",
+                *(following.transactional_id, following.state.title, error),
+            )
+            again = partial(self._append_again, shard, transaction, following)
+            self._loop.post_later(again, APPEND_BACKOFF_MS)
+        if then is not None:
+            then(error)
+
+    def _append_again(
+        self, shard: TransactionShard, transaction: Transaction, following: TransactionMetadata
+    ) -> None:
+        if shard.is_current:
+            self._append(shard, transaction, following, None)
+
+    def _resume(self, shard: TransactionShard, transaction: Transaction) -> None:
+        """Send the markers if the end of the transaction is decided."""
+        current = transaction.current
+        if current is None or current.state not in PREPARED:
+            return
+
+        def done() -> None:
+            transaction.marking = None
+            self._change(shard, transaction, current.completed(self._clock.time_ms()), _ignore)
+
+        marker = Marker(
+            current.producer_id,
+            current.producer_epoch,
+            current.state is PREPARE_COMMIT,
+            shard.leader_epoch,
+            current.version,
+        )
+        transaction.marking = Marking(marker, current.partitions, done)
+        self._markers.add(transaction.marking)
+
+    def _fence(self, shard: TransactionShard, transaction: Transaction, then: Then) -> None:
+        """Abort an open transaction with the next epoch, so that its producer can write no more."""
+        current, version = transaction.current, self._feature_level()
+        assert current is not None
+        if not current.needs_next_producer_id(version):
+            following = current.prepared(version, self._clock.time_ms(), commit=False, fences=True)
+            self._change(shard, transaction, following, then)
+            return
+
+        def fence(done: Future[int]) -> None:
+            if not shard.is_current or transaction.is_busy or transaction.current is not current:
+                then(_is_busy(current.transactional_id))
+                return
+            error = done.exception()
+            if error is not None:
+                then(error if isinstance(error, KreplicaError) else UnknownServerError(repr(error)))
+                return
+            following = current.prepared(
+                version, self._clock.time_ms(), commit=False, fences=True, next_producer_id=done.result()
+            )
+            self._change(shard, transaction, following, then)
+
+        self._new_producer_id().add_done_callback(lambda done: self._loop.post(partial(fence, done)))
+
+    # ---- periodic work ------------------------------------------------------------------------------------
+
+    def _abort_timed_out(self) -> None:
+        now_ms = self._clock.time_ms()
+        for shard in self._store.active_shards():
+            for transaction in list(shard.transactions.values()):
+                current = transaction.current
+                if current is not None and not transaction.is_busy and current.is_timed_out(now_ms):
+                    LOGGER.info(
+                        "%s: the transaction of producer %d with epoch %d is aborted after %d ms",
+                        *(current.transactional_id, current.producer_id, current.producer_epoch),
+                        now_ms - current.start_ms,
+                    )
+                    self._fence(shard, transaction, _ignore)
+
+    def _forget_expired(self) -> None:
+        now_ms = self._clock.time_ms()
+        for shard in self._store.active_shards():
+            batch: dict[str, Transaction] = {}
+            size = 0
+            for name, transaction in list(shard.transactions.items()):
+                current = transaction.current
+                if current is None or transaction.is_busy:
+                    continue
+                if current.is_expired(now_ms, self._config.transactional_id_expiration_ms):
+                    transaction.is_leaving = True
+                    batch[name] = transaction
+                    size += len(name)
+                    if size >= TOMBSTONE_BYTES:
+                        self._forget(shard, batch)
+                        batch, size = {}, 0
+            if batch:
+                self._forget(shard, batch)
+
+    def _forget(self, shard: TransactionShard, leaving: dict[str, Transaction]) -> None:
+        def forgotten(error: KreplicaError | None, _offset: int) -> None:
+            for name, transaction in leaving.items():
+                # If the tombstone is stored in spite of the error, the next state of the id follows it.
+                transaction.is_leaving = False
+                if error is None and shard.transactions.get(name) is transaction:
+                    del shard.transactions[name]
+
+        keys = [encode_key(TransactionLogKey(transactional_id=name)) for name in leaving]
+        self._store.append(shard, [(key, None) for key in keys], forgotten)
+
+
+def _is_busy(transactional_id: str) -> ConcurrentTransactions:
+    return ConcurrentTransactions(f"{transactional_id}: another step of the transaction is being stored")
+
+
+def _fenced(future: Future[ProducerIdAndEpoch], asked: InitProducerId, error: KreplicaError | None) -> None:
+    # The producer asks again until the previous one's transaction is aborted.
+    future.set_exception(error or _is_busy(asked.transactional_id))
+
+
+def _resolve(future: Future[T], answer: T, error: KreplicaError | None) -> None:
+    if error is None:
+        future.set_result(answer)
+    else:
+        future.set_exception(error)
+
+
+def _ignore(error: KreplicaError | None) -> None:
+    """Ignore the error: the append is repeated, or another coordinator goes on."""

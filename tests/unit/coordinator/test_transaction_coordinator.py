@@ -1,0 +1,285 @@
+"""A coordinator and its producers: transactions, fencing, time, and what is left after a fail-over."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import deque
+
+import pytest
+
+from kreplica.common import errors
+from kreplica.common.error_code import ErrorCode
+from kreplica.common.future import Future
+from kreplica.coordinator.transaction_metadata import LAST_EPOCH
+from tests.support.transaction_stage import AT, CONFIG, OTHER, TransactionStage, producer
+
+
+@pytest.fixture
+def stage():
+    return TransactionStage()
+
+
+def at_last_epoch(stage):
+    """Return a producer at the last epoch that a client gets."""
+    stage.init()
+    [(name, metadata)] = stage.stored()
+    stage.log.batches.clear()
+    transaction = stage.coordinator._store.shards[0].transactions[name]
+    transaction.current = dataclasses.replace(metadata, producer_epoch=LAST_EPOCH)
+    return producer(7, LAST_EPOCH)
+
+
+# ---- one transaction ---------------------------------------------------------------------------------------
+
+
+def test_a_transaction_is_committed(stage):
+    first = stage.init()
+    assert first == producer(7, 0)
+    assert stage.add(first, AT, OTHER) is None
+    assert stage.state() == "Ongoing"
+    # Since version 2 the end raises the epoch.
+    assert stage.end(first) == producer(7, 1)
+    assert sorted(stage.brokers.taken) == [(1, AT, 7, 1, True), (2, OTHER, 7, 1, True)]
+    assert stage.state() == "CompleteCommit"
+    assert [metadata.state.title for _, metadata in stage.stored()] == [
+        *("Empty", "Ongoing", "PrepareCommit", "CompleteCommit")
+    ]
+    assert stage.add(producer(7, 1)) is None
+
+
+def test_a_transaction_of_an_older_client_keeps_its_epoch():
+    stage = TransactionStage(level=0)
+    first = stage.init()
+    assert stage.add(first) is None
+    assert stage.end(first, commit=False) == first
+    assert stage.brokers.taken == [(1, AT, 7, 0, False)]
+    assert stage.end(first, commit=False) == first
+    assert isinstance(stage.end(first), errors.InvalidTxnState)
+
+
+def test_an_answer_waits_until_the_outcome_is_stored(stage):
+    first = stage.init()
+    stage.add(first)
+    stage.log.held = []
+    ended = stage.begin_end(first)
+    assert not ended.done()
+    assert stage.brokers.taken == []
+    assert isinstance(stage.end(first), errors.ConcurrentTransactions)
+    assert isinstance(stage.add(first, OTHER), errors.ConcurrentTransactions)
+    stage.log.release()
+    stage.settle()
+    assert ended.result(0) == producer(7, 1)
+    assert stage.brokers.taken == [(1, AT, 7, 1, True)]
+
+
+def test_a_repeated_end_gets_the_same_answer(stage):
+    first = stage.init()
+    stage.add(first)
+    stage.brokers.held = []
+    assert stage.end(first) == producer(7, 1)
+    assert isinstance(stage.end(first), errors.ConcurrentTransactions)
+    stage.brokers.release()
+    stage.settle()
+    assert stage.end(first) == producer(7, 1)
+    assert isinstance(stage.end(first, commit=False), errors.InvalidTxnState)
+
+
+def test_an_unknown_id_is_refused(stage):
+    assert isinstance(stage.add(producer(7, 0)), errors.InvalidProducerIdMapping)
+    assert isinstance(stage.end(producer(7, 0)), errors.InvalidProducerIdMapping)
+    assert isinstance(stage.state(), errors.TransactionalIdNotFound)
+    assert isinstance(stage.state(""), errors.InvalidRequest)
+
+
+@pytest.mark.parametrize("timeout_ms", [0, -1, 900_001])
+def test_a_timeout_out_of_bounds_is_refused(stage, timeout_ms):
+    assert isinstance(stage.begin_init(timeout_ms=timeout_ms).exception(0), errors.InvalidTransactionTimeout)
+    assert stage.stored() == []
+
+
+def test_a_broker_verifies_the_partitions_of_a_transaction(stage):
+    first = stage.init()
+    stage.add(first)
+    found = stage.verify(first, AT, OTHER)
+    assert found[AT] is None
+    assert isinstance(found[OTHER], errors.TransactionAbortable)
+    assert isinstance(stage.verify(producer(7, 1), AT), errors.ProducerFenced)
+    stage.brokers.held = []
+    stage.end(first)
+    assert isinstance(stage.verify(producer(7, 1), AT), errors.ConcurrentTransactions)
+
+
+# ---- fencing -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("level", [0, 2])
+def test_a_new_producer_aborts_the_transaction_of_the_previous_one(level):
+    stage = TransactionStage(level=level)
+    zombie = stage.init()
+    stage.add(zombie)
+    assert isinstance(stage.begin_init().exception(0), errors.ConcurrentTransactions)
+    # The marker has the next epoch, so the zombie can append nothing behind it.
+    assert stage.brokers.taken == [(1, AT, 7, 1, False)]
+    assert stage.init() == producer(7, 2)
+    assert isinstance(stage.end(zombie), errors.ProducerFenced)
+    assert isinstance(stage.add(zombie), errors.ProducerFenced)
+
+
+def test_a_transaction_times_out(stage):
+    first = stage.init(timeout_ms=300)
+    stage.add(first)
+    stage.pass_time(250)
+    assert stage.state() == "Ongoing"
+    stage.pass_time(200)
+    assert stage.state() == "CompleteAbort"
+    assert stage.brokers.taken == [(1, AT, 7, 1, False)]
+    assert isinstance(stage.end(first), errors.ProducerFenced)
+
+
+def test_exhausted_epochs_end_with_another_producer_id(stage):
+    last = at_last_epoch(stage)
+    stage.add(last)
+    assert stage.end(last) == producer(8, 0)
+    assert stage.brokers.taken == [(1, AT, 7, LAST_EPOCH + 1, True)]
+    assert stage.end(last) == producer(8, 0)
+    assert stage.add(producer(8, 0)) is None
+
+
+@pytest.mark.parametrize("level", [0, 2])
+def test_a_transaction_of_the_last_epoch_times_out_too(level):
+    stage = TransactionStage(level=level)
+    last = at_last_epoch(stage)
+    stage.add(last)
+    stage.pass_time(61_000)
+    assert stage.state() == "CompleteAbort"
+    assert stage.brokers.taken == [(1, AT, 7, LAST_EPOCH + 1, False)]
+    assert stage.init() == producer(8, 0 if level == 0 else 1)
+
+
+def test_an_id_waits_for_a_producer_id():
+    stage = TransactionStage()
+    blocks = deque([Future(), Future()])
+    stage.coordinator._new_producer_id = lambda: blocks[0]
+    first, second = stage.begin_init(), stage.begin_init()
+    blocks.popleft().set_result(70)
+    stage.settle()
+    # Both have asked before the id existed; one of them came first.
+    results = [first.exception(0) or first.result(0), second.exception(0) or second.result(0)]
+    assert results[0] == producer(70, 0)
+    assert isinstance(results[1], errors.ConcurrentTransactions)
+    refused = stage.begin_init("another")
+    blocks.popleft().set_exception(errors.CoordinatorLoadInProgress())
+    stage.settle()
+    assert isinstance(refused.exception(0), errors.CoordinatorLoadInProgress)
+
+
+# ---- failures ----------------------------------------------------------------------------------------------
+
+
+def test_an_append_of_unknown_outcome_is_repeated(stage):
+    first = stage.init()
+    stage.add(first)
+    stage.log.error = errors.NotEnoughReplicasAfterAppend()
+    assert isinstance(stage.end(first), errors.CoordinatorNotAvailable)
+    assert isinstance(stage.end(first, commit=False), errors.ConcurrentTransactions)
+    stage.pass_time(150)
+    stage.log.error = None
+    stage.pass_time(150)
+    # The outcome is the one that was asked for first.
+    assert stage.brokers.taken == [(1, AT, 7, 1, True)]
+    assert stage.end(first) == producer(7, 1)
+
+
+@pytest.mark.parametrize("commit", [True, False])
+def test_the_next_coordinator_sends_the_markers_again(stage, commit):
+    first = stage.init()
+    stage.add(first, AT, OTHER)
+    stage.brokers.codes[OTHER] = deque([ErrorCode.not_leader_or_follower] * 5)
+    assert stage.end(first, commit=commit) == producer(7, 1)
+    assert stage.state() == ("PrepareCommit" if commit else "PrepareAbort")
+    stage.fail_over()
+    stage.pass_time(500)
+    title = "CompleteCommit" if commit else "CompleteAbort"
+    assert stage.state() == title
+    assert stage.brokers.taken.count((1, AT, 7, 1, commit)) == 2
+    # The old coordinator has stopped, so OTHER got the marker from the new one only.
+    assert stage.brokers.taken.count((2, OTHER, 7, 1, commit)) == 1
+    assert [each.state.title for _, each in stage.stored()].count(title) == 1
+
+
+def test_a_replaced_coordinator_answers_nothing_and_stores_nothing(stage):
+    first = stage.init()
+    stage.add(first)
+    stage.log.held = []
+    ended = stage.begin_end(first)
+    stage.coordinator.resign(0)
+    stage.settle()
+    assert isinstance(stage.add(first), errors.NotCoordinator)
+    stage.log.release()
+    stage.settle()
+    assert isinstance(ended.exception(0), errors.NotCoordinator)
+    assert stage.brokers.taken == []
+    # The record is in the log, so the outcome stands.
+    stage.log.leader_epoch += 1
+    stage.coordinator.elect(0, stage.log.leader_epoch)
+    stage.settle()
+    assert stage.state() == "CompleteCommit"
+
+
+def test_a_repeated_end_is_recognized_after_a_fail_over(stage):
+    first = stage.init()
+    stage.add(first)
+    assert stage.end(first) == producer(7, 1)
+    stage.fail_over()
+    assert stage.end(first) == producer(7, 1)
+    assert stage.init(producer=first) == producer(7, 1)
+
+
+def test_an_id_whose_first_state_is_not_stored_yet_is_busy(stage):
+    stage.log.held = []
+    started = stage.begin_init()
+    assert isinstance(stage.add(producer(7, 0)), errors.ConcurrentTransactions)
+    assert isinstance(stage.begin_init().exception(0), errors.ConcurrentTransactions)
+    stage.log.release()
+    stage.settle()
+    assert started.result(0) == producer(7, 0)
+
+
+# ---- expiry ------------------------------------------------------------------------------------------------
+
+
+def expiring():
+    return TransactionStage(dataclasses.replace(CONFIG, transactional_id_expiration_ms=5_000))
+
+
+def test_an_unused_id_expires():
+    stage = expiring()
+    stage.init("unused")
+    open_one = stage.init("open")
+    stage.add(open_one, name="open")
+    stage.pass_time(4_000)
+    assert stage.state("unused") == "Empty"
+    stage.pass_time(3_000)
+    assert isinstance(stage.state("unused"), errors.TransactionalIdNotFound)
+    assert stage.state("open") == "Ongoing"
+    assert stage.stored()[-1] == ("unused", None)
+    assert stage.init("unused").producer_epoch == 0
+
+
+def test_an_id_whose_tombstone_fails_stays():
+    stage = expiring()
+    stage.init()
+    stage.log.error = errors.NotEnoughReplicas()
+    stage.pass_time(7_000)
+    stage.log.error = None
+    assert stage.init() == producer(7, 1)
+
+
+def test_many_ids_expire_in_batches_of_bounded_size():
+    stage = expiring()
+    for number in range(20):
+        stage.init(f"{number:030000d}")
+    before = len(stage.log.batches)
+    stage.pass_time(8_000)
+    assert all(len(each) < 400_000 for each in stage.log.batches[before:])
+    assert [value for _, value in stage.stored()[-20:]] == [None] * 20
