@@ -35,8 +35,10 @@ def test_a_run_that_fails_is_reduced(failed):
     with built_in(BUGS[failed.driver]):
         short = reduced(failed, lambda: next(tries) > 60)
     assert short.violation.invariant == failed.violation.invariant
+    # A quorum may break its rules without any of these.
     done = [line for line in short.story if any(word in line for word in ("produce", "read", "append"))]
-    assert 0 < len(done) < failed.actions / 2
+    assert len(done) < failed.actions / 2
+    assert len(short.story) > 1
     assert "violated: " in short.story[-1]
 
 
