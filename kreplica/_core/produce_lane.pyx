@@ -28,7 +28,7 @@ assert len(DECLINED) == DECLINES
 
 cdef enum:
     FIRST_VERSION = 9                  # the first version with compact fields
-    LAST_VERSION = 11
+    LAST_VERSION = 12                  # the last version with topics by name
     ATTRIBUTES = 22                    # the position of a batch's attributes, their lower byte
     ACKS_ALL = -1
     ACKS_LEADER = 1

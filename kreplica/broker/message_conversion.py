@@ -2,7 +2,7 @@
 
 A request is read in its own version into the class of all versions, and its answer is written in that
 version: a field that the version lacks has its default, or is left out. So only what changed its meaning is
-converted here: Produce, Fetch, DeleteTopics, Metadata and some requests to coordinators (group_conversion).
+converted here: Fetch, DeleteTopics, Metadata and some requests to coordinators (group_conversion).
 No state; any thread may call.
 """
 
@@ -12,7 +12,7 @@ import uuid
 from datetime import timedelta
 from typing import Any, Protocol
 
-from kreplica.broker.api_versions import DELETE_TOPICS, FETCH, METADATA, PRODUCE
+from kreplica.broker.api_versions import DELETE_TOPICS, FETCH, METADATA
 from kreplica.broker.group_conversion import downgrade_of, upgrade_of
 from kreplica.common.dataclass import dataclass, field
 from kreplica.common.error_code import ErrorCode
@@ -25,17 +25,11 @@ from kreplica.common.messages.data import (
     FetchResponse,
     FetchTopic,
     PartitionData,
-    PartitionProduceResponse,
-    ProduceRequest,
-    ProduceResponse,
     ReplicaState,
-    TopicProduceResponse,
 )
 from kreplica.common.types import Uuid
 from kreplica.common.wire import topic_id_of, uuid_of
 
-# The first version of Produce with topic ids (KIP-516).
-PRODUCE_BY_ID = 13
 # The first versions of Fetch with topic ids, and with the replica's state as a structure (KIP-903).
 FETCH_BY_ID, FETCH_REPLICA_STATE = 13, 15
 # The first version of Fetch whose answer has an error for the whole request.
@@ -48,16 +42,6 @@ class TopicIds(Protocol):
     """Looks up topic ids; Node implements it."""
 
     def topic_id(self, topic: str) -> Uuid | None: ...
-
-    def topic_name(self, topic_id: Uuid) -> str | None: ...
-
-
-@dataclass(slots=True)
-class ProducedTopics:
-    """The topics that a Produce named by id: those that exist by name, and the partitions of the others."""
-
-    ids: dict[str, uuid.UUID | None] = field(default_factory=dict)
-    unknown: list[tuple[uuid.UUID | None, tuple[int, ...]]] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -73,8 +57,6 @@ def upgrade(request: Any, version: int, topics: TopicIds) -> tuple[Any, Any]:
     api_key = request.__api_key__
     if api_key == FETCH and version < FETCH_REPLICA_STATE:
         return _upgrade_fetch(request, version, topics)
-    if api_key == PRODUCE and version >= PRODUCE_BY_ID:
-        return _upgrade_produce(request, topics)
     if api_key == DELETE_TOPICS and version < DELETE_TOPICS_BY_ID:
         named = tuple(DeleteTopicState(name=name, topic_id=None) for name in request.topic_names)
         return replace(request, topics=named), None
@@ -92,37 +74,8 @@ def downgrade(response: Any, version: int, remembered: Any) -> Any:
     """
     if response.__api_key__ == FETCH:
         return _downgrade_fetch(response, version, remembered)
-    if response.__api_key__ == PRODUCE and version >= PRODUCE_BY_ID:
-        return _downgrade_produce(response, remembered)
     to_asked = downgrade_of(response.__api_key__, version)
     return response if to_asked is None else to_asked(response, version, remembered)
-
-
-# ---- Produce -----------------------------------------------------------------------------------------------
-
-
-def _upgrade_produce(request: ProduceRequest, topics: TopicIds) -> tuple[ProduceRequest, ProducedTopics]:
-    found = ProducedTopics()
-    known = []
-    for topic in request.topic_data:
-        name = None if topic.topic_id is None else topics.topic_name(topic_id_of(topic.topic_id))
-        if name is None:
-            found.unknown.append((topic.topic_id, tuple(each.index for each in topic.partition_data)))
-        else:
-            found.ids[name] = topic.topic_id
-            known.append(replace(topic, name=name))
-    return replace(request, topic_data=tuple(known)), found
-
-
-def _downgrade_produce(response: ProduceResponse, found: ProducedTopics) -> ProduceResponse:
-    answers = [replace(topic, topic_id=found.ids[topic.name]) for topic in response.responses]
-    for topic_id, numbers in found.unknown:
-        refused = tuple(
-            PartitionProduceResponse(index=number, error_code=ErrorCode.unknown_topic_id, base_offset=-1)
-            for number in numbers
-        )
-        answers.append(TopicProduceResponse(topic_id=topic_id, partition_responses=refused))
-    return replace(response, responses=tuple(answers))
 
 
 # ---- Fetch -------------------------------------------------------------------------------------------------

@@ -541,12 +541,6 @@ class Node:
         found = self.loader.published.topics.get(topic)
         return None if found is None else found.topic_id
 
-    def topic_name(self, topic_id: Uuid) -> str | None:
-        """Return the name of the topic, or None. Raises BrokerNotAvailable before the node is open."""
-        if not self.is_open:
-            raise BrokerNotAvailable(f"node {self.config.node_id} is still starting")
-        return self.loader.published.topic_names.get(topic_id)
-
     def finalized_features(self) -> tuple[int, Mapping[str, int]]:
         """Return the levels of the cluster's features, and an epoch that rises when one changes.
 

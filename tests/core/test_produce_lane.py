@@ -97,7 +97,7 @@ def primed(at: Replicas) -> Replicas:
     return at
 
 
-@pytest.mark.parametrize("version", [9, 10, 11])
+@pytest.mark.parametrize("version", [9, 10, 11, 12])
 @pytest.mark.parametrize("acks", [ALL, 1])
 def test_a_batch_is_appended_and_answered(at: Replicas, acks: int, version: int) -> None:
     client = Client(at)
@@ -111,7 +111,7 @@ def test_a_batch_is_appended_and_answered(at: Replicas, acks: int, version: int)
 
 
 def test_its_answer_has_the_bytes_of_pythons() -> None:
-    for version in (9, 10, 11):
+    for version in (9, 10, 11, 12):
         answers = []
         for is_native in (True, False):
             at = primed(Replicas())

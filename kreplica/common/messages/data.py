@@ -33,12 +33,11 @@ class PartitionProduceData(Message):
 
 
 class TopicProduceData(Message):
-    name: Annotated[str, Since(0, last=12)] = ""
-    topic_id: Annotated[Id, Since(13)] = None
+    name: str
     partition_data: tuple[PartitionProduceData, ...]
 
 
-class ProduceRequest(Message, api_key=0, versions=(3, 13), flexible=9, sent=11):
+class ProduceRequest(Message, api_key=0, versions=(3, 12), flexible=9, sent=11):
     transactional_id: str | None = None
     acks: Int16
     timeout: Duration32
@@ -67,8 +66,7 @@ class PartitionProduceResponse(Message):
 
 
 class TopicProduceResponse(Message):
-    name: Annotated[str, Since(0, last=12)] = ""
-    topic_id: Annotated[Id, Since(13)] = None
+    name: str
     partition_responses: tuple[PartitionProduceResponse, ...]
 
 
@@ -79,7 +77,7 @@ class NodeEndpoint(Message):
     rack: str | None = None
 
 
-class ProduceResponse(Message, api_key=0, versions=(3, 13), flexible=9, sent=11):
+class ProduceResponse(Message, api_key=0, versions=(3, 12), flexible=9, sent=11):
     responses: tuple[TopicProduceResponse, ...]
     throttle_time: Duration32 = NO_TIME
     node_endpoints: Annotated[tuple[NodeEndpoint, ...], Since(10), Tag(0)] = ()

@@ -90,7 +90,7 @@ def test_api_versions_lists_each_supported_range(request_: Any) -> None:
     ranges = {each.api_key: (each.min_version, each.max_version) for each in found.api_keys}
     assert ranges == {api.api_key: (api.min_version, api.max_version) for api in API_RANGES.values()}
     # librdkafka before 2.11.1 does without compression where this is missing (KAFKA-18659).
-    assert ranges[PRODUCE] == (0, 13)
+    assert ranges[PRODUCE] == (0, 12)
 
 
 @pytest.mark.parametrize("version", [5, 99, 32767, -1])
