@@ -8,20 +8,18 @@ share them.
 
 from __future__ import annotations
 
-import struct
-from typing import Annotated, ClassVar, TypeAlias, TypeVar
+from typing import Annotated, ClassVar, TypeAlias
 
-from kreplica.common import message as messages
-from kreplica.common.errors import InvalidRecord, UnsupportedVersion
+from kreplica.common.errors import UnsupportedVersion
 from kreplica.common.message import NEVER, Int32, Int64, Record, Since, Tag, Uuid
 from kreplica.common.types import Uuid as KafkaUuid
+from kreplica.coordinator.record_serde import decode, encode, prefix_of, shown
 
 OFFSET_COMMIT_KINDS = (0, 1)
 GROUP_METADATA_KIND = 2
 HIGHEST_VERSION = 4
 # All Kafka versions read this one; version 4, which 4.3 writes, adds the topic id.
 WRITTEN_VERSION = 3
-_PREFIX = struct.Struct(">h")
 
 
 class OffsetCommitKey(Record):
@@ -85,36 +83,35 @@ class GroupMetadataValue(Record):
 
 Key: TypeAlias = OffsetCommitKey | GroupMetadataKey
 Value: TypeAlias = OffsetCommitValue | GroupMetadataValue
-M = TypeVar("M", bound=Record)
 
 
 def encode_key(key: Key) -> bytes:
     """Encode a key. Raises InvalidRecord for a name that is too long."""
     kind = GROUP_METADATA_KIND if isinstance(key, GroupMetadataKey) else OFFSET_COMMIT_KINDS[-1]
-    return _encode(kind, 0, key)
+    return encode(kind, 0, key)
 
 
 def encode_value(value: Value, version: int = WRITTEN_VERSION) -> bytes:
     """Encode a value. Raises InvalidRecord, and UnsupportedVersion for a field that the version lacks."""
-    return _encode(version, version, value)
+    return encode(version, version, value)
 
 
 def decode_key(data: bytes) -> Key | None:
     """Decode a key; None for record types of other groups than those of the classic protocol."""
-    kind = _prefix(data)
+    kind = prefix_of(data)
     if kind in OFFSET_COMMIT_KINDS:
-        return _decode(data, OffsetCommitKey, 0)
-    return _decode(data, GroupMetadataKey, 0) if kind == GROUP_METADATA_KIND else None
+        return decode(data, OffsetCommitKey, 0)
+    return decode(data, GroupMetadataKey, 0) if kind == GROUP_METADATA_KIND else None
 
 
 def decode_value(key: Key, data: bytes) -> Value:
     """Decode the value of a record with that key."""
-    version = _prefix(data)
+    version = prefix_of(data)
     if not 0 <= version <= HIGHEST_VERSION:
         raise UnsupportedVersion(f"version {version} of the value of {type(key).__name__} is unknown")
     if isinstance(key, OffsetCommitKey):
-        return _decode(data, OffsetCommitValue, version)
-    return _decode(data, GroupMetadataValue, version)
+        return decode(data, OffsetCommitValue, version)
+    return decode(data, GroupMetadataValue, version)
 
 
 def to_json(key_data: bytes, data: bytes | None) -> dict[str, object] | None:
@@ -126,28 +123,7 @@ def to_json(key_data: bytes, data: bytes | None) -> dict[str, object] | None:
     key = decode_key(key_data)
     if key is None:
         return None
-    shown: dict[str, object] = {
-        "type": "OffsetCommit" if isinstance(key, OffsetCommitKey) else "GroupMetadata",
-        "version": None,
-        "key": messages.to_json(key, 0),
-        "data": None,
-    }
-    if data is not None:
-        value, version = decode_value(key, data), _prefix(data)
-        shown |= {"version": version, "data": messages.to_json(value, version)}
-    return shown
-
-
-def _encode(prefix: int, version: int, message: Record) -> bytes:
-    return messages.encode(message, version, _PREFIX.pack(prefix))
-
-
-def _prefix(data: bytes) -> int:
-    if len(data) < _PREFIX.size:
-        raise InvalidRecord(f"{len(data)} bytes hold no type or version", where=0)
-    kind: int = _PREFIX.unpack_from(data)[0]
-    return kind
-
-
-def _decode(data: bytes, kind: type[M], version: int) -> M:
-    return messages.decode(kind, version, data, _PREFIX.size)
+    name = "OffsetCommit" if isinstance(key, OffsetCommitKey) else "GroupMetadata"
+    if data is None:
+        return shown(name, key, None, None)
+    return shown(name, key, decode_value(key, data), prefix_of(data))

@@ -86,14 +86,6 @@ class ProducerIdAndEpoch(NamedTuple):
     producer_epoch: int
 
 
-class ListedTransaction(NamedTuple):
-    """A transactional id in the response to ListTransactions."""
-
-    transactional_id: str
-    producer_id: int
-    state: str
-
-
 class Transaction:
     """A transactional id in its shard.
 

@@ -7,16 +7,14 @@ InvalidRecord, unknown versions UnsupportedVersion. Records are immutable; threa
 
 from __future__ import annotations
 
-import struct
 from typing import Annotated, ClassVar
 
-from kreplica.common import message as messages
-from kreplica.common.errors import InvalidRecord, UnsupportedVersion
+from kreplica.common.errors import UnsupportedVersion
 from kreplica.common.message import NEVER, Int8, Int16, Int32, Int64, Record, Since, Tag
+from kreplica.coordinator.record_serde import decode, encode, prefix_of, shown
 
 TRANSACTION_KIND = 0
 HIGHEST_VERSION = 1
-_PREFIX = struct.Struct(">h")
 
 
 class TransactionLogKey(Record):
@@ -59,27 +57,27 @@ class TransactionLogValue(Record):
 
 def encode_key(key: TransactionLogKey) -> bytes:
     """Encode a key. Raises InvalidRecord for an id that is too long."""
-    return messages.encode(key, 0, _PREFIX.pack(TRANSACTION_KIND))
+    return encode(TRANSACTION_KIND, 0, key)
 
 
 def encode_value(value: TransactionLogValue, version: int) -> bytes:
     """Encode a value. Raises InvalidRecord, and UnsupportedVersion for a field that the version lacks."""
-    return messages.encode(value, version, _PREFIX.pack(version))
+    return encode(version, version, value)
 
 
 def decode_key(data: bytes) -> TransactionLogKey | None:
     """Decode a key; None for record types that are unknown."""
-    if _prefix(data) != TRANSACTION_KIND:
+    if prefix_of(data) != TRANSACTION_KIND:
         return None
-    return messages.decode(TransactionLogKey, 0, data, _PREFIX.size)
+    return decode(data, TransactionLogKey, 0)
 
 
 def decode_value(data: bytes) -> TransactionLogValue:
     """Decode a value."""
-    version = _prefix(data)
+    version = prefix_of(data)
     if not 0 <= version <= HIGHEST_VERSION:
         raise UnsupportedVersion(f"version {version} of TransactionLogValue is unknown")
-    return messages.decode(TransactionLogValue, version, data, _PREFIX.size)
+    return decode(data, TransactionLogValue, version)
 
 
 def to_json(key_data: bytes, data: bytes | None) -> dict[str, object] | None:
@@ -91,20 +89,6 @@ def to_json(key_data: bytes, data: bytes | None) -> dict[str, object] | None:
     key = decode_key(key_data)
     if key is None:
         return None
-    shown: dict[str, object] = {
-        "type": "TransactionLog",
-        "version": None,
-        "key": messages.to_json(key, 0),
-        "data": None,
-    }
-    if data is not None:
-        value, version = decode_value(data), _prefix(data)
-        shown |= {"version": version, "data": messages.to_json(value, version)}
-    return shown
-
-
-def _prefix(data: bytes) -> int:
-    if len(data) < _PREFIX.size:
-        raise InvalidRecord(f"{len(data)} bytes hold no type or version", where=0)
-    kind: int = _PREFIX.unpack_from(data)[0]
-    return kind
+    if data is None:
+        return shown("TransactionLog", key, None, None)
+    return shown("TransactionLog", key, decode_value(data), prefix_of(data))
