@@ -27,8 +27,11 @@ from kreplica.common.errors import (
     InvalidProducerEpoch,
     InvalidRegularExpression,
     InvalidRequest,
+    KafkaStorageError,
     KreplicaError,
     NetworkException,
+    NotCoordinator,
+    NotLeaderOrFollower,
     OperationNotAttempted,
     ProducerFenced,
     UnknownTopicOrPartition,
@@ -274,22 +277,28 @@ class TransactionApis:
             return resolved(_txn_committed(offsets, dict.fromkeys(offsets, error), context.api_version))
         at = TopicPartition(self._offsets.name, partition_for(request.group_id, count))
         adds = context.api_version >= TXN_OFFSET_COMMIT_ADDS
-        found: list[Verification | None] = []
+        found: list[Verification | KreplicaError] = []
 
         def begin() -> Verify | None:
-            found[:] = [self._appends.start(at, producer, begins_at_zero=False)]
-            if found[0] is None or found[0] is OPEN_ALREADY or not (adds or self._verifies):
+            try:
+                found[:] = [self._appends.start(at, producer, begins_at_zero=False)]
+            except KreplicaError as error:
+                found[:] = [error]
+            if not isinstance(found[0], Verification) or found[0] is OPEN_ALREADY:
+                return None
+            if not (adds or self._verifies):
                 return None
             abortable = context.api_version >= TXN_OFFSET_COMMIT_ABORTABLE
             return Verify(request.transactional_id, *producer[:2], (at,), adds, abortable)
 
         def commit(results: Results) -> None:
-            error = results.get(at)
+            [verification] = found
+            error = verification if isinstance(verification, KreplicaError) else results.get(at)
             if error is not None:
                 refused = dict.fromkeys(offsets, _of_offsets(error))
                 answer.set_result(_txn_committed(offsets, refused, context.api_version))
                 return
-            [verification] = found
+            assert isinstance(verification, Verification)
             asked = CommitRequest(
                 request.group_id,
                 request.generation_id,
@@ -532,6 +541,8 @@ def _of_offsets(error: KreplicaError) -> KreplicaError:
     """Return what a client of TxnOffsetCommit sees if its transaction cannot be verified now."""
     if isinstance(error, NetworkException):
         return CoordinatorLoadInProgress(str(error))
+    if isinstance(error, (NotLeaderOrFollower, KafkaStorageError, UnknownTopicOrPartition)):
+        return NotCoordinator(str(error))
     return error
 
 

@@ -100,15 +100,21 @@ class TransactionalAppends:
             append({}, {})
             return
         verifications: dict[TopicPartition, Verification] = {}
+        unverified: Results = {}
 
         def begin() -> Verify | None:
+            # It may begin a second time, in its line.
+            verifications.clear()
+            unverified.clear()
             unknown = []
             for at, producer in producers.items():
-                found = self.start(at, producer, begins_at_zero=adds)
-                if found is not None:
-                    verifications[at] = found
+                try:
+                    found = verifications[at] = self.start(at, producer, begins_at_zero=adds)
                     if found is not OPEN_ALREADY:
                         unknown.append(at)
+                except KreplicaError as error:
+                    # Without a proof it is not appended, although the partition may take it a moment later.
+                    unverified[at] = error
             if not unknown:
                 return None
             first = producers[unknown[0]]
@@ -117,7 +123,8 @@ class TransactionalAppends:
 
         def done(results: Results) -> None:
             refused = {at: error for at, error in results.items() if error is not None}
-            append(verifications, {at: _of_produce(error, adds) for at, error in refused.items()})
+            refused = {at: _of_produce(error, adds) for at, error in refused.items()}
+            append(verifications, {**unverified, **refused})
 
         self.verify(transactional_id, begin, done)
 
@@ -130,14 +137,12 @@ class TransactionalAppends:
         else:
             self._manager.ask(transactional_id, begin, done)
 
-    def start(self, at: TopicPartition, producer: Producer, *, begins_at_zero: bool) -> Verification | None:
-        """Return the verification of a batch; None if the append itself will be refused."""
-        try:
-            log = self._replicas.partitions.get_or_error(at).require_leader()
-            return log.start_verification(*producer, begins_at_zero=begins_at_zero)
-        except KreplicaError:
-            # The append fails with the same error, and counts it.
-            return None
+    def start(self, at: TopicPartition, producer: Producer, *, begins_at_zero: bool) -> Verification:
+        """Return the verification of a batch. Raises NotLeaderOrFollower, InvalidProducerEpoch, and others of
+        the partition.
+        """
+        log = self._replicas.partitions.get_or_error(at).require_leader()
+        return log.start_verification(*producer, begins_at_zero=begins_at_zero)
 
 
 def _of_produce(error: KreplicaError, adds: bool) -> KreplicaError:
