@@ -505,14 +505,20 @@ class RotFaults:
     def cannot_lead(self, state: LeaderAndIsr) -> bool:
         """Return whether the only replica in sync has stopped its recovery at a rotten range.
 
-        False if another replica knows the range to be committed and has not deleted it.
+        False if another replica knows the range to be committed, has not deleted it, and has the same batch
+        behind it: without that the range may be of another history, after an unclean election.
         """
-        log = self._log(state.leader, state.topic_partition)
+        at = state.topic_partition
+        log = self._log(state.leader, at)
         if log is None or log.stopped_at is None or state.isr != (state.leader,):
             return False
         first, stop = log.stopped_at.first_offset, log.stopped_at.stop_offset
+        behind = self._bytes_at(state.leader, at, stop)
         return not any(
-            other.log_start_offset <= first and stop <= other.high_watermark for other in self._others(state)
+            other.log_start_offset <= first
+            and stop <= other.high_watermark
+            and behind in (b"", self._bytes_at(other_id, at, stop))
+            for other_id, other in self._others(state).items()
         )
 
     def lost_before(self, state: LeaderAndIsr) -> int:
@@ -527,15 +533,22 @@ class RotFaults:
             if log.log_start_offset < damage.stop_offset <= log.high_watermark
             and not any(
                 other.log_start_offset < damage.stop_offset and damage.first_offset < other.log_end_offset
-                for other in self._others(state)
+                for other in self._others(state).values()
             )
         ]
         return max(lost, default=-1)
 
-    def _others(self, state: LeaderAndIsr) -> list[Any]:
-        """Return the logs of the other replicas."""
-        logs = [self._log(each, state.topic_partition) for each in state.replicas if each != state.leader]
-        return [log for log in logs if log is not None]
+    def _others(self, state: LeaderAndIsr) -> dict[int, Any]:
+        """Return the logs of the other replicas, by their brokers."""
+        logs = {
+            each: self._log(each, state.topic_partition) for each in state.replicas if each != state.leader
+        }
+        return {each: log for each, log in logs.items() if log is not None}
+
+    def _bytes_at(self, broker_id: int, at: TopicPartition, offset: int) -> bytes:
+        """Return the batch with the offset in the replica's file, b"" without one."""
+        _, data, batch, end = _batch_at(self._storage(broker_id), DIRECTORY, at, offset)
+        return b"" if batch is None else data[end - batch.size : end]
 
     def end_of(self, broker_id: int, at: TopicPartition) -> tuple[int, int]:
         """Return the last leader epoch of a replica's log, and its end."""
