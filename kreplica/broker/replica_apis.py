@@ -53,7 +53,7 @@ from kreplica.common.messages.transactions import (
     WriteTxnMarkersResponse,
 )
 from kreplica.common.ports import Clock
-from kreplica.common.types import AppendOrigin, TopicPartition
+from kreplica.common.types import AppendOrigin, TopicPartition, check_topic_name
 from kreplica.common.wire import NO_THROTTLE
 from kreplica.coordinator.group_store import CONSUMER_OFFSETS
 from kreplica.log.log_move import LogMove
@@ -294,7 +294,11 @@ class ReplicaApis:
     def handle_describe_producers(
         self, request: DescribeProducersRequest
     ) -> Future[DescribeProducersResponse]:
-        """Handle DescribeProducers (61, KIP-664): list the producers of partitions that this broker leads."""
+        """Handle DescribeProducers (61, KIP-664): list the producers in the logs of this broker's replicas.
+
+        Errors of a partition: InvalidTopic, UnknownTopicOrPartition, NotLeaderOrFollower without a replica
+        here, KafkaStorageError.
+        """
         return resolved(
             DescribeProducersResponse(
                 throttle_time=NO_THROTTLE,
@@ -313,7 +317,8 @@ class ReplicaApis:
 
     def _producers_of(self, at: TopicPartition) -> PartitionResponse:
         try:
-            log = self._replicas.partitions.get_or_error(at).require_leader()
+            check_topic_name(at.topic)
+            log = self._replicas.partitions.get_or_error(at).local_log
         except KreplicaError as error:
             return PartitionResponse(
                 partition_index=at.partition,

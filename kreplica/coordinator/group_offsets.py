@@ -10,7 +10,7 @@ runs in the coordinator's loop.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -122,11 +122,11 @@ class GroupOffsets:
         if not values:
             future.set_result(results)
             return
-        records = [(_key(group, at), encode_value(value)) for at, value in values.items()]
+        records = [(_key(group.group_id, at), encode_value(value)) for at, value in values.items()]
         group.pending_commits.update(values.keys())
         producer = asked.producer
         if producer is not None:
-            shard.begin_append(producer.producer_id)
+            shard.begin_append(producer.producer_id, group.group_id, values)
         committed = partial(self._committed, shard, group, values, results, future, producer)
         self._store.append(shard, records, committed, producer)
 
@@ -166,7 +166,7 @@ class GroupOffsets:
             else:
                 appended[at] = OffsetAndMetadata(value, log_offset + number)
         if producer is not None:
-            shard.end_append(producer.producer_id, group.group_id, appended)
+            shard.end_append(producer.producer_id, group.group_id, values, appended)
         else:
             for at, offset in appended.items():
                 known = group.offsets.get(at)
@@ -195,11 +195,11 @@ class GroupOffsets:
         for shard in self._store.active_shards():
             for count, group in enumerate(list(shard.groups.values()), 1):
                 if shard.is_current:
-                    self._forget(shard, group, self._expired(group))
+                    self._forget(shard, group, self._expired(shard, group))
                 if count % GROUPS_A_STEP == 0:
                     yield
 
-    def _expired(self, group: ClassicGroup) -> list[TopicPartition]:
+    def _expired(self, shard: GroupShard, group: ClassicGroup) -> list[TopicPartition]:
         now_ms = self._clock.time_ms()
         retention_ms = self._config.offsets_retention_minutes * 60_000
         is_left = group.is_in(GroupState.EMPTY) and group.protocol_type is not None
@@ -216,17 +216,19 @@ class GroupOffsets:
             )
             if is_over and at.topic not in subscribed:
                 expired.append(at)
-        return expired
+        # A tombstone would drop the offset of an open transaction, too.
+        open_offsets = shard.open_offsets(group.group_id) if expired else ()
+        return [at for at in expired if at not in open_offsets]
 
     def delete_topics(self, topics: Iterable[str]) -> None:
-        """Delete the offsets of deleted topics."""
+        """Delete the offsets of deleted topics, also those of open transactions."""
         gone = frozenset(topics)
         for shard in self._store.active_shards():
             for group in list(shard.groups.values()):
-                for at in shard.open_offsets(group.group_id):
-                    if at.topic in gone:
-                        shard.forget(group.group_id, at)
                 self._forget(shard, group, [at for at in group.offsets if at.topic in gone])
+            for group_id in shard.groups_with_open_offsets():
+                found = [at for at in shard.open_offsets(group_id) if at.topic in gone]
+                self._append_tombstones(shard, group_id, sorted(found), _ignore)
 
     def delete(
         self,
@@ -246,8 +248,9 @@ class GroupOffsets:
         for at in partitions:
             is_read = at.topic in subscribed
             results[at] = GroupSubscribedToTopic(f"{group.group_id} reads {at.topic}") if is_read else None
-        gone = [at for at, error in results.items() if error is None and at in group.offsets]
-        taken = {at: group.offsets.pop(at) for at in gone}
+        known = group.offsets.keys() | shard.open_offsets(group.group_id)
+        gone = [at for at, error in results.items() if error is None and at in known]
+        taken = {at: group.offsets.pop(at) for at in gone if at in group.offsets}
 
         def taken_back(error: KreplicaError | None, _offset: int) -> None:
             if error is not None and shard.is_current:
@@ -255,8 +258,8 @@ class GroupOffsets:
                 group.offsets = {**taken, **group.offsets}
             future.set_result({**results, **dict.fromkeys(gone, error)} if error else results)
 
-        if taken:
-            self._append_tombstones(shard, [_key(group, at) for at in taken], taken_back)
+        if gone:
+            self._append_tombstones(shard, group.group_id, gone, taken_back)
         else:
             future.set_result(results)
 
@@ -272,8 +275,8 @@ class GroupOffsets:
             then(error)
 
         # Include pending commits: their records precede the tombstones in the log.
-        keys = [_key(group, at) for at in group.offsets.keys() | group.pending_commits.keys()]
-        self._take_back(shard, group, sorted(keys), taken_back)
+        gone = sorted(group.offsets.keys() | group.pending_commits.keys())
+        self._take_back(shard, group, gone, taken_back)
 
     def _forget(self, shard: GroupShard, group: ClassicGroup, gone: list[TopicPartition]) -> None:
         is_left = (
@@ -287,33 +290,51 @@ class GroupOffsets:
             return
         for at in gone:
             del group.offsets[at]
-        keys = [_key(group, at) for at in gone]
         if is_over:
-            self._take_back(shard, group, keys, _ignore)
+            self._take_back(shard, group, gone, _ignore)
         else:
-            self._append_tombstones(shard, keys, _ignore)
+            self._append_tombstones(shard, group.group_id, gone, _ignore)
 
     def _take_back(
-        self,
-        shard: GroupShard,
-        group: ClassicGroup,
-        keys: list[bytes],
-        then: Appended,
+        self, shard: GroupShard, group: ClassicGroup, gone: Sequence[TopicPartition], then: Appended
     ) -> None:
         group.move_to(GroupState.DEAD, self._clock.time_ms())
         shard.groups.pop(group.group_id, None)
-        self._append_tombstones(shard, [*keys, encode_key(GroupMetadataKey(group=group.group_id))], then)
+        self._append_tombstones(shard, group.group_id, gone, then, with_group=True)
 
-    def _append_tombstones(self, shard: GroupShard, keys: list[bytes], then: Appended) -> None:
-        """Append tombstones in order; `then` gets the error of the last batch, with the group's own one."""
-        for start in range(0, len(keys), TOMBSTONES_A_BATCH):
-            some: list[Record] = [(key, None) for key in keys[start : start + TOMBSTONES_A_BATCH]]
-            is_last = start + TOMBSTONES_A_BATCH >= len(keys)
-            self._store.append(shard, some, then if is_last else _ignore)
+    def _append_tombstones(
+        self,
+        shard: GroupShard,
+        group_id: str,
+        gone: Sequence[TopicPartition],
+        then: Appended,
+        *,
+        with_group: bool = False,
+    ) -> None:
+        """Append tombstones of offsets, and of the group `with_group`, in order; the group's is the last.
+
+        `then` gets the error of the last batch.
+        """
+        records: list[Record] = [(_key(group_id, at), None) for at in gone]
+        if with_group:
+            records.append((encode_key(GroupMetadataKey(group=group_id)), None))
+
+        def forgotten(
+            some: Sequence[TopicPartition], then: Appended, error: KreplicaError | None, offset: int
+        ) -> None:
+            if error is None:
+                for number, at in enumerate(some):
+                    shard.forget(group_id, at, offset + number)
+            then(error, offset)
+
+        for start in range(0, len(records), TOMBSTONES_A_BATCH):
+            end = start + TOMBSTONES_A_BATCH
+            last = then if end >= len(records) else _ignore
+            self._store.append(shard, records[start:end], partial(forgotten, gone[start:end], last))
 
 
-def _key(group: ClassicGroup, at: TopicPartition) -> bytes:
-    return encode_key(OffsetCommitKey(group=group.group_id, topic=at.topic, partition=at.partition))
+def _key(group_id: str, at: TopicPartition) -> bytes:
+    return encode_key(OffsetCommitKey(group=group_id, topic=at.topic, partition=at.partition))
 
 
 def _ignore(error: KreplicaError | None, _offset: int) -> None:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from itertools import chain
 
 from kreplica._core.records import RecordBatch
 from kreplica.common.errors import InvalidRecord, UnsupportedVersion
@@ -46,8 +47,8 @@ class GroupShard(Shard):
         self.groups: dict[str, ClassicGroup] = {}
         # The offsets of open transactions, by producer id. They count once their transaction is committed.
         self._open: dict[int, dict[_Key, OffsetAndMetadata]] = {}
-        # Appends of a producer's transactional offsets whose outcome is unknown yet, and what waits for them.
-        self._appending: Counter[int] = Counter()
+        # Those that are being appended, with unknown outcome, and what waits for a producer's.
+        self._appending: dict[int, Counter[_Key]] = {}
         self._endings: dict[int, list[Callable[[], None]]] = {}
 
     def replay(self, batch: RecordBatch, now_ms: int) -> None:
@@ -74,7 +75,7 @@ class GroupShard(Shard):
         if isinstance(key, OffsetCommitKey):
             at = TopicPartition(key.topic, key.partition)
             if not isinstance(value, OffsetCommitValue):
-                self.forget(key.group, at)
+                self.forget(key.group, at, offset)
             elif producer_id is None:
                 self.group(key.group, now_ms).offsets[at] = OffsetAndMetadata(value, offset)
             else:
@@ -91,22 +92,23 @@ class GroupShard(Shard):
 
     # ---- transactional offsets ----------------------------------------------------------------------------
 
-    def begin_append(self, producer_id: int) -> None:
+    def begin_append(self, producer_id: int, group_id: str, partitions: Collection[TopicPartition]) -> None:
         """Note that offsets of this producer's transaction are being appended."""
-        self._appending[producer_id] += 1
+        self._appending.setdefault(producer_id, Counter()).update((group_id, at) for at in partitions)
 
     def end_append(
         self,
         producer_id: int,
         group_id: str,
+        partitions: Collection[TopicPartition],
         appended: Mapping[TopicPartition, OffsetAndMetadata],
     ) -> None:
-        """Note which offsets of the producer's transaction were appended."""
+        """Note which offsets of the producer's transaction were appended, all of these partitions or none."""
         if appended:
             open_offsets = self._open.setdefault(producer_id, {})
             for at, offset in appended.items():
                 open_offsets[group_id, at] = offset
-        self._appending[producer_id] -= 1
+        self._appending[producer_id] -= Counter((group_id, at) for at in partitions)
         if not self._appending[producer_id]:
             del self._appending[producer_id]
             for end in self._endings.pop(producer_id, ()):
@@ -136,16 +138,30 @@ class GroupShard(Shard):
                 if known is None or known.log_offset < offset.log_offset:
                     group.offsets[at] = offset
 
-    def open_offsets(self, group_id: str) -> list[TopicPartition]:
-        """Return the partitions for which an open transaction has an offset of the group."""
-        return [at for offsets in self._open.values() for name, at in offsets if name == group_id]
+    def open_offsets(self, group_id: str) -> set[TopicPartition]:
+        """Return the partitions for which a transaction has an offset of the group, or is storing one.
 
-    def forget(self, group_id: str, at: TopicPartition) -> None:
-        """Drop the group's offset for the partition, also that of an open transaction."""
-        if group_id in self.groups:
-            self.groups[group_id].offsets.pop(at, None)
+        One that is being stored counts: the transaction may commit it after the group's next member has begun
+        to read (KIP-447).
+        """
+        return {at for name, at in self._open_keys() if name == group_id}
+
+    def groups_with_open_offsets(self) -> set[str]:
+        """Return the ids of groups for which transactions have offsets; the groups need not exist."""
+        return {name for name, _ in self._open_keys()}
+
+    def _open_keys(self) -> Iterator[_Key]:
+        return chain(chain.from_iterable(self._open.values()), chain.from_iterable(self._appending.values()))
+
+    def forget(self, group_id: str, at: TopicPartition, tombstone: int) -> None:
+        """Drop the group's offsets for the partition that precede their tombstone, open transactions' too."""
+        known = self.groups[group_id].offsets if group_id in self.groups else {}
+        if at in known and known[at].log_offset < tombstone:
+            del known[at]
         for offsets in self._open.values():
-            offsets.pop((group_id, at), None)
+            found = offsets.get((group_id, at))
+            if found is not None and found.log_offset < tombstone:
+                del offsets[group_id, at]
 
     # ---- groups -------------------------------------------------------------------------------------------
 

@@ -29,6 +29,7 @@ from kreplica.common.errors import (
     NotEnoughReplicas,
     NotEnoughReplicasAfterAppend,
     NotLeaderOrFollower,
+    RequestTimedOut,
     UnknownServerError,
     UnknownTopicOrPartition,
 )
@@ -44,6 +45,14 @@ LOGGER = logging.getLogger(__name__)
 # The store and the replicas are notified of leadership on different ways, so one may be earlier.
 ROLE_RETRY_MS = 10
 LOAD_RETRY_MS = 1_000
+
+# Errors of an append after which a client repeats its request.
+CLIENTS_RETRY = (
+    UnknownTopicOrPartition,
+    NotEnoughReplicas,
+    NotEnoughReplicasAfterAppend,
+    RequestTimedOut,
+)
 
 Record = tuple[bytes, bytes | None]
 # The callback of an append: its error, and the offset of its first record.
@@ -295,6 +304,6 @@ class ShardStore(Generic[S]):
             error, (NotLeaderOrFollower, FencedLeaderEpoch, KafkaStorageError)
         ):
             return NotCoordinator(text)
-        if isinstance(error, (UnknownTopicOrPartition, NotEnoughReplicas, NotEnoughReplicasAfterAppend)):
+        if isinstance(error, CLIENTS_RETRY):
             return CoordinatorNotAvailable(text)
         return error if isinstance(error, KreplicaError) else UnknownServerError(text)

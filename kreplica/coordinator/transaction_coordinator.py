@@ -30,7 +30,9 @@ from kreplica.common.errors import (
     InvalidRequest,
     InvalidTransactionTimeout,
     KreplicaError,
+    MessageTooLarge,
     NotCoordinator,
+    RecordListTooLarge,
     TransactionAbortable,
     TransactionalIdNotFound,
     UnknownServerError,
@@ -38,11 +40,12 @@ from kreplica.common.errors import (
 )
 from kreplica.common.future import Future
 from kreplica.common.ports import Clock, Loop
-from kreplica.common.types import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, TopicPartition
+from kreplica.common.types import INT16_MAX, NO_PRODUCER_EPOCH, NO_PRODUCER_ID, TopicPartition
 from kreplica.coordinator.shard_store import CoordinatorLog, Shard, ShardStore, in_loop, partition_for
 from kreplica.coordinator.transaction_config import TransactionConfig
 from kreplica.coordinator.transaction_markers import Marker, Marking, TransactionMarkers
 from kreplica.coordinator.transaction_metadata import (
+    COMPLETE,
     ONGOING,
     PREPARE_COMMIT,
     PREPARED,
@@ -66,6 +69,10 @@ APPEND_BACKOFF_MS = 100
 # Transactions resumed in one step of a load; bytes of the keys that one batch of tombstones forgets.
 RESUMED_A_STEP = 500
 TOMBSTONE_BYTES = 256 << 10
+# The most bytes of one character in UTF-8.
+UTF8_BYTES = 4
+# Errors of an append that has changed nothing.
+TOO_LARGE = (MessageTooLarge, RecordListTooLarge)
 
 Then = Callable[[KreplicaError | None], object]
 
@@ -227,6 +234,7 @@ class TransactionCoordinator:
         Fails with InvalidTransactionTimeout, ProducerFenced, and with ConcurrentTransactions until an open
         transaction of the previous producer is aborted.
         """
+        _check_id(asked.transactional_id)
         if not 0 < asked.timeout_ms <= self._config.transaction_max_timeout_ms:
             raise InvalidTransactionTimeout(
                 f"transaction.timeout.ms={asked.timeout_ms} must be from 1 to"
@@ -394,8 +402,7 @@ class TransactionCoordinator:
     # ---- transitions --------------------------------------------------------------------------------------
 
     def _shard(self, transactional_id: str) -> TransactionShard:
-        if not transactional_id:
-            raise InvalidRequest("the transactional id is empty: set transactional.id")
+        _check_id(transactional_id)
         count = self._partition_count()
         if count is None:
             raise CoordinatorNotAvailable(f"the topic {TRANSACTION_STATE} does not exist yet: retry")
@@ -458,6 +465,12 @@ class TransactionCoordinator:
         if error is None:
             transaction.current, transaction.pending = following, None
             self._resume(shard, transaction)
+        elif isinstance(error, TOO_LARGE) and following.state not in COMPLETE:
+            # Nothing was appended, and the same record never will be.
+            transaction.pending = None
+            if transaction.current is None:
+                del shard.transactions[following.transactional_id]
+            error = UnknownServerError(str(error))
         elif shard.is_current and not isinstance(error, NotCoordinator):
             LOGGER.warning(
                 "%s: state %s cannot be stored, trying again: %s",
@@ -562,6 +575,16 @@ class TransactionCoordinator:
 
         keys = [encode_key(TransactionLogKey(transactional_id=name)) for name in leaving]
         self._store.append(shard, [(key, None) for key in keys], forgotten)
+
+
+def _check_id(transactional_id: str) -> None:
+    if not transactional_id:
+        raise InvalidRequest("the transactional id is empty: set transactional.id")
+    if len(transactional_id) > INT16_MAX // UTF8_BYTES and len(transactional_id.encode()) > INT16_MAX:
+        raise InvalidRequest(
+            f"the transactional id {transactional_id[:80]!r}... has {len(transactional_id.encode())} bytes,"
+            f" more than the {INT16_MAX} that a record can hold"
+        )
 
 
 def _is_busy(transactional_id: str) -> ConcurrentTransactions:

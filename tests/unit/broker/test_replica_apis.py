@@ -6,6 +6,7 @@ import pytest
 
 from kreplica.common.error_code import ErrorCode
 from kreplica.common.errors import InvalidRequest
+from kreplica.common.messages.data import DescribeProducersRequest, DescribeProducersRequestTopicRequest
 from kreplica.common.messages.transactions import (
     WritableTxnMarker,
     WritableTxnMarkerTopic,
@@ -143,3 +144,56 @@ def test_a_marker_of_no_producer_is_refused(producer: int, epoch: int) -> None:
     with pytest.raises(InvalidRequest, match="must be 0 or more"):
         answer.result(0)
     assert at.partition().local_log.log_end_offset == 0
+
+
+def test_a_marker_needs_enough_replicas_in_sync() -> None:
+    at = Replicas(settings={"min.insync.replicas": 2})
+    begin(at, 7)
+    for broker in (2, 3):
+        at.cluster.kill(broker)
+    at.elect(1, isr=[1])
+    at.settle()
+    assert write(at, marker(7)) == [(7, 0, ErrorCode.not_enough_replicas)]
+    assert at.partition().local_log.log_end_offset == 1
+
+
+# ---- DescribeProducers -------------------------------------------------------------------------------------
+
+
+def producers(at: Replicas, topic: str, number: int, *, broker: int = 1) -> tuple[ErrorCode, list[object]]:
+    """Return the error, and producer id, epoch, coordinator epoch and first open offset of each producer."""
+    asked = DescribeProducersRequestTopicRequest(name=topic, partition_indexes=(number,))
+    answer = at.broker(broker).handle(DescribeProducersRequest(topics=(asked,)))
+    at.settle()
+    [described] = answer.result(0).topics
+    assert described.name == topic
+    [found] = described.partitions
+    assert found.partition_index == number
+    return found.error_code, [
+        (each.producer_id, each.producer_epoch, each.coordinator_epoch, each.current_txn_start_offset)
+        for each in found.active_producers
+    ]
+
+
+def test_every_replica_lists_its_producers() -> None:
+    at = Replicas()
+    begin(at, 7, epoch=2)
+    begin(at, 8)
+    write(at, marker(8, coordinator_epoch=5))
+    at.pass_time(1_000)
+    for broker in at.ids:
+        found = producers(at, "t", 0, broker=broker)
+        assert found == (ErrorCode.none, [(7, 2, -1, 0), (8, 0, 5, -1)])
+
+
+@pytest.mark.parametrize(
+    ("topic", "number", "code"),
+    [
+        ("not a topic", 0, ErrorCode.invalid_topic_exception),
+        ("unknown", 0, ErrorCode.unknown_topic_or_partition),
+        ("t", 1, ErrorCode.unknown_topic_or_partition),
+        ("t", -1, ErrorCode.unknown_topic_or_partition),
+    ],
+)
+def test_producers_of_what_is_not_here(topic: str, number: int, code: ErrorCode) -> None:
+    assert producers(Replicas(), topic, number) == (code, [])

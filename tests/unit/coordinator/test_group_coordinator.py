@@ -291,7 +291,7 @@ def test_of_two_commits_the_later_in_the_log_counts(stage):
         (errors.NotLeaderOrFollower, errors.NotCoordinator),
         (errors.NotEnoughReplicas, errors.CoordinatorNotAvailable),
         (errors.MessageTooLarge, errors.InvalidCommitOffsetSize),
-        (errors.RequestTimedOut, errors.RequestTimedOut),
+        (errors.RequestTimedOut, errors.CoordinatorNotAvailable),
     ],
 )
 def test_a_commit_that_was_not_appended(stage, raised, returned):
@@ -609,3 +609,93 @@ def test_deleting_a_topic_drops_its_open_offsets(stage):
     stage.coordinator.delete_topics(["t"])
     complete(stage).result(0)
     assert stage.committed() == {}
+
+
+def test_an_offset_that_a_transaction_is_storing_is_unstable(stage):
+    # The next member of the group must not begin behind a transaction that may still commit.
+    stage.commit(3)
+    stage.log.held = []
+    storing = stage.begin_commit(7, producer=TransactionalProducer(5, 0))
+    assert isinstance(stage.stable_offsets()[AT], errors.UnstableOffsetCommit)
+    assert isinstance(stage.delete(), errors.NonEmptyGroup)
+    stage.log.release()
+    stage.settle()
+    assert storing.result(0) == {AT: None}
+    complete(stage).result(0)
+    assert stage.stable_offsets()[AT].value.offset == 7
+
+
+def test_offsets_that_were_not_stored_leave_none_open(stage):
+    stage.commit(3)
+    stage.log.error = errors.NotEnoughReplicas()
+    assert isinstance(commit_in_transaction(stage, 7), errors.CoordinatorNotAvailable)
+    stage.log.error = None
+    assert stage.stable_offsets()[AT].value.offset == 3
+    complete(stage).result(0)
+    assert stage.committed() == {AT: 3}
+
+
+def test_an_offset_does_not_expire_while_a_transaction_has_one_for_its_partition():
+    config = dataclasses.replace(
+        CONFIG, offsets_retention_minutes=1, offsets_retention_check_interval_ms=10_000
+    )
+    stage = GroupStage(config)
+    stage.commit(3)
+    commit_in_transaction(stage, 7)
+    stage.pass_time(200_000)
+    # A tombstone behind the open offset would take it from the next coordinator.
+    stage.fail_over()
+    complete(stage).result(0)
+    assert stage.committed() == {AT: 7}
+
+
+@pytest.mark.parametrize("is_loaded", [False, True])
+def test_a_deleted_topic_takes_its_open_offsets_from_the_log_too(stage, is_loaded):
+    commit_in_transaction(stage, 7)
+    if is_loaded:
+        stage.fail_over()
+    stage.coordinator.delete_topics(["t"])
+    stage.settle()
+    stage.fail_over()
+    complete(stage).result(0)
+    assert stage.committed() == {}
+
+
+@pytest.mark.parametrize("fails_over", [False, True])
+def test_a_deleted_offset_is_not_brought_back_by_an_open_transaction(stage, fails_over):
+    stage.commit(3)
+    commit_in_transaction(stage, 7)
+    deleted = stage.coordinator.delete_offsets("g", [AT])
+    stage.settle()
+    assert deleted.result(0) == {AT: None}
+    assert stage.stable_offsets() == {}
+    if fails_over:
+        stage.fail_over()
+    complete(stage).result(0)
+    assert stage.committed() == {}
+
+
+def test_an_offset_of_a_transaction_counts_if_it_was_stored_after_a_deletion(stage):
+    stage.commit(3)
+    stage.log.held = []
+    deleted = stage.coordinator.delete_offsets("g", [AT])
+    stage.settle()
+    storing = stage.begin_commit(7, producer=TransactionalProducer(5, 0))
+    stage.log.held.reverse()
+    stage.log.release()
+    stage.settle()
+    assert (deleted.result(0), storing.result(0)) == ({AT: None}, {AT: None})
+    complete(stage).result(0)
+    assert stage.committed() == {AT: 7}
+
+
+def test_offsets_that_could_not_be_deleted_stay(stage):
+    stage.commit(3)
+    commit_in_transaction(stage, 7)
+    stage.log.error = errors.NotEnoughReplicas()
+    deleted = stage.coordinator.delete_offsets("g", [AT])
+    stage.settle()
+    assert isinstance(deleted.result(0)[AT], errors.CoordinatorNotAvailable)
+    assert stage.committed() == {AT: 3}
+    complete(stage).result(0)
+    assert stage.committed() == {AT: 7}

@@ -94,6 +94,10 @@ def test_an_unknown_id_is_refused(stage):
 @pytest.mark.parametrize("timeout_ms", [0, -1, 900_001])
 def test_a_timeout_out_of_bounds_is_refused(stage, timeout_ms):
     assert isinstance(stage.begin_init(timeout_ms=timeout_ms).exception(0), errors.InvalidTransactionTimeout)
+    assert isinstance(stage.begin_init("", timeout_ms=timeout_ms).exception(0), errors.InvalidRequest)
+    stage.coordinator.resign(0)
+    assert isinstance(stage.begin_init(timeout_ms=timeout_ms).exception(0), errors.InvalidTransactionTimeout)
+    assert isinstance(stage.begin_init().exception(0), errors.NotCoordinator)
     assert stage.stored() == []
 
 
@@ -243,6 +247,59 @@ def test_an_id_whose_first_state_is_not_stored_yet_is_busy(stage):
     stage.log.release()
     stage.settle()
     assert started.result(0) == producer(7, 0)
+
+
+@pytest.mark.parametrize(
+    ("raised", "returned"),
+    [
+        (errors.UnknownTopicOrPartition, errors.CoordinatorNotAvailable),
+        (errors.NotEnoughReplicas, errors.CoordinatorNotAvailable),
+        (errors.NotEnoughReplicasAfterAppend, errors.CoordinatorNotAvailable),
+        (errors.RequestTimedOut, errors.CoordinatorNotAvailable),
+        (errors.NotLeaderOrFollower, errors.NotCoordinator),
+        (errors.FencedLeaderEpoch, errors.NotCoordinator),
+        (errors.KafkaStorageError, errors.NotCoordinator),
+        (errors.MessageTooLarge, errors.UnknownServerError),
+        (errors.RecordListTooLarge, errors.UnknownServerError),
+    ],
+)
+@pytest.mark.parametrize("step", ["init", "add", "end"])
+def test_a_client_gets_an_error_that_it_knows_for_an_append_that_failed(stage, step, raised, returned):
+    first = None if step == "init" else stage.init()
+    if step == "end":
+        stage.add(first)
+    stage.log.error = raised()
+    found = {
+        "init": lambda: stage.begin_init().exception(0),
+        "add": lambda: stage.add(first),
+        "end": lambda: stage.end(first),
+    }[step]()
+    assert type(found) is returned
+
+
+@pytest.mark.parametrize("error", [errors.MessageTooLarge, errors.RecordListTooLarge])
+def test_a_state_that_is_too_large_is_given_up_and_the_id_is_free(stage, error):
+    first = stage.init()
+    stage.add(first)
+    stage.log.error = error()
+    assert isinstance(stage.add(first, OTHER), errors.UnknownServerError)
+    assert isinstance(stage.begin_init("another").exception(0), errors.UnknownServerError)
+    stage.log.error = None
+    stage.pass_time(1_000)
+    assert [(name, metadata.state.title) for name, metadata in stage.stored()] == [
+        *(("id", "Empty"), ("id", "Ongoing"))
+    ]
+    assert stage.end(first, commit=False) == producer(7, 1)
+    assert stage.init("another").producer_epoch == 0
+
+
+def test_an_id_that_no_record_can_hold_is_refused(stage):
+    longest = "\N{SNOWMAN}" * 10_922
+    assert stage.init(longest) == producer(7, 0)
+    for _ in range(2):
+        refused = stage.begin_init(longest + "xx").exception(0)
+        assert isinstance(refused, errors.InvalidRequest)
+    assert isinstance(stage.add(producer(7, 0), name=longest + "xx"), errors.InvalidRequest)
 
 
 # ---- expiry ------------------------------------------------------------------------------------------------
