@@ -110,7 +110,10 @@ class Transaction:
 
     @property
     def is_busy(self) -> bool:
-        return self.pending is not None or self.is_leaving
+        """Whether a change is under way. Until the markers are written, the producer may know its next id and
+        epoch, which are not in `current` yet.
+        """
+        return self.pending is not None or self.is_leaving or self.marking is not None
 
 
 class TransactionShard(Shard):

@@ -84,6 +84,35 @@ def test_a_repeated_end_gets_the_same_answer(stage):
     assert isinstance(stage.end(first, commit=False), errors.InvalidTxnState)
 
 
+@pytest.mark.parametrize("level", [0, 2])
+def test_the_next_transaction_of_a_producer_waits_for_the_markers_of_the_last_one(level):
+    stage = TransactionStage(level=level)
+    first = stage.init()
+    stage.add(first)
+    stage.brokers.held = []
+    following = stage.end(first)
+    # The producer is not fenced, so an answer that says so would end it.
+    assert isinstance(stage.end(following, commit=False), errors.ConcurrentTransactions)
+    assert isinstance(stage.add(following), errors.ConcurrentTransactions)
+    assert isinstance(stage.begin_init().exception(0), errors.ConcurrentTransactions)
+    stage.brokers.release()
+    stage.settle()
+    assert stage.add(following) is None
+
+
+def test_the_next_transaction_of_another_producer_id_waits_for_the_markers_of_the_last_one(stage):
+    last = at_last_epoch(stage)
+    stage.add(last)
+    stage.brokers.held = []
+    following = stage.end(last)
+    assert following == producer(8, 0)
+    assert isinstance(stage.add(following), errors.ConcurrentTransactions)
+    assert isinstance(stage.end(following, commit=False), errors.ConcurrentTransactions)
+    stage.brokers.release()
+    stage.settle()
+    assert stage.add(following) is None
+
+
 def test_an_unknown_id_is_refused(stage):
     assert isinstance(stage.add(producer(7, 0)), errors.InvalidProducerIdMapping)
     assert isinstance(stage.end(producer(7, 0)), errors.InvalidProducerIdMapping)
