@@ -58,8 +58,6 @@ cdef class DiskJob:
 
     # Do the work, in the thread; return a Status. It may touch only what belongs to the job.
     cdef int perform(self) noexcept nogil
-    # Let a job that came back held be submitted again.
-    cdef void renew(self) noexcept
 
 
 cdef class FlushJob(DiskJob):

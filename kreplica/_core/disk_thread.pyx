@@ -48,10 +48,6 @@ cdef class DiskJob:
     cdef int perform(self) noexcept nogil:
         return OK
 
-    cdef void renew(self) noexcept:
-        self.submitted = False
-        self.cell.job.status = OK
-
     def run(self):
         """Do the job at once, in the caller's thread."""
         if self.submitted:

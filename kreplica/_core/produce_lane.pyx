@@ -284,7 +284,6 @@ cdef class ProduceLane:
         plain = log.plain
         if plain.epoch != term.leader_epoch:
             return SETTINGS
-        append.renew()
         append.begin(log.active, log.state, append.data, append.size, term.leader_epoch)
         append.append.latest = plain.latest_ms
         append.append.max_size = plain.max_bytes
@@ -445,11 +444,20 @@ cdef class LaneAppend(AppendJob):
             queue.note_producer(self.producer, self.required_offset)
 
     def come_back(self, bint is_declined):
-        """Return what takes this append's place in the queue, since its job was not done: Python's, or itself."""
+        """Return what takes this append's place in the queue, since its job was not done: Python's, or a new one."""
+        cdef LaneAppend again
         if is_declined:
             self.lane.declines[CORE] += 1
             return self.hand_over(True)
-        return self
+        # The disk may not have reported this job yet, so it cannot be submitted again.
+        again = LaneAppend.__new__(LaneAppend)
+        again.lane, again.request, again.partition = self.lane, self.request, self.partition
+        again.data, again.size = self.data, self.size
+        again.name, again.count = self.name, self.count
+        again.is_checked = self.is_checked
+        again.append.header = self.append.header
+        self.request.appends[self.request.appends.index(self)] = again
+        return again
 
     def take_turn(self):
         """Submit the append, whose turn in the queue has come. Return the one that Python makes instead, or None."""

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import random
 import struct
+from collections.abc import Callable
 from concurrent.futures import CancelledError
 from datetime import timedelta
 from typing import Any
 
 import pytest
 
+from kreplica._core.disk_thread import DiskThread, LoopDisk
 from kreplica._core.produce_lane import DECLINED, ProduceLane, wire_name
+from kreplica._core.task_queue import TaskQueue
 from kreplica.broker.api_versions import response_type
 from kreplica.broker.kafka_apis import KafkaApis
 from kreplica.broker.request_channel import RequestChannel
@@ -404,6 +407,64 @@ def test_appends_that_are_done_together_are_answered_like_any_others() -> None:
     assert offsets == {number: number + (number < 100) for number in range(150) if number != 100}
     assert client.reasons() == {"core": 1}
     assert at.values(1) == at.values(2) == [b"first", *(bytes([each]) for each in range(150) if each != 100)]
+
+
+class TasksOfTest(TaskQueue):
+    """The tasks of an event loop, which run in `end_turn`, and the node's life on it."""
+
+    is_alive = True
+
+    def wake_soon(self) -> None:
+        pass
+
+    def report(self, name: str, error: BaseException) -> None:
+        raise AssertionError(name) from error
+
+
+class ThreadedDisk(LoopDisk):
+    """The disk of a node with a real thread, whose event loop is the test."""
+
+    def __init__(self) -> None:
+        thread, tasks = DiskThread(), TasksOfTest()
+        tasks.begin_here(lambda: 0.0)
+        super().__init__(thread, tasks, tasks)
+        self.settle, self.is_finished, self.free = thread.settle, thread.is_finished, thread.free
+        self.checked: list[Callable[[], None]] = []
+
+    def aside(self, task: Callable[[], None], done: Callable[[], None]) -> bool:
+        task()
+        self.checked.append(done)
+        return False
+
+
+@pytest.mark.parametrize("checks", [1, 2])
+def test_an_append_that_came_back_is_answered_whatever_else_makes_its_queue_go_on(checks: int) -> None:
+    at = primed(Replicas(with_disks=True))
+    client = Client(at)
+    queue = at.partition(1).queue
+    assert queue is not None
+    queue.disk = disk = ThreadedDisk()
+    for number in range(checks):
+        large = recompress(batch(b"x" * 300_000), "gzip")
+        client.take(request_of(large, 1), number, connection=f"slow {number}")
+    bad = bytearray(batch(b"bad"))
+    bad[-1] ^= 1
+    client.take(request_of(bytes(bad), 1), 2)
+    client.take(request_of(batch(b"good"), 1), 3)
+    disk.settle(queue.lane)
+    # The checks are done before the loop hears that both jobs have ended.
+    for done in disk.checked:
+        done()
+    for _ in range(4):
+        disk.take()
+        disk.settle(queue.lane)
+    assert queue.is_idle
+    assert {number: answer.error_code for number, answer in client.answers.items()} == {
+        **dict.fromkeys(range(checks), ErrorCode.none),
+        2: ErrorCode.corrupt_message,
+        3: ErrorCode.none,
+    }
+    disk.thread.stop()
 
 
 def test_a_batch_with_a_bad_checksum_gets_pythons_answer() -> None:
