@@ -115,7 +115,7 @@ cdef class LaneFetch:
     cdef int look(self, bint at_all) except -1
     cdef int park(self) except -1
     cdef int hand_over(self, bint at_all) except -1
-    cdef object read(self, object cached, int64_t max_bytes, bint is_first)
+    cdef object read(self, object cached, Term term, int64_t max_bytes, bint is_first)
     cpdef bint is_plain(self, object cached) except -1
     cdef bint note(self, object cached, LeaderState partition, Term term, int64_t end) except -1
     cdef int deliver(self, list result, int64_t size) except -1

@@ -518,7 +518,10 @@ cdef class LaneFetch:
         cdef list ready = self.take_ready()
         cdef list result = []
         cdef list again = []
+        cdef list terms = []
         cdef object cached, data
+        cdef LeaderState partition
+        cdef Term term
         cdef Slice records
         cdef int64_t size = 0
         cdef int64_t left = min(<int64_t> self.max_bytes, self.lane.most_bytes)
@@ -535,17 +538,19 @@ cdef class LaneFetch:
             session.put_back(ready)
             return self.hand_over(at_all)
         for cached in ready:
+            partition = cached.partition
+            terms.append(None if partition is None else partition.term)
             if not self.is_plain(cached):
                 session.put_back(ready)
                 return self.hand_over(at_all)
-        for cached in ready:
+        for cached, term in zip(ready, terms, strict=True):
             # The first batch is returned even if it is larger than the fetcher's limit.
             is_first = size == 0
             if left <= 0 and not is_first:
                 again += ready[index:]
                 break
             index += 1
-            data = self.read(cached, max(min(<int64_t> cached.max_bytes, left), 0), is_first)
+            data = self.read(cached, term, max(min(<int64_t> cached.max_bytes, left), 0), is_first)
             if data is None:
                 session.put_back(ready)
                 return self.hand_over(at_all)
@@ -611,24 +616,27 @@ cdef class LaneFetch:
             and replica.broker_epoch <= self.replica_epoch
             and partition.alive_broker_epoch(self.replica_id) == self.replica_epoch)
 
-    cdef object read(self, object cached, int64_t max_bytes, bint is_first):
-        # Return (records, high watermark, last stable offset, log start, log end) of a plain case, after taking note of
-        # what the fetch says about the follower; None if Python has to read it.
+    cdef object read(self, object cached, Term term, int64_t max_bytes, bint is_first):
+        # Return (records, high watermark, last stable offset, log start, log end) of what was a plain case in this
+        # term, after taking note of what the fetch says about the follower; None if Python has to read it.
         cdef LeaderState partition = cached.partition
-        cdef Term term = partition.term
-        cdef object log = term.log
+        cdef object log
         cdef LogState state
         cdef int64_t fetch_offset = cached.fetch_offset
         cdef int64_t end, mark, stable, start
         cdef object segment, found
         cdef Slice records = None
-        if log is None:
+        # Reading the other partitions may have let other code run.
+        if term is None or partition is None or partition.term is not term:
             return None
+        log = term.log
         state = log.state
         end = kr_load_acquire(&state.now.log_end_offset)
         mark, stable, start = state.now.high_watermark, state.now.last_stable_offset, state.now.log_start_offset
         if fetch_offset < end:
             segment = log.active
+            if segment.base_offset > fetch_offset:
+                return None
             try:
                 found = segment.position_of(end)
                 records = segment.read(
@@ -654,7 +662,7 @@ cdef class LaneFetch:
         cached.is_unanswered = False
         with partition.leader_isr_update_lock:
             replica = partition.replicas_by_id.get(self.replica_id)
-            if partition.term is not term or replica is None:
+            if partition.term is not term or replica is None or replica.broker_epoch > self.replica_epoch:
                 return False
             former_end = replica.log_end_offset
             replica.update_fetch_state(

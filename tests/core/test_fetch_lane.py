@@ -12,14 +12,17 @@ from uuid import UUID
 import pytest
 
 from kreplica._core.fetch_lane import FETCHES_DECLINED, wire_id
+from kreplica._core.records import batches
 from kreplica.broker.request_channel import RequestChannel
 from kreplica.broker.request_context import RequestContext
+from kreplica.common.error_code import ErrorCode
 from kreplica.common.future import Future
 from kreplica.common.message import in_version
 from kreplica.common.message_writer import request_frame
 from kreplica.common.messages.data import (
     FetchPartition,
     FetchRequest,
+    FetchResponse,
     FetchTopic,
     ForgottenTopic,
     ProduceRequest,
@@ -30,7 +33,7 @@ from kreplica.common.wire import uuid_of
 from kreplica.log.transaction_index import AbortedTxn
 from kreplica.replica.partition import Partition
 from tests.support.replicas import Replicas, batch
-from tests.support.requests import frame_of
+from tests.support.requests import frame_of, response_of
 
 PARTITIONS = 3
 MAX_BYTES = 1 << 20
@@ -277,6 +280,45 @@ def test_a_fetch_whose_client_is_gone_leaves_its_news_to_the_next() -> None:
     world.append(0, b"a")
     assert len(seen) == 1
     assert world.fetch(2, {}).done()
+
+
+def test_a_segment_that_rolls_while_other_partitions_are_read_leaves_no_gap() -> None:
+    world = native(settings={"segment_bytes": 200})
+    world.append(1, b"first")
+    for follower in (2, 3):
+        world.fetch(follower, {1: 1}, max_wait_ms=0)
+    # When the followers have this record, a program that waits for it appends to the other partition.
+    committed = world.at.manager(1).append(TopicPartition("t", 0), batch(b"a"), required_acks=-1)
+    world.append(1, b"second")
+    committed.add_done_callback(lambda _: world.append(1, b"x" * 100))
+    world.fetch(2, {0: 2}, max_wait_ms=0)
+    answer = world.fetch(3, {0: 2, 1: 1}, max_wait_ms=0)
+    assert len(world.partition(1).local_log.local.segments) == 2
+    read = {each.partition_index: each.records for each in _answers(answer)}
+    assert next(batches(read[1])).base_offset == 1
+
+
+def test_a_role_that_changes_while_other_partitions_are_read_is_noticed() -> None:
+    world = native()
+    world.append(1, b"first")
+    for follower in (2, 3):
+        world.fetch(follower, {1: 1}, max_wait_ms=0)
+    committed = world.at.manager(1).append(TopicPartition("t", 0), batch(b"a"), required_acks=-1)
+    world.append(1, b"second")
+    committed.add_done_callback(lambda _: world.at.elect(1))
+    world.fetch(2, {0: 2, 1: 1}, max_wait_ms=0)
+    answer = world.fetch(3, {0: 2, 1: 2}, max_wait_ms=0)
+    [of_one] = [each for each in _answers(answer) if each.partition_index == 1]
+    assert of_one.error_code is ErrorCode.fenced_leader_epoch
+    replica = world.partition(1).replica(3)
+    assert replica is not None
+    assert not replica.fetched_in_epoch
+
+
+def _answers(made: Future[Any]) -> list[Any]:
+    frame = b"".join(made.result(0))[4:]
+    [topic] = response_of(FetchResponse, frame, int.from_bytes(frame[:4], "big")).responses
+    return list(topic.partitions)
 
 
 def test_a_session_that_ends_answers_what_waits() -> None:
