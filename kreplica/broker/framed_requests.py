@@ -15,7 +15,7 @@ from typing import Any
 
 from kreplica.broker.api_versions import response_type
 from kreplica.broker.message_conversion import TopicIds
-from kreplica.broker.request_channel import Answer, Lanes, RequestChannel
+from kreplica.broker.request_channel import Answer, Handle, Lanes, RequestChannel
 from kreplica.broker.request_context import RequestContext
 from kreplica.common.encoded_request import joined
 from kreplica.common.errors import KreplicaError
@@ -33,10 +33,19 @@ class FramedRequests:
     """Passes Produce and Fetch requests to the `lanes` as frames.
 
     `handle` answers those that are declined, and all other requests. `topics` knows topic ids.
+    `handle_in_context`: answers, with the context that the frame shows, those that came as frames; None:
+    `handle` does.
     """
 
-    def __init__(self, handle: Callable[[Any], Future[Any]], lanes: Lanes, topics: TopicIds) -> None:
+    def __init__(
+        self,
+        handle: Callable[[Any], Future[Any]],
+        lanes: Lanes,
+        topics: TopicIds,
+        handle_in_context: Handle | None = None,
+    ) -> None:
         self._handle = handle
+        self._handle_in_context = handle_in_context
         self._channel = RequestChannel(self._declined, topics, lanes=lanes)
 
     def handle(self, request: Any) -> Future[Any]:
@@ -60,8 +69,10 @@ class FramedRequests:
             raise error
         return answer
 
-    def _declined(self, request: Any, _: RequestContext) -> Future[Any]:
-        return self._handle(request)
+    def _declined(self, request: Any, context: RequestContext) -> Future[Any]:
+        if self._handle_in_context is None:
+            return self._handle(request)
+        return self._handle_in_context(request, context)
 
 
 def _is_of_partitions(request: Any) -> bool:

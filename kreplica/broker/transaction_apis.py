@@ -92,10 +92,6 @@ MILLISECOND = timedelta(milliseconds=1)
 END_TXN_SECOND, ADD_PARTITIONS_OF_BROKERS = 5, 4
 # The first versions whose clients know ProducerFenced.
 INIT_PRODUCER_ID_FENCED, OTHERS_FENCED = 4, 2
-# How long a broker may take to write markers, all replicas in sync included.
-MARKERS_TIMEOUT_MS = 35_000
-# How long a coordinator may take to add or verify partitions.
-PARTITIONS_TIMEOUT_MS = 30_000
 # The first versions of TxnOffsetCommit that add the partition, whose clients know TransactionAbortable, and
 # CoordinatorLoadInProgress.
 TXN_OFFSET_COMMIT_ADDS, TXN_OFFSET_COMMIT_ABORTABLE, TXN_OFFSET_COMMIT_LOADING = 5, 4, 2
@@ -454,16 +450,18 @@ def make_transactions(
     """
     loop = ports.loop("transactions")
     verifies = config.transaction_partition_verification_enable
+    # A marker that takes longer is sent again; partitions accept it twice.
+    timeout_ms = broker.replica_manager.config.replica_socket_timeout_ms
 
     def send_markers(node_id: int, request: WriteTxnMarkersRequest) -> Future[Any]:
         if node_id == broker.broker_id:
             return broker.replica_apis.handle_write_txn_markers(request)
-        return ports.transport.send(node_id, request, timeout_ms=MARKERS_TIMEOUT_MS)
+        return ports.transport.send(node_id, request, timeout_ms=timeout_ms)
 
     def send_partitions(node_id: int, request: AddPartitionsToTxnRequest) -> Future[Any]:
         if node_id == broker.broker_id:
             return apis.handle_add_partitions(request, IN_PROCESS)
-        return ports.transport.send(node_id, request, timeout_ms=PARTITIONS_TIMEOUT_MS)
+        return ports.transport.send(node_id, request, timeout_ms=timeout_ms)
 
     coordinator = TransactionCoordinator(
         config,

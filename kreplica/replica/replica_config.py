@@ -49,7 +49,9 @@ class ReplicaConfig(Settings):
         "false: send OffsetForLeaderEpoch before the first fetch of an epoch, as Kafka did before 2.7.",
         is_ours=True,
     )
-    replica_socket_timeout_ms: int = setting(30_000, int32(1), "Timeout of a follower's request.")
+    replica_socket_timeout_ms: int = setting(
+        30_000, int32(1), "Timeout of a request from one broker to another."
+    )
     controller_socket_timeout_ms: int = setting(
         30_000, int32(1), "Timeout of a broker's request to the controller; it is then retried."
     )

@@ -22,7 +22,7 @@ from kreplica.common.dataclass import dataclass, replace
 from kreplica.common.encoded_request import SIZE_BYTES, EncodedRequest, as_answered, message_in
 from kreplica.common.errors import NetworkException
 from kreplica.common.future import Future
-from kreplica.common.message import RESPONSES
+from kreplica.common.message import RESPONSES, at
 from kreplica.common.message_reader import read_response
 from kreplica.common.ports import NANOSECONDS_PER_MS, Random
 from kreplica.sim.scheduler import Incarnation, SimEvent, SimScheduler
@@ -94,7 +94,8 @@ class Message:
             if self.is_request:
                 self._body = message_in(kind, self.frame)
             else:
-                self._body = read_response(RESPONSES[kind.__api_key__], self.frame)
+                answer = at(RESPONSES[kind.__api_key__], kind.__version__)
+                self._body = read_response(answer, self.frame)
         return self._body
 
     @property

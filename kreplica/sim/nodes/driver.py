@@ -11,7 +11,7 @@ import random
 from collections import Counter
 from collections.abc import Container, Iterator, Mapping, Sequence
 
-from kreplica.client.fetcher import EARLIEST
+from kreplica.client.fetcher import EARLIEST, Isolation
 from kreplica.common.dataclass import dataclass, replace
 from kreplica.common.errors import OffsetOutOfRange
 from kreplica.common.leader_and_isr import NO_LEADER
@@ -29,7 +29,8 @@ from kreplica.sim.network import Message
 from kreplica.sim.nodes.node_checker import NODE_INVARIANTS, NodeChecker
 from kreplica.sim.nodes.node_cluster import NodeCluster
 from kreplica.sim.nodes.node_faults import NodeFaults
-from kreplica.sim.nodes.node_load import PLAIN, NodeLoad, polled
+from kreplica.sim.nodes.node_load import PLAIN, NodeLoad, committed, polled
+from kreplica.sim.nodes.transactional_clients import TransactionalClients, is_internal
 from kreplica.sim.story import NodeStory, Story
 
 
@@ -39,6 +40,7 @@ class NodeWorkload:
 
     `controllers`: number of dedicated controllers; 0: brokers are controllers. `standbys`: additional
     controllers that are not voters at first. `settings`: of every node, by Kafka's names.
+    `transactions`: whether the nodes coordinate transactions.
     """
 
     brokers: int
@@ -47,16 +49,17 @@ class NodeWorkload:
     settings: Mapping[str, object]
     operation_every_ms: int
     fault_every_ms: int
+    transactions: bool = False
 
 
-def draw_node_workload(random: Random) -> NodeWorkload:
-    """Draw a workload."""
+def draw_node_workload(random: Random, *, transactions: bool = False) -> NodeWorkload:
+    """Draw a workload. `transactions`: whether the nodes are to coordinate transactions."""
 
     def choice(*values: int) -> int:
         return values[random.randrange(len(values))]
 
     brokers, controllers = choice(3, 3, 3, 4), choice(0, 0, 0, 3)
-    return NodeWorkload(
+    workload = NodeWorkload(
         brokers=brokers,
         controllers=controllers,
         standbys=1 if controllers else 0,
@@ -70,7 +73,29 @@ def draw_node_workload(random: Random) -> NodeWorkload:
         operation_every_ms=choice(4, 8),
         fault_every_ms=choice(60, 120, 250),
     )
+    if not transactions:
+        return workload
+    settings = {
+        **workload.settings,
+        "transaction.state.log.num.partitions": 2,
+        "transaction.state.log.segment.bytes": 1 << 20,
+        "offsets.topic.num.partitions": 2,
+        "transaction.abort.timed.out.transaction.cleanup.interval.ms": choice(30, 100),
+        "transaction.remove.expired.transaction.cleanup.interval.ms": 150,
+        "transactional.id.expiration.ms": choice(604_800_000, 604_800_000, 600),
+    }
+    return replace(
+        workload,
+        settings=settings,
+        transactions=True,
+        # A transaction takes several requests, one after the other.
+        operation_every_ms=choice(8, 12),
+        fault_every_ms=choice(100, 200, 350),
+    )
 
+
+# One seed of this number has transactions that the nodes coordinate.
+TRANSACTIONS_ONE_IN = 4
 
 # All runs together must show each of these, or they prove nothing.
 EXPECTED = (
@@ -78,6 +103,8 @@ EXPECTED = (
     *("topics created", "topics deleted", "partitions added", "reassignments", "config changes"),
     *("records deleted", "voters added", "voters removed"),
     *("transactions committed", "transactions aborted", "read as committed", "aborted records left out"),
+    *("producers initialized", "zombies made", "producers that died", "transactions that had to be aborted"),
+    *("transactional offsets read", "offsets not stable or not there"),
     *("preferred elections", "unclean elections asked for", "reassignments cancelled"),
     *("leader changes", "ISR shrinks", "ISR expansions", "eligible though out of sync", "brokers fenced"),
     *("elections of the last leader", "unclean elections", "AlterPartition rejections", "truncations"),
@@ -192,7 +219,9 @@ class NodeDriver(ReplicaDriver):
         without: Container[int] = (),
     ) -> None:
         super().__init__(seed, without)
-        workload = workload or draw_node_workload(random.Random(f"{seed}/workload"))
+        workload = workload or draw_node_workload(
+            random.Random(f"{seed}/workload"), transactions=seed % TRANSACTIONS_ONE_IN == 0
+        )
         self.operation_every_ms, self.fault_every_ms = workload.operation_every_ms, workload.fault_every_ms
         cluster = self.cluster = NodeCluster(
             workload.brokers,
@@ -205,12 +234,15 @@ class NodeDriver(ReplicaDriver):
         checker = self.checker = NodeChecker(cluster, invariants)
         self.observer = NodeObserver(cluster, checker, self.counts)
         self.faults = NodeFaults(cluster, checker, self.counts, self.actions.random)
-        self.load = NodeLoad(cluster, checker, self.counts, self.actions.random)
+        is_over = (lambda: not self.is_in_round) if workload.transactions else None
+        self.load = NodeLoad(cluster, checker, self.counts, self.actions.random, is_over)
         cluster.on_fatal = self._died
         checker.is_harmed = self.faults.is_harmed
 
     def begin(self) -> None:
         self.cluster.boot(BOOT_MS)
+        if self.load.clients is not None:
+            self.load.clients.prepare()
         for _ in range(FIRST_TOPICS):
             self.load.create_topic(2)
         self.require_well()
@@ -227,6 +259,8 @@ class NodeDriver(ReplicaDriver):
                 yield f"node {node.config.node_id} knows the metadata up to {node.loader.applied}, not {end}"
         yield from super().ails()
         yield from self._leftovers()
+        if self.load.clients is not None and self.load.clients.pending:
+            yield f"{self.load.clients.pending} transactional producers have not ended"
 
     def _leftovers(self) -> Iterator[str]:
         """Yield replicas on nodes to which they are not assigned."""
@@ -241,6 +275,8 @@ class NodeDriver(ReplicaDriver):
 
     def finish(self) -> None:
         self.check_history()
+        if self.load.clients is not None:
+            self.check_transactions(self.load.clients)
         self.observer.finish()
 
     def story(self) -> Story:
@@ -263,6 +299,8 @@ class NodeDriver(ReplicaDriver):
         kept = {at for at, view in views.items() if view.unclean_epoch < 0 and at.topic not in reused}
         history, starts = History(), {}
         for at, view in sorted(views.items()):
+            if is_internal(at):
+                continue
             starts[at], history.final[at] = self._read(at)
             if at not in kept:
                 history.add(promised(view))
@@ -277,12 +315,36 @@ class NodeDriver(ReplicaDriver):
         if anomalies:
             raise self.violation("History", "; ".join(map(str, anomalies[:5])))
 
-    def _read(self, at: TopicPartition) -> tuple[int, list[Polled]]:
+    def check_transactions(self, clients: TransactionalClients) -> None:
+        """Read all committed records and the groups' offsets, and check them against the transactions."""
+        partitions = [at for at in sorted(self.checker.view.partitions) if not is_internal(at)]
+        found = {}
+        for at in partitions:
+            start, records = self._read(at, "txn_committed")
+            found[at] = start, [(each.offset, str(each.value)) for each in records]
+        for group in clients.groups:
+            self._read_offset(clients, group)
+        clients.history.check_final(found)
+
+    def _read_offset(self, clients: TransactionalClients, group: str) -> None:
+        stop_ms = self.cluster.now_ms() + self.HEALED_WITHIN_MS
+        while self.cluster.now_ms() < stop_ms:
+            answer = clients.fetch_offset(group)
+            if answer is not None:
+                self.cluster.run_until(answer.done)
+                # An error of the callback is raised here.
+                self.checker.check()
+                if clients.is_stable(answer):
+                    return
+            self.cluster.scheduler.run_for(self.LOOK_MS)
+        raise self.violation("Liveness", f"the offsets of {group} do not become stable")
+
+    def _read(self, at: TopicPartition, isolation: Isolation = "high_watermark") -> tuple[int, list[Polled]]:
         cluster, found = self.cluster, list[Polled]()
         offset = start = self._log_start(at)
         while True:
             try:
-                fetched = cluster.result(cluster.client.fetcher.fetch(at, offset))
+                fetched = cluster.result(cluster.client.fetcher.fetch(at, offset, isolation=isolation))
             except OffsetOutOfRange:
                 # A leader that was deposed may have deleted more than its followers, and have been elected
                 # again since its log start was asked for.
@@ -290,7 +352,10 @@ class NodeDriver(ReplicaDriver):
                     raise
                 offset = start
                 continue
-            records, next_offset = polled(at, offset, fetched)
+            if isolation == "txn_committed":
+                records, next_offset = committed(at, offset, fetched)
+            else:
+                records, next_offset = polled(at, offset, fetched)
             if next_offset == offset:
                 return start, found
             found += records

@@ -203,7 +203,7 @@ class NodeProgram:
             watches=watches,
         )
         self.node = Node(config, node_ports, on_fatal)
-        self._requests = FramedRequests(self.node.handle, self.node, self.node)
+        self._requests = FramedRequests(self.node.handle, self.node, self.node, self.node.handle)
 
     def startup(self) -> None:
         self.node.startup()

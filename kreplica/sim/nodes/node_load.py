@@ -1,12 +1,14 @@
 """NodeLoad: the clients of a random run of whole nodes: producers, consumers, administrators.
 
-The responses to producers and consumers form a History, which is checked at the end of the run. Thread rule:
-one thread.
+In some runs the nodes coordinate transactions (TransactionalClients); in the others a scripted coordinator
+ends those of one partition. The responses to producers and consumers form a History, which is checked at the
+end of the run. Thread rule: one thread.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
 from random import Random
@@ -20,12 +22,15 @@ from kreplica.common.messages.data import DeleteRecordsPartition, DeleteRecordsR
 from kreplica.common.messages.quorum import AddRaftVoterRequest, RemoveRaftVoterRequest
 from kreplica.common.types import TopicPartition
 from kreplica.common.wire import error_of, uuid_of
+from kreplica.coordinator.group_store import CONSUMER_OFFSETS
+from kreplica.coordinator.transaction_coordinator import TRANSACTION_STATE
 from kreplica.sim import client
 from kreplica.sim.cluster import CLUSTER_ID
 from kreplica.sim.history import Assign, Operation, Poll, Polled, Send, Sent, Status
 from kreplica.sim.load import PRODUCE_TIMEOUT_MS, Load
 from kreplica.sim.nodes.node_checker import NodeChecker
 from kreplica.sim.nodes.node_cluster import NodeCluster, SimClient
+from kreplica.sim.nodes.transactional_clients import INPUTS, TransactionalClients, is_internal
 
 TIMEOUT_MS = 500
 # A quorum of one is tried only now and then.
@@ -88,6 +93,8 @@ MOST_PARTITIONS = 4
 DELETION_MS = 400
 # The prefix of values from producers without a producer id: they may be duplicated.
 PLAIN = "plain-"
+# The topics that are not deleted or changed.
+KEPT_TOPICS = frozenset({CONSUMER_OFFSETS, TRANSACTION_STATE, INPUTS})
 # The settings of topics that administrators change; None resets a setting.
 SETTINGS: tuple[tuple[str, tuple[object | None, ...]], ...] = (
     ("min.insync.replicas", (1, 2, 2, 3, None)),
@@ -110,7 +117,12 @@ class NodeLoad(Load):
     """Runs random client operations. `operations` and `sends` are their history."""
 
     def __init__(
-        self, cluster: NodeCluster, checker: NodeChecker, counts: Counter[str], random: Random
+        self,
+        cluster: NodeCluster,
+        checker: NodeChecker,
+        counts: Counter[str],
+        random: Random,
+        is_over: Callable[[], bool] | None = None,
     ) -> None:
         super().__init__(checker.watched, counts, random)
         self.operations: list[Operation] = []
@@ -144,15 +156,33 @@ class NodeLoad(Load):
             self._delete_records: 2,
             self._change_voters: 1,
         }
+        # The producers whose transactions the nodes coordinate, instead of the scripted ones.
+        self.clients: TransactionalClients | None = None
+        if is_over is not None:
+            self.clients = TransactionalClients(
+                cluster, checker, counts, is_over=is_over, new_values=self._new_values
+            )
+            self.kinds = {
+                **self.kinds,
+                self._produce_once: 10,
+                self._produce_several: 3,
+                self._produce_plainly: 3,
+                self._consume: 10,
+                self._produce_in_transaction: 0,
+                self._read_committed: 20,
+                self._start_process: 16,
+                self._kill_process: 1,
+                self._fetch_offsets: 6,
+            }
 
     # ---- topics -------------------------------------------------------------------------------------------
 
     @property
     def _topic_names(self) -> list[str]:
-        return list(self._checker.word.now.topics)
+        return [name for name in self._checker.word.now.topics if name not in KEPT_TOPICS]
 
-    def _any_partition(self) -> TopicPartition | None:
-        partitions = list(self._checker.view.partitions)
+    def _any_partition(self, *, or_internal: bool = False) -> TopicPartition | None:
+        partitions = [at for at in self._checker.view.partitions if or_internal or not is_internal(at)]
         return self._random.choice(partitions) if partitions else None
 
     # ---- producers ----------------------------------------------------------------------------------------
@@ -228,6 +258,20 @@ class NodeLoad(Load):
         if client.produced(answer).error is None:
             self._transactions.acknowledged(request)
 
+    def _start_process(self) -> None:
+        assert self.clients is not None
+        self.clients.start(self._random)
+
+    def _kill_process(self) -> None:
+        assert self.clients is not None
+        self.clients.kill(self._random)
+
+    def _fetch_offsets(self) -> None:
+        assert self.clients is not None
+        answer = self.clients.fetch_offset(self._random.choice(self.clients.groups))
+        if answer is not None:
+            self._await(answer, lambda _: None)
+
     # ---- consumers ----------------------------------------------------------------------------------------
 
     def _consume(self) -> None:
@@ -279,10 +323,8 @@ class NodeLoad(Load):
             leader = None if view is None else view.leader
             self._committed[at] = 0 if leader is None else leader.log_start
             return
-        fetched = answer.result()
-        aborted = [(first, producer_id) for producer_id, first in fetched.aborted]
         try:
-            records, next_offset = client.records_in(fetched.records, offset, aborted)
+            records, next_offset = committed(at, offset, answer.result())
         except CorruptMessage:
             if self._cluster.as_bytes:
                 raise
@@ -291,7 +333,9 @@ class NodeLoad(Load):
         # After an unclean election, an earlier leader may return records that it voided. With a reused topic
         # name, a leader of the deleted topic may return that topic's records.
         if view.unclean_epoch < 0 and at.topic not in self._checker.word.reused_names:
-            self._transactions.check(view, offset, next_offset, {at: value for at, _, value in records})
+            given = {each.offset: str(each.value).encode() for each in records if each.offset is not None}
+            history = self._transactions if self.clients is None else self.clients.history
+            history.check(view, offset, next_offset, given)
         self._counts["read as committed"] += len(records)
         # Now and then start again at the beginning.
         self._committed[at] = 0 if self._random.random() < 0.1 else next_offset
@@ -346,7 +390,7 @@ class NodeLoad(Load):
                 self._ask("partitions added", self._admin.create_partitions(name, count))
 
     def _reassign(self) -> None:
-        at = self._any_partition()
+        at = self._any_partition(or_internal=True)
         if at is None:
             return
         if self._random.randrange(5) == 0:
@@ -358,10 +402,10 @@ class NodeLoad(Load):
         self._ask("reassignments", self._admin.reassign(at, wanted))
 
     def _elect(self) -> None:
-        at = self._any_partition()
+        at = self._any_partition(or_internal=True)
         if at is None:
             return
-        if self._random.randrange(8) == 0:
+        if self._random.randrange(8) == 0 and not is_internal(at):
             self._checker.word.unclean_topics.add(at.topic)
             self._ask("unclean elections asked for", self._admin.elect_leader(at, "unclean"))
         else:
@@ -437,3 +481,10 @@ def polled(at: TopicPartition, offset: int, fetched: Any) -> tuple[list[Polled],
             ]
         offset = batch.next_offset
     return records, offset
+
+
+def committed(at: TopicPartition, offset: int, fetched: Any) -> tuple[list[Polled], int]:
+    """As `polled`, for the response to a reader of committed records."""
+    aborted = [(first, producer_id) for producer_id, first in fetched.aborted]
+    records, next_offset = client.records_in(fetched.records, offset, aborted)
+    return [Polled(at, where, bytes(value or b"").decode()) for where, _, value in records], next_offset
