@@ -274,8 +274,20 @@ class DelayedFetch:
             cached.log_start_sent = data.log_start_offset if is_sent else NO_OFFSET
         if self._held_back:
             self.session.put_back(self._held_back)
+        if not self.params.is_from_follower and self.session.is_lasting:
+            # A consumer that throws the records away asks for the same offset, and does not name it again.
+            self.session.keep_ready(cached for cached, data in result if is_to_repeat(data))
         self._count(self.params, result)
         self.future.set_result(result)
+
+
+def is_to_repeat(data: FetchPartitionData) -> bool:
+    """Return whether a fetch at the same offset is answered in the same way."""
+    return (
+        data.records is not None
+        or data.diverging_epoch is not None
+        or data.preferred_read_replica != NO_REPLICA
+    )
 
 
 def has_news(cached: CachedPartition, data: FetchPartitionData) -> bool:

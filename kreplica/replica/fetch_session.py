@@ -2,9 +2,9 @@
 it.
 
 A session holds the partitions that a fetcher wants, and which of them are *ready*: named by a request since
-they were last answered, or moved since. An incremental fetch reads only the ready ones, so a session with a
-thousand idle partitions costs as much as its busy ones. A partition notifies its sessions through
-`CachedPartition.notify`.
+they were last answered, moved since, or, for a consumer, last answered with records. An incremental fetch
+reads only the ready ones, so a session with a thousand idle partitions costs as much as its busy ones. A
+partition notifies its sessions through `CachedPartition.notify`.
 
 Thread rule: a session's `lock` guards its partitions and its ready set; a cache's `_lock` guards the table of
 sessions. A partition's lock is never taken under either.
@@ -257,6 +257,13 @@ class FetchSession:
             mine = [cached for cached in partitions if cached.session is self]
             if mine:
                 self.ready = dict.fromkeys([*mine, *self.ready])
+
+    def keep_ready(self, partitions: Iterable[CachedPartition]) -> None:
+        """Make the partitions ready again, behind the others."""
+        with self.lock:
+            for cached in partitions:
+                if cached.session is self:
+                    self.ready[cached] = None
 
     def end(self) -> None:
         """Stop listening to partitions, and answer a fetch that waits."""

@@ -202,6 +202,28 @@ def test_a_slice_is_the_log_itself() -> None:
 # ---- sessions ----------------------------------------------------------------------------------------------
 
 
+def test_a_consumer_that_reads_again_gets_the_records_without_naming_the_partition() -> None:
+    # It has thrown the records away, as in a seek of Kafka's consumer; its offset is that of its last fetch.
+    at = Replicas(partitions=2)
+    committed(at, b"a")
+    fetches = at.manager().fetches
+    session = fetches.sessions.create(2, is_privileged=False, now_ms=fetches.now_ms())
+    topic_id = at.controller.topic_id("t")
+    wanted = [CachedPartition(each, topic_id, fetch_offset=0, max_bytes=1 << 20) for each in at.partitions]
+    session.ask(wanted)
+    params = FetchParams(CONSUMER, -1, 500, 1, 1 << 20, "high_watermark")
+    first = fetches.fetch_messages(session, params).result(0)
+    assert sorted((cached.topic_partition, data.size > 0) for cached, data in first) == [
+        (each, each == T0) for each in at.partitions
+    ]
+    for _ in range(2):
+        session.ask([])
+        again = fetches.fetch_messages(session, params._replace(wants_all=False))
+        assert data_of(again).records is not None
+    session.ask([], [(topic_id, T0.partition)])
+    assert not fetches.fetch_messages(session, params._replace(wants_all=False)).done()
+
+
 def test_a_fetch_over_idle_partitions_looks_only_at_what_moved(monkeypatch: pytest.MonkeyPatch) -> None:
     at = Replicas(brokers=2, partitions=300)
     at.pass_time(2_000)
@@ -396,10 +418,9 @@ def test_what_there_is_no_room_for_waits_with_the_fetch() -> None:
     assert not answer.done()
     at.pass_time(501)
     assert [data.records is not None for _, data in answer.result(0)] == [True, False]
-    # The other partition's turn comes with the next fetch.
+    # The other partition comes first in the next fetch.
     first, second = (session.partitions[topic_id, number] for number in (0, 1))
-    assert first not in session.ready
-    assert second in session.ready
+    assert list(session.ready) == [second, first]
 
 
 def test_a_fetch_for_no_bytes_at_all_gets_the_first_batch() -> None:
