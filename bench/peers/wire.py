@@ -28,7 +28,7 @@ from typing import Any
 
 from rich.console import Console
 
-from bench.peers import work
+from bench.peers import transacting, work
 from bench.peers.connections import request_rate
 from bench.peers.fetching import fetch_rate
 from bench.peers.kafka_cluster import KafkaCluster, missing
@@ -57,6 +57,8 @@ DELETE_DELAY_MS = 10
 # Numbers of connections, with the goals of their rows.
 CONNECTIONS = {200: 2.5, 1_000: 2.0}
 MANY_PARTITIONS = 1_000
+# Transactional producers at work at once, each with its own partition.
+PRODUCERS = 16
 # Records that a JVM gets before anything is measured.
 WARM_UP = 2_000_000
 
@@ -116,6 +118,46 @@ class Bench:
             yield [row], partial(self._requests, connections)
         spread = Row("produce, 100 B, 1,000 partitions", "records/s", 300_000.0, is_absolute=True)
         yield [spread], self._produce_spread
+        yield from self._transactions()
+
+    def _transactions(self) -> Iterator[tuple[list[Row], Callable[[Any], list[float]]]]:
+        rows = [
+            Row(f"transactions, {PRODUCERS} producers", "commits/s", 1.5),
+            Row("nodes' CPU of a transaction", "ms", more_is_better=False),
+        ]
+        yield rows, self._small_transactions
+        commit = Row("commit, p50", "us", 0.7, more_is_better=False)
+        commits = self._count(1_000)
+        yield (
+            [commit],
+            lambda cluster: [
+                transacting.commit_us(cluster.bootstrap, self._topic(cluster), transactions=commits)
+            ],
+        )
+        plain = Row("produce, 100 B, idempotent", "records/s")
+        share = Row("in transactions of 100 ms, of that rate", "%", 90.0, is_absolute=True)
+        yield [plain, share], self._transactional_share
+
+    def _small_transactions(self, cluster: Any) -> list[float]:
+        topic, count = self._new_name(), self._count(4_000)
+        create_topic(cluster.bootstrap, topic, PRODUCERS)
+        rates: list[float] = []
+
+        def run() -> None:
+            rates.append(
+                transacting.transactions_rate(
+                    cluster.bootstrap, topic, producers=PRODUCERS, transactions=count
+                )
+            )
+
+        spent_s = work.spent_s(cluster, run)
+        return [*rates, spent_s * 1000 / count]
+
+    def _transactional_share(self, cluster: Any) -> list[float]:
+        topic, records = self._topic(cluster), self._count(1_000_000)
+        plain = transacting.idempotent_rate(cluster.bootstrap, topic, records=records)
+        rate = transacting.transactional_rate(cluster.bootstrap, topic, records=records)
+        return [plain, 100 * rate / plain]
 
     def _count(self, records: int) -> int:
         return max(1, int(records * self._scale))
@@ -287,7 +329,15 @@ def new_cluster(who: str, number: int) -> Any:
             log_segment_delete_delay_ms=DELETE_DELAY_MS,
         )
     directory.mkdir()
-    kafka = KafkaCluster(directory, log_segment_delete_delay_ms=DELETE_DELAY_MS, log_initial_task_delay_ms=1)
+    kafka = KafkaCluster(
+        directory,
+        log_segment_delete_delay_ms=DELETE_DELAY_MS,
+        log_initial_task_delay_ms=1,
+        # Kafka's defaults, which are those of kreplica.
+        transaction_state_log_num_partitions=50,
+        transaction_state_log_replication_factor=3,
+        transaction_state_log_min_isr=2,
+    )
     kafka.format()
     return kafka
 
