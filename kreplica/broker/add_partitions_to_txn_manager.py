@@ -38,9 +38,9 @@ from kreplica.common.ports import Loop
 from kreplica.common.types import TopicPartition
 from kreplica.common.wire import error_of
 
-# How often, and for how long, partitions are added again while the previous transaction is being completed:
-# add.partitions.to.txn.retry.backoff.ms and .max.ms.
-RETRY_BACKOFF_MS, LONGEST_RETRY_MS = 20, 100
+# The pauses before partitions are added again while the previous transaction is being completed, which takes
+# some milliseconds. Together about Kafka's add.partitions.to.txn.retry.backoff.max.ms.
+RETRY_BACKOFFS_MS = (1, 2, 4, 8, 16, 32, 37)
 
 Results = dict[TopicPartition, KreplicaError | None]
 
@@ -67,13 +67,13 @@ Done = Callable[[Results], None]
 class _Asked:
     """One request in its line."""
 
-    __slots__ = ("begin", "done", "retries_left", "verify")
+    __slots__ = ("backoffs_ms", "begin", "done", "verify")
 
     def __init__(self, begin: Begin, done: Done) -> None:
         self.begin = begin
         self.done = done
         self.verify: Verify | None = None
-        self.retries_left = LONGEST_RETRY_MS // RETRY_BACKOFF_MS
+        self.backoffs_ms = iter(RETRY_BACKOFFS_MS)
 
 
 class AddPartitionsToTxnManager:
@@ -170,10 +170,10 @@ class AddPartitionsToTxnManager:
             assert verify is not None
             codes = {at: found.get((verify.transactional_id, at)) for at in verify.partitions}
             is_busy = ErrorCode.concurrent_transactions in codes.values()
-            if is_busy and verify.adds and asked.retries_left:
-                # The markers of the previous transaction are on their way.
-                asked.retries_left -= 1
-                self._loop.post_later(partial(self._route, asked, verify), RETRY_BACKOFF_MS)
+            # The markers of the previous transaction are on their way.
+            backoff_ms = next(asked.backoffs_ms, None) if is_busy and verify.adds else None
+            if backoff_ms is not None:
+                self._loop.post_later(partial(self._route, asked, verify), backoff_ms)
             else:
                 text = f"{verify.transactional_id}: no answer of coordinator {coordinator}: {error}"
                 self._finish(verify, {at: _error(code, verify, text) for at, code in codes.items()})

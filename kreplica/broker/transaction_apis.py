@@ -203,7 +203,10 @@ class TransactionApis:
                 }
             )
         version = 2 if is_of_broker else 0
-        added = self.coordinator.add_partitions(asked.transactional_id, producer, partitions, version)
+        # A request of a broker is for several ids, and one that waits would delay the others.
+        added = self.coordinator.add_partitions(
+            asked.transactional_id, producer, partitions, version, waits=not is_of_broker
+        )
         return then(
             added,
             lambda _: dict.fromkeys(partitions),
@@ -221,7 +224,7 @@ class TransactionApis:
         else:
             at = TopicPartition(self._offsets.name, partition_for(request.group_id, count))
             producer = ProducerIdAndEpoch(request.producer_id, request.producer_epoch)
-            added = self.coordinator.add_partitions(request.transactional_id, producer, [at], 0)
+            added = self.coordinator.add_partitions(request.transactional_id, producer, [at], 0, waits=True)
         knows_fenced = context.api_version >= OTHERS_FENCED
         return then(
             added,

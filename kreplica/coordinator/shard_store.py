@@ -15,7 +15,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial, wraps
-from typing import TYPE_CHECKING, Concatenate, Generic, NamedTuple, ParamSpec, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, NamedTuple, ParamSpec, Protocol, TypeVar
 
 from kreplica._core.batch_builder import BatchBuilder
 from kreplica._core.records import RecordBatch, batches
@@ -80,29 +80,31 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
+def attempt(future: Future[Any], step: Callable[[], None]) -> None:
+    """Run the step that resolves the future. It fails with the error that the step raises.
+
+    An unforeseen error is logged.
+    """
+    try:
+        step()
+    except KreplicaError as error:
+        future.set_exception(error)
+    except Exception as error:
+        LOGGER.exception("a request to a coordinator failed")
+        if not future.done():
+            future.set_exception(UnknownServerError(repr(error)))
+
+
 def in_loop(
     step: Callable[Concatenate[C, Future[T], P], None],
 ) -> Callable[Concatenate[C, P], Future[T]]:
-    """Let a method run in the coordinator's loop. Callers get the future that it resolves.
-
-    The future fails with the error that the method raises; an unforeseen one is logged.
-    """
+    """Let a method run in the coordinator's loop. Callers get its future, see `attempt`."""
 
     @wraps(step)
     def post(self: C, /, *arguments: P.args, **named: P.kwargs) -> Future[T]:
         future: Future[T] = Future()
 
-        def run() -> None:
-            try:
-                step(self, future, *arguments, **named)
-            except KreplicaError as error:
-                future.set_exception(error)
-            except Exception as error:
-                LOGGER.exception("a request to a coordinator failed")
-                if not future.done():
-                    future.set_exception(UnknownServerError(repr(error)))
-
-        self._loop.post(run)
+        self._loop.post(partial(attempt, future, partial(step, self, future, *arguments, **named)))
         return future
 
     return post

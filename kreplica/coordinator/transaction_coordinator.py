@@ -39,9 +39,16 @@ from kreplica.common.errors import (
     UnsupportedVersion,
 )
 from kreplica.common.future import Future
-from kreplica.common.ports import Clock, Loop
+from kreplica.common.ports import Cancellable, Clock, Loop
 from kreplica.common.types import INT16_MAX, NO_PRODUCER_EPOCH, NO_PRODUCER_ID, TopicPartition
-from kreplica.coordinator.shard_store import CoordinatorLog, Shard, ShardStore, in_loop, partition_for
+from kreplica.coordinator.shard_store import (
+    CoordinatorLog,
+    Shard,
+    ShardStore,
+    attempt,
+    in_loop,
+    partition_for,
+)
 from kreplica.coordinator.transaction_config import TransactionConfig
 from kreplica.coordinator.transaction_markers import Marker, Marking, TransactionMarkers
 from kreplica.coordinator.transaction_metadata import (
@@ -66,6 +73,9 @@ LOGGER = logging.getLogger(__name__)
 TRANSACTION_STATE = "__transaction_state"
 # The pause before an append whose outcome is unknown is repeated.
 APPEND_BACKOFF_MS = 100
+# How long a request may wait for the previous transaction of its id to be completed. Waiting takes less time
+# than the pause after which a client would ask again.
+COMPLETION_WAIT_MS = 100
 # Transactions resumed in one step of a load; bytes of the keys that one batch of tombstones forgets.
 RESUMED_A_STEP = 500
 TOMBSTONE_BYTES = 256 << 10
@@ -97,16 +107,18 @@ class Transaction:
     """A transactional id in its shard.
 
     `current`: its state, None before the first one is stored. `pending`: the state that is being appended;
-    the id is `leaving` while its tombstone is. `marking`: the markers that are being written.
+    the id is `leaving` while its tombstone is. `marking`: the markers that are being written. `waiting`: the
+    requests that wait until the id can begin a transaction.
     """
 
-    __slots__ = ("current", "is_leaving", "marking", "pending")
+    __slots__ = ("current", "is_leaving", "marking", "pending", "waiting")
 
     def __init__(self, current: TransactionMetadata | None) -> None:
         self.current = current
         self.pending: TransactionMetadata | None = None
         self.is_leaving = False
         self.marking: Marking | None = None
+        self.waiting: list[_Waiting] = []
 
     @property
     def is_busy(self) -> bool:
@@ -114,6 +126,17 @@ class Transaction:
         epoch, which are not in `current` yet.
         """
         return self.pending is not None or self.is_leaving or self.marking is not None
+
+
+class _Waiting:
+    """A request that waits until its id is not busy. `step()`: tries again; `future`: its answer."""
+
+    __slots__ = ("future", "step", "timer")
+
+    def __init__(self, step: Callable[[], None], future: Future[None], timer: Cancellable) -> None:
+        self.step = step
+        self.future = future
+        self.timer = timer
 
 
 class TransactionShard(Shard):
@@ -161,6 +184,11 @@ class TransactionShard(Shard):
         for transaction in self.transactions.values():
             if transaction.marking is not None:
                 transaction.marking.cancel()
+            waiting, transaction.waiting = transaction.waiting, []
+            for each in waiting:
+                each.timer.cancel()
+                text = f"{TRANSACTION_STATE}-{self.partition} is led by another broker"
+                each.future.set_exception(NotCoordinator(text))
 
 
 class TransactionCoordinator:
@@ -290,12 +318,34 @@ class TransactionCoordinator:
         producer: ProducerIdAndEpoch,
         partitions: Collection[TopicPartition],
         version: int,
+        *,
+        waits: bool = False,
     ) -> None:
         """Handle AddPartitionsToTxn and AddOffsetsToTxn: the partitions get a marker when it ends.
 
-        `version`: the transaction version of the request. Fails with InvalidProducerIdMapping,
-        ProducerFenced, ConcurrentTransactions.
+        `version`: the transaction version of the request. `waits`: while the previous transaction is being
+        completed, wait for up to COMPLETION_WAIT_MS. Fails with InvalidProducerIdMapping, ProducerFenced,
+        ConcurrentTransactions.
         """
+        step = partial(self._add, future, transactional_id, producer, partitions, version)
+        try:
+            step()
+        except ConcurrentTransactions as error:
+            _, transaction, _ = self._known(transactional_id)
+            if not waits:
+                raise
+            give_up = partial(self._give_up, transaction, future, error.with_traceback(None))
+            timer = self._loop.post_later(give_up, COMPLETION_WAIT_MS)
+            transaction.waiting.append(_Waiting(step, future, timer))
+
+    def _add(
+        self,
+        future: Future[None],
+        transactional_id: str,
+        producer: ProducerIdAndEpoch,
+        partitions: Collection[TopicPartition],
+        version: int,
+    ) -> None:
         shard, transaction, current = self._known(transactional_id)
         if transaction.is_busy:
             raise _is_busy(transactional_id)
@@ -304,6 +354,30 @@ class TransactionCoordinator:
             future.set_result(None)
         else:
             self._change(shard, transaction, following, partial(_resolve, future, None))
+
+    def _give_up(self, transaction: Transaction, future: Future[None], error: ConcurrentTransactions) -> None:
+        """End the wait of a request whose time is over."""
+        left = [each for each in transaction.waiting if each.future is not future]
+        if len(left) < len(transaction.waiting):
+            transaction.waiting = left
+            future.set_exception(error)
+
+    def _try_waiting(self, transaction: Transaction) -> None:
+        """Let the waiting requests of an id try again, in their order."""
+        waiting, transaction.waiting = transaction.waiting, []
+        for each in waiting:
+            attempt(each.future, partial(self._try, transaction, each))
+
+    def _try(self, transaction: Transaction, waiting: _Waiting) -> None:
+        try:
+            waiting.step()
+        except ConcurrentTransactions:
+            transaction.waiting.append(waiting)
+            return
+        except BaseException:
+            waiting.timer.cancel()
+            raise
+        waiting.timer.cancel()
 
     @in_loop
     def verify_partitions(
@@ -424,14 +498,7 @@ class TransactionCoordinator:
         """Repeat the step with an unused producer id; the future fails with what the step raises."""
 
         def run(done: Future[int]) -> None:
-            try:
-                step(done.result())
-            except KreplicaError as error:
-                future.set_exception(error)
-            except Exception as error:
-                LOGGER.exception("a request to a coordinator failed")
-                if not future.done():
-                    future.set_exception(UnknownServerError(repr(error)))
+            attempt(future, lambda: step(done.result()))
 
         self._new_producer_id().add_done_callback(lambda done: self._loop.post(partial(run, done)))
 
@@ -483,6 +550,8 @@ class TransactionCoordinator:
             self._loop.post_later(again, APPEND_BACKOFF_MS)
         if then is not None:
             then(error)
+        if not transaction.is_busy:
+            self._try_waiting(transaction)
 
     def _append_again(
         self, shard: TransactionShard, transaction: Transaction, following: TransactionMetadata
@@ -575,6 +644,7 @@ class TransactionCoordinator:
                 transaction.is_leaving = False
                 if error is None and shard.transactions.get(name) is transaction:
                     del shard.transactions[name]
+                self._try_waiting(transaction)
 
         keys = [encode_key(TransactionLogKey(transactional_id=name)) for name in leaving]
         self._store.append(shard, [(key, None) for key in keys], forgotten)

@@ -72,6 +72,51 @@ def test_an_answer_waits_until_the_outcome_is_stored(stage):
     assert stage.brokers.taken == [(1, AT, 7, 1, True)]
 
 
+@pytest.mark.parametrize("level", [0, 2])
+def test_a_request_may_wait_until_the_previous_transaction_is_completed(level):
+    stage = TransactionStage(level=level)
+    first = stage.init()
+    stage.add(first)
+    stage.brokers.held = []
+    following = stage.end(first)
+    added = stage.begin_add(following, AT, waits=True)
+    another = stage.begin_add(following, OTHER, waits=True)
+    zombie = stage.begin_add(producer(7, 9), waits=True)
+    stage.pass_time(50)
+    assert not added.done()
+    stage.brokers.release()
+    stage.settle()
+    assert added.result(0) is None
+    assert another.result(0) is None
+    assert isinstance(zombie.exception(0), errors.ProducerFenced)
+    stage.pass_time(200)
+    [*_, (_, metadata)] = stage.stored()
+    assert (metadata.state.title, metadata.partitions) == ("Ongoing", {AT, OTHER})
+
+
+def test_a_request_waits_only_for_a_while(stage):
+    first = stage.init()
+    stage.add(first)
+    stage.brokers.held = []
+    added = stage.begin_add(stage.end(first), waits=True)
+    stage.pass_time(150)
+    assert isinstance(added.exception(0), errors.ConcurrentTransactions)
+    stage.brokers.release()
+    stage.settle()
+    assert stage.state() == "CompleteCommit"
+
+
+def test_a_waiting_request_fails_when_another_broker_takes_over(stage):
+    first = stage.init()
+    stage.add(first)
+    stage.brokers.held = []
+    added = stage.begin_add(stage.end(first), waits=True)
+    stage.coordinator.resign(0)
+    stage.settle()
+    assert isinstance(added.exception(0), errors.NotCoordinator)
+    stage.pass_time(200)
+
+
 def test_a_repeated_end_gets_the_same_answer(stage):
     first = stage.init()
     stage.add(first)
