@@ -1,7 +1,8 @@
 """A client of a running cluster, kreplica's or Kafka's: lists partitions, fetches and appends.
 
-Requests about a partition go to its leader. If the leader is gone, the client looks for the new one for up to
-TIMEOUT_S. A request covers one partition, because a Spark task reads or writes one partition.
+Requests about a partition go to its leader, those about a group or a transactional id to its coordinator. If
+the broker is gone, the client looks for the new one for up to TIMEOUT_S. A request covers one partition,
+because a Spark task reads or writes one partition.
 Ownership: the connections; a pickled client has none. Thread rule: one thread.
 """
 
@@ -14,6 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from kreplica.cli.kafka_connection import KafkaConnection, parse_bootstrap
 from kreplica.common.errors import (
+    ConcurrentTransactions,
     CorruptMessage,
     KreplicaError,
     LeaderNotAvailable,
@@ -22,6 +24,7 @@ from kreplica.common.errors import (
 )
 from kreplica.common.message import in_version, maker
 from kreplica.common.messages.data import (
+    ApiVersionsRequest,
     FetchPartition,
     FetchRequest,
     FetchTopic,
@@ -34,17 +37,30 @@ from kreplica.common.messages.data import (
     ProduceRequest,
     TopicProduceData,
 )
+from kreplica.common.messages.groups import FindCoordinatorRequest, OffsetFetchRequest
+from kreplica.common.messages.transactions import (
+    AddOffsetsToTxnRequest,
+    AddPartitionsToTxnRequest,
+    EndTxnRequest,
+    TxnOffsetCommitRequest,
+)
 from kreplica.common.types import TopicPartition
 from kreplica.common.wire import error_of
 from spark_connector.option_table import OptionError
 
 TIMEOUT_S = 60.0
 BACKOFF_S = 0.1
+# The markers of the previous transaction are on their way; this takes some milliseconds.
+CONCURRENT_BACKOFF_S = 0.02
 FETCH_BYTES = 8 << 20
 MAX_WAIT = timedelta(milliseconds=500)
 APPEND_TIMEOUT = timedelta(seconds=10)
 CONSUMER = -1
 ALL_IN_SYNC = -1
+# Kinds of coordinators in FindCoordinator.
+GROUP, TRANSACTION = 0, 1
+NO_OFFSET = -1
+TRANSACTION_VERSION = "transaction.version"
 
 _fetch, _fetch_topic, _fetch_partition = maker(FetchRequest), maker(FetchTopic), maker(FetchPartition)
 _list, _list_topic, _list_partition = (
@@ -60,11 +76,18 @@ _produce, _produce_topic, _produce_partition = (
 _metadata = maker(MetadataRequest)
 # Versions that name topics, as options and offsets of a query do.
 VERSIONS: dict[Any, int] = {
+    AddOffsetsToTxnRequest: 3,
+    AddPartitionsToTxnRequest: 3,
+    ApiVersionsRequest: 3,
+    EndTxnRequest: 3,
     FetchRequest: 12,
+    FindCoordinatorRequest: 3,
     InitProducerIdRequest: 3,
     ListOffsetsRequest: 7,
     MetadataRequest: 9,
+    OffsetFetchRequest: 7,
     ProduceRequest: 8,
+    TxnOffsetCommitRequest: 3,
 }
 
 Address = tuple[str, int]
@@ -88,6 +111,7 @@ class ClusterClient:
             raise OptionError(f"kafka.bootstrap.servers: {error}") from error
         self._servers = servers
         self._leaders: dict[TopicPartition, Leader] = {}
+        self._coordinators: dict[tuple[int, str], Address] = {}
         self._connections: dict[Address, KafkaConnection] = {}
 
     def __getstate__(self) -> dict[str, Any]:
@@ -122,7 +146,7 @@ class ClusterClient:
             )
             topics = (_list_topic(name=at.topic, partitions=(wanted,)),)
             request = _list(replica_id=CONSUMER, isolation_level=isolation_level, topics=topics)
-            answer = self._ask(leader, request).topics[0].partitions[0]
+            answer = self._ask(leader.address, request).topics[0].partitions[0]
             _raise(answer.error_code, at)
             return int(answer.offset)
 
@@ -145,8 +169,55 @@ class ClusterClient:
 
         return self._retrying(ask)
 
-    def produce(self, at: TopicPartition, batch: bytes) -> None:
-        """Append the batch with acks=all.
+    def transaction_version(self) -> int | None:
+        """Return the finalized level of transaction.version; None if the cluster has no transactions."""
+
+        def ask() -> int | None:
+            request = ApiVersionsRequest(client_software_name="kreplica", client_software_version="1")
+            answer = self._any(request)
+            _raise(answer.error_code, "the versions of requests")
+            if EndTxnRequest.__api_key__ not in {each.api_key for each in answer.api_keys}:
+                return None
+            levels = {each.name: int(each.max_version_level) for each in answer.finalized_features}
+            return levels.get(TRANSACTION_VERSION, 0)
+
+        return self._retrying(ask)
+
+    def committed_offsets(self, group: str) -> dict[TopicPartition, int]:
+        """Return all committed offsets of a group, once no transaction may change them."""
+
+        def ask() -> dict[TopicPartition, int]:
+            answer = self._coordinator(
+                GROUP, group, OffsetFetchRequest(group_id=group, topics=None, require_stable=True)
+            )
+            _raise(answer.error_code, f"group {group}")
+            found = {}
+            for topic in answer.topics:
+                for each in topic.partitions:
+                    at = TopicPartition(topic.name, each.partition_index)
+                    _raise(each.error_code, f"group {group}, {at}")
+                    if each.committed_offset != NO_OFFSET:
+                        found[at] = int(each.committed_offset)
+            return found
+
+        return self._retrying(ask)
+
+    def ask_coordinator(self, kind: int, key: str, request: Any, errors: Callable[[Any], Any]) -> Any:
+        """Send a request to the coordinator of a group or transactional id; return the answer.
+
+        `errors`: iterates over the error codes of an answer. Raises the first error that retries do not end.
+        """
+
+        def ask() -> Any:
+            answer = self._coordinator(kind, key, request)
+            for code in errors(answer):
+                _raise(code, key)
+            return answer
+
+        return self._retrying(ask)
+
+    def produce(self, at: TopicPartition, batch: bytes, transactional_id: str | None = None) -> None:
+        """Append the batch with acks=all; a batch of a transaction needs its transactional id.
 
         A retry sends the same bytes, so the batch must carry an idempotent producer's id. Raises the
         leader's error if it refuses the batch.
@@ -156,12 +227,12 @@ class ClusterClient:
             leader = self._leader(at)
             data = (_produce_partition(index=at.partition, records=batch),)
             request = _produce(
-                transactional_id=None,
+                transactional_id=transactional_id,
                 acks=ALL_IN_SYNC,
                 timeout=APPEND_TIMEOUT,
                 topic_data=(_produce_topic(name=at.topic, partition_data=data),),
             )
-            answer = self._ask(leader, request).responses[0].partition_responses[0]
+            answer = self._ask(leader.address, request).responses[0].partition_responses[0]
             _raise(answer.error_code, f"{at}: {answer.error_message}" if answer.error_message else at)
 
         self._retrying(ask)
@@ -184,7 +255,7 @@ class ClusterClient:
             forgotten_topics_data=(),
             rack_id="",
         )
-        response = self._ask(leader, request)
+        response = self._ask(leader.address, request)
         _raise(response.error_code, at)
         answer = response.responses[0].partitions[0]
         _raise(answer.error_code, at)
@@ -223,6 +294,14 @@ class ClusterClient:
             for each in topic.partitions
         }
 
+    def _coordinator(self, kind: int, key: str, request: Any) -> Any:
+        address = self._coordinators.get((kind, key))
+        if address is None:
+            answer = self._any(FindCoordinatorRequest(key=key, key_type=kind))
+            _raise(answer.error_code, f"the coordinator of {key}")
+            address = self._coordinators[kind, key] = str(answer.host), int(answer.port)
+        return self._ask(address, request)
+
     def _any(self, request: Any) -> Any:
         known = [leader.address for leader in self._leaders.values() if leader.address is not None]
         failed: list[str] = []
@@ -236,12 +315,12 @@ class ClusterClient:
             f"kafka.bootstrap.servers: no server answers, check the addresses: {'; '.join(failed)}"
         )
 
-    def _ask(self, leader: Leader, request: Any) -> Any:
-        assert leader.address is not None
+    def _ask(self, address: Address | None, request: Any) -> Any:
+        assert address is not None
         try:
-            return self._connection(leader.address).ask(in_version(request, VERSIONS[type(request)]))
+            return self._connection(address).ask(in_version(request, VERSIONS[type(request)]))
         except NetworkException:
-            self._drop(leader.address)
+            self._drop(address)
             raise
 
     def _connection(self, address: Address) -> KafkaConnection:
@@ -264,11 +343,17 @@ class ClusterClient:
         while True:
             try:
                 return ask()
+            except ConcurrentTransactions:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(CONCURRENT_BACKOFF_S)
+                continue
             except KreplicaError as error:
                 if not error.retriable or isinstance(error, CorruptMessage) or time.monotonic() > deadline:
                     raise
-            # The leader may have changed.
+            # The leader or the coordinator may have changed.
             self._leaders.clear()
+            self._coordinators.clear()
             time.sleep(BACKOFF_S)
 
 

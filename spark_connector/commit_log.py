@@ -23,9 +23,11 @@ import kreplica
 from bindings.partition_directories import PartitionDirectories
 from kreplica.common.errors import InvalidFile
 from kreplica.common.types import TopicPartition
-from spark_connector.sink_rows import StagedFile, staged_batches, sync
+from spark_connector.sink_rows import Staged, StagedFile, staged_batches, sync
 
 VERSION = 0
+# Its presence says that batches may have been written without this log.
+LEFT = "left"
 # Spark repeats only the last batch; the others are kept for inspection.
 KEPT_COMMITS = 100
 # For each partition, the paths of the files with its rows, in order.
@@ -54,6 +56,19 @@ class CommitLog:
         self._directory = os.path.abspath(directory)
         self._target = target
 
+    def has(self, batch_id: int) -> bool:
+        """Return whether this batch's commit was begun."""
+        return any(os.path.exists(self._name(batch_id, what)) for what in ("intent", "committed"))
+
+    def leave(self) -> None:
+        """Note on disk that from now on batches may be written without this log."""
+        if not self.was_left():
+            _write(os.path.join(self._directory, LEFT), {"version": VERSION})
+
+    def was_left(self) -> bool:
+        """Return whether batches may have been written without this log."""
+        return os.path.exists(os.path.join(self._directory, LEFT))
+
     def staging(self, batch_id: int) -> str:
         """Return the directory in which the batch's tasks stage their rows."""
         return os.path.join(self._directory, f"{batch_id}.staged")
@@ -69,9 +84,9 @@ class CommitLog:
             return False
         if os.path.exists(intent):
             files, facts = _read(intent)
-            self._target.append(self._paths(batch_id, files), facts)
+            self._target.append(paths_of(self.staging(batch_id), files), facts)
         else:
-            paths = self._paths(batch_id, files)
+            paths = paths_of(self.staging(batch_id), files)
             facts = self._target.begin(paths, self._previous(batch_id))
             _write(intent, {"version": VERSION, "files": _named(files), **facts})
             self._target.append(paths, facts)
@@ -85,12 +100,6 @@ class CommitLog:
         """Remove the staged files of the batch, unless an interrupted commit needs them."""
         if not os.path.exists(self._name(batch_id, "intent")):
             shutil.rmtree(self.staging(batch_id), ignore_errors=True)
-
-    def _paths(self, batch_id: int, files: Sequence[StagedFile]) -> Files:
-        found: dict[TopicPartition, list[str]] = {}
-        for file in sorted(files, key=lambda file: file.at):
-            found.setdefault(file.at, []).append(os.path.join(self.staging(batch_id), file.name))
-        return found
 
     def _previous(self, batch_id: int) -> Facts | None:
         path = self._name(batch_id - 1, "committed")
@@ -127,6 +136,18 @@ class LogDirectory:
         """Return the commits of this writer."""
         return CommitLog(os.path.join(f"{self._path}.spark", writer), self)
 
+    def staging(self, writer: str, batch_id: int) -> str:
+        """Return the directory in which the batch's tasks stage their rows."""
+        return self.commits(writer).staging(batch_id)
+
+    def commit(self, writer: str, batch_id: int, staged: Sequence[Staged]) -> bool:
+        """Append the staged rows, unless the batch is already written. Returns False if it is."""
+        return self.commits(writer).commit(batch_id, [file for each in staged for file in each.files])
+
+    def discard(self, writer: str, batch_id: int) -> None:
+        """Remove the staged rows of the batch, unless an interrupted commit needs them."""
+        self.commits(writer).discard(batch_id)
+
     def begin(self, files: Files, previous: Facts | None) -> Facts:  # noqa: ARG002 (batches are independent)
         with ExitStack() as stack:
             ends = {at: self._open(at, stack).log_end_offset for at in files}
@@ -146,6 +167,14 @@ class LogDirectory:
 
     def _open(self, at: TopicPartition, stack: ExitStack) -> kreplica.Log:
         return stack.enter_context(kreplica.Log.open(os.path.join(self._path, str(at))))
+
+
+def paths_of(directory: str, files: Iterable[StagedFile]) -> Files:
+    """Return the paths of the staged files in `directory` by partition, in order."""
+    found: dict[TopicPartition, list[str]] = {}
+    for file in sorted(files, key=lambda file: file.at):
+        found.setdefault(file.at, []).append(os.path.join(directory, file.name))
+    return found
 
 
 def partition_counts(partitions: Iterable[TopicPartition]) -> dict[str, int]:

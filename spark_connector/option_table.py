@@ -124,6 +124,21 @@ OPTIONS = (
         "compression of batches",
         ("none", "gzip", "snappy", "lz4", "zstd"),
     ),
+    Option(
+        "exactlyOnce",
+        _WRITE,
+        _CLUSTER,
+        "write each batch in one transaction, or without transactions; default: transactions if the cluster"
+        " has transaction.version 1 or later",
+        ("transactions", "idempotent"),
+    ),
+    Option(
+        "kafka.transaction.timeout.ms",
+        _WRITE,
+        _CLUSTER,
+        "how long the cluster waits for the end of a batch's transaction; default: 60000 and more for large"
+        " batches, at most 900000",
+    ),
     Option("kafka.acks", _WRITE, _CLUSTER, "a write always waits for all replicas in sync", ("all", "-1")),
     Option("kafka.enable.idempotence", _WRITE, _CLUSTER, "a write is always idempotent", ("true",)),
     Option("kafka.security.protocol", _ALL, _CLUSTER, _PLAINTEXT, ("plaintext",)),

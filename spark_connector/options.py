@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from kreplica.common.types import INT64_MAX
+from kreplica.common.types import INT32_MAX, INT64_MAX
 from spark_connector.offsets import (
     EARLIEST,
     LATEST,
@@ -87,7 +87,8 @@ class ReadOptions:
 class WriteOptions:
     """The options of a write; `topic` None: each row names its own.
 
-    `checkpoint`: the stream's directory, None if not given or not on this machine.
+    `checkpoint`: the stream's directory, None if not given or not on this machine. `exactly_once`:
+    transactions, idempotent, or None for the cluster's choice. `transaction_timeout_ms`: None if not given.
     """
 
     path: str | None
@@ -95,6 +96,8 @@ class WriteOptions:
     topic: str | None
     checkpoint: str | None = None
     codec: str = "none"
+    exactly_once: str | None = None
+    transaction_timeout_ms: int | None = None
 
 
 def parse_read(given: Mapping[str, str], *, streaming: bool) -> ReadOptions:
@@ -138,6 +141,8 @@ def parse_write(given: Mapping[str, str]) -> WriteOptions:
         options.text("topic"),
         _checkpoint(options),
         options.choice("kafka.compression.type", "none"),
+        options.choice("exactlyOnce", "") or None,
+        options.count("kafka.transaction.timeout.ms", INT32_MAX),
     )
 
 
@@ -170,12 +175,13 @@ class _Options:
             raise OptionError(f"{name}: is empty")
         return None if value is None else value.strip()
 
-    def count(self, name: str) -> int | None:
+    def count(self, name: str, maximum: int = INT64_MAX) -> int | None:
         value = self.text(name)
         if value is None:
             return None
-        if not value.isdecimal() or not 0 < int(value) <= INT64_MAX:
-            raise OptionError(f"{name}: {value!r} is not a positive integer")
+        if not value.isdecimal() or not 0 < int(value) <= maximum:
+            limit = "" if maximum == INT64_MAX else f" up to {maximum}"
+            raise OptionError(f"{name}: {value!r} is not a positive integer{limit}")
         return int(value)
 
     def boolean(self, name: str, default: bool) -> bool:

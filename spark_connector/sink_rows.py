@@ -10,11 +10,13 @@ from __future__ import annotations
 import os
 import uuid
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow
 from pyarrow import compute, ipc
+from pyspark.sql.datasource import WriterCommitMessage
 
 from kreplica._core.partitioner import partitions_of
 from kreplica.common.errors import MessageTooLarge
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
 BATCH_BYTES = 1 << 19
 # Fits the default of max.message.bytes, with the batch's own overhead.
 MAX_RECORD_BYTES = 1_000_000
+# The most that a task may send to the driver, if they share no directory.
+MAX_MESSAGE_BYTES = 256 << 20
 # The approximate overhead of a record besides its key, value and headers.
 ROW_BYTES = 16
 KNOWN = ("key", "value", "headers", "topic", "partition")
@@ -44,6 +48,41 @@ class StagedFile(NamedTuple):
 
     at: TopicPartition
     name: str
+
+
+@dataclass(frozen=True)
+class Staged(WriterCommitMessage):
+    """What one task has staged, and for which writer. It is sent to the driver.
+
+    `contents`: the contents of the files; empty if the files lie in a directory that the driver sees.
+    """
+
+    writer: str
+    files: tuple[StagedFile, ...]
+    contents: tuple[bytes, ...] = ()
+
+    @classmethod
+    def with_contents(cls, writer: str, files: Sequence[StagedFile], directory: str) -> Staged:
+        """Return the files with their contents. Raises SinkError if they are too large to send."""
+        paths = [os.path.join(directory, file.name) for file in files]
+        size = sum(map(os.path.getsize, paths))
+        if size > MAX_MESSAGE_BYTES:
+            raise SinkError(
+                f"a task has {size} bytes of rows, and shares no directory with the driver; the maximum is"
+                f" {MAX_MESSAGE_BYTES}: set checkpointLocation to a directory that all machines mount, use"
+                " more tasks, or exactlyOnce=idempotent"
+            )
+        return cls(writer, tuple(files), tuple(map(_content, paths)))
+
+    def in_directory(self, directory: str) -> tuple[StagedFile, ...]:
+        """Return the files; write their contents to `directory` if they are not there."""
+        for file, content in zip(self.files, self.contents, strict=False):
+            os.makedirs(directory, exist_ok=True)
+            path = os.path.join(directory, file.name)
+            with open(path, "wb") as target:
+                target.write(content)
+            sync(path)
+        return self.files
 
 
 def check_schema(schema: StructType, topic: str | None) -> None:
@@ -211,6 +250,11 @@ def _pieces(sizes: Any) -> Iterator[tuple[int, int]]:
         stop = max(start + 1, bisect_right(ends, before + BATCH_BYTES, start))
         yield start, stop
         start = stop
+
+
+def _content(path: str) -> bytes:
+    with open(path, "rb") as source:
+        return source.read()
 
 
 def sync(path: str) -> None:

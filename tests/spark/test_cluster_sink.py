@@ -15,12 +15,13 @@ import kreplica
 from kreplica.common.errors import InvalidFile
 from kreplica.common.types import INT32_MAX, TopicPartition
 from spark_connector.cluster_client import ClusterClient
+from spark_connector.cluster_sink import Cluster
 from spark_connector.commit_log import CommitLog
-from spark_connector.sink import Cluster, IdempotentProducer, sequence_after
+from spark_connector.producers import IdempotentProducer, sequence_after
 from spark_connector.sink_rows import Rows, StagedFile, Staging
 
 TIMEOUT_S = 60
-TOPICS = ("batch", "stream", "commits", "order", "stranger", "sequences")
+TOPICS = ("batch", "transactions", "idempotent", "commits", "order", "stranger", "sequences")
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +87,10 @@ def test_a_batch_write(spark: SparkSession, cluster: kreplica.Cluster) -> None:
         ).save()
 
 
-def test_a_stream_that_is_cut_off(spark: SparkSession, cluster: kreplica.Cluster, tmp_path: Path) -> None:
+@pytest.mark.parametrize("exactly_once", ["transactions", "idempotent"])
+def test_a_stream_that_is_cut_off(
+    spark: SparkSession, cluster: kreplica.Cluster, tmp_path: Path, exactly_once: str
+) -> None:
     def run() -> None:
         frame = spark.readStream.format("kreplica").option("startingOffsets", "earliest")
         query = (
@@ -94,7 +98,8 @@ def test_a_stream_that_is_cut_off(spark: SparkSession, cluster: kreplica.Cluster
             .load(str(tmp_path / "from"))
             .select("key", "value")
             .writeStream.format("kreplica")
-            .option("topic", "stream")
+            .option("topic", exactly_once)
+            .option("exactlyOnce", exactly_once)
             .option("kafka.bootstrap.servers", cluster.bootstrap_servers)
             .option("checkpointLocation", str(tmp_path / "checkpoint"))
             .trigger(availableNow=True)
@@ -110,7 +115,7 @@ def test_a_stream_that_is_cut_off(spark: SparkSession, cluster: kreplica.Cluster
     (tmp_path / "checkpoint" / "commits" / "1").unlink()
     (tmp_path / "checkpoint" / "commits" / ".1.crc").unlink(missing_ok=True)
     run()
-    found = values(cluster, "stream", 0) + values(cluster, "stream", 1)
+    found = values(cluster, exactly_once, 0) + values(cluster, exactly_once, 1)
     assert sorted(found, key=lambda value: int(value or b"-1")) == [b"%d" % n for n in range(10)]
 
 
@@ -132,11 +137,11 @@ def test_a_commit_that_was_cut_off_is_carried_out(
     files = stage(commits, 1, "commits", rows(1, 2), rows(3), rows(4, 5))
     produce, sent = ClusterClient.produce, []
 
-    def dying(self: ClusterClient, at: TopicPartition, batch: bytes) -> None:
+    def dying(self: ClusterClient, at: TopicPartition, batch: bytes, *more: Any) -> None:
         if len(sent) == before:
             raise KeyboardInterrupt
         sent.append(batch)
-        produce(self, at, batch)
+        produce(self, at, batch, *more)
         if before == 4 and len(sent) == 2:
             raise KeyboardInterrupt
 
@@ -176,12 +181,12 @@ def test_two_drivers_at_once(
     other = CommitLog(str(tmp_path / "query"), Cluster(ClusterClient(cluster.bootstrap_servers), "zstd"))
     seen: list[bytes] = []
 
-    def meanwhile(self: ClusterClient, at: TopicPartition, batch: bytes) -> None:
+    def meanwhile(self: ClusterClient, at: TopicPartition, batch: bytes, *more: Any) -> None:
         seen.append(batch)
         if len(seen) == 3:
             monkeypatch.setattr(ClusterClient, "produce", produce)
             assert other.commit(0, [])
-        produce(self, at, batch)
+        produce(self, at, batch, *more)
 
     monkeypatch.setattr(ClusterClient, "produce", meanwhile)
     with pytest.raises(FileNotFoundError):
@@ -197,8 +202,8 @@ def test_what_others_append_meanwhile_does_not_count(
     files = stage(commits, 0, "stranger", rows(1), rows(2))
     produce = ClusterClient.produce
 
-    def dying(self: ClusterClient, at: TopicPartition, batch: bytes) -> None:
-        produce(self, at, batch)
+    def dying(self: ClusterClient, at: TopicPartition, batch: bytes, *more: Any) -> None:
+        produce(self, at, batch, *more)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:

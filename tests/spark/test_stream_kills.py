@@ -1,7 +1,7 @@
 """Streams whose process is killed and started again, whose cluster loses leaders, whose segments go.
 
 KREPLICA_STREAM_KILLS is how often Spark is killed, each time somewhere in the batches of one stream; there
-are 20 of each where that is more than twice, as `make kills` has it.
+are 20 of each where that is more than three times, as `make kills` has it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
@@ -24,12 +24,15 @@ from tests.support.polling import wait_until
 from tests.support.spark_session import READERS, reading_by
 from tests.support.streaming import StreamingProcess, Streams, committed
 
-KILLS = int(os.environ.get("KREPLICA_STREAM_KILLS", "2"))
+KILLS = int(os.environ.get("KREPLICA_STREAM_KILLS", "3"))
 TIMEOUT_S = 300.0
 PARTITIONS = 2
-RECORDS = 200 if KILLS > 2 else 60
+RECORDS = 200 if KILLS > 3 else 60
 PER_BATCH = 20
 BATCHES = PARTITIONS * RECORDS // PER_BATCH
+
+# The topics that streams write, each in the way of its name.
+SINKS = ("transactions", "idempotent")
 
 
 def value(partition: int, number: int) -> bytes:
@@ -41,10 +44,10 @@ EVERY_VALUE = sorted(value(partition, number) for partition in range(PARTITIONS)
 
 @pytest.fixture
 def nodes(tmp_path: Path) -> Iterator[NodeProcesses]:
-    """Three processes; topic `source` holds the values, `target` nothing."""
+    """Three processes; topic `source` holds the values, those of SINKS nothing."""
     with NodeProcesses(tmp_path / "nodes", min_insync_replicas=2) as made:
         admin = AdminClient({"bootstrap.servers": made.bootstrap})
-        topics = [NewTopic(name, PARTITIONS, 3) for name in ("source", "target")]
+        topics = [NewTopic(name, PARTITIONS, 3) for name in ("source", *SINKS)]
         for created in admin.create_topics(topics).values():
             created.result(TIMEOUT_S)
         producer = Producer({"bootstrap.servers": made.bootstrap, "enable.idempotence": True})
@@ -68,17 +71,25 @@ def leader_of(nodes: NodeProcesses, topic: str, partition: int) -> int:
 
 
 def read_topic(nodes: NodeProcesses, topic: str) -> list[bytes]:
+    """Return the values of all records that are committed."""
     consumer = Consumer(
-        {"bootstrap.servers": nodes.bootstrap, "group.id": "test", "enable.auto.commit": False}
+        {
+            "bootstrap.servers": nodes.bootstrap,
+            "group.id": "test",
+            "enable.auto.commit": False,
+            "isolation.level": "read_committed",
+            "enable.partition.eof": True,
+        }
     )
     found: list[bytes] = []
     for partition in range(PARTITIONS):
-        end = consumer.get_watermark_offsets(TopicPartition(topic, partition), TIMEOUT_S)[1]
         consumer.assign([TopicPartition(topic, partition, 0)])
-        for _ in range(end):
+        while True:
             message = consumer.poll(TIMEOUT_S)
             assert message is not None
-            assert message.error() is None
+            if message.error() is not None:
+                assert message.error().code() == KafkaError._PARTITION_EOF, message.error()
+                break
             found.append(message.value())
     consumer.close()
     return found
@@ -137,19 +148,20 @@ def test_every_record_once_over_kills(nodes: NodeProcesses, tmp_path: Path) -> N
         }
         for name, options in READERS.items()
     }
-    streams["cluster"] = {
-        "source": {**servers, "subscribe": "source", **limit},
-        "sink": {**servers, "topic": "target"},
-    }
+    for name in SINKS:
+        streams[name] = {
+            "source": {**servers, "subscribe": "source", **limit},
+            "sink": {**servers, "topic": name, "exactlyOnce": name},
+        }
 
-    chance, names = random.Random(7), ["cluster", *(f"by-{name}" for name in READERS)]
+    chance, names = random.Random(7), [*SINKS, *(f"by-{name}" for name in READERS)]
     for kill in range(KILLS):
         name = names[kill % len(names)]
         done = committed(work, name)
         # The one that is to be killed is started first.
         with Spark(work, {name: streams[name], **streams}) as spark:
             spark.run_until(min(BATCHES - 1, done + chance.randint(1, 2)), name)
-            leader = leader_of(nodes, ("source", "target")[kill % 2], 0)
+            leader = leader_of(nodes, ("source", *SINKS)[kill % 3], 0)
             nodes.kill(leader)
             spark.run_until(min(BATCHES, done + 3), name)
         nodes.start(leader)
@@ -159,7 +171,8 @@ def test_every_record_once_over_kills(nodes: NodeProcesses, tmp_path: Path) -> N
     assert batches == [BATCHES] * len(streams)
     for name in READERS:
         assert sorted(read_logs(tmp_path / f"by-{name}")) == EVERY_VALUE, name
-    assert sorted(read_topic(nodes, "target")) == EVERY_VALUE
+    for name in SINKS:
+        assert sorted(read_topic(nodes, name)) == EVERY_VALUE, name
 
 
 def with_directories(path: Path) -> None:
