@@ -73,7 +73,7 @@ from kreplica.common.wire import NO_THROTTLE
 from kreplica.controller.feature_control import TRANSACTION_VERSION
 from kreplica.coordinator.group_coordinator import GroupCoordinator
 from kreplica.coordinator.group_offsets import CommitRequest, CommitResults, CommittedOffset
-from kreplica.coordinator.shard_store import TransactionalProducer, partition_for
+from kreplica.coordinator.shard_store import CLIENTS_RETRY, TransactionalProducer, partition_for
 from kreplica.coordinator.transaction_config import TransactionConfig
 from kreplica.coordinator.transaction_coordinator import (
     TRANSACTION_STATE,
@@ -270,10 +270,12 @@ class TransactionApis:
         producer = Producer(request.producer_id, request.producer_epoch, NO_SEQUENCE)
         answer: Future[TxnOffsetCommitResponse] = Future()
         count = self._offsets.partition_count()
+        if not known:
+            return resolved(_txn_committed(offsets, {}, context.api_version))
         if count is None:
             self._offsets.create()
             error = CoordinatorNotAvailable("the topic of offsets does not exist yet")
-            return resolved(_txn_committed(offsets, dict.fromkeys(offsets, error), context.api_version))
+            return resolved(_txn_committed(offsets, dict.fromkeys(known, error), context.api_version))
         at = TopicPartition(self._offsets.name, partition_for(request.group_id, count))
         adds = context.api_version >= TXN_OFFSET_COMMIT_ADDS
         found: list[Verification | KreplicaError] = []
@@ -294,7 +296,7 @@ class TransactionApis:
             [verification] = found
             error = verification if isinstance(verification, KreplicaError) else results.get(at)
             if error is not None:
-                refused = dict.fromkeys(offsets, _of_offsets(error))
+                refused = dict.fromkeys(known, _of_offsets(error))
                 answer.set_result(_txn_committed(offsets, refused, context.api_version))
                 return
             assert isinstance(verification, Verification)
@@ -542,8 +544,10 @@ def _of_offsets(error: KreplicaError) -> KreplicaError:
     """Return what a client of TxnOffsetCommit sees if its transaction cannot be verified now."""
     if isinstance(error, NetworkException):
         return CoordinatorLoadInProgress(str(error))
-    if isinstance(error, (NotLeaderOrFollower, KafkaStorageError, UnknownTopicOrPartition)):
+    if isinstance(error, (NotLeaderOrFollower, KafkaStorageError)):
         return NotCoordinator(str(error))
+    if isinstance(error, CLIENTS_RETRY):
+        return CoordinatorNotAvailable(str(error))
     return error
 
 
