@@ -1,11 +1,13 @@
 """ProducerIdManager: gives unique ids to producers, from blocks that the controller allocates.
 
-It requests one block at a time; producers that ask meanwhile wait for it (KIP-730). Thread rule: any thread
+It requests the next block when nine tenths of the current one are used, so producers rarely wait for it
+(KIP-730). No id is given twice: a block that begins below the last one is refused. Thread rule: any thread
 may call `generate`, which posts; the rest runs in the loop, which owns the state.
 """
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable
 from functools import partial
@@ -16,6 +18,8 @@ from kreplica.common.future import Future
 from kreplica.common.messages.controllers import AllocateProducerIdsRequest, AllocateProducerIdsResponse
 from kreplica.common.ports import Loop, Transport
 from kreplica.common.wire import error_of
+
+LOGGER = logging.getLogger(__name__)
 
 # Timeout of a request for a block, and the pause before it is retried.
 REQUEST_TIMEOUT_MS = 2_000
@@ -50,7 +54,8 @@ class ProducerIdManager:
         )
         self._blocks = OneAtATime(requests, self._request, self._take)
         # Owned by the loop:
-        self._next = self._end = 0
+        self._block = self._following = range(0)
+        self._next = self._prefetch_at = 0
         self._waiting: deque[Future[int]] = deque()
 
     def generate(self) -> Future[int]:
@@ -69,15 +74,27 @@ class ProducerIdManager:
         self._serve()
 
     def _serve(self) -> None:
-        while self._waiting and self._next < self._end:
+        while self._waiting and self._has_id():
             future = self._waiting.popleft()
             self._next += 1
             future.set_result(self._next - 1)
-        if self._waiting:
+        if self._needs_block():
             self._blocks.begin()
 
+    def _has_id(self) -> bool:
+        if self._next == self._block.stop and self._following:
+            self._block, self._following = self._following, range(0)
+            self._next = self._block.start
+            self._prefetch_at = self._block.start + len(self._block) * 9 // 10
+        return self._next < self._block.stop
+
+    def _needs_block(self) -> bool:
+        if not self._block:
+            return bool(self._waiting)
+        return not self._following and self._next >= self._prefetch_at
+
     def _request(self) -> AllocateProducerIdsRequest | None:
-        if not self._waiting:
+        if not self._needs_block():
             return None
         return AllocateProducerIdsRequest(broker_id=self._broker_id, broker_epoch=self._broker_epoch())
 
@@ -87,8 +104,14 @@ class ProducerIdManager:
             error = error_of(reply.result().error_code)
         if error is not None:
             return True
-        block = reply.result()
-        self._next, self._end = block.producer_id_start, block.producer_id_start + block.producer_id_len
+        start, length = reply.result().producer_id_start, reply.result().producer_id_len
+        if length <= 0 or start < self._block.stop:
+            LOGGER.error(
+                "the controller gave producer ids %d to %d, after %d: refused",
+                *(start, start + length - 1, self._block.stop - 1),
+            )
+            return True
+        self._following = range(start, start + length)
         self._serve()
         return False
 

@@ -27,8 +27,9 @@ from kreplica.common.messages.administration import (
     IncrementalAlterConfigsRequestAlterConfigsResource as AlterConfigsResource,
 )
 from kreplica.common.messages.controllers import AllocateProducerIdsRequest
+from kreplica.common.types import INT64_MAX
 from kreplica.controller.configuration_control import APPEND, DELETE, SET, SUBTRACT, ConfigurationControl
-from kreplica.metadata.cluster_metadata import BROKER_RESOURCE, TOPIC_RESOURCE
+from kreplica.metadata.cluster_metadata import BROKER_RESOURCE, TOPIC_RESOURCE, ClusterMetadata
 from tests.support.one_controller import OneController, registration
 
 
@@ -272,6 +273,14 @@ def test_each_block_of_producer_ids_is_given_once(stage: OneController) -> None:
 def test_a_broker_of_another_epoch_gets_none(stage: OneController) -> None:
     assert allocate(stage, epoch=99).error_code is ErrorCode.stale_broker_epoch
     assert allocate(stage).producer_id_start == 0
+
+
+@pytest.mark.parametrize(("left", "code"), [(1_000, ErrorCode.none), (999, ErrorCode.unknown_server_error)])
+def test_the_last_producer_ids(
+    stage: OneController, monkeypatch: pytest.MonkeyPatch, left: int, code: ErrorCode
+) -> None:
+    monkeypatch.setattr(ClusterMetadata, "next_producer_id", INT64_MAX - left)
+    assert allocate(stage).error_code is code
 
 
 # ---- features --------------------------------------------------------------------------------------------
