@@ -259,7 +259,7 @@ def test_an_init_of_a_busy_id_waits(stage: Stage) -> None:
 @pytest.mark.parametrize(
     ("stored", "named", "code", "answer"),
     [
-        # The last epoch of a client is followed by another producer id, whoever asks for it.
+        # The last epoch of a client is followed by another producer id.
         (LAST_EPOCH, (-1, -1), OK, (8, 0)),
         (LAST_EPOCH, (7, LAST_EPOCH), OK, (8, 0)),
         (LAST_EPOCH, (7, LAST_EPOCH - 1), FENCED, (-1, -1)),
