@@ -542,16 +542,16 @@ class Node:
         return None if found is None else found.topic_id
 
     def finalized_features(self) -> tuple[int, Mapping[str, int]]:
-        """Return the levels of the cluster's features, and an epoch that rises when one changes.
+        """Return an epoch that rises when a feature changes, and the levels of the cluster's features.
 
-        The epoch is -1 as long as this node knows no level.
+        As Kafka's, the epoch is the offset of the metadata; it is -1 as long as this node knows no level.
         """
         if not self.is_open:
             return -1, {}
-        metadata = self.loader.published
-        levels = metadata.features
-        epoch = max((metadata.version("features", name) for name in levels), default=-1)
-        return epoch, levels
+        # In this order: levels may be newer than their epoch, and never older.
+        epoch = self.loader.applied.offset
+        levels = self.loader.published.features
+        return epoch if levels else -1, levels
 
     def what_keeps_from_serving(self) -> list[str]:
         """Return the reasons why clients should use other nodes now; empty if this node can serve them."""

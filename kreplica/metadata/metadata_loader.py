@@ -246,8 +246,9 @@ class MetadataLoader:
     def _set_published(self, delta: MetadataDelta, applied: OffsetAndEpoch, *, since: int) -> None:
         """Make `metadata` the published state, and notify the image, the watches and all publishers."""
         assert applied.offset >= self.applied.offset, f"{applied} is before {self.applied}"
-        self.applied = applied
+        # In this order, since other threads read them: the state may be newer than its offset.
         self.published = self.metadata.copy()
+        self.applied = applied
         self._report(since)
         if not delta.is_empty or applied.offset - self.image.applied.offset >= IDLE_RECORDS:
             nodes = image_paths.changed_nodes(delta, self.published)
