@@ -30,7 +30,7 @@ from kreplica.common.messages.transactions import (
     TxnOffsetCommitRequestTopic,
 )
 from kreplica.common.types import INT16_MAX, TopicPartition
-from kreplica.coordinator.transaction_coordinator import Transaction
+from kreplica.coordinator.transaction_coordinator import COMPLETION_WAIT_MS, Transaction
 from kreplica.coordinator.transaction_metadata import LAST_EPOCH, TransactionMetadata, TransactionState
 from kreplica.log.producer_append_info import OPEN_ALREADY, Verification
 from tests.support.group_stage import GroupStage
@@ -118,7 +118,11 @@ class Stage(TransactionStage):  # type: ignore[misc]
         return future
 
     def ask(self, request: Any, version: int) -> Any:
-        return self.begin(request, version).result(0)
+        future = self.begin(request, version)
+        if not future.done():
+            # Clients' requests wait while the previous transaction is being completed.
+            self.pass_time(COMPLETION_WAIT_MS)
+        return future.result(0)
 
     def put(self, state: TransactionState, **changes: Any) -> None:
         """Let "id" be in that state, with producer 7 in epoch 3 and the partition AT."""
