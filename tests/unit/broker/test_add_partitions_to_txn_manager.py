@@ -8,7 +8,12 @@ from typing import Any
 
 import pytest
 
-from kreplica.broker.add_partitions_to_txn_manager import AddPartitionsToTxnManager, Results, Verify
+from kreplica.broker.add_partitions_to_txn_manager import (
+    RETRY_BACKOFFS_MS,
+    AddPartitionsToTxnManager,
+    Results,
+    Verify,
+)
 from kreplica.common import errors
 from kreplica.common.error_code import ErrorCode
 from kreplica.common.future import Future
@@ -254,13 +259,14 @@ def test_partitions_are_added_again_while_the_previous_transaction_completes(sta
 
 def test_adding_again_has_an_end(stage: Stage) -> None:
     stage.ask()
-    for _ in range(5):
+    begin_ms = stage.clock.time_ms()
+    for backoff_ms in RETRY_BACKOFFS_MS:
         stage.answer(BUSY)
-        stage.pass_time(20)
+        stage.pass_time(backoff_ms)
     assert stage.done == []
     stage.answer(BUSY)
     assert stage.outcome() is errors.ConcurrentTransactions
-    assert len(stage.requests) == 6
+    assert stage.clock.time_ms() - begin_ms == 100
 
 
 def test_a_question_that_only_verifies_is_not_repeated(stage: Stage) -> None:
