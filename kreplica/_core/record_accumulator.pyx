@@ -13,8 +13,8 @@ from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy, memset
 
 from kreplica._core.batch_builder cimport BatchBuilder, PendingRecord
-from kreplica._core.produce_frames cimport MOST_HEAD_BYTES, TAIL_BYTES, head_size, produce_t, write_head
-from kreplica._core.record_batch cimport HEADER_SIZE, seal, write_header
+from kreplica._core.produce_frames cimport MOST_HEAD_BYTES, PLAIN_VERSION, TAIL_BYTES, head_size, produce_t, write_head
+from kreplica._core.record_batch cimport HEADER_SIZE, TRANSACTIONAL, seal, write_header
 from kreplica._core.scratch cimport reserve
 from kreplica._core.status cimport BATCH_TOO_LARGE, check
 
@@ -155,7 +155,8 @@ cdef class ProducerBatch:
                 self.earliest = entries[i].deadline_ms
         return found
 
-    def seal(self, int64_t producer_id, int16_t producer_epoch, int32_t base_sequence):
+    def seal(
+            self, int64_t producer_id, int16_t producer_epoch, int32_t base_sequence, bint is_transactional=False):
         """End the batch, and return its bytes under this producer id and sequence number (-1: none), as a buffer.
 
         A batch may be sealed again under another producer id; bytes returned before stay as they are.
@@ -167,6 +168,7 @@ cdef class ProducerBatch:
         self.h.producer_id = producer_id
         self.h.producer_epoch = producer_epoch
         self.h.base_sequence = base_sequence
+        self.h.attributes = TRANSACTIONAL if is_transactional else 0
         if not self.is_sealed:
             self._write_header(self.batch())
             self.is_sealed = True
@@ -175,11 +177,13 @@ cdef class ProducerBatch:
         self._write_header(<uint8_t *>PyBytes_AS_STRING(copy))
         return copy
 
-    def frame(self, data, int32_t number, bytes client_id not None, int32_t timeout_ms, bytes name not None):
+    def frame(
+            self, data, int32_t number, bytes client_id not None, int32_t timeout_ms, bytes name not None,
+            int version=PLAIN_VERSION, bytes transactional_id=None):
         """Return the frame of a Produce request with this batch alone, as a buffer.
 
-        `data`: what `seal` has returned. `number`: of the request. `name`: the partition's `wire_name`. The first frame
-        is written around the batch where it is; later ones are copies, since the first may still be in use.
+        `data`: what `seal` has returned. `number`, `version`: of the request. `name`: the partition's `wire_name`. The
+        first frame is written around the batch where it is; later ones are copies, since the first may still be in use.
         """
         cdef produce_t request
         cdef int64_t size
@@ -187,16 +191,17 @@ cdef class ProducerBatch:
         if self.data == NULL or not self.is_sealed:
             raise BufferError("the batch is open, or was released")
         request.number = number
+        request.version = version
         request.acks = self.acks
         request.timeout_ms = timeout_ms
         request.batch_size = self.h.size
-        size = head_size(&request, client_id, name)
+        size = head_size(&request, client_id, transactional_id, name)
         if self.is_framed or size > MOST_HEAD_BYTES or isinstance(data, bytes):
             head = PyBytes_FromStringAndSize(NULL, size)
-            write_head(<uint8_t *>PyBytes_AS_STRING(head), &request, client_id, name)
+            write_head(<uint8_t *>PyBytes_AS_STRING(head), &request, client_id, transactional_id, name)
             return b"".join((head, data, bytes(TAIL_BYTES)))
         self.is_framed = True
-        write_head(self.batch() - size, &request, client_id, name)
+        write_head(self.batch() - size, &request, client_id, transactional_id, name)
         memset(self.batch() + self.h.size, 0, TAIL_BYTES)
         self.exported_head = size
         try:

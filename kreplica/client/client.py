@@ -10,9 +10,12 @@ from collections.abc import Callable, Sequence
 from kreplica.client.admin import Admin
 from kreplica.client.client_config import ClientConfig, ConsumerConfig
 from kreplica.client.client_metadata import ClientMetadata
+from kreplica.client.coordinator_session import GROUP, TRANSACTION, CoordinatorSession
 from kreplica.client.fetcher import Fetcher
 from kreplica.client.group_consumer import GroupConsumer
 from kreplica.client.producer import Producer, run_nothing
+from kreplica.client.transaction_manager import TransactionManager
+from kreplica.client.transactional_producer import TransactionalProducer
 from kreplica.common.ports import Clock, Loop, Transport
 
 
@@ -39,12 +42,42 @@ class Client:
         self._transport = transport
         self._loop = loop
         self._clock = clock
+        self._work = work
         self.metadata = ClientMetadata(brokers, transport=transport, loop=loop, config=config)
         self.fetcher = Fetcher(self.metadata, transport=transport, loop=loop, clock=clock, config=config)
         self.producer = Producer(
             self.metadata, brokers, transport=transport, loop=loop, clock=clock, config=config, work=work
         )
         self.admin = Admin(controllers, transport=transport, loop=loop, clock=clock, config=config)
+
+    def transactional_producer(
+        self, transactional_id: str, version: Callable[[], int]
+    ) -> TransactionalProducer:
+        """Return a producer for transactions of this id; `version()`: the level of transaction.version."""
+        session = self.session(transactional_id, TRANSACTION)
+        api_timeout_ms = self.config.default_api_timeout_ms
+        return TransactionalProducer(
+            TransactionManager(transactional_id, session, version=version, api_timeout_ms=api_timeout_ms),
+            self.metadata,
+            self._brokers,
+            transport=self._transport,
+            loop=self._loop,
+            clock=self._clock,
+            config=self.config,
+            work=self._work,
+        )
+
+    def session(self, name: str, key_type: int = GROUP) -> CoordinatorSession:
+        """Return a session to the coordinator of a group, or with TRANSACTION of a transactional id."""
+        return CoordinatorSession(
+            name,
+            self._brokers,
+            key_type=key_type,
+            transport=self._transport,
+            loop=self._loop,
+            clock=self._clock,
+            config=self.config,
+        )
 
     def consumer(self, group_id: str, topics: Sequence[str], config: ConsumerConfig) -> GroupConsumer:
         """Return a new member of the group; it joins with its first poll."""

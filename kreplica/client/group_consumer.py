@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 from kreplica._core.record import Record
 from kreplica.client.client_config import ClientConfig, ConsumerConfig
 from kreplica.client.client_metadata import ClientMetadata, TopicInfo
+from kreplica.client.coordinator_session import CoordinatorSession
 from kreplica.client.fetcher import EARLIEST, LATEST, Fetched, Fetcher
 from kreplica.client.group_messages import (
     NO_GENERATION,
@@ -34,7 +35,6 @@ from kreplica.client.group_messages import (
     offset_fetch_request,
     sync_request,
 )
-from kreplica.client.group_session import GroupSession
 from kreplica.common.errors import (
     IllegalGeneration,
     KreplicaError,
@@ -110,7 +110,7 @@ class GroupConsumer:
         self._loop = loop
         self._clock = clock
         self._client = client_config or ClientConfig()
-        self._session = GroupSession(
+        self._session = CoordinatorSession(
             group_id, nodes, transport=transport, loop=loop, clock=clock, config=self._client
         )
         # Read by any thread, and replaced as a whole: a late mark goes into the marks of its own term.

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from kreplica._core.batch_builder import require_list
 from kreplica._core.partitioner import partitions_of
-from kreplica._core.produce_frames import read_produce_answer
+from kreplica._core.produce_frames import PRODUCE_VERSION, read_produce_answer
 from kreplica._core.produce_lane import wire_name
 from kreplica._core.record import Record
 from kreplica._core.record_accumulator import BufferPool, ProducerBatch, RecordAccumulator
@@ -25,9 +25,10 @@ from kreplica.client.arguments import milliseconds, partition_of
 from kreplica.client.client_config import ClientConfig
 from kreplica.client.client_metadata import ClientMetadata
 from kreplica.common.dataclass import dataclass, field, replace
-from kreplica.common.encoded_request import EncodedRequest
+from kreplica.common.encoded_request import EncodedRequest, VersionedRequest
 from kreplica.common.errors import (
     BrokerNotAvailable,
+    ConcurrentTransactions,
     DuplicateSequenceNumber,
     InvalidRecord,
     InvalidRequiredAcks,
@@ -104,7 +105,13 @@ ACKS = (ACKS_NONE, ACKS_LEADER, ACKS_ALL)
 SEQUENCES = 1 << 31
 # After these errors the broker has certainly not appended. NotLeaderOrFollower is not among them: it also
 # ends the wait for a batch that was appended before its leader was deposed.
-NOT_APPENDED = (NodeUnreachable, NotEnoughReplicas, OutOfOrderSequenceNumber, UnknownTopicOrPartition)
+NOT_APPENDED = (
+    ConcurrentTransactions,
+    NodeUnreachable,
+    NotEnoughReplicas,
+    OutOfOrderSequenceNumber,
+    UnknownTopicOrPartition,
+)
 # The errors in an append's own records. Others come from elsewhere, such as a signal handler.
 RECORD_ERRORS = (KreplicaError, TypeError, ValueError, OverflowError, BufferError)
 # A batch size that was halved grows by this part of itself with each batch.
@@ -292,11 +299,12 @@ class EncodedProduce(EncodedRequest):
     Its answer is read as the batch's offset, or as a message if it has an error.
     """
 
-    __slots__ = ("_batch", "_partition", "_timeout_ms")
+    __slots__ = ("_batch", "_partition", "_sender", "_timeout_ms")
 
     kind = ProduceRequest
 
-    def __init__(self, partition: PartitionSender, batch: Batch, timeout_ms: int) -> None:
+    def __init__(self, sender: Sender, partition: PartitionSender, batch: Batch, timeout_ms: int) -> None:
+        self._sender = sender
         self._partition = partition
         self._batch = batch
         self._timeout_ms = timeout_ms
@@ -305,7 +313,13 @@ class EncodedProduce(EncodedRequest):
         """Return the request with its header; see EncodedRequest."""
         batch = self._batch
         assert batch.data is not None
-        return batch.appends.frame(batch.data, number, client_id, self._timeout_ms, self._partition.wire_name)
+        name, sender = self._partition.wire_name, self._sender
+        if sender.transactional_id is None:
+            return batch.appends.frame(batch.data, number, client_id, self._timeout_ms, name)
+        transactional_id = sender.transactional_id.encode()
+        return batch.appends.frame(
+            batch.data, number, client_id, self._timeout_ms, name, sender.version, transactional_id
+        )
 
     def read(self, frame: memoryview) -> int | ProduceResponse:
         """Return the answer in the frame; see EncodedRequest."""
@@ -314,16 +328,19 @@ class EncodedProduce(EncodedRequest):
 
     def message(self) -> ProduceRequest:
         """Return the request as a message."""
-        return _message_of([(self._partition, self._batch)], self._timeout_ms)
+        sent = [(self._partition, self._batch)]
+        return _message_of(sent, self._timeout_ms, self._sender.transactional_id)
 
 
-def _message_of(sent: Iterable[tuple[PartitionSender, Batch]], timeout_ms: int) -> ProduceRequest:
+def _message_of(
+    sent: Iterable[tuple[PartitionSender, Batch]], timeout_ms: int, transactional_id: str | None
+) -> ProduceRequest:
     topics: dict[str, list[PartitionProduceData]] = {}
     for partition, batch in sent:
         data = _data(index=partition.at.partition, records=batch.data)
         topics.setdefault(partition.at.topic, []).append(data)
     return _request(
-        transactional_id=None,
+        transactional_id=transactional_id,
         acks=batch.acks,
         timeout=timedelta(milliseconds=timeout_ms),
         topic_data=tuple(_topic(name=name, partition_data=tuple(each)) for name, each in topics.items()),
@@ -334,10 +351,20 @@ class Sender:
     """Sends the batches that partitions add in one step, those for a leader in one request.
 
     Everything runs in the producer's loop. `run`, `post` and `post_later` run a step and then send what it
-    has added.
+    has added. `transactional_id`, `version`: of the requests; the version decides the rules by which a leader
+    treats a batch of a transaction.
     """
 
-    def __init__(self, transport: Transport, loop: Loop, clock: Clock, config: ClientConfig) -> None:
+    def __init__(
+        self,
+        transport: Transport,
+        loop: Loop,
+        clock: Clock,
+        config: ClientConfig,
+        transactional_id: str | None = None,
+    ) -> None:
+        self.transactional_id = transactional_id
+        self.version = PRODUCE_VERSION
         self._transport = transport
         self._loop = loop
         self._clock = clock
@@ -385,10 +412,13 @@ class Sender:
             batch.attempt += 1
             batch.ends_ms = now_ms + timeout_ms
             sent.append((partition, batch, batch.attempt))
+        request: Any
         if len(sent) == 1 and ready.acks != ACKS_NONE:
-            request: Any = EncodedProduce(partition, batch, timeout_ms)
+            request = EncodedProduce(self, partition, batch, timeout_ms)
         else:
-            request = _message_of(ready.batches.items(), timeout_ms)
+            request = _message_of(ready.batches.items(), timeout_ms, self.transactional_id)
+            if self.transactional_id is not None:
+                request = VersionedRequest(request, self.version)
         reply = self._transport.send(leader, request, timeout_ms=timeout_ms)
         reply.add_done_callback(partial(self._post_answer, sent))
 
@@ -454,6 +484,9 @@ class PartitionSender:
     wait. Any thread may call `append`; everything else runs in the producer's loop.
     """
 
+    # Whether the batches belong to transactions.
+    is_transactional = False
+
     def __init__(
         self,
         at: TopicPartition,
@@ -482,6 +515,7 @@ class PartitionSender:
         self._in_flight: list[Batch] = []
         self._failed: list[Batch] = []  # to be sent again once nothing is in flight
         self._producer_id = NO_PRODUCER_ID
+        self._producer_epoch = 0
         self._sequence = 0
         self._has_gap = False
         # Whether this leader, in this epoch, has appended a batch of the producer id. A leader that does not
@@ -506,6 +540,11 @@ class PartitionSender:
         Return whether a full batch waits. Raises like RecordAccumulator.append.
         """
         return self._accumulator.append(records, now_ms, deadline_ms, acks, future)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether all appends are done."""
+        return not (self._in_flight or self._failed or self._queue or len(self._accumulator))
 
     def pending(self) -> list[AppendFuture]:
         """Return the futures of all appends that are not done."""
@@ -583,7 +622,9 @@ class PartitionSender:
         if batch.sequence == NO_SEQUENCE:
             batch.sequence = self._sequence
             self._sequence = (self._sequence + batch.appends.record_count) % SEQUENCES
-        batch.data = batch.appends.seal(self._producer_id, 0, batch.sequence)
+        batch.data = batch.appends.seal(
+            self._producer_id, self._producer_epoch, batch.sequence, self.is_transactional
+        )
 
     def _parts(self, batch: Batch, groups: Sequence[Sequence[tuple[int, AppendFuture]]]) -> list[Batch]:
         """Return a batch for each group of the batch's appends (index, future)."""
@@ -695,6 +736,9 @@ class PartitionSender:
         if any(each.sequence != NO_SEQUENCE for each in before) or self._has_gap:
             # Expected: a batch before it failed, or its request was lost and the answer is pending.
             return True
+        return self._starts_again(batch)
+
+    def _starts_again(self, batch: Batch) -> bool:
         # The leader has lost acknowledged batches, so the sequence starts again. The batch is not in this
         # leader's log. It may be in the log of an earlier leader, which another unclean election would bring
         # back.
@@ -704,7 +748,10 @@ class PartitionSender:
     def _give_up(self, batch: Batch, error: BaseException) -> None:
         if batch.sequence != NO_SEQUENCE:
             self._has_gap = True
-        fail_all(batch.appends.release(), error)
+        self._fail(batch.appends.release(), error)
+
+    def _fail(self, futures: Sequence[AppendFuture], error: BaseException) -> None:
+        fail_all(futures, error)
 
     # ---- deadlines ----------------------------------------------------------------------------------------
 
@@ -751,7 +798,7 @@ class PartitionSender:
         if deadlines:
             self._expire_at(min(deadlines))
         # Callbacks may end the thread (SystemExit), so this comes last.
-        for_each(iter(late), lambda each: fail_all(*each))
+        for_each(iter(late), lambda each: self._fail(*each))
 
     def _too_late(self, batch: Batch, *, is_unknown: bool = False) -> RequestTimedOut:
         return self._timed_out(is_unknown or batch.may_be_appended, batch.last_error)
@@ -869,7 +916,8 @@ def run_nothing() -> None:
 class Producer:
     """A producer over the nodes that `nodes()` names; not all of them need to be running.
 
-    `work()` runs what is due, tasks of the loop included, in a thread that is about to wait for an append.
+    `transactional_id`: of a TransactionalProducer's requests. `work()` runs what is due, tasks of the loop
+    included, in a thread that is about to wait for an append.
     """
 
     def __init__(
@@ -882,6 +930,7 @@ class Producer:
         clock: Clock,
         config: ClientConfig | None = None,
         work: Callable[[], object] = run_nothing,
+        transactional_id: str | None = None,
     ) -> None:
         # Whether the last append found a full batch that waits: appends come faster than they are sent.
         self.is_behind = False
@@ -898,7 +947,7 @@ class Producer:
         self._due: deque[PartitionSender] = deque()
         self._is_posted = False
         # Used only in the loop:
-        self._sender = Sender(transport, loop, clock, self._config)
+        self._sender = Sender(transport, loop, clock, self._config, transactional_id)
         self._asked = 0
 
     def send(
@@ -951,17 +1000,21 @@ class Producer:
         return [future for sender in list(self._senders.values()) for future in sender.pending()]
 
     def _sender_of(self, at: TopicPartition) -> PartitionSender:
-        made = PartitionSender(
-            at,
-            metadata=self._metadata,
-            new_producer_id=self._new_producer_id,
-            sender=self._sender,
-            clock=self._clock,
-            config=self._config,
-            pool=self._pool,
-            work=self._work,
-        )
-        return self._senders.setdefault(at, made)
+        return self._senders.setdefault(at, self._make_sender(at))
+
+    def _make_sender(self, at: TopicPartition) -> PartitionSender:
+        return PartitionSender(at, **self._of_senders())
+
+    def _of_senders(self) -> dict[str, Any]:
+        return {
+            "metadata": self._metadata,
+            "new_producer_id": self._new_producer_id,
+            "sender": self._sender,
+            "clock": self._clock,
+            "config": self._config,
+            "pool": self._pool,
+            "work": self._work,
+        }
 
     # ---- in the loop --------------------------------------------------------------------------------------
 
@@ -1018,12 +1071,18 @@ class TopicProducer:
     """
 
     def __init__(self, producer: Producer, newest: Callable[[], ClusterMetadata], pending: Pending) -> None:
+        self._producer = producer
         self._send = producer.send
         self._newest = newest
         self._pending = pending
         self._next_partition = 0
         # Metadata, and partitions in it that appends were made to. Both are replaced together.
         self._checked: tuple[ClusterMetadata | None, dict[tuple[str, int], TopicPartition]] = (None, {})
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether the last append found a full batch that waits: appends come faster than they are sent."""
+        return self._producer.is_behind
 
     def append(
         self,

@@ -39,6 +39,12 @@ from kreplica.cluster.settings import (
     node_config,
     read_layout,
 )
+from kreplica.cluster.transactions import (
+    TRANSACTION_TIMEOUT,
+    ClusterTransactions,
+    Transacting,
+    Transaction,
+)
 from kreplica.cluster.views import ClusterWatch, describe_topics
 from kreplica.common.errors import (
     ClusterClosed,
@@ -161,8 +167,13 @@ class Cluster(ClusterAdministration):
             config=CLIENT,
             work=self._network.run_due,
         )
-        self._pending.appends = self._client.producer.pending
-        # Both also used by kreplica.aio, which waits in its own way.
+        # All three also used by kreplica.aio, which waits in its own way.
+        self.transactions = transactions = ClusterTransactions(
+            self._client, nodes.newest_metadata, self._pending
+        )
+        producer = self._client.producer
+        # Nothing below may refer to the cluster: see _Parts.
+        self._pending.appends = lambda: (*producer.pending(), *transactions.appends())
         self.producer = TopicProducer(self._client.producer, nodes.newest_metadata, self._pending)
         self.records = ClusterRecords(self._client, nodes.newest_metadata, self._pending)
 
@@ -193,6 +204,17 @@ class Cluster(ClusterAdministration):
         future fails with RequestTimedOut, MessageTooLarge, InvalidRecord, or TypeError for something that is
         not a record. Waiting for it in a callback of another future raises WouldDeadlock.
         """
+        return self._append_by(self.producer, topic, records, partition, acks, timeout)
+
+    def _append_by(
+        self,
+        producer: TopicProducer | Transacting,
+        topic: str,
+        records: RecordList,
+        partition: int | None,
+        acks: Acks,
+        timeout: float | None,
+    ) -> Future[AppendResult]:
         last = self._last
         if last.append is not None and not last.append.is_read:
             last.alone = 0
@@ -201,13 +223,34 @@ class Cluster(ClusterAdministration):
         else:
             # A thread that waits for each append does its work now, and no other thread has to wake up.
             with self._parts.network.draining():
-                last.append = future = self.producer.append(topic, records, partition, acks, timeout)
+                last.append = future = producer.append(topic, records, partition, acks, timeout)
             return future
-        last.append = future = self.producer.append(topic, records, partition, acks, timeout)
-        if self._client.producer.is_behind and not self._parts.network.is_in_task:
+        last.append = future = producer.append(topic, records, partition, acks, timeout)
+        if producer.is_behind and not self._parts.network.is_in_task:
             # A program that appends without waiting is slowed down, or it would fill the memory.
             future.wait(BEHIND_SECONDS)
         return future
+
+    def transaction(self, transactional_id: str, *, timeout: float = TRANSACTION_TIMEOUT) -> Transaction:
+        """Return a transaction, to be used in a `with` statement.
+
+            with cluster.transaction("invoices") as txn:
+                txn.append("invoices", [b"..."])
+                txn.commit_offsets("billing", {("orders", 0): 17})
+
+        What it appends and commits counts as a whole or not at all, also if the program or a node dies.
+        Leaving the block commits; leaving it by an exception aborts. Readers with isolation="txn_committed"
+        see only what is committed.
+
+        The transactional id stands for a task of the program. One transaction of it can be open at a time. If
+        another process begins one of the same id, it fences this one: its open transaction is aborted, and it
+        gets ProducerFenced. A transaction that is open for more than `timeout` seconds is aborted. Raises
+        TypeError, ValueError, ClusterClosed; at the beginning of the block ConcurrentTransactions if one is
+        open in this program, InvalidTransactionTimeout, ProducerFenced, RequestTimedOut.
+        """
+        return Transaction(
+            self.transactions.transaction(transactional_id, timeout), self._answer, self._append_by
+        )
 
     def read(
         self,

@@ -30,6 +30,12 @@ from kreplica.cluster.records import (
     consume,
     read,
 )
+from kreplica.cluster.transactions import (
+    TRANSACTION_TIMEOUT,
+    ClusterTransactions,
+    Transacting,
+    Transaction,
+)
 from kreplica.cluster.views import ClusterWatch, describe_topics
 from kreplica.common.errors import (
     ClusterClosed,
@@ -115,6 +121,7 @@ class Simulation(ClusterAdministration):
         pending = PendingFutures(f"the simulation of seed {seed}")
         self._producer = TopicProducer(self._client.producer, self._newest, pending)
         self._records = ClusterRecords(self._client, self._newest, pending, CONSUMER_CONFIG)
+        self._transactions = ClusterTransactions(self._client, self._newest, pending)
         self._promises = Promises()
         # What `_unclean_epochs()` returned when promises were last made void.
         self._voided: dict[TopicPartition, int] = {}
@@ -135,11 +142,27 @@ class Simulation(ClusterAdministration):
 
         Raises UnknownTopicOrPartition, InvalidRequiredAcks.
         """
-        sent = self._producer.append(topic, records, partition, acks, timeout)
+        return self._append_by(self._producer, topic, records, partition, acks, timeout)
+
+    def _append_by(
+        self,
+        producer: TopicProducer | Transacting,
+        topic: str,
+        records: RecordList,
+        partition: int | None,
+        acks: Acks,
+        timeout: float | None,
+    ) -> Future[AppendResult]:
+        sent = producer.append(topic, records, partition, acks, timeout)
         if acks_of(acks) == acks_of("all"):
             elections = self._unclean_epochs()
             sent.add_done_callback(partial(self._record_promise, elections))
         return VirtualFuture(sent, self._cluster.run_until)
+
+    def transaction(self, transactional_id: str, *, timeout: float = TRANSACTION_TIMEOUT) -> Transaction:
+        """Return a transaction as Cluster.transaction does. Its beginning and end advance time."""
+        steps = self._transactions.transaction(transactional_id, timeout)
+        return Transaction(steps, partial(self._ask, timeout=DELIVERY_TIMEOUT), self._append_by)
 
     def read(
         self,

@@ -5,10 +5,11 @@ Thread rule: one thread at a time.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
-from kreplica.common.message_reader import MessageReader, read_message
-from kreplica.common.message_writer import NO_TAGS, MessageWriter, write_message
+from kreplica.common.message import RESPONSES, at, in_version, schema_of
+from kreplica.common.message_reader import NUMBER_BYTES, MessageReader, read_message
+from kreplica.common.message_writer import NO_TAGS, MessageWriter, request_frame, write_message
 
 # The size field before a frame.
 SIZE_BYTES = 4
@@ -32,7 +33,7 @@ class EncodedRequest:
 
     __slots__ = ()
 
-    kind: ClassVar[type[Any]]
+    kind: type[Any]
 
     def message(self) -> Any:
         """Return the request as a message."""
@@ -58,6 +59,31 @@ class EncodedRequest:
         return self.read(joined(buffers))
 
 
+class VersionedRequest(EncodedRequest):
+    """A request in another version than the newest one, where the version decides what the request means."""
+
+    __slots__ = ("_request", "kind")
+
+    def __init__(self, request: Message, version: int) -> None:
+        self._request = request
+        self.kind = at(type(request), version)
+
+    def message(self) -> Any:
+        """Return the request as a message, which has lost its version."""
+        return self._request
+
+    def frame(self, number: int, client_id: bytes) -> Buffer:
+        """Return the request with its header; see EncodedRequest."""
+        return b"".join(request_frame(in_version(self._request, self.kind.__version__), number, client_id))
+
+    def read(self, frame: memoryview) -> Any:
+        """Return the answer in the frame, with the defaults of the fields that its version lacks."""
+        reader = MessageReader(frame, NUMBER_BYTES)
+        if self.kind.__flexible__:
+            reader.skip_tags()
+        return reader.read(schema_of(RESPONSES[self.kind.__api_key__], self.kind.__version__))
+
+
 def joined(buffers: list[Any]) -> memoryview:
     """Return the frame in the buffers, without its size."""
     return memoryview(b"".join(buffers))[SIZE_BYTES:]
@@ -78,6 +104,8 @@ def message_in(kind: type[Message], frame: Buffer) -> Any:
 
 def as_answered(request: EncodedRequest, response: Any) -> Any:
     """Return what the sender of the request makes of the frame of this response."""
+    if response.__version__ != request.kind.__version__:
+        response = in_version(response, request.kind.__version__)
     into = MessageWriter()
     into.int32(0)
     into.raw(NO_TAGS)

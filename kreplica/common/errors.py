@@ -586,6 +586,10 @@ class ClusterClosed(KreplicaError):
     """The cluster was closed, perhaps during the operation: it is unknown whether it was carried out."""
 
 
+class TransactionTimedOut(InvalidTxnState):
+    """The transaction was open for longer than its timeout, and its coordinator has aborted it."""
+
+
 class WouldDeadlock(KreplicaError):
     """A callback of a future waits for what its own thread has to do: wait after it, or in another thread."""
 

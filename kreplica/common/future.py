@@ -19,6 +19,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError, InvalidStateError
 from copy import copy
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 from kreplica.common.locks import Condition, Lock, process_lock
@@ -338,6 +339,22 @@ def then(
 
     future.add_done_callback(finish)
     return answer
+
+
+def after(first: Future[Any], step: Callable[[Any], Future[T]]) -> Future[T]:
+    """Return a future of what the future `step(result)` gets; fails if `first` fails, or `step` raises."""
+    whole: Future[T] = Future()
+
+    def go_on(done: Future[Any]) -> None:
+        try:
+            following = step(done.result())
+        except Exception as error:
+            whole.set_exception(error)
+        else:
+            following.add_done_callback(partial(pass_on, whole))
+
+    first.add_done_callback(go_on)
+    return whole
 
 
 def all_of(parts: Sequence[Future[T]]) -> Future[list[T]]:

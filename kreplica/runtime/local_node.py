@@ -100,7 +100,7 @@ class LocalNode:
         listener = self._listener
         try:
             handle = node.handle if listener is None else listener.join(node, endpoint, self._clock)
-            channel = RequestChannel(lambda request, _: node.handle(request), node, lanes=node)
+            channel = RequestChannel(node.handle, node, lanes=node)
             self._network.register(endpoint, handle, channel.serve)
             node.startup()
             if listener is not None:

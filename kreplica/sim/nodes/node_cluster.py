@@ -29,6 +29,7 @@ from kreplica.common.ports import Random
 from kreplica.common.types import TopicPartition, Uuid
 from kreplica.controller.controller_config import ControllerConfig
 from kreplica.coordinator.group_config import GroupConfig
+from kreplica.coordinator.transaction_config import TransactionConfig
 from kreplica.metadata.cluster_metadata import ClusterMetadata
 from kreplica.metadata.image_writer import ImageDirectory
 from kreplica.metadata.metadata_store import MemoryImageDirectory
@@ -88,6 +89,12 @@ GROUP_CONFIG = GroupConfig(
     offsets_topic_num_partitions=4,
     offsets_topic_segment_bytes=1 << 20,
 )
+TRANSACTION_CONFIG = TransactionConfig(
+    transaction_abort_timed_out_transaction_cleanup_interval_ms=100,
+    transaction_state_log_num_partitions=4,
+    transaction_state_log_segment_bytes=1 << 20,
+    transaction_state_log_load_buffer_size=4_096,
+)
 # So small that a node which was away for a moment has to install a snapshot.
 METADATA_LOG_CONFIG = MetadataLogConfig(
     log_segment_bytes=4_096,
@@ -126,6 +133,7 @@ def node_config(
         broker=BROKER_CONFIG,
         replica=REPLICA_CONFIG,
         group=GROUP_CONFIG,
+        transaction=TRANSACTION_CONFIG,
         log=LOG_CONFIG,
         metadata_log=METADATA_LOG_CONFIG,
     )

@@ -121,7 +121,7 @@ class Versioned(EncodedRequest):
 
     def __init__(self, message: Any, version: int) -> None:
         self._message = in_version(message, version)
-        self.kind = type(self._message)  # type: ignore[misc]
+        self.kind = type(self._message)
 
     def message(self) -> Any:
         return self._message

@@ -1,4 +1,4 @@
-"""GroupSession: sends requests to a group's coordinator and retries until they are answered.
+"""CoordinatorSession: sends requests to the coordinator of a group or a transactional id, and retries.
 
 If the coordinator is unavailable, still loading or has moved, the session looks it up again. Thread rule:
 everything runs in the client's loop, where futures are resolved too.
@@ -13,6 +13,7 @@ from typing import Any
 from kreplica.client.client_config import ClientConfig
 from kreplica.common.dataclass import dataclass, field
 from kreplica.common.errors import (
+    ConcurrentTransactions,
     CoordinatorLoadInProgress,
     CoordinatorNotAvailable,
     InvalidMetadata,
@@ -28,7 +29,9 @@ from kreplica.common.wire import error_of
 
 # After ELSEWHERE errors the coordinator may have moved; after NOT_YET the same one needs more time.
 ELSEWHERE = (NotCoordinator, CoordinatorNotAvailable, InvalidMetadata, RequestTimedOut)
-NOT_YET = (CoordinatorLoadInProgress,)
+NOT_YET = (CoordinatorLoadInProgress, ConcurrentTransactions)
+GROUP, TRANSACTION = 0, 1
+NAMES = {GROUP: "group", TRANSACTION: "transactional id"}
 
 
 @dataclass(slots=True, eq=False)
@@ -41,20 +44,25 @@ class _Ask:
     last_error: BaseException | None = None
 
 
-class GroupSession:
-    """Requests to the coordinator of one group. `nodes()`: the nodes to ask for the coordinator."""
+class CoordinatorSession:
+    """Requests to the coordinator of `name`, a group or, with `key_type` TRANSACTION, a transactional id.
+
+    `nodes()`: the nodes to ask for the coordinator.
+    """
 
     def __init__(
         self,
-        group_id: str,
+        name: str,
         nodes: Callable[[], Sequence[int]],
         *,
+        key_type: int = GROUP,
         transport: Transport,
         loop: Loop,
         clock: Clock,
         config: ClientConfig,
     ) -> None:
-        self._group_id = group_id
+        self._name = name
+        self._key_type = key_type
         self._nodes = nodes
         self._transport = transport
         self._loop = loop
@@ -86,7 +94,7 @@ class GroupSession:
     def _send(self, asked: _Ask) -> None:
         left_ms = asked.deadline_ms - monotonic_ms(self._clock)
         if left_ms <= 0:
-            what = f"group {self._group_id}: no coordinator answered in time"
+            what = f"{NAMES[self._key_type]} {self._name}: no coordinator answered in time"
             asked.future.set_exception(timed_out(what, asked.last_error))
         elif self._coordinator is None:
             self._waiting.append(asked)
@@ -124,7 +132,7 @@ class GroupSession:
             return
         # Another node each time: a node that is cut off from the others still answers, but with old data.
         self._asked += 1
-        request = FindCoordinatorRequest(key_type=0, coordinator_keys=(self._group_id,))
+        request = FindCoordinatorRequest(key_type=self._key_type, coordinator_keys=(self._name,))
         node_id = nodes[self._asked % len(nodes)]
         reply = self._transport.send(node_id, request, timeout_ms=self._config.request_timeout_ms)
         reply.add_done_callback(lambda done: self._loop.post(partial(self._found, done)))

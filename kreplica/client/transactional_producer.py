@@ -1,0 +1,380 @@
+"""TransactionalProducer: appends in transactions, one after the other, under one transactional id.
+
+    begin ──▶ send, commit_offsets ──▶ end ──▶ begin ...
+                      │
+                      ▼ an append or commit of offsets has failed
+                 send raises; end(commit=True) aborts and fails with that error
+
+All batches of a transaction carry the producer id and epoch that its TransactionManager has for it. A batch
+that is given up fails the whole transaction: it can only be aborted. A commit waits until every batch is
+acknowledged; an abort drops those that are not.
+
+Transactions have numbers. Thread rule: any thread may call; `send` under `lock`, after `require_open`, so
+that no append of one transaction gets into the next. Everything else is done in the producer's loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from copy import copy
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from kreplica.client.client_config import ClientConfig
+from kreplica.client.client_metadata import ClientMetadata
+from kreplica.client.group_messages import Membership
+from kreplica.client.producer import AppendFuture, PartitionSender, Producer, run_nothing
+from kreplica.client.transaction_manager import Session, TransactionManager
+from kreplica.common.errors import (
+    ConcurrentTransactions,
+    InvalidProducerEpoch,
+    InvalidTxnState,
+    KreplicaError,
+    ProducerFenced,
+    RequestTimedOut,
+    TransactionAbortable,
+    TransactionTimedOut,
+)
+from kreplica.common.future import Future, after, fail_all, failed, pass_on, then
+from kreplica.common.locks import RLock
+from kreplica.common.ports import Clock, Loop, Transport, monotonic_ms
+from kreplica.common.types import ACKS_ALL, TopicPartition
+
+if TYPE_CHECKING:
+    from kreplica._core.batch_builder import _RecordList as RecordList
+    from kreplica.client.producer import Batch
+
+# The versions of Produce by which a leader follows transaction version 1 and 2.
+PRODUCE, PRODUCE_SECOND = 11, 12
+
+
+class TransactionalPartitionSender(PartitionSender):
+    """Sends the batches of transactions to one partition; `transactions`: its producer."""
+
+    is_transactional = True
+
+    def __init__(self, *arguments: Any, transactions: TransactionalProducer, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._transactions = transactions
+        self._producer: Any = None
+
+    def abandon(self, error: KreplicaError) -> None:
+        """Fail all appends that are not done; their batches are sent no more."""
+        batches = [batch.appends for batch in (*self._in_flight, *self._failed, *self._queue)]
+        self._has_gap = self._has_gap or bool(batches)
+        while (waiting := self._accumulator.take()) is not None:
+            batches.append(waiting)
+        for waiting_for in (self._in_flight, self._failed, self._queue):
+            waiting_for.clear()
+        fail_all([future for batch in batches for future in batch.release()], error)
+
+    def send(self) -> None:
+        """Send what may be sent now; nothing of a transaction that has failed."""
+        if self._transactions.failure is None:
+            super().send()
+
+    def answered(self, batch: Batch, attempt: int, outcome: Any) -> None:
+        """Handle the leader's answer; see PartitionSender."""
+        super().answered(batch, attempt, outcome)
+        self._transactions.look()
+
+    def _has_producer_id(self) -> bool:
+        manager = self._transactions.manager
+        if self._producer is not manager.producer:
+            self._producer = manager.producer
+            self._producer_id, self._producer_epoch = manager.producer
+            self._sequence = 0
+            self._has_gap = self._is_known = False
+        if self._has_gap:
+            return False
+        if not manager.has(self.at):
+            added = manager.add([self.at])
+            if not manager.is_second:
+                self._is_waiting = True
+                then_send = partial(self._added, self._transactions.number)
+                added.add_done_callback(lambda done: self._sender.post(partial(then_send, done)))
+                return False
+        return True
+
+    def _added(self, number: int, done: Future[None]) -> None:
+        self._is_waiting = False
+        error = done.exception()
+        if error is not None:
+            self._transactions.fail(error, number)
+        self.send()
+
+    def _starts_again(self, batch: Batch) -> bool:  # noqa: ARG002
+        # What the leader has lost belongs to the same transaction.
+        return False
+
+    def _fail(self, futures: Sequence[AppendFuture], error: BaseException) -> None:
+        if futures:
+            error = self._transactions.fail(error, self._transactions.number)
+            super()._fail(futures, error)
+
+
+class TransactionalProducer(Producer):
+    """A producer whose appends belong to the transactions of `manager`; other arguments as of Producer.
+
+    `failure`: the error that fails the current transaction, or None.
+    """
+
+    def __init__(
+        self,
+        manager: TransactionManager,
+        metadata: ClientMetadata,
+        nodes: Callable[[], Sequence[int]],
+        *,
+        transport: Transport,
+        loop: Loop,
+        clock: Clock,
+        config: ClientConfig | None = None,
+        work: Callable[[], object] = run_nothing,
+    ) -> None:
+        super().__init__(
+            metadata,
+            nodes,
+            transport=transport,
+            loop=loop,
+            clock=clock,
+            config=config,
+            work=work,
+            transactional_id=manager.transactional_id,
+        )
+        self.manager = manager
+        self.failure: BaseException | None = None
+        # Whether another producer of the id has started, so that this one begins no more transactions.
+        self.is_fenced = False
+        # Reentrant: a signal handler, or the code of a record, may append, too.
+        self.lock = RLock()
+        # Guarded by `lock`; of the last transaction that has begun:
+        self._number = 0
+        self._is_busy = False
+        self._is_open = False
+        # Used only in the loop:
+        self._began_ms = 0
+        self._flushing: Future[None] | None = None
+
+    # ---- any thread ---------------------------------------------------------------------------------------
+
+    def begin(self, timeout_ms: int) -> Future[int]:
+        """Begin a transaction, which the coordinator aborts if it is not ended within `timeout_ms`.
+
+        The result is its number. Fails with ConcurrentTransactions if another one has begun and has not
+        ended, ProducerFenced, InvalidTransactionTimeout, RequestTimedOut.
+        """
+        with self.lock:
+            if self._is_busy:
+                return failed(
+                    ConcurrentTransactions(
+                        f"{self.manager.transactional_id}: a transaction of this id is open in this program:"
+                        " end it first, or use another id"
+                    )
+                )
+            self._is_busy = True
+        future: Future[int] = Future()
+        self._loop.post(partial(self._begin, future, timeout_ms))
+        return future
+
+    def send(
+        self,
+        at: TopicPartition,
+        records: RecordList,
+        *,
+        acks: int = ACKS_ALL,
+        timeout_ms: int | None = None,
+        future: AppendFuture | None = None,
+    ) -> AppendFuture:
+        """Append the records in the open transaction, as Producer.send does."""
+        sent = super().send(at, records, acks=acks, timeout_ms=timeout_ms, future=future)
+        if sent.done() and (error := sent.exception()) is not None:
+            # The transaction would lack what its program wanted to append.
+            self.fail(error, self._number)
+        return sent
+
+    def require_open(self, number: int) -> None:
+        """Raises InvalidTxnState unless that transaction is open, and its error if it has failed:
+        ProducerFenced, TransactionTimedOut, or TransactionAbortable.
+        """
+        if not self._is_open or number != self._number:
+            raise InvalidTxnState(
+                f"{self.manager.transactional_id}: the transaction has ended: begin another"
+            )
+        if self.failure is not None:
+            raise _failed_before(self.manager.transactional_id, self.failure)
+
+    def commit_offsets(
+        self, number: int, group: Session, member: Membership, offsets: Mapping[TopicPartition, int]
+    ) -> Future[None]:
+        """Commit a group's offsets with the transaction; see TransactionManager. Raises as `require_open`."""
+        self.require_open(number)
+        future: Future[None] = Future()
+
+        def ask() -> None:
+            committed = self.manager.commit_offsets(group, member, offsets)
+            then(committed, _itself, partial(self._refuse, number)).add_done_callback(
+                partial(pass_on, future)
+            )
+
+        self._loop.post(ask)
+        return future
+
+    def end(self, number: int, *, commit: bool) -> Future[None]:
+        """Commit once all appends are acknowledged, or abort; done once the outcome is stored.
+
+        If the transaction has failed, a commit aborts and fails with that error. Fails with ProducerFenced,
+        TransactionTimedOut, and with RequestTimedOut if the outcome is unknown. Raises InvalidTxnState if the
+        transaction has ended.
+        """
+        with self.lock:
+            if not self._is_open or number != self._number:
+                raise InvalidTxnState(f"{self.manager.transactional_id}: the transaction has ended already")
+            self._is_open = False
+        future: Future[None] = Future()
+        self._loop.post(partial(self._end, future, commit))
+        return future
+
+    @property
+    def number(self) -> int:
+        """The number of the last transaction that has begun."""
+        return self._number
+
+    def fail(self, error: BaseException, number: int) -> BaseException:
+        """Fail the transaction, which can only be aborted then. Returns the error for its program."""
+        explained = self._explained(error)
+        if self.failure is None and number == self._number:
+            self.failure = explained
+            self._loop.post(self._abandon)
+        return explained
+
+    # ---- in the loop --------------------------------------------------------------------------------------
+
+    def look(self) -> None:
+        """End the flush of a commit if nothing is left, or the transaction has failed."""
+        flushing = self._flushing
+        if flushing is not None and (
+            self.failure is not None or all(sender.is_idle for sender in self._senders.values())
+        ):
+            self._flushing = None
+            flushing.set_result(None)
+
+    def _make_sender(self, at: TopicPartition) -> PartitionSender:
+        return TransactionalPartitionSender(at, transactions=self, **self._of_senders())
+
+    def _begin(self, future: Future[int], timeout_ms: int) -> None:
+        self.manager.timeout_ms = timeout_ms
+        self._number += 1
+        self.failure = None
+
+        def began(done: Future[Any]) -> None:
+            error = done.exception()
+            self._sender.version = PRODUCE_SECOND if self.manager.is_second else PRODUCE
+            self._began_ms = monotonic_ms(self._clock)
+            with self.lock:
+                self._is_open = error is None
+                self._is_busy = error is None
+            if error is None:
+                future.set_result(self._number)
+            else:
+                self._note_fenced(error)
+                future.set_exception(error)
+
+        self.manager.begin().add_done_callback(began)
+
+    def _end(self, future: Future[None], commit: bool) -> None:
+        ended = after(self._flush(), self._commit) if commit else self._abort()
+        ended.add_done_callback(partial(self._ended, future))
+
+    def _ended(self, future: Future[None], done: Future[None]) -> None:
+        self._abandon(InvalidTxnState(f"{self.manager.transactional_id}: the transaction has ended"))
+        error = done.exception()
+        with self.lock:
+            self._is_busy = False
+        if error is None:
+            future.set_result(None)
+        else:
+            self._note_fenced(error)
+            future.set_exception(error)
+
+    def _flush(self) -> Future[None]:
+        flushing = self._flushing = Future()
+        self._sender.run(self._send_all)
+        self.look()
+        return flushing
+
+    def _send_all(self) -> None:
+        for sender in self._senders.values():
+            if not sender.is_idle:
+                sender.send()
+
+    def _commit(self, _: None) -> Future[None]:
+        failure = self.failure
+        if failure is None:
+            return then(self.manager.end(commit=True), _itself, self._not_committed)
+
+        def raise_failure(error: BaseException | None) -> None:
+            raise error if isinstance(error, ProducerFenced) else failure
+
+        return then(self._abort(), lambda _: raise_failure(None), raise_failure)
+
+    def _not_committed(self, error: BaseException) -> None:
+        if isinstance(error, RequestTimedOut):
+            name = self.manager.transactional_id
+            text = f"{name}: it is unknown whether the transaction is committed: {error}"
+            raise RequestTimedOut(text) from error
+        self._refuse(self._number, error)
+
+    def _abort(self) -> Future[None]:
+        self._abandon(InvalidTxnState(f"{self.manager.transactional_id}: the transaction was aborted"))
+        return self.manager.end(commit=False)
+
+    def _abandon(self, error: KreplicaError | None = None) -> None:
+        """Fail the appends that are not done; by default since the transaction has failed."""
+        if error is None:
+            if self.failure is None:
+                return  # the next transaction has begun
+            error = _failed_before(self.manager.transactional_id, self.failure)
+        for sender in self._senders.values():
+            assert isinstance(sender, TransactionalPartitionSender)
+            if not sender.is_idle:
+                sender.abandon(error)
+        self.look()
+
+    def _refuse(self, number: int, error: BaseException) -> None:
+        raise self.fail(error, number)
+
+    def _explained(self, error: BaseException) -> BaseException:
+        """Return the error for the program: fenced, or too late."""
+        if not isinstance(error, (InvalidProducerEpoch, InvalidTxnState, ProducerFenced)):
+            return error
+        open_ms = monotonic_ms(self._clock) - self._began_ms
+        name, timeout_ms = self.manager.transactional_id, self.manager.timeout_ms
+        explained: KreplicaError
+        if open_ms > timeout_ms:
+            explained = TransactionTimedOut(
+                f"{name}: the transaction was open for {open_ms} ms and was aborted; its timeout is"
+                f" {timeout_ms} ms"
+            )
+        elif isinstance(error, InvalidProducerEpoch):
+            explained = ProducerFenced(f"{name}: another producer of this id has started: {error}")
+        else:
+            return error
+        explained.__cause__ = error
+        return explained
+
+    def _note_fenced(self, error: BaseException) -> None:
+        self.is_fenced = self.is_fenced or isinstance(error, ProducerFenced)
+
+
+def _itself(result: Any) -> Any:
+    return result
+
+
+def _failed_before(name: str, error: BaseException) -> KreplicaError:
+    again: KreplicaError
+    if isinstance(error, (ProducerFenced, TransactionTimedOut)):
+        again = copy(error)
+    else:
+        again = TransactionAbortable(f"{name}: the transaction has failed and can only be aborted: {error!r}")
+    again.__cause__ = error
+    return again

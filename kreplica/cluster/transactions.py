@@ -1,0 +1,238 @@
+"""Transactions of a cluster's program: Transaction, the object of `with cluster.transaction(...)`.
+
+`ClusterTransactions` keeps a producer for each transactional id, so that the next transaction of the id goes
+on without asking for a producer id. `Transacting` returns futures; Cluster waits for them in a thread,
+Simulation by advancing virtual time, kreplica.aio in a task.
+
+Thread rule: any thread; `_lock` guards the producers by id.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from kreplica.client.arguments import milliseconds, offset_of, partition_of, topic_name
+from kreplica.client.client import Client
+from kreplica.client.producer import Acks, AppendFuture, AppendResult, TopicProducer
+from kreplica.client.transaction_manager import no_member
+from kreplica.client.transactional_producer import TransactionalProducer
+from kreplica.cluster.pending_futures import PendingFutures
+from kreplica.common.errors import InvalidTxnState, KreplicaError
+from kreplica.common.future import Future, then
+from kreplica.common.locks import Lock
+from kreplica.common.types import TopicPartition
+from kreplica.controller.feature_control import TRANSACTION_VERSION
+from kreplica.metadata.cluster_metadata import ClusterMetadata
+
+if TYPE_CHECKING:
+    from kreplica._core.batch_builder import _RecordList as RecordList
+
+# Seconds; Kafka's default of transaction.timeout.ms.
+TRANSACTION_TIMEOUT = 60.0
+
+Offsets = Mapping[tuple[str, int], int]
+
+
+class _Held:
+    """The producer of one transactional id."""
+
+    def __init__(self, producer: TransactionalProducer, topics: TopicProducer) -> None:
+        self.producer = producer
+        self.topics = topics
+
+
+class ClusterTransactions:
+    """The producers of one cluster's transactions. `newest()`: the most recent metadata of any node."""
+
+    def __init__(
+        self, client: Client, newest: Callable[[], ClusterMetadata], pending: PendingFutures
+    ) -> None:
+        self.pending = pending
+        self.client = client
+        self._newest = newest
+        self._lock = Lock()
+        # Guarded by _lock:
+        self._held: dict[str, _Held] = {}
+
+    def transaction(self, transactional_id: str, timeout: float) -> Transacting:
+        """Return a transaction that has not begun. Raises TypeError, ValueError, ClusterClosed."""
+        self.pending.require_open()
+        if not isinstance(transactional_id, str):
+            raise TypeError(f"a transactional id must be a str, not {type(transactional_id).__name__}")
+        if not transactional_id:
+            raise ValueError("the transactional id is empty: name the program's task, such as 'invoices-1'")
+        return Transacting(self, transactional_id, milliseconds(timeout))
+
+    def held(self, transactional_id: str) -> _Held:
+        """Return the producer of the id; a new one if the last was fenced."""
+        with self._lock:
+            held = self._held.get(transactional_id)
+            if held is None or held.producer.is_fenced:
+                producer = self.client.transactional_producer(transactional_id, self._version)
+                held = _Held(producer, TopicProducer(producer, self._newest, self.pending))
+                self._held[transactional_id] = held
+            return held
+
+    def appends(self) -> Iterator[AppendFuture]:
+        """Iterate over the futures of all appends that are not done."""
+        for held in list(self._held.values()):
+            yield from held.producer.pending()
+
+    def _version(self) -> int:
+        return self._newest().features.get(TRANSACTION_VERSION, 0)
+
+
+class Transacting:
+    """One transaction: futures of its steps."""
+
+    def __init__(self, owner: ClusterTransactions, transactional_id: str, timeout_ms: int) -> None:
+        self.transactional_id = transactional_id
+        self._owner = owner
+        self._pending = owner.pending
+        self._timeout_ms = timeout_ms
+        self._has_begun = False
+        self.has_ended = False
+        self._held: _Held | None = None
+        self._number = -1
+
+    @property
+    def is_forked(self) -> bool:
+        """Whether the transaction belongs to the parent process."""
+        return self._pending.is_forked
+
+    def begin(self) -> Future[None]:
+        """Begin the transaction. Raises InvalidTxnState if it has begun before."""
+        self._pending.require_open()
+        if self._has_begun:
+            raise InvalidTxnState(f"{self.transactional_id}: this transaction has begun before: make another")
+        self._has_begun = True
+        held = self._owner.held(self.transactional_id)
+
+        def began(number: int) -> None:
+            self._held, self._number = held, number
+
+        return self._pending.track(then(held.producer.begin(self._timeout_ms), began))
+
+    def append(
+        self, topic: str, records: RecordList, partition: int | None, acks: Acks, timeout: float | None
+    ) -> Future[AppendResult]:
+        """Append as TopicProducer does, in the transaction."""
+        held = self._open()
+        producer = held.producer
+        with producer.lock:
+            producer.require_open(self._number)
+            return held.topics.append(topic, records, partition, acks, timeout)
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether the last append found a full batch that waits; see Producer."""
+        return self._held is not None and self._held.producer.is_behind
+
+    def commit_offsets(self, group: str, offsets: Offsets) -> Future[None]:
+        """Commit the group's offsets with the transaction."""
+        self._pending.require_open()
+        held = self._open()
+        if not isinstance(group, str):
+            raise TypeError(f"a group must be a str, not {type(group).__name__}")
+        given = {
+            TopicPartition(topic_name(topic), partition_of(number)): _offset(offset)
+            for (topic, number), offset in offsets.items()
+        }
+        session = self._owner.client.session(group)
+        return self._pending.track(
+            held.producer.commit_offsets(self._number, session, no_member(group), given)
+        )
+
+    def end(self, *, commit: bool) -> Future[None]:
+        """Commit or abort."""
+        self._pending.require_open()
+        held = self._open()
+        self.has_ended = True
+        return self._pending.track(held.producer.end(self._number, commit=commit))
+
+    def _open(self) -> _Held:
+        if self._held is None:
+            raise InvalidTxnState(
+                f"{self.transactional_id}: the transaction has not begun: use it in a `with` statement"
+            )
+        return self._held
+
+
+def _offset(offset: int) -> int:
+    found = offset_of(offset)
+    if found is None:
+        raise TypeError("an offset must be an int, not None")
+    return found
+
+
+class Transaction:
+    """A transaction, from `cluster.transaction(...)`; use it in a `with` statement.
+
+    Its appends and committed offsets count together or not at all. Leaving the block commits; leaving it by
+    an exception aborts. Several threads may append. `answer(question)` sends a request and waits; `appended`
+    is called with each append's future.
+    """
+
+    def __init__(
+        self,
+        steps: Transacting,
+        answer: Callable[[Callable[[], Future[Any]]], Any],
+        append: Callable[..., Future[AppendResult]],
+    ) -> None:
+        self._steps = steps
+        self._answer = answer
+        self._append = append
+
+    def append(
+        self, topic: str, records: RecordList, *, partition: int | None = None, timeout: float | None = None
+    ) -> Future[AppendResult]:
+        """Append records as Cluster.append does with acks="all"; consumers see them once it commits.
+
+        If an append fails, the transaction can only be aborted. Raises UnknownTopicOrPartition,
+        InvalidTxnState after its end, ProducerFenced, TransactionTimedOut, and TransactionAbortable if it has
+        failed before.
+        """
+        return self._append(self._steps, topic, records, partition, "all", timeout)
+
+    def commit_offsets(self, group: str, offsets: Offsets) -> None:
+        """Commit offsets of a consumer group with the transaction.
+
+        `offsets`: by (topic, partition), the offset of the next record to read. Raises InvalidTxnState,
+        ProducerFenced, TransactionTimedOut, RequestTimedOut.
+        """
+        self._answer(partial(self._steps.commit_offsets, group, offsets))
+
+    def commit(self) -> None:
+        """Commit now, before the block ends. Returns when the outcome is stored.
+
+        Raises ProducerFenced if another producer of the id has started, TransactionTimedOut, and the error of
+        an append that failed; the transaction is aborted then. Raises RequestTimedOut if the outcome is
+        unknown: the transaction is committed or not, as a whole.
+        """
+        self._answer(partial(self._steps.end, commit=True))
+
+    def abort(self) -> None:
+        """Abort now, before the block ends. Raises ProducerFenced, RequestTimedOut."""
+        self._answer(partial(self._steps.end, commit=False))
+
+    def __enter__(self) -> Self:
+        self._answer(self._steps.begin)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._steps.has_ended:
+            return
+        if error is None:
+            self.commit()
+        elif not self._steps.is_forked:
+            try:
+                self.abort()
+            except KreplicaError as failure:
+                error.add_note(
+                    f"aborting the transaction {self._steps.transactional_id!r} failed: {failure!r}"
+                )

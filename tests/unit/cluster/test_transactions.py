@@ -1,0 +1,317 @@
+"""Transactions of a program: all or nothing, one producer for each id, and a clear error for every misuse."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+
+import kreplica
+from kreplica.cluster.transactions import ClusterTransactions, Transaction
+from kreplica.common.errors import (
+    ConcurrentTransactions,
+    InvalidTransactionTimeout,
+    InvalidTxnState,
+    MessageTooLarge,
+    ProducerFenced,
+    TransactionAbortable,
+    TransactionTimedOut,
+    UnknownTopicOrPartition,
+)
+from kreplica.common.messages.administration import FeatureUpdateKey, UpdateFeaturesRequest
+
+
+@pytest.fixture
+def sim():
+    with kreplica.Simulation(seed=11) as sim:
+        sim.create_topic("t", 2, 3, {"min.insync.replicas": 2})
+        yield sim
+
+
+@pytest.fixture(params=[1, 2])
+def versioned(sim, request):
+    """A simulation with this level of transaction.version."""
+    if request.param == 1:
+        update = FeatureUpdateKey(feature="transaction.version", max_version_level=1, upgrade_type=2)
+        answer = sim._client.endpoint.send(
+            sim.controller, UpdateFeaturesRequest(feature_updates=(update,)), timeout_ms=1_000
+        )
+        assert sim.run_until(answer.done)
+        assert answer.result().error_code == 0
+    sim.run_for(500)
+    return sim
+
+
+def values(sim, partition=0, isolation="txn_committed"):
+    return [record.value for record in sim.read("t", partition, isolation=isolation)]
+
+
+def starts(sim):
+    """The number of InitProducerId requests for transactional ids, counted from now on."""
+    seen = []
+    network = sim._cluster.network
+
+    def tap(step, message):
+        if step == "sent" and message.is_request and message.name == "InitProducerId":
+            seen.append(message)
+
+    network.tap = tap
+    return seen
+
+
+def run(program, steps, **options):
+    """Run the steps in a transaction."""
+    with program.transaction("a", **options) as txn:
+        steps(txn)
+
+
+def fail(_):
+    raise ZeroDivisionError
+
+
+class OtherProgram:
+    """Another client of the cluster, with producers of its own."""
+
+    def __init__(self, sim):
+        client = sim._cluster.add_client()
+        self.sim = sim
+        self.transactions = ClusterTransactions(client, sim._newest, sim._transactions.pending)
+
+    def transaction(self, name, timeout=60.0):
+        steps = self.transactions.transaction(name, timeout)
+        return Transaction(steps, partial(self.sim._ask, timeout=60.0), self.sim._append_by)
+
+
+def test_a_transaction_counts_as_a_whole(versioned):
+    with versioned.transaction("a") as txn:
+        first = txn.append("t", [b"1", b"2"], partition=0)
+        txn.append("t", [b"3"], partition=1)
+        assert first.result().base_offset == 0
+        assert values(versioned, 0) == values(versioned, 1) == []
+    versioned.run_for(100)
+    assert (values(versioned, 0), values(versioned, 1)) == ([b"1", b"2"], [b"3"])
+
+
+def test_an_exception_aborts_and_is_raised(versioned):
+    def steps(txn):
+        assert txn.append("t", [b"1"], partition=0).result().base_offset == 0
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        run(versioned, steps)
+    with versioned.transaction("a") as txn:
+        txn.append("t", [b"2"], partition=0)
+    versioned.run_for(100)
+    assert values(versioned) == [b"2"]
+    assert values(versioned, isolation="high_watermark") == [b"1", b"2"]
+
+
+def test_many_transactions_of_an_id_have_one_producer(versioned):
+    asked = starts(versioned)
+    for number in range(5):
+        with versioned.transaction("a") as txn:
+            for part in range(3):
+                txn.append("t", [b"%d.%d" % (number, part)], partition=part % 2)
+    assert len(asked) == 1
+    versioned.run_for(100)
+    assert values(versioned, 1) == [b"%d.1" % number for number in range(5)]
+    assert len(values(versioned, 0)) == 10
+
+
+def test_offsets_count_with_the_records(versioned):
+    versioned.append("t", [b"%d" % number for number in range(10)], partition=0).result()
+    with versioned.transaction("a") as txn:
+        txn.append("t", [b"x"], partition=1)
+        txn.commit_offsets("g", {("t", 0): 4})
+
+    def steps(txn):
+        txn.commit_offsets("g", {("t", 0): 8})
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        run(versioned, steps)
+    versioned.run_for(1_000)
+    read = [each.value for each in versioned.consume(["t"], "g", timeout=2.0)]
+    assert sorted(read) == [*(b"%d" % n for n in range(4, 10)), b"x"]
+
+
+def test_an_empty_transaction_does_nothing(sim):
+    with sim.transaction("a"):
+        pass
+    with pytest.raises(ZeroDivisionError):
+        run(sim, fail)
+
+
+def test_a_transaction_is_committed_or_aborted_within_its_block(sim):
+    with sim.transaction("a") as txn:
+        txn.append("t", [b"1"], partition=0)
+        txn.commit()
+    with sim.transaction("a") as txn:
+        txn.append("t", [b"2"], partition=0)
+        txn.abort()
+    sim.run_for(100)
+    assert values(sim) == [b"1"]
+
+
+@pytest.mark.parametrize("how", ["before", "behind", "in the next"])
+def test_a_transaction_that_is_not_open_is_refused(sim, how):
+    txn = sim.transaction("a")
+    if how != "before":
+        with txn:
+            txn.append("t", [b"1"], partition=0)
+    if how == "in the next":
+        with sim.transaction("a"), pytest.raises(InvalidTxnState):
+            txn.append("t", [b"2"], partition=0)
+    with pytest.raises(InvalidTxnState):
+        txn.append("t", [b"2"], partition=0)
+    with pytest.raises(InvalidTxnState):
+        txn.commit_offsets("g", {("t", 0): 1})
+    with pytest.raises(InvalidTxnState):
+        txn.commit()
+    if how != "before":
+        with pytest.raises(InvalidTxnState, match="begun before"), txn:
+            pass
+    assert values(sim, isolation="high_watermark") == ([] if how == "before" else [b"1"])
+
+
+def test_one_transaction_of_an_id_is_open_at_a_time(sim):
+    with sim.transaction("a") as outer:
+        outer.append("t", [b"1"], partition=0)
+        with pytest.raises(ConcurrentTransactions, match="open in this program"), sim.transaction("a"):
+            pass
+        with sim.transaction("b") as other:
+            other.append("t", [b"2"], partition=0)
+    sim.run_for(100)
+    assert sorted(values(sim)) == [b"1", b"2"]
+
+
+def test_wrong_arguments_are_refused(sim):
+    with pytest.raises(TypeError, match="transactional id"):
+        sim.transaction(7)
+    with pytest.raises(ValueError, match="empty"):
+        sim.transaction("")
+    with pytest.raises(InvalidTransactionTimeout, match=r"transaction\.max\.timeout\.ms"):
+        with sim.transaction("a", timeout=86_400):
+            pass
+    with sim.transaction("a") as txn:
+        with pytest.raises(UnknownTopicOrPartition):
+            txn.append("u", [b"1"])
+        with pytest.raises(TypeError, match="group"):
+            txn.commit_offsets(7, {("t", 0): 1})
+        with pytest.raises(TypeError):
+            txn.commit_offsets("g", {("t", 0): None})
+        txn.append("t", [b"1"], partition=0)
+    sim.run_for(100)
+    assert values(sim) == [b"1"]
+
+
+@pytest.mark.parametrize("bad", [bytes(2 << 20), 7])
+def test_an_append_that_fails_fails_the_transaction(sim, bad):
+    error = TypeError if bad == 7 else MessageTooLarge
+
+    def steps(txn):
+        txn.append("t", [b"1"], partition=0).result()
+        failed = txn.append("t", [bad], partition=0)
+        assert isinstance(failed.exception(), error)
+        with pytest.raises(TransactionAbortable):
+            txn.append("t", [b"2"], partition=1)
+        with pytest.raises(TransactionAbortable):
+            txn.commit_offsets("g", {("t", 0): 1})
+
+    with pytest.raises(error):
+        run(sim, steps)
+    with sim.transaction("a") as txn:
+        txn.append("t", [b"3"], partition=0)
+    sim.run_for(100)
+    assert (values(sim), values(sim, 1)) == ([b"3"], [])
+
+
+@pytest.mark.parametrize("step", ["append", "commit", "commit of offsets"])
+def test_a_zombie_is_fenced(versioned, step):
+    other = OtherProgram(versioned)
+
+    def steps(txn):
+        txn.append("t", [b"zombie"], partition=0).result()
+        with other.transaction("a") as successor:
+            successor.append("t", [b"1"], partition=0)
+        if step == "append":
+            txn.append("t", [b"late"], partition=0).result()
+        elif step == "commit of offsets":
+            txn.commit_offsets("g", {("t", 0): 1})
+
+    with pytest.raises(ProducerFenced):
+        run(versioned, steps)
+    with other.transaction("a") as successor:
+        successor.append("t", [b"2"], partition=0)
+    versioned.run_for(100)
+    assert values(versioned) == [b"1", b"2"]
+
+
+def test_after_being_fenced_the_program_may_take_the_id_back(sim):
+    other = OtherProgram(sim)
+
+    def steps(txn):
+        txn.append("t", [b"zombie"], partition=0).result()
+        with other.transaction("a"):
+            pass
+
+    with pytest.raises(ProducerFenced):
+        run(sim, steps)
+    with sim.transaction("a") as txn:
+        txn.append("t", [b"1"], partition=0)
+    with pytest.raises(ProducerFenced), other.transaction("a") as successor:
+        successor.append("t", [b"zombie"], partition=0)
+    sim.run_for(100)
+    assert values(sim) == [b"1"]
+
+
+@pytest.mark.parametrize("step", ["append", "commit"])
+def test_a_transaction_that_takes_too_long_is_aborted_and_the_id_goes_on(sim, step):
+    def steps(txn):
+        txn.append("t", [b"1"], partition=0).result()
+        sim.run_for(1_500)
+        if step == "append":
+            txn.append("t", [b"2"], partition=0).result()
+
+    with pytest.raises(TransactionTimedOut, match="its timeout is 500 ms"):
+        run(sim, steps, timeout=0.5)
+    asked = starts(sim)
+    with sim.transaction("a", timeout=0.5) as txn:
+        txn.append("t", [b"3"], partition=0)
+    sim.run_for(100)
+    assert values(sim) == [b"3"]
+    # It has named the producer that it was, or would have fenced one that had taken over.
+    assert all(message.body.producer_id >= 0 for message in asked)
+
+
+def test_a_zombie_that_has_timed_out_does_not_fence_its_successor(sim):
+    other = OtherProgram(sim)
+
+    def steps(txn):
+        txn.append("t", [b"1"], partition=0).result()
+        sim.run_for(1_500)
+        with other.transaction("a") as successor:
+            successor.append("t", [b"2"], partition=0)
+
+    with pytest.raises(TransactionTimedOut):
+        run(sim, steps, timeout=0.5)
+    with pytest.raises(ProducerFenced), sim.transaction("a", timeout=0.5):
+        pass
+    with other.transaction("a") as successor:
+        successor.append("t", [b"3"], partition=0)
+    sim.run_for(100)
+    assert values(sim) == [b"2", b"3"]
+
+
+def test_a_commit_survives_the_coordinator_and_the_leaders(versioned):
+    for number in range(6):
+        with versioned.transaction("a") as txn:
+            for part in range(4):
+                txn.append("t", [b"%d.%d" % (number, part)], partition=part % 2)
+            victim = 1 + number % 3
+            versioned.kill(victim)
+            versioned.run_for(number * 7)
+        versioned.start(victim)
+    versioned.run_for(1_000)
+    for part in (0, 1):
+        assert values(versioned, part) == [b"%d.%d" % (n, p) for n in range(6) for p in (part, part + 2)]
