@@ -256,9 +256,9 @@ class ShardStore(Generic[S]):
                 yield 0
             except (NotLeaderOrFollower, FencedLeaderEpoch, UnknownTopicOrPartition):
                 yield ROLE_RETRY_MS
-            except KreplicaError:
+            except Exception:
                 # Damage may be repaired from another replica, or a disk may recover; the shard stays
-                # unavailable until then.
+                # unavailable until then. A record that meets a bug must not end one node after the other.
                 LOGGER.exception("%s-%d cannot be loaded; trying again", self.topic, shard.partition)
                 yield LOAD_RETRY_MS
         for _ in shard.activate():

@@ -5,14 +5,23 @@ from __future__ import annotations
 import pytest
 
 from kreplica.common.error_code import ErrorCode
-from kreplica.common.errors import InvalidRequest
+from kreplica.common.errors import (
+    CoordinatorLoadInProgress,
+    CoordinatorNotAvailable,
+    InvalidRequest,
+    KreplicaError,
+    NotCoordinator,
+)
+from kreplica.common.future import Future, failed, resolved
 from kreplica.common.messages.data import DescribeProducersRequest, DescribeProducersRequestTopicRequest
 from kreplica.common.messages.transactions import (
     WritableTxnMarker,
     WritableTxnMarkerTopic,
     WriteTxnMarkersRequest,
 )
+from kreplica.common.types import TopicPartition
 from kreplica.record.control import parse_end_transaction_marker
+from kreplica.sim.cluster import LOG_CONFIG
 from tests.support.batches import build
 from tests.support.replicas import Replicas
 
@@ -155,6 +164,79 @@ def test_a_marker_needs_enough_replicas_in_sync() -> None:
     at.settle()
     assert write(at, marker(7)) == [(7, 0, ErrorCode.not_enough_replicas)]
     assert at.partition().local_log.log_end_offset == 1
+
+
+# ---- offsets of groups -------------------------------------------------------------------------------------
+
+OFFSETS = TopicPartition("__consumer_offsets", 0)
+
+
+class Groups:
+    """A coordinator of groups; `ended` lists (partition, producer, commit). Ends wait in `waiting`."""
+
+    def __init__(self) -> None:
+        self.refusal: KreplicaError | None = None
+        self.ended: list[tuple[int, int, bool]] = []
+        self.waiting: list[Future[None]] = []
+
+    def check_partition(self, partition: int) -> Future[None]:
+        assert partition == OFFSETS.partition
+        return resolved(None) if self.refusal is None else failed(self.refusal)
+
+    def complete_transaction(self, partition: int, producer_id: int, *, commit: bool) -> Future[None]:
+        self.ended.append((partition, producer_id, commit))
+        future: Future[None] = Future()
+        self.waiting.append(future)
+        return future
+
+
+def with_groups(at: Replicas) -> Groups:
+    """Let broker 1 lead a partition of groups' offsets, and coordinate their groups."""
+    at.controller.add_topic(OFFSETS.topic, LOG_CONFIG)
+    at.notify(at.controller.create(OFFSETS, at.ids))
+    at.settle()
+    groups = Groups()
+    at.broker().replica_apis.offsets = groups
+    return groups
+
+
+def of_offsets(*, commit: bool = True) -> WritableTxnMarker:
+    return marker(7, 0, topic=OFFSETS.topic, commit=commit)
+
+
+@pytest.mark.parametrize("commit", [False, True])
+def test_a_marker_of_offsets_is_answered_once_fetches_show_the_outcome(commit: bool) -> None:
+    """KAFKA-17507: it was answered before, and the next consumer of the group began at a stale offset."""
+    at = Replicas()
+    groups = with_groups(at)
+    answer = at.broker().handle(WriteTxnMarkersRequest(markers=(of_offsets(commit=commit), marker(8))))
+    at.settle()
+    log = at.manager().partitions.get_or_error(OFFSETS).local_log
+    assert (log.log_end_offset, groups.ended) == (1, [(0, 7, commit)])
+    assert not answer.done()
+    groups.waiting[0].set_result(None)
+    at.settle()
+    codes = [each.error_code for result in answer.result(0).markers for each in result.topics[0].partitions]
+    assert codes == [ErrorCode.none, ErrorCode.none]
+
+
+@pytest.mark.parametrize("error", [CoordinatorLoadInProgress, CoordinatorNotAvailable, NotCoordinator])
+def test_offsets_are_completed_by_the_loaded_coordinator_only(error: type[KreplicaError]) -> None:
+    # The transaction's coordinator is to look for the leader again.
+    moved = ErrorCode.not_leader_or_follower
+    at = Replicas()
+    groups = with_groups(at)
+    groups.refusal = error()
+    assert write(at, of_offsets(), marker(8)) == [(7, 0, moved), (8, 0, ErrorCode.none)]
+    assert at.manager().partitions.get_or_error(OFFSETS).local_log.log_end_offset == 0
+    assert groups.ended == []
+    # It may also lose the partition after the marker was appended: the next one finds the marker in the log.
+    groups.refusal = None
+    answer = at.broker().handle(WriteTxnMarkersRequest(markers=(of_offsets(),)))
+    at.settle()
+    groups.waiting[0].set_exception(error())
+    at.settle()
+    assert answer.result(0).markers[0].topics[0].partitions[0].error_code is moved
 
 
 # ---- DescribeProducers -------------------------------------------------------------------------------------

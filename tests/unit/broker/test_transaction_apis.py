@@ -16,6 +16,7 @@ from kreplica.common.dataclass import replace
 from kreplica.common.error_code import ErrorCode
 from kreplica.common.errors import KreplicaError
 from kreplica.common.future import Future, failed, resolved
+from kreplica.common.message import replace as replace_fields
 from kreplica.common.messages.data import InitProducerIdRequest
 from kreplica.common.messages.transactions import (
     AddOffsetsToTxnRequest,
@@ -745,6 +746,16 @@ def test_the_group_decides_who_commits(stage: Stage) -> None:
         assert committed(stage, request, 5) == [code]
     stage.groups.coordinator.resign(0)
     assert committed(stage, committing(), 5) == [MOVED]
+
+
+def test_a_static_member_that_was_replaced_commits_no_offsets(stage: Stage) -> None:
+    old = stage.groups.one_member(instance="one")
+    request = replace_fields(
+        committing(generation=old.generation_id, member=old.member_id), group_instance_id="one"
+    )
+    assert committed(stage, request, 5) == [OK]
+    stage.groups.begin_join(instance="one").result(0)
+    assert committed(stage, request, 5) == [ErrorCode.fenced_instance_id]
 
 
 def test_membership_holds_when_the_offsets_are_stored(stage: Stage) -> None:

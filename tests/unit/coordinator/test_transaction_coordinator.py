@@ -7,10 +7,13 @@ from collections import deque
 
 import pytest
 
+from kreplica._core.batch_builder import BatchBuilder
 from kreplica.common import errors
 from kreplica.common.error_code import ErrorCode
 from kreplica.common.future import Future
+from kreplica.coordinator.shard_store import partition_for
 from kreplica.coordinator.transaction_metadata import LAST_EPOCH
+from kreplica.coordinator.transaction_records import TransactionLogKey, encode_key
 from tests.support.transaction_stage import AT, CONFIG, OTHER, TransactionStage, producer
 
 
@@ -374,6 +377,59 @@ def test_an_id_that_no_record_can_hold_is_refused(stage):
         refused = stage.begin_init(longest + "xx").exception(0)
         assert isinstance(refused, errors.InvalidRequest)
     assert isinstance(stage.add(producer(7, 0), name=longest + "xx"), errors.InvalidRequest)
+
+
+# ---- loading -----------------------------------------------------------------------------------------------
+
+
+def test_records_that_cannot_be_read_are_skipped(stage):
+    stage.init("before")
+    [(key, value)] = [(each.key, each.value) for each in stage.log.raw_records()]
+    other = encode_key(TransactionLogKey(transactional_id="other"))
+    bad = [
+        (b"\0\1\0\1x", b"a type of the future"),
+        (b"", b""),
+        (b"\0", b""),
+        (key[:-1], value),
+        (other, b"\0\x09" + value[2:]),  # a version of the future
+        (other, value[:-3]),
+        (other, value[:16] + b"\x06" + value[17:]),  # a state that is never stored
+        (other, b""),
+        (b"\0\1", None),
+        None,
+    ]
+    stage.log.add(BatchBuilder().build(bad, now_ms=0))
+    stage.init("after")
+    stage.fail_over()
+    assert stage.state("before") == stage.state("after") == "Empty"
+    assert isinstance(stage.state("other"), errors.TransactionalIdNotFound)
+
+
+def test_the_last_record_of_an_id_counts(stage):
+    first = stage.init()
+    stage.add(first)
+    stage.end(first)
+    stage.log.add(
+        BatchBuilder().build([(encode_key(TransactionLogKey(transactional_id="id")), None)], now_ms=0)
+    )
+    stage.fail_over()
+    assert isinstance(stage.state(), errors.TransactionalIdNotFound)
+    stage.init()
+    stage.fail_over()
+    assert stage.state() == "Empty"
+
+
+def test_an_id_whose_partition_changed_begins_anew_and_its_transaction_is_aborted(stage):
+    """The number of partitions should not change, but it can: an operator may add some."""
+    first = stage.init(timeout_ms=500)
+    stage.add(first)
+    count = next(count for count in range(2, 99) if partition_for("id", count))
+    stage.coordinator._partition_count = lambda: count
+    stage.fail_over()
+    assert isinstance(stage.begin_init().exception(0), errors.NotCoordinator)
+    stage.pass_time(1_000)
+    assert [each.state.title for _, each in stage.stored()][-2:] == ["PrepareAbort", "CompleteAbort"]
+    assert stage.brokers.taken == [(1, AT, 7, 1, False)]
 
 
 # ---- expiry ------------------------------------------------------------------------------------------------
