@@ -560,6 +560,7 @@ def test_an_offset_of_an_aborted_transaction_is_dropped(stage):
 
 
 def test_a_commit_after_that_of_a_transaction_counts(stage):
+    """KAFKA-5247: the end of the transaction put its older offset in the place of the newer one."""
     commit_in_transaction(stage, 7)
     stage.commit(9)
     complete(stage).result(0)

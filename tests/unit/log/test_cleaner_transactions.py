@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from kreplica._core.offset_map import OffsetMap
 from kreplica.common.types import AppendOrigin
 from kreplica.log.cleaner import Cleaner, log_to_clean
@@ -86,4 +88,47 @@ def test_a_segment_with_an_open_transaction_waits_as_a_whole(tmp_path: Path) -> 
     assert not log_to_clean(log, 1, NOW_MS).is_due
     end(log, commit=True)
     assert log_to_clean(log, 1, NOW_MS).stop_offset == 3
+    log.close()
+
+
+def test_a_record_with_the_key_of_a_marker_does_not_replace_the_marker(tmp_path: Path) -> None:
+    """KAFKA-14055: the marker went, and the aborted data in front of it became visible."""
+    log = opened(tmp_path / "t-0")
+    produce(log, b"a", b"aborted", 0)
+    end(log, commit=False)
+    key = EndTransactionMarker(commit=False, coordinator_epoch=0).key
+    log.append_records([(key, b"of the same key")])
+    log.roll()
+    clean(log, 1, 3)
+    assert values(log, isolation="txn_committed") == [(2, b"of the same key")]
+    clean(log, 0, 3)
+    assert values(log, isolation="txn_committed") == [(2, b"of the same key")]
+    # The aborted data went; its batch stays for the producer's last sequence.
+    assert [(batch.is_control, len(list(batch))) for batch in log.batches(0)] == [
+        *((False, 0), (True, 1), (False, 1))
+    ]
+    log.close()
+
+
+@pytest.mark.parametrize("stop", [1, 2, 3, 4, 5])
+def test_a_marker_stays_as_long_as_data_of_its_transaction(tmp_path: Path, stop: int) -> None:
+    """KAFKA-8351, KAFKA-13727: it went with a part of the data, in several segments or in one."""
+    log = opened(tmp_path / "t-0")
+    produce(log, b"a", b"aborted", 0)
+    produce(log, b"b", b"aborted", 1)
+    if stop % 2:
+        log.roll()
+    produce(log, b"c", b"aborted", 2)
+    end(log, commit=False)
+    log.append_records([(b"d", b"valid")])
+    log.roll()
+    # Cleaned up to that offset only, often enough for the marker's time to run out.
+    for round_ in range(4):
+        clean(log, 0, stop, NOW_MS + round_ * 10 * DELETE_RETENTION_MS)
+        assert values(log, isolation="txn_committed") == [(4, b"valid")]
+    for round_ in range(4, 8):
+        clean(log, 0, 5, NOW_MS + round_ * 10 * DELETE_RETENTION_MS)
+        assert values(log, isolation="txn_committed") == [(4, b"valid")]
+    assert values(log) == [(4, b"valid")]
+    assert log.last_stable_offset == 5
     log.close()

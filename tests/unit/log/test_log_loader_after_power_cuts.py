@@ -229,7 +229,7 @@ def test_a_torn_transaction_index_of_a_closed_segment_is_made_anew() -> None:
 
 @pytest.mark.parametrize("leads", [True, False])
 def test_no_marker_is_appended_whose_abort_cannot_be_noted(leads: bool) -> None:
-    """A disk that is full refuses the index's file: the transaction would stay open for ever."""
+    """KAFKA-7866: a disk that is full refuses the index's file; the transaction would stay open for ever."""
     storage = SimStorage()
     log = opened(storage)
     builder = BatchBuilder()
