@@ -21,7 +21,8 @@ import org.kreplica.spark.PartitionDirectories.Listing;
  */
 final class LogEnd {
     private static final int SNAPSHOT_HEADER = 10;
-    private static final int SNAPSHOT_ENTRY = 50;
+    private static final int SNAPSHOT_ENTRY = 46;
+    private static final int FIRST_OFFSET = 38;
 
     private LogEnd() {
     }
@@ -136,7 +137,7 @@ final class LogEnd {
             && data.capacity() - SNAPSHOT_HEADER == (long) entries * SNAPSHOT_ENTRY;
         for (int i = 0; whole && i < entries; i++) {
             int at = SNAPSHOT_HEADER + i * SNAPSHOT_ENTRY;
-            long first = data.getLong(at + 42);
+            long first = data.getLong(at + FIRST_OFFSET);
             if (first >= 0) {
                 open.put(Long.valueOf(data.getLong(at)), Long.valueOf(first));
             }
