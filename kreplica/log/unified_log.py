@@ -1328,14 +1328,17 @@ class UnifiedLog:
     def publish_stable_offset(self) -> None:
         """Publish the last stable offset that the producers' transactions allow. The caller holds the lock.
 
-        It is the first offset of a transaction that is open, or completed above the high watermark.
+        It is the first offset of a transaction that is open, or completed above the high watermark; the log
+        start, if the transaction began below.
         """
         state = self.state
         high_watermark = state.high_watermark
         self.producers.on_high_watermark_updated(high_watermark)
         unstable = self.producers.first_unstable_offset
         state.stable = unstable is None
-        stable = high_watermark if unstable is None else min(unstable, high_watermark)
+        stable = high_watermark
+        if unstable is not None:
+            stable = max(state.log_start_offset, min(unstable, high_watermark))
         if stable != state.last_stable_offset:
             state.advance(high_watermark, stable)
 
@@ -1430,6 +1433,7 @@ class UnifiedLog:
             # The log start is on disk before a file is deleted: a power cut may bring back any of several.
             start = max(self.state.log_start_offset, segments[len(found)].base_offset)
             self.state.update(log_start_offset=start)
+            self.publish_stable_offset()
             self.flush_state()
             gone = self.local.remove(found)
             self.epochs.truncate_from_start(start)

@@ -9,6 +9,7 @@ import pytest
 from kreplica import Log
 from kreplica.common.errors import InvalidTxnState, LogClosed, ReadOnlyLog
 from tests.support.batches import build
+from tests.support.logs import ManualClock, open_log, values
 
 NOW_MS = 1_700_000_000_000
 
@@ -89,3 +90,26 @@ def test_a_reader_beside_the_writer_lists_and_ends_nothing(tmp_path: Path) -> No
         log.abort_transaction(7)
         assert reader.open_transactions == []
         assert reader.last_stable_offset == 2
+
+
+@pytest.mark.parametrize("by", ["retention", "an operator"])
+def test_the_last_stable_offset_is_not_below_the_log_start(tmp_path: Path, by: str) -> None:
+    """A consumer that begins at the end of what is committed would find its offset out of range."""
+    clock = ManualClock()
+    log = open_log(tmp_path / "t-0", clock, retention_ms=1_000)
+    log.append_as_leader(sent_by(7, b"open"), 0)
+    log.roll()
+    clock.now_ms += 10_000
+    log.append_as_leader(build([b"behind"], now_ms=clock.now_ms), 0)
+    assert log.last_stable_offset == 0
+    if by == "retention":
+        assert log.delete_old_segments() == 1
+    else:
+        assert log.maybe_increment_log_start_offset(1)
+    assert (log.log_start_offset, log.last_stable_offset) == (1, 1)
+    log.close()
+    log = open_log(tmp_path / "t-0", clock, retention_ms=1_000)
+    assert (log.log_start_offset, log.last_stable_offset) == (1, 1)
+    log.append_as_leader(build([b"more"], now_ms=clock.now_ms), 0)
+    assert values(log, isolation="txn_committed") == []
+    log.close()
