@@ -15,6 +15,8 @@ TIMEOUT_S = 60.0
 # Small, and without the wait for further members; sessions long enough for a machine that is loaded.
 SETTINGS = {
     "offsets_topic_num_partitions": 3,
+    "transaction_state_log_num_partitions": 3,
+    "transaction_abort_timed_out_transaction_cleanup_interval_ms": 100,
     "group_initial_rebalance_delay_ms": 0,
     "group_min_session_timeout_ms": 1000,
     "replica_selector_class": "RackAwareReplicaSelector",

@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
-from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient
+from confluent_kafka import (
+    OFFSET_BEGINNING,
+    OFFSET_INVALID,
+    Consumer,
+    IsolationLevel,
+    KafkaError,
+    KafkaException,
+    Producer,
+    TopicPartition,
+)
+from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from tests.clients.conftest import TIMEOUT_S
 from tests.clients.test_confluent_kafka import NewTopicName, consumer_of, leader_of, send, take
 from tests.support.node_processes import NodeProcesses
+from tests.support.sockets import until
+
+COMMITTED, UNCOMMITTED = IsolationLevel.READ_COMMITTED, IsolationLevel.READ_UNCOMMITTED
 
 
 def transactional(nodes: NodeProcesses, name: str, **settings: Any) -> Producer:
@@ -29,7 +41,24 @@ def write(producer: Producer, topic: str, value: str, partitions: Iterable[int])
 
 
 def committed_values(nodes: NodeProcesses, topic: str, partitions: Iterable[int] = (0,)) -> list[str]:
-    """Return the values that a reader of committed records sees, sorted."""
+    """Return the values that a reader of committed records sees once no transaction is open, sorted.
+
+    A producer has its answer before the partitions have their markers.
+    """
+    until(lambda: ends(nodes, topic, partitions, COMMITTED) == ends(nodes, topic, partitions, UNCOMMITTED))
+    return visible_values(nodes, topic, partitions)
+
+
+def ends(nodes: NodeProcesses, topic: str, partitions: Iterable[int], isolation: IsolationLevel) -> list[int]:
+    """Return the offsets at which a reader of this isolation level ends."""
+    wanted = {TopicPartition(topic, each): OffsetSpec.latest() for each in partitions}
+    admin = AdminClient({"bootstrap.servers": nodes.bootstrap})
+    found = admin.list_offsets(wanted, isolation_level=isolation, request_timeout=TIMEOUT_S)
+    return [each.result().offset for each in found.values()]
+
+
+def visible_values(nodes: NodeProcesses, topic: str, partitions: Iterable[int] = (0,)) -> list[str]:
+    """Return the values that a reader of committed records sees now, sorted."""
     reader = consumer_of(
         nodes, "readers-of-committed", **{"isolation.level": "read_committed", "enable.partition.eof": True}
     )
@@ -37,7 +66,7 @@ def committed_values(nodes: NodeProcesses, topic: str, partitions: Iterable[int]
     reader.assign(list(left.values()))
     values = []
     while left:
-        for message in reader.consume(100, 1):
+        for message in reader.consume(100, 0.05):
             error = message.error()
             if error is None:
                 values.append(message.value().decode())
@@ -69,7 +98,7 @@ def test_an_open_transaction_is_hidden(nodes: NodeProcesses, new_topic: NewTopic
     write(producer, topic, "open", [0])
     assert producer.flush(TIMEOUT_S) == 0
     assert send(nodes, topic, [b"behind it"]).errors == []
-    assert committed_values(nodes, topic) == []
+    assert visible_values(nodes, topic) == []
     producer.commit_transaction(TIMEOUT_S)
     assert committed_values(nodes, topic) == ["behind it", "open"]
 
@@ -154,3 +183,138 @@ def test_a_transaction_without_records_ends(nodes: NodeProcesses) -> None:
         producer.commit_transaction(TIMEOUT_S)
         producer.begin_transaction()
         producer.abort_transaction(TIMEOUT_S)
+
+
+def failure_of(call: Callable[[], Any]) -> KafkaError:
+    """Return the error with which the call of a transactional producer fails."""
+    with pytest.raises(KafkaException) as raised:
+        call()
+    error = raised.value.args[0]
+    assert isinstance(error, KafkaError)
+    return error
+
+
+def test_a_producer_goes_on_behind_a_message_that_is_too_large(
+    nodes: NodeProcesses, new_topic: NewTopicName
+) -> None:
+    topic = new_topic(partitions=2, max_message_bytes=2_000)
+    producer = transactional(nodes, "too-large")
+    write(producer, topic, "aborted", [0, 1])
+    producer.produce(topic, b"x" * 5_000, partition=0)
+    error = failure_of(lambda: producer.commit_transaction(TIMEOUT_S))
+    assert (error.code(), error.txn_requires_abort()) == (KafkaError.MSG_SIZE_TOO_LARGE, True)
+    producer.abort_transaction(TIMEOUT_S)
+    # This client counts the refused record, so its next sequence is not the one that the broker expects.
+    # Then it needs another abort, with which it gets another epoch.
+    write(producer, topic, "aborted, too", [0, 1])
+    error = failure_of(lambda: producer.commit_transaction(TIMEOUT_S))
+    assert (error.code(), error.txn_requires_abort()) == (KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER, True)
+    producer.abort_transaction(TIMEOUT_S)
+    write(producer, topic, "committed", [0, 1])
+    producer.commit_transaction(TIMEOUT_S)
+    assert committed_values(nodes, topic, range(2)) == ["committed"] * 2
+
+
+def test_a_producer_goes_on_behind_a_partition_that_does_not_exist(
+    nodes: NodeProcesses, new_topic: NewTopicName
+) -> None:
+    topic = new_topic(partitions=1)
+    producer = transactional(nodes, "unknown-partition")
+    write(producer, topic, "aborted", [0])
+    producer.produce(topic, b"lost", partition=7)
+    assert failure_of(lambda: producer.commit_transaction(TIMEOUT_S)).txn_requires_abort()
+    producer.abort_transaction(TIMEOUT_S)
+    write(producer, topic, "committed", [0])
+    producer.commit_transaction(TIMEOUT_S)
+    assert committed_values(nodes, topic) == ["committed"]
+
+
+def test_a_transaction_that_takes_too_long_is_aborted(nodes: NodeProcesses, new_topic: NewTopicName) -> None:
+    topic = new_topic(partitions=1)
+    producer = transactional(nodes, "slow", **{"transaction.timeout.ms": 1_000})
+    write(producer, topic, "too slow", [0])
+    assert producer.flush(TIMEOUT_S) == 0
+    assert send(nodes, topic, [b"behind it"]).errors == []
+    assert committed_values(nodes, topic) == ["behind it"]
+    assert failure_of(lambda: producer.commit_transaction(TIMEOUT_S)).fatal()
+    successor = transactional(nodes, "slow")
+    write(successor, topic, "in time", [0])
+    successor.commit_transaction(TIMEOUT_S)
+    assert committed_values(nodes, topic) == ["behind it", "in time"]
+
+
+def test_a_timeout_above_the_limit_of_the_cluster_is_refused(nodes: NodeProcesses) -> None:
+    with pytest.raises(KafkaException) as raised:
+        transactional(nodes, "too-long", **{"transaction.timeout.ms": 2_000_000})
+    assert raised.value.args[0].fatal()
+    assert raised.value.args[0].code() == KafkaError.INVALID_TRANSACTION_TIMEOUT
+
+
+@pytest.mark.parametrize("codec", ["none", "zstd"])
+def test_a_transaction_may_have_several_batches(
+    nodes: NodeProcesses, new_topic: NewTopicName, codec: str
+) -> None:
+    topic = new_topic(partitions=2)
+    settings = {"compression.type": codec, "batch.num.messages": 50, "linger.ms": 5}
+    producer = transactional(nodes, f"batches-{codec}", **settings)
+    expected = []
+    for name in ("aborted", "committed"):
+        producer.begin_transaction()
+        values = [f"{name} {number:04}" for number in range(500)]
+        for number, value in enumerate(values):
+            producer.produce(topic, value.encode(), partition=number % 2)
+        if name == "aborted":
+            assert producer.flush(TIMEOUT_S) == 0
+            producer.abort_transaction(TIMEOUT_S)
+        else:
+            producer.commit_transaction(TIMEOUT_S)
+            expected = values
+    assert committed_values(nodes, topic, range(2)) == expected
+
+
+@pytest.mark.parametrize("commits", [True, False], ids=["committed", "aborted"])
+def test_a_transaction_may_have_nothing_but_offsets(
+    nodes: NodeProcesses, new_topic: NewTopicName, commits: bool
+) -> None:
+    source = new_topic(partitions=1)
+    assert send(nodes, source, [b"a", b"b"]).errors == []
+    consumer = consumer_of(nodes, f"offsets-{commits}")
+    producer = transactional(nodes, f"offsets-{commits}")
+    consumer.subscribe([source])
+    take(consumer, 2)
+    producer.begin_transaction()
+    position = consumer.position(consumer.assignment())
+    producer.send_offsets_to_transaction(position, consumer.consumer_group_metadata(), TIMEOUT_S)
+    if commits:
+        producer.commit_transaction(TIMEOUT_S)
+    else:
+        producer.abort_transaction(TIMEOUT_S)
+    assert committed_offset(consumer, source) == (2 if commits else OFFSET_INVALID)
+    consumer.close()
+
+
+def test_a_member_that_was_replaced_commits_no_offsets(nodes: NodeProcesses, new_topic: NewTopicName) -> None:
+    source, target = new_topic(partitions=1), new_topic(partitions=1)
+    assert send(nodes, source, [b"a"]).errors == []
+    zombie, producer = consumer_of(nodes, "replaced"), transactional(nodes, "replaced")
+    zombie.subscribe([source])
+    [message] = take(zombie, 1)
+    position, stale = zombie.position(zombie.assignment()), zombie.consumer_group_metadata()
+    zombie.close()
+    successor = consumer_of(nodes, "replaced")
+    successor.subscribe([source])
+    take(successor, 1)
+    producer.begin_transaction()
+    producer.produce(target, message.value(), partition=0)
+    error = failure_of(lambda: producer.send_offsets_to_transaction(position, stale, TIMEOUT_S))
+    assert error.txn_requires_abort()
+    producer.abort_transaction(TIMEOUT_S)
+    assert committed_offset(successor, source) == OFFSET_INVALID
+    copy = successor.position(successor.assignment())
+    producer.begin_transaction()
+    producer.produce(target, message.value(), partition=0)
+    producer.send_offsets_to_transaction(copy, successor.consumer_group_metadata(), TIMEOUT_S)
+    producer.commit_transaction(TIMEOUT_S)
+    assert committed_offset(successor, source) == 1
+    successor.close()
+    assert committed_values(nodes, target) == ["a"]

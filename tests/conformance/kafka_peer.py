@@ -80,21 +80,21 @@ def missing() -> str | None:
 @functools.cache
 def jars() -> Path:
     """The directory of Kafka's jars, resolved by Maven on the first call."""
-    return _made("jars", [HERE / "pom.xml"], _resolve)
+    return made("jars", [HERE / "pom.xml"], _resolve)
 
 
 @functools.cache
 def spark_jars() -> list[str]:
     """The jars that Spark needs for format("kafka"), for its setting spark.jars. Raises PeerError."""
     pom = HERE / "spark" / "pom.xml"
-    directory = _made("spark-jars", [pom], lambda target: _resolve(target, pom))
+    directory = made("spark-jars", [pom], lambda target: _resolve(target, pom))
     return [str(path) for path in sorted(directory.glob("*.jar"))]
 
 
 @functools.cache
 def classes(*sources: Path) -> Path:
     """The directory of the classes compiled from `sources` (Java files) against Kafka's jars."""
-    return _made("classes", sources, lambda target: _compile(sources, target))
+    return made("classes", sources, lambda target: _compile(sources, target))
 
 
 def class_path(*sources: Path) -> str:
@@ -103,7 +103,7 @@ def class_path(*sources: Path) -> str:
     return os.pathsep.join(entries)
 
 
-def _made(kind: str, sources: Iterable[Path], make: Callable[[Path], None]) -> Path:
+def made(kind: str, sources: Iterable[Path], make: Callable[[Path], None]) -> Path:
     """`CACHE/<kind>-<hash of the sources>`, made aside and renamed: it is there whole or not at all."""
     digest = hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()[:12]
     target = CACHE / f"{kind}-{digest}"
