@@ -13,7 +13,7 @@
 #   make pictures     redraw the pictures of the docs that come from runs of the code
 #   make soak         load three processes for an hour and kill one every five minutes
 #   make sanitize     run the core's tests under AddressSanitizer and UBSan
-#   make conformance  exchange data with a real Kafka, and run clients in Go and JavaScript; skips what is missing
+#   make conformance  exchange data with a real Kafka; run clients in Java, Go and JavaScript; skips what is missing
 #   make crash        test kills, power cuts, refused system calls, interrupts (KILLS=3000 CUTS=10000 INTERRUPT_STRIDE=1)
 #   make kills        kill and pause processes at length, under stock clients and Spark (NODE_KILLS=200)
 #   make flips        test every bit flip and truncation of a large segment (FLIP_BYTES=1048576)

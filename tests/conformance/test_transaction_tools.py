@@ -1,0 +1,269 @@
+"""Kafka's tools for transactions and features against our nodes, and both dumps of both transaction logs."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer
+from typer.testing import CliRunner
+
+from kreplica.cli.app import app
+from kreplica.common.types import TopicPartition
+from tests.conformance.kafka_peer import Node, PeerError, dump_segments, run_java
+from tests.support.batches import build
+from tests.support.partitions import append_as_leader
+from tests.support.polling import wait_until
+from tests.support.sockets import until
+from tests.support.tcp_cluster import TcpClient, TcpCluster
+
+pytestmark = pytest.mark.conformance
+
+TRANSACTIONS = "org.apache.kafka.tools.TransactionsCommand"
+FEATURES = "org.apache.kafka.tools.FeatureCommand"
+TOPICS = "org.apache.kafka.tools.TopicCommand"
+HOUR_MS = 3_600_000
+TIMEOUT_S = 60.0
+# The numbers of the states that are stored.
+ALL_STATES = {0, 1, 2, 3, 4, 5}
+
+Tool = Callable[..., str]
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TcpCluster]:
+    cluster = TcpCluster(tmp_path_factory.mktemp("nodes"), brokers=3)
+    cluster.start()
+    yield cluster
+    cluster.close()
+
+
+@pytest.fixture(scope="module")
+def tool(cluster: TcpCluster) -> Tool:
+    """What a tool prints; PeerError if it fails."""
+
+    def run(main: str, *arguments: str) -> str:
+        return run_java(main, "--bootstrap-server", cluster.bootstrap_servers, *arguments)
+
+    return run
+
+
+def create(cluster: TcpCluster, name: str) -> TopicPartition:
+    arguments = ("topic", "create", name, "-r", str(len(cluster.nodes)))
+    result = CliRunner().invoke(app, arguments, env={"KREPLICA_BOOTSTRAP": cluster.bootstrap_servers})
+    assert result.exit_code == 0, (result.output, result.exception)
+    return TopicPartition(name, 0)
+
+
+def transactional(bootstrap: str, name: str, **settings: Any) -> Producer:
+    more = {key.replace("_", "."): value for key, value in settings.items()}
+    producer = Producer({"bootstrap.servers": bootstrap, "transactional.id": name, **more})
+    producer.init_transactions(TIMEOUT_S)
+    return producer
+
+
+def begin(producer: Producer, topic: str) -> None:
+    """Begin a transaction and write a record."""
+    producer.begin_transaction()
+    producer.produce(topic, b"value", partition=0)
+    assert producer.flush(TIMEOUT_S) == 0
+
+
+def begin_unknown(cluster: TcpCluster, at: TopicPartition, producer_id: int) -> int:
+    """Append a batch of a transaction of an hour ago that no coordinator knows; return its offset."""
+    records = build(
+        [b"never committed"],
+        now_ms=time.time_ns() // 1_000_000 - HOUR_MS,
+        producer_id=producer_id,
+        producer_epoch=2,
+        base_sequence=0,
+        transactional=True,
+    )
+    partitions = [node.node.broker.replica_manager.partitions.get(at) for node in cluster.nodes.values()]
+    [leader] = [each for each in partitions if each is not None and each.is_leader]
+    info, _ = append_as_leader(leader, records)
+    return int(info.base_offset)
+
+
+def table(printed: str) -> list[dict[str, str]]:
+    """The rows that kafka-transactions prints, by the names of their columns."""
+    lines = [re.split(r"\s*\t\s*|\s{2,}", line.strip()) for line in printed.splitlines() if line.strip()]
+    return [dict(zip(lines[0], line, strict=False)) for line in lines[1:]]
+
+
+# ---- kafka-transactions -----------------------------------------------------------------------------------
+
+
+def test_transactions_are_listed_and_described(cluster: TcpCluster, tool: Tool) -> None:
+    create(cluster, "listed")
+    producer = transactional(cluster.bootstrap_servers, "listed", transaction_timeout_ms=54_321)
+    begin(producer, "listed")
+    [found] = [each for each in table(tool(TRANSACTIONS, "list")) if each["TransactionalId"] == "listed"]
+    assert found["TransactionState"] == "Ongoing"
+    [described] = table(tool(TRANSACTIONS, "describe", "--transactional-id", "listed"))
+    assert described["ProducerId"] == found["ProducerId"]
+    assert described["CoordinatorId"] == found["Coordinator"]
+    assert described["TransactionState"] == "Ongoing"
+    assert described["TransactionTimeoutMs"] == "54321"
+    assert described["TopicPartitions"] == "listed-0"
+    place = ("--topic", "listed", "--partition", "0")
+    [active] = table(tool(TRANSACTIONS, "describe-producers", *place))
+    assert (active["ProducerId"], active["CurrentTransactionStartOffset"]) == (found["ProducerId"], "0")
+    assert "listed" not in tool(TRANSACTIONS, "list", "--duration-filter", "1000000")
+    assert "listed" in tool(TRANSACTIONS, "list", "--transactional-id-pattern", "li.*ed")
+    producer.commit_transaction(TIMEOUT_S)
+    [active] = table(tool(TRANSACTIONS, "describe-producers", *place))
+    assert active["CurrentTransactionStartOffset"] == "None"
+
+
+def test_a_hanging_transaction_is_found_and_aborted(cluster: TcpCluster, tool: Tool) -> None:
+    at = create(cluster, "hanging")
+    with_records = TcpClient(cluster)
+    with_records.append("hanging", 0, [b"before"])
+    offset = begin_unknown(cluster, at, 77)
+    with_records.append("hanging", 0, [b"behind"])
+    with_records.close()
+
+    def hanging() -> list[dict[str, str]]:
+        return table(tool(TRANSACTIONS, "find-hanging", "--topic", "hanging"))
+
+    [found] = hanging()
+    assert (found["Topic"], found["Partition"], found["ProducerId"]) == ("hanging", "0", "77")
+    assert (found["ProducerEpoch"], found["StartOffset"]) == ("2", str(offset))
+    for_broker = [
+        each
+        for node_id in cluster.nodes
+        for each in table(tool(TRANSACTIONS, "find-hanging", "--broker-id", str(node_id)))
+    ]
+    assert found["ProducerId"] in {each["ProducerId"] for each in for_broker}
+    place = ("--topic", "hanging", "--partition", "0", "--start-offset", str(offset))
+    tool(TRANSACTIONS, "abort", *place)
+    until(lambda: hanging() == [])
+    read = CliRunner().invoke(
+        app, ["consume", "hanging", "--json"], env={"KREPLICA_BOOTSTRAP": cluster.bootstrap_servers}
+    )
+    assert [json.loads(line)["value"] for line in read.stdout.splitlines()] == ["before", "behind"]
+
+
+def test_a_transaction_is_terminated_by_its_id(cluster: TcpCluster, tool: Tool) -> None:
+    create(cluster, "terminated")
+    begin(transactional(cluster.bootstrap_servers, "terminated"), "terminated")
+    tool(TRANSACTIONS, "forceTerminateTransaction", "--transactionalId", "terminated")
+    [described] = table(tool(TRANSACTIONS, "describe", "--transactional-id", "terminated"))
+    assert described["TransactionState"] == "Empty"
+    [active] = table(tool(TRANSACTIONS, "describe-producers", "--topic", "terminated", "--partition", "0"))
+    assert active["CurrentTransactionStartOffset"] == "None"
+
+
+# ---- kafka-features ---------------------------------------------------------------------------------------
+
+
+def test_features_are_described_and_changed(tool: Tool) -> None:
+    def level() -> str:
+        [line] = [each for each in tool(FEATURES, "describe").splitlines() if "transaction.version" in each]
+        supported = re.search(r"SupportedMinVersion: (\d)\s+SupportedMaxVersion: (\d)", line)
+        assert supported is not None
+        assert supported.groups() == ("0", "2")
+        found = re.search(r"FinalizedVersionLevel: (\d)", line)
+        assert found is not None
+        return found[1]
+
+    described = tool(FEATURES, "describe")
+    for name in ("metadata.version", "transaction.version"):
+        assert f"Feature: {name}" in described
+    assert level() == "2"
+    tool(FEATURES, "downgrade", "--feature", "transaction.version=1")
+    until(lambda: level() == "1")
+    tool(FEATURES, "disable", "--feature", "transaction.version")
+    until(lambda: level() == "0")
+    with pytest.raises(PeerError, match="does not support level 9"):
+        tool(FEATURES, "upgrade", "--feature", "transaction.version=9")
+    tool(FEATURES, "upgrade", "--feature", "transaction.version=2")
+    until(lambda: level() == "2")
+
+
+# ---- the transaction log ----------------------------------------------------------------------------------
+
+
+# Offset, transactional id, version and fields of a record; version and fields are None for a tombstone.
+Decoded = tuple[int, str, int | None, dict[str, Any] | None]
+
+
+def decoded_by_kafka(segment: Path) -> list[Decoded]:
+    """What DumpLogSegments shows of each record."""
+    printed = dump_segments(segment, options=["--transaction-log-decoder"])
+    decoded: list[Decoded] = []
+    for offset, key, value in re.findall(
+        r"^\| offset: (\d+) .*? key: (\{.*?\}) payload: (.*)$", printed, re.M
+    ):
+        found = json.loads(value) if value.startswith("{") else {"version": None, "data": None}
+        version = None if found["version"] is None else int(found["version"])
+        decoded.append((int(offset), json.loads(key)["data"]["transactionalId"], version, found["data"]))
+    return decoded
+
+
+def decoded_by_us(segment: Path) -> list[Decoded]:
+    """What `kreplica dump` shows of each record."""
+    result = CliRunner().invoke(app, ["dump", str(segment), "--deep", "--json"])
+    assert result.exit_code == 0, (result.output, result.exception)
+    facts = [json.loads(line) for line in result.stdout.splitlines()]
+    return [
+        (each["offset"], each["key"]["transactionalId"], each["version"], each["data"])
+        for each in facts
+        if each.get("type") == "TransactionLog"
+    ]
+
+
+def states(decoded: list[Decoded]) -> set[int]:
+    """The numbers of the states in the records."""
+    return {fields["transactionStatus"] for _, _, _, fields in decoded if fields is not None}
+
+
+def work(bootstrap: str, topic: str) -> None:
+    """Leave transactions in every state that a log may hold."""
+    for name, outcome in (("committed", "commit"), ("aborted", "abort"), ("open", None), ("empty", "")):
+        producer = transactional(bootstrap, f"{topic}-{name}")
+        if outcome == "":
+            continue
+        for last in (False, True):
+            begin(producer, topic)
+            if outcome == "abort":
+                producer.abort_transaction(TIMEOUT_S)
+            elif outcome == "commit" or not last:
+                producer.commit_transaction(TIMEOUT_S)
+
+
+def test_both_tools_read_our_transaction_log_alike(tmp_path: Path) -> None:
+    cluster = TcpCluster(tmp_path, brokers=1)
+    try:
+        cluster.start()
+        create(cluster, "dumped")
+        work(cluster.bootstrap_servers, "dumped")
+    finally:
+        cluster.close()
+    segments = [
+        each
+        for each in sorted(tmp_path.glob("*/__transaction_state-*/00000000000000000000.log"))
+        if decoded_by_us(each)
+    ]
+    assert segments
+    for segment in segments:
+        assert decoded_by_us(segment) == decoded_by_kafka(segment)
+    assert set().union(*(states(decoded_by_us(each)) for each in segments)) == ALL_STATES
+
+
+def test_both_tools_read_kafkas_transaction_log_alike(tmp_path: Path) -> None:
+    with Node(tmp_path) as node:
+        run_java(TOPICS, "--bootstrap-server", node.bootstrap, "--create", "--topic", "dumped")
+        work(node.bootstrap, "dumped")
+        segment = node.log_directory / "__transaction_state-0" / "00000000000000000000.log"
+        wait_until(lambda: len(decoded_by_us(segment)) >= 16, "the markers are written")
+        node.stop()
+        by_us = decoded_by_us(segment)
+    assert by_us == decoded_by_kafka(segment)
+    assert states(by_us) == ALL_STATES
