@@ -72,6 +72,7 @@ cdef class BatchBuilder:
     cdef int _gather_columns(self, RecordColumns columns, int64_t now_ms) except -1
     cdef int _gather_headers(self, RecordColumns columns, PendingRecord *r, int64_t row) except -1
     cdef int _gather_tuple(self, tuple item, PendingRecord *r, int64_t index) except -1
+    cdef int _keep(self) except -1
     cdef int _gather_record(self, Record item, PendingRecord *r) except -1
     cdef int _borrow(self, object item, const uint8_t **data, int64_t *size, int64_t index,
                      str what) except -1

@@ -226,22 +226,29 @@ cdef class BatchBuilder:
 
     cdef int _gather_tuple(self, tuple item, PendingRecord *r, int64_t index) except -1:
         cdef Py_ssize_t size = PyTuple_GET_SIZE(item)
-        cdef object timestamp
+        cdef object headers, timestamp
         if not 2 <= size <= 4:
             raise TypeError(f"{place(index)}a tuple of {size}, not (key, value[, headers[, timestamp]])")
         self._borrow(<object>PyTuple_GET_ITEM(item, 0), &r.key, &r.key_size, index, "key")
         self._borrow(<object>PyTuple_GET_ITEM(item, 1), &r.value, &r.value_size, index, "value")
         if size > 2 and <object>PyTuple_GET_ITEM(item, 2) is not None:
+            headers = <object>PyTuple_GET_ITEM(item, 2)
+            if type(headers) is not list and type(headers) is not tuple:
+                self._keep()
             r.headers = NULL
             r.headers_at = self.headers.size
-            r.header_count = put_headers(&self.headers, <object>PyTuple_GET_ITEM(item, 2), index)
+            r.header_count = put_headers(&self.headers, headers, index)
             r.headers_size = self.headers.size - r.headers_at
         if size > 3 and <object>PyTuple_GET_ITEM(item, 3) is not None:
             timestamp = <object>PyTuple_GET_ITEM(item, 3)
-            if not isinstance(timestamp, int):
-                # A tzinfo's code may change the caller's list: keep the records borrowed so far.
-                self.sequence = tuple(self.sequence)
+            if type(timestamp) is not int:
+                self._keep()
             r.timestamp = timestamp_ms(timestamp, index)
+        return 0
+
+    cdef int _keep(self) except -1:
+        # Keep the records borrowed so far: the code of a class, such as a tzinfo, may change the caller's list.
+        self.sequence = tuple(self.sequence)
         return 0
 
     cdef int _gather_record(self, Record item, PendingRecord *r) except -1:

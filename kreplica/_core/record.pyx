@@ -7,6 +7,7 @@ immutable. Thread rule: any thread, under the GIL.
 cimport cython
 from cpython.buffer cimport PyBuffer_Release
 from cpython.bytes cimport PyBytes_FromStringAndSize
+from cpython.tuple cimport PyTuple_GET_ITEM, PyTuple_GET_SIZE
 from cpython.unicode cimport PyUnicode_AsUTF8AndSize, PyUnicode_DecodeUTF8
 from libc.stdint cimport INT32_MAX, INT64_MAX, INT64_MIN, int32_t, int64_t, uint8_t
 from libc.stdlib cimport free
@@ -61,26 +62,29 @@ cdef int put_headers(Scratch *s, object headers, int64_t index) except -1:
     cdef Py_ssize_t key_size
     cdef int64_t value_size
     cdef Py_buffer held
-    cdef int kind
+    cdef int kind, count = 0
     if not isinstance(headers, (list, tuple)):
         name = type(headers).__name__
         raise TypeError(f"{place(index)}headers must be a list of (str, bytes or None), not {name}")
     for header in headers:
-        if not isinstance(header, tuple) or len(header) != 2 or not isinstance(header[0], str):
+        # Only the items themselves count, whatever a subclass makes of them.
+        if (not isinstance(header, tuple) or PyTuple_GET_SIZE(header) != 2
+                or not isinstance(<object>PyTuple_GET_ITEM(header, 0), str)):
             shown = f"{header!r:.80}"
             raise TypeError(f"{place(index)}a header must be a tuple (str, bytes or None), not {shown}")
-        key = PyUnicode_AsUTF8AndSize((<tuple>header)[0], &key_size)
+        key = PyUnicode_AsUTF8AndSize(<object>PyTuple_GET_ITEM(header, 0), &key_size)
         put_sized(s, <const uint8_t *>key, key_size)
-        kind = borrow((<tuple>header)[1], &value, &value_size, &held)
+        kind = borrow(<object>PyTuple_GET_ITEM(header, 1), &value, &value_size, &held)
         if kind == 2:
-            name = type(header[1]).__name__
+            name = type(<object>PyTuple_GET_ITEM(header, 1)).__name__
             raise TypeError(f"{place(index)}a header's value must be bytes or None, not {name}")
         try:
             put_sized(s, value, value_size)
         finally:
             if kind == 1:
                 PyBuffer_Release(&held)
-    return <int>len(headers)
+        count += 1
+    return count
 
 
 cdef int64_t timestamp_ms(object value, int64_t index) except? -2:

@@ -309,7 +309,13 @@ cdef class RecordAccumulator:
             # Another thread is in this call, or the records' own code has called it.
             builder = BatchBuilder()
         try:
-            builder.gather(records, now_ms)
+            while True:
+                # Before the records are borrowed: creating an object may run the garbage collector, and that any code.
+                if self.spare is None:
+                    self.spare = ProducerBatch()
+                builder.gather(records, now_ms)
+                if self.spare is not None:
+                    break
             self.commit(builder, deadline_ms, acks, future)
         finally:
             builder.release()
@@ -339,9 +345,6 @@ cdef class RecordAccumulator:
     cdef int commit(self, BatchBuilder builder, int64_t deadline_ms, int acks, object future) except -1:
         cdef ProducerBatch batch
         cdef int64_t size
-        # Creating an object may run the garbage collector, and that any code: before the state is read.
-        if self.spare is None:
-            self.spare = ProducerBatch()
         batch = self.open
         # With acks=0 there is no answer to which append of a batch is at fault.
         if batch is not None and batch.acks == acks != 0:

@@ -238,6 +238,37 @@ def test_records_whose_code_appends_more_do_not_mix():
     assert len(batch) == batch.record_count >= 2
 
 
+def test_a_garbage_collection_that_drops_the_callers_records_changes_no_batch():
+    of = accumulator()
+    given = [bytes([number]) * 100 for number in range(50)]
+    others = []
+
+    class Finalized:
+        def __init__(self):
+            self.cycle = self
+
+        def __del__(self):
+            given.clear()
+            others.extend(b"\xff" * (100 - number % 2) for number in range(200))
+
+    made = Append()
+    thresholds = gc.get_threshold()
+    gc.disable()
+    try:
+        Finalized()
+        gc.set_threshold(1)
+        gc.enable()
+        of.append(given, NOW, 1_000, -1, made)
+    except errors.InvalidRecord:
+        return  # the list was cleared before it was looked at
+    finally:
+        gc.set_threshold(*thresholds)
+        gc.enable()
+    assert others
+    for batch in taken(of):
+        assert [value for _, value, _, _ in records_of(batch)] == [bytes([each]) * 100 for each in range(50)]
+
+
 def test_threads_append_at_once_and_each_keeps_its_order():
     of = accumulator(4_096)
     count = 2_000

@@ -56,3 +56,60 @@ def test_a_time_zone_that_changes_the_list_changes_no_batch():
     read = [(record.key, record.value) for record in RecordBatch(build(records))]
     assert read == [(b"key" * 10, b"value" * 10), (b"k", b"v"), (None, b"last" * 10)]
     assert records == []
+
+
+class _ClearsWhenCompared(int):
+    """A timestamp that drops the records that are being appended, when it is compared."""
+
+    def __lt__(self, other):
+        self.records.clear()
+        return int(self) < other
+
+
+def test_a_timestamp_of_another_class_that_changes_the_list_changes_no_batch():
+    timestamp = _ClearsWhenCompared(1_600_000_000_000)
+    timestamp.records = records = [(b"key" * 10, b"value" * 10)]
+    records += [(b"k", b"v", None, timestamp), b"last" * 10]
+    read = [(record.key, record.value) for record in RecordBatch(build(records))]
+    assert read == [(b"key" * 10, b"value" * 10), (b"k", b"v"), (None, b"last" * 10)]
+
+
+class _ClearsWhenRead(list):
+    """Headers that drop the records being appended, when they are read, and lie about their length."""
+
+    def __init__(self, records):
+        super().__init__([("name", b"1")])
+        self.records = records
+
+    def __iter__(self):
+        self.records.clear()
+        return super().__iter__()
+
+    def __len__(self):
+        return 7
+
+
+def test_headers_of_another_class_that_change_the_list_change_no_batch():
+    records = [(b"key" * 10, b"value" * 10)]
+    records += [(b"k", b"v", _ClearsWhenRead(records)), b"last" * 10]
+    read = [(record.key, record.value, list(record.headers)) for record in RecordBatch(build(records))]
+    assert read == [
+        (b"key" * 10, b"value" * 10, []),
+        (b"k", b"v", [("name", b"1")]),
+        (None, b"last" * 10, []),
+    ]
+
+
+class _SeemsToBeAPair(tuple):
+    """A header without name and value, which says that it has two items."""
+
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, _):
+        return "name"
+
+
+def test_a_header_that_lies_about_its_length_is_refused():
+    with pytest.raises(TypeError, match="must be a tuple"):
+        build([(b"k", b"v", [_SeemsToBeAPair()])])
