@@ -336,6 +336,22 @@ cdef class RecordAccumulator:
         """Return the batches that wait, in order."""
         return list(self.waiting)
 
+    def drop_expired(self):
+        """Drop the batches that wait and whose appends have all expired: nothing of them is sent."""
+        cdef list dropped = []
+        cdef ProducerBatch batch
+        cdef Py_ssize_t _
+        for _ in range(len(self.waiting)):
+            batch = self.waiting.popleft()
+            if batch.expired < len(batch):
+                self.waiting.append(batch)
+                continue
+            if batch is self.open:
+                self.open = None
+            dropped.append(batch)
+        for batch in dropped:
+            batch.release()
+
     def take_earliest_deadline(self):
         """Return the lowest deadline of the appends made since the last call; None if none was made."""
         cdef int64_t earliest = self.earliest

@@ -794,6 +794,8 @@ class PartitionSender:
         for appends in self._accumulator.batches():
             late.append((appends.expire(now_ms), self._timed_out(False, self._last_error)))
             left.append(appends)
+        # A partition may be without a leader for long, and appends may not end meanwhile.
+        self._accumulator.drop_expired()
         deadlines = [at for each in left if (at := each.earliest_deadline_ms) is not None]
         if deadlines:
             self._expire_at(min(deadlines))

@@ -337,6 +337,31 @@ def test_the_pool_keeps_no_small_buffers_and_few_large_ones():
     assert len(pool) == 8
 
 
+def test_a_batch_whose_appends_have_all_expired_is_dropped():
+    pool = BufferPool()
+    of = accumulator(100_100, pool)
+    made = [add(of, [bytes(100_000)], deadline=deadline) for deadline in (10, 30, 20)]
+    for batch in of.batches():
+        batch.expire(20)
+    of.drop_expired()
+    assert len(of) == 1
+    assert len(pool) == 2
+    # The last one was open: the next append gets a new one.
+    add(of, [b"v"])
+    assert [len(batch) for batch in taken(of)] == [1, 1]
+    assert made[1].place == (0, 1)
+
+
+def test_a_batch_that_waits_for_an_append_is_not_dropped():
+    of = accumulator()
+    add(of, [b"late"], deadline=10)
+    of.batches()[0].expire(10)
+    add(of, [b"in time"], deadline=30)
+    of.drop_expired()
+    [batch] = taken(of)
+    assert [index for index, _ in batch.pending()] == [1]
+
+
 def test_an_open_or_released_batch_has_no_bytes():
     of = accumulator()
     add(of, [b"v"])

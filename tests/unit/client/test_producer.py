@@ -554,6 +554,20 @@ def test_a_batch_whose_appends_all_expire_is_not_sent():
     assert stage.producer_ids == 1
 
 
+def test_a_batch_whose_appends_all_expire_keeps_no_memory():
+    stage = Stage(client=replace(ONE_IN_EACH, max_in_flight=1))
+    release = hold_answers(stage)
+    first = stage.produce_apart(b"a")
+    futures = [stage.produce(b"%d" % number, timeout_ms=50 if number % 3 else None) for number in range(8)]
+    stage.pass_time(70)
+    assert [future.done() for future in futures] == [number % 3 > 0 for number in range(8)]
+    [sender] = stage.producer._senders.values()
+    assert len(sender._accumulator) == 3
+    release()
+    stage.until_done(first, *futures[::3], stage.produce(b"z"))
+    assert stage.values(1) == [b"a", b"0", b"3", b"6", b"z"]
+
+
 def test_an_append_that_expires_in_flight_leaves_the_others_there(stage):
     stage.until_done(stage.produce(b"a"))
     release = hold_answers(stage)
