@@ -19,16 +19,18 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 from kreplica import engine
 from kreplica._core.record import Record
-from kreplica.client.producer import Acks, AppendResult
+from kreplica.client.client_config import Isolation
+from kreplica.client.producer import Acks, AppendResult, TopicProducer
 from kreplica.cluster.cluster import Cluster as BlockingCluster
-from kreplica.cluster.records import Isolation, Question
+from kreplica.cluster.records import Consuming, Question
+from kreplica.cluster.transactions import TRANSACTION_TIMEOUT, Offsets, Transacting
 from kreplica.cluster.views import PartitionView
 from kreplica.common.future import Future
 from kreplica.engine import LogAppendInfo
@@ -169,6 +171,90 @@ class _Appends:
                 waiting.set_result(append.result())
 
 
+class Consumer:
+    """The records that a member of a group reads, from `Cluster.consume`; see `kreplica.Cluster.consume`.
+
+    If you leave a loop early, close the consumer (contextlib.aclosing): that leaves the group.
+    """
+
+    def __init__(self, consuming: Consuming, ask: Callable[[Question], Awaitable[Any]]) -> None:
+        self.consuming = consuming
+        self._ask = ask
+        self._records = self._each()
+
+    def __aiter__(self) -> AsyncIterator[Record]:
+        return self._records
+
+    async def __anext__(self) -> Record:
+        return await anext(self._records)
+
+    async def _each(self) -> AsyncGenerator[Record, None]:
+        try:
+            while (question := self.consuming.question()) is not None:
+                for record in self.consuming.answer(await self._ask(question)):
+                    yield record
+        finally:
+            await self._ask(self.consuming.leave)
+
+    async def batches(self) -> AsyncIterator[list[Record]]:
+        """Iterate over lists of records, each of those that have come since the last one."""
+        try:
+            while (question := self.consuming.question()) is not None:
+                if records := self.consuming.batch(await self._ask(question)):
+                    yield records
+                    self.consuming.processed()
+        finally:
+            await self._ask(self.consuming.leave)
+
+    async def aclose(self) -> None:
+        """Leave the group."""
+        await self._records.aclose()
+        await self._ask(self.consuming.leave)
+
+
+class Transaction:
+    """A transaction, from `Cluster.transaction`, for `async with`; see `kreplica.Cluster.transaction`.
+
+    It is aborted if its task is cancelled in the block.
+    """
+
+    def __init__(self, steps: Transacting, appends: Callable[..., asyncio.Future[AppendResult]]) -> None:
+        self._steps = steps
+        self._append = appends
+
+    def append(
+        self, topic: str, records: RecordList, *, partition: int | None = None, timeout: float | None = None
+    ) -> asyncio.Future[AppendResult]:
+        """Append records; the calls take effect in order, awaited or not."""
+        return self._append(self._steps, topic, records, partition, "all", timeout)
+
+    async def commit_offsets(self, source: str | Consumer, offsets: Offsets | None = None) -> None:
+        """Commit offsets of a consumer group with the transaction."""
+        of = source.consuming if isinstance(source, Consumer) else source
+        await asyncio.wrap_future(self._steps.commit_offsets(of, offsets))
+
+    async def commit(self) -> None:
+        """Commit now, before the block ends."""
+        await asyncio.wrap_future(self._steps.end(commit=True))
+
+    async def abort(self) -> None:
+        """Abort now, before the block ends."""
+        await asyncio.wrap_future(self._steps.end(commit=False))
+
+    async def __aenter__(self) -> Self:
+        await asyncio.wrap_future(self._steps.begin())
+        return self
+
+    async def __aexit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if self._steps.has_ended:
+            return
+        if error is None:
+            await self.commit()
+        else:
+            with self._steps.noting(error):
+                await self.abort()
+
+
 class Cluster:
     """`kreplica.Cluster` for asyncio; create it with `await Cluster.open(...)`."""
 
@@ -196,10 +282,19 @@ class Cluster:
 
         Cancelling the future only stops waiting; the records may still be appended.
         """
+        return self._append_by(self.cluster.producer, topic, records, partition, acks, timeout)
+
+    def _append_by(
+        self, producer: TopicProducer | Transacting, *arguments: Any
+    ) -> asyncio.Future[AppendResult]:
         loop, appends = asyncio.get_running_loop(), self._appends
         if appends is None or appends.loop is not loop:
             appends = self._appends = _Appends(loop)
-        return appends.waiting_for(self.cluster.producer.append(topic, records, partition, acks, timeout))
+        return appends.waiting_for(producer.append(*arguments))
+
+    def transaction(self, transactional_id: str, *, timeout: float = TRANSACTION_TIMEOUT) -> Transaction:
+        """Return a transaction as `kreplica.Cluster.transaction` does, for `async with`."""
+        return Transaction(self.cluster.transactions.transaction(transactional_id, timeout), self._append_by)
 
     async def read(
         self,
@@ -217,20 +312,20 @@ class Cluster:
             for record in reading.answer(await self._ask(question)):
                 yield record
 
-    async def consume(
-        self, topics: str | Sequence[str], group: str, *, timeout: float | None = None, config: Any = None
-    ) -> AsyncIterator[Record]:
-        """Iterate over records as `kreplica.Cluster.consume` does.
-
-        If you leave the loop early, close the iterator (contextlib.aclosing): that leaves the group.
-        """
-        consuming = self.cluster.records.consuming(topics, group, timeout, config)
-        try:
-            while (question := consuming.question()) is not None:
-                for record in consuming.answer(await self._ask(question)):
-                    yield record
-        finally:
-            await self._ask(consuming.leave)
+    def consume(
+        self,
+        topics: str | Sequence[str],
+        group: str,
+        *,
+        isolation: Isolation | None = None,
+        auto_commit: bool = True,
+        timeout: float | None = None,
+        config: Any = None,
+    ) -> Consumer:
+        """Iterate over records as `kreplica.Cluster.consume` does."""
+        records = self.cluster.records
+        consuming = records.consuming(topics, group, timeout, config, isolation, auto_commit=auto_commit)
+        return Consumer(consuming, self._ask)
 
     async def _ask(self, question: Question) -> Any:
         return await asyncio.wrap_future(self.cluster.records.ask(question))

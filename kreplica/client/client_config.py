@@ -7,6 +7,11 @@ from typing import Literal
 from kreplica.common.dataclass import dataclass, fields
 from kreplica.common.errors import InvalidConfig
 
+# What a reader sees: all records below the high watermark, or of transactions only those that are committed.
+# The last two are Kafka's names in isolation.level.
+Isolation = Literal["high_watermark", "txn_committed", "read_uncommitted", "read_committed"]
+ISOLATION_LEVEL = {"high_watermark": 0, "txn_committed": 1, "read_uncommitted": 0, "read_committed": 1}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientConfig:
@@ -34,23 +39,25 @@ class ConsumerConfig:
     """Times in ms; the defaults are Kafka's. Raises InvalidConfig for an invalid value.
 
     `group_instance_id`: makes the member static (KIP-345): it keeps its partitions while it is away for less
-    than a session. `auto_offset_reset`: where to start without a committed offset. `max_poll_interval_ms`: a
-    member that polls no records for this long loses its partitions; a rebalance waits for members this long.
+    than a session. `enable_auto_commit`: commit what is processed; if not, a program does it in transactions.
+    `auto_offset_reset`: where to start without a committed offset. `max_poll_interval_ms`: a member that
+    polls no records for this long loses its partitions; a rebalance waits for members this long.
     """
 
     session_timeout_ms: int = 45_000
     heartbeat_interval_ms: int = 3_000
     max_poll_interval_ms: int = 300_000
+    enable_auto_commit: bool = True
     auto_commit_interval_ms: int = 5_000
     metadata_max_age_ms: int = 300_000
     auto_offset_reset: Literal["earliest", "latest"] = "earliest"
-    isolation_level: Literal["high_watermark", "txn_committed"] = "high_watermark"
+    isolation_level: Isolation = "high_watermark"
     group_instance_id: str | None = None
 
     def __post_init__(self) -> None:
         for each in fields(self):
             value = getattr(self, each.name)
-            if isinstance(value, int) and value <= 0:
+            if isinstance(value, int) and not isinstance(value, bool) and value <= 0:
                 raise InvalidConfig(f"{each.name}={value} must be above 0")
         if self.heartbeat_interval_ms >= self.session_timeout_ms:
             raise InvalidConfig(
@@ -60,4 +67,8 @@ class ConsumerConfig:
         if self.auto_offset_reset not in ("earliest", "latest"):
             raise InvalidConfig(
                 f"auto.offset.reset must be earliest or latest, not {self.auto_offset_reset!r}"
+            )
+        if self.isolation_level not in ISOLATION_LEVEL:
+            raise InvalidConfig(
+                f"isolation.level must be one of {', '.join(ISOLATION_LEVEL)}, not {self.isolation_level!r}"
             )

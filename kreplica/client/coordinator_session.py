@@ -20,6 +20,7 @@ from kreplica.common.errors import (
     KreplicaError,
     NotCoordinator,
     RequestTimedOut,
+    UnstableOffsetCommit,
     timed_out,
 )
 from kreplica.common.future import Future
@@ -29,7 +30,7 @@ from kreplica.common.wire import error_of
 
 # After ELSEWHERE errors the coordinator may have moved; after NOT_YET the same one needs more time.
 ELSEWHERE = (NotCoordinator, CoordinatorNotAvailable, InvalidMetadata, RequestTimedOut)
-NOT_YET = (CoordinatorLoadInProgress, ConcurrentTransactions)
+NOT_YET = (CoordinatorLoadInProgress, ConcurrentTransactions, UnstableOffsetCommit)
 GROUP, TRANSACTION = 0, 1
 NAMES = {GROUP: "group", TRANSACTION: "transactional id"}
 

@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
-from typing import Any, Generic, Literal, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from kreplica._core.records import BatchIterator, batches
-from kreplica.client.client_config import ClientConfig
+from kreplica.client.client_config import ISOLATION_LEVEL, ClientConfig, Isolation
 from kreplica.client.client_metadata import ClientMetadata, TopicInfo
 from kreplica.common.dataclass import dataclass, field
 from kreplica.common.errors import KreplicaError, UnknownServerError, timed_out
@@ -35,9 +35,6 @@ from kreplica.common.types import TopicPartition
 from kreplica.common.wire import error_of, uuid_of
 
 _request, _topic, _partition = maker(FetchRequest), maker(FetchTopic), maker(FetchPartition)
-
-Isolation = Literal["high_watermark", "txn_committed"]
-ISOLATION_LEVEL = {"high_watermark": 0, "txn_committed": 1}
 
 
 class Fetched(NamedTuple):

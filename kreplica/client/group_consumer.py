@@ -44,6 +44,7 @@ from kreplica.common.errors import (
     RequestTimedOut,
     UnknownMemberId,
     UnknownTopicOrPartition,
+    UnstableOffsetCommit,
     known_error,
 )
 from kreplica.common.future import Future, pass_on, resolved, then
@@ -70,10 +71,14 @@ class Chunk(NamedTuple):
 
 
 class Ownership(NamedTuple):
-    """A member's ownership between two rebalances: its number, and the offsets marked as processed."""
+    """A member's ownership between two rebalances: its number, and the offsets marked as processed.
+
+    `member`: what its requests name, once it owns partitions.
+    """
 
     term: int
     marked: dict[TopicPartition, int]
+    member: Membership | None = None
 
     def snapshot(self) -> dict[TopicPartition, int]:
         """Return a copy of the marks; the copy is atomic although another thread may add marks."""
@@ -151,6 +156,15 @@ class GroupConsumer:
     def term(self) -> int:
         """The number of the current ownership."""
         return self._ownership.term
+
+    def member_in(self, term: int) -> Membership:
+        """Return what commits of offsets in transactions name. Raises IllegalGeneration in another term."""
+        ownership = self._ownership
+        if ownership.term != term or ownership.member is None:
+            raise IllegalGeneration(
+                f"group {self._group_id}: this member has lost the partitions whose records it has read"
+            )
+        return ownership.member
 
     def commit(self) -> Future[None]:
         """Commit the marked offsets.
@@ -238,7 +252,7 @@ class GroupConsumer:
             self.member_id, self.generation_id = "", NO_GENERATION
         elif isinstance(error, IllegalGeneration):
             self.generation_id = NO_GENERATION
-        done = self._commit() if isinstance(error, RebalanceInProgress) else resolved(None)
+        done = self._auto_commit() if isinstance(error, RebalanceInProgress) else resolved(None)
         # Join even if the commit failed: then the next owner gets these records again.
         done.add_done_callback(lambda _: self._loop.post(self._join))
 
@@ -342,6 +356,7 @@ class GroupConsumer:
             return
         self._wanted = len(partitions)
         self._is_joining, self._is_joined = False, True
+        self._ownership = self._ownership._replace(member=self._membership)
         self._last_poll_ms = monotonic_ms(self._clock)
         self._heartbeat_later(self.term)
         self._commit_later(self.term)
@@ -368,7 +383,7 @@ class GroupConsumer:
     def _fetch_committed(self, partitions: Sequence[TopicPartition]) -> None:
         fetched = self._session.ask(
             offset_fetch_request(self._group_id, partitions),
-            lambda response: error_of(response.groups[0].error_code),
+            _fetch_error,
             timeout_ms=self._client.default_api_timeout_ms,
         )
         self._then(fetched, self._begin)
@@ -470,8 +485,11 @@ class GroupConsumer:
     def _commit_again(self, term: int) -> None:
         if term == self.term and self._is_joined and not self._is_closed:
             # Ignore the result: the heartbeat reports the same errors.
-            self._commit()
+            self._auto_commit()
             self._commit_later(term)
+
+    def _auto_commit(self) -> Future[None]:
+        return self._commit() if self.config.enable_auto_commit else resolved(None)
 
     def _commit(self) -> Future[None]:
         known = self._ownership.snapshot()
@@ -495,7 +513,7 @@ class GroupConsumer:
         if self._is_closed:
             future.set_result(None)
             return
-        committed = self._commit() if self._is_joined else resolved(None)
+        committed = self._auto_commit() if self._is_joined else resolved(None)
 
         def leave() -> None:
             left = self._leave()
@@ -530,6 +548,16 @@ def records_from(fetched: Fetched, offset: int) -> tuple[list[Record], int]:
 
 def _error_code(response: Any) -> KreplicaError | None:
     return error_of(response.error_code)
+
+
+def _fetch_error(response: Any) -> KreplicaError | None:
+    group = response.groups[0]
+    for topic in group.topics:
+        for each in topic.partitions:
+            # A transaction that commits another offset has not ended.
+            if each.error_code == UnstableOffsetCommit.code:
+                return error_of(each.error_code)
+    return error_of(group.error_code)
 
 
 def _commit_error(response: Any) -> KreplicaError | None:

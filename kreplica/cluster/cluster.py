@@ -25,12 +25,12 @@ from kreplica.broker.node import CONTROLLED_SHUTDOWN_MS, Node
 from kreplica.client.admin import Admin
 from kreplica.client.arguments import milliseconds
 from kreplica.client.client import Client
-from kreplica.client.client_config import ClientConfig
+from kreplica.client.client_config import ClientConfig, Isolation
 from kreplica.client.producer import Acks, AppendResult, TopicProducer
 from kreplica.cluster.administration import TIMEOUT, ClusterAdministration
 from kreplica.cluster.cluster_nodes import ClusterNodes
 from kreplica.cluster.pending_futures import PendingFutures
-from kreplica.cluster.records import ClusterRecords, Isolation, consume, read
+from kreplica.cluster.records import ClusterRecords, Consumer, read
 from kreplica.cluster.settings import (
     Layout,
     check_cluster_id,
@@ -236,7 +236,7 @@ class Cluster(ClusterAdministration):
 
             with cluster.transaction("invoices") as txn:
                 txn.append("invoices", [b"..."])
-                txn.commit_offsets("billing", {("orders", 0): 17})
+                txn.commit_offsets(consumer)
 
         What it appends and commits counts as a whole or not at all, also if the program or a node dies.
         Leaving the block commits; leaving it by an exception aborts. Readers with isolation="txn_committed"
@@ -265,8 +265,9 @@ class Cluster(ClusterAdministration):
         """Iterate over the committed records with offsets in [start, stop), in order, read from the leader.
 
         Starts at the log start by default. Stops at the current high watermark; with `follow` at `stop`,
-        waiting for records still to come (forever without a `stop`). `isolation`: "txn_committed" skips
-        records of aborted or open transactions. Raises UnknownTopicOrPartition; while iterating
+        waiting for records still to come (forever without a `stop`). `isolation`: "txn_committed", which
+        Kafka's clients call "read_committed", skips records of aborted transactions and stops at the first
+        open one. Raises UnknownTopicOrPartition; while iterating
         OffsetOutOfRange if `start` is below the log start or above the log end, RequestTimedOut,
         CorruptMessage.
         """
@@ -278,21 +279,26 @@ class Cluster(ClusterAdministration):
         topics: str | Sequence[str],
         group: str,
         *,
+        isolation: Isolation | None = None,
+        auto_commit: bool = True,
         timeout: float | None = None,
         config: Mapping[str, object] | None = None,
-    ) -> Iterator[Record]:
+    ) -> Consumer:
         """Iterate over the topics' committed records as a member of the consumer group.
 
         The group's members share the partitions; reading starts at the group's committed offsets. The
-        iterator waits for more records, or ends after `timeout` seconds without any.
+        iterator waits for more records, or ends after `timeout` seconds without any. `isolation`: as of
+        `read`. Its method `batches()` iterates over lists of records, whatever has come.
 
         A record counts as processed when the next one is requested. Each is delivered at least once: again if
-        its offset could not be committed before the partition moved to another member. Leaving the loop
-        leaves the group. `config`: Kafka's consumer properties, such as {"group.instance.id": "a"}. Raises
+        its offset could not be committed before the partition moved to another member. Without `auto_commit`
+        it counts when a transaction commits the offsets (Transaction.commit_offsets). Leaving the loop leaves
+        the group. `config`: Kafka's consumer properties, such as {"group.instance.id": "a"}. Raises
         InvalidConfig; while iterating FencedInstanceId, InvalidGroupId, InvalidSessionTimeout,
         InconsistentGroupProtocol, CorruptMessage, and RequestTimedOut if it cannot become a member.
         """
-        return consume(self.records.consuming(topics, group, timeout, config), self._answer)
+        consuming = self.records.consuming(topics, group, timeout, config, isolation, auto_commit=auto_commit)
+        return Consumer(consuming, self._answer)
 
     # ---- watches ------------------------------------------------------------------------------------------
 

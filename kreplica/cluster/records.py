@@ -9,27 +9,27 @@ Thread rule: one thread at a time uses a reader.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 from kreplica._core.record import Record
 from kreplica.client.arguments import choice, milliseconds, offset_of, topic_name
 from kreplica.client.client import Client
-from kreplica.client.client_config import ConsumerConfig
-from kreplica.client.fetcher import EARLIEST, ISOLATION_LEVEL, LATEST, Fetched, Fetcher
-from kreplica.client.group_consumer import GroupConsumer
+from kreplica.client.client_config import ISOLATION_LEVEL, ConsumerConfig, Isolation
+from kreplica.client.fetcher import EARLIEST, LATEST, Fetched, Fetcher
+from kreplica.client.group_consumer import Chunk, GroupConsumer
+from kreplica.client.group_messages import Membership
 from kreplica.cluster.pending_futures import PendingFutures
 from kreplica.common.dataclass import fields, replace
-from kreplica.common.errors import ClusterClosed, InvalidConfig, RequestTimedOut
+from kreplica.common.errors import ClusterClosed, InvalidConfig, InvalidRequest, RequestTimedOut
 from kreplica.common.future import Future
 from kreplica.common.settings import nearest
 from kreplica.common.types import TopicPartition
 from kreplica.log.transaction_index import AbortedFilter, AbortedTxn
 from kreplica.metadata.cluster_metadata import ClusterMetadata
 
-Isolation = Literal["high_watermark", "txn_committed"]
 Question = Callable[[], Future[Any]]
 # How long one fetch of a following reader may wait at the leader.
 FOLLOW_WAIT_MS = 500
@@ -132,6 +132,10 @@ class Consuming:
         self._joining_ms = 0
         self._term: Any = None
         self._is_over = False
+        # The term of the records given out last, and by partition the offset behind the last one.
+        self._given_term = -1
+        self._given: dict[TopicPartition, int] = {}
+        self._taken: list[Chunk] = []
 
     def question(self) -> Callable[[], Future[Any]] | None:
         """Return the next request; None at the end, after which the caller must call `leave`."""
@@ -148,13 +152,53 @@ class Consuming:
         if not chunks and not self._is_endless:
             self._nothing_came()
         for chunk in chunks:
+            given = self._given_of(chunk)
             for record in chunk.records:
                 if not self._consumer.owns(chunk):
                     break
+                offset = given[chunk.at] = (record.offset or 0) + 1
                 yield record
-                self._consumer.mark(chunk, (record.offset or 0) + 1)
+                self._consumer.mark(chunk, offset)
             else:
+                given[chunk.at] = chunk.next_offset
                 self._consumer.mark(chunk, chunk.next_offset)
+
+    def batch(self, chunks: Any) -> list[Record]:
+        """Return all records of the answer; `processed` marks them. Raises as `answer`."""
+        if not chunks and not self._is_endless:
+            self._nothing_came()
+        self._taken = [chunk for chunk in chunks if self._consumer.owns(chunk)]
+        records: list[Record] = []
+        for chunk in self._taken:
+            self._given_of(chunk)[chunk.at] = chunk.next_offset
+            records += chunk.records
+        return records
+
+    def processed(self) -> None:
+        """Mark the records of the last `batch` as processed."""
+        for chunk in self._taken:
+            self._consumer.mark(chunk, chunk.next_offset)
+        self._taken = []
+
+    def _given_of(self, chunk: Chunk) -> dict[TopicPartition, int]:
+        if chunk.term != self._given_term:
+            self._given_term, self._given = chunk.term, {}
+        return self._given
+
+    def given(self) -> tuple[Membership | None, dict[TopicPartition, int]]:
+        """Return the offsets behind all records given out, and the member that owns their partitions.
+
+        Raises IllegalGeneration if it has lost them, InvalidRequest if the consumer commits on its own.
+        """
+        consumer = self._consumer
+        if consumer.config.enable_auto_commit:
+            raise InvalidRequest(
+                "the consumer commits offsets on its own: pass auto_commit=False to consume, so that they are"
+                " committed only in transactions"
+            )
+        if not self._given:
+            return None, {}
+        return consumer.member_in(self._given_term), dict(self._given)
 
     def _nothing_came(self) -> None:
         if self._consumer.is_settled and self._consumer.term == self._term:
@@ -169,14 +213,60 @@ class Consuming:
         return self._consumer.close()
 
 
-def consume(consuming: Consuming, result: Callable[[Callable[[], Future[Any]]], Any]) -> Iterator[Record]:
-    """Iterate over all records; `result(ask)` sends the request and waits for its result."""
+class Consumer(Iterator[Record]):
+    """The records that a member of a group reads, from `Cluster.consume`: one after the other, or `batches`.
+
+    `result(ask)` sends a request and waits for its result.
+    """
+
+    # Neither generator refers to this object: a loop that is left leaves the group at once.
+
+    def __init__(self, consuming: Consuming, result: Callable[[Question], Any]) -> None:
+        self.consuming = consuming
+        self._result = result
+        self._records = _each(consuming, result)
+
+    def __iter__(self) -> Iterator[Record]:
+        # Not itself: each record would cost a call more.
+        return self._records
+
+    def __next__(self) -> Record:
+        return next(self._records)
+
+    def batches(self) -> Iterator[list[Record]]:
+        """Iterate over lists of records, each of those that have come since the last one.
+
+        The records of a list count as processed when the next list is requested.
+        """
+        return _batches(self.consuming, self._result)
+
+    def close(self) -> None:
+        """Leave the group; what was read and not processed is given to the next member."""
+        self._records.close()
+        _leave(self.consuming, self._result)
+
+
+def _each(consuming: Consuming, result: Callable[[Question], Any]) -> Generator[Record]:
     try:
         while (question := consuming.question()) is not None:
             yield from consuming.answer(result(question))
     finally:
-        with suppress(ClusterClosed):  # the group's coordinator is closed, too
-            result(consuming.leave)
+        _leave(consuming, result)
+
+
+def _batches(consuming: Consuming, result: Callable[[Question], Any]) -> Generator[list[Record]]:
+    try:
+        while (question := consuming.question()) is not None:
+            if records := consuming.batch(result(question)):
+                yield records
+                consuming.processed()
+    finally:
+        _leave(consuming, result)
+
+
+def _leave(consuming: Consuming, result: Callable[[Question], Any]) -> None:
+    with suppress(ClusterClosed):  # the group's coordinator is closed, too
+        result(consuming.leave)
 
 
 def consumer_config(settings: Mapping[str, object], base: ConsumerConfig = CONSUMER) -> ConsumerConfig:
@@ -191,11 +281,17 @@ def consumer_config(settings: Mapping[str, object], base: ConsumerConfig = CONSU
         if name not in known:
             near = nearest(name, known)
             raise InvalidConfig(f"there is no setting {given!r}" + (f"; is it {near[0]!r}?" if near else ""))
-        is_number = isinstance(getattr(base, known[name]), int)
-        if is_number is not (isinstance(value, int) and not isinstance(value, bool)):
-            raise InvalidConfig(f"{name} must be {'an integer' if is_number else 'text'}, not {value!r}")
+        default = getattr(base, known[name])
+        if _kind_of(value) != _kind_of(default):
+            raise InvalidConfig(f"{name} must be {_kind_of(default)}, not {value!r}")
         changes[known[name]] = value
     return replace(base, **changes)
+
+
+def _kind_of(value: object) -> str:
+    if isinstance(value, bool):
+        return "True or False"
+    return "an integer" if isinstance(value, int) else "text"
 
 
 T = TypeVar("T")
@@ -267,9 +363,17 @@ class ClusterRecords:
         group: str,
         timeout: float | None,
         config: Mapping[str, object] | None,
+        isolation: Isolation | None = None,
+        *,
+        auto_commit: bool = True,
     ) -> Consuming:
-        """Return the reader of Cluster.consume. Raises InvalidConfig, TypeError."""
+        """Return the reader of Cluster.consume. Raises InvalidConfig, TypeError, ValueError."""
         self._pending.require_open()
+        given = dict(config or {})
+        if isolation is not None:
+            given["isolation.level"] = choice(isolation, ISOLATION_LEVEL, "isolation")
+        if not auto_commit:
+            given["enable.auto.commit"] = False
         names = [topics] if isinstance(topics, str) else [topic_name(each) for each in topics]
-        member = self._client.consumer(group, names, consumer_config(config or {}, self._consumer))
+        member = self._client.consumer(group, names, consumer_config(given, self._consumer))
         return Consuming(member, None if timeout is None else milliseconds(timeout))

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 from kreplica._core.record import Record
 from kreplica.broker.node import CONTROLLED_SHUTDOWN_MS, Node
 from kreplica.client.admin import Admin
+from kreplica.client.client_config import Isolation
 from kreplica.client.producer import Acks, AppendResult, TopicProducer, acks_of
 from kreplica.cluster.administration import TIMEOUT, ClusterAdministration
 from kreplica.cluster.pending_futures import PendingFutures
@@ -26,8 +27,7 @@ from kreplica.cluster.promises import SETTLE_TIMEOUT, BrokenPromise, Promises
 from kreplica.cluster.records import (
     JOIN_TIMEOUT_MS,
     ClusterRecords,
-    Isolation,
-    consume,
+    Consumer,
     read,
 )
 from kreplica.cluster.transactions import (
@@ -188,15 +188,19 @@ class Simulation(ClusterAdministration):
         topics: str | Sequence[str],
         group: str,
         *,
+        isolation: Isolation | None = None,
+        auto_commit: bool = True,
         timeout: float = 1.0,
         config: Mapping[str, object] | None = None,
-    ) -> Iterator[Record]:
+    ) -> Consumer:
         """Iterate over records as Cluster.consume does, until `timeout` virtual seconds pass without one.
 
         Sessions are short. Raises InvalidConfig, and while iterating what Cluster.consume raises.
         """
-        consuming = self._records.consuming(topics, group, timeout, config)
-        return consume(consuming, partial(self._ask, timeout=timeout + JOIN_TIMEOUT_MS / 1000))
+        consuming = self._records.consuming(
+            topics, group, timeout, config, isolation, auto_commit=auto_commit
+        )
+        return Consumer(consuming, partial(self._ask, timeout=timeout + JOIN_TIMEOUT_MS / 1000))
 
     def watch(
         self,

@@ -10,18 +10,21 @@ Thread rule: any thread; `_lock` guards the producers by id.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from kreplica.client.arguments import milliseconds, offset_of, partition_of, topic_name
 from kreplica.client.client import Client
+from kreplica.client.coordinator_session import CoordinatorSession
 from kreplica.client.producer import Acks, AppendFuture, AppendResult, TopicProducer
 from kreplica.client.transaction_manager import no_member
 from kreplica.client.transactional_producer import TransactionalProducer
 from kreplica.cluster.pending_futures import PendingFutures
-from kreplica.common.errors import InvalidTxnState, KreplicaError
-from kreplica.common.future import Future, then
+from kreplica.cluster.records import Consumer, Consuming
+from kreplica.common.errors import InvalidTxnState, KreplicaError, UseAfterFork
+from kreplica.common.future import Future, resolved, then
 from kreplica.common.locks import Lock
 from kreplica.common.types import TopicPartition
 from kreplica.controller.feature_control import TRANSACTION_VERSION
@@ -56,6 +59,7 @@ class ClusterTransactions:
         self._lock = Lock()
         # Guarded by _lock:
         self._held: dict[str, _Held] = {}
+        self._sessions: dict[str, CoordinatorSession] = {}
 
     def transaction(self, transactional_id: str, timeout: float) -> Transacting:
         """Return a transaction that has not begun. Raises TypeError, ValueError, ClusterClosed."""
@@ -75,6 +79,14 @@ class ClusterTransactions:
                 held = _Held(producer, TopicProducer(producer, self._newest, self.pending))
                 self._held[transactional_id] = held
             return held
+
+    def session(self, group: str) -> CoordinatorSession:
+        """Return the session to the coordinator of the group."""
+        with self._lock:
+            found = self._sessions.get(group)
+            if found is None:
+                found = self._sessions[group] = self.client.session(group)
+            return found
 
     def appends(self) -> Iterator[AppendFuture]:
         """Iterate over the futures of all appends that are not done."""
@@ -98,10 +110,15 @@ class Transacting:
         self._held: _Held | None = None
         self._number = -1
 
-    @property
-    def is_forked(self) -> bool:
-        """Whether the transaction belongs to the parent process."""
-        return self._pending.is_forked
+    @contextmanager
+    def noting(self, error: BaseException) -> Iterator[None]:
+        """Add a note to the error, which is raised anyway, if aborting fails."""
+        try:
+            yield
+        except UseAfterFork:
+            pass  # the transaction belongs to the parent process
+        except KreplicaError as failure:
+            error.add_note(f"aborting the transaction {self.transactional_id!r} failed: {failure!r}")
 
     def begin(self) -> Future[None]:
         """Begin the transaction. Raises InvalidTxnState if it has begun before."""
@@ -131,20 +148,29 @@ class Transacting:
         """Whether the last append found a full batch that waits; see Producer."""
         return self._held is not None and self._held.producer.is_behind
 
-    def commit_offsets(self, group: str, offsets: Offsets) -> Future[None]:
-        """Commit the group's offsets with the transaction."""
+    def commit_offsets(self, source: str | Consuming, offsets: Offsets | None) -> Future[None]:
+        """Commit offsets of a group with the transaction; by default all that a consumer has given out."""
         self._pending.require_open()
         held = self._open()
-        if not isinstance(group, str):
-            raise TypeError(f"a group must be a str, not {type(group).__name__}")
-        given = {
-            TopicPartition(topic_name(topic), partition_of(number)): _offset(offset)
-            for (topic, number), offset in offsets.items()
-        }
-        session = self._owner.client.session(group)
-        return self._pending.track(
-            held.producer.commit_offsets(self._number, session, no_member(group), given)
-        )
+        held.producer.require_open(self._number)
+        if isinstance(source, Consuming):
+            if offsets is not None:
+                raise TypeError("a consumer knows its offsets: name a group to commit others")
+            member, given = source.given()
+            if member is None:
+                return resolved(None)  # it has given out nothing
+        elif not isinstance(source, str):
+            raise TypeError(f"offsets belong to a group's name or a consumer, not {type(source).__name__}")
+        elif offsets is None:
+            raise TypeError("a group has no offsets of its own: name them, or pass the consumer")
+        else:
+            member = no_member(source)
+            given = {
+                TopicPartition(topic_name(topic), partition_of(number)): _offset(offset)
+                for (topic, number), offset in offsets.items()
+            }
+        session = self._owner.session(member.group_id)
+        return self._pending.track(held.producer.commit_offsets(self._number, session, member, given))
 
     def end(self, *, commit: bool) -> Future[None]:
         """Commit or abort."""
@@ -197,13 +223,16 @@ class Transaction:
         """
         return self._append(self._steps, topic, records, partition, "all", timeout)
 
-    def commit_offsets(self, group: str, offsets: Offsets) -> None:
-        """Commit offsets of a consumer group with the transaction.
+    def commit_offsets(self, source: str | Consumer, offsets: Offsets | None = None) -> None:
+        """Commit offsets of a consumer group with the transaction, so that its members go on behind them.
 
-        `offsets`: by (topic, partition), the offset of the next record to read. Raises InvalidTxnState,
-        ProducerFenced, TransactionTimedOut, RequestTimedOut.
+        `source`: a consumer from `consume(..., auto_commit=False)`, for all records that it has given out;
+        or a group's name with `offsets`: by (topic, partition), the offset of the next record to read. Raises
+        IllegalGeneration, UnknownMemberId or FencedInstanceId if the consumer has lost its partitions,
+        InvalidTxnState, ProducerFenced, TransactionTimedOut, RequestTimedOut.
         """
-        self._answer(partial(self._steps.commit_offsets, group, offsets))
+        of = source.consuming if isinstance(source, Consumer) else source
+        self._answer(partial(self._steps.commit_offsets, of, offsets))
 
     def commit(self) -> None:
         """Commit now, before the block ends. Returns when the outcome is stored.
@@ -229,10 +258,6 @@ class Transaction:
             return
         if error is None:
             self.commit()
-        elif not self._steps.is_forked:
-            try:
+        else:
+            with self._steps.noting(error):
                 self.abort()
-            except KreplicaError as failure:
-                error.add_note(
-                    f"aborting the transaction {self._steps.transactional_id!r} failed: {failure!r}"
-                )

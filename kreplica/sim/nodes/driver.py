@@ -11,7 +11,8 @@ import random
 from collections import Counter
 from collections.abc import Container, Iterator, Mapping, Sequence
 
-from kreplica.client.fetcher import EARLIEST, Isolation
+from kreplica.client.client_config import Isolation
+from kreplica.client.fetcher import EARLIEST
 from kreplica.common.dataclass import dataclass, replace
 from kreplica.common.errors import OffsetOutOfRange
 from kreplica.common.leader_and_isr import NO_LEADER

@@ -8,6 +8,7 @@ import random
 import pytest
 
 from kreplica.client.group_consumer import Chunk
+from kreplica.client.transaction_manager import no_member
 from kreplica.common import errors
 from kreplica.common.messages.groups import (
     OffsetCommitRequest,
@@ -311,3 +312,26 @@ def test_a_mark_of_an_earlier_term_is_not_committed(cluster):
     until(cluster, lambda: settled(again))
     produce(cluster, *names(4, 8))
     until(cluster, lambda: sorted(again.values) == names(4, 8))
+
+
+@pytest.mark.parametrize("commit", [True, False])
+def test_a_reader_waits_for_the_transaction_that_commits_its_offset(cluster, commit):
+    produce(cluster, *names(0, 8))
+    client = cluster.add_client()
+    producer = client.transactional_producer("x", lambda: 2)
+    number = cluster.result(producer.begin(60_000))
+    offsets = {TopicPartition("t", number): 1 for number in range(PARTITIONS)}
+    cluster.result(producer.commit_offsets(number, client.session("g"), no_member("g"), offsets))
+    reader = Reader(cluster)
+    cluster.run_until(lambda: False, 2_000)
+    assert reader.values == []
+    cluster.result(producer.end(number, commit=commit))
+    expected = names(4, 8) if commit else names(0, 8)
+    until(cluster, lambda: len(reader.values) >= len(expected))
+    cluster.run_until(lambda: False, 500)
+    assert sorted(reader.values) == sorted(expected)
+
+
+def test_an_isolation_that_does_not_exist_is_refused():
+    with pytest.raises(errors.InvalidConfig, match="read_committed"):
+        dataclasses.replace(CONSUMER_CONFIG, isolation_level="serializable")
