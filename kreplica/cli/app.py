@@ -570,7 +570,7 @@ def serve(
 topic_app = typer.Typer(help="Manage the topics of a Kafka-compatible cluster.", no_args_is_help=True)
 quorum_app = typer.Typer(help="Show and change the metadata quorum of a cluster.", no_args_is_help=True)
 transactions_app = typer.Typer(
-    help="Find and abort abandoned transactions.",
+    help="Show transactions; find and abort abandoned ones.",
     no_args_is_help=True,
 )
 
@@ -973,6 +973,52 @@ def quorum_remove_voter(
 # ---- transactions ----------------------------------------------------------------------------------------
 
 
+@transactions_app.command("list")
+def transactions_list(
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    states: Annotated[
+        list[str] | None,
+        typer.Option("--state", help="List only those in this state, such as Ongoing; may be repeated."),
+    ] = None,
+    producer_ids: Annotated[
+        list[int] | None,
+        typer.Option("--producer-id", min=0, help="List only those of this producer; may be repeated."),
+    ] = None,
+    longer_than: Annotated[
+        float | None,
+        typer.Option(metavar="SECONDS", min=0, help="List only those that have been open for longer."),
+    ] = None,
+    pattern: Annotated[
+        str | None, typer.Option(help="List only ids that match this regular expression as a whole.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """List the transactional ids that the cluster's coordinators know, with their states.
+
+    Exits with 1 if a coordinator did not answer.
+    """
+    from kreplica.cli import transactions as command
+
+    longer_than_ms = -1 if longer_than is None else int(longer_than * 1000)
+    wanted = command.Wanted(states or (), producer_ids or (), longer_than_ms, pattern)
+    raise typer.Exit(_parsed(partial(command.list_transactions, bootstrap, wanted, as_json), "--bootstrap"))
+
+
+@transactions_app.command("describe")
+def transactions_describe(
+    transactional_ids: Annotated[list[str], typer.Argument(metavar="ID...", help="The transactional ids.")],
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    as_json: Json = False,
+) -> None:
+    """Show the state of transactional ids: producer, epoch, timeout, and the partitions of the transaction.
+
+    Of a transaction that is ending, the partitions are those without their marker.
+    """
+    from kreplica.cli import transactions as command
+
+    raise typer.Exit(_parsed(partial(command.describe, bootstrap, transactional_ids, as_json), "--bootstrap"))
+
+
 @transactions_app.command("find-hanging")
 def transactions_find_hanging(
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
@@ -991,7 +1037,7 @@ def transactions_find_hanging(
     ] = 15,
     as_json: Json = False,
 ) -> None:
-    """List open transactions that seem abandoned.
+    """List open transactions that seem abandoned, and that no coordinator will end.
 
     They hide all later records from readers of committed records. Exits with 1 if a partition could not be
     checked.

@@ -1,7 +1,8 @@
-"""`kreplica transactions`: find and abort transactions that no coordinator ends, in any Kafka-compatible
-cluster (KIP-664).
+"""`kreplica transactions`: show transactions, and abort those that no coordinator ends, in any
+Kafka-compatible cluster (KIP-664, KIP-994).
 
-Requests go to the leader of each partition. Thread rule: one thread.
+`list` and `describe` ask the coordinators, which are all brokers; `find-hanging` and `abort` the leaders of
+partitions. Thread rule: one thread.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from datetime import timedelta
 from typing import Any
 
 from kreplica.cli.kafka_connection import KafkaConnection, any_broker
@@ -16,17 +18,23 @@ from kreplica.cli.output import Fact, print_facts, print_json, say
 from kreplica.common.closing import Closing
 from kreplica.common.dataclass import dataclass
 from kreplica.common.errors import (
+    CoordinatorNotAvailable,
     InvalidTxnState,
     KreplicaError,
     LeaderNotAvailable,
     NetworkException,
+    NotCoordinator,
+    TransactionalIdNotFound,
     UnknownServerError,
     UnknownTopicOrPartition,
+    UnsupportedVersion,
 )
 from kreplica.common.message import in_version
 from kreplica.common.messages.data import DescribeProducersRequest, MetadataRequest, MetadataRequestTopic
 from kreplica.common.messages.data import DescribeProducersRequestTopicRequest as TopicRequest
 from kreplica.common.messages.transactions import (
+    DescribeTransactionsRequest,
+    ListTransactionsRequest,
     WritableTxnMarker,
     WritableTxnMarkerTopic,
     WriteTxnMarkersRequest,
@@ -35,14 +43,25 @@ from kreplica.common.types import TopicPartition
 from kreplica.common.wire import error_of
 from kreplica.runtime.clock import SystemClock
 
-METADATA, DESCRIBE_PRODUCERS, WRITE_TXN_MARKERS = 3, 61, 27
+METADATA, LIST_TRANSACTIONS = 3, 66
+# The first versions of ListTransactions that filter by duration, and by a pattern.
+BY_DURATION, BY_PATTERN, NEWEST_LIST = 1, 2, 2
 # Versions of Metadata that name topics and include the cluster's id.
 METADATA_VERSIONS = range(4, 8)
 MS_A_MINUTE = 60_000
 # How long and how often to ask again about partitions without an answer.
 RETRY_S, RETRY_BACKOFF_S = 5.0, 0.2
 NO_COORDINATOR_EPOCH = -1
-COLUMNS = ("topic", "partition", "producer_id", "producer_epoch", "start_offset", "last_timestamp", "idle_ms")
+COLUMNS = (
+    *("topic", "partition", "producer_id", "producer_epoch"),
+    *("start_offset", "last_timestamp", "idle_ms", "transactional_id"),
+)
+LIST_COLUMNS = ("transactional_id", "coordinator", "producer_id", "state")
+DESCRIBE_COLUMNS = (
+    *("transactional_id", "coordinator", "producer_id", "producer_epoch", "state"),
+    *("timeout_ms", "start_timestamp", "open_ms", "partitions"),
+)
+MILLISECOND = timedelta(milliseconds=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +89,25 @@ class OpenTransaction:
         }
 
 
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """The transactions to list; empty fields filter nothing. `longer_than_ms`: -1 for any duration."""
+
+    states: Sequence[str] = ()
+    producer_ids: Sequence[int] = ()
+    longer_than_ms: int = -1
+    pattern: str | None = None
+
+    @property
+    def min_version(self) -> int:
+        """The first version of ListTransactions with these filters."""
+        if self.pattern is not None:
+            return BY_PATTERN
+        return BY_DURATION if self.longer_than_ms >= 0 else 0
+
+
 class Leaders(Closing):
-    """Connections to the leaders of partitions."""
+    """Connections to the brokers: the leaders of partitions, and the coordinators of transactions."""
 
     def __init__(self, bootstrap: str) -> None:
         self._held = ExitStack()
@@ -119,6 +155,11 @@ class Leaders(Closing):
     def ask(self, node_id: int, request: Any) -> Any:
         """Send a request to that broker and return the answer. Raises NetworkException, UnsupportedVersion,
         InvalidRequest."""
+        connection = self._connected(node_id)
+        connection.newest(request.__api_key__, (request.__version__,))
+        return connection.ask(request)
+
+    def _connected(self, node_id: int) -> KafkaConnection:
         connection = self._connections.get(node_id)
         if connection is None:
             address = self._addresses.get(node_id)
@@ -129,8 +170,59 @@ class Leaders(Closing):
             except OSError as error:
                 raise NetworkException(f"broker {node_id} at {address[0]}:{address[1]}: {error}") from error
             self._connections[node_id] = self._held.enter_context(connection)
-        connection.newest(request.__api_key__, (request.__version__,))
-        return connection.ask(request)
+        return connection
+
+    @property
+    def brokers(self) -> list[int]:
+        """The ids of all live brokers, once `leaders_of` has asked for them."""
+        return sorted(self._addresses)
+
+    def newest(self, node_id: int, api_key: int, versions: Sequence[int]) -> int:
+        """Return the newest of these versions that the broker supports. Raises as `ask`."""
+        return int(self._connected(node_id).newest(api_key, versions).__version__)
+
+    def transactions(self, broker: int, wanted: Wanted) -> list[Any]:
+        """Return the transactions that the broker coordinates. Raises its errors, UnsupportedVersion."""
+        versions = range(wanted.min_version, NEWEST_LIST + 1)
+        version = self.newest(broker, LIST_TRANSACTIONS, versions)
+        request = ListTransactionsRequest(
+            state_filters=tuple(wanted.states),
+            producer_id_filters=tuple(wanted.producer_ids),
+            duration_filter=wanted.longer_than_ms,
+            transactional_id_pattern=wanted.pattern,
+        )
+        answer = self.ask(broker, in_version(request, version))
+        error = error_of(answer.error_code)
+        if error is not None:
+            raise error
+        if answer.unknown_state_filters:
+            unknown = ", ".join(answer.unknown_state_filters)
+            raise InvalidTxnState(f"broker {broker} knows no state {unknown}: use one such as Ongoing")
+        return list(answer.transaction_states)
+
+    def described(self, broker: int, transactional_ids: Sequence[str]) -> list[Any]:
+        """Return what the broker says of these ids, an error code for those of other coordinators."""
+        request = DescribeTransactionsRequest(transactional_ids=tuple(transactional_ids))
+        return list(self.ask(broker, request).transaction_states)
+
+    def coordinated(self, producer_ids: Sequence[int]) -> dict[tuple[int, TopicPartition], str]:
+        """Return the partitions of the open transactions of these producers, with their transactional ids.
+
+        Empty in a cluster that does not list transactions. Raises as `transactions`.
+        """
+        found: dict[tuple[int, TopicPartition], str] = {}
+        for broker in self.brokers:
+            try:
+                listed = self.transactions(broker, Wanted(producer_ids=producer_ids))
+            except UnsupportedVersion:
+                continue
+            names = [each.transactional_id for each in listed]
+            for each in self.described(broker, names) if names else ():
+                for topic in each.topics:
+                    for number in topic.partitions:
+                        at = TopicPartition(topic.topic, number)
+                        found[each.producer_id, at] = each.transactional_id
+        return found
 
     def open_transactions(
         self, partitions: Mapping[TopicPartition, int]
@@ -182,13 +274,102 @@ def _open(at: TopicPartition, producer: Any) -> OpenTransaction:
     )
 
 
+def list_transactions(bootstrap: str, wanted: Wanted, as_json: bool) -> int:
+    """Print the transactional ids that the coordinators know. Returns 1 if one of these did not answer."""
+    facts: list[Fact] = []
+    with Leaders(bootstrap) as leaders:
+        leaders.leaders_of(None)
+        deadline = time.monotonic() + RETRY_S
+        left = leaders.brokers
+        while True:
+            failures: dict[int, KreplicaError] = {}
+            for broker in left:
+                try:
+                    found = leaders.transactions(broker, wanted)
+                except KreplicaError as error:
+                    if not error.retriable:
+                        raise
+                    failures[broker] = error
+                    continue
+                facts += [_listed(broker, each) for each in found]
+            if not failures or time.monotonic() > deadline:
+                break
+            # It is still loading.
+            time.sleep(RETRY_BACKOFF_S)
+            left = list(failures)
+    facts.sort(key=lambda fact: str(fact["transactional_id"]))
+    if facts or as_json:
+        print_facts(f"transactions of cluster {leaders.cluster_id}", LIST_COLUMNS, facts, as_json)
+    else:
+        say(f"no such transaction in cluster {leaders.cluster_id}")
+    for broker, failure in failures.items():
+        say(f"broker {broker}: not listed: {failure}", stderr=True)
+    return 1 if failures else 0
+
+
+def _listed(broker: int, found: Any) -> Fact:
+    return {
+        "transactional_id": found.transactional_id,
+        "coordinator": broker,
+        "producer_id": found.producer_id,
+        "state": found.transaction_state,
+    }
+
+
+def describe(bootstrap: str, transactional_ids: Sequence[str], as_json: bool) -> int:
+    """Print the state of these transactional ids; returns the exit code.
+
+    Raises TransactionalIdNotFound, CoordinatorNotAvailable, and the coordinators' errors.
+    """
+    with Leaders(bootstrap) as leaders:
+        leaders.leaders_of(None)
+        facts = [_described(leaders, name) for name in transactional_ids]
+    print_facts(f"transactions of cluster {leaders.cluster_id}", DESCRIBE_COLUMNS, facts, as_json)
+    return 0
+
+
+def _described(leaders: Leaders, name: str) -> Fact:
+    # Asking all is simpler than FindCoordinator, and creates no topic in a cluster without transactions.
+    failure: KreplicaError = CoordinatorNotAvailable(f"no broker coordinates {name!r} now")
+    for broker in leaders.brokers:
+        try:
+            [found] = leaders.described(broker, [name])
+        except NetworkException as error:
+            failure = error
+            continue
+        refusal = error_of(found.error_code)
+        if refusal is None:
+            return _state_of(broker, found)
+        if isinstance(refusal, TransactionalIdNotFound):
+            raise TransactionalIdNotFound(f"there is no transactional id {name!r}")
+        if not isinstance(refusal, (NotCoordinator, CoordinatorNotAvailable)):
+            failure = type(refusal)(f"{name}: {refusal}")
+    raise failure
+
+
+def _state_of(broker: int, found: Any) -> Fact:
+    began = found.transaction_start_time
+    start_ms = -1 if began is None else round(began.timestamp() * 1000)
+    return {
+        "transactional_id": found.transactional_id,
+        "coordinator": broker,
+        "producer_id": found.producer_id,
+        "producer_epoch": found.producer_epoch,
+        "state": found.transaction_state,
+        "timeout_ms": found.transaction_timeout // MILLISECOND,
+        "start_timestamp": start_ms,
+        "open_ms": max(0, SystemClock().time_ms() - start_ms) if found.topics else -1,
+        "partitions": [f"{topic.topic}-{number}" for topic in found.topics for number in topic.partitions],
+    }
+
+
 def find_hanging(
     bootstrap: str, topic: str | None, partition: int | None, broker: int | None, minutes: int, as_json: bool
 ) -> int:
-    """Print the open transactions without a write for more than `minutes`.
+    """Print the open transactions without a write for more than `minutes` that no coordinator will end.
 
-    `topic`, `partition` and `broker` (a leader) restrict the search. Returns the exit code: 1 if a partition
-    could not be checked.
+    With 0 minutes, print all open transactions. `topic`, `partition` and `broker` (a leader) restrict the
+    search. Returns the exit code: 1 if a partition could not be checked.
     """
     now_ms = SystemClock().time_ms()
     found: list[OpenTransaction] = []
@@ -216,21 +397,24 @@ def find_hanging(
             time.sleep(RETRY_BACKOFF_S)
             now = leaders.leaders_of(topic)
             left = {at: now[at] for at, _ in failures if at in now}
+        idle = [each for each in found if now_ms - each.last_timestamp > minutes * MS_A_MINUTE or not minutes]
+        known = leaders.coordinated(sorted({each.producer_id for each in idle})) if idle else {}
+    shown = [each for each in idle if not minutes or (each.producer_id, each.at) not in known]
     facts = [
-        fact
-        for fact in (each.fact(now_ms) for each in sorted(found, key=lambda each: each.at))
-        if int(str(fact["idle_ms"])) > minutes * MS_A_MINUTE or not minutes
+        {**each.fact(now_ms), "transactional_id": known.get((each.producer_id, each.at))}
+        for each in sorted(shown, key=lambda each: each.at)
     ]
     if facts or as_json:
         print_facts(f"open transactions of cluster {leaders.cluster_id}", COLUMNS, facts, as_json)
     else:
         say(f"no hanging transaction in {len(wanted)} partitions")
-    if len(facts) < len(found):
-        say(
-            f"{len(found) - len(facts)} open transactions were written to in the last {minutes} minutes:"
-            " --max-transaction-timeout 0 lists them, too",
-            stderr=True,
-        )
+    others = {
+        f"were written to in the last {minutes} minutes": len(found) - len(idle),
+        "are to be ended by their coordinators": len(idle) - len(shown),
+    }
+    for what, count in others.items():
+        if count:
+            say(f"{count} open transactions {what}: --max-transaction-timeout 0 lists them, too", stderr=True)
     for at, error in failures:
         say(f"{at}: not checked: {error}", stderr=True)
     return 1 if failures else 0

@@ -8,13 +8,16 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from confluent_kafka import Producer
 from typer.testing import CliRunner
 
 from kreplica.cli.app import app
 from kreplica.cli.kafka_connection import any_broker
 from kreplica.common.errors import (
+    InvalidRegularExpression,
     InvalidTxnState,
     NetworkException,
+    TransactionalIdNotFound,
     UnknownTopicOrPartition,
 )
 from kreplica.common.message import at, structure_of
@@ -185,3 +188,76 @@ def test_a_coordinator_commits_over_the_wire(cluster: TcpCluster, client: TcpCli
     # One of the three leads, and has the marker on all replicas once it answers.
     assert sorted(map(int, codes)) == [0, 6, 6]
     until(lambda: committed(cluster, "markers") == ["never committed", "behind"])
+
+
+def transactional(cluster: TcpCluster, name: str) -> Any:
+    """Return a stock producer with an open transaction that has a record in the topic `listed`."""
+    producer = Producer({"bootstrap.servers": cluster.bootstrap_servers, "transactional.id": name})
+    producer.init_transactions(30)
+    producer.begin_transaction()
+    producer.produce("listed", b"open", partition=0)
+    assert producer.flush(30) == 0
+    return producer
+
+
+def test_the_transactions_of_all_coordinators_are_listed_and_described(cluster: TcpCluster) -> None:
+    create(cluster, "listed")
+    producers = [transactional(cluster, f"app-{number}") for number in range(3)]
+    producers[1].commit_transaction(30)
+
+    def states(*filters: str) -> dict[str, str]:
+        found = facts(cluster, "transactions", "list", *filters)
+        return {each["transactional_id"]: each["state"] for each in found}
+
+    until(lambda: states() == {"app-0": "Ongoing", "app-1": "CompleteCommit", "app-2": "Ongoing"})
+    assert set(states("--state", "Ongoing")) == {"app-0", "app-2"}
+    assert set(states("--state", "Ongoing", "--state", "CompleteCommit")) == {"app-0", "app-1", "app-2"}
+    assert set(states("--pattern", "app-[01]")) == {"app-0", "app-1"}
+    assert set(states("--longer-than", "0")) == {"app-0", "app-2"}
+    assert states("--longer-than", "3600") == {}
+
+    (found,) = facts(cluster, "transactions", "describe", "app-0")
+    assert (found["state"], found["partitions"], found["timeout_ms"]) == ("Ongoing", ["listed-0"], 60_000)
+    assert 0 <= found["open_ms"] < HOUR_MS
+    assert set(states("--producer-id", str(found["producer_id"]))) == {"app-0"}
+    first, second = facts(cluster, "transactions", "describe", "app-1", "app-2")
+    assert (first["state"], first["partitions"], first["open_ms"]) == ("CompleteCommit", [], -1)
+    assert second["start_timestamp"] > found["start_timestamp"]
+    table = run(cluster, "transactions", "describe", "app-0").stdout
+    assert "listed-0" in table
+    assert "app-0" in run(cluster, "transactions", "list").stdout
+    assert "no such transaction" in run(cluster, "transactions", "list", "--longer-than", "3600").stdout
+    for producer in (producers[0], producers[2]):
+        producer.abort_transaction(30)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (("list", "--state", "Sleeping"), InvalidTxnState),
+        (("list", "--pattern", "("), InvalidRegularExpression),
+        (("describe", "missing"), TransactionalIdNotFound),
+    ],
+)
+def test_what_cannot_be_listed_or_described_is_refused(
+    cluster: TcpCluster, arguments: tuple[str, ...], error: type[Exception]
+) -> None:
+    assert isinstance(run(cluster, "transactions", *arguments).exception, error)
+
+
+def test_a_transaction_that_its_coordinator_knows_does_not_hang(
+    cluster: TcpCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create(cluster, "known")
+    producer = Producer({"bootstrap.servers": cluster.bootstrap_servers, "transactional.id": "known"})
+    producer.init_transactions(30)
+    producer.begin_transaction()
+    producer.produce("known", b"open", partition=0)
+    assert producer.flush(30) == 0
+    monkeypatch.setattr("kreplica.cli.transactions.MS_A_MINUTE", 0)
+    find = ("transactions", "find-hanging", "--topic", "known")
+    until(lambda: "are to be ended by their coordinators" in run(cluster, *find).stderr)
+    assert facts(cluster, *find) == []
+    (found,) = facts(cluster, *find, "--max-transaction-timeout", "0")
+    assert found["transactional_id"] == "known"
+    producer.commit_transaction(30)
