@@ -983,6 +983,7 @@ class Producer:
         except RECORD_ERRORS as error:
             # Raised again, it would refer to this frame and so to the future: a reference cycle.
             future.set_exception(error.with_traceback(None))
+            self._refused(error)
             return future
         if not sender.is_due:
             try:
@@ -1000,6 +1001,9 @@ class Producer:
     def pending(self) -> list[AppendFuture]:
         """Return the futures of all appends that are not done. Call once the loop has stopped."""
         return [future for sender in list(self._senders.values()) for future in sender.pending()]
+
+    def _refused(self, error: BaseException) -> None:
+        """Take note of an append that was refused at once; a TransactionalProducer does."""
 
     def _sender_of(self, at: TopicPartition) -> PartitionSender:
         return self._senders.setdefault(at, self._make_sender(at))

@@ -38,10 +38,9 @@ from kreplica.common.errors import (
 from kreplica.common.future import Future, after, fail_all, failed, pass_on, then
 from kreplica.common.locks import RLock
 from kreplica.common.ports import Clock, Loop, Transport, monotonic_ms
-from kreplica.common.types import ACKS_ALL, TopicPartition
+from kreplica.common.types import TopicPartition
 
 if TYPE_CHECKING:
-    from kreplica._core.batch_builder import _RecordList as RecordList
     from kreplica.client.producer import Batch
 
 # The versions of Produce by which a leader follows transaction version 1 and 2.
@@ -176,22 +175,6 @@ class TransactionalProducer(Producer):
         self._loop.post(partial(self._begin, future, timeout_ms))
         return future
 
-    def send(
-        self,
-        at: TopicPartition,
-        records: RecordList,
-        *,
-        acks: int = ACKS_ALL,
-        timeout_ms: int | None = None,
-        future: AppendFuture | None = None,
-    ) -> AppendFuture:
-        """Append the records in the open transaction, as Producer.send does."""
-        sent = super().send(at, records, acks=acks, timeout_ms=timeout_ms, future=future)
-        if sent.done() and (error := sent.exception()) is not None:
-            # The transaction would lack what its program wanted to append.
-            self.fail(error, self._number)
-        return sent
-
     def require_open(self, number: int) -> None:
         """Raises InvalidTxnState unless that transaction is open, and its error if it has failed:
         ProducerFenced, TransactionTimedOut, or TransactionAbortable.
@@ -246,6 +229,10 @@ class TransactionalProducer(Producer):
             self.failure = explained
             self._loop.post(self._abandon)
         return explained
+
+    def _refused(self, error: BaseException) -> None:
+        # The transaction would lack what its program wanted to append.
+        self.fail(error, self._number)
 
     # ---- in the loop --------------------------------------------------------------------------------------
 

@@ -44,7 +44,10 @@ class _Held:
 
     def __init__(self, producer: TransactionalProducer, topics: TopicProducer) -> None:
         self.producer = producer
-        self.topics = topics
+        # Each append calls these.
+        self.lock = producer.lock
+        self.require_open = producer.require_open
+        self.append = topics.append
 
 
 class ClusterTransactions:
@@ -137,11 +140,10 @@ class Transacting:
         self, topic: str, records: RecordList, partition: int | None, acks: Acks, timeout: float | None
     ) -> Future[AppendResult]:
         """Append as TopicProducer does, in the transaction."""
-        held = self._open()
-        producer = held.producer
-        with producer.lock:
-            producer.require_open(self._number)
-            return held.topics.append(topic, records, partition, acks, timeout)
+        held = self._held or self._open()
+        with held.lock:
+            held.require_open(self._number)
+            return held.append(topic, records, partition, acks, timeout)
 
     @property
     def is_behind(self) -> bool:
