@@ -26,13 +26,16 @@ from kreplica.metadata.serde import in_lowest_version
 METADATA_VERSION = "metadata.version"
 ELIGIBLE_LEADER_REPLICAS = "eligible.leader.replicas.version"
 TRANSACTION_VERSION = "transaction.version"
+GROUP_VERSION = "group.version"
 UPGRADE, SAFE_DOWNGRADE, UNSAFE_DOWNGRADE = 1, 2, 3
 
-# The levels that this version supports. They are Kafka's: 25 is the level of Kafka 4.0.
+# The levels that this version supports. They are Kafka's: 25 is the level of Kafka 4.0. At level 0 of
+# group.version there are only classic groups.
 SUPPORTED_FEATURES = (
     SupportedFeature(name=METADATA_VERSION, min_supported_version=7, max_supported_version=25),
     SupportedFeature(name=ELIGIBLE_LEADER_REPLICAS, min_supported_version=0, max_supported_version=1),
     SupportedFeature(name=TRANSACTION_VERSION, min_supported_version=0, max_supported_version=2),
+    SupportedFeature(name=GROUP_VERSION, min_supported_version=0, max_supported_version=0),
 )
 
 
@@ -41,6 +44,7 @@ def bootstrap_records() -> Records:
     return tuple(
         in_lowest_version(FeatureLevelRecord(name=each.name, feature_level=each.max_supported_version))
         for each in SUPPORTED_FEATURES
+        if each.max_supported_version > 0
     )
 
 

@@ -174,7 +174,7 @@ def test_features_are_described_and_changed(tool: Tool) -> None:
         return found[1]
 
     described = tool(FEATURES, "describe")
-    for name in ("metadata.version", "transaction.version"):
+    for name in ("metadata.version", "transaction.version", "group.version"):
         assert f"Feature: {name}" in described
     assert level() == "2"
     tool(FEATURES, "downgrade", "--feature", "transaction.version=1")

@@ -314,6 +314,7 @@ def test_a_feature_is_switched_off_and_on_again(stage: OneController) -> None:
         ("metadata.version", 24, 2, ErrorCode.feature_update_failed),
         ("metadata.version", 26, 1, ErrorCode.unsupported_version),
         ("nothing", 1, 1, ErrorCode.unsupported_version),
+        ("group.version", 1, 1, ErrorCode.unsupported_version),
         ("metadata.version", -1, 1, ErrorCode.invalid_request),
         ("eligible.leader.replicas.version", 0, 7, ErrorCode.invalid_request),
     ],
