@@ -232,6 +232,9 @@ class TransactionMetadata:
             return False
         if is_current and state in AT_REST:
             raise self._wrong_state(commit)
+        if self.producer_epoch == INT16_MAX and state in COMPLETE:
+            # A fence by the rules of before has raised the epoch to the one that is no client's.
+            raise self._fenced(producer_id, producer_epoch)
         if is_repetition and state is (COMPLETE_COMMIT if commit else COMPLETE_ABORT):
             return True
         if is_repetition and state is (PREPARE_COMMIT if commit else PREPARE_ABORT):

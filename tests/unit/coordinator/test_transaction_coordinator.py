@@ -237,6 +237,17 @@ def test_a_transaction_of_the_last_epoch_times_out_too(level):
     assert stage.init() == producer(8, 0 if level == 0 else 1)
 
 
+def test_no_producer_gets_the_epoch_of_a_fence(stage):
+    # The feature was lowered, and the client still follows version 2.
+    stage.level = 1
+    last = at_last_epoch(stage)
+    stage.add(last, version=2)
+    stage.pass_time(61_000)
+    assert stage.brokers.taken == [(1, AT, 7, LAST_EPOCH + 1, False)]
+    assert isinstance(stage.end(last, commit=False, version=2), errors.ProducerFenced)
+    assert stage.init() == producer(8, 0)
+
+
 def test_an_id_waits_for_a_producer_id():
     stage = TransactionStage()
     blocks = deque([Future(), Future()])
