@@ -166,6 +166,26 @@ def test_a_marker_needs_enough_replicas_in_sync() -> None:
     assert at.partition().local_log.log_end_offset == 1
 
 
+def test_a_marker_that_too_few_replicas_take_is_not_confirmed() -> None:
+    at = Replicas(settings={"min.insync.replicas": 2})
+    begin(at, 7)
+    for broker in (2, 3):
+        at.cluster.kill(broker)
+    answer = at.broker().handle(WriteTxnMarkersRequest(markers=(marker(7),)))
+    at.pass_time(120_000)
+    [found] = answer.result(0).markers[0].topics[0].partitions
+    assert found.error_code is ErrorCode.request_timed_out
+    assert (at.partition().local_log.log_end_offset, at.partition().local_log.last_stable_offset) == (2, 0)
+
+
+def test_a_partition_whose_directory_is_offline_takes_no_marker() -> None:
+    at = Replicas()
+    begin(at, 7)
+    at.manager().partitions.take_offline(at.partitions[0])
+    assert write(at, marker(7)) == [(7, 0, ErrorCode.kafka_storage_error)]
+    assert producers(at, "t", 0) == (ErrorCode.kafka_storage_error, [])
+
+
 # ---- offsets of groups -------------------------------------------------------------------------------------
 
 OFFSETS = TopicPartition("__consumer_offsets", 0)
