@@ -25,6 +25,7 @@ from kreplica.common.errors import (
     CoordinatorLoadInProgress,
     CoordinatorNotAvailable,
     InvalidProducerEpoch,
+    InvalidProducerIdMapping,
     InvalidRegularExpression,
     InvalidRequest,
     KafkaStorageError,
@@ -217,12 +218,11 @@ class TransactionApis:
         self, request: AddOffsetsToTxnRequest, context: RequestContext
     ) -> Future[AddOffsetsToTxnResponse]:
         """Handle AddOffsetsToTxn (25): add the partition that has the offsets of a consumer group."""
-        count = self._offsets.partition_count()
-        if count is None:
-            self._offsets.create()
-            added: Future[None] = failed(CoordinatorNotAvailable("the topic of offsets does not exist yet"))
+        try:
+            at = self._partition_of_group(request.group_id)
+        except CoordinatorNotAvailable as error:
+            added: Future[None] = failed(error)
         else:
-            at = TopicPartition(self._offsets.name, partition_for(request.group_id, count))
             producer = ProducerIdAndEpoch(request.producer_id, request.producer_epoch)
             added = self.coordinator.add_partitions(request.transactional_id, producer, [at], 0, waits=True)
         knows_fenced = context.api_version >= OTHERS_FENCED
@@ -233,6 +233,14 @@ class TransactionApis:
                 throttle_time=NO_THROTTLE, error_code=_code(error, knows_fenced)
             ),
         )
+
+    def _partition_of_group(self, group_id: str) -> TopicPartition:
+        """Return the partition that has a group's offsets. Raises CoordinatorNotAvailable."""
+        count = self._offsets.partition_count()
+        if count is None:
+            self._offsets.create()
+            raise CoordinatorNotAvailable("the topic of offsets does not exist yet")
+        return TopicPartition(self._offsets.name, partition_for(group_id, count))
 
     def handle_end_txn(self, request: EndTxnRequest, context: RequestContext) -> Future[EndTxnResponse]:
         """Handle EndTxn (26): commit or abort; answered once the outcome is stored."""
@@ -269,14 +277,15 @@ class TransactionApis:
         known = {at: offset for at, offset in offsets.items() if self._cache.contains(at)}
         producer = Producer(request.producer_id, request.producer_epoch, NO_SEQUENCE)
         answer: Future[TxnOffsetCommitResponse] = Future()
-        count = self._offsets.partition_count()
         if not known:
             return resolved(_txn_committed(offsets, {}, context.api_version))
-        if count is None:
-            self._offsets.create()
-            error = CoordinatorNotAvailable("the topic of offsets does not exist yet")
+        try:
+            if request.producer_id < 0 or request.producer_epoch < 0:
+                text = f"there is no producer {request.producer_id} with epoch {request.producer_epoch}"
+                raise InvalidProducerIdMapping(text)
+            at = self._partition_of_group(request.group_id)
+        except KreplicaError as error:
             return resolved(_txn_committed(offsets, dict.fromkeys(known, error), context.api_version))
-        at = TopicPartition(self._offsets.name, partition_for(request.group_id, count))
         adds = context.api_version >= TXN_OFFSET_COMMIT_ADDS
         found: list[Verification | KreplicaError] = []
 

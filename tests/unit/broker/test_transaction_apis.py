@@ -729,6 +729,16 @@ def test_offsets_of_unknown_partitions_ask_no_coordinator(stage: Stage) -> None:
     assert stage.created == ["__consumer_offsets"]
 
 
+@pytest.mark.parametrize("verifies", [False, True])
+@pytest.mark.parametrize(("producer_id", "epoch"), [(-1, -1), (-1, 3), (7, -1)])
+def test_offsets_of_no_producer_are_refused(verifies: bool, producer_id: int, epoch: int) -> None:
+    # No marker would ever end their transaction.
+    stage = Stage(verifies=verifies)
+    request = replace_fields(committing(), producer_id=producer_id, producer_epoch=epoch)
+    assert committed(stage, request, 3) == [MAPPING]
+    assert (stage.groups.log.batches, stage.appends.asked) == ([], [])
+
+
 def test_the_group_decides_who_commits(stage: Stage) -> None:
     joined = stage.groups.one_member()
     generation, member = joined.generation_id, joined.member_id
