@@ -311,6 +311,7 @@ class ProducerStateManager:
 
     def _clear(self) -> None:
         self._producers = None
+        self._verifications.clear()
         self.ongoing = None
         self._unreplicated = []
 

@@ -126,6 +126,16 @@ def test_a_marker_between_the_verification_and_the_append_makes_the_verification
     assert not partition.is_stable
 
 
+def test_a_verification_does_not_outlive_a_truncation(partition: Partition) -> None:
+    """KAFKA-14402 once more: what was cut off, or fetched anew, may have been the transaction's marker."""
+    partition.log.append_records([b"of another leader"])
+    waiting = partition.verify(0)
+    partition.log.truncate_to(0)
+    with pytest.raises(errors.InvalidTxnState):
+        partition.append(0, waiting)
+    assert partition.is_stable
+
+
 def test_a_batch_of_an_open_transaction_that_ended_meanwhile_is_refused(partition: Partition) -> None:
     """KAFKA-14884: nothing had to be verified when the request arrived."""
     partition.produce(0)
