@@ -226,7 +226,7 @@ class Transaction:
         self, topic: str, records: RecordList, *, partition: int | None = None, timeout: float | None = None
     ) -> asyncio.Future[AppendResult]:
         """Append records; the calls take effect in order, awaited or not."""
-        return self._append(self._steps, topic, records, partition, "all", timeout)
+        return self._append(self._steps, topic, records, partition, timeout)
 
     async def commit_offsets(self, source: str | Consumer, offsets: Offsets | None = None) -> None:
         """Commit offsets of a consumer group with the transaction."""
@@ -242,7 +242,12 @@ class Transaction:
         await asyncio.wrap_future(self._steps.end(commit=False))
 
     async def __aenter__(self) -> Self:
-        await asyncio.wrap_future(self._steps.begin())
+        self._steps.require_new()
+        try:
+            await asyncio.wrap_future(self._steps.begin())
+        except BaseException:
+            self._steps.give_up()
+            raise
         return self
 
     async def __aexit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:

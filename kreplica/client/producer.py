@@ -1077,18 +1077,12 @@ class TopicProducer:
     """
 
     def __init__(self, producer: Producer, newest: Callable[[], ClusterMetadata], pending: Pending) -> None:
-        self._producer = producer
         self._send = producer.send
         self._newest = newest
         self._pending = pending
         self._next_partition = 0
         # Metadata, and partitions in it that appends were made to. Both are replaced together.
         self._checked: tuple[ClusterMetadata | None, dict[tuple[str, int], TopicPartition]] = (None, {})
-
-    @property
-    def is_behind(self) -> bool:
-        """Whether the last append found a full batch that waits: appends come faster than they are sent."""
-        return self._producer.is_behind
 
     def append(
         self,

@@ -218,6 +218,11 @@ class TransactionalProducer(Producer):
         return future
 
     @property
+    def is_busy(self) -> bool:
+        """Whether a transaction is beginning, open or ending."""
+        return self._is_busy
+
+    @property
     def number(self) -> int:
         """The number of the last transaction that has begun."""
         return self._number

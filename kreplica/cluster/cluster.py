@@ -204,17 +204,6 @@ class Cluster(ClusterAdministration):
         future fails with RequestTimedOut, MessageTooLarge, InvalidRecord, or TypeError for something that is
         not a record. Waiting for it in a callback of another future raises WouldDeadlock.
         """
-        return self._append_by(self.producer, topic, records, partition, acks, timeout)
-
-    def _append_by(
-        self,
-        producer: TopicProducer | Transacting,
-        topic: str,
-        records: RecordList,
-        partition: int | None,
-        acks: Acks,
-        timeout: float | None,
-    ) -> Future[AppendResult]:
         last = self._last
         if last.append is not None and not last.append.is_read:
             last.alone = 0
@@ -223,11 +212,24 @@ class Cluster(ClusterAdministration):
         else:
             # A thread that waits for each append does its work now, and no other thread has to wake up.
             with self._parts.network.draining():
-                last.append = future = producer.append(topic, records, partition, acks, timeout)
+                last.append = future = self.producer.append(topic, records, partition, acks, timeout)
             return future
-        last.append = future = producer.append(topic, records, partition, acks, timeout)
-        if producer.is_behind and not self._parts.network.is_in_task:
+        last.append = future = self.producer.append(topic, records, partition, acks, timeout)
+        if self._client.producer.is_behind and not self._parts.network.is_in_task:
             # A program that appends without waiting is slowed down, or it would fill the memory.
+            future.wait(BEHIND_SECONDS)
+        return future
+
+    def _append_in(
+        self,
+        steps: Transacting,
+        topic: str,
+        records: RecordList,
+        partition: int | None,
+        timeout: float | None,
+    ) -> Future[AppendResult]:
+        future = steps.append(topic, records, partition, timeout)
+        if steps.is_behind and not self._parts.network.is_in_task:
             future.wait(BEHIND_SECONDS)
         return future
 
@@ -249,7 +251,7 @@ class Cluster(ClusterAdministration):
         open in this program, InvalidTransactionTimeout, ProducerFenced, RequestTimedOut.
         """
         return Transaction(
-            self.transactions.transaction(transactional_id, timeout), self._answer, self._append_by
+            self.transactions.transaction(transactional_id, timeout), self._answer, self._append_in
         )
 
     def read(

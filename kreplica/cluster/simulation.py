@@ -142,27 +142,24 @@ class Simulation(ClusterAdministration):
 
         Raises UnknownTopicOrPartition, InvalidRequiredAcks.
         """
-        return self._append_by(self._producer, topic, records, partition, acks, timeout)
-
-    def _append_by(
-        self,
-        producer: TopicProducer | Transacting,
-        topic: str,
-        records: RecordList,
-        partition: int | None,
-        acks: Acks,
-        timeout: float | None,
-    ) -> Future[AppendResult]:
-        sent = producer.append(topic, records, partition, acks, timeout)
+        sent = self._producer.append(topic, records, partition, acks, timeout)
         if acks_of(acks) == acks_of("all"):
-            elections = self._unclean_epochs()
-            sent.add_done_callback(partial(self._record_promise, elections))
+            self._promise(sent)
         return VirtualFuture(sent, self._cluster.run_until)
+
+    def _append_in(self, steps: Transacting, *arguments: Any) -> Future[AppendResult]:
+        sent = steps.append(*arguments)
+        self._promise(sent)
+        return VirtualFuture(sent, self._cluster.run_until)
+
+    def _promise(self, sent: Future[AppendResult]) -> None:
+        elections = self._unclean_epochs()
+        sent.add_done_callback(partial(self._record_promise, elections))
 
     def transaction(self, transactional_id: str, *, timeout: float = TRANSACTION_TIMEOUT) -> Transaction:
         """Return a transaction as Cluster.transaction does. Its beginning and end advance time."""
         steps = self._transactions.transaction(transactional_id, timeout)
-        return Transaction(steps, partial(self._ask, timeout=DELIVERY_TIMEOUT), self._append_by)
+        return Transaction(steps, partial(self._ask, timeout=DELIVERY_TIMEOUT), self._append_in)
 
     def read(
         self,

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Self
 from kreplica.client.arguments import milliseconds, offset_of, partition_of, topic_name
 from kreplica.client.client import Client
 from kreplica.client.coordinator_session import CoordinatorSession
-from kreplica.client.producer import Acks, AppendFuture, AppendResult, TopicProducer
+from kreplica.client.producer import AppendFuture, AppendResult, TopicProducer
 from kreplica.client.transaction_manager import no_member
 from kreplica.client.transactional_producer import TransactionalProducer
 from kreplica.cluster.pending_futures import PendingFutures
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 # Seconds; Kafka's default of transaction.timeout.ms.
 TRANSACTION_TIMEOUT = 60.0
+# Number of transactional ids whose producers are kept, and of groups.
+MOST_IDS = 1_000
 
 Offsets = Mapping[tuple[str, int], int]
 
@@ -73,21 +75,31 @@ class ClusterTransactions:
             raise ValueError("the transactional id is empty: name the program's task, such as 'invoices-1'")
         return Transacting(self, transactional_id, milliseconds(timeout))
 
-    def held(self, transactional_id: str) -> _Held:
-        """Return the producer of the id; a new one if the last was fenced."""
+    def begin(self, transactional_id: str, timeout_ms: int) -> tuple[_Held, Future[int]]:
+        """Begin a transaction; return the id's producer, a new one if the last was fenced, and a future."""
         with self._lock:
             held = self._held.get(transactional_id)
             if held is None or held.producer.is_fenced:
+                self._forget_idle()
                 producer = self.client.transactional_producer(transactional_id, self._version)
                 held = _Held(producer, TopicProducer(producer, self._newest, self.pending))
                 self._held[transactional_id] = held
-            return held
+            # It is busy before the lock is released, and so is not forgotten.
+            return held, held.producer.begin(timeout_ms)
+
+    def _forget_idle(self) -> None:
+        # Under _lock. A producer that is forgotten starts again under the next epoch.
+        if len(self._held) >= MOST_IDS:
+            for name in [name for name, held in self._held.items() if not held.producer.is_busy]:
+                del self._held[name]
 
     def session(self, group: str) -> CoordinatorSession:
         """Return the session to the coordinator of the group."""
         with self._lock:
             found = self._sessions.get(group)
             if found is None:
+                if len(self._sessions) >= MOST_IDS:
+                    self._sessions.clear()
                 found = self._sessions[group] = self.client.session(group)
             return found
 
@@ -110,6 +122,7 @@ class Transacting:
         self._timeout_ms = timeout_ms
         self._has_begun = False
         self.has_ended = False
+        self._beginning: Future[None] | None = None
         self._held: _Held | None = None
         self._number = -1
 
@@ -123,27 +136,41 @@ class Transacting:
         except KreplicaError as failure:
             error.add_note(f"aborting the transaction {self.transactional_id!r} failed: {failure!r}")
 
-    def begin(self) -> Future[None]:
-        """Begin the transaction. Raises InvalidTxnState if it has begun before."""
-        self._pending.require_open()
+    def require_new(self) -> None:
+        """Raises InvalidTxnState if the transaction has begun before."""
         if self._has_begun:
             raise InvalidTxnState(f"{self.transactional_id}: this transaction has begun before: make another")
+
+    def begin(self) -> Future[None]:
+        """Begin the transaction, which must be new."""
+        self._pending.require_open()
         self._has_begun = True
-        held = self._owner.held(self.transactional_id)
+        held, beginning = self._owner.begin(self.transactional_id, self._timeout_ms)
 
         def began(number: int) -> None:
             self._held, self._number = held, number
 
-        return self._pending.track(then(held.producer.begin(self._timeout_ms), began))
+        self._beginning = then(beginning, began)
+        return self._pending.track(then(self._beginning, lambda _: None))
+
+    def give_up(self) -> None:
+        """Abort once the transaction has begun: its program was interrupted while it waited for that."""
+        self.has_ended = True
+        if self._beginning is not None:
+            self._beginning.add_done_callback(self._abort_begun)
+
+    def _abort_begun(self, begun: Future[None]) -> None:
+        if begun.exception() is None:
+            self._open().producer.end(self._number, commit=False)
 
     def append(
-        self, topic: str, records: RecordList, partition: int | None, acks: Acks, timeout: float | None
+        self, topic: str, records: RecordList, partition: int | None, timeout: float | None
     ) -> Future[AppendResult]:
         """Append as TopicProducer does, in the transaction."""
         held = self._held or self._open()
         with held.lock:
             held.require_open(self._number)
-            return held.append(topic, records, partition, acks, timeout)
+            return held.append(topic, records, partition, "all", timeout)
 
     @property
     def is_behind(self) -> bool:
@@ -223,7 +250,7 @@ class Transaction:
         InvalidTxnState after its end, ProducerFenced, TransactionTimedOut, and TransactionAbortable if it has
         failed before.
         """
-        return self._append(self._steps, topic, records, partition, "all", timeout)
+        return self._append(self._steps, topic, records, partition, timeout)
 
     def commit_offsets(self, source: str | Consumer, offsets: Offsets | None = None) -> None:
         """Commit offsets of a consumer group with the transaction, so that its members go on behind them.
@@ -250,7 +277,12 @@ class Transaction:
         self._answer(partial(self._steps.end, commit=False))
 
     def __enter__(self) -> Self:
-        self._answer(self._steps.begin)
+        self._steps.require_new()
+        try:
+            self._answer(self._steps.begin)
+        except BaseException:
+            self._steps.give_up()
+            raise
         return self
 
     def __exit__(

@@ -7,6 +7,7 @@ from functools import partial
 import pytest
 
 import kreplica
+from kreplica.cluster import transactions
 from kreplica.cluster.transactions import ClusterTransactions, Transaction
 from kreplica.common.errors import (
     ConcurrentTransactions,
@@ -65,6 +66,11 @@ def run(program, steps, **options):
         steps(txn)
 
 
+def run_in(txn):
+    with txn:
+        pass
+
+
 def fail(_):
     raise ZeroDivisionError
 
@@ -79,7 +85,7 @@ class OtherProgram:
 
     def transaction(self, name, timeout=60.0):
         steps = self.transactions.transaction(name, timeout)
-        return Transaction(steps, partial(self.sim._ask, timeout=60.0), self.sim._append_by)
+        return Transaction(steps, partial(self.sim._ask, timeout=60.0), self.sim._append_in)
 
 
 def test_a_transaction_counts_as_a_whole(versioned):
@@ -172,6 +178,16 @@ def test_a_transaction_that_is_not_open_is_refused(sim, how):
         with pytest.raises(InvalidTxnState, match="begun before"), txn:
             pass
     assert values(sim, isolation="high_watermark") == ([] if how == "before" else [b"1"])
+
+
+def test_a_transaction_that_is_begun_again_goes_on(sim):
+    with sim.transaction("a") as txn:
+        txn.append("t", [b"1"], partition=0)
+        with pytest.raises(InvalidTxnState, match="begun before"):
+            run_in(txn)
+        txn.append("t", [b"2"], partition=0)
+    sim.run_for(100)
+    assert values(sim) == [b"1", b"2"]
 
 
 def test_one_transaction_of_an_id_is_open_at_a_time(sim):
@@ -315,3 +331,32 @@ def test_a_commit_survives_the_coordinator_and_the_leaders(versioned):
     versioned.run_for(1_000)
     for part in (0, 1):
         assert values(versioned, part) == [b"%d.%d" % (n, p) for n in range(6) for p in (part, part + 2)]
+
+
+def test_a_transaction_whose_beginning_is_interrupted_is_given_up(sim):
+    def interrupted(_):
+        raise KeyboardInterrupt
+
+    steps = sim._transactions.transaction("a", 60.0)
+    txn = Transaction(steps, lambda ask: interrupted(ask()), sim._append_in)
+    with pytest.raises(KeyboardInterrupt):
+        run_in(txn)
+    with pytest.raises(ConcurrentTransactions):
+        run(sim, lambda _: None)
+    sim.run_for(500)
+    run(sim, lambda txn: txn.append("t", [b"1"], partition=0))
+    sim.run_for(100)
+    assert values(sim) == [b"1"]
+
+
+def test_producers_of_idle_ids_are_forgotten(sim, monkeypatch):
+    monkeypatch.setattr(transactions, "MOST_IDS", 2)
+    with sim.transaction("open") as outer:
+        outer.append("t", [b"0"], partition=0)
+        for number in range(1, 6):
+            with sim.transaction(f"id-{number}") as txn:
+                txn.append("t", [b"%d" % number], partition=0)
+                txn.commit_offsets(f"group-{number}", {("t", 0): number})
+        assert len(sim._transactions._held) <= 2
+    sim.run_for(100)
+    assert sorted(values(sim)) == [b"%d" % number for number in range(6)]
