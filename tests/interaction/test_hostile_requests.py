@@ -33,6 +33,7 @@ from kreplica.common.messages.data import (
     FetchPartition,
     FetchRequest,
     FetchTopic,
+    InitProducerIdRequest,
     ListOffsetsPartition,
     ListOffsetsRequest,
     ListOffsetsTopic,
@@ -55,6 +56,13 @@ from kreplica.common.messages.groups import (
 from kreplica.common.messages.quorum import VoteRequest
 from kreplica.common.messages.quorum import VoteRequestPartitionData as VotePartition
 from kreplica.common.messages.quorum import VoteRequestTopicData as VoteTopic
+from kreplica.common.messages.transactions import (
+    AddOffsetsToTxnRequest,
+    AddPartitionsToTxnRequest,
+    AddPartitionsToTxnTopic,
+    AddPartitionsToTxnTransaction,
+    EndTxnRequest,
+)
 from tests.support.messages import messages
 from tests.support.replicas import batch
 from tests.support.requests import frame_of, response_of
@@ -65,6 +73,7 @@ FetchRequest4: Any = at(data.FetchRequest, 4)
 FetchTopic4: Any = structure_of(FetchRequest4, "topics")
 FetchPartition4: Any = structure_of(FetchTopic4, "partitions")
 
+INVALID_TIMEOUT = ErrorCode.invalid_transaction_timeout
 EXAMPLES = int(os.environ.get("KREPLICA_FUZZ_FRAMES", "60"))
 # More than a frame of what is sent here, its copies, and what the tests' own messages take.
 FLAT_BYTES = 24 << 20
@@ -146,6 +155,9 @@ CLOSED = {
     "14 string length -2": framed(METADATA_1 + struct.pack(">ih", 1, -2)),
     "14 client id of length -2": framed(struct.pack(">hhih", 3, 1, 1, -2) + b"x" * 20),
     "15 invalid UTF-8": framed(METADATA_1 + struct.pack(">ih", 1, 2) + b"\xff\xfe"),
+    "14 compact string that is longer than any": framed(
+        header(22, 5, flexible=True) + b"\xc1\xb8\x02" + b"x" * 40_000 + b"\0" * 20
+    ),
     "16 varint of six bytes": framed(METADATA_12 + b"\x80" * 6 + b"\0" * 20),
     "16 varint of eleven bytes": framed(METADATA_12 + b"\xff" * 11 + b"\0" * 20),
     "17 duplicate tags": framed(METADATA_12 + b"\1\0\0\2\5\0\5\0"),
@@ -402,6 +414,86 @@ def has_coordinator(client: socket.socket) -> None:
         return found is ErrorCode.none and ask(client, offsets).groups[0].error_code is ErrorCode.none
 
     until(serves)
+
+
+def find_transactions(client: socket.socket) -> None:
+    """Return once the coordinator of the transactional id serves it."""
+    find = FindCoordinatorRequest(coordinator_keys=("x",), key_type=1)
+
+    def serves() -> bool:
+        found = ask(client, find).coordinators[0].error_code
+        return found is ErrorCode.none and init(client, "x") is ErrorCode.none
+
+    until(serves)
+
+
+def init(client: socket.socket, name: str | None, **fields: Any) -> ErrorCode:
+    request = InitProducerIdRequest(transactional_id=name, **{**NEW_PRODUCER, **fields})
+    code: ErrorCode = ask(client, request).error_code
+    return code
+
+
+NEW_PRODUCER: dict[str, Any] = {
+    "transaction_timeout": timedelta(minutes=1),
+    "producer_id": -1,
+    "producer_epoch": -1,
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "code"),
+    [
+        ("", {}, ErrorCode.invalid_request),
+        ("\0", {}, ErrorCode.none),
+        ("\U0001f600", {}, ErrorCode.none),
+        ("x", {"producer_id": 5}, ErrorCode.invalid_request),
+        ("x", {"producer_id": 2**63 - 1, "producer_epoch": 2**15 - 1}, ErrorCode.producer_fenced),
+        ("x", {"transaction_timeout": timedelta(milliseconds=2**31 - 1)}, INVALID_TIMEOUT),
+        ("x", {"transaction_timeout": timedelta(milliseconds=-(2**31))}, INVALID_TIMEOUT),
+    ],
+)
+def test_producers_that_begin_with_nonsense(
+    address: tuple[str, int], name: str, fields: dict[str, Any], code: ErrorCode
+) -> None:
+    with connected(address) as hostile:
+        find_transactions(hostile)
+        # The partition of the id may be loading.
+        until(lambda: init(hostile, name, **fields) is not ErrorCode.coordinator_load_in_progress)
+        assert init(hostile, name, **fields) is code
+
+
+@pytest.mark.parametrize("name", ["", "x", "unknown"])
+@pytest.mark.parametrize(("producer_id", "epoch"), [(-1, -1), (2**63 - 1, 2**15 - 1), (-(2**63), -(2**15))])
+def test_transactions_of_producers_that_there_are_not(
+    address: tuple[str, int], name: str, producer_id: int, epoch: int
+) -> None:
+    producer: Any = {"transactional_id": name, "producer_id": producer_id, "producer_epoch": epoch}
+    refused = {ErrorCode.invalid_request if not name else ErrorCode.invalid_producer_id_mapping}
+    with connected(address) as hostile:
+        has_coordinator(hostile)
+        find_transactions(hostile)
+
+        def codes() -> set[ErrorCode]:
+            topics = (AddPartitionsToTxnTopic(name="orders", partitions=(0, 0)),)
+            adding = AddPartitionsToTxnTransaction(topics=topics, **producer)
+            # The same transaction twice, each with a partition twice.
+            added = ask(hostile, AddPartitionsToTxnRequest(transactions=(adding, adding)))
+            parts = [
+                each
+                for result in added.results_by_transaction
+                for topic in result.topic_results
+                for each in topic.results_by_partition
+            ]
+            assert len(parts) == 4
+            offsets = AddOffsetsToTxnRequest(group_id="g", **producer)
+            return {
+                *(each.partition_error_code for each in parts),
+                ask(hostile, offsets).error_code,
+                ask(hostile, EndTxnRequest(committed=True, **producer)).error_code,
+            }
+
+        until(lambda: ErrorCode.coordinator_load_in_progress not in codes())
+        assert codes() == refused
 
 
 def commit(*partitions: int) -> OffsetCommitRequest:
