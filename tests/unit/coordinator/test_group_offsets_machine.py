@@ -121,5 +121,5 @@ class Machine(RuleBasedStateMachine):
         self.a_reload_changes_nothing()
 
 
-Machine.TestCase.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+Machine.TestCase.settings = settings(max_examples=25, stateful_step_count=30, deadline=None)
 TestOffsets = Machine.TestCase

@@ -22,14 +22,14 @@ def opened(path: Path) -> UnifiedLog:
     return open_log(path, cleanup_policy="compact", delete_retention_ms=DELETE_RETENTION_MS)
 
 
-def produce(log: UnifiedLog, key: bytes, value: bytes, sequence: int) -> None:
-    fields = {"producer_id": PRODUCER, "producer_epoch": 0, "base_sequence": sequence, "now_ms": NOW_MS}
+def produce(log: UnifiedLog, key: bytes, value: bytes, sequence: int, *, epoch: int = 0) -> None:
+    fields = {"producer_id": PRODUCER, "producer_epoch": epoch, "base_sequence": sequence, "now_ms": NOW_MS}
     log.append_as_leader(build([(key, value)], transactional=True, **fields), 0)
 
 
-def end(log: UnifiedLog, *, commit: bool) -> None:
+def end(log: UnifiedLog, *, commit: bool, epoch: int = 0) -> None:
     marker = build_end_transaction_marker(
-        EndTransactionMarker(commit, 0), producer_id=PRODUCER, producer_epoch=0, timestamp_ms=NOW_MS
+        EndTransactionMarker(commit, 0), producer_id=PRODUCER, producer_epoch=epoch, timestamp_ms=NOW_MS
     )
     log.append_as_leader(marker, 0, origin=AppendOrigin.COORDINATOR)
 
@@ -131,4 +131,26 @@ def test_a_marker_stays_as_long_as_data_of_its_transaction(tmp_path: Path, stop:
         assert values(log, isolation="txn_committed") == [(4, b"valid")]
     assert values(log) == [(4, b"valid")]
     assert log.last_stable_offset == 5
+    log.close()
+
+
+@pytest.mark.parametrize("raises", [False, True])
+@pytest.mark.parametrize("commit", [False, True])
+def test_what_transactions_leave_does_not_grow_with_their_number(
+    tmp_path: Path, commit: bool, raises: bool
+) -> None:
+    """KAFKA-8335: an emptied batch and a marker of each stayed, and a topic of offsets grew for ever."""
+    log = opened(tmp_path / "t-0")
+    for number in range(30):
+        epoch = number if raises else 0
+        produce(log, b"key", b"%d" % number, 0 if raises else number, epoch=epoch)
+        end(log, commit=commit, epoch=epoch + raises)
+    log.append_records([(b"last", b"one")])
+    log.roll()
+    for round_ in range(4):
+        clean(log, 0, 61, NOW_MS + round_ * 10 * DELETE_RETENTION_MS)
+    expected = [(60, b"one")] if not commit else [(58, b"29"), (60, b"one")]
+    assert values(log, isolation="txn_committed") == expected
+    # The last batch of the producer, its marker, and the last batch of the log.
+    assert len(list(log.batches(0))) <= 3
     log.close()
