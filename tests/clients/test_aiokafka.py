@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewPartitions, NewTopic
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
+from aiokafka.errors import KafkaError, MessageSizeTooLargeError, OutOfOrderSequenceNumber, ProducerFenced
+from confluent_kafka.admin import AdminClient
 
 from tests.clients.conftest import NODES, TIMEOUT_S
+from tests.clients.test_confluent_kafka import leader_of
+from tests.clients.test_transactions import committed_values
 from tests.support.node_processes import NodeProcesses
 
 NewTopicName = Callable[..., str]
@@ -113,3 +118,240 @@ def test_administration(nodes: NodeProcesses) -> None:
             await admin.close()
 
     run(main())
+
+
+# ---- transactions ------------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def transactional(
+    nodes: NodeProcesses, name: str, **settings: object
+) -> AsyncIterator[AIOKafkaProducer]:
+    """A producer with this transactional id that has fenced its predecessors."""
+    producer = AIOKafkaProducer(
+        bootstrap_servers=nodes.bootstrap, transactional_id=f"aiokafka-{name}", **settings
+    )
+    await producer.start()
+    try:
+        yield producer
+    finally:
+        # It does not end while its transaction cannot.
+        with suppress(KafkaError):
+            await producer.stop()
+
+
+async def write(producer: AIOKafkaProducer, topic: str, value: str, partitions: Iterable[int] = (0,)) -> None:
+    for future in [await producer.send(topic, value.encode(), partition=each) for each in partitions]:
+        await future
+
+
+@pytest.mark.parametrize("codec", [None, "gzip", "lz4"])
+def test_readers_see_all_of_a_committed_transaction_and_nothing_of_an_aborted_one(
+    nodes: NodeProcesses, new_topic: NewTopicName, codec: str | None
+) -> None:
+    topic = new_topic(partitions=3)
+    expected = [each for each in "013467" for _ in range(3)]
+
+    async def main() -> None:
+        async with transactional(nodes, f"ends-{codec}", compression_type=codec) as producer:
+            for number in range(9):
+                await producer.begin_transaction()
+                await write(producer, topic, str(number), range(3))
+                if number % 3 == 2:
+                    await producer.abort_transaction()
+                else:
+                    await producer.commit_transaction()
+        consumer = AIOKafkaConsumer(
+            topic,
+            bootstrap_servers=nodes.bootstrap,
+            auto_offset_reset="earliest",
+            isolation_level="read_committed",
+        )
+        async with consumer:
+            found = [(await consumer.getone()).value.decode() for _ in expected]
+        assert sorted(found) == expected
+
+    run(main())
+    assert committed_values(nodes, topic, range(3)) == expected
+
+
+def test_a_transaction_without_records_ends(nodes: NodeProcesses) -> None:
+    async def main() -> None:
+        async with transactional(nodes, "empty") as producer:
+            for _ in range(2):
+                await producer.begin_transaction()
+                await producer.commit_transaction()
+                await producer.begin_transaction()
+                await producer.abort_transaction()
+
+    run(main())
+
+
+def test_a_transaction_may_have_several_batches(nodes: NodeProcesses, new_topic: NewTopicName) -> None:
+    topic = new_topic(partitions=2)
+    values = [f"committed {number:03}" for number in range(300)]
+
+    async def main() -> None:
+        async with transactional(nodes, "batches", max_batch_size=2_000) as producer:
+            await producer.begin_transaction()
+            for number, value in enumerate(values):
+                await producer.send(topic, value.encode(), partition=number % 2)
+            # A commit sends what has not been sent.
+            await producer.commit_transaction()
+
+    run(main())
+    assert committed_values(nodes, topic, range(2)) == values
+
+
+def test_an_exception_in_a_transaction_aborts_it(nodes: NodeProcesses, new_topic: NewTopicName) -> None:
+    topic = new_topic()
+
+    async def main() -> None:
+        async with transactional(nodes, "exception") as producer:
+            with suppress(LookupError):
+                async with producer.transaction():
+                    await write(producer, topic, "aborted")
+                    raise LookupError
+            async with producer.transaction():
+                await write(producer, topic, "committed")
+
+    run(main())
+    assert committed_values(nodes, topic) == ["committed"]
+
+
+def test_a_group_goes_on_behind_the_offsets_of_committed_transactions(
+    nodes: NodeProcesses, new_topic: NewTopicName
+) -> None:
+    source, target = new_topic(partitions=2), new_topic(partitions=2)
+    group = "aiokafka-copiers"
+
+    partitions = [TopicPartition(source, each) for each in range(2)]
+    copied = 0
+
+    async def copy(producer: AIOKafkaProducer, count: int, *, fails: bool = False) -> None:
+        nonlocal copied
+        consumer = AIOKafkaConsumer(
+            source,
+            bootstrap_servers=nodes.bootstrap,
+            group_id=group,
+            auto_offset_reset="earliest",
+            enable_auto_commit=False,
+            isolation_level="read_committed",
+        )
+        async with consumer:
+            for _ in range(count):
+                record = await consumer.getone()
+                at = TopicPartition(source, record.partition)
+                async with producer.transaction():
+                    await write(producer, target, record.value.decode(), [record.partition])
+                    await producer.send_offsets_to_transaction({at: record.offset + 1}, group)
+                    if fails:
+                        raise LookupError
+                copied += 1
+            # This client may read offsets while the markers are on their way.
+            while sum([await consumer.committed(each) or 0 for each in partitions]) != copied:
+                await asyncio.sleep(0)
+
+    async def main() -> None:
+        async with AIOKafkaProducer(bootstrap_servers=nodes.bootstrap) as plain:
+            for number in range(12):
+                await plain.send_and_wait(source, b"%02d" % number, partition=number % 2)
+        async with transactional(nodes, "copier") as producer:
+            await copy(producer, 4)
+            with pytest.raises(LookupError):
+                await copy(producer, 1, fails=True)
+            await copy(producer, 8)
+
+    run(main())
+    assert committed_values(nodes, target, range(2)) == [f"{number:02}" for number in range(12)]
+
+
+def test_a_new_producer_fences_the_previous_one(nodes: NodeProcesses, new_topic: NewTopicName) -> None:
+    topic = new_topic()
+
+    async def main() -> None:
+        async with transactional(nodes, "fenced") as zombie:
+            await zombie.begin_transaction()
+            await write(zombie, topic, "of the zombie")
+            async with transactional(nodes, "fenced") as successor:
+                with pytest.raises(ProducerFenced):
+                    await zombie.commit_transaction()
+                async with successor.transaction():
+                    await write(successor, topic, "of the successor")
+
+    run(main())
+    assert committed_values(nodes, topic) == ["of the successor"]
+
+
+def test_a_transaction_that_takes_too_long_is_aborted(nodes: NodeProcesses, new_topic: NewTopicName) -> None:
+    topic = new_topic()
+
+    async def main() -> None:
+        async with transactional(nodes, "slow", transaction_timeout_ms=1_000) as slow:
+            await slow.begin_transaction()
+            await write(slow, topic, "too slow")
+            assert await asyncio.to_thread(committed_values, nodes, topic) == []
+            with pytest.raises(ProducerFenced):
+                await slow.commit_transaction()
+        async with transactional(nodes, "slow") as successor, successor.transaction():
+            await write(successor, topic, "in time")
+
+    run(main())
+    assert committed_values(nodes, topic) == ["in time"]
+
+
+def test_a_producer_goes_on_behind_a_message_that_is_too_large(
+    nodes: NodeProcesses, new_topic: NewTopicName
+) -> None:
+    topic = new_topic(max_message_bytes=2_000)
+
+    async def main() -> None:
+        async with transactional(nodes, "too-large") as producer:
+            await producer.begin_transaction()
+            await write(producer, topic, "aborted")
+            with pytest.raises(MessageSizeTooLargeError):
+                await write(producer, topic, "x" * 5_000)
+            await producer.abort_transaction()
+        async with transactional(nodes, "too-large") as producer, producer.transaction():
+            await write(producer, topic, "committed")
+
+    run(main())
+    assert committed_values(nodes, topic) == ["committed"]
+
+
+def test_a_gap_in_the_sequence_is_refused(nodes: NodeProcesses, new_topic: NewTopicName) -> None:
+    topic = new_topic()
+
+    async def main() -> None:
+        async with transactional(nodes, "gap") as producer:
+            await producer.begin_transaction()
+            await write(producer, topic, "aborted")
+            # As if a batch had been lost.
+            producer._txn_manager.increment_sequence_number(TopicPartition(topic, 0), 1)
+            with pytest.raises(OutOfOrderSequenceNumber):
+                await write(producer, topic, "refused")
+            await producer.abort_transaction()
+
+    run(main())
+    assert committed_values(nodes, topic) == []
+
+
+def test_transactions_outlive_a_leader(
+    nodes: NodeProcesses, admin: AdminClient, new_topic: NewTopicName
+) -> None:
+    topic = new_topic(partitions=2)
+
+    async def main() -> None:
+        async with transactional(nodes, "outlives") as producer:
+            for number in range(4):
+                async with producer.transaction():
+                    await write(producer, topic, str(number), range(2))
+                    if number == 1:
+                        killed = await asyncio.to_thread(leader_of, admin, topic)
+                        await asyncio.to_thread(nodes.kill, killed)
+                    await write(producer, topic, f"{number} again", range(2))
+            await asyncio.to_thread(nodes.start, killed)
+
+    run(main())
+    expected = [value for number in range(4) for value in (str(number), f"{number} again") for _ in range(2)]
+    assert committed_values(nodes, topic, range(2)) == expected

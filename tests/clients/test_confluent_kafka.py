@@ -97,12 +97,12 @@ def take_all(nodes: NodeProcesses, topic: str, count: int, partition: int = 0) -
     return found
 
 
-def leader_of(admin: AdminClient, topic: str) -> int:
-    """The leader of partition 0, as soon as a broker that is asked has heard of it."""
+def leader_of(admin: AdminClient, topic: str, number: int = 0) -> int:
+    """The leader of the partition, as soon as a broker that is asked has heard of it."""
     found: list[int] = []
 
     def is_known() -> bool:
-        partition = admin.list_topics(topic, TIMEOUT_S).topics[topic].partitions.get(0)
+        partition = admin.list_topics(topic, TIMEOUT_S).topics[topic].partitions.get(number)
         found.append(-1 if partition is None else partition.leader)
         return found[-1] >= 0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -49,12 +50,19 @@ def committed_values(nodes: NodeProcesses, topic: str, partitions: Iterable[int]
     return visible_values(nodes, topic, partitions)
 
 
+@functools.cache
+def admin_of(bootstrap: str) -> AdminClient:
+    """Return a client that all tests share."""
+    return AdminClient({"bootstrap.servers": bootstrap})
+
+
 def ends(nodes: NodeProcesses, topic: str, partitions: Iterable[int], isolation: IsolationLevel) -> list[int]:
     """Return the offsets at which a reader of this isolation level ends."""
     wanted = {TopicPartition(topic, each): OffsetSpec.latest() for each in partitions}
-    admin = AdminClient({"bootstrap.servers": nodes.bootstrap})
-    found = admin.list_offsets(wanted, isolation_level=isolation, request_timeout=TIMEOUT_S)
-    return [each.result().offset for each in found.values()]
+    asked = admin_of(nodes.bootstrap).list_offsets(
+        wanted, isolation_level=isolation, request_timeout=TIMEOUT_S
+    )
+    return [each.result().offset for each in asked.values()]
 
 
 def visible_values(nodes: NodeProcesses, topic: str, partitions: Iterable[int] = (0,)) -> list[str]:
