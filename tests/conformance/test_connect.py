@@ -30,7 +30,9 @@ SETTINGS = {
     "group_initial_rebalance_delay_ms": 0,
     "group_min_session_timeout_ms": 1000,
 }
-# What every worker has. Tasks of a lost worker are taken over after its session, and a second more.
+# What every worker has. Tasks of a lost worker are taken over after its session, and a second more. The admin
+# client remembers leaders, and waits for one that has died until its call times out; a worker has to read the
+# topic of configurations meanwhile.
 WORKER = {
     "group.id": "workers",
     "key.converter": "org.apache.kafka.connect.storage.StringConverter",
@@ -46,6 +48,9 @@ WORKER = {
     "heartbeat.interval.ms": 500,
     "scheduled.rebalance.max.delay.ms": 1000,
     "offset.flush.interval.ms": 500,
+    "request.timeout.ms": 5000,
+    "default.api.timeout.ms": 6000,
+    "worker.sync.timeout.ms": 30000,
     "producer.transaction.timeout.ms": 10000,
     "consumer.isolation.level": "read_committed",
 }
@@ -202,5 +207,6 @@ def test_lines_of_a_file_come_exactly_once(nodes: NodeProcesses, tmp_path: Path)
     committed_lines(reader, found)
     reader.close()
     assert found == written
+    assert nodes.logged("ERROR") == []
     # A sink may repeat what it has not confirmed, in the order of the topic.
     assert list(dict.fromkeys(copied())) == written

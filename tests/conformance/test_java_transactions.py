@@ -27,6 +27,7 @@ CASES = [
     "offsetsOfAnOldGenerationAreRefused",
     "aNewProducerFencesThePreviousOne",
     "aTransactionTimesOut",
+    "aBatchAfterTheTimeoutIsRefused",
     "aRecordThatIsTooLargeCostsItsTransactionOnly",
     "aBatchThatExpiresCostsItsTransactionOnly",
     "transactionsAreDescribedAndListed",

@@ -141,4 +141,5 @@ def test_words_are_counted_exactly_once(nodes: NodeProcesses, tmp_path: Path) ->
         count.close()
     count.read()
     count.reader.close()
+    assert nodes.logged("ERROR") == []
     assert count.found == {word: [*range(1, number + 1)] for word, number in count.expected.items()}

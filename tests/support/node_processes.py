@@ -180,6 +180,11 @@ class NodeProcesses:
             text = path.read_bytes()[-SHOWN_LOG_BYTES:].decode(errors="replace") if path.exists() else ""
             print(f"---- {path}\n{text}", file=sys.stderr)
 
+    def logged(self, level: str) -> list[str]:
+        """Return the lines of this level in the logs of all nodes."""
+        lines = [line for node_id in self.ids for line in self.log_file(node_id).read_text().splitlines()]
+        return [line for line in lines if f" {level} " in line]
+
     def _arguments(self, node_id: int) -> list[str]:
         listen, controller_listen = self.addresses[node_id], self.controllers[node_id]
         flags: dict[str, Any] = {

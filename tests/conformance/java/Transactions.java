@@ -102,11 +102,12 @@ public final class Transactions {
         admin.updateFeatures(
                 Map.of("transaction.version", new FeatureUpdate(wanted, type)), new UpdateFeaturesOptions())
                 .all().get();
-        until("the level is " + level, () -> {
-            var feature = admin.describeFeatures().featureMetadata().get()
-                    .finalizedFeatures().get("transaction.version");
-            return (feature == null ? 0 : feature.maxVersionLevel()) == wanted;
-        });
+        until("the level is " + level, () -> transactionVersion() == wanted);
+    }
+
+    private int transactionVersion() throws Exception {
+        var feature = admin.describeFeatures().featureMetadata().get().finalizedFeatures().get("transaction.version");
+        return feature == null ? 0 : feature.maxVersionLevel();
     }
 
     /** A producer that lives through a change of the level goes on, with the new rules from its next transaction. */
@@ -315,6 +316,30 @@ public final class Transactions {
         KafkaException refused = raises(KafkaException.class,
                 () -> transactional("for ever", Map.of("transaction.timeout.ms", Integer.MAX_VALUE)));
         check(refused.getMessage().contains("timeout is larger than the maximum"), refused.toString());
+    }
+
+    /** A batch of a transaction that has timed out is refused. By its epoch, a producer of version 2 can go on. */
+    void aBatchAfterTheTimeoutIsRefused() throws Exception {
+        String topic = newTopic(1);
+        try (KafkaProducer<String, String> late = transactional("too-late", Map.of("transaction.timeout.ms", 1500))) {
+            late.beginTransaction();
+            late.send(new ProducerRecord<>(topic, 0, null, "early")).get();
+            until("it is aborted", () -> describe("too-late").state() == TransactionState.COMPLETE_ABORT);
+            Exception refused = raises(ExecutionException.class,
+                    () -> late.send(new ProducerRecord<>(topic, 0, null, "too late")).get());
+            check(refused.getCause() instanceof InvalidProducerEpochException, refused.toString());
+            if (transactionVersion() < 2) {
+                raises(ProducerFencedException.class, late::abortTransaction);
+                late.close(Duration.ZERO);
+                equal(List.of(), committed(topic, 1));
+                return;
+            }
+            late.abortTransaction();
+            late.beginTransaction();
+            late.send(new ProducerRecord<>(topic, 0, null, "again"));
+            late.commitTransaction();
+        }
+        equal(List.of("again"), committed(topic, 1));
     }
 
     // ---- errors after which a transaction can be aborted ------------------------------------------------------
