@@ -179,6 +179,7 @@ cdef class RunJob(DiskJob):
         self.run.used = 0
         self.run.with_producers = with_producers
         self.run.has_producers = False
+        self.run.decided = 0
         self.run.last.leader_epoch = leader_epoch
         self.run.last.append_time = -1
         self.run.last.latest = INT64_MAX

@@ -100,7 +100,10 @@ cdef class FollowedAppend(RunJob):
     cdef readonly LeaderState partition
     cdef readonly object log
     cdef object queue
+    cdef object prepared          # a PreparedRun of batches with producers, or None
     # As in QueuedAppend, for the AppendQueue. `job` is the append itself while it is in flight.
     cdef public object job
     cdef public bint is_given_up
     cdef public object error
+
+    cdef int prepare(self) except -1

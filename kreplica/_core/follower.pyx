@@ -5,6 +5,7 @@ from libc.stdint cimport INT32_MAX, int32_t, int64_t
 from kreplica._core.append_job cimport RunJob, go_on, take_back
 from kreplica._core.disk_thread cimport DiskJob
 from kreplica._core.fetch_frames cimport PartitionAnswer, SessionFetch
+from kreplica._core.follower_append cimport has_transactions
 from kreplica._core.leader_state cimport LeaderState, Term
 from kreplica._core.log_lock cimport LogLock
 from kreplica._core.log_state cimport LogState
@@ -372,6 +373,10 @@ cdef class Follower:
         try:
             append.begin(append.answer.records, log.active, log.state, epoch, not log.producers.ongoing)
             append.partition, append.log, append.queue = partition, log, queue
+            if log.producers.ongoing or has_transactions(append.run.data, append.run.size):
+                if queue.in_flight:
+                    return BY_BUSY
+                append.prepare()
             self.submit(append, lock)
         finally:
             lock.give()
@@ -437,6 +442,13 @@ cdef class FollowedAppend(RunJob):
     For its log's AppendQueue it is like a QueuedAppend, and its own `job`.
     """
 
+    cdef int prepare(self) except -1:
+        # Decide what batches with producers change, so that they can be appended like all others.
+        self.prepared = self.log.prepare_run(self.answer.records)
+        self.run.with_producers = False
+        self.run.decided = self.prepared.size
+        return 0
+
     # ---- what the AppendQueue needs ---------------------------------------------------------------------------
 
     @property
@@ -452,13 +464,20 @@ cdef class FollowedAppend(RunJob):
             end = self.run.last.header.base_offset + self.run.last.header.last_offset_delta + 1
             if producers.map_end_offset < end:
                 producers.map_end_offset = end
-            if self.run.has_producers:
+            if self.run.has_producers and self.prepared is None:
                 producers.take_over_run(memoryview(self.answer.records)[:self.run.used])
+        if self.prepared is not None:
+            queue.log.note_run(self.prepared, self.run.used)
+            self.prepared = None
 
     def come_back(self, bint is_declined):
         """Return the append that takes this one's place in the queue, since its job was not done."""
         if is_declined:
             self.follower.declines[BY_CORE] += 1
+        if self.prepared is not None:
+            # The disk thread has not begun it.
+            self.queue.log.note_run(self.prepared, 0)
+            self.prepared = None
         append = self.follower.owner.take_over(self)
         append.is_declined = is_declined
         return append

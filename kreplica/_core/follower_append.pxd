@@ -12,6 +12,10 @@ cdef struct FetchedRun:
     Append last                   # the last of them
     bint with_producers           # a batch with a producer id is plain, too
     bint has_producers            # one of the appended batches has a producer id
+    int64_t decided               # what batches with producers before here change is decided, see PreparedRun
+
+# Return whether one of the batches at p[0:size] is a control batch or belongs to a transaction.
+cdef bint has_transactions(const uint8_t *p, int64_t size) noexcept nogil
 
 # Append the run's batches from `used` on, as long as they are plain.
 cdef void append_batches(LogSegment segment, LogState state, FetchedRun *run) noexcept nogil

@@ -1,7 +1,8 @@
 """Appends what a follower fetched: a run of plain batches in one call.
 
 A batch is plain here if nothing must be decided before its append or recorded after it: it has no producer id and no
-transaction, has the log's leader epoch, and the segment has space for it. `append_run` stops at a batch that is not
+transaction, has the log's leader epoch, and the segment has space for it. In a FetchedRun the caller may have decided
+more (`with_producers`, `decided`). `append_run` stops at a batch that is not
 plain or cannot be appended, without saying why: the caller handles that one individually. Owns and keeps nothing.
 Thread rule: the log's lock is held; a long run releases the GIL.
 """
@@ -16,14 +17,25 @@ from kreplica._core.records cimport BatchIterator
 from kreplica._core.status cimport OK
 
 
+cdef bint has_transactions(const uint8_t *p, int64_t size) noexcept nogil:
+    cdef BatchHeader h
+    while parse_header(p, size, &h) == OK:
+        if h.attributes & (CONTROL | TRANSACTIONAL):
+            return True
+        p += h.size
+        size -= h.size
+    return False
+
+
 cdef void append_batches(LogSegment segment, LogState state, FetchedRun *run) noexcept nogil:
     cdef Append next = run.last
     cdef BatchHeader h
     while parse_header(run.data + run.used, run.size - run.used, &h) == OK:
-        if h.leader_epoch != next.leader_epoch or h.attributes & (CONTROL | TRANSACTIONAL):
+        if h.leader_epoch != next.leader_epoch:
             return
-        if h.producer_id >= 0 and not run.with_producers:
-            return
+        if run.used >= run.decided:
+            if h.attributes & (CONTROL | TRANSACTIONAL) or (h.producer_id >= 0 and not run.with_producers):
+                return
         next.data = run.data + run.used
         next.size = h.size
         next.base_offset = state.now.log_end_offset
@@ -49,6 +61,7 @@ def append_run(LogSegment segment not None, BatchIterator fetched not None, LogS
     run.used = 0
     run.with_producers = False
     run.has_producers = False
+    run.decided = 0
     run.last.leader_epoch = leader_epoch
     run.last.append_time = -1
     run.last.latest = INT64_MAX

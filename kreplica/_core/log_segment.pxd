@@ -26,6 +26,7 @@ cdef enum AppendFlag:
     WITH_PRODUCER = 16            # with ONLY_PLAIN: the caller maintains the producer's state
     WRITES_BODY = 32              # write the records of a large batch past the mapping, see _write_body
     BODY_WRITTEN = 64             # they have been written
+    WITH_TRANSACTION = 128        # with WITH_PRODUCER: a batch of a transaction that is open is plain, too
 
 cdef struct Append:
     const uint8_t *data

@@ -287,7 +287,8 @@ cdef class LogSegment:
             return status
         if a.flags & ONLY_PLAIN:
             if ((h.producer_id >= 0 and not a.flags & WITH_PRODUCER)
-                    or h.attributes & (CODEC_MASK | CONTROL | TRANSACTIONAL)):
+                    or h.attributes & (CODEC_MASK | CONTROL)
+                    or (h.attributes & TRANSACTIONAL and not a.flags & WITH_TRANSACTION)):
                 return END
             if h.max_timestamp > a.latest or h.size > a.max_size:
                 return END

@@ -1,7 +1,7 @@
 # ProduceLane: the native way of a Produce request, from its frame to the jobs that append its batches, and from there
 # to the bytes of its answer.
 #
-# A request takes this way if its layout is known, its partitions are on this broker and it belongs to no transaction.
+# A request takes this way if its layout is known, its partitions are on this broker and no transaction begins with it.
 # Everything else is declined, before anything has changed; Python then handles the request. Each batch of a request
 # that was taken is appended in one native call, a job of the Disk. If that needs a decision, only this batch is handed
 # over to Python, in its place in the log's AppendQueue: at once, or when the core declines the job (a roll, a bad
@@ -32,7 +32,7 @@ cdef enum:
     # The whole request. DECLINED in produce_lane.pyx has the names, in this order.
     VERSION                       # a version before 9 or after 11
     LAYOUT                        # it has unknown fields, or cannot be read
-    TRANSACTION                   # it, or one of its batches, belongs to a transaction
+    TRANSACTION                   # a transaction may begin on a partition of it, or an earlier request waits for that
     ACKS                          # acks is neither 1 nor -1
     PARTITIONS                    # it names no partition, one of them twice, or more than MOST_APPENDS
     UNKNOWN_PARTITION             # this broker does not have one of them, or only brokers may write to it
@@ -69,6 +69,8 @@ cdef struct produce_t:
     int16_t acks
     int32_t timeout_ms
     int32_t topics
+    int64_t transactional_id      # its position
+    int32_t transactional_id_size  # -1: it is null
     int32_t count                 # of the partitions
     part_t parts[MOST_APPENDS]
 
@@ -85,6 +87,8 @@ cdef class ProduceLane:
 
     # Make the request's appends. Return OK, or the reason to decline it, negated and less 1.
     cdef int prepare(self, LaneRequest request, const produce_t *asked) except -64
+    # Return whether all batches continue the transaction of that id, which is open on their partitions.
+    cdef bint continues(self, LaneRequest request, str transactional_id) except -1
     cdef int start(self, LaneRequest request) except -1
     # Give the append to its disk or to its queue. Return the reason to hand it over, or -1. `in_turn`: the queue has
     # returned it.
@@ -101,6 +105,7 @@ cdef class LaneRequest:
     cdef int32_t correlation_id
     cdef int32_t topics
     cdef readonly int16_t required_acks
+    cdef readonly bint is_transactional  # its batches belong to a transaction
     cdef int32_t timeout
     cdef list appends             # None once the request is answered
     cdef int32_t readers          # the number of appends that need the frame

@@ -10,6 +10,7 @@ from kreplica._core.append_job cimport AppendJob, go_on, let_go, take_back, view
 from kreplica._core.big_endian cimport load16, load32, store16, store32, store64
 from kreplica._core.leader_state cimport LeaderState, Term
 from kreplica._core.log_lock cimport LogLock
+from kreplica._core.log_segment cimport WITH_TRANSACTION
 from kreplica._core.log_state cimport LogState
 from kreplica._core.purgatory cimport Purgatory
 from kreplica._core.record_batch cimport (
@@ -103,11 +104,18 @@ cdef int parse(const uint8_t *p, int64_t size, produce_t *request) noexcept nogi
     at = 10 + (load16(p + 8) if load16(p + 8) > 0 else 0)  # the client id; -1 is null
     if size - at < 9 or load16(p + 8) < -1 or p[at] != 0:
         return malformed
-    if p[at + 1] != 0:
-        return -1 - TRANSACTION
-    request.acks = load16(p + at + 2)
-    request.timeout_ms = load32(p + at + 4)
-    at += 8
+    at += 1
+    used = read_unsigned_varint(p + at, size - at, &length)
+    if used < 0 or <int64_t> length > size - at - used:
+        return malformed
+    request.transactional_id = at + used
+    request.transactional_id_size = <int32_t> length - 1
+    at += used + (<int64_t> length - 1 if length else 0)
+    if size - at < 7:
+        return malformed
+    request.acks = load16(p + at)
+    request.timeout_ms = load32(p + at + 2)
+    at += 6
     if request.acks != ACKS_ALL and request.acks != ACKS_LEADER:
         return -1 - ACKS
     used = read_unsigned_varint(p + at, size - at, &topics)
@@ -207,7 +215,8 @@ cdef class ProduceLane:
             partition = self.partitions.get(name)
             if partition is None:
                 return -1 - UNKNOWN_PARTITION
-            if part.records_size > ATTRIBUTES and p[part.records + ATTRIBUTES] & TRANSACTIONAL:
+            if (part.records_size > ATTRIBUTES and p[part.records + ATTRIBUTES] & TRANSACTIONAL
+                    and asked.transactional_id_size < 0):
                 return -1 - TRANSACTION
             if asked.count > 1:
                 if name in names:
@@ -229,7 +238,38 @@ cdef class ProduceLane:
         request.required_acks = asked.acks
         request.timeout = asked.timeout_ms
         request.readers = request.undecided = asked.count
+        if asked.transactional_id_size >= 0:
+            name = PyBytes_FromStringAndSize(<char *> p + asked.transactional_id, asked.transactional_id_size)
+            try:
+                transactional_id = name.decode()
+            except UnicodeDecodeError:
+                return -1 - LAYOUT
+            if not self.continues(request, transactional_id):
+                return -1 - TRANSACTION
+            request.is_transactional = True
         return OK
+
+    cdef bint continues(self, LaneRequest request, str transactional_id) except -1:
+        cdef LaneAppend append
+        cdef BatchHeader h
+        cdef object log, entry
+        cdef int64_t producer_id = -1
+        cdef int32_t epoch = -1
+        if self.owner.has_line(transactional_id):
+            return False
+        for append in request.appends:
+            log = append.partition.term.log
+            if log is None or parse_header(append.data, append.size, &h) != OK:
+                return False
+            if not h.attributes & TRANSACTIONAL or h.producer_id < 0:
+                return False
+            if producer_id >= 0 and (h.producer_id != producer_id or h.producer_epoch != epoch):
+                return False
+            producer_id, epoch = h.producer_id, h.producer_epoch
+            entry = log.producers.last_entry(producer_id)
+            if entry is None or entry.producer_epoch != epoch or not entry.in_transaction:
+                return False
+        return True
 
     cdef int start(self, LaneRequest request) except -1:
         cdef list appends = request.appends
@@ -287,6 +327,8 @@ cdef class ProduceLane:
         append.begin(log.active, log.state, append.data, append.size, term.leader_epoch)
         append.append.latest = plain.latest_ms
         append.append.max_size = plain.max_bytes
+        if append.request.is_transactional:
+            append.append.flags |= WITH_TRANSACTION
         if append.is_checked:
             # The topic's settings, and the clock, may have changed while it waited for its turn.
             if (not plain.max_decompressed or append.size > append.append.max_size
@@ -317,7 +359,8 @@ cdef class ProduceLane:
             try:
                 append.producer = queue.continue_sequence(
                     append.append.header.producer_id, append.append.header.producer_epoch,
-                    append.append.header.base_sequence, count, append.append.header.max_timestamp)
+                    append.append.header.base_sequence, count, append.append.header.max_timestamp,
+                    is_transactional=append.request.is_transactional)
             except lock.own_error:
                 return SEQUENCE
             if append.producer is None:

@@ -493,6 +493,7 @@ def make_transactions(
     appends = TransactionalAppends(broker.replica_manager, manager, is_enabled=verifies)
     apis = TransactionApis(coordinator, offsets, groups, appends, cache, new_producer_id, verifies=verifies)
     broker.apis.transactions = appends
+    broker.replica_manager.appends.has_line = manager.has_line
     broker.replica_apis.offsets = groups
     coordinator.startup()
     return apis, TransactionPublisher(broker.broker_id, coordinator)

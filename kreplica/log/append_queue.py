@@ -52,6 +52,7 @@ from kreplica.common.ports import Disk
 from kreplica.common.types import AppendOrigin
 from kreplica.log.log_validator import BRIEF_BYTES, ValidBatch
 from kreplica.log.producer_append_info import (
+    OPEN_ALREADY,
     ProducerAppendInfo,
     ProducerStateEntry,
     Verification,
@@ -569,15 +570,19 @@ class AppendQueue:
         count: int,
         last_timestamp: int,
         origin: AppendOrigin = AppendOrigin.CLIENT,
+        *,
+        is_transactional: bool = False,
     ) -> ProducerAppendInfo | None:
         """Add a batch at `end` to its producer's sequence, which includes the appends in flight.
 
-        Return the producer's new state, for `note_producer`, or None for a duplicate of an earlier batch.
+        Return the producer's new state, for `note_producer`, or None for a duplicate of an earlier batch. A
+        transactional batch must continue a transaction that is open.
         Raises as ProducerAppendInfo.append_data_batch. Call with offsets_lock.
         """
         assert self.end is not None
         known = self.producers.get(producer_id) or self.log.producers.last_entry(producer_id)
-        producer = ProducerAppendInfo(known or ProducerStateEntry(producer_id), origin)
+        given = OPEN_ALREADY if is_transactional else None
+        producer = ProducerAppendInfo(known or ProducerStateEntry(producer_id), origin, given)
         last = count - 1
         duplicate = producer.append_data_batch(
             epoch,
@@ -586,7 +591,7 @@ class AppendQueue:
             last_timestamp,
             self.end,
             self.end + last,
-            False,
+            is_transactional,
         )
         if duplicate is not None:
             return None

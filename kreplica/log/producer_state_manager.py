@@ -25,9 +25,9 @@ from kreplica._core.batch_walk import AT_END, SOUND, SegmentWalk, resync
 from kreplica._core.crc32c import checksum
 from kreplica._core.follower_append import producers_of_run
 from kreplica._core.log_segment import LogSegment
-from kreplica._core.records import RecordBatch
+from kreplica._core.records import RecordBatch, batches
 from kreplica.common.config import PRODUCER_ID_EXPIRATION_MS
-from kreplica.common.errors import CorruptMessage, InvalidFile, InvalidProducerEpoch
+from kreplica.common.errors import CorruptMessage, InvalidFile, InvalidProducerEpoch, KreplicaError
 from kreplica.common.types import NO_OFFSET, AppendOrigin
 from kreplica.log.file_names import DELETED_SUFFIX, SNAPSHOT_SUFFIX, file_name, parse_file_name
 from kreplica.log.local_log import LocalLog, LogSegments
@@ -58,6 +58,27 @@ _ENTRY = struct.Struct(">qhiqiqiq")
 _NO_PRODUCERS: Final[Mapping[int, ProducerStateEntry]] = MappingProxyType({})
 
 
+class PreparedRun:
+    """What the first `size` bytes of a follower's run change. `begins_at`: the first offset of the first
+    transaction that begins there, or None.
+
+    `changes`: of each batch that has a producer, in order, the end of its bytes, the producer's entry, and
+    the transaction that it ends.
+    """
+
+    __slots__ = ("begins_at", "changes", "size")
+
+    def __init__(self) -> None:
+        self.size = 0
+        self.begins_at: int | None = None
+        self.changes: list[tuple[int, ProducerAppendInfo, CompletedTxn | None]] = []
+
+    def add(self, end: int, info: ProducerAppendInfo, done: CompletedTxn | None) -> None:
+        self.changes.append((end, info, done))
+        if info.started and self.begins_at is None:
+            self.begins_at = info.started[0]
+
+
 class ProducerStateManager:
     """The producers of one log.
 
@@ -72,6 +93,7 @@ class ProducerStateManager:
         "_storage",
         "_unreplicated",
         "_verifications",
+        "beginning",
         "directory",
         "map_end_offset",
         "ongoing",
@@ -98,6 +120,8 @@ class ProducerStateManager:
         self._producers: dict[int, ProducerStateEntry] | None = None
         # Transactions without a marker: first offset -> producer id, in the order of the offsets.
         self.ongoing: dict[int, int] | None = None
+        # The first offset of a transaction whose first batch is being appended, or None.
+        self.beginning: int | None = None
         # By producer id; only a leader has them, and they are not stored.
         self._verifications: dict[int, Verification] = {}
         # Completed transactions above the high watermark: (first offset, offset of the marker), sorted.
@@ -220,6 +244,8 @@ class ProducerStateManager:
     def first_unstable_offset(self) -> int | None:
         """The first offset of the oldest transaction that is open or not replicated yet, or None."""
         undecided = self.first_undecided_offset
+        if undecided is None:
+            undecided = self.beginning
         if not self._unreplicated:
             return undecided
         unreplicated = self._unreplicated[0][0]
@@ -349,6 +375,47 @@ class ProducerStateManager:
             info = self.prepare_update(producer_id, AppendOrigin.REPLICATION)
             info.take_over(epoch, found, continues=is_whole)
             self.update(info)
+
+    def prepare_run(self, data: Buffer) -> PreparedRun:
+        """Decide what the batches of `data` will change, which a follower is about to append, unchecked.
+
+        The result ends at the first batch that needs more than `note_run`: one that ends an aborted
+        transaction, since its entry of the index is written first, or one that is refused.
+        """
+        prepared = PreparedRun()
+        producers: dict[int, ProducerStateEntry] = {}
+        try:
+            for batch in batches(data):
+                if batch.producer_id >= 0:
+                    known = producers.get(batch.producer_id) or self.last_entry(batch.producer_id)
+                    info = ProducerAppendInfo(
+                        known or ProducerStateEntry(batch.producer_id),
+                        AppendOrigin.REPLICATION,
+                        None,
+                        self._verifications.get(batch.producer_id),
+                    )
+                    done = info.append(batch, batch.base_offset)
+                    if isinstance(done, CompletedTxn) and done.is_aborted:
+                        break
+                    producers[batch.producer_id] = info
+                    ended = done if isinstance(done, CompletedTxn) else None
+                    prepared.add(prepared.size + len(memoryview(batch)), info, ended)
+                elif batch.is_control:
+                    break
+                prepared.size += len(memoryview(batch))
+        except KreplicaError:
+            # The batch is refused, with this error, when its turn comes.
+            pass
+        return prepared
+
+    def note_run(self, prepared: PreparedRun, size: int) -> None:
+        """Record that the first `size` bytes of a prepared run are in the log."""
+        for end, info, done in prepared.changes:
+            if end > size:
+                break
+            self.update(info)
+            if done is not None:
+                self.complete_txn(done)
 
     def feed(self, local: LocalLog, segment: LogSegment, batch: RecordBatch) -> None:
         """Add a batch of `segment` like `take_over`, and index a transaction that it aborts."""

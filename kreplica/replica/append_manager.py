@@ -31,7 +31,7 @@ from kreplica.common.metrics import MetricRegistry
 from kreplica.common.ports import Loop, monotonic_ms
 from kreplica.common.types import ACKS_ALL, ACKS_LEADER, ACKS_NONE, AppendOrigin, TopicPartition
 from kreplica.log.append_queue import INLINE
-from kreplica.log.producer_append_info import Verification
+from kreplica.log.producer_append_info import OPEN_ALREADY, Verification
 from kreplica.replica.delayed_requests import (
     DelayedRequests,
     PartitionResponse,
@@ -156,6 +156,8 @@ class AppendManager:
         # appends to each partition keep their order. Owned by the loop.
         self.unsubmitted: deque[Produce] = deque()
         self.is_stopped = False
+        # Whether requests of a transactional id wait for its coordinator, so that others must follow them.
+        self.has_line: Callable[[str], bool] = lambda _: False
         self._broker_id = broker_id
         self._partitions = partitions
         self._delayed = delayed
@@ -436,6 +438,7 @@ class AppendManager:
             lanes.required_acks,
             connection=lanes.connection,
             request=request,
+            verification=OPEN_ALREADY if lanes.is_transactional else None,
         )
 
     def make(self, append: ProducerAppend) -> None:

@@ -16,11 +16,11 @@ from kreplica._core.leader_state import LeaderState, Term
 from kreplica._core.log_state import LogState
 from kreplica.common.errors import CorruptMessage
 from kreplica.common.locks import RLock
-from kreplica.common.types import TopicPartition, Uuid
+from kreplica.common.types import AppendOrigin, TopicPartition, Uuid
+from kreplica.record.control import EndTransactionMarker, build_end_transaction_marker
 from kreplica.replica.partition import Partition
 from kreplica.replica.remote_leader_endpoint import EncodedFetch
 from tests.support.batches import build
-from tests.support.logs import NOW_MS
 from tests.support.replicas import Replicas, batch
 
 ID, OTHER_ID = Uuid(b"t" * 16), Uuid(b"u" * 16)
@@ -295,6 +295,8 @@ def test_a_declined_answer_is_counted_by_its_reason():
 # ---- beside Python -----------------------------------------------------------------------------------------
 
 PARTITIONS = 2
+# The clock of Replicas.
+NOW_MS = 1_600_000_000_000
 SETTINGS = {"segment.bytes": 1_500, "unclean.leader.election.enable": True}
 
 
@@ -305,6 +307,8 @@ class World:
         self.is_native = is_native
         self.leader = 1
         self.sequence = 0
+        # Of producer 11, in the open transaction of each partition.
+        self.in_transaction = [0] * PARTITIONS
         with self.way():
             self.at = Replicas(partitions=PARTITIONS, settings=SETTINGS, with_disks=with_disks)
 
@@ -315,6 +319,22 @@ class World:
 
     def append(self, number: int, records: bytes) -> None:
         self.at.manager(self.leader).append(TopicPartition("t", number), records, required_acks=1)
+
+    def write(self, number: int, count: int) -> None:
+        """Append records of a transaction."""
+        values = [b"%d" % n for n in range(count)]
+        sequence = self.in_transaction[number]
+        fields = {"producer_id": 11, "producer_epoch": 0, "base_sequence": sequence, "now_ms": NOW_MS}
+        self.append(number, build(values, transactional=True, **fields))
+        self.in_transaction[number] += count
+
+    def end(self, number: int, *, commit: bool) -> None:
+        """End the transaction of producer 11."""
+        marker = EndTransactionMarker(commit, coordinator_epoch=0)
+        records = build_end_transaction_marker(marker, producer_id=11, producer_epoch=0, timestamp_ms=NOW_MS)
+        origin = AppendOrigin.COORDINATOR
+        at = TopicPartition("t", number)
+        self.at.manager(self.leader).append(at, records, required_acks=1, origin=origin)
 
     def followers(self) -> list[Follower]:
         managers = [self.at.manager(each) for each in self.at.ids]
@@ -357,6 +377,8 @@ def contents(partition: Partition) -> Any:
         log.epochs.entries,
         log.producers.map_end_offset,
         {key: repr(entry) for key, entry in log.producers.active_producers.items()},
+        log.producers.first_undecided_offset,
+        [log.local.transaction_index(each).entries() for each in log.local.segments],
     )
 
 
@@ -397,6 +419,12 @@ def step(world: World, chance: random.Random) -> None:
             made = build(values, producer_id=9, producer_epoch=0, base_sequence=world.sequence, now_ms=NOW_MS)
             world.sequence += len(values)
             world.append(number, made)
+        case 15 | 16:
+            world.write(number, len(values))
+        case 17:
+            world.end(number, commit=True)
+        case 18:
+            world.end(number, commit=False)
         case _:
             world.append(number, batch(*values))
 
@@ -418,7 +446,7 @@ def test_logs_and_states_are_those_that_python_makes(seed: int, *, with_disks: b
 
 def test_the_random_steps_meet_the_reasons_to_decline() -> None:
     met: set[str] = set()
-    for seed in range(8):
+    for seed in range(16):
         world = World(is_native=True, with_disks=bool(seed % 2))
         for number in range(60):
             step(world, random.Random(1_000 * seed + number))
@@ -430,13 +458,13 @@ def test_the_random_steps_meet_the_reasons_to_decline() -> None:
 # ---- what happens while the disk is at work ----------------------------------------------------------------
 
 
-def in_flight() -> Replicas:
+def in_flight(records: bytes = b"") -> Replicas:
     """Return brokers whose follower, broker 2, has an append in flight."""
     at = Replicas(brokers=2, with_disks=True)
     # The first record begins the leader epoch, which is not left to the disk.
     at.manager(1).append(A, batch(b"first"), required_acks=1)
     at.pass_time(1_000)
-    at.manager(1).append(A, batch(b"a"), required_acks=1)
+    at.manager(1).append(A, records or batch(b"a"), required_acks=1)
     queue = at.partition(2).queue
     assert queue is not None
     for _ in range(1_000):
@@ -453,6 +481,22 @@ def test_a_durability_that_comes_meanwhile_counts_for_the_append() -> None:
     log.configure(log.config.replace({"durability": "fsync_quorum"}))
     at.pass_time(1_000)
     assert (log.log_end_offset, log.flush_offset, log.high_watermark) == (2, 2, 2)
+
+
+def test_readers_of_committed_data_stop_before_a_transaction_that_is_being_appended() -> None:
+    fields = {"producer_id": 11, "producer_epoch": 0, "base_sequence": 0, "now_ms": NOW_MS}
+    at = in_flight(build([b"a"], transactional=True, **fields))
+    log = at.partition(2).local_log
+    queue = at.partition(2).queue
+    assert queue is not None
+    # The disk thread is done, and the leader's high watermark arrives before its report.
+    queue.wait()
+    assert log.log_end_offset == 2
+    log.maybe_increment_high_watermark(2)
+    assert (log.high_watermark, log.last_stable_offset) == (2, 1)
+    at.pass_time(1_000)
+    assert (log.high_watermark, log.last_stable_offset) == (2, 1)
+    assert log.producers.first_undecided_offset == 1
 
 
 def test_an_append_that_the_queue_gives_up_leaves_the_fetcher_at_work() -> None:

@@ -17,13 +17,17 @@ from kreplica._core.task_queue import TaskQueue
 from kreplica.broker.api_versions import response_type
 from kreplica.broker.kafka_apis import KafkaApis
 from kreplica.broker.request_channel import RequestChannel
+from kreplica.broker.transactional_appends import TransactionalAppends
 from kreplica.common.error_code import ErrorCode
 from kreplica.common.errors import KafkaStorageError
 from kreplica.common.message import at as in_version
-from kreplica.common.message import structure_of
+from kreplica.common.message import replace, structure_of
 from kreplica.common.messages import data
 from kreplica.common.messages.data import ProduceRequest
+from kreplica.common.types import AppendOrigin, TopicPartition
+from kreplica.log.unified_log import UnifiedLog
 from kreplica.record.compression import recompress
+from kreplica.record.control import EndTransactionMarker, build_end_transaction_marker
 from tests.support.batches import build, with_field
 from tests.support.replicas import Replicas, batch
 from tests.support.requests import frame_of, response_of
@@ -43,6 +47,23 @@ def request_of(records: Any, acks: int = ALL, version: int = 11, **fields: Any) 
     return kind(acks=acks, timeout=timeout, topic_data=(topic,), **fields)
 
 
+class Confirming:
+    """A stand-in for AddPartitionsToTxnManager whose coordinator confirms each transaction at once.
+
+    `lines`: the transactional ids whose requests wait.
+    """
+
+    def __init__(self) -> None:
+        self.lines: set[str] = set()
+
+    def has_line(self, transactional_id: str) -> bool:
+        return transactional_id in self.lines
+
+    def ask(self, _: str, begin: Callable[[], Any], done: Callable[[Any], None]) -> None:
+        begin()
+        done({})
+
+
 class Client:
     """Sends Produce requests to broker 1, first to its lane."""
 
@@ -54,6 +75,9 @@ class Client:
         self.frames: dict[int, bytes] = {}
         self.errors: dict[int, BaseException | None] = {}
         apis = KafkaApis(at.manager(1), at.manager(1)._metadata_cache)
+        self.coordinator: Any = Confirming()
+        apis.transactions = TransactionalAppends(at.manager(1), self.coordinator, is_enabled=True)
+        at.manager(1).appends.has_line = self.coordinator.has_line
         self.channel = RequestChannel(
             lambda request, context: apis.handle_produce(request, context), at.manager(1)._metadata_cache
         )
@@ -195,6 +219,17 @@ def parts_of(frame: bytes, number: int) -> list[Any]:
     """Return the answers of the partitions of a request of version 11."""
     [topic] = response_of(response_type(0, 11), frame[4:], number).responses
     return list(topic.partition_responses)
+
+
+def end(at: Replicas, number: int = 0, *, commit: bool = True, producer_id: int = 7, epoch: int = 0) -> None:
+    """End the producer's transaction in a partition."""
+    records = build_end_transaction_marker(
+        EndTransactionMarker(commit, coordinator_epoch=0),
+        producer_id=producer_id,
+        producer_epoch=epoch,
+        timestamp_ms=NOW_MS,
+    )
+    at.manager(1).append(TopicPartition("t", number), records, origin=AppendOrigin.COORDINATOR)
 
 
 def sorted_parts(frame: bytes, number: int) -> list[Any]:
@@ -590,15 +625,17 @@ class Producers:
         self.sequences: dict[tuple[int, int], int] = {}
         self.count = 0
 
-    def batch(self, partition: int) -> bytes:
+    def batch(self, partition: int, writer: int = -1) -> bytes:
+        """`writer`: the producer id of a transactional producer."""
         chance, self.count = self.random, self.count + 1
         values = [b"%d" % self.count, *(chance.randbytes(5) * 9 for _ in range(chance.randrange(3)))]
         fields: dict[str, Any] = {"now_ms": NOW_MS + chance.randrange(1_000)}
-        producer = chance.choice((-1, -1, 7, 8))
+        producer = chance.choice((-1, -1, 7, 8)) if writer < 0 else writer
         if producer >= 0:
             sequence = self.sequences.get((producer, partition), 0)
             sequence += chance.choice((0, 0, 0, 0, 0, 0, 1, -1)) if sequence else 0
             fields.update(producer_id=producer, producer_epoch=0, base_sequence=sequence)
+            fields["transactional"] = writer >= 0
             self.sequences[producer, partition] = sequence + len(values)
         made = build(values, **fields)
         codec = chance.choice(["none", "none", *CODECS])
@@ -614,7 +651,23 @@ class Producers:
 
     def request(self) -> Any:
         chosen = self.random.sample(range(4), self.random.randrange(1, 5))
-        return request_to({each: self.batch(each) for each in chosen}, self.random.choice((ALL, 1)))
+        writer = self.random.choice((-1, 9, 10))
+        made = request_to({each: self.batch(each, writer) for each in chosen}, self.random.choice((ALL, 1)))
+        return made if writer < 0 else replace(made, transactional_id=f"x{writer}")
+
+    def ends(self, at: Replicas) -> None:
+        """End the transaction of a producer in some partition."""
+        chance = self.random
+        end(at, chance.randrange(4), commit=bool(chance.randrange(2)), producer_id=chance.choice((9, 10)))
+
+
+def contents(log: UnifiedLog) -> Any:
+    return (
+        [bytes(each) for each in log.batches(0)],
+        log.last_stable_offset,
+        log.producers.first_undecided_offset,
+        {key: repr(entry) for key, entry in log.producers.active_producers.items()},
+    )
 
 
 @pytest.mark.parametrize("with_disks", [True, False], ids=["disk thread", "inline"])
@@ -628,12 +681,16 @@ def test_the_lane_and_python_answer_the_same_and_write_the_same(seed: int, with_
             request_ = producers.request()
             if not is_native or client.take(request_, number) is None:
                 sent[number] = client.channel.receive(memoryview(frame_of(request_, number)), "/1")
+            if producers.random.randrange(6) == 0:
+                # Whether a batch or the end of its transaction comes first depends on the disk.
+                at.pass_time(100)
+                producers.ends(at)
             if producers.random.randrange(3) == 0:
                 at.pass_time(producers.random.randrange(1, 30))
         at.pass_time(3_000)
         made = {**client.frames, **{each: b"".join(answer.result(0)) for each, answer in sent.items()}}
         answers.append({each: sorted_parts(frame, each) for each, frame in made.items()})
-        logs.append([[bytes(each) for each in at.partition(1, n).local_log.batches(0)] for n in range(4)])
+        logs.append([contents(at.partition(1, n).local_log) for n in range(4)])
         assert [at.values(1, n) for n in range(4)] == [at.values(2, n) for n in range(4)]
     assert answers[0] == answers[1]
     assert logs[0] == logs[1]
@@ -677,6 +734,116 @@ def test_after_a_refused_sequence_python_decides_about_producers(at: Replicas) -
     assert client.reasons() == {"sequence": 1}
     client.take(request_of(batch(b"a")), 2)
     assert client.reasons() == {"sequence": 1}
+
+
+# ---- transactions ------------------------------------------------------------------------------------------
+
+
+def in_transaction(sequence: int, *values: bytes, producer_id: int = 7, epoch: int = 0) -> bytes:
+    fields = {"producer_id": producer_id, "producer_epoch": epoch, "base_sequence": sequence}
+    return build(list(values), transactional=True, now_ms=NOW_MS, **fields)
+
+
+def transactional(*batches: bytes, name: str | None = "x", version: int = 11) -> Any:
+    """Return a request of one batch for each partition, from 0 on."""
+    request_ = request_to(dict(enumerate(batches)), ALL, version)
+    return replace(request_, transactional_id=name)
+
+
+def begun(at: Replicas, partitions: int = 1, producer_id: int = 7) -> Client:
+    """Return a client that has written a record of an open transaction to each partition."""
+    client = Client(at)
+    first = in_transaction(0, b"t", producer_id=producer_id)
+    assert client.take(transactional(*[first] * partitions)) is None
+    client.by_python(transactional(*[first] * partitions))
+    assert client.reasons() == {"transaction": 1}
+    return client
+
+
+@pytest.mark.parametrize("codec", ["none", "lz4"])
+@pytest.mark.parametrize("version", [9, 11, 12])
+def test_the_batches_of_an_open_transaction_are_appended(at: Replicas, version: int, codec: str) -> None:
+    client = begun(at)
+    for number, sequence in enumerate((1, 3)):
+        made = bytes(recompress(in_transaction(sequence, b"a" * 99, b"b" * 99), codec, None))
+        assert client.take(transactional(made, version=version), number) is not None
+    at.pass_time(100)
+    assert [client.answers[number].base_offset for number in range(2)] == [2, 4]
+    log = at.partition(1).local_log
+    entry = log.producers.last_entry(7)
+    assert entry is not None
+    assert (entry.last_sequence, entry.last_data_offset, entry.current_txn_first_offset) == (4, 5, 1)
+    assert (log.high_watermark, log.last_stable_offset) == (6, 1)
+    end(at)
+    at.pass_time(100)
+    assert (log.high_watermark, log.last_stable_offset) == (7, 7)
+    assert client.reasons() == {"transaction": 1}
+    assert at.partition(2).local_log.producers.first_undecided_offset is None
+
+
+def test_a_batch_that_may_begin_a_transaction_is_declined(at: Replicas) -> None:
+    client = begun(at)
+    log = at.partition(1).local_log
+    for records in (
+        in_transaction(0, b"a", epoch=1),
+        in_transaction(0, b"a", producer_id=8),
+        of_producer(1, b"a"),
+        b"short",
+    ):
+        assert client.take(transactional(records)) is None
+    assert client.take(transactional(in_transaction(1, b"a"), name=None)) is None
+    end(at)
+    at.pass_time(100)
+    assert client.take(transactional(in_transaction(1, b"a"))) is None
+    assert client.reasons() == {"transaction": 7}
+    assert log.log_end_offset == 3
+
+
+def test_a_request_with_batches_of_two_producers_is_declined() -> None:
+    at = primed(Replicas(partitions=2))
+    client = begun(at, 2)
+    client.by_python(transactional(in_transaction(0, b"t", producer_id=8)))
+    two = transactional(in_transaction(1, b"a", producer_id=8), in_transaction(1, b"a"))
+    assert client.take(two) is None
+    assert client.take(transactional(in_transaction(1, b"a"), in_transaction(1, b"a"))) is not None
+
+
+def test_a_batch_never_overtakes_one_that_waits_for_the_coordinator(at: Replicas) -> None:
+    client = begun(at)
+    client.coordinator.lines.add("x")
+    assert client.take(transactional(in_transaction(1, b"a"))) is None
+    assert client.take(transactional(in_transaction(1, b"a"), name="y")) is not None
+
+
+def test_a_transaction_that_ends_before_the_batchs_turn_refuses_it() -> None:
+    at = primed(Replicas(with_disks=True))
+    client = begun(at)
+    # The marker takes its turn behind the batch before it, and the next batch behind the marker.
+    assert client.take(transactional(in_transaction(1, b"a")), 1) is not None
+    end(at)
+    assert client.take(transactional(in_transaction(2, b"late")), 2) is not None
+    at.pass_time(1_000)
+    assert client.answers[1].error_code is ErrorCode.none
+    assert client.answers[2].error_code is ErrorCode.invalid_txn_state
+    assert b"late" not in at.values(1)
+    log = at.partition(1).local_log
+    assert log.last_stable_offset == log.log_end_offset == 4
+
+
+def test_a_repeated_batch_of_a_transaction_gets_its_offset_again(at: Replicas) -> None:
+    client = begun(at)
+    for number in range(2):
+        client.take(transactional(in_transaction(1, b"a")), number)
+        at.pass_time(100)
+    assert client.reasons() == {"transaction": 1, "sequence": 1}
+    assert [client.answers[number].base_offset for number in range(2)] == [2, 2]
+
+
+def test_a_transactional_id_that_is_no_text_is_declined(at: Replicas) -> None:
+    client = begun(at)
+    frame = bytes(frame_of(transactional(in_transaction(1, b"a"), name="name"), 1))
+    assert client.lane.take(frame.replace(b"name", b"\xff\xff\xff\xff"), lambda *_: None, None) is None
+    assert client.reasons() == {"transaction": 1, "layout": 1}
 
 
 # ---- names -------------------------------------------------------------------------------------------------
