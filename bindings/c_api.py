@@ -69,15 +69,17 @@ def append(log: kreplica.Log, rows: int, key: Column, value: Column, timestamp: 
     return log.append(columns).base_offset
 
 
-def read(log: kreplica.Log, offset: int) -> Piece:
-    """Return some committed records from `offset` on, or none at the end.
+def read(log: kreplica.Log, offset: int, committed: int) -> Piece:
+    """Return some records below the high watermark from `offset` on, or none at the end.
+
+    `committed`: without those of open and aborted transactions.
 
     Raises what kreplica.Log.read does.
     """
     reader = log.column_reader(
         offset,
         columns=COLUMNS,
-        isolation="high_watermark",
+        isolation="txn_committed" if committed else "high_watermark",
         piece_rows=PIECE_ROWS,
         piece_bytes=PIECE_BYTES,
     )

@@ -17,6 +17,7 @@
 
 struct kreplica_log {
     PyObject *log;
+    int committed;
 };
 
 enum { BUFFERS = 8, TEXT_BYTES = 2048 };
@@ -136,7 +137,7 @@ int kreplica_open(const char *directory, int flags, kreplica_log **log) {
     kreplica_log *made;
     PyGILState_STATE state;
     int code;
-    if (directory == NULL || log == NULL || flags & ~(KREPLICA_READ | KREPLICA_SYNC)) {
+    if (directory == NULL || log == NULL || flags & ~(KREPLICA_READ | KREPLICA_SYNC | KREPLICA_COMMITTED)) {
         return fail(KREPLICA_BAD_ARGUMENT, "kreplica_open: a null directory, a null log pointer, or an unknown flag");
     }
     *log = NULL;
@@ -148,6 +149,7 @@ int kreplica_open(const char *directory, int flags, kreplica_log **log) {
     if (made == NULL) {
         return fail(KREPLICA_NO_MEMORY, "kreplica_open: out of memory");
     }
+    made->committed = flags & KREPLICA_COMMITTED;
     state = PyGILState_Ensure();
     made->log = PyObject_CallMethod(api, "open_log", "yii", directory, flags & KREPLICA_READ, flags & KREPLICA_SYNC);
     if (made->log == NULL) {
@@ -401,7 +403,7 @@ int kreplica_read(kreplica_log *log, int64_t offset, kreplica_records **records)
         return fail(KREPLICA_NO_MEMORY, "kreplica_read: out of memory");
     }
     state = PyGILState_Ensure();
-    piece = PyObject_CallMethod(api, "read", "OL", log->log, (long long)offset);
+    piece = PyObject_CallMethod(api, "read", "OLi", log->log, (long long)offset, log->committed);
     if (piece == NULL || hold(held, piece) < 0) {
         code = raised();
         let_go(held);

@@ -45,7 +45,8 @@ enum {
 /* Flags of kreplica_open. */
 enum {
     KREPLICA_READ = 1, /* read only, also while another process writes; also opens a directory of Kafka */
-    KREPLICA_SYNC = 2  /* an append returns once it is on disk; by default it only survives the end of the process */
+    KREPLICA_SYNC = 2, /* an append returns once it is on disk; by default it only survives the end of the process */
+    KREPLICA_COMMITTED = 4 /* reads leave out records of aborted transactions, and end where an open one begins */
 };
 
 /* A null key or value has the size -1. `timestamp` is in ms since 1970; in an append, -1 means now, and `offset` is
@@ -94,7 +95,7 @@ int kreplica_open(const char *directory, int flags, kreplica_log **log);
 int kreplica_append(kreplica_log *log, const kreplica_record *records, size_t count, int64_t *first_offset);
 
 /* Read some of the committed records from `offset` on: at most 65,536, and about 8 MiB. At the end the count is 0 and
- * next_offset is the log's end. Free the result with kreplica_free. */
+ * next_offset is the end of what may be read. Free the result with kreplica_free. */
 int kreplica_read(kreplica_log *log, int64_t offset, kreplica_records **records);
 
 /* Return record `i` of `records`, 0 <= i < count; its bytes are valid until the records are freed. */

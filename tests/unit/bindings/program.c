@@ -149,8 +149,9 @@ int main(int count, char **arguments) {
     kreplica_log *log;
     if (strcmp(what, "write") == 0 || strcmp(what, "write-synced") == 0) {
         write_some(arguments[2], strcmp(what, "write") == 0 ? 0 : KREPLICA_SYNC);
-    } else if (strcmp(what, "dump") == 0) {
-        int code = kreplica_open(arguments[2], KREPLICA_READ, &log);
+    } else if (strcmp(what, "dump") == 0 || strcmp(what, "dump-committed") == 0) {
+        int committed = strcmp(what, "dump") == 0 ? 0 : KREPLICA_COMMITTED;
+        int code = kreplica_open(arguments[2], KREPLICA_READ | committed, &log);
         said("open", code);
         if (code == KREPLICA_OK) {
             dump(log, count > 3 ? atoll(arguments[3]) : 0);

@@ -13,6 +13,7 @@ import pytest
 import kreplica
 from bindings.c_flags import c_flags
 from tests.conformance.expectation import FIXTURES
+from tests.support.transaction_history import HistoryWriter
 from tests.tidy.tree import ROOT
 
 HERE = Path(__file__).parent
@@ -61,6 +62,20 @@ def test_what_c_appends_python_reads(program: Path, tmp_path: Path, how: str) ->
     assert run(program, "dump", tmp_path / "t-0", "10")[1].endswith(" null 'from Python'")
     verify = subprocess.run([sys.executable, "-m", "kreplica", "verify", str(tmp_path / "t-0")], check=False)
     assert verify.returncode == 0
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_records_of_open_and_aborted_transactions_are_left_out(
+    program: Path, tmp_path: Path, seed: int
+) -> None:
+    writer = HistoryWriter(tmp_path / "t-0", seed)
+    writer.write(60)
+    writer.log.close()
+    history = writer.history()
+    for how, wanted in (("dump", history.records), ("dump-committed", history.committed)):
+        _, *lines = run(program, how, tmp_path / "t-0")
+        found = [line.split() for line in lines if len(line.split()) == 4]
+        assert [(int(each[0]), each[3].strip("'").encode()) for each in found] == wanted, how
 
 
 def test_what_a_program_left_when_it_died(program: Path, tmp_path: Path) -> None:
