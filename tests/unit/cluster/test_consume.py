@@ -136,3 +136,32 @@ def test_a_cluster_that_is_closed_ends_the_loop(tmp_path):
 def test_a_group_that_cannot_be(cluster, error, options):
     with pytest.raises(error):
         taken(cluster, **options)
+
+
+def write_half(cluster):
+    with cluster.transaction("writer") as txn:
+        txn.append("orders", [b"aborted"], partition=0).result(PATIENCE)
+        raise InterruptedError
+
+
+@pytest.mark.parametrize(
+    ("level", "seen"),
+    [
+        ("read_committed", [b"committed", b"plain"]),
+        ("read_uncommitted", [b"aborted", b"committed", b"plain"]),
+    ],
+)
+def test_levels_of_isolation_have_kafkas_names(cluster, level, seen):
+    with cluster.transaction("writer") as txn:
+        txn.append("orders", [b"committed"], partition=0)
+    with pytest.raises(InterruptedError):
+        write_half(cluster)
+    put(cluster, b"plain", partition=1)
+    assert taken(cluster, config={"isolation.level": level}) == seen
+
+
+def test_a_level_of_isolation_that_does_not_exist(cluster):
+    with pytest.raises(
+        errors.InvalidConfig, match=r"isolation.level must be one of"
+    ):
+        cluster.consume("orders", "g", config={"isolation.level": "serializable"})
