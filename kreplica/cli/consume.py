@@ -262,7 +262,7 @@ def run_directories(directories: Sequence[str], wanted: Wanted, show: Printer) -
 
 def _read(logs: Sequence[Log], wanted: Wanted) -> Iterator[list[Fact]]:
     isolation: Isolation = "txn_committed" if wanted.committed_only else "log_end"
-    places = {log: _first_offset(log, wanted.start) for log in logs}
+    places = {log: _first_offset(log, wanted) for log in logs}
     while True:
         found = False
         for log in logs:
@@ -276,14 +276,16 @@ def _read(logs: Sequence[Log], wanted: Wanted) -> Iterator[list[Fact]]:
             time.sleep(LOOK_AGAIN_S)
 
 
-def _first_offset(log: Log, start: Start) -> int:
+def _first_offset(log: Log, wanted: Wanted) -> int:
+    # A transaction that is open may be committed later: its records come behind the end of what is committed.
+    start, end = wanted.start, log.last_stable_offset if wanted.committed_only else log.log_end_offset
     if start.timestamp is not None:
         found = log.offset_for_timestamp(start.timestamp)
-        return log.log_end_offset if found is None else found.offset
+        return end if found is None else found.offset
     if start.last is not None:
-        return max(log.log_end_offset - start.last, log.log_start_offset)
+        return max(end - start.last, log.log_start_offset)
     if start.offset == OFFSET_END:
-        return log.log_end_offset
+        return end
     # One start offset applies to all partitions; one whose log starts above it is read from its start.
     return max(start.offset, log.log_start_offset)
 
