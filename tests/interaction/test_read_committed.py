@@ -100,3 +100,10 @@ def test_readers_of_a_directory(tmp_path: Path, seed: int) -> None:
         require(path, writer.history().committed, tmp_path, f"closed, {number}")
         writer.open()
     writer.log.close()
+    # Without its indexes a log cannot know what was aborted.
+    for index in path.glob("*.txnindex"):
+        index.unlink()
+    assert CliRunner().invoke(app, ["verify", str(path)]).exit_code == 1
+    command("repair", path, "--apply")
+    command("verify", path)
+    require(path, writer.history().committed, tmp_path, "repaired")

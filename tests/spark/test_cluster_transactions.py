@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,7 +24,9 @@ from spark_connector.cluster_client import ClusterClient
 from spark_connector.cluster_sink import IDEMPOTENT, TRANSACTIONS, Cluster, Scratch, this_machine
 from spark_connector.offsets import LATEST
 from spark_connector.sink_rows import Rows, SinkError, Staged, Staging
+from tests.support.failing_tasks import ROWS
 from tests.support.polling import wait_until
+from tests.support.serving import environment
 
 COMMITTED = 1
 PARTITIONS = 2
@@ -399,3 +404,27 @@ def test_a_batch_write_of_which_one_task_fails_writes_nothing(
             "kafka.bootstrap.servers", cluster.bootstrap_servers
         ).mode("append").save()
     require_committed(cluster, topic, [])
+
+
+def test_rows_of_attempts_that_failed_are_not_written(
+    cluster: kreplica.Cluster, topic: str, tmp_path: Path
+) -> None:
+    """Each task fails once in Spark, when the sink has taken all its rows."""
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "tests.support.failing_tasks",
+            cluster.bootstrap_servers,
+            topic,
+            str(tmp_path),
+        ],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = committed(cluster, topic)
+    assert [sorted(each) for each in found] == [list(range(each, ROWS, 2)) for each in range(PARTITIONS)]
+    assert [path for path in Path(tempfile.gettempdir()).iterdir() if path.name.startswith("batch-")] == []

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
+import kreplica
 from tests.support.batches import build
 from tests.support.logs import NOW_MS, ManualClock, open_log
 from tests.support.spark_session import reading_by
@@ -15,6 +17,7 @@ from tests.support.transaction_history import HistoryWriter
 
 COMMITTED = {"kafka.isolation.level": "read_committed"}
 SEEDS = range(4)
+TIMEOUT_S = 60
 
 
 def rows(frame: DataFrame) -> list[tuple[int, bytes]]:
@@ -102,3 +105,62 @@ def test_a_transaction_that_began_in_a_segment_that_is_gone(
     frame = spark.read.format("kreplica").options(**reader)
     assert rows(frame.load(str(tmp_path))) == [(1, b"behind")]
     assert rows(frame.options(**COMMITTED).load(str(tmp_path))) == []
+
+
+# ---- clusters --------------------------------------------------------------------------------------------
+
+
+class Undone(Exception):
+    """Ends a transaction by an abort."""
+
+
+def transact(cluster: kreplica.Cluster, name: str, values: list[bytes], *, commit: bool) -> None:
+    """Write each value to both partitions in one transaction."""
+    with contextlib.suppress(Undone), cluster.transaction(name) as txn:
+        for value in values:
+            for partition in range(2):
+                txn.append("t", [value], partition=partition).result(TIMEOUT_S)
+        if not commit:
+            raise Undone
+
+
+def test_reads_of_a_cluster(spark: SparkSession, tmp_path: Path) -> None:
+    """Tasks begin and end within transactions; a stream reads one that was open when it has ended."""
+    with kreplica.Cluster(brokers=1, directory=tmp_path / "data", serve=True) as cluster:
+        cluster.create_topic("t", partitions=2)
+        servers = {"kafka.bootstrap.servers": cluster.bootstrap_servers, "subscribe": "t", **COMMITTED}
+        committed: list[bytes] = []
+
+        def require() -> None:
+            frame = spark.read.format("kreplica").options(minPartitions="7", **servers).load()
+            wanted = sorted(committed * 2)
+            assert sorted(bytes(row.value) for row in frame.select("value").collect()) == wanted
+            assert frame.count() == len(wanted)
+            copy = tmp_path / "copy"
+            query = (
+                spark.readStream.format("kreplica")
+                .options(startingOffsets="earliest", maxOffsetsPerTrigger="20", **servers)
+                .load()
+                .select("value")
+                .writeStream.format("parquet")
+                .option("path", str(copy))
+                .option("checkpointLocation", str(tmp_path / "checkpoint"))
+                .trigger(availableNow=True)
+                .start()
+            )
+            query.awaitTermination()
+            assert sorted(bytes(row.value) for row in spark.read.parquet(str(copy)).collect()) == wanted
+
+        for number in range(12):
+            values = [b"%d %d" % (number, each) for each in range(3)]
+            transact(cluster, f"writer {number % 2}", values, commit=number % 3 != 1)
+            if number % 3 != 1:
+                committed += values
+        require()
+        with cluster.transaction("late") as late:
+            for partition in range(2):
+                late.append("t", [b"late"], partition=partition).result(TIMEOUT_S)
+            transact(cluster, "behind", [b"behind"], commit=True)
+            require()
+        committed += [b"late", b"behind"]
+        require()

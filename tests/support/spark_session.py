@@ -35,14 +35,16 @@ def reading_by(session: SparkSession, reader: Mapping[str, str]) -> Iterator[Spa
 
 
 @contextmanager
-def spark_session(scratch: Path, jars: Sequence[str] = ()) -> Iterator[SparkSession]:
+def spark_session(
+    scratch: Path, jars: Sequence[str] = (), master: str = "local[2]"
+) -> Iterator[SparkSession]:
     """Yield a session with `jars` besides Spark's own; `scratch` is for its files."""
     spark_connector.use_java()
     # At the end of the process it says goodbye to streams that are closed by then.
     logging.getLogger("py4j").setLevel(logging.WARNING)
     os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     builder = (
-        SparkSession.builder.master("local[2]")
+        SparkSession.builder.master(master)
         .config("spark.ui.enabled", "false")
         .config("spark.sql.shuffle.partitions", "2")
         .config("spark.driver.memory", "1g")

@@ -161,7 +161,5 @@ def test_levels_of_isolation_have_kafkas_names(cluster, level, seen):
 
 
 def test_a_level_of_isolation_that_does_not_exist(cluster):
-    with pytest.raises(
-        errors.InvalidConfig, match=r"isolation.level must be one of"
-    ):
+    with pytest.raises(errors.InvalidConfig, match=r"isolation.level must be one of"):
         cluster.consume("orders", "g", config={"isolation.level": "serializable"})
