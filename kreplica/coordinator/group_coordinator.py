@@ -132,6 +132,11 @@ class GroupCoordinator:
         """Delete the offsets of deleted topics."""
         self._loop.post(partial(self._offsets.delete_topics, tuple(topics)))
 
+    @property
+    def shards(self) -> list[GroupShard]:
+        """The loaded partitions of __consumer_offsets. Only for the coordinator's loop, and simulators."""
+        return self._store.active_shards()
+
     def _loaded(self, shard: GroupShard, group: ClassicGroup) -> None:
         # The members may have sent heartbeats to the previous coordinator only, so their sessions start
         # again.

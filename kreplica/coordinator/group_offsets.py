@@ -226,7 +226,7 @@ class GroupOffsets:
         for shard in self._store.active_shards():
             for group in list(shard.groups.values()):
                 self._forget(shard, group, [at for at in group.offsets if at.topic in gone])
-            for group_id in shard.groups_with_open_offsets():
+            for group_id in sorted(shard.groups_with_open_offsets()):
                 found = [at for at in shard.open_offsets(group_id) if at.topic in gone]
                 self._append_tombstones(shard, group_id, sorted(found), _ignore)
 

@@ -252,6 +252,11 @@ class TransactionCoordinator:
 
         self._loop.post_later(run, interval_ms)
 
+    @property
+    def shards(self) -> list[TransactionShard]:
+        """The loaded partitions of __transaction_state. Only for the coordinator's loop, and simulators."""
+        return self._store.active_shards()
+
     def now_ms(self) -> int:
         """The time in ms since 1970."""
         return self._clock.time_ms()
@@ -541,7 +546,8 @@ class TransactionCoordinator:
             if transaction.current is None:
                 del shard.transactions[following.transactional_id]
             error = UnknownServerError(str(error))
-        elif shard.is_current and not isinstance(error, NotCoordinator):
+        elif shard.is_current:
+            # After NotCoordinator, too: a full disk leaves this broker the leader.
             LOGGER.warning(
                 "%s: state %s cannot be stored, trying again: %s",
                 *(following.transactional_id, following.state.title, error),

@@ -107,7 +107,7 @@ class TransactionMarkers:
         if marking.is_cancelled:
             return
         unknown: set[TopicPartition] = set()
-        for at in partitions:
+        for at in sorted(partitions):
             leader = self._leader(at)
             if leader is not None:
                 self._waiting.setdefault(leader, {}).setdefault(marking, set()).add(at)
@@ -138,7 +138,7 @@ class TransactionMarkers:
         self._in_flight.discard(broker_id)
         codes = {} if answer.cancelled() or answer.exception() is not None else _codes(answer.result())
         for marking, partitions in sent.items():
-            for at in partitions:
+            for at in sorted(partitions):
                 code = codes.get((marking.marker.producer_id, at))
                 if code in DONE:
                     marking.left.discard(at)

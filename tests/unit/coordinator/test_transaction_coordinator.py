@@ -282,6 +282,18 @@ def test_an_append_of_unknown_outcome_is_repeated(stage):
     assert stage.end(first) == producer(7, 1)
 
 
+@pytest.mark.parametrize("error", [errors.StorageFull, errors.NotLeaderOrFollower])
+def test_an_append_is_repeated_while_the_broker_stays_the_coordinator(stage, error):
+    """A full disk leaves the leadership where it is: the id answered ConcurrentTransactions for ever."""
+    first = stage.init()
+    stage.add(first)
+    stage.log.error = error()
+    assert isinstance(stage.end(first), errors.NotCoordinator)
+    stage.log.error = None
+    stage.pass_time(150)
+    assert stage.brokers.taken == [(1, AT, 7, 1, True)]
+
+
 @pytest.mark.parametrize("commit", [True, False])
 def test_the_next_coordinator_sends_the_markers_again(stage, commit):
     first = stage.init()
