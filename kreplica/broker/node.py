@@ -75,6 +75,8 @@ from kreplica.common.ports import DirectoryLock, Loop
 from kreplica.common.types import Uuid
 from kreplica.controller.feature_control import METADATA_VERSION, SUPPORTED_FEATURES
 from kreplica.controller.quorum_controller import QuorumController
+from kreplica.coordinator.group_coordinator import GroupCoordinator
+from kreplica.coordinator.transaction_coordinator import TransactionCoordinator
 from kreplica.log.file_names import CLUSTER_METADATA_DIRECTORY
 from kreplica.metadata.control_records import VoterEndpoint
 from kreplica.metadata.image_writer import ImageWriter
@@ -481,6 +483,16 @@ class Node:
         """The node's member of the quorum. It exists after `startup`."""
         assert self._raft is not None
         return self._raft
+
+    @property
+    def transaction_coordinator(self) -> TransactionCoordinator | None:
+        """The coordinator of the node's broker; None without a broker."""
+        return None if self._transaction_publisher is None else self._transaction_publisher.coordinator
+
+    @property
+    def group_coordinator(self) -> GroupCoordinator | None:
+        """The coordinator of the node's broker; None without a broker."""
+        return None if self._groups is None else self._groups.coordinator
 
     @property
     def loader(self) -> MetadataLoader:

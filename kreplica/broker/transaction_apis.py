@@ -396,7 +396,7 @@ class TransactionPublisher:
 
     def __init__(self, broker_id: int, coordinator: TransactionCoordinator) -> None:
         self._broker_id = broker_id
-        self._coordinator = coordinator
+        self.coordinator = coordinator
 
     def on_metadata_update(
         self,
@@ -410,9 +410,9 @@ class TransactionPublisher:
             if topic != TRANSACTION_STATE:
                 continue
             if change.new is not None and change.new.leader == self._broker_id:
-                self._coordinator.elect(number, change.new.leader_epoch)
+                self.coordinator.elect(number, change.new.leader_epoch)
             else:
-                self._coordinator.resign(number)
+                self.coordinator.resign(number)
 
     def on_leader_change(self, leader: Any) -> None:
         """Do nothing: transactions do not depend on the leader of the quorum."""

@@ -23,6 +23,7 @@ from tests.mutants.history_mutants import HISTORY_MUTANTS
 from tests.mutants.lane_mutants import LANE_MUTANTS
 from tests.mutants.mutants import MUTANTS, built_in
 from tests.mutants.quorum_mutants import QUORUM_HISTORY_MUTANTS, QUORUM_MUTANTS
+from tests.mutants.transaction_mutants import TRANSACTION_MUTANTS
 
 
 def brokers_before(seed):
@@ -54,6 +55,7 @@ ALL_MUTANTS = {
     **LANE_MUTANTS,
     **QUORUM_MUTANTS,
     **QUORUM_HISTORY_MUTANTS,
+    **TRANSACTION_MUTANTS,
 }
 
 
@@ -98,6 +100,7 @@ def caught_by(driver, names, seed):
     return None
 
 
-def test_the_bugs_of_controllers_quorum_and_lanes_are_all_met():
+def test_the_bugs_of_controllers_quorum_lanes_and_transactions_are_all_met():
     met = {name for _, names, *_ in CAUGHT for name in names.split("+")}
     assert met >= CONTROL_MUTANTS.keys() | QUORUM_HISTORY_MUTANTS.keys() | LANE_MUTANTS.keys()
+    assert met >= TRANSACTION_MUTANTS.keys()

@@ -55,17 +55,23 @@ def test_no_seed_violates_an_invariant(capsys, kind):
 PROGRAM = """
 import sys
 from kreplica.sim.reduction import run_seed
-print(run_seed(sys.argv[1], int(sys.argv[2]), 400).event_hash)
+print(run_seed(sys.argv[1], int(sys.argv[2]), int(sys.argv[3])).event_hash)
 """
 
 
-@pytest.mark.parametrize("seed", [7, 8])
-@pytest.mark.parametrize("kind", ["brokers", "nodes", "quorum"])
-def test_the_same_seed_gives_the_same_events_in_another_process(kind, seed):
-    expected = run_seed(kind, seed, 400).event_hash
+@pytest.mark.parametrize(
+    ("kind", "seed", "events"),
+    # The last one has transactions.
+    [
+        *((kind, seed, 400) for kind in ("brokers", "nodes", "quorum") for seed in (7, 8)),
+        ("nodes", 16, 1_200),
+    ],
+)
+def test_the_same_seed_gives_the_same_events_in_another_process(kind, seed, events):
+    expected = run_seed(kind, seed, events).event_hash
     for hash_seed in ("1", "2"):
         ran = subprocess.run(
-            [sys.executable, "-c", PROGRAM, kind, str(seed)],
+            [sys.executable, "-c", PROGRAM, kind, str(seed), str(events)],
             env={**os.environ, "PYTHONHASHSEED": hash_seed},
             capture_output=True,
             text=True,

@@ -29,8 +29,9 @@ from kreplica.sim.invariants.rules import Invariant
 from kreplica.sim.network import Message
 from kreplica.sim.nodes.node_checker import NODE_INVARIANTS, NodeChecker
 from kreplica.sim.nodes.node_cluster import NodeCluster
-from kreplica.sim.nodes.node_faults import NodeFaults
+from kreplica.sim.nodes.node_faults import FAULTS, NodeFaults
 from kreplica.sim.nodes.node_load import PLAIN, NodeLoad, committed, polled
+from kreplica.sim.nodes.transaction_checker import TransactionChecker
 from kreplica.sim.nodes.transactional_clients import TransactionalClients, is_internal
 from kreplica.sim.story import NodeStory, Story
 
@@ -234,9 +235,17 @@ class NodeDriver(ReplicaDriver):
         )
         checker = self.checker = NodeChecker(cluster, invariants)
         self.observer = NodeObserver(cluster, checker, self.counts)
-        self.faults = NodeFaults(cluster, checker, self.counts, self.actions.random)
+        # Coordinators compare their dates with those that others have stored.
+        weights = {
+            kind: 0 if workload.transactions and kind == "date jump" else weight
+            for kind, weight in FAULTS.items()
+        }
+        self.faults = NodeFaults(cluster, checker, self.counts, self.actions.random, weights)
         is_over = (lambda: not self.is_in_round) if workload.transactions else None
         self.load = NodeLoad(cluster, checker, self.counts, self.actions.random, is_over)
+        self.transactions: TransactionChecker | None = None
+        if self.load.clients is not None:
+            self.transactions = TransactionChecker(cluster, checker, self.load.clients)
         cluster.on_fatal = self._died
         checker.is_harmed = self.faults.is_harmed
 
@@ -262,6 +271,8 @@ class NodeDriver(ReplicaDriver):
         yield from self._leftovers()
         if self.load.clients is not None and self.load.clients.pending:
             yield f"{self.load.clients.pending} transactional producers have not ended"
+        if self.transactions is not None:
+            yield from self.transactions.ails()
 
     def _leftovers(self) -> Iterator[str]:
         """Yield replicas on nodes to which they are not assigned."""
@@ -273,6 +284,11 @@ class NodeDriver(ReplicaDriver):
                 known = self.checker.word.registration(at)
                 if known is None or node.config.node_id not in known.replicas:
                     yield f"node {node.config.node_id} has {at}, and is no replica of it"
+
+    def healed(self) -> None:
+        super().healed()
+        if self.transactions is not None:
+            self.transactions.check_quiet()
 
     def finish(self) -> None:
         self.check_history()
@@ -324,7 +340,8 @@ class NodeDriver(ReplicaDriver):
             start, records = self._read(at, "txn_committed")
             found[at] = start, [(each.offset, str(each.value)) for each in records]
         for group in clients.groups:
-            self._read_offset(clients, group)
+            if not clients.has_lost_offsets(group):
+                self._read_offset(clients, group)
         clients.history.check_final(found)
 
     def _read_offset(self, clients: TransactionalClients, group: str) -> None:

@@ -415,9 +415,12 @@ class NodeChecker(InvariantChecker):
         # Returns whether the node's disk refuses operations or lost data, which excuses failures.
         self.is_harmed: Callable[[int], bool] = lambda _: False
         # Called with the node of each event before committed changes count as decided, and with each message
-        # in HEARD.
+        # whose name is in `heard`.
         self.listeners: list[Callable[[int], object]] = []
         self.message_listeners: list[Callable[[str, Message], object]] = []
+        self.heard: Set[str] = HEARD
+        # Called after the checks of an event.
+        self.event_listeners: list[Callable[[SimEvent | None], object]] = []
         self._published: dict[int, ClusterMetadata] = {}
         # By node and name: the parts of the expected and the published metadata that were equal.
         self._equal: dict[tuple[int, str], tuple[object, object]] = {}
@@ -460,6 +463,12 @@ class NodeChecker(InvariantChecker):
             self._check_partitions([node_id for node_id in node_ids if node_id in self.view.brokers])
         elif self.word.untold:
             self._check_partitions(())
+        for look in self.event_listeners:
+            look(event)
+
+    def add_invariant(self, invariant: Invariant) -> None:
+        """Check this invariant of partitions, too."""
+        self._invariants.append(invariant)
 
     def _changed_nothing(self, event: SimEvent) -> bool:
         """Return whether the event is one of a client, or a message that leaves the work to a loop."""
@@ -480,7 +489,7 @@ class NodeChecker(InvariantChecker):
     def _heard(self, what: str, message: Message) -> None:
         if what == "taken" and message.is_request and not _is_quiet(message):
             self._took_request = True
-        if message.name not in HEARD:
+        if message.name not in self.heard:
             return
         # The network cannot fail a run, so a violation is raised after the event.
         try:

@@ -21,16 +21,11 @@ from random import Random
 from typing import Any, NamedTuple
 
 from kreplica._core.batch_builder import BatchBuilder
-from kreplica.broker.api_versions import response_type
-from kreplica.common.encoded_request import EncodedRequest
+from kreplica.common.encoded_request import VersionedRequest
 from kreplica.common.error_code import ErrorCode
 from kreplica.common.errors import KreplicaError
 from kreplica.common.future import Future
 from kreplica.common.leader_and_isr import NO_LEADER
-from kreplica.common.message import at as in_version_of
-from kreplica.common.message import in_version
-from kreplica.common.message_reader import read_response
-from kreplica.common.message_writer import request_frame
 from kreplica.common.messages.data import (
     InitProducerIdRequest,
     PartitionProduceData,
@@ -81,6 +76,8 @@ TIMEOUTS_MS = (200, 500, 1_500)
 MOST_BATCHES = 4
 # The topic of the offsets that transactions commit; it is never deleted.
 INPUTS = "inputs"
+# In one run of this number, power cuts may take what the coordinators have stored, and little can be checked.
+VOLATILE_ONE_IN = 6
 MILLISECOND = timedelta(milliseconds=1)
 GROUP, TRANSACTION = 0, 1
 
@@ -114,24 +111,6 @@ FATAL = frozenset(
 WRONG = frozenset({ErrorCode.unknown_server_error, ErrorCode.invalid_request, ErrorCode.invalid_record})
 
 Steps = Generator[Any, Any, Any]
-
-
-class Versioned(EncodedRequest):
-    """A request in another version than the newest; the nodes get it as a frame."""
-
-    def __init__(self, message: Any, version: int) -> None:
-        self._message = in_version(message, version)
-        self.kind = type(self._message)
-
-    def message(self) -> Any:
-        return self._message
-
-    def frame(self, number: int, client_id: bytes) -> bytes:
-        return b"".join(request_frame(self._message, number, client_id))
-
-    def read(self, frame: memoryview) -> Any:
-        kind = response_type(self.kind.__api_key__, self.kind.__version__)
-        return read_response(in_version_of(kind, self.kind.__version__), frame)
 
 
 class ProducerIdentity(NamedTuple):
@@ -537,7 +516,7 @@ class Process:
             v3_and_below_topics=(AddPartitionsToTxnTopic(name=at.topic, partitions=(at.partition,)),),
         )
         was_fenced = self._is_fenced()
-        answer = yield from self._coordinated(TRANSACTION, Versioned(request, 3), _code_of_added)
+        answer = yield from self._coordinated(TRANSACTION, VersionedRequest(request, 3), _code_of_added)
         self._require(_code_of_added(answer), "AddPartitionsToTxn", was_fenced)
         self._added.add(at)
         self._has_added = True
@@ -608,7 +587,7 @@ class Process:
                 ),
             ),
         )
-        return Versioned(request, 12 if self.is_second else 11)
+        return VersionedRequest(request, 12 if self.is_second else 11)
 
     def _commit_offsets(self, transaction: Transaction) -> Steps:
         transaction.group = self._group
@@ -636,7 +615,7 @@ class Process:
             producer_epoch=self._identity.epoch,
             topics=(TxnOffsetCommitRequestTopic(name=INPUTS, partitions=(committed,)),),
         )
-        versioned = Versioned(request, 5 if self.is_second else 4)
+        versioned = VersionedRequest(request, 5 if self.is_second else 4)
         was_fenced = self._is_fenced()
         answer = yield from self._coordinated(GROUP, versioned, _code_of_offsets)
         self._require(_code_of_offsets(answer), "TxnOffsetCommit", was_fenced)
@@ -653,7 +632,7 @@ class Process:
             producer_epoch=self._identity.epoch,
             committed=commit,
         )
-        versioned = Versioned(request, 5 if self.is_second else 4)
+        versioned = VersionedRequest(request, 5 if self.is_second else 4)
         answer = yield from self._coordinated(TRANSACTION, versioned, lambda each: each.error_code)
         if answer.error_code is not NONE:
             self._clients.counts[f"EndTxn refused with {answer.error_code.name}"] += 1
@@ -705,7 +684,7 @@ class TransactionalClients:
         self.new_values = new_values
         self.watched = checker.watched
         self.broker_ids = cluster.broker_ids
-        self.history = TransactionHistory(self._is_void, self._has_lost_outcomes, counts)
+        self.history = TransactionHistory(self.is_void, self.has_lost_outcomes, counts)
         self.processes: list[Process] = []
         self._cluster = cluster
         self._checker = checker
@@ -731,6 +710,9 @@ class TransactionalClients:
                 if cluster.result(sent).coordinators[0].error_code is NONE:
                     break
                 cluster.scheduler.run_for(RETRY_BACKOFF_MS)
+        if Random(f"{cluster.seed}/durability").randrange(VOLATILE_ONE_IN):
+            for topic in (TRANSACTION_STATE, CONSUMER_OFFSETS, INPUTS):
+                cluster.result(cluster.client.admin.alter_config(topic, {"durability": "fsync_quorum"}))
 
     # ---- operations ---------------------------------------------------------------------------------------
 
@@ -795,7 +777,7 @@ class TransactionalClients:
             self.counts["offsets not stable or not there"] += 1
             return
         [found] = answer.result().groups
-        if not any(self._is_void(at) for at in self._offsets_partitions(group)):
+        if not self.has_lost_offsets(group):
             self.history.read_offset(group, found.topics[0].partitions[0].committed_offset, least)
 
     # ---- what processes need ------------------------------------------------------------------------------
@@ -827,11 +809,17 @@ class TransactionalClients:
         count = sum(at.topic == CONSUMER_OFFSETS for at in self._checker.view.partitions)
         return [TopicPartition(CONSUMER_OFFSETS, partition_for(group, count))] if count else []
 
-    def _has_lost_outcomes(self) -> bool:
+    def has_lost_outcomes(self) -> bool:
+        """Whether a partition of __transaction_state may have lost committed records."""
         partitions = self._checker.view.partitions
-        return any(self._is_void(at) for at in partitions if at.topic == TRANSACTION_STATE)
+        return any(self.is_void(at) for at in partitions if at.topic == TRANSACTION_STATE)
 
-    def _is_void(self, at: TopicPartition) -> bool:
+    def has_lost_offsets(self, group: str) -> bool:
+        """Whether the group's offsets, or the outcome of a transaction, may be lost."""
+        return self.has_lost_outcomes() or any(self.is_void(at) for at in self._offsets_partitions(group))
+
+    def is_void(self, at: TopicPartition) -> bool:
+        """Whether the partition may have lost committed records, or is another topic's now."""
         view = self._checker.view.partitions.get(at)
         return view is None or view.unclean_epoch >= 0 or at.topic in self._checker.word.reused_names
 

@@ -1,0 +1,195 @@
+"""Bugs of transactions that only a script meets: it holds without the bug, and fails with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from kreplica._core.batch_builder import BatchBuilder
+from kreplica.common.encoded_request import VersionedRequest
+from kreplica.common.error_code import ErrorCode
+from kreplica.common.future import Future
+from kreplica.common.messages.data import (
+    InitProducerIdRequest,
+    PartitionProduceData,
+    ProduceRequest,
+    TopicProduceData,
+)
+from kreplica.common.messages.groups import FindCoordinatorRequest
+from kreplica.common.messages.transactions import (
+    AddPartitionsToTxnRequest,
+    AddPartitionsToTxnTopic,
+    EndTxnRequest,
+)
+from kreplica.common.types import TopicPartition
+from kreplica.sim.network import Message
+from kreplica.sim.nodes.node_cluster import NodeCluster
+from kreplica.sim.nodes.transactional_clients import TRANSACTION
+from tests.mutants.mutants import built_in
+from tests.mutants.transaction_mutants import SCRIPTED_TRANSACTION_MUTANTS
+
+ID = "id"
+STATE = TopicPartition("__transaction_state", 0)
+TIMEOUT_MS = 5_000
+SETTINGS = {"transaction.state.log.num.partitions": 1, "replica.socket.timeout.ms": TIMEOUT_MS}
+
+
+class Stage:
+    """A producer of transaction version 1, and a partition whose leader is not its coordinator."""
+
+    def __init__(self) -> None:
+        self.cluster = cluster = NodeCluster(seed=1, shuffle=False, settings=SETTINGS)
+        cluster.boot()
+        self.endpoint = cluster.client.endpoint
+        find = FindCoordinatorRequest(key_type=TRANSACTION, coordinator_keys=(ID,))
+        while self.ask(1, find).coordinators[0].error_code is not ErrorCode.none:
+            cluster.scheduler.run_for(50)
+        for name in ("a", "b", "c", "d"):
+            cluster.result(cluster.client.admin.create_topic(name, partitions=1))
+            self.at = TopicPartition(name, 0)
+            cluster.scheduler.run_for(100)
+            if self.leader(self.at) != self.leader(STATE):
+                break
+        assert self.leader(self.at) != self.leader(STATE)
+        request = InitProducerIdRequest(
+            transactional_id=ID, transaction_timeout=timedelta(milliseconds=60_000)
+        )
+        answer = self.ask(self.leader(STATE), request)
+        assert answer.error_code is ErrorCode.none
+        self.producer: Any = answer.producer_id, answer.producer_epoch
+        self.sequence = 0
+
+    def leader(self, at: TopicPartition) -> int:
+        found = self.cluster.partition(*at)
+        assert found is not None
+        return found.leader
+
+    def ask(self, node_id: int, request: Any) -> Any:
+        return self.cluster.result(self.endpoint.send(node_id, request, timeout_ms=TIMEOUT_MS))
+
+    def add(self) -> None:
+        """Add the partition to the transaction, once the previous one is complete."""
+        request = AddPartitionsToTxnRequest(
+            v3_and_below_transactional_id=ID,
+            v3_and_below_producer_id=self.producer[0],
+            v3_and_below_producer_epoch=self.producer[1],
+            v3_and_below_topics=(AddPartitionsToTxnTopic(name=self.at.topic, partitions=(0,)),),
+        )
+        for _ in range(50):
+            answer = self.ask(self.leader(STATE), VersionedRequest(request, 3))
+            [result] = answer.results_by_topic_v3_and_below[0].results_by_partition
+            if result.partition_error_code is ErrorCode.none:
+                return
+            self.cluster.scheduler.run_for(50)
+        raise AssertionError(answer)
+
+    def produce(self, value: bytes) -> Future[Any]:
+        builder = BatchBuilder()
+        builder.transactional = True
+        builder.producer_id, builder.producer_epoch = self.producer
+        builder.base_sequence = self.sequence
+        self.sequence += 1
+        data = PartitionProduceData(index=0, records=bytes(builder.build([value], now_ms=1)))
+        request = ProduceRequest(
+            transactional_id=ID,
+            acks=-1,
+            timeout=timedelta(milliseconds=TIMEOUT_MS),
+            topic_data=(TopicProduceData(name=self.at.topic, partition_data=(data,)),),
+        )
+        return self.endpoint.send(self.leader(self.at), VersionedRequest(request, 11), timeout_ms=TIMEOUT_MS)
+
+    def produced(self, answer: Future[Any]) -> ErrorCode:
+        """Return the error of a Produce request."""
+        code: ErrorCode = self.cluster.result(answer).responses[0].partition_responses[0].error_code
+        return code
+
+    def end(self, *, commit: bool) -> None:
+        request = EndTxnRequest(
+            transactional_id=ID,
+            producer_id=self.producer[0],
+            producer_epoch=self.producer[1],
+            committed=commit,
+        )
+        assert self.ask(self.leader(STATE), VersionedRequest(request, 4)).error_code is ErrorCode.none
+
+    def hold(self, name: str, *, sender: int, receiver: int, is_request: bool) -> Callable[[], None]:
+        """Hold such messages until the returned function is called."""
+
+        def is_held(message: Message) -> bool:
+            found = message.name, message.sender_id, message.receiver, message.is_request
+            return found == (name, sender, receiver, is_request)
+
+        release = self.cluster.network.hold(is_held)
+
+        def deliver() -> None:
+            release()
+            assert self.cluster.network.held
+            for message in list(self.cluster.network.held):
+                self.cluster.network.release(message)
+            self.cluster.scheduler.run_for(200)
+
+        return deliver
+
+    def is_open(self) -> bool:
+        """Whether the partition has an open transaction."""
+        node = self.cluster.node(self.leader(self.at))
+        assert node is not None
+        assert node.broker is not None
+        log = node.broker.replica_manager.partitions.get_or_error(self.at).require_leader()
+        return log.producers.has_transactions
+
+
+def a_marker_of_a_replaced_coordinator_is_refused() -> bool:
+    stage = Stage()
+    coordinator, leader = stage.leader(STATE), stage.leader(stage.at)
+    stage.add()
+    assert stage.produced(stage.produce(b"first")) is ErrorCode.none
+    deliver = stage.hold("WriteTxnMarkers", sender=coordinator, receiver=leader, is_request=True)
+    stage.end(commit=True)
+    stage.cluster.scheduler.run_for(50)
+    # Another broker becomes the coordinator, and completes the transaction.
+    others = [each for each in stage.cluster.broker_ids if each != coordinator]
+    admin = stage.cluster.client.admin
+    stage.cluster.result(admin.reassign(STATE, [*others, coordinator]))
+    stage.cluster.scheduler.run_for(500)
+    stage.cluster.result(admin.elect_leader(STATE))
+    stage.cluster.scheduler.run_for(500)
+    assert stage.leader(STATE) != coordinator
+    stage.add()
+    assert stage.produced(stage.produce(b"second")) is ErrorCode.none
+    deliver()
+    return stage.is_open()
+
+
+def a_batch_that_was_verified_before_a_marker_is_refused_after_it() -> bool:
+    stage = Stage()
+    stage.add()
+    deliver = stage.hold(
+        "AddPartitionsToTxn", sender=stage.leader(STATE), receiver=stage.leader(stage.at), is_request=False
+    )
+    answer = stage.produce(b"late")
+    stage.cluster.scheduler.run_for(50)
+    stage.end(commit=False)
+    stage.cluster.scheduler.run_for(200)
+    deliver()
+    return stage.produced(answer) is ErrorCode.invalid_txn_state and not stage.is_open()
+
+
+SCRIPTS: dict[str, Callable[[], bool]] = {
+    "obey_replaced_coordinators": a_marker_of_a_replaced_coordinator_is_refused,
+    "keep_the_proof": a_batch_that_was_verified_before_a_marker_is_refused_after_it,
+}
+
+
+@pytest.mark.parametrize("name", SCRIPTED_TRANSACTION_MUTANTS)
+def test_a_script_catches_the_bug(name: str) -> None:
+    assert SCRIPTS[name]()
+    with built_in(SCRIPTED_TRANSACTION_MUTANTS[name]):
+        assert not SCRIPTS[name]()
+
+
+def test_every_script_has_its_bug() -> None:
+    assert SCRIPTS.keys() == SCRIPTED_TRANSACTION_MUTANTS.keys()
