@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 from kreplica._core.produce_frames import PRODUCE_VERSION, read_produce_answer
 from kreplica._core.produce_lane import wire_name
 from kreplica._core.record_accumulator import BufferPool, ProducerBatch, RecordAccumulator
+from kreplica._core.records import batches
 from kreplica.broker.request_channel import answer_frame
 from kreplica.common.error_code import ErrorCode
+from kreplica.common.message import in_version
 from kreplica.common.message_reader import NUMBER_BYTES, read_response
 from kreplica.common.message_writer import request_frame
 from kreplica.common.messages.data import (
@@ -78,6 +80,27 @@ def test_a_frame_around_a_batch_equals_the_frame_of_the_message(values, topic, n
     assert bytes(third) == frame_of_message(other, topic, partition, number, client, acks, timeout_ms)
     batch.release()
     assert bytes(frame) == expected
+
+
+@given(st.lists(st.binary(max_size=300), min_size=1, max_size=9), st.text(min_size=1, max_size=300), INT32)
+def test_a_frame_of_a_transaction_equals_the_frame_of_the_message(values, transactional_id, number):
+    batch = batch_of(*values)
+    data = batch.seal(7, 3, 5, True)
+    name, encoded = wire_name("t", 1), transactional_id.encode()
+    [header] = batches(data)
+    assert (header.is_transactional, header.producer_epoch) == (True, 3)
+    for version in (11, 12, 11):
+        frame = batch.frame(data, number, b"client", 9, name, version, encoded)
+        entry = PartitionProduceData(index=1, records=bytes(data))
+        request = ProduceRequest(
+            transactional_id=transactional_id,
+            acks=-1,
+            timeout=timedelta(milliseconds=9),
+            topic_data=(TopicProduceData(name="t", partition_data=(entry,)),),
+        )
+        assert bytes(frame) == b"".join(
+            map(bytes, request_frame(in_version(request, version), number, b"client"))
+        )
 
 
 def test_the_memory_of_a_batch_is_kept_while_its_frame_is_in_use() -> None:
