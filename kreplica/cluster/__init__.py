@@ -6,7 +6,18 @@ network and started again. Appends are retried until they are acknowledged, wher
 
 from kreplica.client.producer import AppendResult, RecordMetadata
 from kreplica.cluster.cluster import Cluster
+from kreplica.cluster.records import Consumer
+from kreplica.cluster.transactions import Transaction
 from kreplica.cluster.views import ClusterWatch, PartitionView
 from kreplica.metadata.image_paths import TreeChange
 
-__all__ = ["AppendResult", "Cluster", "ClusterWatch", "PartitionView", "RecordMetadata", "TreeChange"]
+__all__ = [
+    "AppendResult",
+    "Cluster",
+    "ClusterWatch",
+    "Consumer",
+    "PartitionView",
+    "RecordMetadata",
+    "Transaction",
+    "TreeChange",
+]
