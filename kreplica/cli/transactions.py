@@ -205,24 +205,32 @@ class Leaders(Closing):
         request = DescribeTransactionsRequest(transactional_ids=tuple(transactional_ids))
         return list(self.ask(broker, request).transaction_states)
 
-    def coordinated(self, producer_ids: Sequence[int]) -> dict[tuple[int, TopicPartition], str]:
-        """Return the partitions of the open transactions of these producers, with their transactional ids.
+    def coordinated(
+        self, producer_ids: Sequence[int]
+    ) -> tuple[dict[tuple[int, TopicPartition], str], dict[int, KreplicaError]]:
+        """Return the partitions of the open transactions of these producers, with their transactional ids,
+        and the brokers that could not be asked.
 
-        Empty in a cluster that does not list transactions. Raises as `transactions`.
+        Both are empty in a cluster that does not list transactions.
         """
         found: dict[tuple[int, TopicPartition], str] = {}
+        failures: dict[int, KreplicaError] = {}
         for broker in self.brokers:
             try:
                 listed = self.transactions(broker, Wanted(producer_ids=producer_ids))
+                names = [each.transactional_id for each in listed]
+                described = self.described(broker, names) if names else []
             except UnsupportedVersion:
                 continue
-            names = [each.transactional_id for each in listed]
-            for each in self.described(broker, names) if names else ():
+            except KreplicaError as error:
+                failures[broker] = error
+                continue
+            for each in described:
                 for topic in each.topics:
                     for number in topic.partitions:
                         at = TopicPartition(topic.topic, number)
                         found[each.producer_id, at] = each.transactional_id
-        return found
+        return found, failures
 
     def open_transactions(
         self, partitions: Mapping[TopicPartition, int]
@@ -398,7 +406,7 @@ def find_hanging(
             now = leaders.leaders_of(topic)
             left = {at: now[at] for at, _ in failures if at in now}
         idle = [each for each in found if now_ms - each.last_timestamp > minutes * MS_A_MINUTE or not minutes]
-        known = leaders.coordinated(sorted({each.producer_id for each in idle})) if idle else {}
+        known, silent = leaders.coordinated(sorted({each.producer_id for each in idle})) if idle else ({}, {})
     shown = [each for each in idle if not minutes or (each.producer_id, each.at) not in known]
     facts = [
         {**each.fact(now_ms), "transactional_id": known.get((each.producer_id, each.at))}
@@ -417,7 +425,9 @@ def find_hanging(
             say(f"{count} open transactions {what}: --max-transaction-timeout 0 lists them, too", stderr=True)
     for at, error in failures:
         say(f"{at}: not checked: {error}", stderr=True)
-    return 1 if failures else 0
+    for node_id, error in silent.items():
+        say(f"broker {node_id} did not say which transactions it will end: {error}", stderr=True)
+    return 1 if failures or silent else 0
 
 
 def abort(

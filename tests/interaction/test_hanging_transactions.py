@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from kreplica.cli.app import app
 from kreplica.cli.kafka_connection import any_broker
+from kreplica.cli.transactions import Leaders
 from kreplica.common.errors import (
     InvalidRegularExpression,
     InvalidTxnState,
@@ -260,4 +261,14 @@ def test_a_transaction_that_its_coordinator_knows_does_not_hang(
     assert facts(cluster, *find) == []
     (found,) = facts(cluster, *find, "--max-transaction-timeout", "0")
     assert found["transactional_id"] == "known"
+
+    def dead(_: Leaders, broker: int, __: Any) -> list[Any]:
+        raise NetworkException(f"broker {broker} is dead")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Leaders, "transactions", dead)
+        result = run(cluster, *find)
+    assert result.exit_code == 1
+    assert "known" in result.stdout
+    assert "did not say which transactions it will end: broker" in result.stderr
     producer.commit_transaction(30)
