@@ -285,7 +285,8 @@ class Cluster:
     ) -> asyncio.Future[AppendResult]:
         """Append as `kreplica.Cluster.append` does; the calls take effect in order, awaited or not.
 
-        Cancelling the future only stops waiting; the records may still be appended.
+        Cancelling the future only stops waiting; the records may still be appended. The call itself never
+        waits, so a program that awaits none of its futures can fill the memory.
         """
         return self._append_by(self.cluster.producer, topic, records, partition, acks, timeout)
 

@@ -28,6 +28,7 @@ cdef class BufferPool:
     # Memory of batches that are done, for the next ones: fresh pages cost more than filling them.
     cdef uint8_t *free_buffers[MOST_FREE]
     cdef int count
+    cdef readonly int64_t used    # bytes of the batches that hold memory: waiting, in flight, or looked at
 
     cdef uint8_t *take(self, int64_t least, int64_t *capacity) except NULL
     cdef void give(self, uint8_t *data, int64_t capacity) noexcept

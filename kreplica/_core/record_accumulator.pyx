@@ -42,13 +42,16 @@ cdef class BufferPool:
         capacity[0] = POOLED if MOST_SMALL < least <= POOLED else least
         if capacity[0] == POOLED and self.count:
             self.count -= 1
-            return self.free_buffers[self.count]
-        data = <uint8_t *>malloc(<size_t>capacity[0])
+            data = self.free_buffers[self.count]
+        else:
+            data = <uint8_t *>malloc(<size_t>capacity[0])
         if data == NULL:
             raise MemoryError(f"no memory for a batch of {least} bytes")
+        self.used += capacity[0]
         return data
 
     cdef void give(self, uint8_t *data, int64_t capacity) noexcept:
+        self.used -= capacity
         if capacity == POOLED and self.count < MOST_FREE:
             self.free_buffers[self.count] = data
             self.count += 1
@@ -57,6 +60,7 @@ cdef class BufferPool:
 
 
 @cython.final
+@cython.no_gc_clear  # its memory returns to its pool, also if both are garbage
 cdef class ProducerBatch:
     """Appends that are sent as one batch, each with its future, records and deadline.
 
@@ -74,8 +78,8 @@ cdef class ProducerBatch:
 
     def __dealloc__(self):
         free(self.entries.data)
-        # The pool may be gone already, if both were garbage.
-        free(self.data)
+        if self.data != NULL:
+            self.pool.give(self.data, self.capacity)
 
     def __getbuffer__(self, Py_buffer *view, int flags):
         if not self.is_sealed or self.data == NULL:

@@ -20,7 +20,8 @@ class ClientConfig:
     `request_timeout_ms`: how long to wait for one response. `delivery_timeout_ms`, `default_api_timeout_ms`:
     how long to retry a batch, or anything else. `leader_check_ms`: after this long without a response, ask
     whether another broker leads by now; a hanging leader closes no connection. `max_in_flight`: concurrent
-    batches for one partition; a broker remembers a producer's last five.
+    batches for one partition; a broker remembers a producer's last five. `buffer_memory`: past so much memory
+    for appends that are not done, a program waits for each of its appends, at most `max_block_ms`.
     """
 
     delivery_timeout_ms: int = 120_000
@@ -30,6 +31,8 @@ class ClientConfig:
     leader_check_ms: int = 200
     max_in_flight: int = 5
     max_request_size: int = 1 << 20
+    buffer_memory: int = 32 << 20
+    max_block_ms: int = 60_000
     fetch_max_bytes: int = 1 << 20
     fetch_max_wait_ms: int = 500
 

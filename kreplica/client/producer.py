@@ -101,6 +101,8 @@ _request, _topic, _data = maker(ProduceRequest), maker(TopicProduceData), maker(
 
 Acks = Literal["all", -1, 0, 1]
 
+# How long a program waits for its append if a full batch of the partition waits before it.
+BEHIND_S = 0.01
 ACKS = (ACKS_NONE, ACKS_LEADER, ACKS_ALL)
 SEQUENCES = 1 << 31
 # After these errors the broker has certainly not appended. NotLeaderOrFollower is not among them: it also
@@ -934,8 +936,7 @@ class Producer:
         work: Callable[[], object] = run_nothing,
         transactional_id: str | None = None,
     ) -> None:
-        # Whether the last append found a full batch that waits: appends come faster than they are sent.
-        self.is_behind = False
+        self._is_behind = False
         self._metadata = metadata
         self._nodes = nodes
         self._transport = transport
@@ -979,7 +980,7 @@ class Producer:
         patience_ms = self._config.delivery_timeout_ms if timeout_ms is None else timeout_ms
         deadline_ms = clock.monotonic_ns() // NANOSECONDS_PER_MS + patience_ms
         try:
-            self.is_behind = sender.append(records, clock.time_ms(), deadline_ms, acks, future)
+            self._is_behind = sender.append(records, clock.time_ms(), deadline_ms, acks, future)
         except RECORD_ERRORS as error:
             # Raised again, it would refer to this frame and so to the future: a reference cycle.
             future.set_exception(error.with_traceback(None))
@@ -997,6 +998,14 @@ class Producer:
                 sender.is_due = self._is_posted = False
                 raise
         return future
+
+    @property
+    def pause_s(self) -> float:
+        """How long a program should wait for its last append, in s, so that appends without waiting do not
+        fill the memory: up to max.block.ms past buffer.memory, and a moment if a full batch waits."""
+        if self._pool.used > self._config.buffer_memory:
+            return self._config.max_block_ms / 1_000
+        return BEHIND_S if self._is_behind else 0.0
 
     def pending(self) -> list[AppendFuture]:
         """Return the futures of all appends that are not done. Call once the loop has stopped."""

@@ -71,8 +71,6 @@ T = TypeVar("T")
 # An id that no node in the network has.
 CLIENT_ID = -2
 CLIENT = ClientConfig(request_timeout_ms=2_000, retry_backoff_ms=5, leader_check_ms=50)
-# How long an append waits if earlier ones fill a batch that was not sent yet.
-BEHIND_SECONDS = 0.01
 # A thread that has made this many appends in a row, each after the result of the one before, waits for each.
 ALONE = 2
 # Polling interval for conditions that no event signals.
@@ -198,7 +196,8 @@ class Cluster(ClusterAdministration):
 
         A thread that has not asked for the result of its last append goes on before the records are sent.
         They are sent together with all others that wait by then: when a thread waits for a result, or by the
-        cluster's own thread.
+        cluster's own thread. While appends that are not done hold more than 32 MiB, as without a leader, each
+        further append waits until it is done, for at most 60 s.
 
         Raises UnknownTopicOrPartition, InvalidRequiredAcks, and TypeError if `records` is not a list. The
         future fails with RequestTimedOut, MessageTooLarge, InvalidRecord, or TypeError for something that is
@@ -215,10 +214,7 @@ class Cluster(ClusterAdministration):
                 last.append = future = self.producer.append(topic, records, partition, acks, timeout)
             return future
         last.append = future = self.producer.append(topic, records, partition, acks, timeout)
-        if self._client.producer.is_behind and not self._parts.network.is_in_task:
-            # A program that appends without waiting is slowed down, or it would fill the memory.
-            future.wait(BEHIND_SECONDS)
-        return future
+        return self._paused(self._client.producer.pause_s, future)
 
     def _append_in(
         self,
@@ -229,8 +225,11 @@ class Cluster(ClusterAdministration):
         timeout: float | None,
     ) -> Future[AppendResult]:
         future = steps.append(topic, records, partition, timeout)
-        if steps.is_behind and not self._parts.network.is_in_task:
-            future.wait(BEHIND_SECONDS)
+        return self._paused(steps.pause_s, future)
+
+    def _paused(self, pause_s: float, future: Future[AppendResult]) -> Future[AppendResult]:
+        if pause_s and not self._parts.network.is_in_task:
+            future.wait(pause_s)
         return future
 
     def transaction(self, transactional_id: str, *, timeout: float = TRANSACTION_TIMEOUT) -> Transaction:

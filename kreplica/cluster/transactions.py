@@ -173,9 +173,9 @@ class Transacting:
             return held.append(topic, records, partition, "all", timeout)
 
     @property
-    def is_behind(self) -> bool:
-        """Whether the last append found a full batch that waits; see Producer."""
-        return self._held is not None and self._held.producer.is_behind
+    def pause_s(self) -> float:
+        """How long to wait for the last append; see Producer."""
+        return 0.0 if self._held is None else self._held.producer.pause_s
 
     def commit_offsets(self, source: str | Consuming, offsets: Offsets | None) -> Future[None]:
         """Commit offsets of a group with the transaction; by default all that a consumer has given out."""

@@ -673,15 +673,15 @@ def test_a_thread_that_waits_runs_what_is_due_first():
     assert stage.produce(b"b").exception(0) is None
 
 
-def test_it_is_behind_while_a_full_batch_waits():
+def test_a_program_pauses_a_moment_while_a_full_batch_waits():
     stage = Stage(client=ONE_IN_EACH)
     futures = [stage.produce(b"a")]
-    assert not stage.producer.is_behind
+    assert stage.producer.pause_s == 0
     futures.append(stage.produce(b"b"))
-    assert stage.producer.is_behind
+    assert stage.producer.pause_s == 0.01
     stage.until_done(*futures)
     stage.until_done(stage.produce(b"c"))
-    assert not stage.producer.is_behind
+    assert stage.producer.pause_s == 0
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -144,6 +144,23 @@ def test_a_program_that_never_waits_for_its_appends_is_slowed_down():
         assert most < 60
 
 
+def test_past_the_buffer_memory_a_program_waits_for_each_of_its_appends():
+    """What was appended while no broker answered was kept until its timeout, up to gigabytes."""
+    with Cluster(1) as cluster:
+        cluster.create_topic("orders")
+        cluster.pause(1)
+        pool, most = cluster._client.producer._pool, 0
+        appended = [cluster.append("orders", [bytes(900_000)], partition=0, timeout=2)]
+        while not appended[0].done():
+            appended.append(cluster.append("orders", [bytes(900_000)], partition=0, timeout=2))
+            most = max(most, pool.used)
+        assert 30 << 20 < most < 34 << 20
+        assert all(isinstance(each.exception(PATIENCE), errors.RequestTimedOut) for each in appended)
+        cluster.resume(1)
+        put(cluster, b"a")
+        assert pool.used < 8 << 20
+
+
 def test_records_go_where_their_keys_belong(cluster):
     cluster.create_topic("orders", partitions=4)
     keys = [b"key %d" % number for number in range(40)]
