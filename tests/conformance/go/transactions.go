@@ -367,8 +367,8 @@ func markersOfAnAdministrator(c *cluster) {
 func outlivesNodes(c *cluster) {
 	const count = 24
 	topic := c.topic(3)
-	cl := c.transactional(c.unique("id"))
-	defer cl.Close()
+	id := c.unique("id")
+	cl := c.transactional(id)
 	var expected, unknown []string
 	lines := bufio.NewScanner(os.Stdin)
 	for i := range count {
@@ -378,19 +378,28 @@ func outlivesNodes(c *cluster) {
 			panic("the input has ended")
 		}
 		if err := cl.BeginTransaction(); err != nil {
-			panic(fmt.Sprintf("transaction %d does not begin: %v", i, err))
+			// This client may give up when the coordinator is no longer among the brokers. Another one goes on.
+			fmt.Println("another client begins", value, err)
+			cl.Close()
+			cl = c.transactional(id)
+			must(cl.BeginTransaction())
 		}
 		if err := c.write(cl, topic, value, 0, 1, 2); err != nil {
 			fmt.Println("aborts", value, err)
-			c.end(cl, abort)
+			if err := cl.EndTransaction(c.ctx, abort); err != nil {
+				fmt.Println("cannot abort", value, err)
+			}
 		} else if err := cl.EndTransaction(c.ctx, commit); err != nil {
 			fmt.Println("unknown", value, err)
 			unknown = append(unknown, value)
-			c.end(cl, abort)
+			if err := cl.EndTransaction(c.ctx, abort); err != nil {
+				fmt.Println("cannot abort", value, err)
+			}
 		} else {
 			expected = append(expected, value)
 		}
 	}
+	cl.Close()
 	times := map[string]int{}
 	for _, value := range c.committed(topic) {
 		times[value]++
