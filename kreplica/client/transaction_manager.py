@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 from kreplica.client.group_messages import NO_GENERATION, Membership
@@ -200,6 +201,8 @@ class TransactionManager:
         its partitions; without a member id nothing is checked. Fails with IllegalGeneration, UnknownMemberId,
         FencedInstanceId, ProducerFenced, RequestTimedOut.
         """
+        if not offsets:
+            return resolved(None)
         producer = self.producer
         request = TxnOffsetCommitRequest(
             transactional_id=self.transactional_id,
@@ -211,9 +214,10 @@ class TransactionManager:
             group_instance_id=member.group_instance_id,
             topics=_topics_of(offsets),
         )
-        self._is_empty = False
+        was_empty, self._is_empty = self._is_empty, False
         if self.is_second:
-            return then(self._ask(request, _of_offsets, group), _nothing)
+            committed = self._ask(request, _of_offsets, group)
+            return then(committed, partial(self._offsets_answered, self._groups, member.group_id, was_empty))
         versioned = VersionedRequest(request, TXN_OFFSET_COMMIT)
         if member.group_id in self._groups:
             return then(self._ask(versioned, _of_offsets, group), _nothing)
@@ -231,6 +235,19 @@ class TransactionManager:
             return then(self._ask(versioned, _of_offsets, group), _nothing)
 
         return after(self._ask(VersionedRequest(adds, ADD_OFFSETS)), commit)
+
+    def _offsets_answered(
+        self, groups: set[str], group_id: str, was_empty: bool, response: TxnOffsetCommitResponse
+    ) -> None:
+        if groups is not self._groups:
+            return  # the transaction has ended
+        codes = [each.error_code for topic in response.topics for each in topic.partitions]
+        if ErrorCode.none in codes:
+            self._is_empty = False
+            groups.add(group_id)
+        elif was_empty and not groups and not self._partitions:
+            # For topics that are deleted, the coordinator is not asked to begin a transaction.
+            self._is_empty = True
 
     # ---- the end ------------------------------------------------------------------------------------------
 

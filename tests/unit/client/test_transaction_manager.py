@@ -210,6 +210,20 @@ def test_offsets_of_a_deleted_topic_no_longer_matter(coordinator):
     made.begin().result()
     group.errors[TxnOffsetCommitRequest] = ErrorCode.unknown_topic_or_partition
     made.commit_offsets(group, MEMBER, {AT: 17}).result()
+    # The coordinator does not know of the transaction.
+    assert made.is_empty
+    made.commit_offsets(group, MEMBER, {OTHER: 3}).result()
+    group.errors[TxnOffsetCommitRequest] = ErrorCode.unknown_topic_or_partition
+    made.commit_offsets(group, MEMBER, {AT: 17}).result()
+    assert not made.is_empty
+
+
+def test_without_an_offset_nothing_is_asked(coordinator):
+    made = manager(coordinator)
+    made.begin().result()
+    made.commit_offsets(coordinator, MEMBER, {}).result()
+    made.end(commit=True).result()
+    assert coordinator.names == ["InitProducerId"]
 
 
 @pytest.mark.parametrize("code", [ErrorCode.producer_fenced, ErrorCode.invalid_producer_epoch])
