@@ -150,8 +150,13 @@ class TransactionalProducer(Producer):
         self._number = 0
         self._is_busy = False
         self._is_open = False
+        self._is_ending = False
+        # The transaction that begins once this one has ended: its future and its timeout.
+        self._next: tuple[Future[int], int] | None = None
         # Used only in the loop:
         self._began_ms = 0
+        # Commits of offsets that are not answered.
+        self._commits = 0
         self._flushing: Future[None] | None = None
 
     # ---- any thread ---------------------------------------------------------------------------------------
@@ -159,10 +164,14 @@ class TransactionalProducer(Producer):
     def begin(self, timeout_ms: int) -> Future[int]:
         """Begin a transaction, which the coordinator aborts if it is not ended within `timeout_ms`.
 
-        The result is its number. Fails with ConcurrentTransactions if another one has begun and has not
-        ended, ProducerFenced, InvalidTransactionTimeout, RequestTimedOut.
+        The result is its number. It waits for one that is ending. Fails with ConcurrentTransactions if
+        another one is open, ProducerFenced, InvalidTransactionTimeout, RequestTimedOut.
         """
+        future: Future[int] = Future()
         with self.lock:
+            if self._is_ending and self._next is None:
+                self._next = (future, timeout_ms)
+                return future
             if self._is_busy:
                 return failed(
                     ConcurrentTransactions(
@@ -171,7 +180,6 @@ class TransactionalProducer(Producer):
                     )
                 )
             self._is_busy = True
-        future: Future[int] = Future()
         self._loop.post(partial(self._begin, future, timeout_ms))
         return future
 
@@ -190,20 +198,26 @@ class TransactionalProducer(Producer):
         self, number: int, group: Session, member: Membership, offsets: Mapping[TopicPartition, int]
     ) -> Future[None]:
         """Commit a group's offsets with the transaction; see TransactionManager. Raises as `require_open`."""
-        self.require_open(number)
         future: Future[None] = Future()
 
         def ask() -> None:
+            self._commits += 1
             committed = self.manager.commit_offsets(group, member, offsets)
-            then(committed, _itself, partial(self._refuse, number)).add_done_callback(
-                partial(pass_on, future)
-            )
+            then(committed, _itself, partial(self._refuse, number)).add_done_callback(answered)
 
-        self._loop.post(ask)
+        def answered(done: Future[None]) -> None:
+            if number == self._number:
+                self._commits -= 1
+                self.look()
+            pass_on(future, done)
+
+        with self.lock:
+            self.require_open(number)
+            self._loop.post(ask)
         return future
 
     def end(self, number: int, *, commit: bool) -> Future[None]:
-        """Commit once all appends are acknowledged, or abort; done once the outcome is stored.
+        """Commit once all appends and offsets are acknowledged, or abort; done once the outcome is stored.
 
         If the transaction has failed, a commit aborts and fails with that error. Fails with ProducerFenced,
         TransactionTimedOut, and with RequestTimedOut if the outcome is unknown. Raises InvalidTxnState if the
@@ -212,7 +226,7 @@ class TransactionalProducer(Producer):
         with self.lock:
             if not self._is_open or number != self._number:
                 raise InvalidTxnState(f"{self.manager.transactional_id}: the transaction has ended already")
-            self._is_open = False
+            self._is_open, self._is_ending = False, True
         future: Future[None] = Future()
         self._loop.post(partial(self._end, future, commit))
         return future
@@ -245,7 +259,8 @@ class TransactionalProducer(Producer):
         """End the flush of a commit if nothing is left, or the transaction has failed."""
         flushing = self._flushing
         if flushing is not None and (
-            self.failure is not None or all(sender.is_idle for sender in self._senders.values())
+            self.failure is not None
+            or (not self._commits and all(sender.is_idle for sender in self._senders.values()))
         ):
             self._flushing = None
             flushing.set_result(None)
@@ -257,18 +272,19 @@ class TransactionalProducer(Producer):
         self.manager.timeout_ms = timeout_ms
         self._number += 1
         self.failure = None
+        self._commits = 0
 
         def began(done: Future[Any]) -> None:
             error = done.exception()
             self._sender.version = PRODUCE_SECOND if self.manager.is_second else PRODUCE
             self._began_ms = monotonic_ms(self._clock)
-            with self.lock:
-                self._is_open = error is None
-                self._is_busy = error is None
             if error is None:
+                with self.lock:
+                    self._is_open = True
                 future.set_result(self._number)
             else:
                 self._note_fenced(error)
+                self._go_on()
                 future.set_exception(error)
 
         self.manager.begin().add_done_callback(began)
@@ -280,13 +296,19 @@ class TransactionalProducer(Producer):
     def _ended(self, future: Future[None], done: Future[None]) -> None:
         self._abandon(InvalidTxnState(f"{self.manager.transactional_id}: the transaction has ended"))
         error = done.exception()
-        with self.lock:
-            self._is_busy = False
-        if error is None:
-            future.set_result(None)
-        else:
+        if error is not None:
             self._note_fenced(error)
-            future.set_exception(error)
+        self._go_on()
+        pass_on(future, done)
+
+    def _go_on(self) -> None:
+        """Begin the transaction that waits for the end of the last one."""
+        with self.lock:
+            following, self._next = self._next, None
+            self._is_busy = following is not None
+            self._is_ending = False
+        if following is not None:
+            self._begin(*following)
 
     def _flush(self) -> Future[None]:
         flushing = self._flushing = Future()

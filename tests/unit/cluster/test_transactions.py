@@ -201,6 +201,51 @@ def test_one_transaction_of_an_id_is_open_at_a_time(sim):
     assert sorted(values(sim)) == [b"1", b"2"]
 
 
+def test_a_transaction_waits_for_the_end_of_the_one_before(sim):
+    first = sim._transactions.transaction("a", 60.0)
+    second = sim._transactions.transaction("a", 60.0)
+    third = sim._transactions.transaction("a", 60.0)
+    sim._ask(first.begin, timeout=60.0)
+    first.append("t", [b"1"], 0, None)
+    ended = first.end(commit=True)
+    began = second.begin()
+    assert isinstance(third.begin().exception(), ConcurrentTransactions)
+    assert sim.run_until(began.done)
+    assert ended.done()
+    second.append("t", [b"2"], 0, None)
+    sim._ask(partial(second.end, commit=True), timeout=60.0)
+    sim.run_for(100)
+    assert values(sim) == [b"1", b"2"]
+
+
+def test_a_commit_waits_for_offsets_that_are_being_committed(versioned):
+    versioned.append("t", [b"%d" % number for number in range(10)], partition=0).result()
+    steps = versioned._transactions.transaction("a", 60.0)
+    versioned._ask(steps.begin, timeout=60.0)
+    committed = steps.commit_offsets("g", {("t", 0): 4})
+    committed.cancel()
+    versioned._ask(partial(steps.end, commit=True), timeout=60.0)
+    versioned.run_for(1_000)
+    read = [each.value for each in versioned.consume(["t"], "g", timeout=2.0)]
+    assert read == [b"%d" % number for number in range(4, 10)]
+
+
+@pytest.mark.parametrize("offsets", [{}, {("gone", 0): 1}])
+def test_a_transaction_of_no_offsets_is_committed(versioned, offsets):
+    with versioned.transaction("a") as txn:
+        txn.commit_offsets("g", offsets)
+    with versioned.transaction("a") as txn:
+        txn.commit_offsets("g", offsets)
+        txn.append("t", [b"1"], partition=0)
+        txn.commit_offsets("g", offsets)
+    with versioned.transaction("a") as txn:
+        txn.commit_offsets("g", {("t", 0): 1})
+        txn.commit_offsets("g", offsets)
+    versioned.run_for(1_000)
+    assert values(versioned) == [b"1"]
+    assert [each.value for each in versioned.consume(["t"], "g", timeout=2.0)] == []
+
+
 def test_wrong_arguments_are_refused(sim):
     with pytest.raises(TypeError, match="transactional id"):
         sim.transaction(7)
