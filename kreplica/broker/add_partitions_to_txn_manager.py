@@ -5,8 +5,8 @@
 A transaction's first batch on a partition waits until its coordinator has confirmed it, or has added the
 partition. The requests of one transactional id stand in line: each begins when those before it are done. So
 no batch overtakes another, and only the first one of a partition asks. One request is in flight to each
-coordinator, with all ids that have come together meanwhile. Thread rule: any thread may call; everything is
-done in the manager's loop.
+coordinator, with all ids that have come together meanwhile. Thread rule: any thread may call and enters the
+line at once, under `_lock`; all else is done in the manager's loop.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from kreplica.common.errors import (
     TransactionAbortable,
 )
 from kreplica.common.future import Future
+from kreplica.common.locks import Lock
 from kreplica.common.messages.transactions import (
     AddPartitionsToTxnRequest,
     AddPartitionsToTxnResponse,
@@ -92,7 +93,8 @@ class AddPartitionsToTxnManager:
         self._send = send
         self._coordinator = coordinator
         self._loop = loop
-        # The first of each line has begun.
+        self._lock = Lock()
+        # Guarded by _lock. The first of each line begins in the loop.
         self._lines: dict[str, deque[_Asked]] = {}
         self._waiting: dict[int, list[_Asked]] = {}
         self._in_flight: set[int] = set()
@@ -108,15 +110,14 @@ class AddPartitionsToTxnManager:
         InvalidProducerEpoch, InvalidTxnState or TransactionAbortable if the transaction does not have the
         partition, NetworkException and the coordinator's.
         """
-        self._loop.post(partial(self._enter, transactional_id, _Asked(begin, done)))
-
-    def _enter(self, transactional_id: str, asked: _Asked) -> None:
-        line = self._lines.get(transactional_id)
-        if line is None:
+        asked = _Asked(begin, done)
+        with self._lock:
+            line = self._lines.get(transactional_id)
+            if line is not None:
+                line.append(asked)
+                return
             self._lines[transactional_id] = deque([asked])
-            self._begin(transactional_id)
-        else:
-            line.append(asked)
+        self._loop.post(partial(self._begin, transactional_id))
 
     def _begin(self, transactional_id: str) -> None:
         """Ask the first in line; go on with those behind it if it has nothing to ask."""
@@ -127,20 +128,29 @@ class AddPartitionsToTxnManager:
             if asked.verify is not None:
                 self._route(asked, asked.verify)
                 return
+            self._done(transactional_id, {})
+
+    def _done(self, transactional_id: str, results: Results) -> bool:
+        """Let the first of the line go on, and then leave it; return whether others are behind it."""
+        line = self._lines[transactional_id]
+        line[0].done(results)
+        with self._lock:
             line.popleft()
-            asked.done({})
-        del self._lines[transactional_id]
+            if not line:
+                del self._lines[transactional_id]
+            return bool(line)
 
     def _finish(self, verify: Verify, results: Results) -> None:
-        line = self._lines[verify.transactional_id]
-        line.popleft().done(results)
-        self._begin(verify.transactional_id)
+        if self._done(verify.transactional_id, results):
+            self._begin(verify.transactional_id)
 
     def _route(self, asked: _Asked, verify: Verify) -> None:
         coordinator = self._coordinator(verify.transactional_id)
         if coordinator is None:
             text = f"{verify.transactional_id}: its transaction coordinator is unknown"
-            self._finish(verify, dict.fromkeys(verify.partitions, CoordinatorNotAvailable(text)))
+            refused: Results = dict.fromkeys(verify.partitions, CoordinatorNotAvailable(text))
+            # Not at once: each of a long line would add to the stack.
+            self._loop.post(partial(self._finish, verify, refused))
             return
         self._waiting.setdefault(coordinator, []).append(asked)
         self._loop.post(partial(self._flush, coordinator))

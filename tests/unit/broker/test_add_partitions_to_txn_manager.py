@@ -165,6 +165,37 @@ def test_batches_of_an_id_keep_their_order(stage: Stage) -> None:
     assert not stage.manager.has_line("id")
 
 
+def test_a_question_has_its_place_in_line_as_soon_as_it_is_asked(stage: Stage) -> None:
+    done: list[Results] = []
+    stage.manager.ask("id", question, done.append)
+    # The manager's loop has not turned since: what comes now must not overtake it.
+    assert stage.manager.has_line("id")
+    stage.settle()
+    assert stage.manager.has_line("id")
+    stage.answer()
+    assert done == [{AT: None}]
+    assert not stage.manager.has_line("id")
+
+
+def test_a_request_that_goes_on_is_in_line_until_that_is_done(stage: Stage) -> None:
+    seen: list[bool] = []
+    stage.manager.ask("id", question, lambda _: seen.append(stage.manager.has_line("id")))
+    stage.settle()
+    stage.answer()
+    stage.manager.ask("id", lambda: None, lambda _: seen.append(stage.manager.has_line("id")))
+    stage.settle()
+    assert seen == [True, True]
+
+
+def test_a_long_line_without_a_coordinator_has_an_end(stage: Stage) -> None:
+    stage.has_coordinator = False
+    for number in range(2_000):
+        stage.manager.ask("id", question, lambda results, n=number: stage.done.append((str(n), results)))  # type: ignore[misc]
+    stage.settle()
+    assert [label for label, _ in stage.done] == [str(number) for number in range(2_000)]
+    assert not stage.manager.has_line("id")
+
+
 def test_a_question_that_fails_lets_the_next_one_ask_anew(stage: Stage) -> None:
     stage.ask(label="first")
     stage.ask(label="second")
