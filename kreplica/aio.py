@@ -143,17 +143,23 @@ class _Appends:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
-        self._done: deque[tuple[asyncio.Future[AppendResult], Future[AppendResult]]] = deque()
+        self._done: deque[tuple[asyncio.Future[AppendResult], bool, Future[AppendResult]]] = deque()
         self._is_awake = False  # a call of `_pass_on` is scheduled
 
-    def waiting_for(self, append: Future[AppendResult]) -> asyncio.Future[AppendResult]:
-        """Return the loop's future for the append."""
+    def waiting_for(
+        self, append: Future[AppendResult], *, may_be_dropped: bool
+    ) -> asyncio.Future[AppendResult]:
+        """Return the loop's future for the append. `may_be_dropped`: an error that no task asks for is not
+        logged.
+        """
         waiting: asyncio.Future[AppendResult] = self.loop.create_future()
-        append.add_done_callback(partial(self._is_done, waiting))
+        append.add_done_callback(partial(self._is_done, waiting, may_be_dropped))
         return waiting
 
-    def _is_done(self, waiting: asyncio.Future[AppendResult], append: Future[AppendResult]) -> None:
-        self._done.append((waiting, append))
+    def _is_done(
+        self, waiting: asyncio.Future[AppendResult], may_be_dropped: bool, append: Future[AppendResult]
+    ) -> None:
+        self._done.append((waiting, may_be_dropped, append))
         if not self._is_awake and not self.loop.is_closed():
             self._is_awake = True
             self.loop.call_soon_threadsafe(self._pass_on)
@@ -162,11 +168,13 @@ class _Appends:
         # What is done from here on schedules the next call.
         self._is_awake = False
         while self._done:
-            waiting, append = self._done.popleft()
+            waiting, may_be_dropped, append = self._done.popleft()
             if waiting.done():
                 continue  # it was cancelled
             if (error := append.exception()) is not None:
                 waiting.set_exception(error)
+                if may_be_dropped:
+                    waiting.exception()
             else:
                 waiting.set_result(append.result())
 
@@ -296,7 +304,9 @@ class Cluster:
         loop, appends = asyncio.get_running_loop(), self._appends
         if appends is None or appends.loop is not loop:
             appends = self._appends = _Appends(loop)
-        return appends.waiting_for(producer.append(*arguments))
+        # The end of a transaction raises the error of an append that has failed.
+        is_in_transaction = isinstance(producer, Transacting)
+        return appends.waiting_for(producer.append(*arguments), may_be_dropped=is_in_transaction)
 
     def transaction(self, transactional_id: str, *, timeout: float = TRANSACTION_TIMEOUT) -> Transaction:
         """Return a transaction as `kreplica.Cluster.transaction` does, for `async with`."""

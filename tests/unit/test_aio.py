@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from contextlib import aclosing
 
 import pytest
@@ -111,6 +112,27 @@ def test_members_of_a_group(tmp_path):
                         break
             again = [record.value async for record in cluster.consume("orders", "billing", timeout=1)]
             assert again == [b"b", b"c"]  # b was not dealt with: the next one was not asked for
+
+    asyncio.run(run())
+
+
+def test_an_aborted_transaction_logs_no_append_that_nothing_waited_for(tmp_path):
+    async def run():
+        logged = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: logged.append(context))
+        async with await aio.Cluster.open(brokers=1, directory=tmp_path) as cluster:
+            await cluster.create_topic("orders")
+            async with cluster.transaction("a") as txn:
+                txn.append("orders", [b"1"])
+                await txn.abort()
+            async with cluster.transaction("a") as txn:
+                awaited = txn.append("orders", [7])
+                with pytest.raises(TypeError):
+                    await awaited
+                await txn.abort()
+            del awaited
+            gc.collect()
+        assert logged == []
 
     asyncio.run(run())
 
