@@ -26,6 +26,7 @@ from kreplica.common.encoded_request import VersionedRequest
 from kreplica.common.error_code import ErrorCode
 from kreplica.common.errors import (
     InvalidProducerEpoch,
+    InvalidTransactionTimeout,
     KreplicaError,
     OperationNotAttempted,
     ProducerFenced,
@@ -141,7 +142,15 @@ class TransactionManager:
             self._must_start, self._started_timeout_ms = False, timeout_ms
             return self.producer
 
-        return then(self._ask(request), started)
+        def refused(error: BaseException) -> ProducerIdAndEpoch:
+            if isinstance(error, InvalidTransactionTimeout):
+                raise InvalidTransactionTimeout(
+                    f"{self.transactional_id}: a timeout of {timeout_ms} ms is not positive, or above"
+                    " transaction.max.timeout.ms of the brokers"
+                ) from error
+            raise error
+
+        return then(self._ask(request), started, refused)
 
     def begin(self) -> Future[ProducerIdAndEpoch]:
         """Begin a transaction. Asks the coordinator, as `start`, for the first one and after an error."""
