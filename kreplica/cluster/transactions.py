@@ -194,10 +194,7 @@ class Transacting:
             raise TypeError("a group has no offsets of its own: name them, or pass the consumer")
         else:
             member = no_member(source)
-            given = {
-                TopicPartition(topic_name(topic), partition_of(number)): _offset(offset)
-                for (topic, number), offset in offsets.items()
-            }
+            given = _offsets(offsets)
         session = self._owner.session(member.group_id)
         return self._pending.track(held.producer.commit_offsets(self._number, session, member, given))
 
@@ -214,6 +211,18 @@ class Transacting:
                 f"{self.transactional_id}: the transaction has not begun: use it in a `with` statement"
             )
         return self._held
+
+
+def _offsets(offsets: Offsets) -> dict[TopicPartition, int]:
+    if not isinstance(offsets, Mapping):
+        raise TypeError(f"offsets must be a dict by (topic, partition), not {type(offsets).__name__}")
+    for key in offsets:
+        if not isinstance(key, tuple) or len(key) != 2:
+            raise TypeError(f"offsets must be by (topic, partition), not by {key!r}")
+    return {
+        TopicPartition(topic_name(topic), partition_of(number)): _offset(offset)
+        for (topic, number), offset in offsets.items()
+    }
 
 
 def _offset(offset: int) -> int:
@@ -256,9 +265,10 @@ class Transaction:
         """Commit offsets of a consumer group with the transaction, so that its members go on behind them.
 
         `source`: a consumer from `consume(..., auto_commit=False)`, for all records that it has given out;
-        or a group's name with `offsets`: by (topic, partition), the offset of the next record to read. Raises
-        IllegalGeneration, UnknownMemberId or FencedInstanceId if the consumer has lost its partitions,
-        InvalidTxnState, ProducerFenced, TransactionTimedOut, RequestTimedOut.
+        or a group's name with `offsets`: by (topic, partition), the offset of the next record to read. If the
+        transaction is aborted, close the consumer: another one reads these records again, this one would go
+        on behind them. Raises IllegalGeneration, UnknownMemberId or FencedInstanceId if the consumer has lost
+        its partitions, InvalidTxnState, ProducerFenced, TransactionTimedOut, RequestTimedOut.
         """
         of = source.consuming if isinstance(source, Consumer) else source
         self._answer(partial(self._steps.commit_offsets, of, offsets))

@@ -261,6 +261,9 @@ def test_wrong_arguments_are_refused(sim):
             txn.commit_offsets(7, {("t", 0): 1})
         with pytest.raises(TypeError):
             txn.commit_offsets("g", {("t", 0): None})
+        for offsets in ([("t", 0)], {"t": 1}, {("t", 0, 1): 1}):
+            with pytest.raises(TypeError, match=r"by \(topic, partition\), not"):
+                txn.commit_offsets("g", offsets)
         txn.append("t", [b"1"], partition=0)
     sim.run_for(100)
     assert values(sim) == [b"1"]
