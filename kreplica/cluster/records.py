@@ -206,7 +206,11 @@ class Consuming:
             return
         self._joining_ms += self._wait_ms
         if self._joining_ms > JOIN_TIMEOUT_MS + self._wait_ms:
-            raise RequestTimedOut(f"the consumer did not join its group within {JOIN_TIMEOUT_MS} ms")
+            raise RequestTimedOut(
+                f"the consumer did not join its group and get its offsets within {JOIN_TIMEOUT_MS} ms; a"
+                " transaction that commits some of them may be open: begin one of its transactional id, which"
+                " aborts it"
+            )
 
     def leave(self) -> Future[Any]:
         """Leave the group; must be called however the reading ended."""

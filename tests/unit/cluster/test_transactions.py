@@ -15,6 +15,7 @@ from kreplica.common.errors import (
     InvalidTxnState,
     MessageTooLarge,
     ProducerFenced,
+    RequestTimedOut,
     TransactionAbortable,
     TransactionTimedOut,
     UnknownTopicOrPartition,
@@ -139,6 +140,19 @@ def test_offsets_count_with_the_records(versioned):
     versioned.run_for(1_000)
     read = [each.value for each in versioned.consume(["t"], "g", timeout=2.0)]
     assert sorted(read) == [*(b"%d" % n for n in range(4, 10)), b"x"]
+
+
+def test_a_program_that_runs_again_ends_what_it_left_open_before_it_reads_its_offsets(versioned):
+    versioned.append("t", [b"%d" % number for number in range(5)], partition=0).result()
+    died = versioned.transaction("a")
+    died.__enter__()
+    died.commit_offsets("g", {("t", 0): 2})
+    reader = versioned.consume(["t"], "g", timeout=1.0)
+    with pytest.raises(RequestTimedOut, match="transaction that commits some of them may be open"):
+        next(reader)
+    with OtherProgram(versioned).transaction("a"):
+        pass
+    assert len(list(versioned.consume(["t"], "g", timeout=1.0))) == 5
 
 
 def test_an_empty_transaction_does_nothing(sim):
