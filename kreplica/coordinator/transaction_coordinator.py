@@ -39,7 +39,7 @@ from kreplica.common.errors import (
     UnsupportedVersion,
 )
 from kreplica.common.future import Future
-from kreplica.common.ports import Cancellable, Clock, Loop
+from kreplica.common.ports import Cancellable, Clock, Loop, monotonic_ms
 from kreplica.common.types import INT16_MAX, NO_PRODUCER_EPOCH, NO_PRODUCER_ID, TopicPartition
 from kreplica.coordinator.shard_store import (
     CoordinatorLog,
@@ -108,10 +108,11 @@ class Transaction:
 
     `current`: its state, None before the first one is stored. `pending`: the state that is being appended;
     the id is `leaving` while its tombstone is. `marking`: the markers that are being written. `waiting`: the
-    requests that wait until the id can begin a transaction.
+    requests that wait until the id can begin a transaction. `seen`: the open transaction that was looked at,
+    by its epoch and start, and the monotonic time at which it began or seems to have begun.
     """
 
-    __slots__ = ("current", "is_leaving", "marking", "pending", "waiting")
+    __slots__ = ("current", "is_leaving", "marking", "pending", "seen", "waiting")
 
     def __init__(self, current: TransactionMetadata | None) -> None:
         self.current = current
@@ -119,6 +120,19 @@ class Transaction:
         self.is_leaving = False
         self.marking: Marking | None = None
         self.waiting: list[_Waiting] = []
+        self.seen: tuple[int, int, int] | None = None
+
+    def open_ms(self, clock: Clock) -> int:
+        """Return for how long the transaction of `current` is open.
+
+        Dates differ between machines and are set back and forth, so the date counts only at the first call.
+        """
+        current, now_ms = self.current, monotonic_ms(clock)
+        assert current is not None
+        if self.seen is None or self.seen[:2] != (current.producer_epoch, current.start_ms):
+            began_ms = now_ms - max(clock.time_ms() - current.start_ms, 0)
+            self.seen = current.producer_epoch, current.start_ms, began_ms
+        return now_ms - self.seen[2]
 
     @property
     def is_busy(self) -> bool:
@@ -612,15 +626,16 @@ class TransactionCoordinator:
     # ---- periodic work ------------------------------------------------------------------------------------
 
     def _abort_timed_out(self) -> None:
-        now_ms = self._clock.time_ms()
         for shard in self._store.active_shards():
             for transaction in list(shard.transactions.values()):
                 current = transaction.current
-                if current is not None and not transaction.is_busy and current.is_timed_out(now_ms):
+                if current is None or current.state is not ONGOING:
+                    continue
+                open_ms = transaction.open_ms(self._clock)
+                if not transaction.is_busy and current.is_timed_out(open_ms):
                     LOGGER.info(
                         "%s: the transaction of producer %d with epoch %d is aborted after %d ms",
-                        *(current.transactional_id, current.producer_id, current.producer_epoch),
-                        now_ms - current.start_ms,
+                        *(current.transactional_id, current.producer_id, current.producer_epoch, open_ms),
                     )
                     self._fence(shard, transaction, _ignore)
 

@@ -301,13 +301,9 @@ class TransactionMetadata:
         """Return for how long a transaction has been open or ending; -1 without one."""
         return -1 if self.state in AT_REST else now_ms - self.start_ms
 
-    def is_timed_out(self, now_ms: int) -> bool:
-        """Whether the coordinator is to abort the transaction."""
-        return (
-            self.state is ONGOING
-            and self.timeout_ms != NO_TIMEOUT_MS
-            and self.start_ms + self.timeout_ms < now_ms
-        )
+    def is_timed_out(self, open_ms: int) -> bool:
+        """Whether the coordinator is to abort the transaction, which has been open for `open_ms`."""
+        return self.state is ONGOING and self.timeout_ms != NO_TIMEOUT_MS and self.timeout_ms < open_ms
 
     def is_expired(self, now_ms: int, expiration_ms: int) -> bool:
         """Whether the id may be forgotten."""

@@ -217,6 +217,30 @@ def test_a_transaction_times_out(stage):
     assert isinstance(stage.end(first), errors.ProducerFenced)
 
 
+@pytest.mark.parametrize("with_fail_over", [False, True])
+def test_a_transaction_times_out_although_the_date_was_set_back(stage, with_fail_over):
+    """It stayed open for as long as the dates differed, and readers of its partitions waited."""
+    stage.add(stage.init(timeout_ms=500))
+    stage.pass_time(200)
+    stage.clock.jump_date(-3_600_000)
+    if with_fail_over:
+        stage.fail_over()
+    stage.pass_time(200)
+    assert stage.state() == "Ongoing"
+    stage.pass_time(500)
+    assert stage.state() == "CompleteAbort"
+
+
+def test_a_transaction_that_was_looked_at_does_not_time_out_because_the_date_was_set_forward(stage):
+    stage.add(stage.init(timeout_ms=500))
+    stage.pass_time(200)
+    stage.clock.jump_date(3_600_000)
+    stage.pass_time(200)
+    assert stage.state() == "Ongoing"
+    stage.pass_time(300)
+    assert stage.state() == "CompleteAbort"
+
+
 def test_exhausted_epochs_end_with_another_producer_id(stage):
     last = at_last_epoch(stage)
     stage.add(last)

@@ -194,10 +194,10 @@ def test_only_the_current_producer_adds_partitions():
 
 
 def test_only_an_open_transaction_times_out():
-    assert in_state(S.ONGOING).is_timed_out(1_006)
-    assert not in_state(S.ONGOING).is_timed_out(1_005)
+    assert in_state(S.ONGOING).is_timed_out(1_001)
+    assert not in_state(S.ONGOING).is_timed_out(1_000)
     assert not in_state(S.ONGOING, timeout_ms=NO_TIMEOUT_MS).is_timed_out(1 << 60)
-    assert not in_state(S.PREPARE_COMMIT).is_timed_out(1_006)
+    assert not in_state(S.PREPARE_COMMIT).is_timed_out(1_001)
 
 
 @pytest.mark.parametrize("state", list(S))
