@@ -225,7 +225,10 @@ class TransactionMetadata:
         if producer_id != self.producer_id and not has_rotated:
             raise self._other_producer(producer_id)
         is_current = producer_epoch == self.producer_epoch and not has_rotated
-        is_repetition = has_rotated or producer_epoch + 1 == self.producer_epoch
+        # An end under the earlier version has raised no epoch: the request is a fenced producer's then, also
+        # where Kafka takes it for a repetition, and gives it the epoch of its successor.
+        has_risen = has_rotated or producer_epoch + 1 == self.producer_epoch
+        is_repetition = has_risen and self.version >= 2
         state = self.state
         if is_current and (state is ONGOING or (state in AT_REST and not commit)):
             # An abort without a transaction raises the epoch, too: batches of it may be on their way.

@@ -29,7 +29,7 @@ from kreplica.sim.invariants.rules import Invariant
 from kreplica.sim.network import Message
 from kreplica.sim.nodes.node_checker import NODE_INVARIANTS, NodeChecker
 from kreplica.sim.nodes.node_cluster import NodeCluster
-from kreplica.sim.nodes.node_faults import FAULTS, NodeFaults
+from kreplica.sim.nodes.node_faults import NodeFaults
 from kreplica.sim.nodes.node_load import PLAIN, NodeLoad, committed, polled
 from kreplica.sim.nodes.transaction_checker import TransactionChecker
 from kreplica.sim.nodes.transactional_clients import TransactionalClients, is_internal
@@ -235,12 +235,7 @@ class NodeDriver(ReplicaDriver):
         )
         checker = self.checker = NodeChecker(cluster, invariants)
         self.observer = NodeObserver(cluster, checker, self.counts)
-        # Coordinators compare their dates with those that others have stored.
-        weights = {
-            kind: 0 if workload.transactions and kind == "date jump" else weight
-            for kind, weight in FAULTS.items()
-        }
-        self.faults = NodeFaults(cluster, checker, self.counts, self.actions.random, weights)
+        self.faults = NodeFaults(cluster, checker, self.counts, self.actions.random)
         is_over = (lambda: not self.is_in_round) if workload.transactions else None
         self.load = NodeLoad(cluster, checker, self.counts, self.actions.random, is_over)
         self.transactions: TransactionChecker | None = None

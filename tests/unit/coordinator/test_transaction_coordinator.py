@@ -241,6 +241,18 @@ def test_a_transaction_that_was_looked_at_does_not_time_out_because_the_date_was
     assert stage.state() == "CompleteAbort"
 
 
+@pytest.mark.parametrize("commit", [False, True])
+def test_a_zombies_end_is_no_repetition_of_its_successors_under_the_earlier_version(stage, commit):
+    """It was answered with the id and epoch of its successor, whose end had not raised the epoch."""
+    zombie = stage.init()
+    successor = stage.init()
+    stage.add(successor, version=0)
+    assert stage.end(successor, commit=commit, version=0) == successor
+    assert isinstance(stage.end(zombie, commit=commit), errors.ProducerFenced)
+    stage.fail_over()
+    assert isinstance(stage.end(zombie, commit=commit), errors.ProducerFenced)
+
+
 def test_exhausted_epochs_end_with_another_producer_id(stage):
     last = at_last_epoch(stage)
     stage.add(last)

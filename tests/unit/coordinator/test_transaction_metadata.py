@@ -72,7 +72,7 @@ def test_before_version_2_the_state_decides_about_an_end(state, commit, abort):
 )
 def test_since_version_2_the_epoch_decides_about_an_end(state, abort_again, abort, commit_again, commit):
     # A commit again in the two states of an abort: Kafka 4.3 answers InvalidTxnState (KAFKA-20785).
-    metadata = in_state(state)
+    metadata = in_state(state, version=2)
     assert outcome(metadata, 7, 2, 2, False) == abort_again
     assert outcome(metadata, 7, 3, 2, False) == abort
     assert outcome(metadata, 7, 2, 2, True) == commit_again
