@@ -546,8 +546,11 @@ class RotFaults:
         return {each: log for each, log in logs.items() if log is not None}
 
     def _bytes_at(self, broker_id: int, at: TopicPartition, offset: int) -> bytes:
-        """Return the batch with the offset in the replica's file, b"" without one."""
-        _, data, batch, end = _batch_at(self._storage(broker_id), DIRECTORY, at, offset)
+        """Return the batch with the offset in the replica's file; b"" without one, or behind torn data."""
+        try:
+            _, data, batch, end = _batch_at(self._storage(broker_id), DIRECTORY, at, offset)
+        except CorruptMessage:
+            return b""
         return b"" if batch is None else data[end - batch.size : end]
 
     def end_of(self, broker_id: int, at: TopicPartition) -> tuple[int, int]:
