@@ -24,9 +24,9 @@ BUGS = {
 
 @pytest.fixture(scope="module", params=BUGS)
 def failed(request):
-    # One that has something to leave out.
+    # One that has something to leave out, and no transactions: one action of theirs makes many requests.
     with built_in(BUGS[request.param]):
-        runs = (run_seed(request.param, seed, EVENTS) for seed in range(1, 200))
+        runs = (run_seed(request.param, seed, EVENTS) for seed in range(1, 200) if seed % 4)
         return next(ran for ran in runs if ran.violation and ran.actions >= LEAST_ACTIONS)
 
 
