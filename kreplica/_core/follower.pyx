@@ -365,7 +365,7 @@ cdef class Follower:
         if state.fetch_offset <= append.answer.log_start_offset and log.size:
             return BY_LOG_START
         epoch = log.leader_epoch
-        if epoch > state.leader_epoch or (log.plain.epoch != epoch and not log.may_append(epoch)):
+        if epoch > state.leader_epoch or (log.plain.keyed_epoch != epoch and not log.may_append(epoch)):
             return BY_EPOCH
         lock = log.offsets_lock
         if not lock.try_take():

@@ -64,7 +64,9 @@ cdef class MessageReader:
     def __cinit__(self, data not None, int64_t position=0):
         # This view is private, so it cannot be released. It exports no buffer, because the garbage collector could
         # then not clear it when an error's traceback makes it part of a cycle.
-        self._data = memoryview(data).toreadonly()
+        self._data = memoryview(data)
+        if not self._data.readonly:
+            self._data = self._data.toreadonly()
         cdef Py_buffer *buffer = PyMemoryView_GET_BUFFER(self._data)
         if not PyBuffer_IsContiguous(buffer, b"C"):
             raise ValueError("a message must be contiguous")
@@ -203,8 +205,8 @@ cdef class MessageReader:
     cdef object _field(self, Field *field, bint is_flexible, bint is_tagged):
         if field.is_array:
             return self._array(field, is_flexible)
-        # A byte before a nullable structure says whether it is present (KIP-893); for a tagged field the tag does.
-        if field.kind == STRUCTURE and field.is_nullable and not is_tagged and <int8_t>self._take(1)[0] < 0:
+        # A byte before a nullable structure says whether it is present (KIP-893): 1 if so; else -1, or 0 with a tag.
+        if field.kind == STRUCTURE and field.is_nullable and <int8_t>self._take(1)[0] < is_tagged:
             return None
         return self._value(field, is_flexible, field.is_nullable)
 
@@ -310,6 +312,15 @@ cdef class MessageReader:
         cdef int64_t start = self.position
         self._take(size)
         return self._data[start:start + size]
+
+
+def read_exactly(MessageSchema schema not None, data not None, int64_t position=0):
+    """Read a structure as an entity from byte `position` on. It must end with the data."""
+    cdef MessageReader reader = MessageReader.__new__(MessageReader, data, position)
+    made = reader._structure(schema)
+    if reader.position != reader._end:
+        check(BAD_MESSAGE, f"{reader._end - reader.position} unexpected bytes after it", reader.position)
+    return made
 
 
 cdef int _set_default(Field *field, object entity) except -1:

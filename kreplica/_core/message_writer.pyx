@@ -254,9 +254,9 @@ cdef class MessageWriter:
             value = <object>field.default
         if field.is_array:
             return self._array(field, value, is_flexible)
-        # A byte before a nullable structure says whether it is present (KIP-893); for a tagged field the tag does.
-        if field.kind == STRUCTURE and field.is_nullable and not is_tagged:
-            self._room(1)[0] = 0xFF if value is None else 1
+        # A byte before a nullable structure says whether it is present (KIP-893): 1 if so; else -1, or 0 with a tag.
+        if field.kind == STRUCTURE and field.is_nullable:
+            self._room(1)[0] = 1 if value is not None else 0 if is_tagged else 0xFF
             if value is None:
                 return 0
         return self._value(field, value, is_flexible, field.is_nullable and not is_tagged)

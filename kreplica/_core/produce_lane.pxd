@@ -1,8 +1,10 @@
 # ProduceLane: the native way of a Produce request, from its frame to the jobs that append its batches, and from there
 # to the bytes of its answer.
 #
-# A request takes this way if its layout is known, its partitions are on this broker and no transaction begins with it.
-# Everything else is declined, before anything has changed; Python then handles the request. Each batch of a request
+# A request takes this way if its layout is known and its partitions are on this broker. If a transaction begins with
+# it, the coordinator is asked before its batches are appended.
+# Everything else is declined, before anything has changed; Python then handles the request. A batch that the broker
+# itself appends, a coordinator's records or the end of a transaction, takes this way as well. Each batch of a request
 # that was taken is appended in one native call, a job of the Disk. If that needs a decision, only this batch is handed
 # over to Python, in its place in the log's AppendQueue: at once, or when the core declines the job (a roll, a bad
 # checksum). A batch behind others that wait for their turn waits in the queue, too.
@@ -32,7 +34,7 @@ cdef enum:
     # The whole request. DECLINED in produce_lane.pyx has the names, in this order.
     VERSION                       # a version before 9 or after 11
     LAYOUT                        # it has unknown fields, or cannot be read
-    TRANSACTION                   # a transaction may begin on a partition of it, or an earlier request waits for that
+    TRANSACTION                   # it mixes batches of a transaction with others, or no coordinator is known here
     ACKS                          # acks is neither 1 nor -1
     PARTITIONS                    # it names no partition, one of them twice, or more than MOST_APPENDS
     UNKNOWN_PARTITION             # this broker does not have one of them, or only brokers may write to it
@@ -66,6 +68,7 @@ cdef struct part_t:
 
 cdef struct produce_t:
     int32_t correlation_id
+    int16_t version
     int16_t acks
     int32_t timeout_ms
     int32_t topics
@@ -80,6 +83,8 @@ cdef class ProduceLane:
     cdef int64_t declines[DECLINES]
     cdef dict partitions          # by wire name, see wire_name
     cdef object owner
+    cdef object client            # the AppendOrigin of clients
+    cdef object open_already      # the Verification of a batch whose transaction is open
     cdef object bytes_in
     cdef object messages_in
     cdef object await_commits
@@ -87,14 +92,19 @@ cdef class ProduceLane:
 
     # Make the request's appends. Return OK, or the reason to decline it, negated and less 1.
     cdef int prepare(self, LaneRequest request, const produce_t *asked) except -64
-    # Return whether all batches continue the transaction of that id, which is open on their partitions.
-    cdef bint continues(self, LaneRequest request, str transactional_id) except -1
+    # Return whether all batches are of one producer's transactions.
+    cdef bint is_of_one_producer(self, LaneRequest request) except -1
+    # Return whether all batches continue a transaction that is open on their partitions.
+    cdef bint continues(self, LaneRequest request) except -1
     cdef int start(self, LaneRequest request) except -1
+    cdef int submit_all(self, list appends) except -1
     # Give the append to its disk or to its queue. Return the reason to hand it over, or -1. `in_turn`: the queue has
     # returned it.
     cdef int submit(self, LaneAppend append, bint in_turn) except -2
     cdef int submit_as_leader(self, LaneAppend append, Term term, bint in_turn) except -2
     cdef int submit_locked(self, LaneAppend append, object queue, LogLock lock) except -2
+    # Return what becomes of the batch's producer, a ProducerAppendInfo; None if that needs a decision.
+    cdef object producer_of(self, LaneAppend append, object queue)
 
 
 cdef class LaneRequest:
@@ -107,6 +117,12 @@ cdef class LaneRequest:
     cdef readonly int16_t required_acks
     cdef readonly bint is_transactional  # its batches belong to a transaction
     cdef int32_t timeout
+    cdef readonly object origin   # an AppendOrigin
+    cdef bint is_own              # the broker itself appends a batch
+    cdef str transactional_id     # whose coordinator has to be asked first; else None
+    cdef readonly int16_t version  # of the request
+    cdef object marker            # the EndTransactionMarker of the batch, or None
+    cdef int64_t in_epoch         # the leader epoch in which the partition must be led; -1: any
     cdef list appends             # None once the request is answered
     cdef int32_t readers          # the number of appends that need the frame
     cdef int32_t undecided        # ... without a result
@@ -128,6 +144,9 @@ cdef class LaneAppend(AppendJob):
     cdef object queue
     cdef Watermark mark
     cdef object producer          # a ProducerAppendInfo, or None
+    cdef readonly object verification  # the Verification of a transaction's batch; None to check none
+    cdef object ended             # the CompletedTxn of a marker, or None
+    cdef int64_t begins_at        # the offset at which a transaction begins with the batch, -1 if none does
     cdef bint is_checked          # the records of a compressed batch are valid
     cdef bint is_in_log
     cdef bint waits               # for the high watermark, since the batch is in the log
@@ -139,12 +158,19 @@ cdef class LaneAppend(AppendJob):
     cdef int64_t log_start_offset
     cdef bytes text               # the error's message
     cdef bytes record_errors      # those of single records, as they are sent
+    cdef object refusal           # the error, or None
     # As in QueuedAppend, for the AppendQueue. `job` is the append itself while it is in flight.
     cdef public object job
     cdef public bint is_given_up
     cdef public object error
 
     cdef bint check_records(self, object log) except -1
+    # Let readers of committed data stop before the batch while it is appended, because a transaction begins with it.
+    cdef int begin_transaction(self) except -1
+    # ... before the next batch in flight with which one begins: this one is in the log.
+    cdef int begin_next(self, object queue) except -1
+    # ... no longer, because it was not appended.
+    cdef int no_longer_begins(self) except -1
     cdef int finish_with_following(self) except -1
     cdef bint record(self) except -1
     cdef int succeed(self) except -1

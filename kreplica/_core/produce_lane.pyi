@@ -15,6 +15,8 @@ class ProduceLane:
         self,
         partitions: dict[bytes, Any],
         owner: Any,
+        client: Any,
+        open_already: Any,
         inline: Any,
         bytes_in: Any,
         messages_in: Any,
@@ -29,8 +31,28 @@ class ProduceLane:
         answered: Callable[[list[Any] | None, BaseException | None], object],
         connection: object,
     ) -> LaneRequest | None: ...
+    def append(
+        self,
+        partition: Any,
+        batch: bytes,
+        answered: Callable[[int, BaseException | None], object],
+        *,
+        origin: Any,
+        leader_epoch: int = -1,
+        timeout_ms: int,
+        marker: Any = None,
+        verification: Any = None,
+    ) -> LaneRequest | None: ...
 
 class LaneRequest:
+    @property
+    def version(self) -> int: ...
+    def producers(self) -> list[tuple[Any, int, int, int]]: ...
+    def append_verified(self, verifications: dict[Any, Any], refused: dict[Any, Any]) -> None: ...
+    @property
+    def origin(self) -> Any: ...
+    @property
+    def leader_epoch(self) -> int | None: ...
     @property
     def connection(self) -> object: ...
     @property
@@ -50,6 +72,8 @@ class LaneAppend(AppendJob):
     def request(self) -> LaneRequest: ...
     @property
     def partition(self) -> Any: ...
+    @property
+    def verification(self) -> Any: ...
     @property
     def connection(self) -> object: ...
     @property

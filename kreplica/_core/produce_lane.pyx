@@ -100,6 +100,7 @@ cdef int parse(const uint8_t *p, int64_t size, produce_t *request) noexcept nogi
         return malformed
     if not FIRST_VERSION <= load16(p + 2) <= LAST_VERSION:
         return -1 - VERSION
+    request.version = load16(p + 2)
     request.correlation_id = load32(p + 4)
     at = 10 + (load16(p + 8) if load16(p + 8) > 0 else 0)  # the client id; -1 is null
     if size - at < 9 or load16(p + 8) < -1 or p[at] != 0:
@@ -145,13 +146,17 @@ cdef class ProduceLane:
     """Takes the Produce requests of one broker, and hands over to Python what needs a decision.
 
     `partitions`: the partitions that clients may write to, by `wire_name`; the owner keeps it. `owner`: the
-    AppendManager, see its section about the lane. `inline`: the disk whose appends are made in the caller's turn.
+    AppendManager, see its section about the lane. `client`: the AppendOrigin of clients. `open_already`: the
+    Verification of a batch whose transaction is open. `inline`: the disk whose appends are made in the caller's turn.
     `bytes_in`, `messages_in`: meters. `await_commits`: DelayedRequests.await_tokens.
     """
 
-    def __init__(self, dict partitions not None, owner, inline, bytes_in, messages_in, await_commits):
+    def __init__(self, dict partitions not None, owner, client, open_already, inline, bytes_in, messages_in,
+                 await_commits):
         self.partitions = partitions
         self.owner = owner
+        self.client = client
+        self.open_already = open_already
         self.inline = inline
         self.bytes_in = bytes_in
         self.messages_in = messages_in
@@ -184,11 +189,43 @@ cdef class ProduceLane:
         self.taken += 1
         request.answered = answered
         try:
-            self.start(request)
+            if request.transactional_id is None:
+                self.start(request)
+            else:
+                self.owner.begin_transaction(request, request.transactional_id)
         except BaseException:
             # The caller answers with the error.
             request.answered = None
             raise
+        return request
+
+    def append(self, LeaderState partition not None, bytes batch not None, answered, *, origin, int64_t leader_epoch=-1,
+               int32_t timeout_ms, marker=None, verification=None):
+        """Append a batch of the broker's own with acks=all; return its request, None if declined.
+
+        `answered(base_offset, error)` is called once, perhaps before this returns. `origin`: an AppendOrigin. Records
+        of compacted topics have keys. `marker`: what the batch says if it is a control batch. `verification`: of the
+        transaction that begins with the batch. Otherwise as AppendManager.append.
+        """
+        cdef LaneRequest request
+        cdef LaneAppend append
+        if self.owner.is_stopped or self.owner.unsubmitted:
+            return None
+        request = LaneRequest.__new__(LaneRequest)
+        request.view = view_of(batch)
+        request.frame = batch
+        request.is_own, request.origin, request.in_epoch, request.marker = True, origin, leader_epoch, marker
+        request.required_acks, request.timeout = ACKS_ALL, timeout_ms
+        request.readers = request.undecided = 1
+        append = LaneAppend.__new__(LaneAppend)
+        append.lane, append.request, append.partition = self, request, partition
+        append.data, append.size = <const uint8_t *> request.view.buf, request.view.len
+        append.append.header.producer_id = -1
+        append.verification = verification
+        request.appends = [append]
+        request.is_transactional = append.size > ATTRIBUTES and append.data[ATTRIBUTES] & TRANSACTIONAL
+        request.answered = answered
+        self.start(request)
         return request
 
     cdef int prepare(self, LaneRequest request, const produce_t *asked) except -64:
@@ -235,7 +272,9 @@ cdef class ProduceLane:
         request.appends = appends
         request.topics = asked.topics
         request.correlation_id = asked.correlation_id
+        request.version = asked.version
         request.required_acks = asked.acks
+        request.origin, request.in_epoch = self.client, -1
         request.timeout = asked.timeout_ms
         request.readers = request.undecided = asked.count
         if asked.transactional_id_size >= 0:
@@ -244,35 +283,48 @@ cdef class ProduceLane:
                 transactional_id = name.decode()
             except UnicodeDecodeError:
                 return -1 - LAYOUT
-            if not self.continues(request, transactional_id):
+            if not self.is_of_one_producer(request):
                 return -1 - TRANSACTION
             request.is_transactional = True
+            if self.owner.has_line(transactional_id) or not self.continues(request):
+                if self.owner.begin_transaction is None:
+                    return -1 - TRANSACTION
+                request.transactional_id = transactional_id
         return OK
 
-    cdef bint continues(self, LaneRequest request, str transactional_id) except -1:
+    cdef bint is_of_one_producer(self, LaneRequest request) except -1:
         cdef LaneAppend append
-        cdef BatchHeader h
-        cdef object log, entry
+        cdef BatchHeader *h
         cdef int64_t producer_id = -1
         cdef int32_t epoch = -1
-        if self.owner.has_line(transactional_id):
-            return False
         for append in request.appends:
-            log = append.partition.term.log
-            if log is None or parse_header(append.data, append.size, &h) != OK:
+            h = &append.append.header
+            if parse_header(append.data, append.size, h) != OK:
                 return False
             if not h.attributes & TRANSACTIONAL or h.producer_id < 0:
                 return False
             if producer_id >= 0 and (h.producer_id != producer_id or h.producer_epoch != epoch):
                 return False
             producer_id, epoch = h.producer_id, h.producer_epoch
-            entry = log.producers.last_entry(producer_id)
-            if entry is None or entry.producer_epoch != epoch or not entry.in_transaction:
+        return True
+
+    cdef bint continues(self, LaneRequest request) except -1:
+        cdef LaneAppend append
+        cdef object log, entry
+        for append in request.appends:
+            log = append.partition.term.log
+            if log is None:
                 return False
+            entry = log.producers.last_entry(append.append.header.producer_id)
+            if entry is None or entry.producer_epoch != append.append.header.producer_epoch or not entry.in_transaction:
+                return False
+            append.verification = self.open_already
         return True
 
     cdef int start(self, LaneRequest request) except -1:
-        cdef list appends = request.appends
+        return self.submit_all(request.appends)
+
+    cdef int submit_all(self, list appends) except -1:
         cdef LaneAppend append
         cdef int reason
         for append in appends:
@@ -291,7 +343,7 @@ cdef class ProduceLane:
         cdef BatchHeader *header = &append.append.header
         if parse_header(append.data, append.size, header) != OK or header.size != append.size:
             return BATCH
-        if header.attributes & CONTROL:
+        if header.attributes & CONTROL and append.request.marker is None:
             return BATCH
         if header.attributes & CODEC_MASK and not append.is_checked:
             # Without a lock, since it may take a while.
@@ -312,6 +364,8 @@ cdef class ProduceLane:
         cdef LogLock lock
         if not term.leads or log is None or queue is None:
             return NOT_LEADER
+        if append.request.in_epoch >= 0 and append.request.in_epoch != term.leader_epoch:
+            return NOT_LEADER
         if append.request.required_acks == ACKS_ALL and partition.is_under_min_isr:
             return TOO_FEW_IN_SYNC
         if queue.log is not log:
@@ -322,13 +376,15 @@ cdef class ProduceLane:
         if log.durable:
             return DURABILITY
         plain = log.plain
-        if plain.epoch != term.leader_epoch:
+        if (plain.keyed_epoch if append.request.is_own else plain.epoch) != term.leader_epoch:
             return SETTINGS
         append.begin(log.active, log.state, append.data, append.size, term.leader_epoch)
         append.append.latest = plain.latest_ms
         append.append.max_size = plain.max_bytes
         if append.request.is_transactional:
             append.append.flags |= WITH_TRANSACTION
+        if append.request.marker is not None:
+            append.take_as_checked()
         if append.is_checked:
             # The topic's settings, and the clock, may have changed while it waited for its turn.
             if (not plain.max_decompressed or append.size > append.append.max_size
@@ -349,7 +405,8 @@ cdef class ProduceLane:
     cdef int submit_locked(self, LaneAppend append, object queue, LogLock lock) except -2:
         cdef list in_flight = queue.in_flight
         cdef int32_t count = append.append.header.last_offset_delta + 1
-        append.producer = None
+        append.producer = append.ended = None
+        append.begins_at = -1
         if not in_flight:
             queue.end = append.state.now.log_end_offset
             queue.producers.clear()
@@ -357,15 +414,14 @@ cdef class ProduceLane:
             if append.partition.refused_sequences or queue.end is None:
                 return SEQUENCE
             try:
-                append.producer = queue.continue_sequence(
-                    append.append.header.producer_id, append.append.header.producer_epoch,
-                    append.append.header.base_sequence, count, append.append.header.max_timestamp,
-                    is_transactional=append.request.is_transactional)
+                append.producer = self.producer_of(append, queue)
             except lock.own_error:
                 return SEQUENCE
             if append.producer is None:
                 return SEQUENCE
             append.expected = queue.end
+            if append.producer.started:
+                append.begin_transaction()
         # As in log_lock.pxd: only an exception from outside leaves the step open.
         lock.steps += 1
         if queue.disk is self.inline:
@@ -373,6 +429,8 @@ cdef class ProduceLane:
             append.is_in_log = append.cell.job.status == OK
             if append.is_in_log:
                 append.note(queue, append)
+            else:
+                append.no_longer_begins()
         else:
             append.job = append
             if queue.end is not None:
@@ -381,6 +439,20 @@ cdef class ProduceLane:
             in_flight.append(append)
         lock.steps -= 1
         return -1 if append.is_in_log or append.job is not None else CORE
+
+    cdef object producer_of(self, LaneAppend append, object queue):
+        cdef LaneRequest request = append.request
+        cdef BatchHeader *h = &append.append.header
+        if request.marker is not None:
+            found = queue.end_transaction(
+                h.producer_id, h.producer_epoch, request.marker, h.max_timestamp, request.origin)
+            if found is None:
+                return None
+            producer, append.ended = found
+            return producer
+        return queue.continue_sequence(
+            h.producer_id, h.producer_epoch, h.base_sequence, h.last_offset_delta + 1, h.max_timestamp,
+            request.origin, is_transactional=request.is_transactional, verification=append.verification)
 
 
 # ---- one request -------------------------------------------------------------------------------------------
@@ -397,6 +469,50 @@ cdef class LaneRequest:
         """How long the request may wait for its commits."""
         return min(self.timeout, LONGEST_WAIT_MS)
 
+    def producers(self):
+        """Return the producer of each batch: the partition, producer id, epoch and first sequence number."""
+        cdef LaneAppend append
+        cdef list found = []
+        for append in self.appends:
+            found.append((
+                append.partition, append.append.header.producer_id, append.append.header.producer_epoch,
+                append.append.header.base_sequence))
+        return found
+
+    def append_verified(self, dict verifications not None, dict refused not None):
+        """Append the batches, after the coordinator has been asked.
+
+        Both arguments are by topic and partition: the Verification of a batch, without one it needs none; and the error
+        of a batch that is not appended.
+        """
+        cdef ProduceLane lane
+        cdef LaneAppend append
+        cdef list wanted = []
+        cdef list appends = self.appends
+        # Behind a request of Python's whose batches are not all submitted, or while the broker stops.
+        cdef bint is_late = False
+        for append in appends:
+            lane = append.lane
+            is_late = bool(lane.owner.is_stopped or lane.owner.unsubmitted)
+            error = refused.get(append.partition.topic_partition)
+            if error is None:
+                append.verification = verifications.get(append.partition.topic_partition)
+                wanted.append(append)
+            else:
+                self.release()
+                append.fail(error)
+        for append in wanted:
+            if is_late:
+                append.lane.owner.append_late(append)
+                self.release()
+        if wanted and not is_late:
+            lane.submit_all(wanted)
+
+    @property
+    def leader_epoch(self):
+        """The leader epoch in which the partition must be led; None: any."""
+        return None if self.in_epoch < 0 else self.in_epoch
+
     def cancel(self):
         """Drop the answer: the client is gone. Return whether there was none yet."""
         return self.abort(CancelledError())
@@ -405,7 +521,7 @@ cdef class LaneRequest:
         """Close the request's connection because of `error`. Return whether the request had no answer yet."""
         answered, self.answered = self.answered, None
         if answered is not None:
-            answered(None, error)
+            answered(-1 if self.is_own else None, error)
         return answered is not None
 
     cdef int release(self) except -1:
@@ -418,12 +534,16 @@ cdef class LaneRequest:
         return 0
 
     cdef int decided(self) except -1:
+        cdef LaneAppend append
         # One append less is without a result. Answer after the last one.
         self.undecided -= 1
         if self.undecided:
             return 0
         answered, self.answered = self.answered, None
-        if answered is not None:
+        if answered is not None and self.is_own:
+            append = self.appends[0]
+            answered(append.result_offset, append.refusal)
+        elif answered is not None:
             answered([self.answer_frame()], None)
         self.appends = None
         return 0
@@ -485,10 +605,15 @@ cdef class LaneAppend(AppendJob):
         """Record the effects of the job, as QueuedAppend.note."""
         if self.producer is not None and self.cell.job.status == OK:
             queue.note_producer(self.producer, self.required_offset)
+            if self.begins_at >= 0:
+                self.begin_next(queue)
+            elif self.request.marker is not None:
+                queue.log.note_end(self.ended)
 
     def come_back(self, bint is_declined):
         """Return what takes this append's place in the queue, since its job was not done: Python's, or a new one."""
         cdef LaneAppend again
+        self.no_longer_begins()
         if is_declined:
             self.lane.declines[CORE] += 1
             return self.hand_over(True)
@@ -497,7 +622,7 @@ cdef class LaneAppend(AppendJob):
         again.lane, again.request, again.partition = self.lane, self.request, self.partition
         again.data, again.size = self.data, self.size
         again.name, again.count = self.name, self.count
-        again.is_checked = self.is_checked
+        again.is_checked, again.verification = self.is_checked, self.verification
         again.append.header = self.append.header
         self.request.appends[self.request.appends.index(self)] = again
         return again
@@ -541,6 +666,33 @@ cdef class LaneAppend(AppendJob):
         return self.mark
 
     # ---- its way ----------------------------------------------------------------------------------------------
+
+    cdef int begin_transaction(self) except -1:
+        cdef object producers = self.log.producers
+        self.begins_at = self.expected
+        if producers.beginning is None:
+            producers.beginning = self.begins_at
+            self.state.stable = False
+        return 0
+
+    cdef int begin_next(self, object queue) except -1:
+        cdef object after = None
+        cdef object each
+        for each in queue.in_flight:
+            if type(each) is LaneAppend and (<LaneAppend> each).begins_at > self.begins_at:
+                after = (<LaneAppend> each).begins_at
+                break
+        self.log.producers.beginning = after
+        self.log.publish_stable_offset()
+        return 0
+
+    cdef int no_longer_begins(self) except -1:
+        if self.begins_at >= 0:
+            # Those behind it are not appended, either.
+            self.begins_at = -1
+            self.log.producers.beginning = None
+            self.log.publish_stable_offset()
+        return 0
 
     cdef bint check_records(self, object log) except -1:
         # Check a compressed batch. Return whether it may be stored as it is.
@@ -639,7 +791,10 @@ cdef class LaneAppend(AppendJob):
                 self.complete()
         except Exception as error:
             # There is no memory to wait in.
-            self.request.abort(error)
+            if self.request.is_own:
+                self.fail(self.lane.owner.not_enough_replicas(self.partition))
+            else:
+                self.request.abort(error)
         return deadline_ms
 
     def complete(self, given_up=None):
@@ -661,6 +816,7 @@ cdef class LaneAppend(AppendJob):
 
     def fail(self, error):
         """Answer with an error. If the batch is in the log, the answer has its offset, too."""
+        self.refusal = error
         if self.is_in_log:
             self.decide(error.code, self.append.base_offset, -1, self.state.now.log_start_offset, str(error), None)
         else:
@@ -673,7 +829,7 @@ cdef class LaneAppend(AppendJob):
             self.request.abort(error)
             return
         [response] = future.result().values()
-        error = response.error
+        self.refusal = error = response.error
         self.decide(
             0 if error is None else error.code, response.base_offset, response.log_append_time,
             response.log_start_offset, None if error is None else str(error), response.record_errors)

@@ -141,6 +141,10 @@ class LogConfig(Settings):
         False, BOOLEAN, "Elect an out-of-sync replica, losing records, if no in-sync replica is alive."
     )
 
+    errors_deadletterqueue_group_enable: bool = setting(
+        False, BOOLEAN, "Whether share groups may write their dead letters to the topic."
+    )
+
     # Replicas subject to the replication quota.
     leader_replication_throttled_replicas: tuple[str, ...] = setting(
         (), _THROTTLED_REPLICAS, "The replicas to which leader.replication.throttled.rate applies."

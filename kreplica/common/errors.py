@@ -419,12 +419,44 @@ class NewLeaderElected(KreplicaError, code=108):
     """The change was not made; another leader was elected instead."""
 
 
+class FencedMemberEpoch(KreplicaError, code=110):
+    """The member has another epoch than the coordinator knows: it has lost its partitions and must rejoin."""
+
+
+class UnreleasedInstanceId(KreplicaError, code=111):
+    """Another member of the group still has this instance id."""
+
+
+class UnsupportedAssignor(KreplicaError, code=112):
+    """The coordinator does not have this assignor."""
+
+
+class StaleMemberEpoch(KreplicaError, code=113):
+    """The member's epoch has changed: the request is to be repeated with the new one."""
+
+
 class UnsupportedEndpointType(KreplicaError, code=115):
     """This listener describes brokers only, not controllers."""
 
 
 class TransactionAbortable(KreplicaError, code=120):
     """The transaction failed, and can be aborted and tried again."""
+
+
+class InvalidRecordState(KreplicaError, code=121):
+    """The record is not acquired by this member, or its state is changing: the acknowledgement is refused."""
+
+
+class ShareSessionNotFound(KreplicaError, code=122, retriable=True):
+    """The broker has no share session of this member."""
+
+
+class InvalidShareSessionEpoch(KreplicaError, code=123, retriable=True):
+    """The request has another epoch than its share session expects."""
+
+
+class FencedStateEpoch(KreplicaError, code=124):
+    """The share partition was initialized again: the state epoch of the request is outdated."""
 
 
 class InvalidVoterKey(KreplicaError, code=125):
@@ -441,6 +473,22 @@ class InvalidRegularExpression(KreplicaError, code=128):
 
 class VoterNotFound(KreplicaError, code=127):
     """The voter is not in the set of voters."""
+
+
+class StreamsInvalidTopology(KreplicaError, code=130):
+    """The topology of a Kafka Streams program contradicts itself."""
+
+
+class StreamsInvalidTopologyEpoch(KreplicaError, code=131):
+    """The epoch of the topology is no valid one."""
+
+
+class StreamsTopologyFenced(KreplicaError, code=132):
+    """The group has a newer topology than this member."""
+
+
+class ShareSessionLimitReached(KreplicaError, code=133, retriable=True):
+    """The broker has as many share sessions as it may keep."""
 
 
 # ---- finer than Kafka's codes ------------------------------------------------------------------------

@@ -133,10 +133,11 @@ class Future(concurrent.futures.Future[T], Generic[T]):
     def _notify(self, callbacks: list[Callable[[Any], object]] | None) -> None:
         """Notify waiting threads and run the callbacks of a future that was just resolved."""
         waiting = 0
-        changed, seen_by = self._changed, self._seen_by
+        changed = self._changed
         if changed is not None:
             with changed:
-                self._notify_waiters(seen_by or ())
+                # A thread in concurrent.futures.wait may have added its waiter just before.
+                self._notify_waiters(self._seen_by or ())
                 changed.notify_all()
                 waiting = changed.waiting
         if callbacks is not None:

@@ -42,7 +42,12 @@ from kreplica.common.wire import NO_THROTTLE
 from kreplica.controller.controller_broker_request_batch import ControllerResult, Records
 from kreplica.controller.feature_control import ELIGIBLE_LEADER_REPLICAS
 from kreplica.controller.topic_settings import MIN_ISR, settings_by
-from kreplica.metadata.cluster_metadata import BROKER_RESOURCE, TOPIC_RESOURCE, ClusterMetadata
+from kreplica.metadata.cluster_metadata import (
+    BROKER_RESOURCE,
+    GROUP_RESOURCE,
+    TOPIC_RESOURCE,
+    ClusterMetadata,
+)
 from kreplica.metadata.records import ConfigRecord, MetadataRecord, PartitionChangeRecord
 from kreplica.metadata.serde import in_lowest_version
 
@@ -63,19 +68,31 @@ CLEANER_SETTINGS = CleanerConfig.property_names()
 BROKER_SETTINGS = TOPIC_SETTINGS | BROKERS_NAMES.keys() | CLEANER_SETTINGS | REPLICATION_RATES
 
 Change = Callable[[dict[str, str]], None]
+CheckSettings = Callable[[Mapping[str, str]], object]
 # Settings by type and name of the resource.
 Configs = Mapping[tuple[int, str], Mapping[str, str]]
+
+
+def accept(_settings: Mapping[str, str]) -> None:
+    """Check nothing: the node has no group coordinator."""
 
 
 class ConfigurationControl:
     """Checks changes against `metadata` and returns the records to write.
 
-    `fixed_settings`: names of the settings that a node reads only from its file.
+    `fixed_settings`: names of the settings that a node reads only from its file. `check_group_settings`:
+    raises InvalidConfig unless a group can have these settings.
     """
 
-    def __init__(self, metadata: ClusterMetadata, fixed_settings: Collection[str] = ()) -> None:
+    def __init__(
+        self,
+        metadata: ClusterMetadata,
+        fixed_settings: Collection[str] = (),
+        check_group_settings: CheckSettings = accept,
+    ) -> None:
         self._metadata = metadata
         self._fixed_settings = fixed_settings
+        self._check_group_settings = check_group_settings
 
     def incremental_alter_configs(
         self, request: IncrementalAlterConfigsRequest
@@ -144,6 +161,10 @@ class ConfigurationControl:
                 raise BrokerIdNotRegistered(f"broker {name[:80]!r} is not registered")
             self._require_dynamic(settings)
             check_broker_settings(settings)
+        elif resource_type == GROUP_RESOURCE:
+            if not name:
+                raise InvalidRequest("the settings of groups have no default resource: name a group")
+            self._check_group_settings(settings)
         else:
             raise InvalidRequest(f"resources of type {resource_type} have no settings that can be changed")
 

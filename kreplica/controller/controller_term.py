@@ -15,7 +15,7 @@ from kreplica.common.ports import Clock, Random
 from kreplica.controller.broker_change import BrokerChange
 from kreplica.controller.broker_heartbeat_manager import BrokerHeartbeatManager
 from kreplica.controller.cluster_control import ClusterControl, ProducerIdControl
-from kreplica.controller.configuration_control import ConfigurationControl
+from kreplica.controller.configuration_control import CheckSettings, ConfigurationControl
 from kreplica.controller.controller_broker_request_batch import (
     Append,
     ControllerBrokerRequestBatch,
@@ -139,6 +139,7 @@ class ControllerTerm:
         cluster_id: str,
         unclean_leader_election_enable: bool,
         fixed_settings: Collection[str],
+        check_group_settings: CheckSettings,
         quorum: Quorum,
         state_change_logger: StateChangeLogger,
         clock: Clock,
@@ -171,7 +172,7 @@ class ControllerTerm:
             cluster_id, self.context, self.heartbeats, self.machines.broker_change, self, clock
         )
         metadata = self.context.metadata
-        self.configs = ConfigurationControl(metadata, fixed_settings)
+        self.configs = ConfigurationControl(metadata, fixed_settings, check_group_settings)
         self.producer_ids = ProducerIdControl(metadata)
         self.features = FeatureControl(metadata)
 

@@ -27,15 +27,20 @@ METADATA_VERSION = "metadata.version"
 ELIGIBLE_LEADER_REPLICAS = "eligible.leader.replicas.version"
 TRANSACTION_VERSION = "transaction.version"
 GROUP_VERSION = "group.version"
+SHARE_VERSION = "share.version"
+STREAMS_VERSION = "streams.version"
 UPGRADE, SAFE_DOWNGRADE, UNSAFE_DOWNGRADE = 1, 2, 3
 
 # The levels that this version supports. They are Kafka's: 25 is the level of Kafka 4.0. At level 0 of
-# group.version there are only classic groups.
+# group.version there are no consumer groups, of share.version no share groups, of streams.version no
+# streams groups.
 SUPPORTED_FEATURES = (
     SupportedFeature(name=METADATA_VERSION, min_supported_version=7, max_supported_version=25),
     SupportedFeature(name=ELIGIBLE_LEADER_REPLICAS, min_supported_version=0, max_supported_version=1),
     SupportedFeature(name=TRANSACTION_VERSION, min_supported_version=0, max_supported_version=2),
-    SupportedFeature(name=GROUP_VERSION, min_supported_version=0, max_supported_version=0),
+    SupportedFeature(name=GROUP_VERSION, min_supported_version=0, max_supported_version=1),
+    SupportedFeature(name=SHARE_VERSION, min_supported_version=0, max_supported_version=1),
+    SupportedFeature(name=STREAMS_VERSION, min_supported_version=0, max_supported_version=1),
 )
 
 

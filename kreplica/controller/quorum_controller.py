@@ -26,6 +26,7 @@ from kreplica.common.errors import KreplicaError, NotController, UnexpectedBaseO
 from kreplica.common.future import Future
 from kreplica.common.metrics import Meter, MetricRegistry
 from kreplica.common.ports import NANOSECONDS_PER_MS, Cancellable, Clock, Loop, Random
+from kreplica.controller.configuration_control import CheckSettings, accept
 from kreplica.controller.controller_broker_request_batch import ControllerResult
 from kreplica.controller.controller_config import ControllerConfig
 from kreplica.controller.controller_term import ControllerTerm, Quorum
@@ -63,7 +64,8 @@ class QuorumController:
     `metadata()`: the committed metadata. `in_transaction()`: whether the log continues with records of a
     transaction that may still be aborted (KIP-868). Both are called in the quorum's loop.
     `unclean_leader_election_enable`: the node's setting, for topics without their own. `fixed_settings`:
-    names of the settings that a node reads only from its file.
+    names of the settings that a node reads only from its file. `check_group_settings`: raises InvalidConfig
+    unless a group can have these settings.
     """
 
     def __init__(
@@ -77,6 +79,7 @@ class QuorumController:
         in_transaction: Callable[[], bool],
         unclean_leader_election_enable: bool = False,
         fixed_settings: Collection[str] = (),
+        check_group_settings: CheckSettings = accept,
         clock: Clock,
         random: Random,
         loop: Loop,
@@ -91,6 +94,7 @@ class QuorumController:
         self._in_transaction = in_transaction
         self._unclean_leader_election_enable = unclean_leader_election_enable
         self._fixed_settings = fixed_settings
+        self._check_group_settings = check_group_settings
         self._clock = clock
         self._random = random
         self._loop = loop
@@ -276,6 +280,7 @@ class QuorumController:
             cluster_id=self._cluster_id,
             unclean_leader_election_enable=self._unclean_leader_election_enable,
             fixed_settings=self._fixed_settings,
+            check_group_settings=self._check_group_settings,
             quorum=self._quorum,
             state_change_logger=self.state_change_logger,
             clock=self._clock,
@@ -335,7 +340,8 @@ class QuorumController:
         future: Future[Any] = Future()
         self._run_event(name, operation, future)
         error = future.exception() if future.done() else None
-        if error is not None:
+        # A term that has ended is no failure; the resignation has been logged.
+        if error is not None and not isinstance(error, NotController):
             LOGGER.error("controller %d: %s failed: %r", self.node_id, name, error)
         return error
 

@@ -49,16 +49,16 @@ from kreplica._core.log_lock import SettledLock
 from kreplica._core.records import RecordBatch, batches
 from kreplica.common.errors import DecompressionTooLarge, KreplicaError, UnknownServerError
 from kreplica.common.ports import Disk
-from kreplica.common.types import AppendOrigin
+from kreplica.common.types import NO_SEQUENCE, AppendOrigin
 from kreplica.log.log_validator import BRIEF_BYTES, ValidBatch
 from kreplica.log.producer_append_info import (
-    OPEN_ALREADY,
+    CompletedTxn,
     ProducerAppendInfo,
-    ProducerStateEntry,
     Verification,
     add_sequence,
 )
 from kreplica.record.batch_header import PRODUCER_ID
+from kreplica.record.control import EndTransactionMarker
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -434,6 +434,10 @@ class AppendQueue:
         """Whether no append is in flight or waiting."""
         return not (self.in_flight or self.waiting or self.returned or self.aside)
 
+    def is_settled(self, producer_id: int) -> bool:
+        """Whether no append in flight changes this producer. Call with offsets_lock."""
+        return not self.in_flight or (self.end is not None and producer_id not in self.producers)
+
     @property
     def is_under_way(self) -> bool:
         """Whether a disk thread may be at work on the log."""
@@ -572,22 +576,23 @@ class AppendQueue:
         origin: AppendOrigin = AppendOrigin.CLIENT,
         *,
         is_transactional: bool = False,
+        verification: Verification | None = None,
     ) -> ProducerAppendInfo | None:
         """Add a batch at `end` to its producer's sequence, which includes the appends in flight.
 
-        Return the producer's new state, for `note_producer`, or None for a duplicate of an earlier batch. A
-        transactional batch must continue a transaction that is open.
+        Return the producer's new state, for `note_producer`, or None for a duplicate of an earlier batch.
+        `verification`: as in UnifiedLog.append_as_leader.
         Raises as ProducerAppendInfo.append_data_batch. Call with offsets_lock.
         """
         assert self.end is not None
-        known = self.producers.get(producer_id) or self.log.producers.last_entry(producer_id)
-        given = OPEN_ALREADY if is_transactional else None
-        producer = ProducerAppendInfo(known or ProducerStateEntry(producer_id), origin, given)
+        producer = self._producer(producer_id, origin, verification)
         last = count - 1
+        # A group coordinator writes the offsets of a transaction without sequence numbers.
+        is_numbered = first_sequence != NO_SEQUENCE
         duplicate = producer.append_data_batch(
             epoch,
             first_sequence,
-            add_sequence(first_sequence, last),
+            add_sequence(first_sequence, last) if is_numbered else NO_SEQUENCE,
             last_timestamp,
             self.end,
             self.end + last,
@@ -596,6 +601,45 @@ class AppendQueue:
         if duplicate is not None:
             return None
         self.producers[producer_id] = producer
+        return producer
+
+    def end_transaction(
+        self,
+        producer_id: int,
+        epoch: int,
+        marker: EndTransactionMarker,
+        timestamp: int,
+        origin: AppendOrigin,
+    ) -> tuple[ProducerAppendInfo, CompletedTxn | None] | None:
+        """Add a marker at `end` to its producer's batches, which include the appends in flight.
+
+        Return the producer's new state, for `note_producer`, and the transaction that ends. Return None if
+        the transaction is aborted, because its entry of the index has to be written first. Raises as
+        ProducerAppendInfo.append_end_txn_marker. Call with offsets_lock.
+        """
+        assert self.end is not None
+        producer = self._producer(producer_id, origin, None)
+        ended = producer.append_end_txn_marker(
+            epoch,
+            marker.coordinator_epoch,
+            self.end,
+            timestamp,
+            not marker.commit,
+            2 if origin is AppendOrigin.COORDINATOR_TV2 else 0,
+        )
+        if ended is not None and ended.is_aborted:
+            return None
+        self.producers[producer_id] = producer
+        return producer, ended
+
+    def _producer(
+        self, producer_id: int, origin: AppendOrigin, verification: Verification | None
+    ) -> ProducerAppendInfo:
+        """Return the producer's state at `end`, to be changed by one append."""
+        producer = self.log.producers.prepare_update(producer_id, origin, verification)
+        pending = self.producers.get(producer_id)
+        if pending is not None:
+            producer.follow(pending)
         return producer
 
     def note_producer(self, producer: ProducerAppendInfo, end: int) -> None:

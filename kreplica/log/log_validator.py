@@ -52,7 +52,8 @@ class PlainPath:
     Such a batch is stored as it was sent, in the log's current leader epoch, and its create times are valid.
     Only its offset and epoch remain to be set. The log's lock guards everything.
 
-    `epoch`: the leader epoch whose batches may take this path, or NO_EPOCH.
+    `epoch`: the leader epoch whose batches may take this path, or NO_EPOCH. `keyed_epoch`: the same for
+    batches in which all records have keys.
     `ahead_ms`: how far in the future a create time may lie.
     `latest_ms`: the latest valid create time when the clock was last read. A batch with a later one takes the
     careful path, which reads the clock again. So the plain path never reads the clock.
@@ -60,16 +61,26 @@ class PlainPath:
     0 if no compressed batch is stored as it is.
     """
 
-    __slots__ = ("_takes_any", "ahead_ms", "builder", "epoch", "latest_ms", "max_bytes", "max_decompressed")
+    __slots__ = (
+        "_takes_any",
+        "_takes_keyed",
+        "ahead_ms",
+        "builder",
+        "epoch",
+        "keyed_epoch",
+        "latest_ms",
+        "max_bytes",
+        "max_decompressed",
+    )
 
     def __init__(self, config: LogConfig, now_ms: int) -> None:
-        self._takes_any = (
-            not config.compact
-            and not config.log_append_time
+        self._takes_keyed = (
+            not config.log_append_time
             and config.message_timestamp_before_max_ms == INT64_MAX
             and config.compression_type in ("producer", "uncompressed")
         )
-        self.epoch = NO_EPOCH
+        self._takes_any = self._takes_keyed and not config.compact
+        self.epoch = self.keyed_epoch = NO_EPOCH
         # Bounded so that the sum stays in 64 bits.
         self.ahead_ms = min(config.message_timestamp_after_max_ms, 1 << 61)
         limit, self.max_bytes = max_batch_size(config)
@@ -82,6 +93,7 @@ class PlainPath:
     def choose(self, leader_epoch: int, *, is_ready: bool) -> None:
         """Set the log's leader epoch. `is_ready`: whether the log takes batches without further checks."""
         self.epoch = leader_epoch if self._takes_any and is_ready else NO_EPOCH
+        self.keyed_epoch = leader_epoch if self._takes_keyed and is_ready else NO_EPOCH
 
     def set_time(self, now_ms: int) -> None:
         """Update `latest_ms` after a reading of the clock."""

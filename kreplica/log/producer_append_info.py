@@ -29,14 +29,12 @@ from kreplica.common.types import (
     NO_TIMESTAMP,
     AppendOrigin,
 )
-from kreplica.record.control import ControlRecordType, parse_control_key, parse_end_transaction_marker
+from kreplica.record.control import MARKERS, ControlRecordType, parse_control_key, parse_coordinator_epoch
 
 # The batches that a producer may have in flight: it may repeat any of them after a lost answer.
 BATCHES_TO_RETAIN = 5
 
 NO_COORDINATOR_EPOCH = -1
-# The transaction markers among the control batches; the others do not concern producers.
-MARKERS = (ControlRecordType.ABORT, ControlRecordType.COMMIT)
 
 
 def add_sequence(sequence: int, count: int) -> int:
@@ -200,6 +198,19 @@ class ProducerAppendInfo(ProducerStateEntry):
         self.voids_verification = False
         self.started: tuple[int, ...] = ()
 
+    def follow(self, pending: ProducerAppendInfo) -> None:
+        """Continue after `pending`, which is not recorded yet.
+
+        A verification that it makes void is not valid any longer.
+        """
+        self.producer_epoch = pending.producer_epoch
+        self.coordinator_epoch = pending.coordinator_epoch
+        self.last_timestamp = pending.last_timestamp
+        self.current_txn_first_offset = pending.current_txn_first_offset
+        self.batches = pending.batches
+        if pending.voids_verification:
+            self.known, self.voids_verification = None, True
+
     def append(self, batch: RecordBatch, base_offset: int) -> CompletedTxn | BatchMetadata | None:
         """Check a batch that gets `base_offset`, and add it.
 
@@ -225,15 +236,16 @@ class ProducerAppendInfo(ProducerStateEntry):
         if record is None:
             self.append_emptied_marker(batch.producer_epoch, batch.max_timestamp)
             return None
-        if parse_control_key(record.key) not in MARKERS:
+        kind = parse_control_key(record.key)
+        if kind not in MARKERS:
+            # Other control batches do not concern producers.
             return None
-        marker = parse_end_transaction_marker(record.key, record.value)
         return self.append_end_txn_marker(
             batch.producer_epoch,
-            marker.coordinator_epoch,
+            parse_coordinator_epoch(record.value),
             base_offset,
             batch.max_timestamp,
-            not marker.commit,
+            kind == ControlRecordType.ABORT,
             2 if self.origin is AppendOrigin.COORDINATOR_TV2 else 0,
         )
 

@@ -264,10 +264,16 @@ class ProducerStateManager:
         del self.ongoing[completed.first_offset]
         insort(self._unreplicated, (completed.first_offset, completed.last_offset))
 
-    def on_high_watermark_updated(self, high_watermark: int) -> None:
-        """Count the transactions whose marker is below the high watermark as stable."""
+    def on_high_watermark_updated(self, high_watermark: int) -> int | None:
+        """Count the transactions whose marker is below the high watermark as stable.
+
+        Return the first unstable offset.
+        """
         if self._unreplicated:
             self._unreplicated = [txn for txn in self._unreplicated if txn[1] >= high_watermark]
+            if self._unreplicated:
+                return self.first_unstable_offset
+        return next(iter(self.ongoing)) if self.ongoing else self.beginning
 
     def has_late_transaction(self, now_ms: int) -> bool:
         """Return whether the coordinator should have aborted the oldest ongoing transaction long ago."""
@@ -386,23 +392,25 @@ class ProducerStateManager:
         producers: dict[int, ProducerStateEntry] = {}
         try:
             for batch in batches(data):
-                if batch.producer_id >= 0:
-                    known = producers.get(batch.producer_id) or self.last_entry(batch.producer_id)
+                end = prepared.size + len(memoryview(batch))
+                producer_id = batch.producer_id
+                if producer_id >= 0:
+                    known = producers.get(producer_id) or self.last_entry(producer_id)
                     info = ProducerAppendInfo(
-                        known or ProducerStateEntry(batch.producer_id),
+                        known or ProducerStateEntry(producer_id),
                         AppendOrigin.REPLICATION,
                         None,
-                        self._verifications.get(batch.producer_id),
+                        self._verifications.get(producer_id),
                     )
                     done = info.append(batch, batch.base_offset)
-                    if isinstance(done, CompletedTxn) and done.is_aborted:
-                        break
-                    producers[batch.producer_id] = info
                     ended = done if isinstance(done, CompletedTxn) else None
-                    prepared.add(prepared.size + len(memoryview(batch)), info, ended)
+                    if ended is not None and ended.is_aborted:
+                        break
+                    producers[producer_id] = info
+                    prepared.add(end, info, ended)
                 elif batch.is_control:
                     break
-                prepared.size += len(memoryview(batch))
+                prepared.size = end
         except KreplicaError:
             # The batch is refused, with this error, when its turn comes.
             pass

@@ -364,10 +364,20 @@ class UnifiedLog:
 
         Raises InvalidProducerEpoch.
         """
-        with self.lock:
+
+        def start() -> Verification:
             return self.producers.start_verification(
                 producer_id, epoch, sequence, self.time_ms(), begins_at_zero=begins_at_zero
             )
+
+        lock = self.lock
+        if isinstance(lock, SettledLock):
+            # Do not wait for the disk thread unless it appends batches of this producer.
+            with self.offsets_lock:
+                if lock.queue.is_settled(producer_id):
+                    return start()
+        with lock:
+            return start()
 
     def append_records(self, records: Records, leader_epoch: int = 0, *, wait: bool = True) -> LogAppendInfo:
         """Build one batch from Python values or columns (see BatchBuilder) and append it as the leader.
@@ -423,7 +433,7 @@ class UnifiedLog:
 
     def may_append(self, leader_epoch: int) -> bool:
         """Return whether batches of that epoch may be appended without any other change of the log."""
-        if leader_epoch == self.plain.epoch:
+        if leader_epoch == self.plain.keyed_epoch:
             return True  # the plain path requires all of this
         return self.is_writable and self.leader_epoch == leader_epoch == self.latest_epoch
 
@@ -549,6 +559,16 @@ class UnifiedLog:
         """Record that the first `size` bytes of a prepared append are in the log. Call with offsets_lock."""
         self.producers.beginning = None
         self.producers.note_run(prepared, size)
+        self.publish_stable_offset()
+
+    def note_end(self, ended: CompletedTxn | None) -> None:
+        """Record that a marker is in the log, which ends that transaction. Call with offsets_lock.
+
+        An aborted transaction has to be in the index before.
+        """
+        if ended is not None:
+            assert not ended.is_aborted, ended
+            self.producers.complete_txn(ended)
         self.publish_stable_offset()
 
     def _append_run(self, fetched: BatchIterator) -> LogAppendInfo | None:
@@ -1350,11 +1370,9 @@ class UnifiedLog:
         start, if the transaction began below.
         """
         state = self.state
-        high_watermark = state.high_watermark
-        self.producers.on_high_watermark_updated(high_watermark)
-        unstable = self.producers.first_unstable_offset
+        stable = high_watermark = state.high_watermark
+        unstable = self.producers.on_high_watermark_updated(high_watermark)
         state.stable = unstable is None
-        stable = high_watermark
         if unstable is not None:
             stable = max(state.log_start_offset, min(unstable, high_watermark))
         if stable != state.last_stable_offset:

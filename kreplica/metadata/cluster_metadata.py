@@ -156,6 +156,9 @@ def _differ_in_version_only(was: PartitionRegistration | None, now: PartitionReg
 # The resource types of configurations.
 TOPIC_RESOURCE = 2
 BROKER_RESOURCE = 4
+BROKER_LOGGER_RESOURCE = 8
+CLIENT_METRICS_RESOURCE = 16
+GROUP_RESOURCE = 32
 # The resource name for all brokers.
 CLUSTER_DEFAULT = ""
 

@@ -45,8 +45,8 @@ class RaftConfig(Settings):
     quorum_fetch_wait_max_ms: int | None = setting(
         None,
         optional(int32(0)),
-        "How long a leader without new records holds a fetch; at most half of the fetch timeout. Default: a"
-        " third of it.",
+        "How long a leader without new records holds a fetch; at most half of the fetch timeout, and below"
+        " the request timeout. Default: a third of the one or two thirds of the other, whichever is less.",
         is_ours=True,
     )
     quorum_fetch_max_bytes: int = setting(8 << 20, int32(1), "Maximum size of one fetch of the log.")
@@ -76,6 +76,12 @@ class RaftConfig(Settings):
                 f"controller.quorum.fetch.wait.max.ms={self.fetch_wait_max_ms} is above half of"
                 f" controller.quorum.fetch.timeout.ms={self.quorum_fetch_timeout_ms}: lower the former"
             )
+        if self.fetch_wait_max_ms >= self.quorum_request_timeout_ms:
+            raise InvalidConfig(
+                f"controller.quorum.fetch.wait.max.ms={self.fetch_wait_max_ms} is not below"
+                f" controller.quorum.request.timeout.ms={self.quorum_request_timeout_ms}: idle fetches would"
+                " time out, and followers start elections"
+            )
 
     def require_log_takes_batches(self, log_segment_bytes: int) -> None:
         """Raise InvalidConfig if a batch may be larger than a segment of the metadata log.
@@ -92,7 +98,7 @@ class RaftConfig(Settings):
     def fetch_wait_max_ms(self) -> int:
         """How long a leader without new records holds a fetch, in ms."""
         if self.quorum_fetch_wait_max_ms is None:
-            return self.quorum_fetch_timeout_ms // 3
+            return min(self.quorum_fetch_timeout_ms // 3, self.quorum_request_timeout_ms * 2 // 3)
         return self.quorum_fetch_wait_max_ms
 
     @property

@@ -35,6 +35,10 @@ class ControlRecordType(enum.IntEnum):
     KRAFT_VOTERS = 6
 
 
+# The types of records that end a transaction.
+MARKERS = frozenset({ControlRecordType.ABORT, ControlRecordType.COMMIT})
+
+
 @dataclass(frozen=True, slots=True)
 class EndTransactionMarker:
     """The end of a transaction, written by its coordinator to each of the transaction's partitions."""
@@ -72,14 +76,19 @@ def parse_control_key(key: Buffer | None) -> int:
 def parse_end_transaction_marker(key: Buffer | None, value: Buffer | None) -> EndTransactionMarker:
     """Return the end-transaction marker in a control record. Raises CorruptMessage if it holds none."""
     kind = parse_control_key(key)
-    if kind not in (ControlRecordType.ABORT, ControlRecordType.COMMIT):
+    if kind not in MARKERS:
         raise CorruptMessage(f"a control record of type {kind} is not the end of a transaction")
+    return EndTransactionMarker(kind == ControlRecordType.COMMIT, parse_coordinator_epoch(value))
+
+
+def parse_coordinator_epoch(value: Buffer | None) -> int:
+    """Return the coordinator epoch in the value of an end-transaction marker. Raises CorruptMessage."""
     if value is None or len(memoryview(value)) < _END_TXN.size:
         raise CorruptMessage("an end-transaction marker is truncated")
     version, coordinator_epoch = _END_TXN.unpack_from(value)
     if version < 0:
         raise CorruptMessage(f"an end-transaction marker has the invalid version {version}")
-    return EndTransactionMarker(kind == ControlRecordType.COMMIT, coordinator_epoch)
+    return int(coordinator_epoch)
 
 
 def build_end_transaction_marker(

@@ -17,7 +17,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from kreplica._core.follower import FollowedAppend
-from kreplica._core.produce_lane import DECLINED, LaneAppend, ProduceLane
+from kreplica._core.produce_lane import DECLINED, LaneAppend, LaneRequest, ProduceLane
 from kreplica.common.errors import (
     InvalidRequiredAcks,
     InvalidTopic,
@@ -50,6 +50,7 @@ if TYPE_CHECKING:
 
     from kreplica._core.batch_builder import _RecordList as RecordList
     from kreplica.log.append_queue import AppendQueue
+    from kreplica.record.control import EndTransactionMarker
     from kreplica.replica.partition import Partition, ReplicaAppend
 
 LOGGER = logging.getLogger(__name__)
@@ -158,6 +159,9 @@ class AppendManager:
         self.is_stopped = False
         # Whether requests of a transactional id wait for its coordinator, so that others must follow them.
         self.has_line: Callable[[str], bool] = lambda _: False
+        # Asks the coordinator of a transactional id, and lets the request append its batches then. With None,
+        # Python handles the requests with which transactions begin.
+        self.begin_transaction: Callable[[LaneRequest, str], None] | None = None
         self._broker_id = broker_id
         self._partitions = partitions
         self._delayed = delayed
@@ -169,6 +173,8 @@ class AppendManager:
         self.lane = ProduceLane(
             partitions.by_wire_name,
             self,
+            AppendOrigin.CLIENT,
+            OPEN_ALREADY,
             INLINE,
             self._bytes_in,
             self._messages_in,
@@ -212,6 +218,48 @@ class AppendManager:
         )
         self._start(request)
         return request.future
+
+    def append_own(
+        self,
+        topic_partition: TopicPartition,
+        batch: bytes,
+        answered: Callable[[int, BaseException | None], object],
+        *,
+        origin: AppendOrigin,
+        timeout_ms: int,
+        leader_epoch: int | None = None,
+        marker: EndTransactionMarker | None = None,
+        verification: Verification | None = None,
+    ) -> None:
+        """Append a batch that this broker has built, with acks=all; natively if possible.
+
+        `answered(base_offset, error)` is called once, perhaps before this returns. The error is one with
+        which `append` fails. `marker`: what the batch says if it ends a transaction. Records of a compacted
+        topic must have keys.
+        """
+        partition = self._partitions.get(topic_partition)
+        if partition is not None:
+            taken = self.lane.append(
+                partition,
+                batch,
+                answered,
+                origin=origin,
+                timeout_ms=timeout_ms,
+                leader_epoch=-1 if leader_epoch is None else leader_epoch,
+                marker=marker,
+                verification=verification,
+            )
+            if taken is not None:
+                return
+        made = self.append(
+            topic_partition,
+            batch,
+            timeout_ms=timeout_ms,
+            origin=origin,
+            leader_epoch=leader_epoch,
+            verification=verification,
+        )
+        made.add_done_callback(partial(_answer, answered))
 
     def append_values(
         self,
@@ -426,9 +474,9 @@ class AppendManager:
             {},
             lanes.required_acks,
             lanes.timeout_ms,
-            AppendOrigin.CLIENT,
-            internal_topics_allowed=False,
-            leader_epoch=None,
+            lanes.origin,
+            internal_topics_allowed=lanes.origin is not AppendOrigin.CLIENT,
+            leader_epoch=lanes.leader_epoch,
             connection=lanes.connection,
         )
         request.future.add_done_callback(append.answer)
@@ -436,10 +484,24 @@ class AppendManager:
             append.partition,
             append.records,
             lanes.required_acks,
+            lanes.origin,
+            leader_epoch=lanes.leader_epoch,
             connection=lanes.connection,
             request=request,
-            verification=OPEN_ALREADY if lanes.is_transactional else None,
+            verification=append.verification,
         )
+
+    def append_late(self, append: LaneAppend) -> None:
+        """Append the lane's batch behind those that are not submitted yet."""
+        lanes, at = append.request, append.partition.topic_partition
+        made = self.append_records(
+            {at: append.records},
+            required_acks=lanes.required_acks,
+            timeout_ms=lanes.timeout_ms,
+            connection=lanes.connection,
+            verifications={} if append.verification is None else {at: append.verification},
+        )
+        made.add_done_callback(append.answer)
 
     def make(self, append: ProducerAppend) -> None:
         """Make an append that has taken the place of the lane's."""
@@ -496,3 +558,8 @@ class AppendManager:
             return False
         now_ms = monotonic_ms(partition.clock)
         return not any(each.is_heard(now_ms, self._silence_ms) for each in others)
+
+
+def _answer(answered: Callable[[int, BaseException | None], object], made: Future[PartitionResponse]) -> None:
+    error = made.exception()
+    answered(-1 if error is not None else made.result().base_offset, error)

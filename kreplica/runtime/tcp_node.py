@@ -186,7 +186,14 @@ class _Life:
             )
             # On a listener only for clients, the end of a connection says nothing about another node.
             on_closed = None if scope == Scope.CLIENTS else self._client_left
-            server = TcpServer(self._thread, channel.serve_declined, config.server, on_closed, channel.gate)
+            server = TcpServer(
+                self._thread,
+                channel.serve_declined,
+                config.server,
+                on_closed,
+                channel.gate,
+                self.node.client_gone,
+            )
             self._servers.append((listen, server))
 
     def start(self) -> None:

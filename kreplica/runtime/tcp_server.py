@@ -110,6 +110,7 @@ class TcpServer:
 
     `on_closed(client_id)`: called when a client has closed its last connection; the id is that of a
     connection's first request. A client that closes only some connections has merely given up requests there.
+    `on_lost(connection)`: called for each connection that is closed.
     """
 
     def __init__(
@@ -119,10 +120,12 @@ class TcpServer:
         config: SocketServerConfig | None = None,
         on_closed: OnClosed | None = None,
         gate: LaneGate | None = None,
+        on_lost: Callable[[object], None] | None = None,
     ) -> None:
         self.config = config or SocketServerConfig()
         self.thread = thread
         self.on_closed = on_closed
+        self.on_lost = on_lost
         self.memory = MemoryPool(self.config.queued_max_request_bytes)
         self.processor = Processor(
             receive,
@@ -270,6 +273,8 @@ class TcpConnection(ServerConnection, asyncio.BufferedProtocol):
         self.is_closed = self.is_ending = True
         self._server.remove(self)
         self.give_up()
+        if self._server.on_lost is not None:
+            self._server.on_lost(self)
 
     def _notify_of_end(self) -> None:
         name, self.client_id = self.client_id, ""

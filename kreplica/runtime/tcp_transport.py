@@ -40,6 +40,7 @@ from kreplica.common.messages.quorum import (
     FetchSnapshotRequest,
     VoteRequest,
 )
+from kreplica.common.messages.share_groups import ShareAcknowledgeRequest, ShareFetchRequest
 from kreplica.runtime.bounded_log import BoundedLog
 from kreplica.runtime.event_loop import NodeLoops
 
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
 
 LOGGER = logging.getLogger(__name__)
 
-QUORUM, CONTROL, FETCH, FORWARD = "quorum", "control", "fetch", "forward"
+QUORUM, CONTROL, FETCH, FORWARD, SHARE = "quorum", "control", "fetch", "forward", "share"
 LANES: dict[type[Any], str] = {
     VoteRequest: QUORUM,
     BeginQuorumEpochRequest: QUORUM,
@@ -56,6 +57,9 @@ LANES: dict[type[Any], str] = {
     FetchSnapshotRequest: QUORUM,
     FetchRequest: FETCH,
     EnvelopeRequest: FORWARD,
+    # Requests of a share session must come in order, and a ShareFetch may wait.
+    ShareFetchRequest: SHARE,
+    ShareAcknowledgeRequest: SHARE,
 }
 # The size of a correlation id alone.
 SMALLEST_RESPONSE = 4

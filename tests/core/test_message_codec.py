@@ -155,6 +155,20 @@ def test_null_is_only_where_it_may_be() -> None:
             read(box(kind, array=array), b"\0\0")
 
 
+def test_a_byte_before_a_nullable_structure_says_whether_it_is_present() -> None:
+    plain = box("structure", nullable=True, schema=box("int8"))
+    assert (written(plain, Box(None)), written(plain, Box(Box(7)))) == (b"\xff\0", b"\1\7\0\0")
+    absent = Box(0)
+    tagged = box("structure", nullable=True, tag=3, default=absent, schema=box("int8"))
+    # The tag and the size of the content are before it.
+    assert written(tagged, Box(None)) == b"\1\3\1\0"
+    assert written(tagged, Box(Box(7))) == b"\1\3\3\1\7\0"
+    assert written(tagged, Box(absent)) == b"\0"
+    for value in (None, Box(7), absent):
+        assert read(plain, written(plain, Box(value))) == Box(value)
+        assert read(tagged, written(tagged, Box(value))) == Box(value)
+
+
 def test_an_old_string_has_sixteen_bits_of_length() -> None:
     schema = box("string", flexible=False)
     assert read(schema, written(schema, Box("x" * 0x7FFF))) == Box("x" * 0x7FFF)

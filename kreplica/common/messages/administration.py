@@ -494,3 +494,20 @@ class UnregisterBrokerResponse(Message, api_key=64, versions=(0, 0), flexible=0)
     throttle_time: Duration32
     error_code: Error
     error_message: str | None
+
+
+class ListConfigResourcesRequest(Message, api_key=74, versions=(0, 1), flexible=0):
+    """List the resources that have configurations of these types; all types if empty (KIP-1142)."""
+
+    resource_types: Annotated[tuple[Int8, ...], Since(1)] = ()
+
+
+class ListedConfigResource(Message):
+    resource_name: str
+    resource_type: Annotated[Int8, Since(1)] = 16
+
+
+class ListConfigResourcesResponse(Message, api_key=74, versions=(0, 1), flexible=0):
+    throttle_time: Duration32
+    error_code: Error
+    config_resources: tuple[ListedConfigResource, ...]

@@ -1,4 +1,4 @@
-"""Messages of consumer groups: membership, committed offsets, descriptions."""
+"""Messages of classic groups, and those of all kinds of group: committed offsets, descriptions."""
 
 from __future__ import annotations
 
@@ -31,11 +31,12 @@ class OffsetCommitRequestPartition(Message):
 
 
 class OffsetCommitRequestTopic(Message):
-    name: str
+    name: Annotated[str, Since(2, last=9)] = ""
+    topic_id: Annotated[Id, Since(10)] = None
     partitions: tuple[OffsetCommitRequestPartition, ...]
 
 
-class OffsetCommitRequest(Message, api_key=8, versions=(2, 8), flexible=8):
+class OffsetCommitRequest(Message, api_key=8, versions=(2, 10), flexible=8, sent=8):
     group_id: str
     generation_id_or_member_epoch: Int32 = -1
     member_id: str
@@ -50,11 +51,12 @@ class OffsetCommitResponsePartition(Message):
 
 
 class OffsetCommitResponseTopic(Message):
-    name: str
+    name: Annotated[str, Since(2, last=9)] = ""
+    topic_id: Annotated[Id, Since(10)] = None
     partitions: tuple[OffsetCommitResponsePartition, ...]
 
 
-class OffsetCommitResponse(Message, api_key=8, versions=(2, 8), flexible=8):
+class OffsetCommitResponse(Message, api_key=8, versions=(2, 10), flexible=8, sent=8):
     throttle_time: Annotated[Duration32, Since(3)] = NO_TIME
     topics: tuple[OffsetCommitResponseTopic, ...]
 
@@ -65,16 +67,19 @@ class OffsetFetchRequestTopic(Message):
 
 
 class OffsetFetchRequestTopics(Message):
-    name: str
+    name: Annotated[str, Since(8, last=9)] = ""
+    topic_id: Annotated[Id, Since(10)] = None
     partition_indexes: tuple[Int32, ...] = ()
 
 
 class OffsetFetchRequestGroup(Message):
     group_id: str
+    member_id: Annotated[str | None, Since(9)] = None
+    member_epoch: Annotated[Int32, Since(9)] = -1
     topics: tuple[OffsetFetchRequestTopics, ...] | None
 
 
-class OffsetFetchRequest(Message, api_key=9, versions=(1, 8), flexible=6):
+class OffsetFetchRequest(Message, api_key=9, versions=(1, 10), flexible=6, sent=8):
     group_id: Annotated[str, Since(1, last=7)] = ""
     topics: Annotated[tuple[OffsetFetchRequestTopic, ...] | None, Since(1, last=7), NullableSince(2)] = None
     groups: Annotated[tuple[OffsetFetchRequestGroup, ...], Since(8)] = ()
@@ -103,7 +108,8 @@ class OffsetFetchResponsePartitions(Message):
 
 
 class OffsetFetchResponseTopics(Message):
-    name: str
+    name: Annotated[str, Since(8, last=9)] = ""
+    topic_id: Annotated[Id, Since(10)] = None
     partitions: tuple[OffsetFetchResponsePartitions, ...]
 
 
@@ -113,7 +119,7 @@ class OffsetFetchResponseGroup(Message):
     error_code: Error = NONE
 
 
-class OffsetFetchResponse(Message, api_key=9, versions=(1, 8), flexible=6):
+class OffsetFetchResponse(Message, api_key=9, versions=(1, 10), flexible=6, sent=8):
     throttle_time: Annotated[Duration32, Since(3)] = NO_TIME
     topics: Annotated[tuple[OffsetFetchResponseTopic, ...], Since(1, last=7)] = ()
     error_code: Annotated[Error, Since(2, last=7)] = NONE
@@ -238,7 +244,7 @@ class SyncGroupResponse(Message, api_key=14, versions=(0, 5), flexible=4):
     assignment: bytes
 
 
-class DescribeGroupsRequest(Message, api_key=15, versions=(0, 5), flexible=5):
+class DescribeGroupsRequest(Message, api_key=15, versions=(0, 6), flexible=5, sent=5):
     groups: tuple[str, ...] = ()
     include_authorized_operations: Annotated[bool, Since(3)] = False
 
@@ -254,6 +260,7 @@ class DescribedGroupMember(Message):
 
 class DescribeGroupsResponseDescribedGroup(Message):
     error_code: Error
+    error_message: Annotated[str | None, Since(6)] = None
     group_id: str
     group_state: str
     protocol_type: str
@@ -262,7 +269,7 @@ class DescribeGroupsResponseDescribedGroup(Message):
     authorized_operations: Annotated[Int32, Since(3)] = -2147483648
 
 
-class DescribeGroupsResponse(Message, api_key=15, versions=(0, 5), flexible=5):
+class DescribeGroupsResponse(Message, api_key=15, versions=(0, 6), flexible=5, sent=5):
     throttle_time: Annotated[Duration32, Since(1)] = NO_TIME
     groups: tuple[DescribeGroupsResponseDescribedGroup, ...]
 
@@ -327,86 +334,3 @@ class OffsetDeleteResponse(Message, api_key=47, versions=(0, 0)):
     error_code: Error
     throttle_time: Duration32
     topics: tuple[OffsetDeleteResponseTopic, ...]
-
-
-class ConsumerGroupHeartbeatRequestTopicPartitions(Message):
-    topic_id: Id
-    partitions: tuple[Int32, ...] = ()
-
-
-class ConsumerGroupHeartbeatRequest(Message, api_key=68, versions=(0, 1), flexible=0):
-    group_id: str
-    member_id: str
-    member_epoch: Int32
-    instance_id: str | None = None
-    rack_id: str | None = None
-    rebalance_timeout: Duration32 = timedelta(milliseconds=-1)
-    subscribed_topic_names: tuple[str, ...] | None = None
-    subscribed_topic_regex: Annotated[str | None, Since(1)] = None
-    server_assignor: str | None = None
-    topic_partitions: tuple[ConsumerGroupHeartbeatRequestTopicPartitions, ...] | None
-
-
-class ConsumerGroupHeartbeatResponseTopicPartitions(Message):
-    topic_id: Id
-    partitions: tuple[Int32, ...] = ()
-
-
-class ConsumerGroupHeartbeatResponseAssignment(Message):
-    topic_partitions: tuple[ConsumerGroupHeartbeatResponseTopicPartitions, ...]
-
-
-class ConsumerGroupHeartbeatResponse(Message, api_key=68, versions=(0, 1), flexible=0):
-    throttle_time: Duration32
-    error_code: Error
-    error_message: str | None = None
-    member_id: str | None = None
-    member_epoch: Int32
-    heartbeat_interval: Duration32
-    assignment: ConsumerGroupHeartbeatResponseAssignment | None = None
-
-
-class ConsumerGroupDescribeRequest(Message, api_key=69, versions=(0, 1), flexible=0):
-    group_ids: tuple[str, ...] = ()
-    include_authorized_operations: bool
-
-
-class ConsumerGroupDescribeResponseTopicPartitions(Message):
-    topic_id: Id
-    topic_name: str
-    partitions: tuple[Int32, ...] = ()
-
-
-class ConsumerGroupDescribeResponseAssignment(Message):
-    topic_partitions: tuple[ConsumerGroupDescribeResponseTopicPartitions, ...]
-
-
-class Member(Message):
-    member_id: str
-    instance_id: str | None = None
-    rack_id: str | None = None
-    member_epoch: Int32
-    client_id: str
-    client_host: str
-    subscribed_topic_names: tuple[str, ...] = ()
-    subscribed_topic_regex: str | None = None
-    assignment: ConsumerGroupDescribeResponseAssignment
-    target_assignment: ConsumerGroupDescribeResponseAssignment
-    member_type: Annotated[Int8, Since(1)] = -1
-
-
-class ConsumerGroupDescribeResponseDescribedGroup(Message):
-    error_code: Error
-    error_message: str | None = None
-    group_id: str
-    group_state: str
-    group_epoch: Int32
-    assignment_epoch: Int32
-    assignor_name: str
-    members: tuple[Member, ...]
-    authorized_operations: Int32 = -2147483648
-
-
-class ConsumerGroupDescribeResponse(Message, api_key=69, versions=(0, 1), flexible=0):
-    throttle_time: Duration32
-    groups: tuple[ConsumerGroupDescribeResponseDescribedGroup, ...]

@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from kreplica.common.future import Future, all_of, fail_all, failed, finish_all, resolved, then
+from kreplica.common.future import Future, _Waiters, all_of, fail_all, failed, finish_all, resolved, then
 
 
 def test_it_is_resolved_once() -> None:
@@ -230,3 +230,32 @@ def test_a_callback_that_ends_its_thread_leaves_the_other_futures_resolved():
     with pytest.raises(SystemExit):
         fail_all(futures, ValueError("no"))
     assert all(isinstance(future.exception(0), ValueError) for future in futures)
+
+
+def test_a_thread_that_begins_to_wait_for_several_while_one_is_resolved_is_notified() -> None:
+    # concurrent.futures.wait looks at the states and then adds its waiter, both under the condition.
+    future: Future[int] = Future()
+    entered = threading.Event()
+
+    class Announced(_Waiters):
+        def __enter__(self) -> bool:
+            entered.set()
+            return super().__enter__()
+
+    class Waiter:
+        def __init__(self) -> None:
+            self.seen: list[Future[int]] = []
+
+        def add_result(self, future: Future[int]) -> None:
+            self.seen.append(future)
+
+    future._changed, waiter = Announced(), Waiter()
+    resolver = threading.Thread(target=future.set_result, args=(1,))
+    with future._condition:
+        assert not future.done()
+        entered.clear()
+        resolver.start()
+        assert entered.wait(30)
+        future._waiters.append(waiter)
+    resolver.join(30)
+    assert waiter.seen == [future]

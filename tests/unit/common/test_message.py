@@ -10,7 +10,6 @@ from typing import Annotated, Any
 
 import pytest
 
-from kreplica.broker.api_versions import API_RANGES, request_type, response_type
 from kreplica.common.errors import UnsupportedVersion
 from kreplica.common.message import (
     Int32,
@@ -24,14 +23,9 @@ from kreplica.common.message import (
     structure_of,
 )
 from kreplica.common.messages.data import FetchRequest, FetchTopic
-from tests.support.messages import kio_class
+from tests.support.messages import declared_kinds, kio_class
 
-KINDS = [
-    kind(api.api_key, version)
-    for api in API_RANGES.values()
-    for version in range(api.first_read, api.max_version + 1)
-    for kind in (request_type, response_type)
-]
+KINDS = declared_kinds()
 REQUEST = FetchRequest(
     replica_id=3, max_wait=timedelta(0), min_bytes=1, topics=(FetchTopic(topic="t", partitions=()),)
 )

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kreplica.broker.api_versions import API_RANGES, request_type, response_type
 from kreplica.common.error_code import ErrorCode
 from kreplica.common.errors import InvalidRequest
 from kreplica.common.message import at, structure_of
@@ -27,7 +26,7 @@ from kreplica.common.messages.data import (
     ProduceRequest,
     TopicProduceData,
 )
-from tests.support.messages import messages, written
+from tests.support.messages import declared_kinds, messages, written
 
 OldMetadataRequest: Any = at(data.MetadataRequest, 0)
 OldProduceRequest: Any = at(data.ProduceRequest, 3)
@@ -35,12 +34,7 @@ ProduceResponse: Any = at(data.ProduceResponse, 3)
 TopicProduceResponse: Any = structure_of(ProduceResponse, "responses")
 PartitionProduceResponse: Any = structure_of(TopicProduceResponse, "partition_responses")
 
-KINDS = [
-    kind(api.api_key, version)
-    for api in API_RANGES.values()
-    for version in range(api.first_read, api.max_version + 1)
-    for kind in (request_type, response_type)
-]
+KINDS = declared_kinds()
 PRODUCE_HEAD = struct.pack(">hhi", -1, -1, 1000)
 
 

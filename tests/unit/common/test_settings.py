@@ -122,6 +122,11 @@ def test_no_integer_setting_takes_what_its_range_excludes(settings: type[Setting
             {"quorum_fetch_wait_max_ms": 600, "quorum_fetch_timeout_ms": 1_000},
             "controller.quorum.fetch.wait.max.ms=600 is above half of controller.quorum.fetch.timeout.ms",
         ),
+        (
+            RaftConfig,
+            {"quorum_fetch_wait_max_ms": 500, "quorum_request_timeout_ms": 500},
+            "controller.quorum.fetch.wait.max.ms=500 is not below controller.quorum.request.timeout.ms=500",
+        ),
         (RaftConfig, {"quorum_election_timeout_ms": 0}, "controller.quorum.election.timeout.ms=0 is below"),
     ],
 )

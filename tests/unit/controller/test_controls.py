@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -29,7 +30,12 @@ from kreplica.common.messages.administration import (
 from kreplica.common.messages.controllers import AllocateProducerIdsRequest
 from kreplica.common.types import INT64_MAX
 from kreplica.controller.configuration_control import APPEND, DELETE, SET, SUBTRACT, ConfigurationControl
-from kreplica.metadata.cluster_metadata import BROKER_RESOURCE, TOPIC_RESOURCE, ClusterMetadata
+from kreplica.metadata.cluster_metadata import (
+    BROKER_RESOURCE,
+    GROUP_RESOURCE,
+    TOPIC_RESOURCE,
+    ClusterMetadata,
+)
 from tests.support.one_controller import OneController, registration
 
 
@@ -183,6 +189,28 @@ def test_a_setting_of_nodes_files_cannot_be_changed_while_they_run(
         assert "num.io.threads cannot be changed at run time" in answer.error_message
 
 
+def test_settings_of_groups_are_checked_and_need_no_group(stage: OneController) -> None:
+    checked: list[dict[str, str]] = []
+
+    def check(settings: Mapping[str, str]) -> None:
+        checked.append(dict(settings))
+        if "unknown" in settings:
+            raise InvalidConfig("unknown")
+
+    control = ConfigurationControl(stage.committed, (), check)
+
+    def answer(name: str, *changes: Change) -> Any:
+        resources = (resource(*changes, kind=GROUP_RESOURCE, name=name),)
+        request = IncrementalAlterConfigsRequest(resources=resources, validate_only=False)
+        result = control.incremental_alter_configs(request)
+        return result.response.responses[0].error_code, len(result.records)
+
+    assert answer("g", ("share.isolation.level", SET, "read_committed")) == (ErrorCode.none, 1)
+    assert answer("g", ("unknown", SET, "1")) == (ErrorCode.invalid_config, 0)
+    assert answer("", ("share.isolation.level", SET, "read_committed")) == (ErrorCode.invalid_request, 0)
+    assert checked == [{"share.isolation.level": "read_committed"}, {"unknown": "1"}]
+
+
 @given(
     changes=st.lists(
         st.tuples(
@@ -297,8 +325,10 @@ def update(stage: OneController, name: str, level: int, kind: int = 1, **changes
     return stage.ask(request)
 
 
-def test_a_feature_is_switched_off_and_on_again(stage: OneController) -> None:
-    name = "eligible.leader.replicas.version"
+@pytest.mark.parametrize(
+    "name", ["eligible.leader.replicas.version", "group.version", "share.version", "streams.version"]
+)
+def test_a_feature_is_switched_off_and_on_again(stage: OneController, name: str) -> None:
     assert update(stage, name, 0).error_code is ErrorCode.feature_update_failed, "no upgrade"
     assert update(stage, name, 0, kind=2).error_code is ErrorCode.none
     assert stage.committed.features.get(name, 0) == 0
@@ -314,7 +344,10 @@ def test_a_feature_is_switched_off_and_on_again(stage: OneController) -> None:
         ("metadata.version", 24, 2, ErrorCode.feature_update_failed),
         ("metadata.version", 26, 1, ErrorCode.unsupported_version),
         ("nothing", 1, 1, ErrorCode.unsupported_version),
-        ("group.version", 1, 1, ErrorCode.unsupported_version),
+        ("group.version", 2, 1, ErrorCode.unsupported_version),
+        ("group.version", 0, 1, ErrorCode.feature_update_failed),
+        ("share.version", 2, 1, ErrorCode.unsupported_version),
+        ("streams.version", 2, 1, ErrorCode.unsupported_version),
         ("metadata.version", -1, 1, ErrorCode.invalid_request),
         ("eligible.leader.replicas.version", 0, 7, ErrorCode.invalid_request),
     ],

@@ -13,6 +13,7 @@ from kreplica.common.errors import (
     BufferExhausted,
     InvalidRequest,
     NotController,
+    NotLeader,
     StaleBrokerEpoch,
     UnknownServerError,
 )
@@ -134,6 +135,9 @@ def test_a_new_cluster_gets_its_features(stage: OneController) -> None:
         "metadata.version": 25,
         "eligible.leader.replicas.version": 1,
         "transaction.version": 2,
+        "group.version": 1,
+        "share.version": 1,
+        "streams.version": 1,
     }
     stage.quorum.lose()
     stage.quorum.win()
@@ -289,6 +293,21 @@ def test_a_fence_that_cannot_be_written_is_tried_again(
     assert not stage.committed.brokers[1].fenced
     stage.pass_with([2], 40)
     assert stage.committed.brokers[1].fenced
+
+
+def test_an_event_that_finds_the_epoch_over_is_logged_as_a_resignation_only(
+    stage: OneController, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def lost(*_: object, **__: object) -> int:
+        raise NotLeader("node 100 does not lead this epoch")
+
+    caplog.set_level("INFO")
+    stage.start(1, 2)
+    monkeypatch.setattr(stage.quorum, "schedule_append", lost)
+    stage.pass_with([2], 240)
+    assert not stage.controller.is_active
+    assert {record.levelname for record in caplog.records} == {"INFO"}
+    assert "resigns" in caplog.text
 
 
 @pytest.mark.parametrize("committed", range(5))

@@ -89,4 +89,7 @@ def test_settings_under_which_no_quorum_could_settle_are_refused():
         with pytest.raises(InvalidConfig):
             RaftConfig(quorum_max_batch_size_bytes=size_bytes)
     assert RaftConfig().fetch_wait_max_ms == 666
+    # An idle fetch is answered before it times out.
+    assert RaftConfig(quorum_request_timeout_ms=500).fetch_wait_max_ms == 333
+    assert RaftConfig(quorum_fetch_timeout_ms=900, quorum_request_timeout_ms=500).fetch_wait_max_ms == 300
     assert RaftConfig().check_quorum_timeout_ms == 3_000

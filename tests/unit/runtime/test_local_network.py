@@ -78,7 +78,7 @@ def test_a_caller_that_drains_needs_no_other_thread():
     assert threads == [threading.get_ident()]
 
 
-def test_an_interrupt_at_any_call_within_a_post_leaves_the_loop_usable():
+def test_an_interrupt_at_any_call_within_a_post_leaves_the_loop_usable(request):
     def interrupt_at(call):
         calls = itertools.count(1)
 
@@ -89,6 +89,9 @@ def test_an_interrupt_at_any_call_within_a_post_leaves_the_loop_usable():
         return trace
 
     interrupted = 0
+    # A shell ignores SIGINT in what it starts in the background.
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    request.addfinalizer(partial(signal.signal, signal.SIGINT, handler))
     for call in range(1, 20):
         network, ran = LocalNetwork(), []  # never started
         loop = network.join(1).loop("a")

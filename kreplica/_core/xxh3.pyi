@@ -1,0 +1,3 @@
+from typing_extensions import Buffer
+
+def xxh3_64(data: Buffer) -> int: ...
