@@ -16,10 +16,30 @@ from typing import Any, NamedTuple
 
 from kreplica.common.errors import UnsupportedVersion
 from kreplica.common.message import REQUESTS, RESPONSES, Message, at
-from kreplica.common.messages import administration, controllers, data, groups, quorum, transactions
+from kreplica.common.messages import (
+    administration,
+    consumer_groups,
+    controllers,
+    data,
+    groups,
+    quorum,
+    share_groups,
+    streams_groups,
+    transactions,
+)
 
 # Importing these modules declares the messages.
-_DECLARED = (administration, controllers, data, groups, quorum, transactions)
+_DECLARED = (
+    administration,
+    consumer_groups,
+    controllers,
+    data,
+    groups,
+    quorum,
+    share_groups,
+    streams_groups,
+    transactions,
+)
 
 API_VERSIONS = 18
 PRODUCE, FETCH, LIST_OFFSETS, METADATA, DELETE_TOPICS = 0, 1, 2, 3, 20
@@ -27,6 +47,7 @@ OFFSET_FETCH, FIND_COORDINATOR, JOIN_GROUP, LEAVE_GROUP = 9, 10, 11, 13
 OFFSET_FOR_LEADER_EPOCH = 23
 ADD_PARTITIONS_TO_TXN = 24
 ENVELOPE = 58
+LIST_CONFIG_RESOURCES = 74
 
 # Requests that the active controller handles for clients. Other nodes forward them.
 FORWARDED = frozenset({19, 20, 33, 37, 43, 44, 45, 46, 55, 57, 64, 80, 81})
@@ -86,14 +107,14 @@ API_RANGES: Mapping[int, ApiVersionRange] = {
         _range(FETCH, 0, 17, 4, scope=Scope.ALL),  # 13 and later name topics by id
         _range(LIST_OFFSETS, 0, 8, 1, scope=CLIENTS | Scope.BROKERS),
         _range(METADATA, 0, 12),
-        _range(8, 0, 8, 2),  # OffsetCommit
-        _range(OFFSET_FETCH, 0, 8, 1),
+        _range(8, 0, 10, 2, 8),  # OffsetCommit
+        _range(OFFSET_FETCH, 0, 10, 1, 8),
         _range(FIND_COORDINATOR, 0, 6),
         _range(JOIN_GROUP, 0, 9),
         _range(12, 0, 4),  # Heartbeat
         _range(LEAVE_GROUP, 0, 5),
         _range(14, 0, 5),  # SyncGroup
-        _range(15, 0, 5),  # DescribeGroups
+        _range(15, 0, 6, handled=5),  # DescribeGroups
         _range(16, 0, 5),  # ListGroups
         _range(17, 0, 1, scope=Scope.ALL),  # SaslHandshake
         _range(API_VERSIONS, 0, 4, scope=Scope.ALL),
@@ -131,7 +152,22 @@ API_RANGES: Mapping[int, ApiVersionRange] = {
         _range(66, 0, 2),  # ListTransactions
         _range(68, 0, 1),  # ConsumerGroupHeartbeat
         _range(69, 0, 1),  # ConsumerGroupDescribe
+        _range(LIST_CONFIG_RESOURCES, 0, 1),
         _range(75, 0, 0),  # DescribeTopicPartitions
+        _range(76, 1, 1),  # ShareGroupHeartbeat
+        _range(77, 1, 1),  # ShareGroupDescribe
+        _range(78, 1, 2),  # ShareFetch
+        _range(79, 1, 2),  # ShareAcknowledge
+        _range(83, 0, 0, scope=CLIENTS | Scope.BROKERS),  # InitializeShareGroupState
+        _range(84, 0, 0, scope=CLIENTS | Scope.BROKERS),  # ReadShareGroupState
+        _range(85, 0, 1, scope=CLIENTS | Scope.BROKERS),  # WriteShareGroupState
+        _range(86, 0, 0, scope=CLIENTS | Scope.BROKERS),  # DeleteShareGroupState
+        _range(87, 0, 1, scope=CLIENTS | Scope.BROKERS),  # ReadShareGroupStateSummary
+        _range(88, 0, 0),  # StreamsGroupHeartbeat
+        _range(89, 0, 0),  # StreamsGroupDescribe
+        _range(90, 0, 1),  # DescribeShareGroupOffsets
+        _range(91, 0, 0),  # AlterShareGroupOffsets
+        _range(92, 0, 0),  # DeleteShareGroupOffsets
         _range(80, 0, 1, scope=ADMINS),  # AddRaftVoter
         _range(81, 0, 0, scope=ADMINS),  # RemoveRaftVoter
         _range(52, 2, 2, scope=CONTROLLERS),  # Vote

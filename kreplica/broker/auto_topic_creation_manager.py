@@ -1,21 +1,28 @@
 """AutoTopicCreationManager: creates topics that a client has asked for and that do not exist.
 
-This is Kafka's auto.create.topics.enable. No request waits for it: the client gets an error for the missing
-topic and asks again. A topic gets num.partitions partitions and default.replication.factor replicas, as the
-controller is configured. The number of creations in progress is limited, since any client may name any topic.
-Thread rule: any thread may call `create`, which posts; the rest runs in the loop, which owns the state.
+This is Kafka's auto.create.topics.enable, and it makes the internal topics of streams groups. No request
+waits for it: the client gets an error for the missing topic and asks again. Where a topic does not say, it
+gets num.partitions partitions and default.replication.factor replicas, as the controller is configured. The
+number of creations in progress is limited, since any client may name any topic. Thread rule: any thread may
+call `create` and `create_topics`, which post; the rest runs in the loop, which owns the state.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
 from functools import partial
+from types import MappingProxyType
 
 from kreplica.common.error_code import ErrorCode
 from kreplica.common.future import Future
-from kreplica.common.messages.administration import CreatableTopic, CreateTopicsRequest, CreateTopicsResponse
+from kreplica.common.messages.administration import (
+    CreatableTopic,
+    CreatableTopicConfig,
+    CreateTopicsRequest,
+    CreateTopicsResponse,
+)
 from kreplica.common.ports import Loop, Transport
 
 LOGGER = logging.getLogger(__name__)
@@ -39,33 +46,41 @@ class AutoTopicCreationManager:
         # The last message logged about each topic that could not be created, so that it is logged once.
         self._logged: dict[str, str] = {}
 
-    def create(self, names: Iterable[str]) -> None:
-        """Create these topics. Their names must be valid, and unknown to this broker."""
-        self._loop.post(partial(self._create, tuple(names)))
+    def create(self, names: Iterable[str], settings: Mapping[str, str] = MappingProxyType({})) -> None:
+        """Create topics, with default settings but for these. Their names must be valid, and unknown to this
+        broker.
+        """
+        configs = tuple(CreatableTopicConfig(name=name, value=value) for name, value in settings.items())
+        self.create_topics(
+            CreatableTopic(
+                name=name,
+                num_partitions=BY_DEFAULT,
+                replication_factor=BY_DEFAULT,
+                assignments=(),
+                configs=configs,
+            )
+            for name in dict.fromkeys(names)
+        )
 
-    def _create(self, names: tuple[str, ...]) -> None:
+    def create_topics(self, topics: Iterable[CreatableTopic]) -> None:
+        """Create these topics. Their names must be valid, and unknown to this broker."""
+        self._loop.post(partial(self._create, tuple(topics)))
+
+    def _create(self, topics: tuple[CreatableTopic, ...]) -> None:
         controller = self._controller()
-        new = [name for name in dict.fromkeys(names) if name not in self._under_way]
+        new = [topic for topic in topics if topic.name not in self._under_way]
         new = new[: MOST_UNDER_WAY - len(self._under_way)]
         if controller is None or not new:
             return
-        self._under_way.update(new)
+        names = [topic.name for topic in new]
+        self._under_way.update(names)
         request = CreateTopicsRequest(
-            topics=tuple(
-                CreatableTopic(
-                    name=name,
-                    num_partitions=BY_DEFAULT,
-                    replication_factor=BY_DEFAULT,
-                    assignments=(),
-                    configs=(),
-                )
-                for name in new
-            ),
+            topics=tuple(new),
             timeout=timedelta(milliseconds=CREATE_TIMEOUT_MS),
             validate_only=False,
         )
         reply = self._transport.send(controller, request, timeout_ms=CREATE_TIMEOUT_MS)
-        reply.add_done_callback(lambda done: self._loop.post(partial(self._created, new, done)))
+        reply.add_done_callback(lambda done: self._loop.post(partial(self._created, names, done)))
 
     def _created(self, names: list[str], reply: Future[CreateTopicsResponse]) -> None:
         self._under_way.difference_update(names)

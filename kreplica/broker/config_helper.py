@@ -1,13 +1,14 @@
-"""ConfigHelper: describes the settings of topics and of this broker, with the source of each value.
+"""ConfigHelper: describes the settings of topics, groups and this broker, with the source of each value.
 
 A topic's setting is its own, the broker's, the cluster-wide one of brokers, the node's, or the default, in
-this order. The values that are overridden are its synonyms. It keeps only the node's configuration, and what
+this order; a group's is its own, the node's, or the default. The values that are overridden are its synonyms.
+It keeps only the node's configuration, and what
 the first question has made of it; any thread may call.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import cached_property
 from typing import NamedTuple
 
@@ -25,13 +26,26 @@ from kreplica.common.messages.administration import (
     DescribeConfigsResponse,
     DescribeConfigsResult,
     DescribeConfigsSynonym,
+    ListConfigResourcesRequest,
+    ListConfigResourcesResponse,
+    ListedConfigResource,
 )
+from kreplica.common.settings import as_text
 from kreplica.common.wire import NO_THROTTLE
 from kreplica.controller.configuration_control import ALL_BROKERS, is_dynamic_for_brokers
-from kreplica.metadata.cluster_metadata import BROKER_RESOURCE, TOPIC_RESOURCE, ClusterMetadata
+from kreplica.coordinator.group_config import GroupConfig
+from kreplica.coordinator.group_settings import GROUP_SETTINGS, broker_name, broker_value
+from kreplica.metadata.cluster_metadata import (
+    BROKER_LOGGER_RESOURCE,
+    BROKER_RESOURCE,
+    CLIENT_METRICS_RESOURCE,
+    GROUP_RESOURCE,
+    TOPIC_RESOURCE,
+    ClusterMetadata,
+)
 
 # The source of a setting (DescribeConfigsResponse.ConfigSource).
-OF_TOPIC, OF_BROKER, OF_ALL_BROKERS, OF_NODE, DEFAULT = 1, 2, 3, 4, 5
+OF_TOPIC, OF_BROKER, OF_ALL_BROKERS, OF_NODE, DEFAULT, OF_GROUP = 1, 2, 3, 4, 5, 8
 # ConfigDef.Type, as in the answer.
 TYPES = {"boolean": 1, "string": 2, "int": 3, "short": 4, "long": 5, "double": 6, "list": 7}
 
@@ -109,6 +123,10 @@ class ConfigHelper:
     ) -> Iterator[DescribeConfigsResourceResult]:
         if resource_type == TOPIC_RESOURCE:
             return self._of_topic(name, with_synonyms)
+        if resource_type == GROUP_RESOURCE:
+            if not name:
+                raise InvalidRequest("the settings of groups have no default resource: name a group")
+            return self._of_group(name, with_synonyms)
         if resource_type != BROKER_RESOURCE:
             raise InvalidRequest(f"resources of type {resource_type} have no settings")
         if name == ALL_BROKERS:
@@ -138,6 +156,50 @@ class ConfigHelper:
         return (
             self._result(name, kind, False, layers, with_synonyms)
             for name, kind in sorted(self._topic_types.items())
+        )
+
+    def _of_group(self, group_id: str, with_synonyms: bool) -> Iterator[DescribeConfigsResourceResult]:
+        of_node = {name: as_text(broker_value(self._config.group, name)) for name in GROUP_SETTINGS}
+        default = {name: as_text(broker_value(GroupConfig(), name)) for name in GROUP_SETTINGS}
+        layers = (
+            _Layer(OF_GROUP, self._metadata().config(GROUP_RESOURCE, group_id)),
+            _Layer(
+                OF_NODE, {name: text for name, text in of_node.items() if text != default[name]}, broker_name
+            ),
+            _Layer(DEFAULT, default, broker_name),
+        )
+        return (
+            self._result(name, kind.type, False, layers, with_synonyms)
+            for name, kind in sorted(GROUP_SETTINGS.items())
+        )
+
+    def handle_list_config_resources(
+        self, request: ListConfigResourcesRequest
+    ) -> Future[ListConfigResourcesResponse]:
+        """Handle ListConfigResources (74): all topics and brokers, and the groups that have settings."""
+        metadata = self._metadata()
+        names: dict[int, Iterable[str]] = {
+            TOPIC_RESOURCE: metadata.topics,
+            BROKER_RESOURCE: map(str, metadata.brokers),
+            BROKER_LOGGER_RESOURCE: map(str, metadata.brokers),
+            CLIENT_METRICS_RESOURCE: (),
+            GROUP_RESOURCE: (name for kind, name in metadata.configs if kind == GROUP_RESOURCE),
+        }
+        wanted = set(map(int, request.resource_types)) or names.keys()
+        if not wanted <= names.keys():
+            refused = ListConfigResourcesResponse(
+                throttle_time=NO_THROTTLE, error_code=ErrorCode.unsupported_version, config_resources=()
+            )
+            return resolved(refused)
+        found = tuple(
+            ListedConfigResource(resource_name=name, resource_type=kind)
+            for kind in sorted(wanted)
+            for name in sorted(names[kind])
+        )
+        return resolved(
+            ListConfigResourcesResponse(
+                throttle_time=NO_THROTTLE, error_code=ErrorCode.none, config_resources=found
+            )
         )
 
     def _of_broker(self, with_synonyms: bool) -> Iterator[DescribeConfigsResourceResult]:

@@ -8,18 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from datetime import timedelta
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple, Protocol
 
 from kreplica.broker.kraft_metadata_cache import KRaftMetadataCache
 from kreplica.common.errors import FencedLeaderEpoch
-from kreplica.common.future import Future, then
+from kreplica.common.future import Future
 from kreplica.common.leader_and_isr import NO_LEADER
 from kreplica.common.messages.administration import CreatableTopic, CreatableTopicConfig, CreateTopicsRequest
 from kreplica.common.ports import Loop, Transport
 from kreplica.common.types import AppendOrigin, TopicPartition
 from kreplica.coordinator.shard_store import LogChunk, partition_for
 from kreplica.log.producer_append_info import Verification
-from kreplica.replica.delayed_requests import PartitionResponse
+from kreplica.log.unified_log import UnifiedLog
+from kreplica.metadata.cluster_metadata import ClusterMetadata, MetadataDelta
+from kreplica.metadata.image_format import OffsetAndEpoch
 from kreplica.replica.replica_manager import ReplicaManager
 
 CREATE_TIMEOUT_MS = 30_000
@@ -123,15 +126,17 @@ class CoordinatorLogs:
         self, partition: int, leader_epoch: int, batch: bytes, verification: Verification | None = None
     ) -> Future[int]:
         """Append with acks=all. The future gets the base offset once all in-sync replicas have the batch."""
-        appended = self._replicas.append(
+        future: Future[int] = Future()
+        self._replicas.appends.append_own(
             TopicPartition(self._topic, partition),
             batch,
-            timeout_ms=APPEND_TIMEOUT_MS,
+            partial(_resolve, future),
             origin=AppendOrigin.COORDINATOR,
+            timeout_ms=APPEND_TIMEOUT_MS,
             leader_epoch=leader_epoch,
             verification=verification,
         )
-        return then(appended, _base_offset)
+        return future
 
     def read(self, partition: int, leader_epoch: int, offset: int | None, max_bytes: int) -> LogChunk:
         """Read from `offset`, or from the log start if it is None.
@@ -139,16 +144,80 @@ class CoordinatorLogs:
         Raises NotLeaderOrFollower, FencedLeaderEpoch, UnknownTopicOrPartition, KafkaStorageError, DamagedLog.
         """
         at = TopicPartition(self._topic, partition)
-        found = self._replicas.partitions.get_or_error(at)
-        log = found.require_leader()
-        if found.leader_epoch != leader_epoch:
-            raise FencedLeaderEpoch(f"{at}: the leader epoch is {found.leader_epoch}, not {leader_epoch}")
+        log = self._require_leader(at, leader_epoch)
         start = log.log_start_offset if offset is None else offset
         data = log.read(start, max_bytes, isolation="log_end")
         return LogChunk(data.records, start if offset is None else data.log_start_offset, data.log_end_offset)
 
+    def high_watermark(self, partition: int, leader_epoch: int) -> int:
+        """Return the offset below which all records are committed.
 
-def _base_offset(response: PartitionResponse) -> int:
-    if response.error is not None:
-        raise response.error
-    return response.base_offset
+        Raises NotLeaderOrFollower, FencedLeaderEpoch, UnknownTopicOrPartition, KafkaStorageError.
+        """
+        return self._require_leader(TopicPartition(self._topic, partition), leader_epoch).high_watermark
+
+    def delete_records(self, partition: int, leader_epoch: int, before_offset: int) -> None:
+        """Begin to delete the committed records before that offset on all replicas.
+
+        Raises NotLeaderOrFollower, FencedLeaderEpoch, UnknownTopicOrPartition, KafkaStorageError.
+        """
+        at = TopicPartition(self._topic, partition)
+        self._require_leader(at, leader_epoch)
+        self._replicas.delete_records({at: before_offset})
+
+    def _require_leader(self, at: TopicPartition, leader_epoch: int) -> UnifiedLog:
+        found = self._replicas.partitions.get_or_error(at)
+        log = found.require_leader()
+        if found.leader_epoch != leader_epoch:
+            raise FencedLeaderEpoch(f"{at}: the leader epoch is {found.leader_epoch}, not {leader_epoch}")
+        return log
+
+
+class ShardOwner(Protocol):
+    """A coordinator, whose shards are partitions of its topic."""
+
+    def elect(self, partition: int, leader_epoch: int) -> None:
+        """Load that partition: this broker leads it from `leader_epoch` on."""
+        ...
+
+    def resign(self, partition: int) -> None:
+        """Unload that partition: this broker does not lead it."""
+        ...
+
+
+class CoordinatorPublisher:
+    """Notifies the coordinator when broker `broker_id` gains or loses partitions of its topic.
+
+    Implements `kreplica.metadata.metadata_loader.MetadataPublisher`; its methods belong to the quorum's loop.
+    """
+
+    def __init__(self, broker_id: int, topic: str, coordinator: ShardOwner) -> None:
+        self._broker_id = broker_id
+        self._topic = topic
+        self._coordinator = coordinator
+
+    def on_metadata_update(
+        self,
+        delta: MetadataDelta,
+        metadata: ClusterMetadata,  # noqa: ARG002
+        applied: OffsetAndEpoch,  # noqa: ARG002
+    ) -> None:
+        """Notify the coordinator of the partitions it gains and loses."""
+        for change in delta.partitions:
+            topic, number = change.topic_partition
+            if topic != self._topic:
+                continue
+            if change.new is not None and change.new.leader == self._broker_id:
+                self._coordinator.elect(number, change.new.leader_epoch)
+            else:
+                self._coordinator.resign(number)
+
+    def on_leader_change(self, leader: Any) -> None:
+        """Do nothing: coordinators do not depend on the leader of the quorum."""
+
+
+def _resolve(future: Future[int], base_offset: int, error: BaseException | None) -> None:
+    if error is None:
+        future.set_result(base_offset)
+    else:
+        future.set_exception(error)

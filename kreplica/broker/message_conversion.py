@@ -2,8 +2,8 @@
 
 A request is read in its own version into the class of all versions, and its answer is written in that
 version: a field that the version lacks has its default, or is left out. So only what changed its meaning is
-converted here: Fetch, DeleteTopics, Metadata and some requests to coordinators (group_conversion).
-No state; any thread may call.
+converted here: Fetch, DeleteTopics, Metadata, ListConfigResources and some requests to coordinators
+(group_conversion). No state; any thread may call.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import uuid
 from datetime import timedelta
 from typing import Any, Protocol
 
-from kreplica.broker.api_versions import DELETE_TOPICS, FETCH, METADATA
+from kreplica.broker.api_versions import DELETE_TOPICS, FETCH, LIST_CONFIG_RESOURCES, METADATA
 from kreplica.broker.group_conversion import downgrade_of, upgrade_of
 from kreplica.common.dataclass import dataclass, field
 from kreplica.common.error_code import ErrorCode
@@ -29,6 +29,7 @@ from kreplica.common.messages.data import (
 )
 from kreplica.common.types import Uuid
 from kreplica.common.wire import topic_id_of, uuid_of
+from kreplica.metadata.cluster_metadata import CLIENT_METRICS_RESOURCE
 
 # The first versions of Fetch with topic ids, and with the replica's state as a structure (KIP-903).
 FETCH_BY_ID, FETCH_REPLICA_STATE = 13, 15
@@ -63,6 +64,9 @@ def upgrade(request: Any, version: int, topics: TopicIds) -> tuple[Any, Any]:
     if api_key == METADATA and version == 0 and not request.topics:
         # In version 0 an empty list means all topics. Null came later.
         return replace(request, topics=None), None
+    if api_key == LIST_CONFIG_RESOURCES and version == 0:
+        # Version 0 lists only resources of client metrics, and these are not supported.
+        return replace(request, resource_types=(CLIENT_METRICS_RESOURCE,)), None
     to_handled = upgrade_of(api_key, version)
     return (request, None) if to_handled is None else to_handled(request)
 

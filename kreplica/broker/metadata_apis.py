@@ -31,6 +31,7 @@ from kreplica.common.messages.data import (
     DescribeTopicPartitionsResponsePartition,
     DescribeTopicPartitionsResponseTopic,
     MetadataRequest,
+    MetadataRequestTopic,
     MetadataResponse,
     MetadataResponseBroker,
     MetadataResponsePartition,
@@ -45,7 +46,7 @@ from kreplica.metadata.registrations import BrokerRegistration, PartitionRegistr
 _partition = maker(MetadataResponsePartition)
 _described = maker(DescribeTopicPartitionsResponsePartition)
 
-INTERNAL_TOPICS = frozenset({"__consumer_offsets", "__transaction_state"})
+INTERNAL_TOPICS = frozenset({"__consumer_offsets", "__transaction_state", "__share_group_state"})
 # For brokers without a listener, which are reached within their process.
 NOWHERE = ("", -1)
 BROKERS = 1
@@ -110,12 +111,7 @@ class MetadataApis:
         if not suspected:
             return False
         metadata = self._metadata()
-        found = [
-            metadata.topics.get(asked.name)
-            if asked.name is not None
-            else metadata.topic_by_id(topic_id_of(asked.topic_id))
-            for asked in request.topics or ()
-        ]
+        found = [_asked_topic(metadata, asked) for asked in request.topics or ()]
         return any(
             partition.leader in suspected
             for topic in found
@@ -260,29 +256,37 @@ def _topics(
     metadata: ClusterMetadata, request: MetadataRequest, alive: set[int]
 ) -> Iterator[MetadataResponseTopic]:
     if request.topics is None:
-        for name in sorted(metadata.topics):
-            yield _topic(metadata.topics[name], alive)
+        for _, topic in sorted(metadata.topics.items()):
+            yield _topic(topic, alive)
         return
     for asked in request.topics:
-        if asked.name is not None:
-            topic = metadata.topics.get(asked.name)
-            error = _unknown(asked.name)
-        else:
-            topic = metadata.topic_by_id(topic_id_of(asked.topic_id))
-            error = UnknownTopicId
-        if topic is not None:
-            yield _topic(topic, alive)
-        else:
-            yield MetadataResponseTopic(
-                error_code=ErrorCode(error.code), name=asked.name, topic_id=asked.topic_id, partitions=()
-            )
+        found = _asked_topic(metadata, asked)
+        if found is not None:
+            yield _topic(found, alive)
+            continue
+        name = None if _is_by_id(asked) else asked.name
+        error = UnknownTopicId if name is None else _unknown(name)
+        yield MetadataResponseTopic(
+            error_code=ErrorCode(error.code), name=name, topic_id=asked.topic_id, partitions=()
+        )
+
+
+def _is_by_id(asked: MetadataRequestTopic) -> bool:
+    # The Java client gives an empty name with an id.
+    return asked.name is None or asked.topic_id is not None
+
+
+def _asked_topic(metadata: ClusterMetadata, asked: MetadataRequestTopic) -> TopicRegistration | None:
+    if _is_by_id(asked):
+        return metadata.topic_by_id(topic_id_of(asked.topic_id))
+    return metadata.topics.get(asked.name or "")
 
 
 def _missing(metadata: ClusterMetadata, request: MetadataRequest) -> Iterator[str]:
     """Yield the named topics that do not exist and may be created. Internal topics are created elsewhere."""
     for asked in request.topics or ():
         name = asked.name
-        if name is None or name in INTERNAL_TOPICS or name in metadata.topics:
+        if name is None or _is_by_id(asked) or name in INTERNAL_TOPICS or name in metadata.topics:
             continue
         if _unknown(name) is UnknownTopicOrPartition:
             yield name

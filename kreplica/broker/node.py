@@ -31,8 +31,10 @@ from kreplica.broker.broker_metadata_publisher import BrokerMetadataPublisher
 from kreplica.broker.config_helper import ConfigHelper
 from kreplica.broker.controller_apis import REFUSALS, ControllerApis, refusal
 from kreplica.broker.controller_registration_manager import FIRST_VERSION, ControllerRegistrationManager
+from kreplica.broker.coordinator_topic import CoordinatorPublisher
 from kreplica.broker.group_apis import (
     GROUP_KEY,
+    SHARE_KEY,
     TRANSACTION_KEY,
     GroupApis,
     GroupPublisher,
@@ -47,7 +49,9 @@ from kreplica.broker.node_directories import check_files, read_properties
 from kreplica.broker.node_settings import OF_PROCESS, known_names
 from kreplica.broker.producer_id_manager import ProducerIdManager
 from kreplica.broker.request_context import IN_PROCESS, RequestContext
-from kreplica.broker.transaction_apis import TransactionPublisher, make_transactions, transaction_topic
+from kreplica.broker.share_fetch_apis import ShareFetchApis, make_shares
+from kreplica.broker.share_state_apis import SharePublisher, make_share_coordinator, share_state_topic
+from kreplica.broker.transaction_apis import make_transactions, transaction_topic
 from kreplica.broker.unsupported_apis import HANDLERS as UNSUPPORTED_HANDLERS
 from kreplica.common.errors import (
     BrokerNotAvailable,
@@ -57,9 +61,8 @@ from kreplica.common.errors import (
     NotController,
 )
 from kreplica.common.future import Future, failed, resolved
-from kreplica.common.messages.administration import DescribeConfigsRequest
+from kreplica.common.messages.administration import DescribeConfigsRequest, ListConfigResourcesRequest
 from kreplica.common.messages.data import FetchRequest, MetadataRequest, ProduceRequest
-from kreplica.common.messages.groups import JoinGroupRequest
 from kreplica.common.messages.quorum import (
     AddRaftVoterRequest,
     BeginQuorumEpochRequest,
@@ -76,6 +79,7 @@ from kreplica.common.types import Uuid
 from kreplica.controller.feature_control import METADATA_VERSION, SUPPORTED_FEATURES
 from kreplica.controller.quorum_controller import QuorumController
 from kreplica.coordinator.group_coordinator import GroupCoordinator
+from kreplica.coordinator.group_settings import check_group_settings
 from kreplica.coordinator.transaction_coordinator import TransactionCoordinator
 from kreplica.log.file_names import CLUSTER_METADATA_DIRECTORY
 from kreplica.metadata.control_records import VoterEndpoint
@@ -88,6 +92,7 @@ from kreplica.raft.quorum_state import FileBasedStateStore
 from kreplica.raft.raft_config import Membership
 from kreplica.raft.raft_messages import is_of_metadata_log
 from kreplica.raft.voter_set import VoterSet
+from kreplica.share.persister import SharePersister
 
 LOGGER = logging.getLogger(__name__)
 
@@ -149,7 +154,12 @@ class Node:
         self.publisher: BrokerMetadataPublisher | None = None
         self._groups: GroupApis | None = None
         self._group_publisher: GroupPublisher | None = None
-        self._transaction_publisher: TransactionPublisher | None = None
+        self._transaction_publisher: CoordinatorPublisher | None = None
+        self._transactions: TransactionCoordinator | None = None
+        self._share_publisher: SharePublisher | None = None
+        # Stores the states of share partitions with the coordinators of the cluster; None without a broker.
+        self.share_persister: SharePersister | None = None
+        self._shares: ShareFetchApis | None = None
         # Handlers that need the client and version of a request, by its type.
         self._handlers_in_context: dict[type[Any], Callable[[Any, RequestContext], Future[Any]]] = {}
         self._controller_apis: ControllerApis | None = None
@@ -298,6 +308,7 @@ class Node:
             in_transaction=lambda: loader.metadata.in_transaction,
             unclean_leader_election_enable=config.log.unclean_leader_election_enable,
             fixed_settings=frozenset(known_names(config)).union(OF_PROCESS),
+            check_group_settings=lambda settings: check_group_settings(settings, config.group),
             clock=ports.clock,
             random=ports.random,
             loop=ports.loop("controller"),
@@ -385,13 +396,23 @@ class Node:
         )
         offsets = offsets_topic(config.group, cache, ports, self.active_controller)
         transactions = transaction_topic(config.transaction, cache, ports, self.active_controller)
-        self._groups, self._group_publisher = make_groups(
+        share_states = share_state_topic(config.share_coordinator, cache, ports, self.active_controller)
+        share_apis, self._share_publisher, self.share_persister = make_share_coordinator(
             config.node_id,
-            config.group,
+            config.share_coordinator,
             ports,
             replicas=broker.replica_manager,
             cache=cache,
-            topics={GROUP_KEY: offsets, TRANSACTION_KEY: transactions},
+            topic=share_states,
+        )
+        self._groups, self._group_publisher = make_groups(
+            broker,
+            config.group,
+            ports,
+            cache=cache,
+            topics={GROUP_KEY: offsets, TRANSACTION_KEY: transactions, SHARE_KEY: share_states},
+            persister=self.share_persister,
+            creation=creation,
         )
         transaction_apis, self._transaction_publisher = make_transactions(
             broker,
@@ -403,15 +424,30 @@ class Node:
             groups=self._groups.coordinator,
             new_producer_id=producer_ids.generate,
         )
+        self._transactions = transaction_apis.coordinator
+        self._shares = make_shares(
+            config.node_id,
+            config.group,
+            ports,
+            replicas=broker.replica_manager,
+            persister=self.share_persister,
+            cache=cache,
+            creation=creation,
+            metrics=self.metrics,
+        )
         self._handlers_in_context = {
-            JoinGroupRequest: self._groups.handle_join_group,
+            **self._groups.handlers_in_context,
+            **self._shares.handlers,
             **transaction_apis.handlers,
         }
+        configs = ConfigHelper(config, lambda: cache.metadata)
         self._handlers = {
             **apis.handlers,
             **UNSUPPORTED_HANDLERS,
-            DescribeConfigsRequest: ConfigHelper(config, lambda: cache.metadata).handle_describe_configs,
+            DescribeConfigsRequest: configs.handle_describe_configs,
+            ListConfigResourcesRequest: configs.handle_list_config_resources,
             **self._groups.handlers,
+            **share_apis.handlers,
         }
 
     def _start_broker(self, broker: Broker) -> None:
@@ -448,7 +484,9 @@ class Node:
             return
         # The roles of this broker's last run do not count: it may have lost records since. The controller has
         # taken them away with the registration (KIP-966).
-        publishers = [self.publisher, self._group_publisher, self._transaction_publisher]
+        publishers = [
+            *(self.publisher, self._group_publisher, self._transaction_publisher, self._share_publisher)
+        ]
         epoch, known = registered.result(), [each for each in publishers if each is not None]
         assert len(known) == len(publishers)
         assert self._raft_loop is not None
@@ -487,7 +525,7 @@ class Node:
     @property
     def transaction_coordinator(self) -> TransactionCoordinator | None:
         """The coordinator of the node's broker; None without a broker."""
-        return None if self._transaction_publisher is None else self._transaction_publisher.coordinator
+        return self._transactions
 
     @property
     def group_coordinator(self) -> GroupCoordinator | None:
@@ -541,6 +579,11 @@ class Node:
                 self.produce_lane = self.broker.replica_manager.appends.lane
                 self.fetch_lane = self.broker.replica_manager.fetches.lane
         return self._knows_cluster
+
+    def client_gone(self, connection: object) -> None:
+        """Note that a client's connection, the one in the context of its requests, is closed."""
+        if self._shares is not None and self.is_open:
+            self._shares.client_gone(connection)
 
     def is_leader_in_doubt(self, request: MetadataRequest) -> bool:
         """Return whether a leader in the request may have failed, and another one may be elected soon."""
@@ -656,6 +699,8 @@ class Node:
         Raises KafkaStorageError, but releases everything even then.
         """
         try:
+            if self._shares is not None:
+                self._shares.manager.shutdown()
             if self.broker is not None:
                 self.broker.shutdown()
         finally:

@@ -15,6 +15,7 @@ from kreplica.common.ports import Clock, Disk, Loop, Random, Scheduler, Storage,
 from kreplica.common.settings import BOOLEAN, TEXT, Settings, int32, int64, optional, setting
 from kreplica.controller.controller_config import ControllerConfig
 from kreplica.coordinator.group_config import GroupConfig
+from kreplica.coordinator.share_coordinator_config import ShareCoordinatorConfig
 from kreplica.coordinator.transaction_config import TransactionConfig
 from kreplica.metadata.image_writer import ImageDirectory
 from kreplica.metadata.records import Endpoint
@@ -129,6 +130,7 @@ class NodeConfig:
     replica: ReplicaConfig = field(default_factory=ReplicaConfig)
     group: GroupConfig = field(default_factory=GroupConfig)
     transaction: TransactionConfig = field(default_factory=TransactionConfig)
+    share_coordinator: ShareCoordinatorConfig = field(default_factory=ShareCoordinatorConfig)
     log: LogConfig = field(default_factory=LogConfig)
     log_manager: LogManagerConfig = field(default_factory=LogManagerConfig)
     cleaner: CleanerConfig = field(default_factory=CleanerConfig)

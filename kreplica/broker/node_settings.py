@@ -21,7 +21,6 @@ from kreplica.common.settings import (
     Kind,
     as_text,
     checked,
-    int16,
     int32,
     int64,
     nearest,
@@ -54,8 +53,6 @@ OF_PROCESS: Mapping[str, str] = {
 THREADS = "A node has one event loop, and one thread for each disk."
 SOCKETS = "The system sizes the buffers of its sockets."
 PURGATORY = "The purgatory removes an entry when it is done."
-SHARE_GROUPS = "There are no share groups."
-GROUPS = "Groups follow the classic protocol."
 QUOTAS = "Only replication has quotas."
 
 # Kafka's properties that have no effect here: their type and range, and the reason.
@@ -91,13 +88,16 @@ IGNORED: Mapping[str, tuple[Kind, str]] = {
     "controlled.shutdown.retry.backoff.ms": (int64(0), "A node hands over once, within its time to exit."),
     "offsets.commit.timeout.ms": (int32(1), "A commit of offsets has the timeout of its request."),
     "request.timeout.ms": (int32(1), "The timeout of each kind of request has its own property."),
-    "share.coordinator.state.topic.replication.factor": (int16(1), SHARE_GROUPS),
-    "share.coordinator.state.topic.min.isr": (int16(1), SHARE_GROUPS),
-    "share.coordinator.state.topic.num.partitions": (int32(1), SHARE_GROUPS),
     "group.coordinator.threads": (int32(1), THREADS),
+    "share.coordinator.threads": (int32(1), THREADS),
+    "group.share.initialize.retry.interval.ms": (
+        int32(1),
+        "The next heartbeat of a share group repeats an initialization that failed.",
+    ),
+    "share.coordinator.append.linger.ms": (int32(-1), "Records are appended when the append before is done."),
+    "share.coordinator.write.timeout.ms": (int32(1), "An append of a coordinator may take 5 s."),
+    "share.coordinator.state.topic.compression.codec": (int32(0, 4), "State is stored uncompressed."),
     "group.coordinator.append.linger.ms": (int32(-1), "A group's records are appended at once."),
-    "group.consumer.session.timeout.ms": (int32(1), GROUPS),
-    "group.consumer.heartbeat.interval.ms": (int32(1), GROUPS),
     "quota.window.num": (int32(1), QUOTAS),
     "quota.window.size.seconds": (int32(1), QUOTAS),
     "metrics.num.samples": (int32(1), "Metrics have windows of their own."),
@@ -174,6 +174,7 @@ PARTS = (
     "replica",
     "group",
     "transaction",
+    "share_coordinator",
     "log_manager",
     "cleaner",
     "metadata_log",

@@ -154,13 +154,29 @@ class ReplicaApis:
     def _append_markers(
         self, marker: WritableTxnMarker, entries: Mapping[TopicPartition, bytes]
     ) -> Future[Responses]:
-        is_second = marker.transaction_version >= 2
-        return self._replicas.append_records(
-            entries,
-            timeout_ms=MARKER_TIMEOUT_MS,
-            internal_topics_allowed=True,
-            origin=AppendOrigin.COORDINATOR_TV2 if is_second else AppendOrigin.COORDINATOR,
-        )
+        responses: dict[TopicPartition, AppendResponse] = {}
+        done: Future[Responses] = Future()
+
+        def appended(at: TopicPartition, base_offset: int, error: BaseException | None) -> None:
+            found = AppendResponse(base_offset) if error is None else response_to(known_error(error))
+            responses[at] = found
+            if len(responses) == len(entries):
+                done.set_result({each: responses[each] for each in entries})
+
+        for at, batch in entries.items():
+            self._replicas.appends.append_own(
+                at,
+                batch,
+                partial(appended, at),
+                origin=AppendOrigin.COORDINATOR_TV2
+                if marker.transaction_version >= 2
+                else AppendOrigin.COORDINATOR,
+                timeout_ms=MARKER_TIMEOUT_MS,
+                marker=EndTransactionMarker(marker.transaction_result, marker.coordinator_epoch),
+            )
+        if not entries:
+            done.set_result({})
+        return done
 
     def _append_with_offsets(
         self, marker: WritableTxnMarker, entries: dict[TopicPartition, bytes], offsets: list[TopicPartition]

@@ -1,9 +1,9 @@
-"""TransactionApis: a broker's handlers for transactions, and the publisher that updates its coordinator.
+"""TransactionApis: a broker's handlers for transactions.
 
 A handler gets a message and its context, and returns a future of the response; it keeps no state. Which rules
 a transaction follows is decided by the version of the request: EndTxn 5 and AddPartitionsToTxn 4 stand for
 transaction version 2 (KIP-890). Clients that do not know ProducerFenced get InvalidProducerEpoch instead
-(KIP-588). Thread rule: any thread; the publisher's methods belong to the quorum's loop.
+(KIP-588). Thread rule: any thread.
 """
 
 from __future__ import annotations
@@ -15,7 +15,12 @@ from typing import Any
 
 from kreplica.broker.add_partitions_to_txn_manager import AddPartitionsToTxnManager, Results, Verify
 from kreplica.broker.broker import Broker
-from kreplica.broker.coordinator_topic import CoordinatorLogs, CoordinatorTopic, InternalTopic
+from kreplica.broker.coordinator_topic import (
+    CoordinatorLogs,
+    CoordinatorPublisher,
+    CoordinatorTopic,
+    InternalTopic,
+)
 from kreplica.broker.kraft_metadata_cache import KRaftMetadataCache
 from kreplica.broker.node_config import NodePorts
 from kreplica.broker.request_context import IN_PROCESS, RequestContext
@@ -75,6 +80,7 @@ from kreplica.controller.feature_control import TRANSACTION_VERSION
 from kreplica.coordinator.group_coordinator import GroupCoordinator
 from kreplica.coordinator.group_offsets import CommitRequest, CommitResults, CommittedOffset
 from kreplica.coordinator.shard_store import CLIENTS_RETRY, TransactionalProducer, partition_for
+from kreplica.coordinator.subscription_patterns import compiled
 from kreplica.coordinator.transaction_config import TransactionConfig
 from kreplica.coordinator.transaction_coordinator import (
     TRANSACTION_STATE,
@@ -85,8 +91,6 @@ from kreplica.coordinator.transaction_coordinator import (
 from kreplica.coordinator.transaction_markers import TransactionMarkers
 from kreplica.coordinator.transaction_metadata import TransactionMetadata, TransactionState
 from kreplica.log.producer_append_info import OPEN_ALREADY, Verification
-from kreplica.metadata.cluster_metadata import ClusterMetadata, MetadataDelta
-from kreplica.metadata.image_format import OffsetAndEpoch
 
 MILLISECOND = timedelta(milliseconds=1)
 # The first versions of requests that follow transaction version 2, and that brokers send.
@@ -355,7 +359,8 @@ class TransactionApis:
             unknown_state_filters=tuple(each for each in request.state_filters if each not in TITLES),
         )
         try:
-            pattern = _pattern(request.transactional_id_pattern)
+            text = request.transactional_id_pattern
+            pattern = compiled(text) if text else None
         except InvalidRegularExpression as error:
             return resolved(answer(error_code=ErrorCode(error.code), transaction_states=()))
         states = {TITLES[each] for each in request.state_filters if each in TITLES}
@@ -387,35 +392,6 @@ class TransactionApis:
             )
 
         return then(self.coordinator.list_transactions(), listed)
-
-
-class TransactionPublisher:
-    """Notifies the coordinator when broker `broker_id` gains or loses partitions of __transaction_state.
-    Implements `kreplica.metadata.metadata_loader.MetadataPublisher`.
-    """
-
-    def __init__(self, broker_id: int, coordinator: TransactionCoordinator) -> None:
-        self._broker_id = broker_id
-        self.coordinator = coordinator
-
-    def on_metadata_update(
-        self,
-        delta: MetadataDelta,
-        metadata: ClusterMetadata,  # noqa: ARG002
-        applied: OffsetAndEpoch,  # noqa: ARG002
-    ) -> None:
-        """Notify the coordinator of the partitions it gains and loses."""
-        for change in delta.partitions:
-            topic, number = change.topic_partition
-            if topic != TRANSACTION_STATE:
-                continue
-            if change.new is not None and change.new.leader == self._broker_id:
-                self.coordinator.elect(number, change.new.leader_epoch)
-            else:
-                self.coordinator.resign(number)
-
-    def on_leader_change(self, leader: Any) -> None:
-        """Do nothing: transactions do not depend on the leader of the quorum."""
 
 
 def transaction_topic(
@@ -456,7 +432,7 @@ def make_transactions(
     offsets: CoordinatorTopic,
     groups: GroupCoordinator,
     new_producer_id: Callable[[], Future[int]],
-) -> tuple[TransactionApis, TransactionPublisher]:
+) -> tuple[TransactionApis, CoordinatorPublisher]:
     """Make the transaction coordinator of a broker, and let the broker append batches of transactions.
 
     `topic`, `offsets`: of the transaction and group coordinators. The coordinator starts with the publisher's
@@ -494,9 +470,10 @@ def make_transactions(
     apis = TransactionApis(coordinator, offsets, groups, appends, cache, new_producer_id, verifies=verifies)
     broker.apis.transactions = appends
     broker.replica_manager.appends.has_line = manager.has_line
+    broker.replica_manager.appends.begin_transaction = appends.begin
     broker.replica_apis.offsets = groups
     coordinator.startup()
-    return apis, TransactionPublisher(broker.broker_id, coordinator)
+    return apis, CoordinatorPublisher(broker.broker_id, TRANSACTION_STATE, coordinator)
 
 
 # ---- answers -----------------------------------------------------------------------------------------------
@@ -596,20 +573,3 @@ def _not_described(name: str, error: BaseException) -> DescribedTransaction:
         producer_epoch=-1,
         topics=(),
     )
-
-
-def _pattern(text: str | None) -> Any:
-    """Compile a filter of transactional ids; its time is linear, whatever the pattern.
-
-    Raises InvalidRegularExpression.
-    """
-    if not text:
-        return None
-    import re2
-
-    options = re2.Options()
-    options.log_errors = False
-    try:
-        return re2.compile(text, options)
-    except re2.error as error:
-        raise InvalidRegularExpression(f"{text!r}: {error}") from None

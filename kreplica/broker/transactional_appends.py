@@ -37,6 +37,8 @@ from kreplica.replica.replica_manager import ReplicaManager
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
+    from kreplica._core.produce_lane import LaneRequest
+
 # The first versions of Produce that add partitions, and whose clients know TransactionAbortable.
 PRODUCE_ADDS, PRODUCE_ABORTABLE = 12, 11
 # A client sends a batch again after NotEnoughReplicas, as it would after these, which it does not expect.
@@ -81,7 +83,7 @@ class TransactionalAppends:
         transactional_id: str | None,
         producers: Mapping[TopicPartition, Producer],
         version: int,
-        append: Callable[[Mapping[TopicPartition, Verification], Results], Any],
+        append: Callable[[dict[TopicPartition, Verification], Results], Any],
     ) -> None:
         """Verify the transactional batches of a Produce request, and call `append` with what came of it.
 
@@ -127,6 +129,13 @@ class TransactionalAppends:
             append(verifications, {**unverified, **refused})
 
         self.verify(transactional_id, begin, done)
+
+    def begin(self, request: LaneRequest, transactional_id: str) -> None:
+        """Verify the batches of a request on its native way, and let it append them."""
+        producers = {
+            partition.topic_partition: Producer(*fields) for partition, *fields in request.producers()
+        }
+        self.produce(transactional_id, producers, request.version, request.append_verified)
 
     def verify(
         self, transactional_id: str, begin: Callable[[], Verify | None], done: Callable[[Results], None]

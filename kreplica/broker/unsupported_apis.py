@@ -1,4 +1,4 @@
-"""Answers requests for features that a broker lacks: ACLs, SASL, groups of KIP-848.
+"""Answers requests for features that a broker lacks: ACLs and SASL.
 
 The answers contain an error of Kafka's after which clients stop asking. No state; any thread may call.
 """
@@ -13,7 +13,6 @@ from kreplica.common.errors import (
     IllegalSaslState,
     KreplicaError,
     SecurityDisabled,
-    UnsupportedVersion,
 )
 from kreplica.common.future import Future, resolved
 from kreplica.common.messages.administration import (
@@ -32,13 +31,6 @@ from kreplica.common.messages.data import (
     SaslHandshakeRequest,
     SaslHandshakeResponse,
 )
-from kreplica.common.messages.groups import (
-    ConsumerGroupDescribeRequest,
-    ConsumerGroupDescribeResponse,
-    ConsumerGroupHeartbeatRequest,
-    ConsumerGroupHeartbeatResponse,
-)
-from kreplica.common.messages.groups import ConsumerGroupDescribeResponseDescribedGroup as DescribedGroup
 from kreplica.common.wire import NO_THROTTLE
 
 
@@ -51,10 +43,6 @@ def _text(kind: type[KreplicaError]) -> str:
 
 
 _NO_RULES: dict[str, Any] = {"error_code": _code(SecurityDisabled), "error_message": _text(SecurityDisabled)}
-_NO_SUCH_GROUPS: dict[str, Any] = {
-    "error_code": _code(UnsupportedVersion),
-    "error_message": "only the classic group protocol is supported",
-}
 
 # ---- security ----------------------------------------------------------------------------------------------
 
@@ -69,27 +57,6 @@ def _delete_acls(request: DeleteAclsRequest) -> DeleteAclsResponse:
     return DeleteAclsResponse(throttle_time=NO_THROTTLE, filter_results=(refused,) * len(request.filters))
 
 
-# ---- groups of KIP-848 -------------------------------------------------------------------------------------
-
-
-def _consumer_group_describe(request: ConsumerGroupDescribeRequest) -> ConsumerGroupDescribeResponse:
-    return ConsumerGroupDescribeResponse(
-        throttle_time=NO_THROTTLE,
-        groups=tuple(
-            DescribedGroup(
-                group_id=group_id,
-                group_state="",
-                group_epoch=0,
-                assignment_epoch=0,
-                assignor_name="",
-                members=(),
-                **_NO_SUCH_GROUPS,
-            )
-            for group_id in request.group_ids
-        ),
-    )
-
-
 # The answers that are the same for every request.
 _FIXED: Mapping[type[Any], Any] = {
     SaslHandshakeRequest: SaslHandshakeResponse(error_code=_code(IllegalSaslState), mechanisms=()),
@@ -97,15 +64,11 @@ _FIXED: Mapping[type[Any], Any] = {
         error_code=_code(IllegalSaslState), error_message=_text(IllegalSaslState), auth_bytes=b""
     ),
     DescribeAclsRequest: DescribeAclsResponse(throttle_time=NO_THROTTLE, resources=(), **_NO_RULES),
-    ConsumerGroupHeartbeatRequest: ConsumerGroupHeartbeatResponse(
-        throttle_time=NO_THROTTLE, member_epoch=0, heartbeat_interval=NO_THROTTLE, **_NO_SUCH_GROUPS
-    ),
 }
 # The answers that list what the request lists.
 _MADE: Mapping[type[Any], Callable[[Any], Any]] = {
     CreateAclsRequest: _create_acls,
     DeleteAclsRequest: _delete_acls,
-    ConsumerGroupDescribeRequest: _consumer_group_describe,
 }
 
 

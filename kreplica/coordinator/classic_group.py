@@ -1,4 +1,4 @@
-"""ClassicGroup: a group of the classic protocol: members, protocol votes, generation and offsets.
+"""ClassicGroup: a group of the classic protocol: members, protocol votes and generation.
 
     Empty ──join──▶ PreparingRebalance ──all joined──▶ CompletingRebalance ──leader's sync──▶ Stable
       ▲                    │  ▲                                │                                │
@@ -12,34 +12,21 @@ from __future__ import annotations
 
 import enum
 from collections import Counter
-from collections.abc import Sequence
-from typing import ClassVar, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
+from kreplica.common.consumer_protocol import PROTOCOL_TYPE, subscribed_topics
 from kreplica.common.dataclass import dataclass
 from kreplica.common.errors import InvalidRecord
 from kreplica.common.future import Future
-from kreplica.common.message import NEVER, Record, decode
 from kreplica.common.ports import Cancellable
-from kreplica.common.types import TopicPartition
 from kreplica.coordinator.group_records import (
     GroupMetadataKey,
     GroupMetadataValue,
     MemberMetadata,
-    OffsetCommitValue,
     encode_key,
     encode_value,
 )
-
-CONSUMER = "consumer"
-_VERSION_BYTES = 2
-
-
-class _Subscription(Record):
-    """The start of a consumer's metadata, after its version."""
-
-    FLEXIBLE_SINCE: ClassVar[int] = NEVER
-
-    topics: tuple[str, ...]
 
 
 class GroupState(enum.Enum):
@@ -90,16 +77,12 @@ class Synced(NamedTuple):
     assignment: bytes
 
 
-class OffsetAndMetadata(NamedTuple):
-    """A committed offset. `log_offset`: the offset of its record in __consumer_offsets."""
-
-    value: OffsetCommitValue
-    log_offset: int
-
-
 @dataclass(slots=True, eq=False)
 class Member:
-    """A member; timeouts in ms. `join` and `sync` are the futures of its pending requests."""
+    """A member; timeouts in ms.
+
+    `assignment`: the last one that was stored, `join` and `sync`: the futures of its pending requests.
+    """
 
     member_id: str
     group_instance_id: str | None
@@ -121,7 +104,7 @@ class Member:
 
 
 class ClassicGroup:
-    """Members, protocols, generation and offsets of one group.
+    """Members, protocols and generation of one group.
 
     Generations are counted from 1; `state_timestamp`: ms since 1970.
     """
@@ -144,9 +127,6 @@ class ClassicGroup:
         # since.
         self.is_delayed = self.new_member_added = False
         self.rebalance_timer: Cancellable | None = None
-        self.offsets: dict[TopicPartition, OffsetAndMetadata] = {}
-        # For each partition the number of pending commits that include it.
-        self.pending_commits: Counter[TopicPartition] = Counter()
         self._supported: Counter[str] = Counter()
 
     def is_in(self, *states: GroupState) -> bool:
@@ -204,6 +184,11 @@ class ClassicGroup:
     def size(self) -> int:
         """The number of members plus handed-out member ids."""
         return len(self.members) + len(self.pending)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the group has no members, and none is about to join."""
+        return self.is_in(GroupState.EMPTY) and not self.pending
 
     @property
     def has_all_joined(self) -> bool:
@@ -274,22 +259,26 @@ class ClassicGroup:
         """Return the topics that a group of consumers reads; None if the members' metadata does not say."""
         if self.is_in(GroupState.EMPTY):
             return set()
-        if self.protocol_type != CONSUMER or self.protocol_name is None:
+        if self.protocol_type != PROTOCOL_TYPE or self.protocol_name is None:
             return None
         topics: set[str] = set()
         for member in self.members.values():
             metadata = member.metadata_of(self.protocol_name)
             try:
-                topics.update(decode(_Subscription, 0, metadata, _VERSION_BYTES, may_have_more=True).topics)
+                topics.update(subscribed_topics(metadata))
             except InvalidRecord:
                 return None
         return topics
 
     # ---- the group's record -------------------------------------------------------------------------------
 
-    def record(self, assignments: dict[str, bytes]) -> tuple[bytes, bytes]:
+    def record(self, assignments: Mapping[str, bytes]) -> tuple[bytes, bytes]:
         """Return key and value of the group's record, with these assignments by member id."""
-        value = GroupMetadataValue(
+        return encode_key(GroupMetadataKey(group=self.group_id)), encode_value(self.value(assignments))
+
+    def value(self, assignments: Mapping[str, bytes]) -> GroupMetadataValue:
+        """Return the value of the group's record, with these assignments by member id."""
+        return GroupMetadataValue(
             protocol_type=self.protocol_type or "",
             generation=self.generation_id,
             protocol=self.protocol_name,
@@ -309,11 +298,13 @@ class ClassicGroup:
                 for member in self.members.values()
             ),
         )
-        return encode_key(GroupMetadataKey(group=self.group_id)), encode_value(value)
 
     @classmethod
     def of_record(cls, group_id: str, value: GroupMetadataValue, now_ms: int) -> ClassicGroup:
-        """Return the group described by a record, in state Stable or Empty."""
+        """Return the group described by a record, in state Stable or Empty.
+
+        A generation without a leader has been formed without a rebalance: one has to follow.
+        """
         group = cls(group_id, now_ms)
         group.generation_id = value.generation
         group.protocol_name = value.protocol
@@ -323,14 +314,17 @@ class ClassicGroup:
                 group_instance_id=each.group_instance_id,
                 client_id=each.client_id,
                 client_host=each.client_host,
-                rebalance_timeout_ms=each.rebalance_timeout or each.session_timeout,
+                rebalance_timeout_ms=(
+                    each.session_timeout if each.rebalance_timeout == -1 else each.rebalance_timeout
+                ),
                 session_timeout_ms=each.session_timeout,
                 protocols=(Protocol(value.protocol or "", each.subscription),),
             )
             member.assignment = each.assignment
             group.add(member, value.protocol_type)
         group.protocol_type = value.protocol_type or None
-        group.leader_id = value.leader if value.leader in group.members else group.leader_id
+        if value.leader is None or value.leader in group.members:
+            group.leader_id = value.leader
         group.state = GroupState.STABLE if group.members else GroupState.EMPTY
         if value.current_state_timestamp >= 0:
             group.state_timestamp = value.current_state_timestamp

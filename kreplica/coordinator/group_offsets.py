@@ -9,27 +9,26 @@ runs in the coordinator's loop.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import NamedTuple
+from types import MappingProxyType
+from typing import NamedTuple, TypeAlias
 
 from kreplica.common.errors import (
     GroupSubscribedToTopic,
-    IllegalGeneration,
-    InvalidCommitOffsetSize,
     KreplicaError,
-    MessageTooLarge,
     NonEmptyGroup,
     OffsetMetadataTooLarge,
     RebalanceInProgress,
-    RecordListTooLarge,
     UnknownMemberId,
+    UnsupportedVersion,
 )
 from kreplica.common.future import Future
+from kreplica.common.message import Record as MessageRecord
 from kreplica.common.ports import Clock, Loop
-from kreplica.common.types import TopicPartition
-from kreplica.coordinator.classic_group import ClassicGroup, GroupState, OffsetAndMetadata
+from kreplica.common.types import TopicPartition, Uuid
+from kreplica.coordinator.classic_group import ClassicGroup, GroupState
+from kreplica.coordinator.consumer_group import ConsumerGroup
 from kreplica.coordinator.group_config import GroupConfig
 from kreplica.coordinator.group_rebalances import GroupRebalances, known_member, require_generation
 from kreplica.coordinator.group_records import (
@@ -39,8 +38,11 @@ from kreplica.coordinator.group_records import (
     encode_key,
     encode_value,
 )
-from kreplica.coordinator.group_store import GroupShard, GroupStore
+from kreplica.coordinator.group_store import GroupShard, GroupStore, OffsetAndMetadata
 from kreplica.coordinator.shard_store import Appended, Record, TransactionalProducer
+from kreplica.coordinator.shard_writer import Put, Written
+from kreplica.coordinator.share_group import ShareGroup
+from kreplica.coordinator.streams_group import StreamsGroup
 
 NO_GENERATION = -1
 # Tombstones in one batch, and groups examined in one step.
@@ -59,7 +61,9 @@ class CommittedOffset(NamedTuple):
 class CommitRequest(NamedTuple):
     """The offsets to commit for a group. A reader that is not a member has generation -1 and no member id.
 
-    `producer`: the producer whose transaction commits them, if they belong to one.
+    `producer`: the producer whose transaction commits them, if they belong to one. `knows_epochs`: whether
+    the request may come from a member of the consumer protocol, whose epoch is `generation_id`. `topic_ids`:
+    those of its topics that exist.
     """
 
     group_id: str
@@ -68,7 +72,12 @@ class CommitRequest(NamedTuple):
     group_instance_id: str | None
     offsets: Mapping[TopicPartition, CommittedOffset]
     producer: TransactionalProducer | None = None
+    knows_epochs: bool = False
+    topic_ids: Mapping[str, Uuid] = MappingProxyType({})
 
+
+# A group that commits offsets. The offsets of share groups are not in __consumer_offsets.
+CommittingGroup: TypeAlias = ClassicGroup | ConsumerGroup | StreamsGroup
 
 # The error of each partition, or None if its offset was committed.
 CommitResults = dict[TopicPartition, KreplicaError | None]
@@ -95,13 +104,17 @@ class GroupOffsets:
     # ---- committing ---------------------------------------------------------------------------------------
 
     def commit(
-        self, shard: GroupShard, group: ClassicGroup, asked: CommitRequest, future: Future[CommitResults]
+        self, shard: GroupShard, group: CommittingGroup, asked: CommitRequest, future: Future[CommitResults]
     ) -> None:
         """Commit the offsets.
 
-        Raises UnknownMemberId, IllegalGeneration, FencedInstanceId, RebalanceInProgress.
+        Raises UnknownMemberId, IllegalGeneration, FencedInstanceId, RebalanceInProgress, StaleMemberEpoch,
+        UnsupportedVersion.
         """
-        self._check(group, asked)
+        if isinstance(group, ClassicGroup):
+            self._check(group, asked)
+        else:
+            self._check_epoch(group, asked)
         now_ms = self._clock.time_ms()
         results: CommitResults = {}
         values: dict[TopicPartition, OffsetCommitValue] = {}
@@ -123,32 +136,49 @@ class GroupOffsets:
             future.set_result(results)
             return
         records = [(_key(group.group_id, at), encode_value(value)) for at, value in values.items()]
-        group.pending_commits.update(values.keys())
+        shard.begin_commit(group.group_id, values)
         producer = asked.producer
         if producer is not None:
             shard.begin_append(producer.producer_id, group.group_id, values)
-        committed = partial(self._committed, shard, group, values, results, future, producer)
+        committed = partial(self._committed, shard, group.group_id, values, results, future, producer)
         self._store.append(shard, records, committed, producer)
 
     def _check(self, group: ClassicGroup, asked: CommitRequest) -> None:
         is_transactional = asked.producer is not None
-        if asked.generation_id < 0 and not asked.member_id and asked.group_instance_id is None:
-            # A transactional producer before KIP-447 does not name a member.
-            if not is_transactional and not group.is_in(GroupState.EMPTY):
-                raise UnknownMemberId(f"group {group.group_id} has members: only they may commit its offsets")
-            return
-        if group.is_in(GroupState.EMPTY) and not group.generation_id:
-            raise IllegalGeneration(f"group {group.group_id} has no generation {asked.generation_id}")
+        if asked.generation_id < 0:
+            if group.is_in(GroupState.EMPTY):
+                return
+            if not asked.member_id and asked.group_instance_id is None:
+                # A transactional producer before KIP-447 does not name a member.
+                if not is_transactional:
+                    raise UnknownMemberId(
+                        f"group {group.group_id} has members: only they may commit its offsets"
+                    )
+                return
         member = known_member(group, asked.member_id, asked.group_instance_id)
         require_generation(group, asked.generation_id)
         self._rebalances.touch(member)
         if group.is_in(GroupState.COMPLETING_REBALANCE) and not is_transactional:
             raise RebalanceInProgress(f"group {group.group_id} is rebalancing")
 
+    def _check_epoch(self, group: ConsumerGroup | StreamsGroup, asked: CommitRequest) -> None:
+        is_classic = isinstance(group, ConsumerGroup) and asked.member_id in group.classic_members
+        has_epoch = asked.member_id in group.members and not is_classic
+        if has_epoch and asked.producer is None and not asked.knows_epochs:
+            raise UnsupportedVersion(
+                f"group {group.group_id}: {asked.member_id} has a member epoch,"
+                " and has to commit with OffsetCommit 9 or later"
+            )
+        if isinstance(group, StreamsGroup):
+            group.check_commit(asked.member_id, asked.generation_id, asked.offsets)
+            return
+        partitions = [(asked.topic_ids.get(at.topic), at.partition) for at in asked.offsets]
+        group.check_commit(asked.member_id, asked.generation_id, partitions)
+
     def _committed(
         self,
         shard: GroupShard,
-        group: ClassicGroup,
+        group_id: str,
         values: Mapping[TopicPartition, OffsetCommitValue],
         results: CommitResults,
         future: Future[CommitResults],
@@ -156,9 +186,7 @@ class GroupOffsets:
         error: KreplicaError | None,
         log_offset: int,
     ) -> None:
-        if isinstance(error, (MessageTooLarge, RecordListTooLarge)):
-            error = InvalidCommitOffsetSize(str(error))
-        group.pending_commits -= Counter(values.keys())
+        shard.end_commit(group_id, values)
         appended = {}
         for number, (at, value) in enumerate(values.items()):
             if error is not None:
@@ -166,12 +194,10 @@ class GroupOffsets:
             else:
                 appended[at] = OffsetAndMetadata(value, log_offset + number)
         if producer is not None:
-            shard.end_append(producer.producer_id, group.group_id, values, appended)
+            shard.end_append(producer.producer_id, group_id, values, appended)
         else:
             for at, offset in appended.items():
-                known = group.offsets.get(at)
-                if known is None or known.log_offset < offset.log_offset:
-                    group.offsets[at] = offset
+                shard.keep_offset(group_id, at, offset)
         future.set_result(results)
 
     # ---- deletion and expiry ------------------------------------------------------------------------------
@@ -194,21 +220,23 @@ class GroupOffsets:
     def _expiring(self) -> Iterator[None]:
         for shard in self._store.active_shards():
             for count, group in enumerate(list(shard.groups.values()), 1):
-                if shard.is_current:
+                if shard.is_current and not isinstance(group, ShareGroup):
                     self._forget(shard, group, self._expired(shard, group))
                 if count % GROUPS_A_STEP == 0:
                     yield
 
-    def _expired(self, shard: GroupShard, group: ClassicGroup) -> list[TopicPartition]:
+    def _expired(self, shard: GroupShard, group: CommittingGroup) -> list[TopicPartition]:
         now_ms = self._clock.time_ms()
         retention_ms = self._config.offsets_retention_minutes * 60_000
-        is_left = group.is_in(GroupState.EMPTY) and group.protocol_type is not None
+        left_ms = 0
+        if isinstance(group, ClassicGroup) and group.is_in(GroupState.EMPTY) and group.protocol_type:
+            left_ms = group.state_timestamp
         subscribed = group.subscribed_topics()
         if subscribed is None:
             return []
         expired = []
-        for at, (value, _) in group.offsets.items():
-            begin = max(value.commit_timestamp, group.state_timestamp) if is_left else value.commit_timestamp
+        for at, (value, _) in shard.offsets(group.group_id).items():
+            begin = max(value.commit_timestamp, left_ms)
             is_over = (
                 now_ms >= value.expire_timestamp
                 if value.expire_timestamp >= 0
@@ -225,7 +253,9 @@ class GroupOffsets:
         gone = frozenset(topics)
         for shard in self._store.active_shards():
             for group in list(shard.groups.values()):
-                self._forget(shard, group, [at for at in group.offsets if at.topic in gone])
+                if not isinstance(group, ShareGroup):
+                    found = [at for at in shard.offsets(group.group_id) if at.topic in gone]
+                    self._forget(shard, group, found)
             for group_id in sorted(shard.groups_with_open_offsets()):
                 found = [at for at in shard.open_offsets(group_id) if at.topic in gone]
                 self._append_tombstones(shard, group_id, sorted(found), _ignore)
@@ -233,7 +263,7 @@ class GroupOffsets:
     def delete(
         self,
         shard: GroupShard,
-        group: ClassicGroup,
+        group: CommittingGroup,
         partitions: Iterable[TopicPartition],
         future: Future[CommitResults],
     ) -> None:
@@ -248,14 +278,13 @@ class GroupOffsets:
         for at in partitions:
             is_read = at.topic in subscribed
             results[at] = GroupSubscribedToTopic(f"{group.group_id} reads {at.topic}") if is_read else None
-        known = group.offsets.keys() | shard.open_offsets(group.group_id)
+        known = shard.offsets(group.group_id).keys() | shard.open_offsets(group.group_id)
         gone = [at for at, error in results.items() if error is None and at in known]
-        taken = {at: group.offsets.pop(at) for at in gone if at in group.offsets}
+        taken = shard.drop_offsets(group.group_id, gone)
 
         def taken_back(error: KreplicaError | None, _offset: int) -> None:
             if error is not None and shard.is_current:
-                # Offsets committed meanwhile take precedence.
-                group.offsets = {**taken, **group.offsets}
+                shard.restore_offsets(group.group_id, taken)
             future.set_result({**results, **dict.fromkeys(gone, error)} if error else results)
 
         if gone:
@@ -264,33 +293,75 @@ class GroupOffsets:
             future.set_result(results)
 
     def delete_group(
-        self, shard: GroupShard, group: ClassicGroup, then: Callable[[KreplicaError | None], None]
+        self, shard: GroupShard, group: CommittingGroup, then: Callable[[KreplicaError | None], None]
     ) -> None:
         """Delete the group with all its offsets; if that fails, restore it."""
+        if not isinstance(group, ClassicGroup):
+            self._delete_modern_group(shard, group, then)
+            return
 
         def taken_back(error: KreplicaError | None, _offset: int) -> None:
             if error is not None and shard.is_current and group.group_id not in shard.groups:
                 group.state = GroupState.EMPTY
                 shard.groups[group.group_id] = group
+                shard.restore_offsets(group.group_id, dropped)
             then(error)
 
         # Include pending commits: their records precede the tombstones in the log.
-        gone = sorted(group.offsets.keys() | group.pending_commits.keys())
+        dropped = dict(shard.offsets(group.group_id))
+        gone = sorted(dropped.keys() | set(shard.pending_commits(group.group_id)))
         self._take_back(shard, group, gone, taken_back)
 
-    def _forget(self, shard: GroupShard, group: ClassicGroup, gone: list[TopicPartition]) -> None:
+    def _delete_modern_group(
+        self,
+        shard: GroupShard,
+        group: ConsumerGroup | StreamsGroup,
+        then: Callable[[KreplicaError | None], None],
+    ) -> None:
+        """Delete the offsets of the group, and then the group if it is still empty."""
+        group_id = group.group_id
+
+        def step(put: Put[MessageRecord, MessageRecord]) -> Written:
+            has_offsets = shard.offsets(group_id) or shard.pending_commits(group_id)
+            if shard.groups.get(group_id) is not group or not group.is_empty or has_offsets:
+                raise NonEmptyGroup(f"group {group_id} is in use again")
+            for key in group.own_keys:
+                put(key, None)
+            return then
+
+        def deleted(error: KreplicaError | None, _offset: int) -> None:
+            if error is not None:
+                if shard.is_current:
+                    shard.restore_offsets(group_id, dropped)
+                then(error)
+                return
+            try:
+                shard.writer.run(step)
+            except KreplicaError as error:
+                then(error)
+
+        gone = sorted(shard.offsets(group_id).keys() | set(shard.pending_commits(group_id)))
+        dropped = shard.drop_offsets(group_id, gone)
+        if gone:
+            self._append_tombstones(shard, group_id, gone, deleted)
+        else:
+            deleted(None, -1)
+
+    def _forget(self, shard: GroupShard, group: CommittingGroup, gone: list[TopicPartition]) -> None:
         is_left = (
-            group.is_in(GroupState.EMPTY)
-            and not group.pending
-            and not group.pending_commits
+            group.is_empty
+            and not shard.pending_commits(group.group_id)
             and not shard.open_offsets(group.group_id)
         )
-        is_over = is_left and len(gone) == len(group.offsets)
+        is_over = is_left and len(gone) == len(shard.offsets(group.group_id))
         if not gone and not is_over:
             return
-        for at in gone:
-            del group.offsets[at]
+        if is_over and not isinstance(group, ClassicGroup):
+            self._delete_modern_group(shard, group, lambda _: None)
+            return
+        shard.drop_offsets(group.group_id, gone)
         if is_over:
+            assert isinstance(group, ClassicGroup)
             self._take_back(shard, group, gone, _ignore)
         else:
             self._append_tombstones(shard, group.group_id, gone, _ignore)
@@ -300,6 +371,7 @@ class GroupOffsets:
     ) -> None:
         group.move_to(GroupState.DEAD, self._clock.time_ms())
         shard.groups.pop(group.group_id, None)
+        shard.drop_offsets(group.group_id, gone)
         self._append_tombstones(shard, group.group_id, gone, then, with_group=True)
 
     def _append_tombstones(

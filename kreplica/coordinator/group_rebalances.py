@@ -210,7 +210,7 @@ class GroupRebalances:
 
         def stored(error: KreplicaError | None, _offset: int) -> None:
             if error is None:
-                self._replaced(shard, group, member, generation_id, future)
+                self.replaced(shard, group, member, generation_id, future)
             else:
                 if member.member_id == member_id and group.members.get(member_id) is member:
                     group.rename(member, former_id)
@@ -221,7 +221,7 @@ class GroupRebalances:
 
         self._store.append(shard, [group.record(assignments)], stored)
 
-    def _replaced(
+    def replaced(
         self,
         shard: GroupShard,
         group: ClassicGroup,
@@ -229,6 +229,7 @@ class GroupRebalances:
         generation_id: int,
         future: Future[Joined],
     ) -> None:
+        """Answer a static member whose new id is stored: it is in that generation, or in the next one."""
         if group.generation_id == generation_id and group.is_in(STABLE):
             _resolve(future, group.joined(member, skip_assignment=True))
         elif group.is_in(PREPARING) and group.members.get(member.member_id) is member and not member.join:
@@ -248,7 +249,7 @@ class GroupRebalances:
     def _prepare(self, shard: GroupShard, group: ClassicGroup) -> None:
         """Start a rebalance."""
         if group.is_in(COMPLETING):
-            self._drop_assignments(group, RebalanceInProgress(f"group {group.group_id} is rebalancing"))
+            self._refuse_syncs(group, RebalanceInProgress(f"group {group.group_id} is rebalancing"))
         was_empty = group.is_in(EMPTY)
         _stop_timer(group)
         group.move_to(PREPARING, self._clock.time_ms())
@@ -359,7 +360,7 @@ class GroupRebalances:
             if not group.is_in(COMPLETING) or group.generation_id != generation_id:
                 return  # another rebalance has begun and has failed the waiting requests
             if error is not None:
-                self._drop_assignments(group, error)
+                self._refuse_syncs(group, error)
                 self._prepare(shard, group)
                 return
             group.move_to(STABLE, self._clock.time_ms())
@@ -374,9 +375,8 @@ class GroupRebalances:
 
         self._store.append(shard, [group.record(assignments)], stored)
 
-    def _drop_assignments(self, group: ClassicGroup, error: KreplicaError) -> None:
+    def _refuse_syncs(self, group: ClassicGroup, error: KreplicaError) -> None:
         for member in group.members.values():
-            member.assignment = b""
             waiting, member.sync = member.sync, None
             if waiting is not None:
                 self.touch(member)
@@ -448,6 +448,21 @@ class GroupRebalances:
             self._look_later(shard, group, member)
         else:
             self.remove(shard, group, member)
+
+    def resume(self, shard: GroupShard, group: ClassicGroup) -> None:
+        """Start the members' sessions, and a rebalance if the group has no complete generation.
+
+        The members may have sent heartbeats to another coordinator only.
+        """
+        for member in group.members.values():
+            self.watch(shard, group, member, member.session_timeout_ms)
+        if group.members and (group.leader_id is None or group.is_in(PREPARING, COMPLETING)):
+            self._prepare(shard, group)
+
+    def discard(self, group: ClassicGroup, error: KreplicaError) -> None:
+        """End a group whose record was not stored."""
+        group.move_to(DEAD, self._clock.time_ms())
+        self.unload(group, error)
 
     def unload(self, group: ClassicGroup, error: KreplicaError) -> None:
         """Fail all pending requests, and stop the timers."""

@@ -6,6 +6,7 @@ The bytes come from disk: malformed ones raise InvalidRecord. Stateless; any thr
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from typing import TypeVar
 
 from kreplica.common import message as messages
@@ -13,6 +14,7 @@ from kreplica.common.errors import InvalidRecord
 from kreplica.common.message import Record
 
 _PREFIX = struct.Struct(">h")
+PREFIX_SIZE = _PREFIX.size
 
 M = TypeVar("M", bound=Record)
 
@@ -27,7 +29,7 @@ def encode(prefix: int, version: int, message: Record) -> bytes:
 
 def prefix_of(data: bytes) -> int:
     """Return the number with which a key or value begins."""
-    if len(data) < _PREFIX.size:
+    if len(data) < PREFIX_SIZE:
         raise InvalidRecord(f"{len(data)} bytes hold no type or version", where=0)
     kind: int = _PREFIX.unpack_from(data)[0]
     return kind
@@ -35,7 +37,12 @@ def prefix_of(data: bytes) -> int:
 
 def decode(data: bytes, kind: type[M], version: int) -> M:
     """Return the message behind the number."""
-    return messages.decode(kind, version, data, _PREFIX.size)
+    return messages.decode(kind, version, data, PREFIX_SIZE)
+
+
+def decoder(kind: type[M], version: int) -> Callable[[bytes], M]:
+    """Return the function that does as `decode`, faster, for data with a number."""
+    return messages.decoder(kind, version, PREFIX_SIZE)
 
 
 def shown(name: str, key: Record, value: Record | None, version: int | None) -> dict[str, object]:

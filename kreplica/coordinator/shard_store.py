@@ -1,10 +1,12 @@
 """ShardStore: what a coordinator keeps in the partitions of its internal topic that this broker leads.
 
-When the broker becomes leader of a partition, the store loads it in steps, from the log start to the log end.
-All the leader's records count: they are committed, or followers get them before anything later. Until then
-the shard is unavailable (CoordinatorLoadInProgress). Each leadership has its own Shard, which is dropped as a
-whole. An append that completes after its shard was dropped fails with NotCoordinator; the log refuses an
-append with the leader epoch of another shard.
+When the broker becomes leader of a partition, the store loads it in steps, from the log start to the log end,
+and waits until all of that is committed. With fewer replicas in sync than min.insync.replicas, the last
+records may be lost to the next leader (KIP-966), and what a coordinator does because of a record cannot be
+taken back: the markers of a transaction, an answer. Kafka 4.3 does not wait. Until then the shard is
+unavailable (CoordinatorLoadInProgress). Each leadership has its own Shard, which is dropped as a whole. An
+append that completes after its shard was dropped fails with NotCoordinator; the log refuses an append with
+the leader epoch of another shard.
 
 Thread rule: everything runs in the coordinator's loop.
 """
@@ -14,7 +16,7 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial, wraps
+from functools import lru_cache, partial, wraps
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, NamedTuple, ParamSpec, Protocol, TypeVar
 
 from kreplica._core.batch_builder import BatchBuilder
@@ -35,6 +37,7 @@ from kreplica.common.errors import (
 )
 from kreplica.common.future import Future
 from kreplica.common.ports import Clock, Loop
+from kreplica.common.rare_collections import rare_collections
 from kreplica.log.producer_append_info import Verification
 
 if TYPE_CHECKING:
@@ -45,6 +48,9 @@ LOGGER = logging.getLogger(__name__)
 # The store and the replicas are notified of leadership on different ways, so one may be earlier.
 ROLE_RETRY_MS = 10
 LOAD_RETRY_MS = 1_000
+COMMIT_RETRY_MS = 10
+# Records to replay in one step, in whole batches: a node may do all of its work in one loop.
+RECORDS_A_STEP = 2_000
 
 # Errors of an append after which a client repeats its request.
 CLIENTS_RETRY = (
@@ -54,11 +60,15 @@ CLIENTS_RETRY = (
     RequestTimedOut,
 )
 
+# The number of groups and transactional ids whose partition is remembered.
+REMEMBERED_KEYS = 10_000
+
 Record = tuple[bytes, bytes | None]
 # The callback of an append: its error, and the offset of its first record.
 Appended = Callable[[KreplicaError | None, int], None]
 
 
+@lru_cache(maxsize=REMEMBERED_KEYS)
 def partition_for(key: str, partition_count: int) -> int:
     """Return the partition of a group or transactional id, by Java's hash of it."""
     units = key.encode("utf-16-be", "surrogatepass")
@@ -129,7 +139,7 @@ class LogChunk(NamedTuple):
 class CoordinatorLog(Protocol):
     """The logs of a coordinator's topic on this broker.
 
-    Both methods raise, or their futures fail with, FencedLeaderEpoch or NotLeaderOrFollower if this broker
+    The methods raise, or their futures fail with, FencedLeaderEpoch or NotLeaderOrFollower if this broker
     does not lead the partition in that leader epoch.
     """
 
@@ -144,6 +154,10 @@ class CoordinatorLog(Protocol):
 
     def read(self, partition: int, leader_epoch: int, offset: int | None, max_bytes: int) -> LogChunk:
         """Read from `offset` (None: the log start), at least one batch, committed or not."""
+        ...
+
+    def high_watermark(self, partition: int, leader_epoch: int) -> int:
+        """Return the offset below which all records are committed."""
         ...
 
 
@@ -167,6 +181,19 @@ class Shard(ABC):
     @abstractmethod
     def drop(self) -> None:
         """End the service: another broker leads the partition now."""
+
+
+def _steps(records: Buffer) -> Iterator[list[RecordBatch]]:
+    """Yield the batches to replay in each step."""
+    step: list[RecordBatch] = []
+    count = 0
+    for batch in batches(records):
+        step.append(batch)
+        count += batch.record_count
+        if count >= RECORDS_A_STEP:
+            yield step
+            step, count = [], 0
+    yield step
 
 
 S = TypeVar("S", bound=Shard)
@@ -249,11 +276,14 @@ class ShardStore(Generic[S]):
                 if chunk.records is None:
                     # Nothing is left before the end: a cleaner has removed it (KAFKA-9065).
                     offset = stop
-                for batch in () if chunk.records is None else batches(chunk.records):
-                    batch.check()
-                    shard.replay(batch, self._clock.time_ms())
-                    offset = batch.next_offset
-                yield 0
+                for step in _steps(chunk.records or b""):
+                    # What is loaded stays: a search for garbage in it is in vain.
+                    with rare_collections():
+                        for batch in step:
+                            batch.check()
+                            shard.replay(batch, self._clock.time_ms())
+                            offset = batch.next_offset
+                    yield 0
             except (NotLeaderOrFollower, FencedLeaderEpoch, UnknownTopicOrPartition):
                 yield ROLE_RETRY_MS
             except Exception:
@@ -261,9 +291,19 @@ class ShardStore(Generic[S]):
                 # unavailable until then. A record that meets a bug must not end one node after the other.
                 LOGGER.exception("%s-%d cannot be loaded; trying again", self.topic, shard.partition)
                 yield LOAD_RETRY_MS
+        while not self._is_committed(shard, stop):
+            yield COMMIT_RETRY_MS
         for _ in shard.activate():
             yield 0
         shard.is_active = True
+
+    def _is_committed(self, shard: S, stop_offset: int) -> bool:
+        """Whether all records below that offset are committed."""
+        try:
+            return self._log.high_watermark(shard.partition, shard.leader_epoch) >= stop_offset
+        except KreplicaError:
+            # Not the leader, and soon notified of it; or the disk failed, which ends the leadership.
+            return False
 
     # ---- appends ------------------------------------------------------------------------------------------
 
@@ -277,9 +317,22 @@ class ShardStore(Generic[S]):
         """Append the records as one batch, and call `then` in the loop once all in-sync replicas have it.
 
         `producer`: the producer whose transaction the batch belongs to.
-        `then` gets an error suitable for clients: CoordinatorNotAvailable, NotCoordinator, MessageTooLarge,
-        or another KreplicaError.
+        `then` gets an error suitable for clients, see `error_for_clients`.
         """
+
+        def appended(error: BaseException | None, offset: int) -> None:
+            then(None if error is None else self.error_for_clients(shard, error), offset)
+
+        self.append_batch(shard, records, appended, producer)
+
+    def append_batch(
+        self,
+        shard: S,
+        records: Sequence[Record],
+        then: Callable[[BaseException | None, int], None],
+        producer: TransactionalProducer | None = None,
+    ) -> None:
+        """Do as `append`, but `then` gets the log's own error, or NotCoordinator if the shard was dropped."""
         try:
             builder = BatchBuilder()
             if producer is not None:
@@ -289,19 +342,24 @@ class ShardStore(Generic[S]):
             verification = None if producer is None else producer.verification
             future = self._log.append(shard.partition, shard.leader_epoch, batch, verification)
         except KreplicaError as error:
-            self._loop.post(partial(then, self._error_for_clients(shard, error), -1))
+            self._loop.post(partial(then, error, -1))
             return
         future.add_done_callback(lambda done: self._loop.post(partial(self._appended, shard, then, done)))
 
-    def _appended(self, shard: S, then: Appended, done: Future[int]) -> None:
+    def _appended(
+        self, shard: S, then: Callable[[BaseException | None, int], None], done: Future[int]
+    ) -> None:
         error = done.exception()
-        if error is None and shard.is_current:
-            then(None, done.result())
-        else:
-            then(self._error_for_clients(shard, error), -1)
+        if error is None and not shard.is_current:
+            error = NotCoordinator(f"{self.topic}-{shard.partition}: another broker leads it now")
+        then(error, -1 if error is not None else done.result())
 
-    def _error_for_clients(self, shard: S, error: BaseException | None) -> KreplicaError:
-        text = f"{self.topic}-{shard.partition}: {error or 'another broker leads it now'}"
+    def error_for_clients(self, shard: S, error: BaseException) -> KreplicaError:
+        """Return the error that a client gets for an append that failed with `error`.
+
+        It is CoordinatorNotAvailable, NotCoordinator, MessageTooLarge, or another KreplicaError.
+        """
+        text = f"{self.topic}-{shard.partition}: {error}"
         if not shard.is_current or isinstance(
             error, (NotLeaderOrFollower, FencedLeaderEpoch, KafkaStorageError)
         ):

@@ -6,7 +6,8 @@
 
 The hash of an id determines its partition of __transaction_state; the leader of that partition is the id's
 coordinator. A transition is appended first and holds once all in-sync replicas have it; until then the id
-answers ConcurrentTransactions. If an append fails, its outcome is unknown: another coordinator may find the
+answers ConcurrentTransactions. Only the completion of a transaction and the next one, which a request waits
+to begin, are appended together. If an append fails, its outcome is unknown: another coordinator may find the
 record. So the same record is appended again until it is known, or until the broker does not lead the
 partition. When the end of a transaction is stored, the client gets its answer, and the markers are sent.
 
@@ -85,6 +86,7 @@ UTF8_BYTES = 4
 TOO_LARGE = (MessageTooLarge, RecordListTooLarge)
 
 Then = Callable[[KreplicaError | None], object]
+Following = Callable[[TransactionMetadata], TransactionMetadata]
 
 
 class InitProducerId(NamedTuple):
@@ -143,12 +145,22 @@ class Transaction:
 
 
 class _Waiting:
-    """A request that waits until its id is not busy. `step()`: tries again; `future`: its answer."""
+    """A request that waits until its id is not busy. `step()`: tries again; `future`: its answer.
 
-    __slots__ = ("future", "step", "timer")
+    `following(current)`: the state that it makes of this one; raises as TransactionMetadata.with_partitions.
+    """
 
-    def __init__(self, step: Callable[[], None], future: Future[None], timer: Cancellable) -> None:
+    __slots__ = ("following", "future", "step", "timer")
+
+    def __init__(
+        self,
+        step: Callable[[], None],
+        following: Following,
+        future: Future[None],
+        timer: Cancellable,
+    ) -> None:
         self.step = step
+        self.following = following
         self.future = future
         self.timer = timer
 
@@ -346,7 +358,11 @@ class TransactionCoordinator:
         completed, wait for up to COMPLETION_WAIT_MS. Fails with InvalidProducerIdMapping, ProducerFenced,
         ConcurrentTransactions.
         """
-        step = partial(self._add, future, transactional_id, producer, partitions, version)
+
+        def following(current: TransactionMetadata) -> TransactionMetadata:
+            return current.with_partitions(*producer, partitions, self._clock.time_ms(), version)
+
+        step = partial(self._add, future, transactional_id, following)
         try:
             step()
         except ConcurrentTransactions as error:
@@ -355,24 +371,22 @@ class TransactionCoordinator:
                 raise
             give_up = partial(self._give_up, transaction, future, error.with_traceback(None))
             timer = self._loop.post_later(give_up, COMPLETION_WAIT_MS)
-            transaction.waiting.append(_Waiting(step, future, timer))
+            transaction.waiting.append(_Waiting(step, following, future, timer))
 
     def _add(
         self,
         future: Future[None],
         transactional_id: str,
-        producer: ProducerIdAndEpoch,
-        partitions: Collection[TopicPartition],
-        version: int,
+        following: Following,
     ) -> None:
         shard, transaction, current = self._known(transactional_id)
         if transaction.is_busy:
             raise _is_busy(transactional_id)
-        following = current.with_partitions(*producer, partitions, self._clock.time_ms(), version)
-        if following is current:
+        added = following(current)
+        if added is current:
             future.set_result(None)
         else:
-            self._change(shard, transaction, following, partial(_resolve, future, None))
+            self._change(shard, transaction, added, partial(_resolve, future, None))
 
     def _give_up(self, transaction: Transaction, future: Future[None], error: ConcurrentTransactions) -> None:
         """End the wait of a request whose time is over."""
@@ -522,12 +536,20 @@ class TransactionCoordinator:
         self._new_producer_id().add_done_callback(lambda done: self._loop.post(partial(run, done)))
 
     def _change(
-        self, shard: TransactionShard, transaction: Transaction, following: TransactionMetadata, then: Then
+        self,
+        shard: TransactionShard,
+        transaction: Transaction,
+        following: TransactionMetadata,
+        then: Then,
+        completed: TransactionMetadata | None = None,
     ) -> None:
-        """Append the state that follows; call `then` once it is stored, or the first attempt has failed."""
+        """Append the state that follows; call `then` once it is stored, or the first attempt has failed.
+
+        `completed`: the end of the former transaction, to be stored before it in the same batch.
+        """
         assert not transaction.is_busy, (transaction.current, transaction.pending, following)
         transaction.pending = following
-        self._append(shard, transaction, following, then)
+        self._append(shard, transaction, following, then, completed)
 
     def _append(
         self,
@@ -535,12 +557,14 @@ class TransactionCoordinator:
         transaction: Transaction,
         following: TransactionMetadata,
         then: Then | None,
+        completed: TransactionMetadata | None,
     ) -> None:
         key = encode_key(TransactionLogKey(transactional_id=following.transactional_id))
         version = 1 if self._feature_level() >= 1 else 0
-        value = encode_value(following.record(version), version)
-        stored = partial(self._stored, shard, transaction, following, then)
-        self._store.append(shard, [(key, value)], stored)
+        states = (following,) if completed is None else (completed, following)
+        records = [(key, encode_value(each.record(version), version)) for each in states]
+        stored = partial(self._stored, shard, transaction, following, then, completed)
+        self._store.append(shard, records, stored)
 
     def _stored(
         self,
@@ -548,13 +572,15 @@ class TransactionCoordinator:
         transaction: Transaction,
         following: TransactionMetadata,
         then: Then | None,
+        completed: TransactionMetadata | None,
         error: KreplicaError | None,
         _offset: int,
     ) -> None:
+        is_refused = isinstance(error, TOO_LARGE) and following.state not in COMPLETE
         if error is None:
             transaction.current, transaction.pending = following, None
             self._resume(shard, transaction)
-        elif isinstance(error, TOO_LARGE) and following.state not in COMPLETE:
+        elif is_refused:
             # Nothing was appended, and the same record never will be.
             transaction.pending = None
             if transaction.current is None:
@@ -566,18 +592,24 @@ class TransactionCoordinator:
                 "%s: state %s cannot be stored, trying again: %s",
                 *(following.transactional_id, following.state.title, error),
             )
-            again = partial(self._append_again, shard, transaction, following)
+            again = partial(self._append_again, shard, transaction, following, completed)
             self._loop.post_later(again, APPEND_BACKOFF_MS)
         if then is not None:
             then(error)
+        if is_refused and completed is not None:
+            self._change(shard, transaction, completed, _ignore)
         if not transaction.is_busy:
             self._try_waiting(transaction)
 
     def _append_again(
-        self, shard: TransactionShard, transaction: Transaction, following: TransactionMetadata
+        self,
+        shard: TransactionShard,
+        transaction: Transaction,
+        following: TransactionMetadata,
+        completed: TransactionMetadata | None,
     ) -> None:
         if shard.is_current:
-            self._append(shard, transaction, following, None)
+            self._append(shard, transaction, following, None, completed)
 
     def _resume(self, shard: TransactionShard, transaction: Transaction) -> None:
         """Send the markers if the end of the transaction is decided."""
@@ -587,7 +619,7 @@ class TransactionCoordinator:
 
         def done() -> None:
             transaction.marking = None
-            self._change(shard, transaction, current.completed(self._clock.time_ms()), _ignore)
+            self._complete(shard, transaction, current.completed(self._clock.time_ms()))
 
         marker = Marker(
             current.producer_id,
@@ -598,6 +630,22 @@ class TransactionCoordinator:
         )
         transaction.marking = Marking(marker, current.partitions, done)
         self._markers.add(transaction.marking)
+
+    def _complete(
+        self, shard: TransactionShard, transaction: Transaction, completed: TransactionMetadata
+    ) -> None:
+        """Store that all partitions have their markers, and with it the transaction that a request begins."""
+        for first in transaction.waiting[:1]:
+            try:
+                following = first.following(completed)
+            except KreplicaError:
+                # The request gets the error once the end is stored.
+                break
+            del transaction.waiting[0]
+            first.timer.cancel()
+            self._change(shard, transaction, following, partial(_resolve, first.future, None), completed)
+            return
+        self._change(shard, transaction, completed, _ignore)
 
     def _fence(self, shard: TransactionShard, transaction: Transaction, then: Then) -> None:
         """Abort an open transaction with the next epoch, so that its producer can write no more."""

@@ -28,7 +28,6 @@ from kreplica.common.errors import (
     InvalidTxnState,
     ProducerFenced,
 )
-from kreplica.common.message import replace as replace_fields
 from kreplica.common.types import (
     INT16_MAX,
     INT32_MAX,
@@ -319,7 +318,7 @@ class TransactionMetadata:
         topics: dict[str, list[int]] = {}
         for topic, number in sorted(self.partitions):
             topics.setdefault(topic, []).append(number)
-        value = TransactionLogValue(
+        return TransactionLogValue(
             producer_id=self.producer_id,
             producer_epoch=self.producer_epoch,
             transaction_timeout_ms=self.timeout_ms,
@@ -332,14 +331,9 @@ class TransactionMetadata:
             ),
             transaction_last_update_timestamp_ms=self.last_update_ms,
             transaction_start_timestamp_ms=self.start_ms,
-        )
-        if version == 0:
-            return value
-        return replace_fields(
-            value,
-            previous_producer_id=self.previous_producer_id,
-            next_producer_id=self.next_producer_id,
-            client_transaction_version=self.version,
+            previous_producer_id=self.previous_producer_id if version else NO_PRODUCER_ID,
+            next_producer_id=self.next_producer_id if version else NO_PRODUCER_ID,
+            client_transaction_version=self.version if version else 0,
         )
 
     @classmethod

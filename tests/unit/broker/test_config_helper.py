@@ -10,6 +10,7 @@ from kreplica.broker.config_helper import (
     DEFAULT,
     OF_ALL_BROKERS,
     OF_BROKER,
+    OF_GROUP,
     OF_NODE,
     OF_TOPIC,
     ConfigHelper,
@@ -18,14 +19,23 @@ from kreplica.broker.node_config import NodeConfig
 from kreplica.broker.node_settings import known_names, settings_of, with_settings
 from kreplica.common.config import BROKERS_NAMES
 from kreplica.common.error_code import ErrorCode
-from kreplica.common.messages.administration import DescribeConfigsRequest, DescribeConfigsResource
+from kreplica.common.messages.administration import (
+    DescribeConfigsRequest,
+    DescribeConfigsResource,
+    ListConfigResourcesRequest,
+)
 from kreplica.common.types import Uuid
-from kreplica.metadata.cluster_metadata import BROKER_RESOURCE, TOPIC_RESOURCE, ClusterMetadata
+from kreplica.metadata.cluster_metadata import (
+    BROKER_RESOURCE,
+    GROUP_RESOURCE,
+    TOPIC_RESOURCE,
+    ClusterMetadata,
+)
 from kreplica.metadata.records import ConfigRecord, TopicRecord
 
 NODE = with_settings(
     NodeConfig(node_id=2, cluster_id="c", directories=("/a", "/b")),
-    {"log.retention.ms": 5000, "replica.lag.time.max.ms": 7000},
+    {"log.retention.ms": 5000, "replica.lag.time.max.ms": 7000, "group.share.session.timeout.ms": 46000},
 )
 
 
@@ -36,6 +46,7 @@ def metadata():
     for kind, resource, name, value in (
         (TOPIC_RESOURCE, "orders", "retention.ms", "9000"),
         (TOPIC_RESOURCE, "orders", "cleanup.policy", "compact,delete"),
+        (GROUP_RESOURCE, "workers", "share.delivery.count.limit", "7"),
         (BROKER_RESOURCE, "", "min.insync.replicas", "2"),
         (BROKER_RESOURCE, "", "log.cleaner.backoff.ms", "11"),
         (BROKER_RESOURCE, "2", "log.cleaner.backoff.ms", "12"),
@@ -133,3 +144,36 @@ def test_what_has_no_settings_here(ask, kind, name, code):
     result = ask(kind, name)
     assert (result.error_code, result.configs) == (code, ())
     assert result.error_message
+
+
+def test_a_groups_setting_is_its_own_or_the_nodes_or_the_default(ask):
+    found = values_of(ask(GROUP_RESOURCE, "workers"))
+    assert found["share.delivery.count.limit"] == ("7", OF_GROUP, False)
+    assert found["share.session.timeout.ms"] == ("46000", OF_NODE, False)
+    assert found["share.isolation.level"] == ("read_uncommitted", DEFAULT, False)
+    assert len(found) == 19
+    (setting,) = ask(GROUP_RESOURCE, "workers", "share.delivery.count.limit", synonyms=True).configs
+    assert [(each.name, each.value, each.source) for each in setting.synonyms] == [
+        ("share.delivery.count.limit", "7", OF_GROUP),
+        ("group.share.delivery.count.limit", "5", DEFAULT),
+    ]
+    assert values_of(ask(GROUP_RESOURCE, "of no settings"))["share.delivery.count.limit"][1] == DEFAULT
+    assert ask(GROUP_RESOURCE, "").error_code is ErrorCode.invalid_request
+
+
+def test_resources_are_listed_by_type(metadata):
+    helper = ConfigHelper(NODE, lambda: metadata)
+
+    def listed(*types):
+        answer = helper.handle_list_config_resources(ListConfigResourcesRequest(resource_types=types)).result(
+            0
+        )
+        return answer.error_code, [
+            (each.resource_type, each.resource_name) for each in answer.config_resources
+        ]
+
+    assert listed(GROUP_RESOURCE) == (ErrorCode.none, [(GROUP_RESOURCE, "workers")])
+    everything = [(TOPIC_RESOURCE, "orders"), (GROUP_RESOURCE, "workers")]
+    assert listed() == (ErrorCode.none, everything)
+    assert listed(TOPIC_RESOURCE, 16) == (ErrorCode.none, everything[:1])
+    assert listed(GROUP_RESOURCE, 5) == (ErrorCode.unsupported_version, [])

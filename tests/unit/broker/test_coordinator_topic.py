@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from kreplica.broker.consumer_group_apis import ConsumerGroupApis
 from kreplica.broker.coordinator_topic import CoordinatorTopic, InternalTopic
-from kreplica.broker.group_apis import GROUP_KEY, TRANSACTION_KEY, GroupApis
+from kreplica.broker.group_apis import GROUP_KEY, SHARE_KEY, TRANSACTION_KEY, GroupApis
 from kreplica.common.error_code import ErrorCode
 from kreplica.common.errors import NetworkException
 from kreplica.common.leader_and_isr import NO_LEADER
@@ -46,7 +47,8 @@ class Stage(VirtualMachine):
             loop=self.loop,
         )
         coordinator: Any = None
-        self.apis = GroupApis(coordinator, {TRANSACTION_KEY: self.topic, GROUP_KEY: self.topic}, cache)
+        topics = dict.fromkeys((GROUP_KEY, TRANSACTION_KEY, SHARE_KEY), self.topic)
+        self.apis = GroupApis(coordinator, topics, cache, (ConsumerGroupApis(coordinator, cache),))
 
     @property
     def topics(self) -> dict[str, Any]:
@@ -84,12 +86,24 @@ def test_no_live_leader_no_coordinator(stage: Stage) -> None:
     assert stage.find(*PARTITIONS) == [("a", -1, AWAY), ("id", 1, OK), ("polygenelubricants", -1, AWAY)]
 
 
+def test_a_share_partition_has_a_coordinator(stage: Stage) -> None:
+    stage.leaders = [1] * 50
+    for key in ("group:AAECAwQFBgcICQoLDA0ODw:0", "with:colons:AAECAwQFBgcICQoLDA0ODw:12"):
+        assert stage.find(key, kind=SHARE_KEY) == [(key, 1, OK)]
+
+
 @pytest.mark.parametrize(
     ("kind", "key", "code"),
     [
         (TRANSACTION_KEY, "", ErrorCode.invalid_request),
         (GROUP_KEY, "", ErrorCode.invalid_group_id),
-        (2, "id", ErrorCode.invalid_request),
+        (SHARE_KEY, "", ErrorCode.invalid_request),
+        (SHARE_KEY, "id", ErrorCode.invalid_request),
+        (SHARE_KEY, "group:AAECAwQFBgcICQoLDA0ODw:x", ErrorCode.invalid_request),
+        (SHARE_KEY, "group:AAECAwQFBgcICQoLDA0ODw:-1", ErrorCode.invalid_request),
+        (SHARE_KEY, "group:topic:0", ErrorCode.invalid_request),
+        (SHARE_KEY, ":AAECAwQFBgcICQoLDA0ODw:0", ErrorCode.invalid_request),
+        (3, "id", ErrorCode.invalid_request),
         (-1, "id", ErrorCode.invalid_request),
     ],
 )

@@ -90,6 +90,13 @@ def test_no_topics_stood_for_all_of_them_before_there_was_null() -> None:
     assert handled(MetadataRequest1(topics=None))[0].topics is None
 
 
+def test_the_first_version_listed_the_resources_of_client_metrics() -> None:
+    old: Any = at(administration.ListConfigResourcesRequest, 0)
+    assert handled(old())[0].resource_types == (16,)
+    every = administration.ListConfigResourcesRequest(resource_types=())
+    assert handled(every)[0].resource_types == ()
+
+
 def test_topics_were_deleted_by_name() -> None:
     request = OldDeleteTopicsRequest(topic_names=("a", "b"), timeout=timedelta(seconds=1))
     assert [topic.name for topic in handled(request)[0].topics] == ["a", "b"]

@@ -122,6 +122,12 @@ def test_topics_by_name_and_by_id():
     assert response.topics[3].topic_id == uuid_of(OTHER)
 
 
+def test_an_empty_name_beside_an_id_is_no_name():
+    known, gone = (MetadataRequestTopic(topic_id=uuid_of(each), name="") for each in (ORDERS, OTHER))
+    response = ask(known, gone)
+    assert [(topic.name, topic.error_code) for topic in response.topics] == [("orders", 0), (None, 100)]
+
+
 # ---- DescribeCluster, DescribeTopicPartitions --------------------------------------------------------------
 
 

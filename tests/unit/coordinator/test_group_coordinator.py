@@ -19,7 +19,10 @@ from kreplica.coordinator.group_records import (
 )
 from kreplica.coordinator.shard_store import TransactionalProducer, partition_for
 from kreplica.record.control import EndTransactionMarker
+from tests.support.batches import batch_of
 from tests.support.group_stage import AT, CONFIG, RANGE, GroupStage
+
+TRANSACTIONAL_CONTROL = 0x30  # attributes of a batch
 
 
 @pytest.fixture
@@ -290,7 +293,8 @@ def test_of_two_commits_the_later_in_the_log_counts(stage):
     [
         (errors.NotLeaderOrFollower, errors.NotCoordinator),
         (errors.NotEnoughReplicas, errors.CoordinatorNotAvailable),
-        (errors.MessageTooLarge, errors.InvalidCommitOffsetSize),
+        (errors.MessageTooLarge, errors.UnknownServerError),
+        (errors.RecordListTooLarge, errors.UnknownServerError),
         (errors.RequestTimedOut, errors.CoordinatorNotAvailable),
     ],
 )
@@ -408,7 +412,7 @@ def test_groups_are_listed_by_state(stage):
         stage.settle()
         return future.result(0)
 
-    assert listed() == (False, [("g", "consumer", "Stable"), ("simple", "", "Empty")])
+    assert listed() == (False, [("g", "consumer", "Stable", "classic"), ("simple", "", "Empty", "classic")])
     assert [each.group_id for each in listed("empty")[1]] == ["simple"]
 
 
@@ -500,6 +504,14 @@ def test_transactional_offsets_count_once_committed(stage):
         log.add(builder.build([(marker.key, marker.value)], now_ms=0))
     stage.fail_over()
     assert stage.committed() == {AT: 10}
+
+
+def test_a_marker_that_a_cleaner_has_removed_ends_nothing(stage):
+    """Its empty batch stays as the last one of its producer, and the partition could not be loaded again."""
+    stage.commit(3)
+    stage.log.add(batch_of(b"", 0, 0, attributes=TRANSACTIONAL_CONTROL))
+    stage.fail_over()
+    assert stage.committed() == {AT: 3}
 
 
 def test_records_that_cannot_be_read_are_passed_over(stage):

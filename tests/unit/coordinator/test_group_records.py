@@ -13,17 +13,23 @@ from kreplica.common.errors import InvalidRecord, UnsupportedVersion
 from kreplica.common.message import TaggedField, replace
 from kreplica.common.types import Uuid
 from kreplica.coordinator.group_records import (
+    ConsumerGroupMemberMetadataKey,
+    ConsumerGroupMemberMetadataValue,
     GroupMetadataKey,
     GroupMetadataValue,
     MemberMetadata,
     OffsetCommitKey,
     OffsetCommitValue,
+    committed_partition,
     decode_key,
+    decode_offset,
     decode_value,
     encode_key,
     encode_value,
+    to_json,
 )
 from kreplica.record import batches
+from tests.support.coordinator_records import WRITTEN_BY_KAFKA, examples
 
 KAFKA = Path(__file__).resolve().parents[2] / "data" / "kafka-4.3" / "clean" / "logs" / "__consumer_offsets-0"
 
@@ -103,9 +109,30 @@ def test_offsets_come_out_the_same(value, version):
 
 @given(st.binary(max_size=60), st.sampled_from([GROUP_KEY, OFFSET_KEY]))
 def test_any_bytes_cost_a_typed_error_at_most(data, key):
-    for decode in (decode_key, lambda each: decode_value(key, each)):
+    for decode in (decode_key, committed_partition, decode_offset, lambda each: decode_value(key, each)):
         with contextlib.suppress(InvalidRecord, UnsupportedVersion):
             decode(data)
+
+
+@given(
+    st.sampled_from([b"\0\0", b"\0\1", b"\0\2"]),
+    st.text(max_size=3),
+    st.text(max_size=3),
+    st.integers(-(1 << 31), (1 << 31) - 1),
+    st.data(),
+)
+def test_the_partition_of_a_committed_offset_is_that_of_its_key(prefix, group, topic, partition, data):
+    whole = prefix + encode_key(OffsetCommitKey(group=group, topic=topic, partition=partition))[2:]
+    size = data.draw(st.one_of(st.just(len(whole)), st.integers(2, len(whole))))
+    try:
+        key = decode_key(whole[:size])
+    except InvalidRecord:
+        if prefix != b"\0\2":
+            with pytest.raises(InvalidRecord):
+                committed_partition(whole[:size])
+        return
+    expected = (group, topic, partition) if isinstance(key, OffsetCommitKey) else None
+    assert committed_partition(whole[:size]) == expected
 
 
 @given(GROUPS, st.data())
@@ -153,5 +180,46 @@ def test_a_field_that_the_version_has_not():
         decode_value(GROUP_KEY, b"\0\5")
 
 
-def test_other_kinds_of_groups_are_not_known_here():
-    assert decode_key(b"\0\3\0\1g") is None
+def test_unknown_types_are_skipped():
+    assert decode_key(b"\0\x09\0\1g") is None
+    assert to_json(b"\0\x12\0\1g", b"\0\0") is None
+
+
+def test_all_types_are_those_that_kafka_writes():
+    written = WRITTEN_BY_KAFKA.read_text().splitlines()
+    for line, each in zip(written, examples(), strict=True):
+        key, value = map(bytes.fromhex, line.split())
+        assert (each.key_bytes, each.value_bytes) == (key, value)
+        assert each.serde.decode_key(key) == each.key
+        assert each.serde.decode_value(each.key, value) == each.value
+
+
+@pytest.mark.parametrize("each", [*examples()], ids=lambda each: f"{type(each.key).__name__}-{each.version}")
+def test_a_record_of_any_type_that_is_cut_short_is_refused(each):
+    for size in range(len(each.value_bytes)):
+        with pytest.raises((InvalidRecord, UnsupportedVersion)):
+            each.serde.decode_value(each.key, each.value_bytes[:size])
+    for size in range(len(each.key_bytes)):
+        with pytest.raises(InvalidRecord):
+            each.serde.decode_key(each.key_bytes[:size])
+    with pytest.raises(UnsupportedVersion):
+        each.serde.decode_value(each.key, b"\0\7" + each.value_bytes[2:])
+
+
+def test_a_member_of_the_consumer_protocol_says_so():
+    # Kafka takes a member without this field for one of the classic protocol.
+    value = ConsumerGroupMemberMetadataValue(
+        instance_id=None,
+        rack_id=None,
+        client_id="c",
+        client_host="h",
+        subscribed_topic_names=("t",),
+        subscribed_topic_regex=None,
+        server_assignor=None,
+    )
+    data = encode_value(value)
+    assert data[-4:] == bytes([1, 0, 1, 0])
+    key = ConsumerGroupMemberMetadataKey(group_id="g", member_id="m")
+    assert decode_value(key, data).classic_member_metadata is None
+    absent = decode_value(key, data[:-4] + b"\0").classic_member_metadata
+    assert (absent.session_timeout_ms, absent.supported_protocols) == (0, ())

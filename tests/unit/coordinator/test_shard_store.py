@@ -10,7 +10,7 @@ import pytest
 from kreplica._core.batch_builder import BatchBuilder
 from kreplica._core.records import RecordBatch, batches
 from kreplica.common import errors
-from kreplica.coordinator.shard_store import LogChunk, Shard, ShardStore
+from kreplica.coordinator.shard_store import RECORDS_A_STEP, LogChunk, Shard, ShardStore
 from tests.support.group_stage import MemoryLog
 from tests.support.virtual import VirtualMachine
 
@@ -44,11 +44,11 @@ class Kept(Shard):
 class Stage(VirtualMachine):
     """A store of the partition of a log."""
 
-    def __init__(self) -> None:
+    def __init__(self, load_buffer_size: int = 1_000) -> None:
         super().__init__()
         self.log: Any = MemoryLog()
         self.store = ShardStore[Kept](
-            "topic", self.log, Kept, load_buffer_size=1_000, clock=self.clock, loop=self.loop
+            "topic", self.log, Kept, load_buffer_size=load_buffer_size, clock=self.clock, loop=self.loop
         )
 
     def write(self, *values: bytes) -> None:
@@ -85,6 +85,42 @@ def test_a_shard_is_available_once_all_of_it_is_loaded(stage: Stage) -> None:
     stage.write(b"d")
     stage.settle()
     assert stage.values() == [b"a", b"b", b"c"]
+
+
+def test_a_shard_waits_until_what_it_has_loaded_is_committed(stage: Stage) -> None:
+    stage.log.committed_end = 2
+    stage.elect()
+    stage.pass_time(60_000)
+    with pytest.raises(errors.CoordinatorLoadInProgress):
+        stage.store.shard(0)
+    stage.log.committed_end = 3
+    stage.pass_time(100)
+    assert stage.values() == [b"a", b"b", b"c"]
+
+
+def test_a_shard_whose_leadership_ends_before_all_is_committed_is_never_served(stage: Stage) -> None:
+    stage.log.committed_end = 2
+    shard = stage.elect()
+    stage.pass_time(100)
+    stage.log.leader_epoch += 1
+    stage.log.committed_end = None
+    stage.pass_time(100)
+    assert not shard.is_active
+    stage.elect(stage.log.leader_epoch)
+    stage.pass_time(100)
+    assert stage.values() == [b"a", b"b", b"c"]
+
+
+def test_other_work_gets_its_turn_between_the_steps_of_a_load() -> None:
+    stage = Stage(load_buffer_size=1 << 20)
+    for _ in range(3):
+        records = [(b"key", b"value")] * (RECORDS_A_STEP // 2)
+        stage.log.add(BatchBuilder().build(records, now_ms=0))
+    shard = stage.elect()
+    seen: list[int] = []
+    stage.loop.post(lambda: seen.append(len(shard.values)))
+    stage.settle()
+    assert (seen, len(stage.values())) == ([RECORDS_A_STEP], 3 * RECORDS_A_STEP // 2)
 
 
 def rot(stage: Stage) -> Callable[[], object]:

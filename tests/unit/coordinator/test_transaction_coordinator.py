@@ -97,6 +97,61 @@ def test_a_request_may_wait_until_the_previous_transaction_is_completed(level):
     assert (metadata.state.title, metadata.partitions) == ("Ongoing", {AT, OTHER})
 
 
+def waits_for_its_turn(stage, *partitions):
+    """Let a request for the next transaction wait for the markers of the last one; return its answer."""
+    first = stage.init()
+    stage.add(first)
+    stage.brokers.held = []
+    return stage.begin_add(stage.end(first), *partitions, waits=True)
+
+
+def test_the_transaction_that_waits_is_stored_with_the_end_of_the_last_one(stage):
+    added = waits_for_its_turn(stage, OTHER)
+    before = len(stage.log.batches)
+    stage.log.held = []
+    stage.brokers.release()
+    stage.settle()
+    assert len(stage.log.batches) == before + 1
+    assert [metadata.state.title for _, metadata in stage.stored()][-2:] == ["CompleteCommit", "Ongoing"]
+    assert not added.done()
+    assert isinstance(stage.end(producer(7, 1)), errors.ConcurrentTransactions)
+    # Its time to wait has passed, but it waits no longer.
+    stage.pass_time(200)
+    assert not added.done()
+    stage.log.release()
+    stage.settle()
+    assert added.result(0) is None
+    assert stage.state() == "Ongoing"
+    stage.fail_over()
+    assert stage.state() == "Ongoing"
+    assert stage.end(producer(7, 1)) == producer(7, 2)
+
+
+def test_both_records_are_repeated_until_they_are_stored(stage):
+    added = waits_for_its_turn(stage)
+    stage.log.error = errors.NotEnoughReplicasAfterAppend()
+    stage.brokers.release()
+    stage.settle()
+    assert isinstance(added.exception(0), errors.CoordinatorNotAvailable)
+    stage.log.error = None
+    stage.pass_time(1_000)
+    assert [metadata.state.title for _, metadata in stage.stored()][-2:] == ["CompleteCommit", "Ongoing"]
+    assert stage.add(producer(7, 1), AT) is None
+
+
+@pytest.mark.parametrize("error", [errors.MessageTooLarge, errors.RecordListTooLarge])
+def test_the_end_is_stored_alone_if_the_transaction_that_waits_is_too_large(stage, error):
+    added = waits_for_its_turn(stage)
+    stage.log.error = error()
+    stage.brokers.release()
+    stage.settle()
+    assert isinstance(added.exception(0), errors.UnknownServerError)
+    stage.log.error = None
+    stage.pass_time(1_000)
+    assert stage.state() == "CompleteCommit"
+    assert stage.add(producer(7, 1)) is None
+
+
 def test_a_request_waits_only_for_a_while(stage):
     first = stage.init()
     stage.add(first)

@@ -1,0 +1,58 @@
+"""The settings of share groups that the leaders of partitions follow. No state; any thread may call."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from kreplica.share.dead_letters import LetterConfig
+from kreplica.share.share_partition import ShareSettings
+
+EARLIEST, LATEST = "earliest", "latest"
+# The isolation of the log's reads, by share.isolation.level.
+ISOLATIONS = {"read_uncommitted": "high_watermark", "read_committed": "txn_committed"}
+_DURATION = re.compile(r"P(?:(\d+)D)?(?:T(?:(\d+)H)?(?:(\d+)M)?(?:(\d+)(?:\.(\d+))?S)?)?", re.IGNORECASE)
+
+
+class ShareGroupConfig(NamedTuple):
+    """The settings of one share group. `reset`: EARLIEST, LATEST, or how many ms before now to begin.
+
+    `isolation`: as the log's reads name it. `letters`: of dead letters.
+    """
+
+    settings: ShareSettings
+    reset: str | int
+    isolation: str
+    letters: LetterConfig = LetterConfig()
+
+
+def config_of(value: Callable[[str, str], Any], group_id: str) -> ShareGroupConfig:
+    """Return the settings of a group. `value(group_id, name)`: looks up one."""
+    letters = LetterConfig(
+        value(group_id, "errors.deadletterqueue.topic.name"),
+        value(group_id, "errors.deadletterqueue.copy.record.enable"),
+    )
+    return ShareGroupConfig(
+        ShareSettings(
+            value(group_id, "share.record.lock.duration.ms"),
+            value(group_id, "share.delivery.count.limit"),
+            value(group_id, "share.partition.max.record.locks"),
+            value(group_id, "share.renew.acknowledge.enable"),
+            has_dead_letters=bool(letters.topic),
+        ),
+        reset_of(value(group_id, "share.auto.offset.reset")),
+        ISOLATIONS[value(group_id, "share.isolation.level")],
+        letters,
+    )
+
+
+def reset_of(text: str) -> str | int:
+    """Read a checked value of share.auto.offset.reset."""
+    if text in (EARLIEST, LATEST):
+        return text
+    found = _DURATION.fullmatch(text.partition(":")[2])
+    assert found is not None, f"share.auto.offset.reset={text!r} was checked when it was set"
+    days, hours, minutes, seconds = (int(each or 0) for each in found.groups()[:4])
+    milliseconds = int((found[5] or "").ljust(3, "0")[:3])
+    return (((days * 24 + hours) * 60 + minutes) * 60 + seconds) * 1_000 + milliseconds
