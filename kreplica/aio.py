@@ -20,18 +20,22 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 from kreplica import engine
 from kreplica._core.record import Record
-from kreplica.client.client_config import Isolation
+from kreplica.client.arguments import milliseconds
+from kreplica.client.client_config import Isolation, Protocol
 from kreplica.client.producer import Acks, AppendResult, TopicProducer
 from kreplica.cluster.cluster import Cluster as BlockingCluster
 from kreplica.cluster.records import Consuming, Question
+from kreplica.cluster.share import Received, Sharing
 from kreplica.cluster.transactions import TRANSACTION_TIMEOUT, Offsets, Transacting
 from kreplica.cluster.views import PartitionView
+from kreplica.common.errors import ClusterClosed
 from kreplica.common.future import Future
 from kreplica.engine import LogAppendInfo
 from kreplica.metadata import watches
@@ -182,13 +186,15 @@ class _Appends:
 class Consumer:
     """The records that a member of a group reads, from `Cluster.consume`; see `kreplica.Cluster.consume`.
 
-    If you leave a loop early, close the consumer (contextlib.aclosing): that leaves the group.
+    Leaving a loop leaves the group soon; to wait for that, close the consumer (`async with`).
     """
+
+    # No generator refers to this object: it is closed as soon as its loop ends, also by a cancelled task.
 
     def __init__(self, consuming: Consuming, ask: Callable[[Question], Awaitable[Any]]) -> None:
         self.consuming = consuming
         self._ask = ask
-        self._records = self._each()
+        self._records = _records(consuming, ask)
 
     def __aiter__(self) -> AsyncIterator[Record]:
         return self._records
@@ -196,28 +202,108 @@ class Consumer:
     async def __anext__(self) -> Record:
         return await anext(self._records)
 
-    async def _each(self) -> AsyncGenerator[Record, None]:
-        try:
-            while (question := self.consuming.question()) is not None:
-                for record in self.consuming.answer(await self._ask(question)):
-                    yield record
-        finally:
-            await self._ask(self.consuming.leave)
-
-    async def batches(self) -> AsyncIterator[list[Record]]:
+    def batches(self) -> AsyncIterator[list[Record]]:
         """Iterate over lists of records, each of those that have come since the last one."""
-        try:
-            while (question := self.consuming.question()) is not None:
-                if records := self.consuming.batch(await self._ask(question)):
-                    yield records
-                    self.consuming.processed()
-        finally:
-            await self._ask(self.consuming.leave)
+        return _batches(self.consuming, self._ask)
 
     async def aclose(self) -> None:
-        """Leave the group."""
-        await self._records.aclose()
-        await self._ask(self.consuming.leave)
+        """Leave the group. A loop of another task ends."""
+        await _leave(self.consuming, self._ask)
+        await _closed(self._records)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+
+async def _records(
+    consuming: Consuming, ask: Callable[[Question], Awaitable[Any]]
+) -> AsyncGenerator[Record, None]:
+    try:
+        while (question := consuming.question()) is not None:
+            for record in consuming.answer(await ask(question)):
+                yield record
+    finally:
+        await _leave(consuming, ask)
+
+
+async def _batches(
+    source: Consuming | Sharing[Message], ask: Callable[[Question], Awaitable[Any]]
+) -> AsyncGenerator[list[Any], None]:
+    try:
+        while (question := source.question()) is not None:
+            if found := source.batch(await ask(question)):
+                yield found
+                source.processed()
+    finally:
+        await _leave(source, ask)
+
+
+async def _leave(source: Consuming | Sharing[Message], ask: Callable[[Question], Awaitable[Any]]) -> None:
+    with suppress(ClusterClosed):  # the group's coordinator is closed, too
+        await ask(source.leave)
+
+
+async def _closed(generator: Any) -> None:
+    if not generator.ag_running:  # another task is in it, and it comes to its end
+        await generator.aclose()
+
+
+class Message(Received[Awaitable[None]]):
+    """A message from `Cluster.share`; see `kreplica.Cluster.share`. Its methods need not be awaited."""
+
+    __slots__ = ()
+
+
+class Messages:
+    """The messages of a share group that come to this program, from `Cluster.share`.
+
+    Leaving a loop leaves the group soon; to wait for that, close this object (`async with`).
+    """
+
+    # No generator refers to this object: it is closed as soon as its loop ends, also by a cancelled task.
+
+    def __init__(self, sharing: Sharing[Message], ask: Callable[[Question], Awaitable[Any]]) -> None:
+        self._sharing = sharing
+        self._ask = ask
+        self._messages = _messages(sharing, ask)
+
+    def __aiter__(self) -> AsyncIterator[Message]:
+        return self._messages
+
+    async def __anext__(self) -> Message:
+        return await anext(self._messages)
+
+    def batches(self) -> AsyncIterator[list[Message]]:
+        """Iterate over lists of messages, each of those that have come since the last one."""
+        return _batches(self._sharing, self._ask)
+
+    async def aclose(self) -> None:
+        """Leave the group; all messages that are not settled are released to other members.
+
+        A loop of another task ends.
+        """
+        await _leave(self._sharing, self._ask)
+        await _closed(self._messages)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+
+async def _messages(
+    sharing: Sharing[Message], ask: Callable[[Question], Awaitable[Any]]
+) -> AsyncGenerator[Message, None]:
+    try:
+        while (question := sharing.question()) is not None:
+            for message in sharing.answer(await ask(question)):
+                yield message
+    finally:
+        await _leave(sharing, ask)
 
 
 class Transaction:
@@ -330,9 +416,12 @@ class Cluster:
 
     def consume(
         self,
-        topics: str | Sequence[str],
-        group: str,
+        topics: str | Sequence[str] = (),
+        group: str = "",
         *,
+        pattern: str | None = None,
+        instance_id: str | None = None,
+        protocol: Protocol | None = None,
         isolation: Isolation | None = None,
         auto_commit: bool = True,
         timeout: float | None = None,
@@ -340,8 +429,41 @@ class Cluster:
     ) -> Consumer:
         """Iterate over records as `kreplica.Cluster.consume` does."""
         records = self.cluster.records
-        consuming = records.consuming(topics, group, timeout, config, isolation, auto_commit=auto_commit)
+        consuming = records.consuming(
+            topics,
+            group,
+            timeout,
+            config,
+            isolation,
+            auto_commit=auto_commit,
+            pattern=pattern,
+            protocol=protocol,
+            instance_id=instance_id,
+        )
         return Consumer(consuming, self._ask)
+
+    def share(
+        self,
+        topics: str | Sequence[str],
+        group: str,
+        *,
+        start: Literal["earliest", "latest"] | None = "earliest",
+        max_records: int | None = None,
+        auto_accept: bool = True,
+        timeout: float | None = None,
+    ) -> Messages:
+        """Take messages as `kreplica.Cluster.share` does; await what a message's methods return."""
+        prepare = self.cluster.records.share_start(group, start)
+        consumer = self.cluster.records.share_consumer(topics, group, max_records)
+        wait_ms = None if timeout is None else milliseconds(timeout)
+        sharing = Sharing(consumer, self._settled, Message, wait_ms, auto_accept=auto_accept, prepare=prepare)
+        return Messages(sharing, self._ask)
+
+    def _settled(self, future: Future[None]) -> Awaitable[None]:
+        wrapped = asyncio.wrap_future(self.cluster.records.tracked(future))
+        # A program that does not wait for it does not want to hear of it: the message comes again.
+        wrapped.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return wrapped
 
     async def _ask(self, question: Question) -> Any:
         return await asyncio.wrap_future(self.cluster.records.ask(question))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
@@ -569,6 +570,10 @@ def serve(
 
 topic_app = typer.Typer(help="Manage the topics of a Kafka-compatible cluster.", no_args_is_help=True)
 quorum_app = typer.Typer(help="Show and change the metadata quorum of a cluster.", no_args_is_help=True)
+group_app = typer.Typer(
+    help="Show groups of consumers; reset and delete their offsets.",
+    no_args_is_help=True,
+)
 transactions_app = typer.Typer(
     help="Show transactions; find and abort abandoned ones.",
     no_args_is_help=True,
@@ -576,6 +581,7 @@ transactions_app = typer.Typer(
 
 app.add_typer(topic_app, name="topic")
 app.add_typer(quorum_app, name="quorum")
+app.add_typer(group_app, name="group")
 app.add_typer(transactions_app, name="transactions")
 
 Bootstrap = Annotated[
@@ -968,6 +974,190 @@ def quorum_remove_voter(
 
     change = partial(command.remove_voter, bootstrap, cluster_id, node_id, directory_id)
     raise typer.Exit(_parsed(change, "--bootstrap"))
+
+
+# ---- groups ----------------------------------------------------------------------------------------------
+
+GroupId = Annotated[str, typer.Argument(metavar="GROUP", help="The group's id.", show_default=False)]
+Execute = Annotated[
+    bool, typer.Option("--execute", help="Make the change. Without it, only print what would change.")
+]
+
+
+class GroupKind(StrEnum):
+    """A kind of group."""
+
+    CLASSIC = "classic"
+    CONSUMER = "consumer"
+    SHARE = "share"
+    STREAMS = "streams"
+
+
+class State(StrEnum):
+    """A state of a group."""
+
+    EMPTY = "Empty"
+    ASSIGNING = "Assigning"
+    RECONCILING = "Reconciling"
+    PREPARING_REBALANCE = "PreparingRebalance"
+    COMPLETING_REBALANCE = "CompletingRebalance"
+    NOT_READY = "NotReady"
+    STABLE = "Stable"
+    DEAD = "Dead"
+
+
+@group_app.command("list")
+def group_list(
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    kinds: Annotated[
+        list[GroupKind] | None,
+        typer.Option("--type", help="List only groups of this type; may be repeated."),
+    ] = None,
+    states: Annotated[
+        list[State] | None,
+        typer.Option("--state", help="List only groups in this state; may be repeated."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """List the groups of a cluster, with their types and states."""
+    from kreplica.cli import group as command
+
+    names = [kind.value for kind in kinds or ()]
+    wanted = [state.value for state in states or ()]
+    listing = partial(command.list_groups, bootstrap, names, wanted, as_json)
+    raise typer.Exit(_parsed(listing, "--bootstrap"))
+
+
+@group_app.command("describe")
+def group_describe(
+    group_ids: Annotated[
+        list[str] | None, typer.Argument(metavar="GROUP...", help="The groups' ids; by default all groups.")
+    ] = None,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    members: Annotated[
+        bool, typer.Option("--members", help="Show the members and what they are assigned, not the offsets.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Show the committed offsets of groups and how far they are behind, or their members."""
+    from kreplica.cli import group as command
+
+    show = partial(command.describe, bootstrap, group_ids or (), members, as_json)
+    raise typer.Exit(_parsed(show, "--bootstrap"))
+
+
+@group_app.command("reset-offsets")
+def group_reset_offsets(
+    group_id: GroupId,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    topics: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--topic",
+            metavar="TOPIC[:0,1]",
+            help="Reset this topic, or some of its partitions; may be repeated. By default all partitions"
+            " with a committed offset.",
+        ),
+    ] = None,
+    to_earliest: Annotated[bool, typer.Option("--to-earliest", help="To the first record.")] = False,
+    to_latest: Annotated[bool, typer.Option("--to-latest", help="Behind the last record.")] = False,
+    to_datetime: Annotated[
+        datetime | None,
+        typer.Option(
+            formats=["%Y-%m-%dT%H:%M:%S", "%Y-%m-%dT%H:%M:%S.%f", "%Y-%m-%dT%H:%M:%S%z", "%Y-%m-%d"],
+            help="To the first record at this time or later; in UTC unless it has an offset.",
+        ),
+    ] = None,
+    to_offset: Annotated[int | None, typer.Option(min=0, help="To this offset.")] = None,
+    shift_by: Annotated[
+        int | None, typer.Option(help="By this number of offsets; forward, or back if it is negative.")
+    ] = None,
+    from_file: Annotated[
+        Path | None,
+        typer.Option(
+            exists=True, dir_okay=False, help="To the offsets in this file, lines of topic,partition,offset."
+        ),
+    ] = None,
+    execute: Execute = False,
+    as_json: Json = False,
+) -> None:
+    """Set the committed offsets of a group without members.
+
+    The new offsets are printed first. They are set only with --execute. An offset outside the log becomes the
+    nearest one inside.
+    """
+    from kreplica.cli import group as command
+
+    asked = {
+        "earliest": to_earliest or None,
+        "latest": to_latest or None,
+        "datetime": to_datetime,
+        "offset": to_offset,
+        "shift": shift_by,
+        "file": from_file,
+    }
+    given = [how for how, value in asked.items() if value is not None]
+    if len(given) != 1:
+        raise typer.BadParameter(
+            "give one of --to-earliest, --to-latest, --to-datetime, --to-offset, --shift-by and --from-file"
+        )
+    offsets = None
+    value = to_offset if to_offset is not None else shift_by or 0
+    if to_datetime is not None:
+        moment = to_datetime if to_datetime.tzinfo else to_datetime.replace(tzinfo=UTC)
+        value = round(moment.timestamp() * 1000)
+    if from_file is not None:
+        offsets = _parsed(partial(command.parse_file, from_file.read_text().splitlines()), "--from-file")
+    scope = _parsed(partial(command.parse_scope, topics or ()), "--topic")
+    target = command.Target(given[0], value, offsets)
+    reset = partial(command.reset_offsets, bootstrap, group_id, scope, target, execute, as_json)
+    raise typer.Exit(_parsed(reset, "--bootstrap"))
+
+
+@group_app.command("delete")
+def group_delete(
+    group_ids: Annotated[
+        list[str], typer.Argument(metavar="GROUP...", help="The groups' ids.", show_default=False)
+    ],
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    execute: Execute = False,
+    as_json: Json = False,
+) -> None:
+    """Delete groups without members, with their committed offsets.
+
+    The groups are printed first. They are deleted only with --execute.
+    """
+    from kreplica.cli import group as command
+
+    delete = partial(command.delete_groups, bootstrap, group_ids, execute, as_json)
+    raise typer.Exit(_parsed(delete, "--bootstrap"))
+
+
+@group_app.command("delete-offsets")
+def group_delete_offsets(
+    group_id: GroupId,
+    topics: Annotated[
+        list[str],
+        typer.Option(
+            "--topic",
+            metavar="TOPIC[:0,1]",
+            help="Delete the offsets of this topic, or of some of its partitions; may be repeated.",
+            show_default=False,
+        ),
+    ],
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    execute: Execute = False,
+    as_json: Json = False,
+) -> None:
+    """Delete committed offsets of topics that no member of the group subscribes to.
+
+    The offsets are printed first. They are deleted only with --execute.
+    """
+    from kreplica.cli import group as command
+
+    scope = _parsed(partial(command.parse_scope, topics), "--topic")
+    delete = partial(command.delete_offsets, bootstrap, group_id, scope, execute, as_json)
+    raise typer.Exit(_parsed(delete, "--bootstrap"))
 
 
 # ---- transactions ----------------------------------------------------------------------------------------

@@ -2,14 +2,15 @@
 
 Reading starts at the earliest offset, the latest, a given offset or a time. It stops at the ends of all
 partitions, or never (`follow`). With a group, the cluster assigns partitions and offsets, and printed records
-are committed; without a group nothing is committed.
+are committed; without a group nothing is committed. A member joins by the consumer protocol where the cluster
+and the group allow it, and else by the classic one.
 """
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -33,6 +34,10 @@ TIMESTAMP_TYPES = {1: "create", 2: "log_append"}
 EARLIEST, LATEST = "earliest", "latest"
 # librdkafka's names for a partition's ends.
 OFFSET_BEGINNING, OFFSET_END = -2, -1
+# Properties by which the user decides the protocol, or which only the classic one has.
+PROTOCOL_PROPERTIES = frozenset(
+    ("group.protocol", "session.timeout.ms", "heartbeat.interval.ms", "partition.assignment.strategy")
+)
 # Minus N: the offset N before the end.
 OFFSET_TAIL_BASE = -2000
 
@@ -136,6 +141,10 @@ def _shown(found: Iterable[list[Fact]], limit: int | None, show: Printer) -> Ite
 # ---- from a cluster --------------------------------------------------------------------------------------
 
 
+class _ProtocolRefused(Exception):
+    """The cluster or the group does not take members of the consumer protocol."""
+
+
 def run(
     bootstrap: str, topic: str, group: str | None, wanted: Wanted, properties: dict[str, str], show: Printer
 ) -> int:
@@ -148,12 +157,33 @@ def run(
         "enable.partition.eof": True,
         "isolation.level": "read_committed" if wanted.committed_only else "read_uncommitted",
     }
+    if group is not None and properties.keys().isdisjoint(PROTOCOL_PROPERTIES):
+        try:
+            return _run(
+                bootstrap, topic, group, wanted, {**own, "group.protocol": "consumer"}, properties, show
+            )
+        except _ProtocolRefused:
+            own["group.protocol"] = "classic"
+    return _run(bootstrap, topic, group, wanted, own, properties, show)
+
+
+def _run(
+    bootstrap: str,
+    topic: str,
+    group: str | None,
+    wanted: Wanted,
+    own: Mapping[str, Any],
+    properties: Mapping[str, str],
+    show: Printer,
+) -> int:
     connected = stock_client.connect("Consumer", bootstrap, own, properties, topic=topic)
     consumer, committed = connected.client, False
+    is_refusable = own.get("group.protocol") == "consumer"
     try:
         with stock_client.errors():
             _begin(consumer, connected.metadata.topics[topic], group, wanted)
-            for facts in _shown(_polled(consumer, wanted.follow), wanted.limit, show):
+            found = _polled(consumer, wanted.follow, is_refusable=is_refusable)
+            for facts in _shown(found, wanted.limit, show):
                 if group is not None:
                     _commit(consumer, facts)
                     committed = True
@@ -189,8 +219,11 @@ def _assignment(consumer: Any, topic: str, partitions: Sequence[int], start: Sta
     return [make(topic, index, offset) for index in partitions]
 
 
-def _polled(consumer: Any, follow: bool) -> Iterator[list[Fact]]:
-    """Yield records as they arrive, until all partitions are at their ends."""
+def _polled(consumer: Any, follow: bool, *, is_refusable: bool) -> Iterator[list[Fact]]:
+    """Yield records as they arrive, until all partitions are at their ends.
+
+    Raises _ProtocolRefused if the member `is_refusable` and gets a fatal error before its first assignment.
+    """
     end_of_partition = stock_client.client_module().KafkaError._PARTITION_EOF
     ended: set[int] = set()
     while True:
@@ -205,12 +238,21 @@ def _polled(consumer: Any, follow: bool) -> Iterator[list[Fact]]:
                 ended.discard(message.partition())
             elif error.code() == end_of_partition:
                 ended.add(message.partition())
+            elif is_refusable and (error.fatal() or error.code() in _refusals()):
+                raise _ProtocolRefused
             elif not error.retriable():
                 raise stock_client.typed(error)
         yield facts
         assigned = {each.partition for each in consumer.assignment()}
+        is_refusable = is_refusable and not assigned
         if not follow and assigned and assigned <= ended:
             return
+
+
+def _refusals() -> tuple[int, int]:
+    # What librdkafka reports where it gives a member up, and where a broker is too old for it.
+    kafka_error = stock_client.client_module().KafkaError
+    return kafka_error._FATAL, kafka_error._UNSUPPORTED_FEATURE
 
 
 def _commit(consumer: Any, facts: Sequence[Fact]) -> None:

@@ -15,6 +15,7 @@ from kreplica.cli.output import Fact, print_json, print_table
 from kreplica.common.errors import KreplicaError
 from kreplica.common.quorum_state import parse_quorum_state
 from kreplica.coordinator.group_records import to_json as groups_to_json
+from kreplica.coordinator.share_records import to_json as shares_to_json
 from kreplica.coordinator.transaction_records import to_json as transactions_to_json
 from kreplica.log.checkpoint import (
     CLEANER_CHECKPOINT,
@@ -105,6 +106,7 @@ ToJson = Callable[[bytes, "bytes | None"], "dict[str, object] | None"]
 
 OF_COORDINATORS: Mapping[str, ToJson] = {
     "__consumer_offsets": groups_to_json,
+    "__share_group_state": shares_to_json,
     "__transaction_state": transactions_to_json,
 }
 

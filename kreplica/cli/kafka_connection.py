@@ -1,26 +1,32 @@
-"""A blocking connection to one broker, for requests that stock clients do not send.
+"""Blocking connections to brokers, for requests that stock clients do not send.
 
-It asks for supported versions first, so it works with any Kafka-compatible broker that has the request. Each
-length in an answer is checked, and no answer may exceed MAX_RESPONSE_BYTES.
+They ask for supported versions first, so they work with any Kafka-compatible broker that has the request.
+Each length in an answer is checked, and no answer may exceed MAX_RESPONSE_BYTES.
 """
 
 from __future__ import annotations
 
 import socket
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from kreplica.broker.api_versions import request_type, response_type
 from kreplica.common.closing import Closing
 from kreplica.common.errors import InvalidRequest, NetworkException, UnsupportedVersion
+from kreplica.common.message import in_version
 from kreplica.common.message_reader import MessageReader, read_message
 from kreplica.common.message_writer import request_frame
-from kreplica.common.messages.data import ApiVersionsRequest
+from kreplica.common.messages.data import ApiVersionsRequest, MetadataRequest, MetadataRequestTopic
+from kreplica.common.types import TopicPartition
+from kreplica.common.wire import error_of
 
 TIMEOUT_S = 15.0
 MAX_RESPONSE_BYTES = 64 << 20
 CLIENT_ID = b"kreplica-cli"
+METADATA = 3
+# Versions of Metadata that name topics and include the cluster's id.
+METADATA_VERSIONS = range(4, 8)
 
 
 def parse_bootstrap(text: str) -> list[tuple[str, int]]:
@@ -111,3 +117,70 @@ class KafkaConnection(Closing):
             parts.append(part)
             size -= len(part)
         return b"".join(parts)
+
+
+class Brokers(Closing):
+    """Connections to the brokers of a cluster, made when they are first needed."""
+
+    def __init__(self, bootstrap: str) -> None:
+        self._held = ExitStack()
+        self._connections: dict[int, KafkaConnection] = {}
+        self._seed = self._held.enter_context(any_broker(bootstrap))
+        self._addresses: dict[int, tuple[str, int]] = {}
+        self.bootstrap = bootstrap
+        self.cluster_id = ""
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._held.close()
+
+    def leaders_of(self, topic: str | None) -> dict[TopicPartition, int]:
+        """Return the leader of each partition of the topic, or of all topics; -1 for no leader.
+
+        Raises UnknownTopicOrPartition.
+        """
+        version = self._seed.newest(METADATA, METADATA_VERSIONS).__version__
+        topics = None
+        if topic is not None:
+            topics = (MetadataRequestTopic(name=topic),)
+        request = MetadataRequest(topics=topics, allow_auto_topic_creation=False)
+        answer = self._seed.ask(in_version(request, version))
+        self.cluster_id = answer.cluster_id or "without id"
+        self._addresses = {each.node_id: (each.host, each.port) for each in answer.brokers}
+        leaders = {}
+        for found in answer.topics:
+            error = error_of(found.error_code)
+            if error is not None and topic is not None:
+                raise type(error)(f"topic {topic}: {error}")
+            for each in found.partitions:
+                leaders[TopicPartition(found.name, each.partition_index)] = each.leader_id
+        return leaders
+
+    def ask(self, node_id: int, request: Any) -> Any:
+        """Send a request to that broker and return the answer. Raises NetworkException, UnsupportedVersion,
+        InvalidRequest."""
+        connection = self._connected(node_id)
+        connection.newest(request.__api_key__, (request.__version__,))
+        return connection.ask(request)
+
+    def _connected(self, node_id: int) -> KafkaConnection:
+        connection = self._connections.get(node_id)
+        if connection is None:
+            address = self._addresses.get(node_id)
+            if address is None:
+                raise NetworkException(f"broker {node_id} is not among the cluster's live brokers")
+            try:
+                connection = KafkaConnection(*address)
+            except OSError as error:
+                raise NetworkException(f"broker {node_id} at {address[0]}:{address[1]}: {error}") from error
+            self._connections[node_id] = self._held.enter_context(connection)
+        return connection
+
+    @property
+    def brokers(self) -> list[int]:
+        """The ids of all live brokers, once `leaders_of` has asked for them."""
+        return sorted(self._addresses)
+
+    def newest(self, node_id: int, api_key: int, versions: Sequence[int]) -> int:
+        """Return the newest of these versions that the broker supports. Raises as `ask`."""
+        return int(self._connected(node_id).newest(api_key, versions).__version__)

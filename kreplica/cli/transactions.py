@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from datetime import timedelta
 from typing import Any
 
-from kreplica.cli.kafka_connection import KafkaConnection, any_broker
+from kreplica.cli.kafka_connection import Brokers
 from kreplica.cli.output import Fact, print_facts, print_json, say
-from kreplica.common.closing import Closing
 from kreplica.common.dataclass import dataclass
 from kreplica.common.errors import (
     CoordinatorNotAvailable,
@@ -30,7 +28,7 @@ from kreplica.common.errors import (
     UnsupportedVersion,
 )
 from kreplica.common.message import in_version
-from kreplica.common.messages.data import DescribeProducersRequest, MetadataRequest, MetadataRequestTopic
+from kreplica.common.messages.data import DescribeProducersRequest
 from kreplica.common.messages.data import DescribeProducersRequestTopicRequest as TopicRequest
 from kreplica.common.messages.transactions import (
     DescribeTransactionsRequest,
@@ -43,11 +41,9 @@ from kreplica.common.types import TopicPartition
 from kreplica.common.wire import error_of
 from kreplica.runtime.clock import SystemClock
 
-METADATA, LIST_TRANSACTIONS = 3, 66
+LIST_TRANSACTIONS = 66
 # The first versions of ListTransactions that filter by duration, and by a pattern.
 BY_DURATION, BY_PATTERN, NEWEST_LIST = 1, 2, 2
-# Versions of Metadata that name topics and include the cluster's id.
-METADATA_VERSIONS = range(4, 8)
 MS_A_MINUTE = 60_000
 # How long and how often to ask again about partitions without an answer.
 RETRY_S, RETRY_BACKOFF_S = 5.0, 0.2
@@ -106,42 +102,8 @@ class Wanted:
         return BY_DURATION if self.longer_than_ms >= 0 else 0
 
 
-class Leaders(Closing):
-    """Connections to the brokers: the leaders of partitions, and the coordinators of transactions."""
-
-    def __init__(self, bootstrap: str) -> None:
-        self._held = ExitStack()
-        self._connections: dict[int, KafkaConnection] = {}
-        self._seed = self._held.enter_context(any_broker(bootstrap))
-        self._addresses: dict[int, tuple[str, int]] = {}
-        self.bootstrap = bootstrap
-        self.cluster_id = ""
-
-    def close(self) -> None:
-        """Close all connections."""
-        self._held.close()
-
-    def leaders_of(self, topic: str | None) -> dict[TopicPartition, int]:
-        """Return the leader of each partition of the topic, or of all topics; -1 for no leader.
-
-        Raises UnknownTopicOrPartition.
-        """
-        version = self._seed.newest(METADATA, METADATA_VERSIONS).__version__
-        topics = None
-        if topic is not None:
-            topics = (MetadataRequestTopic(name=topic),)
-        request = MetadataRequest(topics=topics, allow_auto_topic_creation=False)
-        answer = self._seed.ask(in_version(request, version))
-        self.cluster_id = answer.cluster_id or "without id"
-        self._addresses = {each.node_id: (each.host, each.port) for each in answer.brokers}
-        leaders = {}
-        for found in answer.topics:
-            error = error_of(found.error_code)
-            if error is not None and topic is not None:
-                raise type(error)(f"topic {topic}: {error}")
-            for each in found.partitions:
-                leaders[TopicPartition(found.name, each.partition_index)] = each.leader_id
-        return leaders
+class Leaders(Brokers):
+    """Connections to the brokers, as the coordinators of transactions and the leaders of their partitions."""
 
     def leader_of(self, at: TopicPartition) -> int:
         """Return the leader of a partition. Raises UnknownTopicOrPartition, LeaderNotAvailable."""
@@ -151,35 +113,6 @@ class Leaders(Closing):
         if leader < 0:
             raise LeaderNotAvailable(f"{at} has no leader, which alone can end a transaction")
         return leader
-
-    def ask(self, node_id: int, request: Any) -> Any:
-        """Send a request to that broker and return the answer. Raises NetworkException, UnsupportedVersion,
-        InvalidRequest."""
-        connection = self._connected(node_id)
-        connection.newest(request.__api_key__, (request.__version__,))
-        return connection.ask(request)
-
-    def _connected(self, node_id: int) -> KafkaConnection:
-        connection = self._connections.get(node_id)
-        if connection is None:
-            address = self._addresses.get(node_id)
-            if address is None:
-                raise NetworkException(f"broker {node_id} is not among the cluster's live brokers")
-            try:
-                connection = KafkaConnection(*address)
-            except OSError as error:
-                raise NetworkException(f"broker {node_id} at {address[0]}:{address[1]}: {error}") from error
-            self._connections[node_id] = self._held.enter_context(connection)
-        return connection
-
-    @property
-    def brokers(self) -> list[int]:
-        """The ids of all live brokers, once `leaders_of` has asked for them."""
-        return sorted(self._addresses)
-
-    def newest(self, node_id: int, api_key: int, versions: Sequence[int]) -> int:
-        """Return the newest of these versions that the broker supports. Raises as `ask`."""
-        return int(self._connected(node_id).newest(api_key, versions).__version__)
 
     def transactions(self, broker: int, wanted: Wanted) -> list[Any]:
         """Return the transactions that the broker coordinates. Raises its errors, UnsupportedVersion."""

@@ -53,7 +53,9 @@ from kreplica.common.ports import Clock, Loop, Transport, monotonic_ms
 from kreplica.common.types import TopicPartition
 from kreplica.common.wire import error_of
 
-TOPIC_RESOURCE = 2
+# What has settings that can be changed, with Kafka's numbers.
+ConfigKind = Literal["topic", "group"]
+CONFIG_KINDS: Mapping[str, int] = {"topic": 2, "group": 32}
 SET, DELETE = 0, 1
 ELECTION_TYPES = {"preferred": 0, "unclean": 1}
 # After these errors, retry: another node may be the controller, or this one may succeed later.
@@ -157,9 +159,17 @@ class Admin:
         return self._ask(request, lambda response: _first(response.results), None, timeout_ms)
 
     def alter_config(
-        self, name: str, changes: Mapping[str, object | None], *, timeout_ms: int | None = None
+        self,
+        name: str,
+        changes: Mapping[str, object | None],
+        *,
+        kind: ConfigKind = "topic",
+        timeout_ms: int | None = None,
     ) -> Future[None]:
-        """Change settings of a topic; None resets one. Errors: InvalidConfig, UnknownTopicOrPartition."""
+        """Change settings of a topic or group; None resets one.
+
+        Errors: InvalidConfig, UnknownTopicOrPartition.
+        """
         configs = tuple(
             AlterableConfig(
                 name=key,
@@ -168,7 +178,7 @@ class Admin:
             )
             for key, value in changes.items()
         )
-        resource = AlterConfigsResource(resource_type=TOPIC_RESOURCE, resource_name=name, configs=configs)
+        resource = AlterConfigsResource(resource_type=CONFIG_KINDS[kind], resource_name=name, configs=configs)
         request = IncrementalAlterConfigsRequest(resources=(resource,), validate_only=False)
         return self._ask(request, lambda response: _first(response.responses), None, timeout_ms)
 

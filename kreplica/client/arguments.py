@@ -11,10 +11,13 @@ from operator import index
 from typing import Any
 
 from kreplica.common.errors import InvalidReplicationFactor, OffsetOutOfRange
+from kreplica.common.types import check_topic_name
 
 # Kafka's requests carry times as 32-bit integers.
 LONGEST_MS = (1 << 31) - 1
 MOST_OFFSET = (1 << 63) - 1
+# Bytes of an id in Kafka's requests.
+LONGEST_ID = (1 << 15) - 1
 
 
 def milliseconds(seconds: float) -> int:
@@ -28,6 +31,21 @@ def topic_name(name: object) -> str:
     """Return the name. Raises TypeError if it is not a str; the controller checks the name itself."""
     if not isinstance(name, str):
         raise TypeError(f"a topic's name must be a str, not {type(name).__name__}")
+    return name
+
+
+def subscribed(name: object) -> str:
+    """Return the name of a topic to read. Raises TypeError, InvalidTopic."""
+    return check_topic_name(topic_name(name))
+
+
+def group_id(name: object) -> str:
+    """Return the group's id. Raises TypeError if it is not a str, ValueError if no request can name it."""
+    if not isinstance(name, str):
+        raise TypeError(f"a group's id must be a str, not {type(name).__name__}")
+    size = len(name.encode(errors="surrogatepass"))
+    if size > LONGEST_ID:
+        raise ValueError(f"a group's id has at most {LONGEST_ID} bytes, not {size}")
     return name
 
 

@@ -13,10 +13,13 @@ from kreplica.client.client_metadata import ClientMetadata
 from kreplica.client.coordinator_session import GROUP, TRANSACTION, CoordinatorSession
 from kreplica.client.fetcher import Fetcher
 from kreplica.client.group_consumer import GroupConsumer
+from kreplica.client.group_member import Subscription
 from kreplica.client.producer import Producer, run_nothing
+from kreplica.client.share_consumer import ShareConsumer
 from kreplica.client.transaction_manager import TransactionManager
 from kreplica.client.transactional_producer import TransactionalProducer
-from kreplica.common.ports import Clock, Loop, Transport
+from kreplica.common.ports import Clock, Loop, Random, Transport
+from kreplica.common.types import Uuid
 
 
 class Client:
@@ -34,6 +37,7 @@ class Client:
         transport: Transport,
         loop: Loop,
         clock: Clock,
+        random: Random,
         config: ClientConfig,
         work: Callable[[], object] = run_nothing,
     ) -> None:
@@ -42,6 +46,7 @@ class Client:
         self._transport = transport
         self._loop = loop
         self._clock = clock
+        self._random = random
         self._work = work
         self.metadata = ClientMetadata(brokers, transport=transport, loop=loop, config=config)
         self.fetcher = Fetcher(self.metadata, transport=transport, loop=loop, clock=clock, config=config)
@@ -79,17 +84,41 @@ class Client:
             config=self.config,
         )
 
-    def consumer(self, group_id: str, topics: Sequence[str], config: ConsumerConfig) -> GroupConsumer:
+    def consumer(
+        self, group_id: str, topics: Sequence[str], config: ConsumerConfig, *, pattern: str | None = None
+    ) -> GroupConsumer:
         """Return a new member of the group; it joins with its first poll."""
         return GroupConsumer(
             group_id,
-            topics,
+            Subscription(tuple(sorted(set(topics))), pattern),
             self.metadata,
             self.fetcher,
             self._brokers,
             transport=self._transport,
             loop=self._loop,
             clock=self._clock,
+            new_member_id=self._new_member_id,
             config=config,
             client_config=self.config,
         )
+
+    def share_consumer(
+        self, group_id: str, topics: Sequence[str], max_records: int | None, config: ConsumerConfig
+    ) -> ShareConsumer:
+        """Return a new member of the share group; it joins with its first poll."""
+        return ShareConsumer(
+            group_id,
+            self._new_member_id(),
+            topics,
+            self.metadata,
+            self._brokers,
+            transport=self._transport,
+            loop=self._loop,
+            clock=self._clock,
+            max_records=max_records,
+            config=config,
+            client_config=self.config,
+        )
+
+    def _new_member_id(self) -> str:
+        return str(Uuid.generate(self._random))

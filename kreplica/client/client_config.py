@@ -11,6 +11,8 @@ from kreplica.common.errors import InvalidConfig
 # The last two are Kafka's names in isolation.level.
 Isolation = Literal["high_watermark", "txn_committed", "read_uncommitted", "read_committed"]
 ISOLATION_LEVEL = {"high_watermark": 0, "txn_committed": 1, "read_uncommitted": 0, "read_committed": 1}
+# The protocols by which a group's members share its partitions.
+Protocol = Literal["classic", "consumer"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +47,10 @@ class ConsumerConfig:
     than a session. `enable_auto_commit`: commit what is processed; if not, a program does it in transactions.
     `auto_offset_reset`: where to start without a committed offset. `max_poll_interval_ms`: a member that
     polls no records for this long loses its partitions; a rebalance waits for members this long.
+
+    `group_protocol`: how members share partitions; None means what the cluster has. With "consumer" (KIP-848)
+    the group's settings decide session and heartbeats; `session_timeout_ms` is how long a commit is tried.
+    `group_remote_assignor`: the coordinator's assignor, such as "uniform" or "range".
     """
 
     session_timeout_ms: int = 45_000
@@ -56,6 +62,8 @@ class ConsumerConfig:
     auto_offset_reset: Literal["earliest", "latest"] = "earliest"
     isolation_level: Isolation = "high_watermark"
     group_instance_id: str | None = None
+    group_protocol: Protocol | None = None
+    group_remote_assignor: str | None = None
 
     def __post_init__(self) -> None:
         for each in fields(self):
@@ -71,6 +79,8 @@ class ConsumerConfig:
             raise InvalidConfig(
                 f"auto.offset.reset must be earliest or latest, not {self.auto_offset_reset!r}"
             )
+        if self.group_protocol not in (None, "classic", "consumer"):
+            raise InvalidConfig(f"group.protocol must be classic or consumer, not {self.group_protocol!r}")
         if self.isolation_level not in ISOLATION_LEVEL:
             raise InvalidConfig(
                 f"isolation.level must be one of {', '.join(ISOLATION_LEVEL)}, not {self.isolation_level!r}"

@@ -24,7 +24,7 @@ from kreplica.common.messages.data import (
 )
 from kreplica.common.ports import Loop, Transport
 from kreplica.common.types import NO_LEADER_EPOCH, TopicPartition, Uuid
-from kreplica.common.wire import error_of, topic_id_of
+from kreplica.common.wire import error_of, topic_id_of, uuid_of
 
 
 class PartitionInfo(NamedTuple):
@@ -42,6 +42,10 @@ class TopicInfo(NamedTuple):
     name: str
     topic_id: Uuid
     partitions: Mapping[int, PartitionInfo]
+
+
+# Futures by the name or id of their topic.
+_Wanted = dict[str | Uuid, list[Future[TopicInfo]]]
 
 
 class ClientMetadata:
@@ -62,7 +66,7 @@ class ClientMetadata:
         self._config = config or ClientConfig()
         self._topics: dict[str, TopicInfo] = {}
         # Used only in the loop:
-        self._wanted: dict[str, list[Future[TopicInfo]]] = {}
+        self._wanted: _Wanted = {}
         self._in_flight = False
         self._asked = 0  # number of requests sent; used to ask another node each time
         self._closed = False
@@ -93,13 +97,19 @@ class ClientMetadata:
         self._loop.post(partial(self._want, name, future))
         return future
 
+    def refresh_id(self, topic_id: Uuid) -> Future[TopicInfo]:
+        """Ask a broker for the topic with this id; see `refresh`."""
+        future: Future[TopicInfo] = Future()
+        self._loop.post(partial(self._want, topic_id, future))
+        return future
+
     def close(self) -> None:
         """Send no more requests; pending futures stay unresolved."""
         self._closed = True
 
     # ---- in the loop --------------------------------------------------------------------------------------
 
-    def _want(self, name: str, future: Future[TopicInfo]) -> None:
+    def _want(self, name: str | Uuid, future: Future[TopicInfo]) -> None:
         self._wanted.setdefault(name, []).append(future)
         self._ask()
 
@@ -111,19 +121,21 @@ class ClientMetadata:
         if not nodes:
             self._again_later()
             return
-        wanted, self._wanted = self._wanted, {}
+        # Brokers ignore the names in a request that has ids.
+        kind = type(next(iter(self._wanted)))
+        wanted = {each: self._wanted.pop(each) for each in list(self._wanted) if type(each) is kind}
         # Another node each time: a node that is cut off from the others still answers, but with old data.
         self._asked += 1
         node_id = nodes[self._asked % len(nodes)]
         request = MetadataRequest(
-            topics=tuple(MetadataRequestTopic(topic_id=None, name=name) for name in wanted),
+            topics=tuple(_asked(each) for each in wanted),
             allow_auto_topic_creation=False,
             include_topic_authorized_operations=False,
         )
         reply = self._transport.send(node_id, request, timeout_ms=self._config.request_timeout_ms)
         reply.add_done_callback(lambda done: self._loop.post(partial(self._answered, wanted, done)))
 
-    def _answered(self, wanted: dict[str, list[Future[TopicInfo]]], reply: Future[MetadataResponse]) -> None:
+    def _answered(self, wanted: _Wanted, reply: Future[MetadataResponse]) -> None:
         if reply.exception() is not None:
             for name, futures in wanted.items():
                 self._wanted.setdefault(name, [])[:0] = futures
@@ -132,17 +144,21 @@ class ClientMetadata:
         self._in_flight = False
         response = reply.result()
         self.controller_id = response.controller_id if response.controller_id >= 0 else None
-        answers = {str(topic.name): topic for topic in response.topics}
+        answers: dict[str | Uuid, MetadataResponseTopic] = {}
+        for topic in response.topics:
+            answers[topic_id_of(topic.topic_id)] = topic
+            if topic.name is not None:
+                answers[topic.name] = topic
         for name, futures in wanted.items():
-            topic = answers.get(name)
-            error = UnknownTopicOrPartition(name) if topic is None else error_of(topic.error_code)
-            if error is None and topic is not None:
-                info = self._take_in(name, topic)
+            answer = answers.get(name)
+            error = UnknownTopicOrPartition() if answer is None else error_of(answer.error_code)
+            if error is None and answer is not None and answer.name is not None:
+                info = self._take_in(answer.name, answer)
                 _resolve(futures, info)
             else:
                 if isinstance(error, UnknownTopicOrPartition):
-                    self._topics.pop(name, None)
-                    error = UnknownTopicOrPartition(f"there is no topic {name!r}")
+                    self._topics.pop(str(name), None)
+                    error = UnknownTopicOrPartition(f"there is no topic {str(name)!r}")
                 _fail(futures, error)
         self._ask()
 
@@ -170,6 +186,12 @@ class ClientMetadata:
     def _again(self) -> None:
         self._in_flight = False
         self._ask()
+
+
+def _asked(name: str | Uuid) -> MetadataRequestTopic:
+    if isinstance(name, str):
+        return MetadataRequestTopic(topic_id=None, name=name)
+    return MetadataRequestTopic(topic_id=uuid_of(name), name=None)
 
 
 def _resolve(futures: Sequence[Future[TopicInfo]], info: TopicInfo) -> None:

@@ -20,6 +20,7 @@ from kreplica.common.errors import (
     KreplicaError,
     NotCoordinator,
     RequestTimedOut,
+    StaleMemberEpoch,
     UnstableOffsetCommit,
     timed_out,
 )
@@ -28,9 +29,10 @@ from kreplica.common.messages.groups import FindCoordinatorRequest, FindCoordina
 from kreplica.common.ports import Clock, Loop, Transport, monotonic_ms
 from kreplica.common.wire import error_of
 
-# After ELSEWHERE errors the coordinator may have moved; after NOT_YET the same one needs more time.
+# After ELSEWHERE errors the coordinator may have moved; after NOT_YET the same one needs more time, or the
+# member its new epoch.
 ELSEWHERE = (NotCoordinator, CoordinatorNotAvailable, InvalidMetadata, RequestTimedOut)
-NOT_YET = (CoordinatorLoadInProgress, ConcurrentTransactions, UnstableOffsetCommit)
+NOT_YET = (CoordinatorLoadInProgress, ConcurrentTransactions, UnstableOffsetCommit, StaleMemberEpoch)
 GROUP, TRANSACTION = 0, 1
 NAMES = {GROUP: "group", TRANSACTION: "transactional id"}
 
@@ -84,6 +86,7 @@ class CoordinatorSession:
     ) -> Future[Any]:
         """Return the coordinator's response; retry while `error_in(response)` finds a retriable error.
 
+        A `request` that is a function makes the message of each attempt; the error that it raises ends them.
         Retries go on for `timeout_ms`; each response may take `answer_ms` (request.timeout.ms by default).
         The future fails with other errors, and with RequestTimedOut.
         """
@@ -102,7 +105,12 @@ class CoordinatorSession:
             self._look()
         else:
             node_id = self._coordinator
-            reply = self._transport.send(node_id, asked.request, timeout_ms=min(left_ms, asked.answer_ms))
+            try:
+                request = asked.request() if callable(asked.request) else asked.request
+            except KreplicaError as error:
+                asked.future.set_exception(error)
+                return
+            reply = self._transport.send(node_id, request, timeout_ms=min(left_ms, asked.answer_ms))
             reply.add_done_callback(
                 lambda done: self._loop.post(partial(self._answered, asked, node_id, done))
             )

@@ -1,102 +1,123 @@
 """GroupConsumer: reads topics as a member of a group, starting at the group's committed offsets.
 
-    join ──▶ sync ──▶ committed offsets ──▶ fetches, heartbeats, commits ──rebalance──▶ commit, join again
+    GroupMember ──assigned──▶ committed offsets ──▶ fetches, commits ──revoke──▶ commit, let go
 
-Between two generations a member owns no partitions: records of an earlier chunk after its last marked offset
-belong to the next owner. Each period of ownership has a number, which is the chunk's `term`; marks of an
-older term are ignored. So each record is delivered at least once. Thread rule: call `poll`, `owns`, `commit`
-and `close` from any thread, `mark` from one thread at a time; everything else runs in the loop, where futures
-are resolved too.
+The member decides which partitions are read (ClassicMember, ConsumerMember). Each period in which a partition
+is owned is an `Owned`; the chunks read in it refer to it. Marks of an `Owned` that has ended are ignored,
+because the records behind the last committed offset belong to the next owner. So each record is delivered at
+least once. Thread rule: call `poll`, `commit` and `close` from any thread; use the chunks of one consumer in
+one thread at a time; everything else runs in the loop, where futures are resolved too.
 """
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 from kreplica._core.record import Record
+from kreplica.client.classic_member import ClassicMember
 from kreplica.client.client_config import ClientConfig, ConsumerConfig
-from kreplica.client.client_metadata import ClientMetadata, TopicInfo
+from kreplica.client.client_metadata import ClientMetadata
+from kreplica.client.consumer_member import ConsumerMember
 from kreplica.client.coordinator_session import CoordinatorSession
 from kreplica.client.fetcher import EARLIEST, LATEST, Fetched, Fetcher
+from kreplica.client.group_member import GroupMember, Subscription
 from kreplica.client.group_messages import (
     NO_GENERATION,
     Membership,
-    assign_ranges,
-    decode_assignment,
-    decode_subscription,
-    heartbeat_request,
-    join_request,
-    leave_request,
     offset_commit_request,
     offset_fetch_request,
-    sync_request,
 )
+from kreplica.common.encoded_request import VersionedRequest
 from kreplica.common.errors import (
+    FencedMemberEpoch,
     IllegalGeneration,
     KreplicaError,
-    MemberIdRequired,
     OffsetOutOfRange,
-    RebalanceInProgress,
     RequestTimedOut,
+    StaleMemberEpoch,
     UnknownMemberId,
     UnknownTopicOrPartition,
     UnstableOffsetCommit,
     known_error,
 )
 from kreplica.common.future import Future, pass_on, resolved, then
-from kreplica.common.messages.groups import JoinGroupResponse
 from kreplica.common.ports import Clock, Loop, Transport, monotonic_ms
 from kreplica.common.types import TopicPartition
 from kreplica.common.wire import error_of
 from kreplica.log.transaction_index import AbortedFilter, AbortedTxn
 
-LOGGER = logging.getLogger(__name__)
+# The versions of OffsetCommit and OffsetFetch that a member of the consumer protocol uses: the first with
+# member epochs.
+EPOCHS = 9
+# How often to look whether the records of a partition that is revoked are processed.
+LOOK_MS = 10
+# Errors of a member that has another epoch by now, or none.
+NO_MEMBER = (StaleMemberEpoch, UnknownMemberId, FencedMemberEpoch, IllegalGeneration)
+# An offset that is not known.
+UNKNOWN = -1
 
-# After these errors the member joins again, with a new member id or without its generation where it lost
-# them.
-REJOIN = (RebalanceInProgress, UnknownMemberId, IllegalGeneration, RequestTimedOut)
+
+class Owned:
+    """A period in which this member owns a partition.
+
+    `may_read`: whether its records are still given out. `is_owned`: whether their offsets may be committed.
+    `given` and `done`: how many chunks the program has got, and is done with. `taken`: the offset behind the
+    last record that it has got, `marked`: behind the last one processed, `transacted`: committed by its
+    transactions. The program sets `done`, `taken`, `marked` and `transacted`, the loop everything else.
+    """
+
+    __slots__ = (
+        "at",
+        "committed",
+        "done",
+        "given",
+        "is_owned",
+        "marked",
+        "may_read",
+        "position",
+        "taken",
+        "transacted",
+    )
+
+    def __init__(self, at: TopicPartition) -> None:
+        self.at = at
+        self.may_read = self.is_owned = True
+        self.marked = self.taken = self.transacted = self.position = self.committed = UNKNOWN
+        self.given = self.done = 0
+
+    def end(self) -> None:
+        """End the period."""
+        self.may_read = self.is_owned = False
 
 
 class Chunk(NamedTuple):
-    """Records of a partition owned in that term, and the offset after the last one."""
+    """Records of a partition in a period of ownership, and the offset after the last one.
 
-    at: TopicPartition
-    records: Sequence[Record]
-    next_offset: int
-    term: int
-
-
-class Ownership(NamedTuple):
-    """A member's ownership between two rebalances: its number, and the offsets marked as processed.
-
-    `member`: what its requests name, once it owns partitions.
+    The program gives out records while `owned.may_read`, sets `owned.marked`, and adds 1 to `owned.done` when
+    it is done with the chunk.
     """
 
-    term: int
-    marked: dict[TopicPartition, int]
-    member: Membership | None = None
-
-    def snapshot(self) -> dict[TopicPartition, int]:
-        """Return a copy of the marks; the copy is atomic although another thread may add marks."""
-        return self.marked.copy()
+    owned: Owned
+    records: Sequence[Record]
+    next_offset: int
 
 
 class GroupConsumer:
-    """A member of group `group_id` that reads `topics`; it joins with the first poll.
+    """A member of group `group_id` that reads the subscription's topics; it joins with the first poll.
 
-    The futures of `poll` fail with errors that make membership impossible (FencedInstanceId,
-    InconsistentGroupProtocol, InvalidSessionTimeout, GroupMaxSizeReached), and with errors in a partition's
-    records.
+    `new_member_id()`: a random id for a member of the consumer protocol. The futures of `poll` fail with
+    errors that make membership impossible (FencedInstanceId, InconsistentGroupProtocol,
+    InvalidSessionTimeout, GroupMaxSizeReached, UnreleasedInstanceId, UnsupportedAssignor,
+    InvalidRegularExpression), and with errors in a partition's records.
     """
 
     def __init__(
         self,
         group_id: str,
-        topics: Sequence[str],
+        subscription: Subscription,
         metadata: ClientMetadata,
         fetcher: Fetcher,
         nodes: Callable[[], Sequence[int]],
@@ -104,67 +125,64 @@ class GroupConsumer:
         transport: Transport,
         loop: Loop,
         clock: Clock,
+        new_member_id: Callable[[], str],
         config: ConsumerConfig | None = None,
         client_config: ClientConfig | None = None,
     ) -> None:
-        self.config = config or ConsumerConfig()
+        self.config = config = config or ConsumerConfig()
         self._group_id = group_id
-        self._topics = tuple(sorted(set(topics)))
-        self._metadata = metadata
         self._fetcher = fetcher
         self._loop = loop
         self._clock = clock
-        self._client = client_config or ClientConfig()
-        self._session = CoordinatorSession(
-            group_id, nodes, transport=transport, loop=loop, clock=clock, config=self._client
+        self._client = client = client_config or ClientConfig()
+        self._session = session = CoordinatorSession(
+            group_id, nodes, transport=transport, loop=loop, clock=clock, config=client
         )
-        # Read by any thread, and replaced as a whole: a late mark goes into the marks of its own term.
-        self._ownership = Ownership(0, {})
+        shared: dict[str, Any] = {"loop": loop, "config": config, "client_config": client}
+        self._has_epochs = config.group_protocol == "consumer"
+        self.member: GroupMember
+        if self._has_epochs:
+            self.member = ConsumerMember(
+                group_id, new_member_id(), subscription, self, session, metadata, clock=clock, **shared
+            )
+        else:
+            subscription.require_names()
+            self.member = ClassicMember(group_id, subscription.topics, self, session, metadata, **shared)
+        # The number of the assignment: it changes with every rebalance that changes what this member owns.
+        self.term = 0
         # Used only in the loop:
-        self.member_id = ""
-        self.generation_id = NO_GENERATION
-        self._is_joined = self._is_joining = self._is_closed = False
+        self._owned: dict[TopicPartition, Owned] = {}
+        self._is_closed = False
         self._failure: KreplicaError | None = None
-        self._committed: dict[TopicPartition, int] = {}
-        self._positions: dict[TopicPartition, int] = {}
-        self._wanted = 0  # number of assigned partitions
         self._chunks: deque[Chunk] = deque()
         self._polls: list[Future[list[Chunk]]] = []
-        self._counts: dict[str, int] = {}
         self._last_poll_ms = 0
-        self._last_marks: dict[TopicPartition, int] = {}
+        self._last_marks: list[int] = []
+        self._commit_timer_of = 0  # the term whose timer commits regularly
 
     # ---- the reading side ---------------------------------------------------------------------------------
 
     def poll(self, max_wait_ms: int) -> Future[list[Chunk]]:
-        """Return the next chunks; an empty list after `max_wait_ms`. Only one poll at a time."""
+        """Return the next chunks; an empty list after `max_wait_ms`. Only one poll at a time.
+
+        The program is done with all earlier chunks.
+        """
         future: Future[list[Chunk]] = Future()
         self._loop.post(partial(self._poll, future, max_wait_ms))
         return future
 
-    def owns(self, chunk: Chunk) -> bool:
-        """Return whether this member still owns the chunk's records."""
-        return chunk.term == self.term
+    def identity(self) -> Membership:
+        """Return what commits of offsets in transactions name. Raises IllegalGeneration out of the group."""
+        member = self.member.identity
+        if member.generation_id == NO_GENERATION:
+            raise self.is_lost()
+        return member
 
-    def mark(self, chunk: Chunk, offset: int) -> None:
-        """Mark all records below `offset` as processed; the mark is committed soon."""
-        ownership = self._ownership
-        if chunk.term == ownership.term:
-            ownership.marked[chunk.at] = offset
-
-    @property
-    def term(self) -> int:
-        """The number of the current ownership."""
-        return self._ownership.term
-
-    def member_in(self, term: int) -> Membership:
-        """Return what commits of offsets in transactions name. Raises IllegalGeneration in another term."""
-        ownership = self._ownership
-        if ownership.term != term or ownership.member is None:
-            raise IllegalGeneration(
-                f"group {self._group_id}: this member has lost the partitions whose records it has read"
-            )
-        return ownership.member
+    def is_lost(self) -> IllegalGeneration:
+        """Return the error of a commit of offsets after their partitions were lost."""
+        return IllegalGeneration(
+            f"group {self._group_id}: this member has lost the partitions whose records it has read"
+        )
 
     def commit(self) -> Future[None]:
         """Commit the marked offsets.
@@ -185,16 +203,12 @@ class GroupConsumer:
     @property
     def is_settled(self) -> bool:
         """Whether the assignment is known and all assigned partitions are being read."""
-        return self._is_joined and len(self._positions) == self._wanted
+        return self.member.is_stable and all(each.position >= 0 for each in list(self._owned.values()))
 
     @property
     def assignment(self) -> list[TopicPartition]:
-        """The partitions owned now."""
-        return sorted(self._positions)
-
-    @property
-    def _membership(self) -> Membership:
-        return Membership(self._group_id, self.generation_id, self.member_id, self.config.group_instance_id)
+        """The partitions read now."""
+        return sorted(at for at, owned in list(self._owned.items()) if owned.position >= 0)
 
     # ---- polls --------------------------------------------------------------------------------------------
 
@@ -204,8 +218,8 @@ class GroupConsumer:
             future.set_exception(self._failure)
             return
         self._polls.append(future)
-        if not (self._is_joined or self._is_joining):
-            self._join()
+        if not self._is_closed:
+            self.member.join()
         self._serve()
         if not future.done():
             self._loop.post_later(partial(self._poll_expired, future), max_wait_ms)
@@ -215,214 +229,181 @@ class GroupConsumer:
             return
         polls, self._polls = self._polls, []
         chunks, self._chunks = list(self._chunks), deque()
+        for chunk in chunks:
+            chunk.owned.given += 1
         polls[0].set_result(chunks)
         for future in polls[1:]:
             future.set_result([])
         for chunk in chunks:
-            self._fetch(chunk.at, chunk.term)
+            self._fetch(chunk.owned)
 
     def _poll_expired(self, future: Future[list[Chunk]]) -> None:
         if future in self._polls:
             self._polls.remove(future)
             future.set_result([])
 
-    def _fail(self, error: KreplicaError) -> None:
+    # ---- the listener of the member -----------------------------------------------------------------------
+
+    def assigned(self, partitions: Sequence[TopicPartition]) -> None:
+        """Read these partitions, too, from the committed offsets on."""
+        self.term += 1
+        self._last_poll_ms = monotonic_ms(self._clock)
+        new = [Owned(at) for at in partitions]
+        self._owned |= {each.at: each for each in new}
+        if self._commit_timer_of == 0:
+            self._commit_timer_of = self.term
+            self._commit_later(self.term)
+        if new:
+            self._fetch_committed(new)
+
+    def revoke(self, partitions: Sequence[TopicPartition], max_wait_ms: int) -> Future[None]:
+        """Stop reading these partitions, commit what is processed, and let go of them; then resolve."""
+        revoked = [self._owned[at] for at in partitions if at in self._owned]
+        for each in revoked:
+            each.may_read = False
+        self._drop_chunks()
+        let_go: Future[None] = Future()
+        self._commit_revoked(revoked, monotonic_ms(self._clock) + max_wait_ms, let_go)
+        return let_go
+
+    def _commit_revoked(self, revoked: list[Owned], deadline_ms: int, let_go: Future[None]) -> None:
+        """Commit when the program is done with the partitions' records; the next owner gets the rest."""
+        is_busy = any(each.given != each.done for each in revoked if each.is_owned)
+        if is_busy and not self._polls and monotonic_ms(self._clock) < deadline_ms:
+            self._loop.post_later(partial(self._commit_revoked, revoked, deadline_ms, let_go), LOOK_MS)
+            return
+
+        def ended() -> None:
+            for each in revoked:
+                each.end()
+                if self._owned.get(each.at) is each:
+                    del self._owned[each.at]
+            self.term += 1
+            let_go.set_result(None)
+
+        # Let go even if the commit failed: then the next owner gets these records again.
+        self._auto_commit().add_done_callback(lambda _: self._loop.post(ended))
+
+    def lost(self) -> None:
+        """Let go of all partitions at once: others may own them already."""
+        for each in self._owned.values():
+            each.end()
+        self._owned = {}
+        self._chunks.clear()
+        self.term += 1
+        self._commit_timer_of = 0
+
+    def failed(self, error: KreplicaError) -> None:
+        """Fail this poll and all others: the member cannot be in the group."""
         self._failure = error
-        self._let_go()
+        self.lost()
         polls, self._polls = self._polls, []
         for future in polls:
             future.set_exception(error)
 
-    # ---- joining ------------------------------------------------------------------------------------------
+    def has_stalled(self) -> bool:
+        """Whether the program has not asked for records for max.poll.interval.ms."""
+        now_ms = monotonic_ms(self._clock)
+        marks = [each.marked for each in self._owned.values()]
+        if self._polls or marks != self._last_marks:
+            self._last_poll_ms, self._last_marks = now_ms, marks
+        return now_ms - self._last_poll_ms > self.config.max_poll_interval_ms
 
-    def _let_go(self) -> None:
-        """Give up all partitions."""
-        self._ownership = Ownership(self.term + 1, {})
-        self._is_joined = self._is_joining = False
-        self._committed, self._positions = {}, {}
-        self._wanted = 0
-        self._chunks.clear()
+    def _drop_chunks(self) -> None:
+        self._chunks = deque(chunk for chunk in self._chunks if chunk.owned.may_read)
 
-    def _rejoin(self, error: BaseException) -> None:
-        """End this generation and join again; commit processed offsets first while that is still possible."""
-        if self._is_closed or self._is_joining:
-            return
-        self._is_joined, self._is_joining = False, True
-        if isinstance(error, UnknownMemberId):
-            self.member_id, self.generation_id = "", NO_GENERATION
-        elif isinstance(error, IllegalGeneration):
-            self.generation_id = NO_GENERATION
-        done = self._auto_commit() if isinstance(error, RebalanceInProgress) else resolved(None)
-        # Join even if the commit failed: then the next owner gets these records again.
-        done.add_done_callback(lambda _: self._loop.post(self._join))
-
-    def _join(self) -> None:
-        if self._is_closed:
-            return
-        self._let_go()
-        self._is_joining = True
-        config = self.config
-        request = join_request(
-            self._membership,
-            self._topics,
-            session_timeout_ms=config.session_timeout_ms,
-            rebalance_timeout_ms=config.max_poll_interval_ms,
-        )
-        # The response arrives when all other members have joined, too.
-        answer_ms = config.max_poll_interval_ms + self._client.request_timeout_ms
-        joined = self._session.ask(request, self._join_error, timeout_ms=answer_ms, answer_ms=answer_ms)
-        self._then(joined, self._joined)
-
-    def _join_error(self, response: JoinGroupResponse) -> KreplicaError | None:
-        error = error_of(response.error_code)
-        if isinstance(error, MemberIdRequired):
-            error.member_id = response.member_id
-        return error
-
-    def _then(self, future: Future[Any], step: Callable[[Any], None]) -> None:
-        """Call `step` with the result, or join again, or fail; do nothing if another term has begun."""
-        term = self.term
-
-        def go_on() -> None:
-            if term != self.term or self._is_closed:
-                return
-            error = future.exception()
-            if error is None:
-                step(future.result())
-            else:
-                self._step_failed(error)
-
-        future.add_done_callback(lambda _: self._loop.post(go_on))
-
-    def _step_failed(self, error: BaseException) -> None:
-        self._is_joining = False
-        if isinstance(error, MemberIdRequired):
-            self.member_id = error.member_id
-            self._join()
-        elif isinstance(error, REJOIN):
-            self._loop.post_later(partial(self._rejoin, error), self._client.retry_backoff_ms)
-        else:
-            self._fail(known_error(error))
-
-    def _joined(self, response: JoinGroupResponse) -> None:
-        self.member_id, self.generation_id = response.member_id, response.generation_id
-        if response.leader != response.member_id or response.skip_assignment:
-            self._sync({})
-            return
-        try:
-            subscriptions = {each.member_id: decode_subscription(each.metadata) for each in response.members}
-        except KreplicaError as error:
-            self._fail(error)
-            return
-        topics = sorted({topic for topics in subscriptions.values() for topic in topics})
-        self._then(self._partition_counts(topics), partial(self._assign, subscriptions))
-
-    def _partition_counts(self, topics: Sequence[str]) -> Future[dict[str, int]]:
-        """Count the partitions of each topic; topics that do not exist (yet) are left out."""
-        counted: Future[dict[str, int]] = Future()
-        counts: dict[str, int] = {}
-        left = set(topics)
-
-        def counted_topic(topic: str, answer: Future[TopicInfo]) -> None:
-            left.discard(topic)
-            if answer.exception() is None:
-                counts[topic] = len(answer.result().partitions)
-            if not left:
-                counted.set_result(counts)
-
-        for topic in topics:
-            self._metadata.refresh(topic).add_done_callback(partial(counted_topic, topic))
-        return counted
-
-    def _assign(self, subscriptions: Mapping[str, Sequence[str]], counts: dict[str, int]) -> None:
-        self._counts = counts
-        self._sync(assign_ranges(subscriptions, counts))
-        self._watch_partitions(
-            self.term, sorted({topic for each in subscriptions.values() for topic in each})
-        )
-
-    def _sync(self, assigned: Mapping[str, Sequence[TopicPartition]]) -> None:
-        patience_ms = self.config.max_poll_interval_ms + self._client.request_timeout_ms
-        synced = self._session.ask(
-            sync_request(self._membership, assigned), _error_code, timeout_ms=patience_ms
-        )
-        self._then(synced, self._synced)
-
-    def _synced(self, response: Any) -> None:
-        try:
-            partitions = decode_assignment(response.assignment)
-        except KreplicaError as error:
-            self._fail(error)
-            return
-        self._wanted = len(partitions)
-        self._is_joining, self._is_joined = False, True
-        self._ownership = self._ownership._replace(member=self._membership)
-        self._last_poll_ms = monotonic_ms(self._clock)
-        self._heartbeat_later(self.term)
-        self._commit_later(self.term)
-        if partitions:
-            self._fetch_committed(partitions)
-
-    def _watch_partitions(self, term: int, topics: Sequence[str]) -> None:
-        """As group leader, check regularly whether a topic has new partitions; if so, rebalance."""
-
-        def look() -> None:
-            if term == self.term and not self._is_closed:
-                self._then(self._partition_counts(topics), compare)
-
-        def compare(counts: dict[str, int]) -> None:
-            if any(count != self._counts.get(topic) for topic, count in counts.items()):
-                self._rejoin(RebalanceInProgress("the number of partitions of a topic has changed"))
-            else:
-                self._watch_partitions(term, topics)
-
-        self._loop.post_later(look, self.config.metadata_max_age_ms)
+    def _fail(self, error: KreplicaError) -> None:
+        # The others need not wait for the session to expire.
+        self.member.leave()
+        self.failed(error)
 
     # ---- positions ----------------------------------------------------------------------------------------
 
-    def _fetch_committed(self, partitions: Sequence[TopicPartition]) -> None:
+    def _fetch_committed(self, new: list[Owned]) -> None:
+        wanted = [each for each in new if each.may_read]
+        if not wanted or self._is_closed:
+            return
         fetched = self._session.ask(
-            offset_fetch_request(self._group_id, partitions),
+            partial(self._offsets_request, [each.at for each in wanted]),
             _fetch_error,
             timeout_ms=self._client.default_api_timeout_ms,
         )
-        self._then(fetched, self._begin)
+        fetched.add_done_callback(lambda done: self._loop.post(partial(self._offsets_came, wanted, done)))
 
-    def _begin(self, response: Any) -> None:
-        for topic in response.groups[0].topics:
-            for each in topic.partitions:
-                at = TopicPartition(topic.name, each.partition_index)
-                if each.committed_offset >= 0:
-                    self._begin_at(at, each.committed_offset)
-                else:
-                    self._reset(at)
+    def _offsets_request(self, partitions: Sequence[TopicPartition]) -> Any:
+        if not self._has_epochs:
+            return offset_fetch_request(self._group_id, partitions)
+        member = self.identity()
+        return VersionedRequest(offset_fetch_request(self._group_id, partitions, member), EPOCHS)
 
-    def _begin_at(self, at: TopicPartition, offset: int) -> None:
-        self._positions[at] = offset
-        self._committed.setdefault(at, offset)
-        self._fetch(at, self.term)
+    def _offsets_came(self, wanted: list[Owned], done: Future[Any]) -> None:
+        error = done.exception()
+        if error is None:
+            self._begin(wanted, done.result())
+        elif isinstance(error, (RequestTimedOut, *NO_MEMBER)):
+            # If this member is no longer one, its heartbeat learns that, and ends the ownership.
+            self._again(partial(self._fetch_committed, wanted))
+        elif any(each.may_read for each in wanted):
+            self._fail(known_error(error))
 
-    def _reset(self, at: TopicPartition) -> None:
+    def _again(self, step: Callable[[], None]) -> None:
+        self._loop.post_later(step, self._client.retry_backoff_ms)
+
+    def _begin(self, wanted: Sequence[Owned], response: Any) -> None:
+        found = {
+            TopicPartition(topic.name, each.partition_index): each.committed_offset
+            for topic in response.groups[0].topics
+            for each in topic.partitions
+        }
+        for owned in wanted:
+            offset = found.get(owned.at, UNKNOWN)
+            if offset >= 0:
+                self._begin_at(owned, offset)
+            else:
+                self._reset(owned)
+
+    def _begin_at(self, owned: Owned, offset: int) -> None:
+        owned.position = offset
+        if owned.committed == UNKNOWN:
+            owned.committed = offset
+        self._fetch(owned)
+
+    def _reset(self, owned: Owned) -> None:
         """Start at auto.offset.reset, because there is no committed offset or it is out of range."""
+        if not owned.may_read or self._is_closed:
+            return
         where = EARLIEST if self.config.auto_offset_reset == "earliest" else LATEST
-        offset = self._fetcher.offset(at, where, isolation=self.config.isolation_level)
-        self._then(offset, partial(self._begin_at, at))
+        offset = self._fetcher.offset(owned.at, where, isolation=self.config.isolation_level)
+
+        def came() -> None:
+            error = offset.exception()
+            if not owned.may_read or self._is_closed:
+                return
+            if error is None:
+                self._begin_at(owned, offset.result())
+            elif isinstance(error, RequestTimedOut):
+                self._again(partial(self._reset, owned))
+            else:
+                self._fail(known_error(error))
+
+        offset.add_done_callback(lambda _: self._loop.post(came))
 
     # ---- fetching -----------------------------------------------------------------------------------------
 
-    def _fetch(self, at: TopicPartition, term: int) -> None:
-        if term != self.term or self._is_closed or at not in self._positions:
+    def _fetch(self, owned: Owned) -> None:
+        if not owned.may_read or self._is_closed:
             return
-        offset = self._positions[at]
+        offset = owned.position
         fetched = self._fetcher.fetch(
-            at, offset, isolation=self.config.isolation_level, max_wait_ms=self._client.fetch_max_wait_ms
+            owned.at,
+            offset,
+            isolation=self.config.isolation_level,
+            max_wait_ms=self._client.fetch_max_wait_ms,
         )
-        fetched.add_done_callback(
-            lambda done: self._loop.post(partial(self._fetched, at, offset, term, done))
-        )
+        fetched.add_done_callback(lambda done: self._loop.post(partial(self._fetched, owned, offset, done)))
 
-    def _fetched(self, at: TopicPartition, offset: int, term: int, done: Future[Fetched]) -> None:
-        if term != self.term or self._is_closed:
+    def _fetched(self, owned: Owned, offset: int, done: Future[Fetched]) -> None:
+        if not owned.may_read or self._is_closed:
             return
         error = done.exception()
         records: list[Record] = []
@@ -432,50 +413,18 @@ class GroupConsumer:
             except KreplicaError as raised:
                 error = raised
         if isinstance(error, OffsetOutOfRange):
-            self._reset(at)
+            self._reset(owned)
         elif isinstance(error, RequestTimedOut):
-            self._loop.post_later(partial(self._fetch, at, term), self._client.retry_backoff_ms)
+            self._again(partial(self._fetch, owned))
         elif error is not None:
             self._fail(known_error(error))
         else:
-            self._positions[at] = next_offset
+            owned.position = next_offset
             if records:
-                self._chunks.append(Chunk(at, records, next_offset, term))
+                self._chunks.append(Chunk(owned, records, next_offset))
                 self._serve()
             else:
-                self._fetch(at, term)
-
-    # ---- heartbeats ---------------------------------------------------------------------------------------
-
-    def _heartbeat_later(self, term: int) -> None:
-        self._loop.post_later(partial(self._heartbeat, term), self.config.heartbeat_interval_ms)
-
-    def _heartbeat(self, term: int) -> None:
-        if term != self.term or not self._is_joined or self._is_closed:
-            return
-        if self._is_forgotten():
-            LOGGER.warning(
-                "group %s: member %s has not polled for max.poll.interval.ms=%d; it leaves the group",
-                self._group_id,
-                self.member_id,
-                self.config.max_poll_interval_ms,
-            )
-            self._leave()
-            self.member_id, self.generation_id = "", NO_GENERATION
-            self._let_go()
-            return
-        request = heartbeat_request(self._membership)
-        timeout_ms = self.config.session_timeout_ms
-        answer_ms = min(self._client.request_timeout_ms, timeout_ms)
-        heard = self._session.ask(request, _error_code, timeout_ms=timeout_ms, answer_ms=answer_ms)
-        self._then(heard, lambda _: self._heartbeat_later(term))
-
-    def _is_forgotten(self) -> bool:
-        now_ms = monotonic_ms(self._clock)
-        marked = self._ownership.snapshot()
-        if self._polls or marked != self._last_marks:
-            self._last_poll_ms, self._last_marks = now_ms, marked
-        return now_ms - self._last_poll_ms > self.config.max_poll_interval_ms
+                self._fetch(owned)
 
     # ---- commits ------------------------------------------------------------------------------------------
 
@@ -483,7 +432,7 @@ class GroupConsumer:
         self._loop.post_later(partial(self._commit_again, term), self.config.auto_commit_interval_ms)
 
     def _commit_again(self, term: int) -> None:
-        if term == self.term and self._is_joined and not self._is_closed:
+        if term == self._commit_timer_of and not self._is_closed:
             # Ignore the result: the heartbeat reports the same errors.
             self._auto_commit()
             self._commit_later(term)
@@ -491,21 +440,46 @@ class GroupConsumer:
     def _auto_commit(self) -> Future[None]:
         return self._commit() if self.config.enable_auto_commit else resolved(None)
 
+    def _marked(self) -> dict[Owned, int]:
+        return {
+            each: each.marked
+            for each in self._owned.values()
+            if each.marked not in (UNKNOWN, each.committed) and each.is_owned
+        }
+
     def _commit(self) -> Future[None]:
-        known = self._ownership.snapshot()
-        marked = {at: offset for at, offset in known.items() if self._committed.get(at) != offset}
-        if not marked or self.generation_id == NO_GENERATION:
+        marked = self._marked()
+        if not marked:
             return resolved(None)
-        request = offset_commit_request(self._membership, marked)
-        term = self.term
         # Retry for a session: a commit that takes longer comes too late for this member.
-        reply = self._session.ask(request, _commit_error, timeout_ms=self.config.session_timeout_ms)
+        reply = self._session.ask(
+            partial(self._commit_request, marked),
+            self._commit_error,
+            timeout_ms=self.config.session_timeout_ms,
+        )
+        return then(reply, partial(self._committed, marked))
 
-        def replied(_: Any) -> None:
-            if term == self.term:
-                self._committed.update(marked)
+    def _commit_request(self, marked: Mapping[Owned, int]) -> Any:
+        """Build the request. Raises IllegalGeneration if all partitions are lost."""
+        offsets = {each.at: offset for each, offset in marked.items() if each.is_owned}
+        if not offsets:
+            raise self.is_lost()
+        request = offset_commit_request(self.identity(), offsets)
+        return VersionedRequest(request, EPOCHS) if self._has_epochs else request
 
-        return then(reply, replied)
+    def _commit_error(self, response: Any) -> KreplicaError | None:
+        for topic in response.topics:
+            for each in topic.partitions:
+                error = error_of(each.error_code)
+                # An offset of a deleted topic no longer matters.
+                if error is not None and not isinstance(error, UnknownTopicOrPartition):
+                    self.member.refused()
+                    return error
+        return None
+
+    def _committed(self, marked: Mapping[Owned, int], _: Any) -> None:
+        for each, offset in marked.items():
+            each.committed = offset
 
     # ---- the end ------------------------------------------------------------------------------------------
 
@@ -513,25 +487,18 @@ class GroupConsumer:
         if self._is_closed:
             future.set_result(None)
             return
-        committed = self._auto_commit() if self._is_joined else resolved(None)
 
         def leave() -> None:
-            left = self._leave()
+            left = self.member.leave()
             self._is_closed = True
-            self._let_go()
+            self.lost()
             polls, self._polls = self._polls, []
             for poll in polls:
                 poll.set_result([])
             # Ignore the result: a coordinator that is not reached notices when the session expires.
             left.add_done_callback(lambda _: future.set_result(None))
 
-        committed.add_done_callback(lambda _: self._loop.post(leave))
-
-    def _leave(self) -> Future[Any]:
-        if not self.member_id or self.config.group_instance_id is not None:
-            return resolved(None)
-        request = leave_request(self._membership)
-        return self._session.ask(request, _error_code, timeout_ms=self._client.request_timeout_ms)
+        self._auto_commit().add_done_callback(lambda _: self._loop.post(leave))
 
 
 def records_from(fetched: Fetched, offset: int) -> tuple[list[Record], int]:
@@ -546,10 +513,6 @@ def records_from(fetched: Fetched, offset: int) -> tuple[list[Record], int]:
     return records, next_offset
 
 
-def _error_code(response: Any) -> KreplicaError | None:
-    return error_of(response.error_code)
-
-
 def _fetch_error(response: Any) -> KreplicaError | None:
     group = response.groups[0]
     for topic in group.topics:
@@ -558,13 +521,3 @@ def _fetch_error(response: Any) -> KreplicaError | None:
             if each.error_code == UnstableOffsetCommit.code:
                 return error_of(each.error_code)
     return error_of(group.error_code)
-
-
-def _commit_error(response: Any) -> KreplicaError | None:
-    for topic in response.topics:
-        for each in topic.partitions:
-            error = error_of(each.error_code)
-            # An offset of a deleted topic no longer matters.
-            if error is not None and not isinstance(error, UnknownTopicOrPartition):
-                return error
-    return None

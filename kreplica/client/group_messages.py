@@ -1,21 +1,16 @@
-"""The messages of a group member: its requests, and what the members exchange through the coordinator.
+"""The requests of a group member, and the range assignor of a classic group's leader.
 
-Requests are messages. Subscriptions and assignments are Kafka's
-ConsumerProtocolSubscription and ConsumerProtocolAssignment in version 0, which every client reads: an int16
-version, then the message. The range assignor divides each topic's partitions in order among the topic's
-readers in order; if the division leaves a remainder, the first readers get one partition more. Stateless; any
-thread.
+The assignor divides each topic's partitions in order among the topic's readers in order; if the division
+leaves a remainder, the first readers get one partition more. Stateless; any thread.
 """
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
-from typing import ClassVar, NamedTuple, TypeVar
+from typing import NamedTuple
 
-from kreplica.common.errors import InvalidRecord
-from kreplica.common.message import NEVER, Int32, Record, decode, encode
+from kreplica.common.consumer_protocol import PROTOCOL_TYPE, encode_assignment, encode_subscription
 from kreplica.common.messages.groups import (
     HeartbeatRequest,
     JoinGroupRequest,
@@ -33,71 +28,8 @@ from kreplica.common.messages.groups import (
 )
 from kreplica.common.types import TopicPartition
 
-PROTOCOL_TYPE = "consumer"
 RANGE = "range"
 NO_GENERATION = -1
-_VERSION = struct.Struct(">h")
-
-M = TypeVar("M", bound=Record)
-
-
-class ConsumerProtocolSubscription(Record):
-    """The topics that a member reads."""
-
-    FLEXIBLE_SINCE: ClassVar[int] = NEVER
-
-    topics: tuple[str, ...]
-    user_data: bytes | None = None
-
-
-class AssignedPartitions(Record):
-    """Partitions of one topic."""
-
-    FLEXIBLE_SINCE: ClassVar[int] = NEVER
-
-    topic: str
-    partitions: tuple[Int32, ...]
-
-
-class ConsumerProtocolAssignment(Record):
-    """The partitions assigned to a member."""
-
-    FLEXIBLE_SINCE: ClassVar[int] = NEVER
-
-    assigned_partitions: tuple[AssignedPartitions, ...]
-    user_data: bytes | None = None
-
-
-def encode_subscription(topics: Iterable[str]) -> bytes:
-    """Encode the subscription of a member that reads these topics."""
-    return _encode(ConsumerProtocolSubscription(topics=tuple(topics)))
-
-
-def decode_subscription(data: bytes) -> tuple[str, ...]:
-    """Decode a subscription to its topics. Raises InvalidRecord."""
-    return _decode(data, ConsumerProtocolSubscription).topics
-
-
-def encode_assignment(partitions: Iterable[TopicPartition]) -> bytes:
-    """Encode the assignment of these partitions to a member."""
-    topics: dict[str, list[int]] = {}
-    for topic, number in partitions:
-        topics.setdefault(topic, []).append(number)
-    assigned = tuple(
-        AssignedPartitions(topic=topic, partitions=tuple(numbers)) for topic, numbers in topics.items()
-    )
-    return _encode(ConsumerProtocolAssignment(assigned_partitions=assigned))
-
-
-def decode_assignment(data: bytes) -> list[TopicPartition]:
-    """Decode an assignment to its partitions; empty bytes mean no partitions. Raises InvalidRecord."""
-    if not data:
-        return []
-    return [
-        TopicPartition(each.topic, number)
-        for each in _decode(data, ConsumerProtocolAssignment).assigned_partitions
-        for number in each.partitions
-    ]
 
 
 def assign_ranges(
@@ -116,23 +48,14 @@ def assign_ranges(
     return assigned
 
 
-def _encode(message: Record) -> bytes:
-    return encode(message, 0, _VERSION.pack(0))
-
-
-def _decode(data: bytes, kind: type[M]) -> M:
-    """Decode any version: later versions only append fields to those of the first."""
-    version = _VERSION.unpack_from(data)[0] if len(data) >= _VERSION.size else -1
-    if version < 0:
-        raise InvalidRecord(f"a {kind.__name__} has the invalid version {version}")
-    return decode(kind, 0, data, _VERSION.size, may_have_more=True)
-
-
 # ---- requests ----------------------------------------------------------------------------------------------
 
 
 class Membership(NamedTuple):
-    """A member of a group in one generation, as its requests name it."""
+    """A member of a group in one generation, as its requests name it.
+
+    In the consumer protocol the generation is the member's epoch.
+    """
 
     group_id: str
     generation_id: int
@@ -187,13 +110,17 @@ def leave_request(member: Membership) -> LeaveGroupRequest:
     return LeaveGroupRequest(group_id=member.group_id, members=(identity,))
 
 
-def offset_fetch_request(group_id: str, partitions: Iterable[TopicPartition]) -> OffsetFetchRequest:
-    """Build the request for the group's committed offsets of these partitions."""
+def offset_fetch_request(
+    group_id: str, partitions: Iterable[TopicPartition], member: Membership | None = None
+) -> OffsetFetchRequest:
+    """Build the request for the group's committed offsets of these partitions, by a member with an epoch."""
     topics: dict[str, list[int]] = {}
     for topic, number in partitions:
         topics.setdefault(topic, []).append(number)
     asked = OffsetFetchRequestGroup(
         group_id=group_id,
+        member_id=None if member is None else member.member_id,
+        member_epoch=NO_GENERATION if member is None else member.generation_id,
         topics=tuple(
             OffsetFetchRequestTopics(name=topic, partition_indexes=tuple(numbers))
             for topic, numbers in topics.items()

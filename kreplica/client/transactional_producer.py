@@ -183,6 +183,24 @@ class TransactionalProducer(Producer):
         self._loop.post(partial(self._begin, future, timeout_ms))
         return future
 
+    def give_up(self, beginning: Future[int]) -> None:
+        """Abort the transaction of a `begin` that its program no longer waits for; the next one may begin."""
+        with self.lock:
+            is_next = self._next is not None and self._next[0] is beginning
+            if is_next:
+                self._next = None
+            elif self._is_busy and not beginning.done():
+                self._is_ending = True
+        if is_next:
+            name = self.manager.transactional_id
+            beginning.set_exception(InvalidTxnState(f"{name}: the transaction was given up before it began"))
+        else:
+            beginning.add_done_callback(self._abort_begun)
+
+    def _abort_begun(self, beginning: Future[int]) -> None:
+        if beginning.exception() is None:
+            self.end(beginning.result(), commit=False)
+
     def require_open(self, number: int) -> None:
         """Raises InvalidTxnState unless that transaction is open, and its error if it has failed:
         ProducerFenced, TransactionTimedOut, or TransactionAbortable.

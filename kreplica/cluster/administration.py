@@ -13,7 +13,7 @@ from operator import index
 from typing import Literal, TypeVar
 
 from kreplica.broker.node import Node
-from kreplica.client.admin import ELECTION_TYPES, Admin
+from kreplica.client.admin import CONFIG_KINDS, ELECTION_TYPES, Admin, ConfigKind
 from kreplica.client.arguments import (
     assignment_of,
     broker_ids,
@@ -94,14 +94,21 @@ class ClusterAdministration(ABC):
         )
 
     def alter_config(
-        self, name: str, changes: Mapping[str, object | None], *, timeout: float = TIMEOUT
+        self,
+        name: str,
+        changes: Mapping[str, object | None],
+        *,
+        kind: ConfigKind = "topic",
+        timeout: float = TIMEOUT,
     ) -> None:
-        """Change settings of a topic; None resets a setting to its default.
+        """Change settings of a topic, or with kind="group" of a group; None resets a setting to its default.
 
         Raises InvalidConfig, UnknownTopicOrPartition, RequestTimedOut.
         """
-        topic_name(name)
-        asked = partial(self._admin.alter_config, name, changes, timeout_ms=milliseconds(timeout))
+        choice(kind, CONFIG_KINDS, "kind")
+        if kind == "topic":
+            topic_name(name)
+        asked = partial(self._admin.alter_config, name, changes, kind=kind, timeout_ms=milliseconds(timeout))
         self._ask(asked, timeout)
 
     def topics(self) -> list[str]:

@@ -18,14 +18,14 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 from kreplica._core.record import Record
 from kreplica.broker.node import CONTROLLED_SHUTDOWN_MS, Node
 from kreplica.client.admin import Admin
 from kreplica.client.arguments import milliseconds
 from kreplica.client.client import Client
-from kreplica.client.client_config import ClientConfig, Isolation
+from kreplica.client.client_config import ClientConfig, Isolation, Protocol
 from kreplica.client.producer import Acks, AppendResult, TopicProducer
 from kreplica.cluster.administration import TIMEOUT, ClusterAdministration
 from kreplica.cluster.cluster_nodes import ClusterNodes
@@ -39,6 +39,7 @@ from kreplica.cluster.settings import (
     node_config,
     read_layout,
 )
+from kreplica.cluster.share import Message, Messages, Sharing
 from kreplica.cluster.transactions import (
     TRANSACTION_TIMEOUT,
     ClusterTransactions,
@@ -162,6 +163,7 @@ class Cluster(ClusterAdministration):
             transport=endpoint,
             loop=loop,
             clock=self._clock,
+            random=random.SystemRandom(),
             config=CLIENT,
             work=self._network.run_due,
         )
@@ -277,9 +279,12 @@ class Cluster(ClusterAdministration):
 
     def consume(
         self,
-        topics: str | Sequence[str],
-        group: str,
+        topics: str | Sequence[str] = (),
+        group: str = "",
         *,
+        pattern: str | None = None,
+        instance_id: str | None = None,
+        protocol: Protocol | None = None,
         isolation: Isolation | None = None,
         auto_commit: bool = True,
         timeout: float | None = None,
@@ -291,15 +296,69 @@ class Cluster(ClusterAdministration):
         iterator waits for more records, or ends after `timeout` seconds without any. `isolation`: as of
         `read`. Its method `batches()` iterates over lists of records, whatever has come.
 
+        `pattern`: read all topics whose whole name matches this regular expression (RE2), too. `instance_id`:
+        makes the member static: it keeps its partitions while it is away for less than a session. `protocol`:
+        "consumer" (KIP-848), in which a rebalance interrupts only the partitions that move, or "classic"; by
+        default what the cluster has.
+
         A record counts as processed when the next one is requested. Each is delivered at least once: again if
         its offset could not be committed before the partition moved to another member. Without `auto_commit`
         it counts when a transaction commits the offsets (Transaction.commit_offsets). Leaving the loop leaves
-        the group. `config`: Kafka's consumer properties, such as {"group.instance.id": "a"}. Raises
-        InvalidConfig; while iterating FencedInstanceId, InvalidGroupId, InvalidSessionTimeout,
-        InconsistentGroupProtocol, CorruptMessage, and RequestTimedOut if it cannot become a member.
+        the group. `config`: Kafka's consumer properties, such as {"auto.offset.reset": "latest"}. Raises
+        InvalidConfig, InvalidRequest, ValueError; while iterating FencedInstanceId, UnreleasedInstanceId,
+        InvalidGroupId, InvalidSessionTimeout, InvalidRegularExpression, InconsistentGroupProtocol,
+        CorruptMessage, and RequestTimedOut if it cannot become a member.
         """
-        consuming = self.records.consuming(topics, group, timeout, config, isolation, auto_commit=auto_commit)
+        consuming = self.records.consuming(
+            topics,
+            group,
+            timeout,
+            config,
+            isolation,
+            auto_commit=auto_commit,
+            pattern=pattern,
+            protocol=protocol,
+            instance_id=instance_id,
+        )
         return Consumer(consuming, self._answer)
+
+    def share(
+        self,
+        topics: str | Sequence[str],
+        group: str,
+        *,
+        start: Literal["earliest", "latest"] | None = "earliest",
+        max_records: int | None = None,
+        auto_accept: bool = True,
+        timeout: float | None = None,
+    ) -> Messages:
+        """Take the topics' messages as a member of the share group: a durable queue for many workers.
+
+            for message in cluster.share("orders", group="workers"):
+                work(message.value)
+
+        Each message is delivered to one member at a time, which has it until its lock runs out
+        (share.record.lock.duration.ms of the group, 30 s by default). A message is accepted when the next one
+        is requested; then no member gets it again. Its methods `accept`, `release`, `reject` and `renew`
+        decide otherwise. If the loop ends by an exception, or the program dies, the message is delivered
+        again, up to share.delivery.count.limit times. Without `auto_accept` only what the methods settle
+        counts; messages may then be settled in any order and by any thread. `batches()` iterates over lists
+        of messages.
+
+        A new group starts at the beginning of its topics, or with start="latest" at their end, unless its
+        setting share.auto.offset.reset is set. The number of messages fetched at once follows the program's
+        speed; with `max_records` it is this number from each broker. The iterator waits for more messages, or
+        ends after `timeout` seconds without any. Leaving the loop or `with` block releases all messages that
+        are not settled. Raises ValueError; while iterating GroupIdNotFound if the group is of another type,
+        CorruptMessage, and RequestTimedOut if it gets no partition.
+        """
+        prepare = self.records.share_start(group, start)
+        consumer = self.records.share_consumer(topics, group, max_records)
+        wait_ms = None if timeout is None else milliseconds(timeout)
+        sharing = Sharing(
+            consumer, self.records.tracked, Message, wait_ms, auto_accept=auto_accept, prepare=prepare
+        )
+        return Messages(sharing, self._answer)
 
     # ---- watches ------------------------------------------------------------------------------------------
 

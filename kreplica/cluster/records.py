@@ -12,23 +12,26 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, TypeVar
+from types import TracebackType
+from typing import Any, Self, TypeVar
 
 from kreplica._core.record import Record
-from kreplica.client.arguments import choice, milliseconds, offset_of, topic_name
+from kreplica.client.arguments import choice, group_id, milliseconds, offset_of, subscribed
 from kreplica.client.client import Client
-from kreplica.client.client_config import ISOLATION_LEVEL, ConsumerConfig, Isolation
+from kreplica.client.client_config import ISOLATION_LEVEL, ConsumerConfig, Isolation, Protocol
 from kreplica.client.fetcher import EARLIEST, LATEST, Fetched, Fetcher
-from kreplica.client.group_consumer import Chunk, GroupConsumer
+from kreplica.client.group_consumer import Chunk, GroupConsumer, Owned
 from kreplica.client.group_messages import Membership
+from kreplica.client.share_consumer import ShareConsumer
 from kreplica.cluster.pending_futures import PendingFutures
 from kreplica.common.dataclass import fields, replace
 from kreplica.common.errors import ClusterClosed, InvalidConfig, InvalidRequest, RequestTimedOut
 from kreplica.common.future import Future
 from kreplica.common.settings import nearest
-from kreplica.common.types import TopicPartition
+from kreplica.common.types import INT32_MAX, TopicPartition
+from kreplica.controller.feature_control import GROUP_VERSION
 from kreplica.log.transaction_index import AbortedFilter, AbortedTxn
-from kreplica.metadata.cluster_metadata import ClusterMetadata
+from kreplica.metadata.cluster_metadata import GROUP_RESOURCE, ClusterMetadata
 
 Question = Callable[[], Future[Any]]
 # How long one fetch of a following reader may wait at the leader.
@@ -113,6 +116,8 @@ def read(reading: Reading, result: Callable[[Question], Any]) -> Iterator[Record
 POLL_MS = 500
 # How long an iteration with a timeout waits to become a member.
 JOIN_TIMEOUT_MS = 30_000
+# A share group's setting of where it begins.
+SHARE_RESET = "share.auto.offset.reset"
 # In one process a coordinator answers in microseconds; the session only has to outlast a busy machine.
 CONSUMER = ConsumerConfig(
     session_timeout_ms=3_000,
@@ -132,9 +137,10 @@ class Consuming:
         self._joining_ms = 0
         self._term: Any = None
         self._is_over = False
-        # The term of the records given out last, and by partition the offset behind the last one.
-        self._given_term = -1
-        self._given: dict[TopicPartition, int] = {}
+        # The partitions whose records were given out; whether one was lost before its offset was committed in
+        # a transaction.
+        self._given: dict[TopicPartition, Owned] = {}
+        self._has_lost = False
         self._taken: list[Chunk] = []
 
     def question(self) -> Callable[[], Future[Any]] | None:
@@ -152,43 +158,54 @@ class Consuming:
         if not chunks and not self._is_endless:
             self._nothing_came()
         for chunk in chunks:
-            given = self._given_of(chunk)
+            owned = chunk.owned
+            self._note(owned)
             for record in chunk.records:
-                if not self._consumer.owns(chunk):
+                if not owned.may_read:
                     break
-                offset = given[chunk.at] = (record.offset or 0) + 1
+                offset = owned.taken = (record.offset or 0) + 1
                 yield record
-                self._consumer.mark(chunk, offset)
+                owned.marked = offset
             else:
-                given[chunk.at] = chunk.next_offset
-                self._consumer.mark(chunk, chunk.next_offset)
+                owned.taken = owned.marked = chunk.next_offset
+            owned.done += 1
 
     def batch(self, chunks: Any) -> list[Record]:
         """Return all records of the answer; `processed` marks them. Raises as `answer`."""
         if not chunks and not self._is_endless:
             self._nothing_came()
-        self._taken = [chunk for chunk in chunks if self._consumer.owns(chunk)]
+        self._taken = []
         records: list[Record] = []
-        for chunk in self._taken:
-            self._given_of(chunk)[chunk.at] = chunk.next_offset
-            records += chunk.records
+        for chunk in chunks:
+            if chunk.owned.may_read:
+                self._note(chunk.owned)
+                chunk.owned.taken = chunk.next_offset
+                records += chunk.records
+                self._taken.append(chunk)
+            else:
+                chunk.owned.done += 1
         return records
 
     def processed(self) -> None:
         """Mark the records of the last `batch` as processed."""
         for chunk in self._taken:
-            self._consumer.mark(chunk, chunk.next_offset)
+            chunk.owned.marked = chunk.next_offset
+            chunk.owned.done += 1
         self._taken = []
 
-    def _given_of(self, chunk: Chunk) -> dict[TopicPartition, int]:
-        if chunk.term != self._given_term:
-            self._given_term, self._given = chunk.term, {}
-        return self._given
+    def _note(self, owned: Owned) -> None:
+        """Note that records of the partition are given out."""
+        before = self._given.get(owned.at)
+        if before is not owned:
+            if before is not None and before.taken != before.transacted:
+                self._has_lost = True
+            self._given[owned.at] = owned
 
-    def given(self) -> tuple[Membership | None, dict[TopicPartition, int]]:
-        """Return the offsets behind all records given out, and the member that owns their partitions.
+    def given(self) -> tuple[Membership | None, dict[Owned, int]]:
+        """Return the offsets behind all records given out since the last transaction, and the member.
 
-        Raises IllegalGeneration if it has lost them, InvalidRequest if the consumer commits on its own.
+        Raises IllegalGeneration if it has lost the records' partitions, InvalidRequest if the consumer
+        commits on its own.
         """
         consumer = self._consumer
         if consumer.config.enable_auto_commit:
@@ -196,9 +213,16 @@ class Consuming:
                 "the consumer commits offsets on its own: pass auto_commit=False to consume, so that they are"
                 " committed only in transactions"
             )
-        if not self._given:
-            return None, {}
-        return consumer.member_in(self._given_term), dict(self._given)
+        given = {each: each.taken for each in self._given.values() if each.taken != each.transacted}
+        self._has_lost = self._has_lost or not all(each.is_owned for each in given)
+        if self._has_lost:
+            raise consumer.is_lost()
+        return consumer.identity() if given else None, given
+
+    def transacted(self, given: Mapping[Owned, int]) -> None:
+        """Note that a transaction has committed these offsets."""
+        for each, offset in given.items():
+            each.transacted = offset
 
     def _nothing_came(self) -> None:
         if self._consumer.is_settled and self._consumer.term == self._term:
@@ -213,7 +237,8 @@ class Consuming:
             )
 
     def leave(self) -> Future[Any]:
-        """Leave the group; must be called however the reading ended."""
+        """Leave the group, and end the reading; must be called however it ended."""
+        self._is_over = True
         return self._consumer.close()
 
 
@@ -245,9 +270,21 @@ class Consumer(Iterator[Record]):
         return _batches(self.consuming, self._result)
 
     def close(self) -> None:
-        """Leave the group; what was read and not processed is given to the next member."""
-        self._records.close()
+        """Leave the group; what was read and not processed is given to the next member.
+
+        Any thread may call; a loop of another thread ends.
+        """
         _leave(self.consuming, self._result)
+        with suppress(ValueError):  # another thread is in the generator, which comes to its end
+            self._records.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
 
 
 def _each(consuming: Consuming, result: Callable[[Question], Any]) -> Generator[Record]:
@@ -327,6 +364,11 @@ class ClusterRecords:
         self._pending.require_open()
         return self._pending.track(question())
 
+    def tracked(self, future: Future[T]) -> Future[T]:
+        """Return the future; it fails as that of `ask`."""
+        self._pending.require_open()
+        return self._pending.track(future)
+
     def require(self, topic: str, partition: int) -> TopicPartition:
         """Return the partition. Raises UnknownTopicOrPartition, ClusterClosed, UseAfterFork."""
         self._pending.require_open()
@@ -370,14 +412,59 @@ class ClusterRecords:
         isolation: Isolation | None = None,
         *,
         auto_commit: bool = True,
+        pattern: str | None = None,
+        protocol: Protocol | None = None,
+        instance_id: str | None = None,
     ) -> Consuming:
-        """Return the reader of Cluster.consume. Raises InvalidConfig, TypeError, ValueError."""
+        """Return the reader of Cluster.consume.
+
+        Raises InvalidConfig, InvalidRequest, InvalidTopic, TypeError, ValueError.
+        """
         self._pending.require_open()
+        names = _names(topics)
+        if not names and pattern is None:
+            raise ValueError("a consumer reads something: name topics, or a pattern of their names")
         given = dict(config or {})
         if isolation is not None:
             given["isolation.level"] = choice(isolation, ISOLATION_LEVEL, "isolation")
         if not auto_commit:
             given["enable.auto.commit"] = False
-        names = [topics] if isinstance(topics, str) else [topic_name(each) for each in topics]
-        member = self._client.consumer(group, names, consumer_config(given, self._consumer))
+        if instance_id is not None:
+            given["group.instance.id"] = instance_id
+        if protocol is not None:
+            given["group.protocol"] = protocol
+        made = consumer_config(given, self._consumer)
+        if made.group_protocol is None:
+            made = replace(made, group_protocol=self._protocol())
+        member = self._client.consumer(group_id(group), names, made, pattern=pattern)
         return Consuming(member, None if timeout is None else milliseconds(timeout))
+
+    def _protocol(self) -> Protocol:
+        """Return the protocol of consumer groups that the cluster has."""
+        return "consumer" if self._newest().features.get(GROUP_VERSION, 0) >= 1 else "classic"
+
+    def share_start(self, group: str, start: str | None) -> Question | None:
+        """Return the request for the share group's first offset, if the group has none and one is wanted.
+
+        Raises ValueError.
+        """
+        if start is None:
+            return None
+        choice(start, dict.fromkeys(("earliest", "latest")), "start")
+        group_id(group)
+        if SHARE_RESET in self._newest().config(GROUP_RESOURCE, group):
+            return None
+        return partial(self._client.admin.alter_config, group, {SHARE_RESET: start}, kind="group")
+
+    def share_consumer(
+        self, topics: str | Sequence[str], group: str, max_records: int | None
+    ) -> ShareConsumer:
+        """Return the consumer of Cluster.share. Raises ClusterClosed, InvalidTopic, TypeError, ValueError."""
+        self._pending.require_open()
+        if max_records is not None and not 0 < max_records <= INT32_MAX:
+            raise ValueError(f"max_records={max_records} must be from 1 to {INT32_MAX}")
+        return self._client.share_consumer(group_id(group), _names(topics), max_records, self._consumer)
+
+
+def _names(topics: str | Sequence[str]) -> list[str]:
+    return [subscribed(each) for each in ([topics] if isinstance(topics, str) else topics)]

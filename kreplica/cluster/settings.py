@@ -62,7 +62,20 @@ REPLICA = ReplicaConfig(
     controller_socket_timeout_ms=2_000,
 )
 # Members in one process join at once or not at all, and a coordinator notices at once when one is gone.
-GROUP = GroupConfig(group_min_session_timeout_ms=100, group_initial_rebalance_delay_ms=20)
+GROUP = GroupConfig(
+    group_min_session_timeout_ms=100,
+    group_initial_rebalance_delay_ms=20,
+    group_consumer_min_session_timeout_ms=100,
+    group_consumer_session_timeout_ms=3_000,
+    group_consumer_min_heartbeat_interval_ms=10,
+    group_consumer_heartbeat_interval_ms=50,
+    group_consumer_assignment_interval_ms=0,
+    group_share_min_session_timeout_ms=100,
+    group_share_session_timeout_ms=3_000,
+    group_share_min_heartbeat_interval_ms=10,
+    group_share_heartbeat_interval_ms=50,
+    group_share_assignment_interval_ms=0,
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 from kreplica._core.record import Record
 from kreplica.broker.node import CONTROLLED_SHUTDOWN_MS, Node
 from kreplica.client.admin import Admin
-from kreplica.client.client_config import Isolation
+from kreplica.client.client_config import Isolation, Protocol
 from kreplica.client.producer import Acks, AppendResult, TopicProducer, acks_of
 from kreplica.cluster.administration import TIMEOUT, ClusterAdministration
 from kreplica.cluster.pending_futures import PendingFutures
@@ -30,6 +30,7 @@ from kreplica.cluster.records import (
     Consumer,
     read,
 )
+from kreplica.cluster.share import Message, Messages, Sharing
 from kreplica.cluster.transactions import (
     TRANSACTION_TIMEOUT,
     ClusterTransactions,
@@ -182,9 +183,12 @@ class Simulation(ClusterAdministration):
 
     def consume(
         self,
-        topics: str | Sequence[str],
-        group: str,
+        topics: str | Sequence[str] = (),
+        group: str = "",
         *,
+        pattern: str | None = None,
+        instance_id: str | None = None,
+        protocol: Protocol | None = None,
         isolation: Isolation | None = None,
         auto_commit: bool = True,
         timeout: float = 1.0,
@@ -195,9 +199,37 @@ class Simulation(ClusterAdministration):
         Sessions are short. Raises InvalidConfig, and while iterating what Cluster.consume raises.
         """
         consuming = self._records.consuming(
-            topics, group, timeout, config, isolation, auto_commit=auto_commit
+            topics,
+            group,
+            timeout,
+            config,
+            isolation,
+            auto_commit=auto_commit,
+            pattern=pattern,
+            protocol=protocol,
+            instance_id=instance_id,
         )
         return Consumer(consuming, partial(self._ask, timeout=timeout + JOIN_TIMEOUT_MS / 1000))
+
+    def share(
+        self,
+        topics: str | Sequence[str],
+        group: str,
+        *,
+        start: Literal["earliest", "latest"] | None = "earliest",
+        max_records: int | None = None,
+        auto_accept: bool = True,
+        timeout: float = 1.0,
+    ) -> Messages:
+        """Take messages as Cluster.share does, until `timeout` virtual seconds pass without one.
+
+        The futures of the messages' methods advance time.
+        """
+        prepare = self._records.share_start(group, start)
+        consumer = self._records.share_consumer(topics, group, max_records)
+        track = partial(VirtualFuture[None], pass_time=self._cluster.run_until)
+        sharing = Sharing(consumer, track, Message, _ms(timeout), auto_accept=auto_accept, prepare=prepare)
+        return Messages(sharing, partial(self._ask, timeout=timeout + JOIN_TIMEOUT_MS / 1000))
 
     def watch(
         self,

@@ -9,7 +9,7 @@ Thread rule: any thread; `_lock` guards the producers by id.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from types import TracebackType
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Self
 from kreplica.client.arguments import milliseconds, offset_of, partition_of, topic_name
 from kreplica.client.client import Client
 from kreplica.client.coordinator_session import CoordinatorSession
+from kreplica.client.group_consumer import Owned
 from kreplica.client.producer import AppendFuture, AppendResult, TopicProducer
 from kreplica.client.transaction_manager import no_member
 from kreplica.client.transactional_producer import TransactionalProducer
@@ -103,6 +104,12 @@ class ClusterTransactions:
                 found = self._sessions[group] = self.client.session(group)
             return found
 
+    def require_partitions(self, partitions: Iterable[TopicPartition]) -> None:
+        """Raises UnknownTopicOrPartition if one does not exist."""
+        metadata = self._newest()
+        for at in partitions:
+            metadata.require_partition(at)
+
     def appends(self) -> Iterator[AppendFuture]:
         """Iterate over the futures of all appends that are not done."""
         for held in list(self._held.values()):
@@ -122,9 +129,11 @@ class Transacting:
         self._timeout_ms = timeout_ms
         self._has_begun = False
         self.has_ended = False
-        self._beginning: Future[None] | None = None
+        self._give_up: Callable[[], None] | None = None
         self._held: _Held | None = None
         self._number = -1
+        # The consumers whose offsets it commits.
+        self._sources: list[tuple[Consuming, Mapping[Owned, int]]] = []
 
     @contextmanager
     def noting(self, error: BaseException) -> Iterator[None]:
@@ -150,18 +159,14 @@ class Transacting:
         def began(number: int) -> None:
             self._held, self._number = held, number
 
-        self._beginning = then(beginning, began)
-        return self._pending.track(then(self._beginning, lambda _: None))
+        self._give_up = partial(held.producer.give_up, beginning)
+        return self._pending.track(then(beginning, began))
 
     def give_up(self) -> None:
         """Abort once the transaction has begun: its program was interrupted while it waited for that."""
         self.has_ended = True
-        if self._beginning is not None:
-            self._beginning.add_done_callback(self._abort_begun)
-
-    def _abort_begun(self, begun: Future[None]) -> None:
-        if begun.exception() is None:
-            self._open().producer.end(self._number, commit=False)
+        if self._give_up is not None:
+            self._give_up()
 
     def append(
         self, topic: str, records: RecordList, partition: int | None, timeout: float | None
@@ -185,9 +190,11 @@ class Transacting:
         if isinstance(source, Consuming):
             if offsets is not None:
                 raise TypeError("a consumer knows its offsets: name a group to commit others")
-            member, given = source.given()
+            member, owned = source.given()
             if member is None:
-                return resolved(None)  # it has given out nothing
+                return resolved(None)  # it has given out nothing since the last transaction
+            self._sources.append((source, owned))
+            given = {each.at: offset for each, offset in owned.items()}
         elif not isinstance(source, str):
             raise TypeError(f"offsets belong to a group's name or a consumer, not {type(source).__name__}")
         elif offsets is None:
@@ -195,6 +202,7 @@ class Transacting:
         else:
             member = no_member(source)
             given = _offsets(offsets)
+            self._owner.require_partitions(given)
         session = self._owner.session(member.group_id)
         return self._pending.track(held.producer.commit_offsets(self._number, session, member, given))
 
@@ -203,7 +211,12 @@ class Transacting:
         self._pending.require_open()
         held = self._open()
         self.has_ended = True
-        return self._pending.track(held.producer.end(self._number, commit=commit))
+        ended = held.producer.end(self._number, commit=commit)
+        return self._pending.track(then(ended, self._committed) if commit else ended)
+
+    def _committed(self, _: None) -> None:
+        for source, owned in self._sources:
+            source.transacted(owned)
 
     def _open(self) -> _Held:
         if self._held is None:
@@ -255,9 +268,10 @@ class Transaction:
     ) -> Future[AppendResult]:
         """Append records as Cluster.append does with acks="all"; consumers see them once it commits.
 
-        If an append fails, the transaction can only be aborted. Raises UnknownTopicOrPartition,
-        InvalidTxnState after its end, ProducerFenced, TransactionTimedOut, and TransactionAbortable if it has
-        failed before.
+        If an append fails, the transaction can only be aborted. Raises UnknownTopicOrPartition if there is no
+        such partition; that changes nothing, and a program that catches it commits what it has appended
+        otherwise. Raises InvalidTxnState after the end, ProducerFenced, TransactionTimedOut, and
+        TransactionAbortable if the transaction has failed before.
         """
         return self._append(self._steps, topic, records, partition, timeout)
 
@@ -268,7 +282,9 @@ class Transaction:
         or a group's name with `offsets`: by (topic, partition), the offset of the next record to read. If the
         transaction is aborted, close the consumer: another one reads these records again, this one would go
         on behind them. Raises IllegalGeneration, UnknownMemberId or FencedInstanceId if the consumer has lost
-        its partitions, InvalidTxnState, ProducerFenced, TransactionTimedOut, RequestTimedOut.
+        its partitions, InvalidTxnState, ProducerFenced, TransactionTimedOut, RequestTimedOut. Raises
+        UnknownTopicOrPartition if there is no partition for one of `offsets`, and commits none of them;
+        offsets of a consumer whose topic was deleted meanwhile no longer matter.
         """
         of = source.consuming if isinstance(source, Consumer) else source
         self._answer(partial(self._steps.commit_offsets, of, offsets))

@@ -116,6 +116,68 @@ def test_members_of_a_group(tmp_path):
     asyncio.run(run())
 
 
+def test_a_task_that_is_cancelled_in_its_loop_leaves_the_group(tmp_path):
+    async def run():
+        async with await aio.Cluster.open(brokers=1, directory=tmp_path) as cluster:
+            await cluster.create_topic("orders")
+            await cluster.append("orders", [b"a", b"b"], partition=0)
+            for read, group in ((cluster.consume, "readers"), (cluster.share, "workers")):
+                began = asyncio.Event()
+
+                async def work(read=read, group=group, began=began):
+                    async for _ in read("orders", group):
+                        began.set()
+                        await asyncio.Event().wait()
+
+                cancelled = asyncio.create_task(work())
+                await asyncio.wait_for(began.wait(), 20)
+                cancelled.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await cancelled
+                # What it has read and not processed comes again at once; nothing is held until a collection.
+                again = read("orders", group, timeout=20)
+                assert [(await anext(again)).value for _ in range(2)] == [b"a", b"b"]
+                await again.aclose()
+
+    gc.disable()
+    try:
+        asyncio.run(run())
+    finally:
+        gc.enable()
+
+
+def test_a_group_is_left_while_another_task_waits_for_its_records(tmp_path):
+    async def run():
+        async with await aio.Cluster.open(brokers=1, directory=tmp_path) as cluster:
+            await cluster.create_topic("orders")
+            for read in (cluster.consume, cluster.share):
+                async with read("orders", f"of {read.__name__}") as source:
+                    waiting = asyncio.create_task(anext(source))
+                    await asyncio.sleep(0)
+                    assert not waiting.done()
+                with pytest.raises(StopAsyncIteration):
+                    await asyncio.wait_for(waiting, 20)
+
+    asyncio.run(run())
+
+
+def test_what_is_left_of_loops_when_the_cluster_closes_raises_nothing(tmp_path):
+    async def run():
+        logged = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: logged.append(context))
+        async with await aio.Cluster.open(brokers=1, directory=tmp_path) as cluster:
+            await cluster.create_topic("orders")
+            await cluster.append("orders", [b"a", b"b"], partition=0)
+            open_loops = [cluster.consume("orders", "c"), cluster.share("orders", "s")]
+            for each in open_loops:
+                assert (await anext(each)).value == b"a"
+        for each in open_loops:
+            await each.aclose()
+        assert logged == []
+
+    asyncio.run(run())
+
+
 def test_an_aborted_transaction_logs_no_append_that_nothing_waited_for(tmp_path):
     async def run():
         logged = []

@@ -15,9 +15,11 @@ from typer.testing import CliRunner
 import kreplica
 from kreplica.cli.app import app
 from kreplica.cli.output import moment
+from kreplica.coordinator import share_records
 from kreplica.metadata.records import NoOpRecord
 from kreplica.metadata.serde import encode
 from kreplica.record import RecordBatch
+from tests.support.coordinator_records import examples
 
 KAFKA = Path(__file__).resolve().parents[2] / "data" / "kafka-4.3" / "clean" / "logs"
 
@@ -252,10 +254,22 @@ def test_states_of_transactional_ids_show_what_they_say() -> None:
     assert found[0]["data"]["transactionPartitions"] is None
 
 
+def test_share_state_shows_what_it_says(tmp_path: Path) -> None:
+    path = tmp_path / "__share_group_state-0"
+    with kreplica.Log.open(path) as log:
+        log.append([(each.key_bytes, each.value_bytes) for each in examples() if each.serde is share_records])
+    found = [fact for fact in facts("--deep", path) if fact.get("what") == "record"]
+    assert [fact["type"] for fact in found] == ["ShareSnapshot", "ShareUpdate"] * 2
+    assert found[0]["data"]["stateBatches"] == []
+    assert found[2]["data"]["stateBatches"][0].keys() == {
+        *("firstOffset", "lastOffset", "deliveryState", "deliveryCount")
+    }
+
+
 def test_a_record_that_says_nothing_of_groups_is_shown_as_it_is(tmp_path: Path) -> None:
     path = tmp_path / "__consumer_offsets-0"
     with kreplica.Log.open(path) as log:
-        log.append([(b"\0\3\0\1x", b"of a later kind"), (b"\0\1", b"cut short"), (b"\0\2\0\1g", None)])
+        log.append([(b"\0\x09\0\1x", b"of a later kind"), (b"\0\1", b"cut short"), (b"\0\2\0\1g", None)])
     found = [fact for fact in facts("--deep", path, exit_code=1) if fact.get("what") == "record"]
     later, short, gone = found
     assert later["value"] == "of a later kind"

@@ -7,7 +7,6 @@ import random
 
 import pytest
 
-from kreplica.client.group_consumer import Chunk
 from kreplica.client.transaction_manager import no_member
 from kreplica.common import errors
 from kreplica.common.messages.groups import (
@@ -22,19 +21,32 @@ from kreplica.sim.nodes.node_cluster import CONSUMER_CONFIG, NodeCluster
 PARTITIONS = 4
 
 
-@pytest.fixture(params=[False, True], ids=["objects", "bytes"])
-def cluster(request):
-    cluster = NodeCluster(seed=3, as_bytes=request.param)
+CLASSIC = dataclasses.replace(CONSUMER_CONFIG, group_protocol="classic")
+CONSUMER = dataclasses.replace(CONSUMER_CONFIG, group_protocol="consumer")
+
+
+def booted(seed, **options):
+    cluster = NodeCluster(seed=seed, **options)
     cluster.boot()
     create = cluster.client.admin.create_topic
     cluster.result(create("t", partitions=PARTITIONS, config={"min.insync.replicas": 2}))
     return cluster
 
 
+@pytest.fixture(params=[False, True], ids=["objects", "bytes"])
+def cluster(request):
+    return booted(3, as_bytes=request.param)
+
+
+@pytest.fixture(params=[CLASSIC, CONSUMER], ids=["classic", "consumer"])
+def config(request):
+    return request.param
+
+
 class Reader:
     """A consumer on a machine of its own, which reads all the time."""
 
-    def __init__(self, cluster, config=CONSUMER_CONFIG, topics=("t",)):
+    def __init__(self, cluster, config=CLASSIC, topics=("t",)):
         self.cluster = cluster
         self.client = cluster.add_client()
         self.consumer = self.client.consumer("g", topics, config)
@@ -49,14 +61,19 @@ class Reader:
         self.error = done.exception()
         if self.error is None and self.client.life.is_alive:
             for chunk in done.result():
-                if self.consumer.owns(chunk):
+                if chunk.owned.may_read:
                     self.values += [record.value for record in chunk.records]
-                    self.consumer.mark(chunk, chunk.next_offset)
+                    chunk.owned.marked = chunk.next_offset
+                chunk.owned.done += 1
             self._poll()
 
     @property
     def assignment(self):
         return [at.partition for at in self.consumer.assignment]
+
+    @property
+    def generation_id(self):
+        return self.consumer.member.identity.generation_id
 
     def die(self):
         self.client.life.is_alive = False
@@ -87,19 +104,19 @@ def coordinator(cluster):
     return cluster.metadata().partition(at).leader
 
 
-def test_one_reads_all_and_goes_on_where_it_stopped(cluster):
+def test_one_reads_all_and_goes_on_where_it_stopped(cluster, config):
     produce(cluster, *names(0, 20))
-    reader = Reader(cluster)
+    reader = Reader(cluster, config)
     until(cluster, lambda: len(reader.values) == 20)
     cluster.result(reader.consumer.close())
     produce(cluster, *names(20, 24))
-    again = Reader(cluster)
+    again = Reader(cluster, config)
     until(cluster, lambda: len(again.values) == 4)
     assert sorted(reader.values + again.values) == sorted(names(0, 24))
 
 
-def test_two_share_and_one_that_dies_is_replaced(cluster):
-    first, second = Reader(cluster), Reader(cluster)
+def test_two_share_and_one_that_dies_is_replaced(cluster, config):
+    first, second = Reader(cluster, config), Reader(cluster, config)
     until(cluster, lambda: settled(first, second))
     assert first.assignment in ([0, 1], [2, 3])
     produce(cluster, *names(0, 20))
@@ -110,8 +127,8 @@ def test_two_share_and_one_that_dies_is_replaced(cluster):
     until(cluster, lambda: set(first.values + second.values) == set(names(0, 40)))
 
 
-def test_one_that_leaves_is_replaced_at_once(cluster):
-    first, second = Reader(cluster), Reader(cluster)
+def test_one_that_leaves_is_replaced_at_once(cluster, config):
+    first, second = Reader(cluster, config), Reader(cluster, config)
     until(cluster, lambda: settled(first, second))
     produce(cluster, *names(0, 8))
     until(cluster, lambda: len(first.values + second.values) == 8)
@@ -124,20 +141,20 @@ def test_one_that_leaves_is_replaced_at_once(cluster):
 
 
 def test_a_static_member_comes_back_to_its_partitions(cluster):
-    config = [dataclasses.replace(CONSUMER_CONFIG, group_instance_id=name) for name in "ab"]
+    config = [dataclasses.replace(CLASSIC, group_instance_id=name) for name in "ab"]
     first, second = Reader(cluster, config[0]), Reader(cluster, config[1])
     until(cluster, lambda: settled(first, second))
-    had, generation = second.assignment, first.consumer.generation_id
+    had, generation = second.assignment, first.generation_id
     second.die()
     again = Reader(cluster, config[1])
     until(cluster, lambda: again.assignment == had)
-    assert first.consumer.generation_id == again.consumer.generation_id == generation
+    assert first.generation_id == again.generation_id == generation
     produce(cluster, *names(0, 8))
     until(cluster, lambda: len(first.values + again.values) == 8)
 
 
 def test_of_two_with_one_instance_the_older_is_fenced(cluster):
-    config = dataclasses.replace(CONSUMER_CONFIG, group_instance_id="a")
+    config = dataclasses.replace(CLASSIC, group_instance_id="a")
     first = Reader(cluster, config)
     until(cluster, lambda: settled(first))
     second = Reader(cluster, config)
@@ -146,13 +163,13 @@ def test_of_two_with_one_instance_the_older_is_fenced(cluster):
     assert first.assignment == []
 
 
-def test_a_killed_coordinator_is_replaced_and_knows_the_offsets(cluster):
-    first, second = Reader(cluster), Reader(cluster)
+def test_a_killed_coordinator_is_replaced_and_knows_the_offsets(cluster, config):
+    first, second = Reader(cluster, config), Reader(cluster, config)
     produce(cluster, *names(0, 20))
     until(cluster, lambda: settled(first, second) and len(first.values + second.values) == 20)
     cluster.result(first.consumer.commit())
     cluster.result(second.consumer.commit())
-    generation = first.consumer.generation_id
+    generation = first.generation_id
     killed = coordinator(cluster)
     cluster.kill(killed)
     produce(cluster, *names(20, 40))
@@ -161,18 +178,18 @@ def test_a_killed_coordinator_is_replaced_and_knows_the_offsets(cluster):
     cluster.pass_time(2_000)
     # The group went on: its generation is in the log, too.
     assert settled(first, second)
-    assert first.consumer.generation_id == generation
+    assert first.generation_id == generation
     assert not cluster.fatal
     for reader in (first, second):
         cluster.result(reader.consumer.close())
-    third = Reader(cluster)
+    third = Reader(cluster, config)
     produce(cluster, *names(40, 44))
     until(cluster, lambda: len(third.values) == 4)
     assert sorted(third.values) == names(40, 44)
 
 
-def test_every_broker_may_die_in_turn(cluster):
-    reader = Reader(cluster)
+def test_every_broker_may_die_in_turn(cluster, config):
+    reader = Reader(cluster, config)
     written = 0
     for node_id in (1, 2, 3):
         cluster.kill(node_id)
@@ -188,13 +205,10 @@ def test_every_broker_may_die_in_turn(cluster):
 
 
 @pytest.mark.parametrize("seed", [8, 11])
-def test_nothing_is_left_unread_whatever_dies(seed):
+def test_nothing_is_left_unread_whatever_dies(seed, config):
     chance = random.Random(seed)
-    cluster = NodeCluster(seed=seed)
-    cluster.boot()
-    create = cluster.client.admin.create_topic
-    cluster.result(create("t", partitions=PARTITIONS, config={"min.insync.replicas": 2}))
-    readers, gone, written = [Reader(cluster) for _ in range(3)], [], 0
+    cluster = booted(seed)
+    readers, gone, written = [Reader(cluster, config) for _ in range(3)], [], 0
     for _ in range(25):
         what = chance.randrange(6)
         down = [node_id for node_id in (1, 2, 3) if not cluster.brokers[node_id].is_alive]
@@ -212,7 +226,7 @@ def test_nothing_is_left_unread_whatever_dies(seed):
             else:
                 gone[-1].consumer.close()
         elif what == 4 and len(readers) < PARTITIONS:
-            readers.append(Reader(cluster))
+            readers.append(Reader(cluster, config))
         cluster.pass_time(chance.randrange(400))
     for node_id in (1, 2, 3):
         if not cluster.brokers[node_id].is_alive:
@@ -229,7 +243,10 @@ def test_nothing_is_left_unread_whatever_dies(seed):
 def test_a_commit_of_an_old_generation_is_fenced(cluster):
     first = Reader(cluster)
     until(cluster, lambda: settled(first))
-    member_id, generation = first.consumer.member_id, first.consumer.generation_id
+    member_id, generation = (
+        first.consumer.member.identity.member_id,
+        first.generation_id,
+    )
     second = Reader(cluster)
     until(cluster, lambda: settled(first, second))
 
@@ -247,26 +264,52 @@ def test_a_commit_of_an_old_generation_is_fenced(cluster):
         return cluster.result(reply).topics[0].partitions[0].error_code
 
     assert commit(generation) == errors.IllegalGeneration.code
-    assert commit(first.consumer.generation_id) == 0
+    assert commit(first.generation_id) == 0
 
 
-def test_new_partitions_are_read(cluster):
-    reader = Reader(cluster)
+def test_partitions_that_stay_are_read_during_a_rebalance(cluster):
+    first = Reader(cluster, CONSUMER)
+    until(cluster, lambda: settled(first))
+    owned = dict(first.consumer._owned)
+    second = Reader(cluster, CONSUMER)
+    until(cluster, lambda: settled(first, second))
+    stayed = [owned[at] for at in first.consumer.assignment]
+    assert len(stayed) == PARTITIONS // 2
+    assert all(each.may_read for each in stayed)
+    assert all(first.consumer._owned[each.at] is each for each in stayed)
+    assert [each.may_read for each in owned.values()].count(False) == PARTITIONS // 2
+
+
+def test_a_static_member_of_the_consumer_protocol_gets_its_partitions_when_its_session_has_ended(cluster):
+    config = [dataclasses.replace(CONSUMER, group_instance_id=name) for name in "ab"]
+    first, second = Reader(cluster, config[0]), Reader(cluster, config[1])
+    until(cluster, lambda: settled(first, second))
+    second.die()
+    again = Reader(cluster, config[1])
+    until(cluster, lambda: settled(first, again))
+    assert again.error is None
+    cluster.result(again.consumer.close())  # it will be back: its partitions are kept
+    cluster.pass_time(CONSUMER_CONFIG.session_timeout_ms // 2)
+    assert len(first.assignment) == PARTITIONS // 2
+
+
+def test_new_partitions_are_read(cluster, config):
+    reader = Reader(cluster, config)
     until(cluster, lambda: settled(reader))
     cluster.result(cluster.client.admin.create_partitions("t", PARTITIONS + 2))
     until(cluster, lambda: reader.assignment == list(range(PARTITIONS + 2)))
 
 
-def test_a_topic_may_come_later(cluster):
-    reader = Reader(cluster, topics=("later",))
-    until(cluster, lambda: reader.consumer.generation_id > 0)
+def test_a_topic_may_come_later(cluster, config):
+    reader = Reader(cluster, config, topics=("later",))
+    until(cluster, lambda: reader.generation_id > 0)
     assert reader.assignment == []
     cluster.result(cluster.client.admin.create_topic("later"))
     until(cluster, lambda: reader.assignment == [0])
 
 
-def test_a_consumer_that_stops_polling_loses_its_partitions(cluster):
-    first, second = Reader(cluster), Reader(cluster)
+def test_a_consumer_that_stops_polling_loses_its_partitions(cluster, config):
+    first, second = Reader(cluster, config), Reader(cluster, config)
     until(cluster, lambda: settled(first, second))
     first._poll = lambda: None
     until(cluster, lambda: settled(second))
@@ -276,7 +319,7 @@ def test_a_consumer_that_stops_polling_loses_its_partitions(cluster):
 
 
 def test_a_group_that_cannot_be(cluster):
-    reader = Reader(cluster, dataclasses.replace(CONSUMER_CONFIG, session_timeout_ms=51))
+    reader = Reader(cluster, dataclasses.replace(CLASSIC, session_timeout_ms=51))
     until(cluster, lambda: reader.error is not None)
     assert isinstance(reader.error, errors.InvalidSessionTimeout)
 
@@ -291,7 +334,7 @@ def test_a_group_that_cannot_be(cluster):
 )
 def test_settings_that_make_no_sense(wrong):
     with pytest.raises(errors.InvalidConfig):
-        dataclasses.replace(CONSUMER_CONFIG, **wrong)
+        dataclasses.replace(CLASSIC, **wrong)
 
 
 def test_a_mark_of_an_earlier_term_is_not_committed(cluster):
@@ -300,11 +343,11 @@ def test_a_mark_of_an_earlier_term_is_not_committed(cluster):
     until(cluster, lambda: len(reader.values) == 4)
     cluster.result(reader.consumer.commit())
     # A chunk of the ownership that ends with the second member's coming.
-    stale = Chunk(TopicPartition("t", 0), [], 77, reader.consumer.term)
+    stale = reader.consumer._owned[TopicPartition("t", 0)]
     second = Reader(cluster)
     until(cluster, lambda: settled(reader, second))
-    assert not reader.consumer.owns(stale)
-    reader.consumer.mark(stale, 77)
+    assert not stale.may_read
+    stale.marked = 77
     cluster.result(reader.consumer.commit())
     for each in (reader, second):
         cluster.result(each.consumer.close())
@@ -315,14 +358,14 @@ def test_a_mark_of_an_earlier_term_is_not_committed(cluster):
 
 
 @pytest.mark.parametrize("commit", [True, False])
-def test_a_reader_waits_for_the_transaction_that_commits_its_offset(cluster, commit):
+def test_a_reader_waits_for_the_transaction_that_commits_its_offset(cluster, config, commit):
     produce(cluster, *names(0, 8))
     client = cluster.add_client()
     producer = client.transactional_producer("x", lambda: 2)
     number = cluster.result(producer.begin(60_000))
     offsets = {TopicPartition("t", number): 1 for number in range(PARTITIONS)}
     cluster.result(producer.commit_offsets(number, client.session("g"), no_member("g"), offsets))
-    reader = Reader(cluster)
+    reader = Reader(cluster, config)
     cluster.run_until(lambda: False, 2_000)
     assert reader.values == []
     cluster.result(producer.end(number, commit=commit))
@@ -334,4 +377,4 @@ def test_a_reader_waits_for_the_transaction_that_commits_its_offset(cluster, com
 
 def test_an_isolation_that_does_not_exist_is_refused():
     with pytest.raises(errors.InvalidConfig, match="read_committed"):
-        dataclasses.replace(CONSUMER_CONFIG, isolation_level="serializable")
+        dataclasses.replace(CLASSIC, isolation_level="serializable")

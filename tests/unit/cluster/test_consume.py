@@ -40,9 +40,8 @@ def test_a_group_goes_on_where_it_stopped(cluster):
 
 def test_a_record_counts_when_the_next_one_is_asked_for(cluster):
     put(cluster, b"a", b"b", b"c")
-    records = cluster.consume("orders", "g")
-    assert [next(records).value, next(records).value] == [b"a", b"b"]
-    records.close()
+    with cluster.consume("orders", "g") as records:
+        assert [next(records).value, next(records).value] == [b"a", b"b"]
     assert taken(cluster) == [b"b", b"c"]
 
 
@@ -129,13 +128,45 @@ def test_a_cluster_that_is_closed_ends_the_loop(tmp_path):
     [
         (errors.InvalidConfig, {"config": {"session.timeout": 1}}),
         (errors.InvalidConfig, {"config": {"session.timeout.ms": "1"}}),
-        (errors.InvalidSessionTimeout, {"config": {"session.timeout.ms": 99, "heartbeat.interval.ms": 9}}),
+        (
+            errors.InvalidSessionTimeout,
+            {"protocol": "classic", "config": {"session.timeout.ms": 99, "heartbeat.interval.ms": 9}},
+        ),
         (errors.InvalidGroupId, {"group": ""}),
+        (errors.InvalidRequest, {"protocol": "classic", "pattern": "o.*"}),
+        (errors.InvalidConfig, {"protocol": "eager"}),
     ],
 )
 def test_a_group_that_cannot_be(cluster, error, options):
     with pytest.raises(error):
         taken(cluster, **options)
+
+
+@pytest.mark.parametrize("protocol", ["classic", "consumer", None])
+def test_a_group_has_the_protocol_asked_for_or_that_of_the_cluster(cluster, protocol):
+    put(cluster, b"a", b"b")
+    records = cluster.consume("orders", "g", protocol=protocol)
+    next(records)
+    assert records.consuming._consumer.config.group_protocol == (protocol or "consumer")
+    records.close()
+    # The next member goes on where the last one stopped, by whichever protocol.
+    assert taken(cluster, protocol="classic") == [b"a", b"b"]
+    assert taken(cluster) == []
+
+
+def test_a_consumer_reads_something(cluster):
+    with pytest.raises(ValueError, match="topics, or a pattern"):
+        cluster.consume(group="g")
+
+
+def test_the_brokers_reason_is_shown(cluster):
+    with pytest.raises(errors.InvalidRegularExpression, match=r"\(\?=a\).*invalid perl operator"):
+        list(cluster.consume(pattern="(?=a)a", group="g"))
+
+
+def test_a_static_member_is_named(cluster):
+    put(cluster, b"a")
+    assert taken(cluster, instance_id="one") == [b"a"]
 
 
 def write_half(cluster):
@@ -163,3 +194,22 @@ def test_levels_of_isolation_have_kafkas_names(cluster, level, seen):
 def test_a_level_of_isolation_that_does_not_exist(cluster):
     with pytest.raises(errors.InvalidConfig, match=r"isolation.level must be one of"):
         cluster.consume("orders", "g", config={"isolation.level": "serializable"})
+
+
+def test_another_thread_ends_a_loop_that_waits(cluster):
+    consumer = cluster.consume("orders", "g")
+    seen, is_reading = [], threading.Event()
+
+    def work():
+        for record in consumer:
+            seen.append(record.value)
+            is_reading.set()
+
+    worker = threading.Thread(target=work)
+    worker.start()
+    cluster.append("orders", [b"a"]).result(PATIENCE)
+    assert is_reading.wait(PATIENCE)
+    consumer.close()
+    worker.join(PATIENCE)
+    assert not worker.is_alive()
+    assert list(consumer) == []

@@ -115,13 +115,14 @@ def test_each_record_is_processed_once_whichever_broker_dies(cluster):
 
 def test_a_consumer_that_lost_its_partitions_commits_nothing(cluster):
     put(cluster, 30)
-    first = orders(cluster)
+    # By the classic protocol a rebalance takes all partitions; by the other one it may leave this one.
+    first = orders(cluster, protocol="classic")
     next(first)
-    second = orders(cluster)
+    second = orders(cluster, protocol="classic")
     reader = threading.Thread(target=lambda: next(second))
     reader.start()
     until_lost = threading.Event()
-    while first.consuming._consumer.term == first.consuming._given_term:
+    while all(each.is_owned for each in first.consuming._given.values()):
         until_lost.wait(0.01)
 
     def steps():

@@ -280,3 +280,49 @@ def test_nodes_that_are_configured_to_elect_uncleanly_may(acks):
         sim._promises._acknowledged[TopicPartition("t", 0)] += 5
         with pytest.raises(BrokenPromise, match="acknowledged up to"):
             sim.check(timeout=1)
+
+
+def test_a_share_group_goes_on_when_a_broker_dies():
+    with kreplica.Simulation(seed=5) as sim:
+        sim.create_topic("orders", 2)
+        for number in range(10):
+            sim.append("orders", [b"%d" % number], partition=number % 2).result()
+        with sim.share("orders", group="workers") as messages:
+            for message in messages:
+                if message.value == b"4":
+                    message.accept().result()
+                    break
+        sim.kill(sim.partition("orders", 0).leader)
+        left = {message.value for message in sim.share("orders", group="workers", timeout=3.0)}
+        assert b"4" not in left
+        assert left >= {b"%d" % number for number in range(5, 10)}
+        assert list(sim.share("orders", group="workers")) == []
+
+
+def test_rejected_messages_are_in_a_topic_although_a_broker_dies():
+    letters = "errors.deadletterqueue"
+    config = {f"{letters}.auto.create.topics.enable": "true", "num.partitions": "2"}
+    with kreplica.Simulation(seed=7, config=config) as sim:
+        sim.create_topic("orders", 1)
+        group = {f"{letters}.topic.name": "dlq.orders", f"{letters}.copy.record.enable": "true"}
+        sim.alter_config("workers", group, kind="group")
+        values = [b"%d" % number for number in range(10)]
+        for value in values:
+            sim.append("orders", [value]).result()
+        killed = []
+        for message in sim.share("orders", group="workers", timeout=2.0):
+            try:
+                message.reject().result()
+            except kreplica.KreplicaError:
+                # It was acquired from the leader that died, and is delivered again.
+                assert killed
+            if message.value == b"5" and not killed:
+                killed.append(sim.partition("orders", 0).leader)
+                sim.kill(killed[0])
+        assert sim.run_until(lambda: dead_letters(sim) == set(enumerate(values)), 20_000)
+
+
+def dead_letters(sim):
+    """Return (offset of the record, its value) of each dead letter."""
+    found = [record for number in range(2) for record in sim.read("dlq.orders", number)]
+    return {(int(dict(each.headers)["__dlq.errors.offset"]), each.value) for each in found}

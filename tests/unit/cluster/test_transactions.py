@@ -244,20 +244,57 @@ def test_a_commit_waits_for_offsets_that_are_being_committed(versioned):
     assert read == [b"%d" % number for number in range(4, 10)]
 
 
-@pytest.mark.parametrize("offsets", [{}, {("gone", 0): 1}])
-def test_a_transaction_of_no_offsets_is_committed(versioned, offsets):
+def test_a_transaction_of_no_offsets_is_committed(versioned):
     with versioned.transaction("a") as txn:
-        txn.commit_offsets("g", offsets)
+        txn.commit_offsets("g", {})
     with versioned.transaction("a") as txn:
-        txn.commit_offsets("g", offsets)
+        txn.commit_offsets("g", {})
         txn.append("t", [b"1"], partition=0)
-        txn.commit_offsets("g", offsets)
     with versioned.transaction("a") as txn:
         txn.commit_offsets("g", {("t", 0): 1})
-        txn.commit_offsets("g", offsets)
+        txn.commit_offsets("g", {})
     versioned.run_for(1_000)
     assert values(versioned) == [b"1"]
     assert [each.value for each in versioned.consume(["t"], "g", timeout=2.0)] == []
+
+
+def test_offsets_of_a_topic_that_was_deleted_meanwhile_no_longer_matter(versioned):
+    versioned.create_topic("gone", partitions=1)
+    versioned.append("gone", [b"1"], partition=0).result()
+    consumer = versioned.consume(["gone"], "g", timeout=2.0, auto_commit=False)
+    assert next(consumer).value == b"1"
+    versioned.delete_topic("gone")
+    versioned.run_for(100)
+    with versioned.transaction("a") as txn:
+        txn.commit_offsets(consumer)
+    with versioned.transaction("a") as txn:
+        txn.append("t", [b"2"], partition=0)
+        txn.commit_offsets(consumer)
+    consumer.close()
+    versioned.run_for(1_000)
+    assert values(versioned) == [b"2"]
+
+
+@pytest.mark.parametrize("at", [("gone", 0), ("t", 2)])
+def test_offsets_of_a_partition_that_does_not_exist_are_refused(versioned, at):
+    with versioned.transaction("a") as txn:
+        txn.append("t", [b"1"], partition=0)
+        with pytest.raises(UnknownTopicOrPartition, match=at[0]):
+            txn.commit_offsets("g", {("t", 0): 1, at: 1})
+    versioned.run_for(1_000)
+    assert values(versioned) == [b"1"]
+    # None of them was committed.
+    assert [each.value for each in versioned.consume(["t"], "g", timeout=2.0)] == [b"1"]
+
+
+def test_a_program_that_catches_the_error_of_an_unknown_topic_commits_the_rest(versioned):
+    """As a stock client does: nothing was sent for the record that it refused."""
+    with versioned.transaction("a") as txn:
+        txn.append("t", [b"1"], partition=0)
+        with pytest.raises(UnknownTopicOrPartition):
+            txn.append("gone", [b"2"])
+    versioned.run_for(100)
+    assert values(versioned) == [b"1"]
 
 
 def test_wrong_arguments_are_refused(sim):
@@ -403,9 +440,12 @@ def test_a_transaction_whose_beginning_is_interrupted_is_given_up(sim):
     txn = Transaction(steps, lambda ask: interrupted(ask()), sim._append_in)
     with pytest.raises(KeyboardInterrupt):
         run_in(txn)
-    with pytest.raises(ConcurrentTransactions):
-        run(sim, lambda _: None)
-    sim.run_for(500)
+    # The next one begins behind it, and one that is interrupted while it waits for that makes room as well.
+    following = Transaction(
+        sim._transactions.transaction("a", 60.0), lambda ask: interrupted(ask()), sim._append_in
+    )
+    with pytest.raises(KeyboardInterrupt):
+        run_in(following)
     run(sim, lambda txn: txn.append("t", [b"1"], partition=0))
     sim.run_for(100)
     assert values(sim) == [b"1"]
