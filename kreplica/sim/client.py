@@ -163,7 +163,7 @@ def records_in(
         offset, begin = batch.next_offset, offset
         while left and left[0][0] < batch.next_offset:
             without.add(left.pop(0)[1])
-        if batch.control_type == ControlRecordType.ABORT:
+        if batch.record_count and batch.control_type == ControlRecordType.ABORT:
             without.discard(batch.producer_id)
         elif not batch.is_control and not (batch.is_transactional and batch.producer_id in without):
             records += [

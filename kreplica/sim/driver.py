@@ -93,7 +93,7 @@ class Driver(ABC):
         for number in range(len(round_ends_ns) or ROUNDS):
             self.faults.begin()
             self.is_in_round = True
-            self._later(self.operation_every_ms, "client", "operation", self._operate)
+            self.start_operations()
             self._later(self.fault_every_ms, "fault", "fault", self._strike)
             if round_ends_ns:
                 self._pass_time(round_ends_ns[number])
@@ -105,6 +105,10 @@ class Driver(ABC):
         self.finish()
         for name in ("lost", "duplicated", "cut"):
             self.counts[f"messages {name}"] += self.cluster.network.counts[name]
+
+    def start_operations(self) -> None:
+        """Let clients operate until the faults are repaired."""
+        self._later(self.operation_every_ms, "client", "operation", self._operate)
 
     def heal(self) -> None:
         """Repair all faults, and check that the cluster becomes well."""

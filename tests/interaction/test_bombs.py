@@ -50,13 +50,10 @@ def is_compressed(records: bytes) -> bool:
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TcpCluster]:
-    cluster = TcpCluster(tmp_path_factory.mktemp("bombs"), 1)
-    cluster.start()
-    client = TcpClient(cluster)
-    client.admin.create_topic("orders", partitions=2, replication_factor=1).result(WAIT_S)
-    client.close()
-    yield cluster
-    cluster.close()
+    with TcpCluster(tmp_path_factory.mktemp("bombs"), 1) as cluster:
+        with TcpClient(cluster) as client:
+            client.admin.create_topic("orders", partitions=2, replication_factor=1).result(WAIT_S)
+        yield cluster
 
 
 def produce(records: bytes) -> bytes:

@@ -14,8 +14,11 @@ from typer.testing import CliRunner
 from kreplica import Cluster
 from kreplica.cli import stock_client
 from kreplica.cli.app import app
+from kreplica.cli.kafka_connection import any_broker
 from kreplica.common.errors import KreplicaError, NetworkException
+from kreplica.common.messages.administration import FeatureUpdateKey, UpdateFeaturesRequest
 from tests.support.sockets import until
+from tests.support.streams_member import StreamsMember, streams_group_is_shown_reset_and_deleted
 from tests.support.tcp_cluster import CLUSTER_ID, TcpCluster
 
 
@@ -39,10 +42,8 @@ class CommandLine:
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TcpCluster]:
-    cluster = TcpCluster(tmp_path_factory.mktemp("nodes"), brokers=3)
-    cluster.start()
-    yield cluster
-    cluster.close()
+    with TcpCluster(tmp_path_factory.mktemp("nodes"), brokers=3) as cluster:
+        yield cluster
 
 
 @pytest.fixture
@@ -161,8 +162,31 @@ def test_a_group_goes_on_where_it_was(cli: CommandLine) -> None:
     cli.ok("topic", "create", "shared", "-r", "3")
     cli.ok("produce", "shared", stdin=b"".join(b"%d\n" % i for i in range(30)))
     first = cli.facts("consume", "shared", "-g", "readers", "-n", "10")
+    assert [each["type"] for each in cli.facts("group", "describe", "readers")[:1]] == ["consumer"]
     rest = cli.facts("consume", "shared", "-g", "readers")
     assert [int(str(fact["value"])) for fact in first + rest] == list(range(30))
+
+
+def test_a_cluster_without_the_consumer_protocol_gets_a_classic_member(tmp_path: Path) -> None:
+    with TcpCluster(tmp_path, brokers=1) as old:
+        with any_broker(old.bootstrap_servers) as connection:
+            # A downgrade that may lose groups, as the tool of a cluster would ask for it.
+            off = FeatureUpdateKey(feature="group.version", max_version_level=0, upgrade_type=3)
+            answer = connection.ask(UpdateFeaturesRequest(feature_updates=(off,)))
+        assert answer.error_code == 0
+        cli = CommandLine(old.bootstrap_servers)
+        cli.ok("topic", "create", "lines")
+        cli.ok("produce", "lines", stdin=b"a\nb\n")
+        assert cli.ok("consume", "lines", "-g", "readers", "--values") == "a\nb\n"
+        [group] = cli.facts("group", "list")
+        assert (group["group_id"], group["type"]) == ("readers", "classic")
+
+
+def test_a_streams_group_is_shown_reset_and_deleted(cli: CommandLine, cluster: TcpCluster) -> None:
+    cli.ok("topic", "create", "sentences", "-p", "2", "-r", "3")
+    cli.ok("produce", "sentences", stdin=b"".join(b"%d\n" % i for i in range(20)))
+    member = StreamsMember(cluster.bootstrap_servers, "words", "sentences", 2)
+    streams_group_is_shown_reset_and_deleted(cli.run, member, "words", "sentences")
 
 
 def test_the_quorum(cli: CommandLine) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -24,8 +23,6 @@ from kreplica.common.errors import (
 from kreplica.common.message import at, structure_of
 from kreplica.common.messages import transactions
 from kreplica.common.types import TopicPartition
-from tests.support.batches import build
-from tests.support.partitions import append_as_leader
 from tests.support.sockets import until
 from tests.support.tcp_cluster import CLUSTER_ID, TcpClient, TcpCluster
 
@@ -38,17 +35,14 @@ HOUR_MS = 3_600_000
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TcpCluster]:
-    cluster = TcpCluster(tmp_path_factory.mktemp("nodes"), brokers=3)
-    cluster.start()
-    yield cluster
-    cluster.close()
+    with TcpCluster(tmp_path_factory.mktemp("nodes"), brokers=3) as cluster:
+        yield cluster
 
 
 @pytest.fixture
 def client(cluster: TcpCluster) -> Iterator[TcpClient]:
-    client = TcpClient(cluster)
-    yield client
-    client.close()
+    with TcpClient(cluster) as client:
+        yield client
 
 
 def run(cluster: TcpCluster, *arguments: str) -> Any:
@@ -59,24 +53,6 @@ def facts(cluster: TcpCluster, *arguments: str) -> list[dict[str, Any]]:
     result = run(cluster, *arguments, "--json")
     assert result.exit_code == 0, (result.output, result.exception)
     return [json.loads(line) for line in result.stdout.splitlines()]
-
-
-def begin(cluster: TcpCluster, at: TopicPartition, producer: int, *, age_ms: int = 0) -> int:
-    """Append a transactional batch to the leader's log, as a producer of Kafka would have; its offset."""
-    records = build(
-        [b"never committed"],
-        now_ms=time.time_ns() // 1_000_000 - age_ms,
-        producer_id=producer,
-        producer_epoch=2,
-        base_sequence=0,
-        transactional=True,
-    )
-    for node in cluster.nodes.values():
-        partition = node.node.broker.replica_manager.partitions.get(at)
-        if partition is not None and partition.is_leader:
-            info, _ = append_as_leader(partition, records)
-            return int(info.base_offset)
-    raise AssertionError(f"no leader of {at}")
 
 
 def committed(cluster: TcpCluster, topic: str) -> list[str]:
@@ -93,7 +69,7 @@ def create(cluster: TcpCluster, name: str) -> TopicPartition:
 def test_an_operator_finds_and_ends_a_hanging_transaction(cluster: TcpCluster, client: TcpClient) -> None:
     at = create(cluster, "hidden")
     client.append("hidden", 0, [b"before"])
-    offset = begin(cluster, at, 77, age_ms=HOUR_MS)
+    offset = cluster.begin_unknown(at, 77, age_ms=HOUR_MS)
     client.append("hidden", 0, [b"behind"])
     assert committed(cluster, "hidden") == ["before"]
 
@@ -117,7 +93,7 @@ def test_an_operator_finds_and_ends_a_hanging_transaction(cluster: TcpCluster, c
     assert committed(cluster, "hidden") == ["before", "behind"]
     assert facts(cluster, "transactions", "find-hanging", "--topic", "hidden") == []
 
-    begin(cluster, at, 78)
+    cluster.begin_unknown(at, 78)
     (aborted,) = facts(cluster, "transactions", "abort", *place, "--producer-id", "78")
     assert (aborted["producer_id"], aborted["done"]) == (78, "aborted")
     assert committed(cluster, "hidden") == ["before", "behind"]
@@ -125,7 +101,7 @@ def test_an_operator_finds_and_ends_a_hanging_transaction(cluster: TcpCluster, c
 
 def test_a_transaction_that_is_written_to_hangs_not(cluster: TcpCluster) -> None:
     at = create(cluster, "young")
-    begin(cluster, at, 5)
+    cluster.begin_unknown(at, 5)
     find = ("transactions", "find-hanging", "--topic", "young")
     result = run(cluster, *find)
     assert result.exit_code == 0
@@ -140,7 +116,7 @@ def test_a_transaction_that_is_written_to_hangs_not(cluster: TcpCluster) -> None
 
 def test_what_is_not_there_is_said(cluster: TcpCluster) -> None:
     at = create(cluster, "quiet")
-    offset = begin(cluster, at, 9)
+    offset = cluster.begin_unknown(at, 9)
     place = ("transactions", "abort", "--topic", "quiet", "--partition")
     wrong = run(cluster, *place, "0", "--start-offset", str(offset + 5))
     assert isinstance(wrong.exception, InvalidTxnState)
@@ -165,7 +141,7 @@ def test_what_is_not_there_is_said(cluster: TcpCluster) -> None:
 
 def test_a_coordinator_commits_over_the_wire(cluster: TcpCluster, client: TcpClient) -> None:
     at = create(cluster, "markers")
-    begin(cluster, at, 12)
+    cluster.begin_unknown(at, 12)
     client.append("markers", 0, [b"behind"])
     marker: Any = WritableTxnMarker
     topic: Any = WritableTxnMarkerTopic

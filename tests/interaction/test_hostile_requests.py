@@ -85,13 +85,10 @@ METADATA_TOPIC = uuid.UUID(int=1)
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TcpCluster]:
-    cluster = TcpCluster(tmp_path_factory.mktemp("hostile"), 1)
-    cluster.start()
-    client = TcpClient(cluster)
-    client.admin.create_topic("orders", partitions=1, replication_factor=1).result(WAIT_S)
-    client.close()
-    yield cluster
-    cluster.close()
+    with TcpCluster(tmp_path_factory.mktemp("hostile"), 1) as cluster:
+        with TcpClient(cluster) as client:
+            client.admin.create_topic("orders", partitions=1, replication_factor=1).result(WAIT_S)
+        yield cluster
 
 
 @pytest.fixture

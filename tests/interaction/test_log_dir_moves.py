@@ -39,9 +39,8 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeProcesses]:
 
 @pytest.fixture
 def client(nodes: NodeProcesses) -> Iterator[TcpClient]:
-    made = TcpClient(nodes)
-    yield made
-    made.close()
+    with TcpClient(nodes) as made:
+        yield made
 
 
 def alter(client: TcpClient, node_id: int, path: str, topic: str = "orders") -> ErrorCode:

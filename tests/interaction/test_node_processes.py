@@ -19,9 +19,8 @@ def nodes(tmp_path: Path) -> Iterator[NodeProcesses]:
 
 @pytest.fixture
 def client(nodes: NodeProcesses) -> Iterator[TcpClient]:
-    made = TcpClient(nodes)
-    yield made
-    made.close()
+    with TcpClient(nodes) as made:
+        yield made
 
 
 def test_a_record_outlives_the_kill_of_each_node_in_turn(nodes: NodeProcesses, client: TcpClient) -> None:

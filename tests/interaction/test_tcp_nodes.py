@@ -16,17 +16,14 @@ AT = TopicPartition("orders", 0)
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[TcpCluster]:
-    cluster = TcpCluster(tmp_path, 3)
-    cluster.start()
-    yield cluster
-    cluster.close()
+    with TcpCluster(tmp_path, 3) as cluster:
+        yield cluster
 
 
 @pytest.fixture
 def client(cluster: TcpCluster) -> Iterator[TcpClient]:
-    client = TcpClient(cluster)
-    yield client
-    client.close()
+    with TcpClient(cluster) as client:
+        yield client
 
 
 def test_records_are_replicated_and_survive_their_leader(cluster: TcpCluster, client: TcpClient) -> None:

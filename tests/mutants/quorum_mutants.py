@@ -227,11 +227,12 @@ def cut_what_is_committed(_: Replacement) -> Replacement:
 
 
 @history_mutant(VoterChanges, "_ready_leader")
-def change_voters_too_early(_: Replacement) -> Replacement:
+def change_voters_too_early(ready_leader: Replacement) -> Replacement:
     """A leader changes the voters before it knows what is committed in its epoch (KAFKA-16530)."""
 
-    def ready(changes: Any, _: Any) -> Any:
-        return changes._context.quorum.state
+    def ready(changes: Any, cluster_id: Any) -> Any:
+        state = changes._context.quorum.state
+        return state if isinstance(state, LeaderState) else ready_leader(changes, cluster_id)
 
     return ready
 

@@ -11,7 +11,10 @@ from typing import Any
 from kreplica.broker.replica_apis import ReplicaApis
 from kreplica.broker.transactional_appends import TransactionalAppends
 from kreplica.common.dataclass import replace
+from kreplica.common.message import replace as replace_fields
 from kreplica.common.types import AppendOrigin
+from kreplica.controller.cluster_control import ProducerIdControl
+from kreplica.coordinator.group_offsets import GroupOffsets
 from kreplica.coordinator.group_store import GroupShard
 from kreplica.coordinator.transaction_coordinator import TransactionCoordinator, TransactionShard
 from kreplica.coordinator.transaction_markers import TransactionMarkers
@@ -22,6 +25,7 @@ from kreplica.coordinator.transaction_metadata import (
     PREPARED,
     TransactionMetadata,
 )
+from kreplica.log.cleaner import _Round
 from kreplica.log.producer_append_info import ProducerAppendInfo
 from kreplica.log.producer_state_manager import ProducerStateManager
 from kreplica.log.transaction_index import TransactionIndex
@@ -97,9 +101,11 @@ def send_no_markers_after_a_failover(_: Replacement) -> Replacement:
 def confirm_decisions_at_once(change: Replacement) -> Replacement:
     """EndTxn is answered before the decision is on all replicas in sync."""
 
-    def confirm(coordinator: Any, shard: Any, transaction: Any, following: Any, then: Any) -> None:
+    def confirm(
+        coordinator: Any, shard: Any, transaction: Any, following: Any, then: Any, completed: Any = None
+    ) -> None:
         if following.state not in PREPARED:
-            change(coordinator, shard, transaction, following, then)
+            change(coordinator, shard, transaction, following, then, completed)
             return
         change(coordinator, shard, transaction, following, lambda _: None)
         then(None)
@@ -136,11 +142,23 @@ def count_offsets_before_their_marker(end_append: Replacement) -> Replacement:
     """The offsets of a transaction count when they are in the log."""
 
     def end(shard: Any, producer_id: int, group_id: str, partitions: Any, appended: Any) -> None:
-        group = shard.group(group_id, shard._store.clock.time_ms())
-        group.offsets.update(appended)
+        shard.group(group_id, shard._store.clock.time_ms())
+        for at, offset in appended.items():
+            shard.keep_offset(group_id, at, offset)
         end_append(shard, producer_id, group_id, partitions, {})
 
     return end
+
+
+@transaction_mutant(GroupOffsets, "_check")
+def let_anyone_commit(check: Replacement) -> Replacement:
+    """The offsets of a transaction count also where their member has left the group (KAFKA-15784)."""
+
+    def let(offsets: Any, group: Any, asked: Any) -> None:
+        if asked.producer is None:
+            check(offsets, group, asked)
+
+    return let
 
 
 @transaction_mutant(TransactionIndex, "append")
@@ -230,3 +248,78 @@ def believe_any_epoch(_: Replacement) -> Replacement:
         return None
 
     return check
+
+
+@transaction_mutant(TransactionCoordinator, "_change")
+def confirm_partitions_at_once(change: Replacement) -> Replacement:
+    """A partition counts as added before the record is on all replicas in sync."""
+
+    def confirm(
+        coordinator: Any, shard: Any, transaction: Any, following: Any, then: Any, completed: Any = None
+    ) -> None:
+        if following.state is not ONGOING:
+            change(coordinator, shard, transaction, following, then, completed)
+            return
+        change(coordinator, shard, transaction, following, lambda _: None, completed)
+        then(None)
+
+    return confirm
+
+
+@transaction_mutant(ProducerIdControl, "allocate")
+def count_blocks_anew(allocate: Replacement) -> Replacement:
+    """Each active controller counts the blocks of producer ids from the first one on."""
+    given: dict[int, int] = {}
+
+    def count(control: Any, request: Any) -> Any:
+        result = allocate(control, request)
+        first = given.get(id(control), 0)
+        given[id(control)] = first + result.response.producer_id_len
+        return result._replace(response=replace_fields(result.response, producer_id_start=first))
+
+    return count
+
+
+@transaction_mutant(TransactionMetadata, "needs_next_producer_id")
+def use_up_the_epochs(_: Replacement) -> Replacement:
+    """A producer at the last epoch gets no other producer id (KAFKA-20090)."""
+
+    def needs(*_: Any) -> bool:
+        return False
+
+    return needs
+
+
+@transaction_mutant(TransactionMetadata, "is_timed_out")
+def time_out_two_phase_commits(_: Replacement) -> Replacement:
+    """A transaction of two-phase commit is aborted when it is older than its timeout can say."""
+
+    def is_timed_out(metadata: Any, open_ms: int) -> bool:
+        return metadata.state is ONGOING and bool(metadata.timeout_ms < open_ms)
+
+    return is_timed_out
+
+
+@transaction_mutant(TransactionMarkers, "_route")
+def give_up_a_marker(route: Replacement) -> Replacement:
+    """A marker that its partition has refused is not sent again (KAFKA-9777)."""
+
+    def route_once(markers: Any, marking: Any, partitions: Any) -> None:
+        if not isinstance(partitions, tuple):
+            route(markers, marking, partitions)
+
+    return route_once
+
+
+@transaction_mutant(_Round, "_collect_batch")
+def clean_by_aborted_records(_: Replacement) -> Replacement:
+    """Of a key, cleaning keeps the last record, though its transaction was aborted."""
+
+    def collect(round_: Any, batch: Any, transactions: Any) -> bool:
+        if batch.is_control:
+            transactions.ends_nothing(batch)
+            round_.map.skip_batch(batch)
+            return True
+        return bool(round_.map.put_batch(batch))
+
+    return collect

@@ -9,16 +9,24 @@ import os
 import random
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from kreplica.sim.brokers.driver import BrokerDriver, draw_workload
 from kreplica.sim.invariants.violation import InvariantViolated
-from kreplica.sim.nodes.driver import NodeDriver
+from kreplica.sim.nodes.driver import (
+    GROUP_KINDS,
+    GROUPS_ONE_IN,
+    GROUPS_REMAINDER,
+    TRANSACTIONS_ONE_IN,
+    NodeDriver,
+)
 from kreplica.sim.quorum.quorum_driver import QuorumDriver
 from tests.mutants.client_mutants import CLIENT_MUTANTS
 from tests.mutants.control_mutants import CONTROL_MUTANTS
+from tests.mutants.group_mutants import GROUP_MUTANTS
 from tests.mutants.history_mutants import HISTORY_MUTANTS
 from tests.mutants.lane_mutants import LANE_MUTANTS
 from tests.mutants.mutants import MUTANTS, built_in
@@ -33,8 +41,19 @@ def brokers_before(seed):
     return BrokerDriver(seed, replace(workload, replica_config=config))
 
 
+def nodes_with_transactions(seed):
+    return NodeDriver(seed * TRANSACTIONS_ONE_IN)
+
+
+def nodes_with_groups(kind, seed):
+    turn = seed * len(GROUP_KINDS) + GROUP_KINDS.index(kind)
+    return NodeDriver(turn * GROUPS_ONE_IN + GROUPS_REMAINDER)
+
+
 DRIVERS = {
     "nodes": (NodeDriver, 1_500),
+    "transactions": (nodes_with_transactions, 3_000),
+    **{kind: (partial(nodes_with_groups, kind), 2_000) for kind in GROUP_KINDS},
     "brokers": (BrokerDriver, 1_500),
     "brokers-before": (brokers_before, 1_500),
     "quorum": (QuorumDriver, 800),
@@ -56,6 +75,7 @@ ALL_MUTANTS = {
     **QUORUM_MUTANTS,
     **QUORUM_HISTORY_MUTANTS,
     **TRANSACTION_MUTANTS,
+    **GROUP_MUTANTS,
 }
 
 
@@ -100,7 +120,7 @@ def caught_by(driver, names, seed):
     return None
 
 
-def test_the_bugs_of_controllers_quorum_lanes_and_transactions_are_all_met():
+def test_the_bugs_of_controllers_quorum_lanes_transactions_and_groups_are_all_met():
     met = {name for _, names, *_ in CAUGHT for name in names.split("+")}
     assert met >= CONTROL_MUTANTS.keys() | QUORUM_HISTORY_MUTANTS.keys() | LANE_MUTANTS.keys()
-    assert met >= TRANSACTION_MUTANTS.keys()
+    assert met >= TRANSACTION_MUTANTS.keys() | GROUP_MUTANTS.keys()

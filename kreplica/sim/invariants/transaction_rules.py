@@ -14,8 +14,16 @@ from typing import Any, ClassVar, NamedTuple
 
 from kreplica._core.records import batches
 from kreplica.common.types import INT16_MAX, INT32_MAX, NO_SEQUENCE, TopicPartition
+from kreplica.coordinator import group_records
+from kreplica.coordinator.group_records import (
+    GroupMetadataKey,
+    GroupMetadataValue,
+    OffsetCommitKey,
+    OffsetCommitValue,
+)
 from kreplica.coordinator.transaction_metadata import (
     AT_REST,
+    NO_TIMEOUT_MS,
     ONGOING,
     PREPARE_COMMIT,
     PREPARED,
@@ -44,11 +52,16 @@ class BatchFacts(NamedTuple):
 
 
 class StateRecord(NamedTuple):
-    """A record of __transaction_state; `state` is None for a tombstone."""
+    """A record of __transaction_state; `state` is None for a tombstone.
+
+    `schema`: the version of the record. Version 0 lacks the producer ids before and after, and the
+    transaction version; clusters below level 1 of transaction.version write it.
+    """
 
     transactional_id: str
     offset: int
     state: TransactionMetadata | None
+    schema: int
 
 
 # Of each transactional id: its records in their order, a repeated one once.
@@ -63,11 +76,11 @@ def batch_facts(log: Any) -> list[BatchFacts]:
             continue
         commit, coordinator_epoch = None, -1
         if batch.is_control:
-            if batch.control_type not in (ControlRecordType.ABORT, ControlRecordType.COMMIT):
-                continue
             record = next(iter(batch), None)
             if record is None:
                 # A cleaner has removed the marker.
+                continue
+            if batch.control_type not in (ControlRecordType.ABORT, ControlRecordType.COMMIT):
                 continue
             marker = parse_end_transaction_marker(record.key, record.value)
             commit, coordinator_epoch = marker.commit, marker.coordinator_epoch
@@ -96,8 +109,37 @@ def state_log(log: Any) -> dict[str, list[StateRecord]]:
             of_id = found.setdefault(name, [])
             # An append whose outcome is unknown is repeated.
             if not of_id or of_id[-1].state != state:
-                of_id.append(StateRecord(name, record.offset, state))
+                schema = 0 if record.value is None else int.from_bytes(bytes(record.value)[:2])
+                of_id.append(StateRecord(name, record.offset, state, schema))
     return found
+
+
+def committed_by_key(log: Any) -> tuple[dict[bytes, bytes | None], set[bytes | None]]:
+    """Return what a reader of committed records finds: the last value of each key, and all values."""
+    start, bound = log.log_start_offset, log.last_stable_offset
+    waiting = sorted(log.aborted_transactions(log.local.segments, start, bound), key=_first, reverse=True)
+    aborted = set[int]()
+    last, values = dict[bytes, bytes | None](), set[bytes | None]()
+    for batch in _batches(log):
+        if batch.base_offset >= bound:
+            break
+        while waiting and waiting[-1].first_offset <= batch.last_offset:
+            aborted.add(waiting.pop().producer_id)
+        if batch.record_count and batch.control_type == ControlRecordType.ABORT:
+            aborted.discard(batch.producer_id)
+        if batch.is_control or (batch.is_transactional and batch.producer_id in aborted):
+            continue
+        for record in batch:
+            if record.key is not None and record.offset >= start:
+                value = None if record.value is None else bytes(record.value)
+                last[bytes(record.key)] = value
+                values.add(value)
+    return last, values
+
+
+def _first(aborted: Any) -> int:
+    first: int = aborted.first_offset
+    return first
 
 
 def _batches(log: Any) -> Iterator[Any]:
@@ -196,7 +238,7 @@ def check_27_epochs_of_transactions(records: Sequence[StateRecord]) -> None:
             legal = (1,) if new.version >= SECOND and old.producer_epoch < INT16_MAX else (0, 1)
             if old.producer_id != new.producer_id or raised not in legal:
                 raise _violated("27", f"{new} follows {old}")
-        elif old.state in PREPARED:
+        elif old.state in PREPARED and before.schema and after.schema:
             rotated = old.next_producer_id >= 0
             identity = (old.next_producer_id, 0) if rotated else (old.producer_id, old.producer_epoch)
             outcome = (old.state is PREPARE_COMMIT) == (new.state.title == "CompleteCommit")
@@ -204,13 +246,24 @@ def check_27_epochs_of_transactions(records: Sequence[StateRecord]) -> None:
                 raise _violated("27", f"{new} follows {old}")
 
 
+def check_28_prepared_transactions(records: Sequence[StateRecord]) -> None:
+    """28. A coordinator never ends a transaction of two-phase commit because of its age.
+
+    No producer of a run begins or ends one.
+    """
+    for before, after in pairwise(records):
+        if before.state is not None and before.state.timeout_ms == NO_TIMEOUT_MS:
+            raise _violated("28", f"{after} follows {before}")
+
+
 def check_21_memory(shard: Any, states: StateLog) -> None:
     """21. A coordinator has in memory what its partition of __transaction_state says, soft fields apart."""
-    stored = {name: records[-1].state for name, records in states.items() if records[-1].state is not None}
+    stored = {name: records[-1] for name, records in states.items() if records[-1].state is not None}
     known = {name: each.current for name, each in shard.transactions.items() if each.current is not None}
     for name in sorted(stored.keys() | known.keys()):
-        ours, theirs = known.get(name), stored.get(name)
-        if ours is None or theirs is None or ours.record(1) != theirs.record(1):
+        ours, theirs = known.get(name), stored[name].state if name in stored else None
+        schema = stored[name].schema if name in stored else 0
+        if ours is None or theirs is None or ours.record(schema) != theirs.record(schema):
             raise _violated("21", f"{name}: the coordinator has {ours}, and its log {theirs}")
 
 
@@ -261,7 +314,7 @@ def check_14_coordinator_epochs(at: TopicPartition, log: Sequence[BatchFacts]) -
 
 
 def check_17_abort_index(at: TopicPartition, log: Any, facts: Sequence[BatchFacts]) -> None:
-    """17. The index of aborted transactions is what the log gives; a repeated marker adds nothing (13)."""
+    """13, 17. The index of aborted transactions is what the log gives; a repeated marker adds nothing."""
     start, end = log.log_start_offset, log.log_end_offset
     index = log.aborted_transactions(log.local.segments, start, end)
     found = {(each.producer_id, each.last_offset): each.first_offset for each in index}
@@ -271,6 +324,9 @@ def check_17_abort_index(at: TopicPartition, log: Any, facts: Sequence[BatchFact
         # A transaction may have begun below the log start.
         if listed > first or (listed < first and listed >= start):
             raise _violated("17", f"{at} lists the aborted transactions {index}, but has {aborted}")
+    surplus = found.keys() - {(producer_id, last) for producer_id, _, last, _ in aborted}
+    if any(found[each] >= start for each in surplus):
+        raise _violated("13", f"{at} lists the aborted transactions {index}, but has {aborted}")
     if len(found) != len(index):
         raise _violated("17", f"{at} lists an aborted transaction twice: {index}")
 
@@ -379,6 +435,49 @@ def _has_earlier_marker(log: Any, producer_id: int) -> bool:
     return bool(committed) and committed[-1].commit is not None
 
 
+def check_25_cleaning(at: TopicPartition, log: Any, clean: Callable[[], object]) -> None:
+    """25. Cleaning leaves the last committed value of each key to a reader, and shows no other value.
+
+    `clean()`: cleans the log.
+    """
+    last, values = committed_by_key(log)
+    clean()
+    found, shown = committed_by_key(log)
+    # A cleaner may drop tombstones.
+    kept: dict[bytes, bytes | None] = {key: None for key, value in last.items() if value is None}
+    kept.update(found)
+    if kept != last or not shown <= values:
+        lost = {key: (value, kept.get(key)) for key, value in last.items() if kept.get(key) != value}
+        raise _violated("25", f"{at}: cleaning changed {lost}, and showed {shown - values}")
+
+
+def check_29_members_commit(at: TopicPartition, log: Any, members: Mapping[int, tuple[int, str]]) -> None:
+    """29. A member's offsets are in the log before the record of a generation without that member.
+
+    `members`: the generation and id of the member that has committed an offset in a transaction, by the
+    offset.
+    """
+    groups: dict[str, GroupMetadataValue] = {}
+    for batch in _batches(log):
+        for record in () if batch.is_control else batch:
+            key = group_records.decode_key(bytes(record.key))
+            value = None
+            if key is not None and record.value is not None:
+                value = group_records.decode_value(key, bytes(record.value))
+            if isinstance(key, GroupMetadataKey):
+                groups.pop(key.group, None)
+                if isinstance(value, GroupMetadataValue):
+                    groups[key.group] = value
+            elif isinstance(key, OffsetCommitKey) and isinstance(value, OffsetCommitValue):
+                known, member = groups.get(key.group), members.get(value.offset)
+                if not batch.is_transactional or known is None or member is None:
+                    continue
+                is_there = any(each.member_id == member[1] for each in known.members)
+                if known.generation > member[0] or (known.generation == member[0] and not is_there):
+                    facts = f"{at} has offset {value.offset} of {member} at {record.offset}, behind {known}"
+                    raise _violated("29", facts)
+
+
 # ---- what coordinators do ----------------------------------------------------------------------------------
 
 
@@ -412,6 +511,9 @@ def awaits_15_rest(shard: Any) -> Iterator[str]:
     """15. No id is in the middle of a step for ever."""
     for name, transaction in shard.transactions.items():
         current = transaction.current
+        if current is not None and current.timeout_ms == NO_TIMEOUT_MS:
+            # Its producer, which is to end it, is not in the run.
+            continue
         if transaction.is_busy or (current is not None and current.state not in AT_REST):
             yield f"15: {name} is in {current}, pending {transaction.pending}"
 
@@ -427,4 +529,5 @@ OF_STATES: tuple[Callable[[Sequence[StateRecord]], None], ...] = (
     check_8_epochs_rise,
     check_22_tombstones,
     check_27_epochs_of_transactions,
+    check_28_prepared_transactions,
 )

@@ -19,6 +19,8 @@ from kreplica.common.leader_and_isr import NO_LEADER
 from kreplica.common.messages.controllers import AlterPartitionResponse
 from kreplica.common.ports import Random
 from kreplica.common.types import TopicPartition
+from kreplica.coordinator.group_store import CONSUMER_OFFSETS
+from kreplica.coordinator.transaction_coordinator import TRANSACTION_STATE
 from kreplica.metadata.cluster_metadata import MetadataDelta
 from kreplica.raft.epoch_state import EpochState
 from kreplica.sim.driver import ReplicaDriver
@@ -27,10 +29,15 @@ from kreplica.sim.history import History, Operation, Poll, Polled, Send, Sent, c
 from kreplica.sim.invariants.cluster_view import PartitionView
 from kreplica.sim.invariants.rules import Invariant
 from kreplica.sim.network import Message
+from kreplica.sim.nodes.group_checker import GroupChecker
+from kreplica.sim.nodes.group_members import SETTINGS as GROUP_SETTINGS
+from kreplica.sim.nodes.group_members import ConsumerMembers, GroupMembers
 from kreplica.sim.nodes.node_checker import NODE_INVARIANTS, NodeChecker
 from kreplica.sim.nodes.node_cluster import NodeCluster
-from kreplica.sim.nodes.node_faults import NodeFaults
+from kreplica.sim.nodes.node_faults import COORDINATOR_FAULTS, FAULTS, NodeFaults
 from kreplica.sim.nodes.node_load import PLAIN, NodeLoad, committed, polled
+from kreplica.sim.nodes.share_members import ShareMembers
+from kreplica.sim.nodes.streams_members import StreamsMembers
 from kreplica.sim.nodes.transaction_checker import TransactionChecker
 from kreplica.sim.nodes.transactional_clients import TransactionalClients, is_internal
 from kreplica.sim.story import NodeStory, Story
@@ -42,7 +49,8 @@ class NodeWorkload:
 
     `controllers`: number of dedicated controllers; 0: brokers are controllers. `standbys`: additional
     controllers that are not voters at first. `settings`: of every node, by Kafka's names.
-    `transactions`: whether the nodes coordinate transactions.
+    `transactions`: whether the nodes coordinate transactions. `groups`: the kind of the group that has
+    members, "" for none.
     """
 
     brokers: int
@@ -52,10 +60,11 @@ class NodeWorkload:
     operation_every_ms: int
     fault_every_ms: int
     transactions: bool = False
+    groups: str = ""
 
 
-def draw_node_workload(random: Random, *, transactions: bool = False) -> NodeWorkload:
-    """Draw a workload. `transactions`: whether the nodes are to coordinate transactions."""
+def draw_node_workload(random: Random, *, transactions: bool = False, groups: str = "") -> NodeWorkload:
+    """Draw a workload. `transactions`, `groups`: as in NodeWorkload."""
 
     def choice(*values: int) -> int:
         return values[random.randrange(len(values))]
@@ -75,6 +84,19 @@ def draw_node_workload(random: Random, *, transactions: bool = False) -> NodeWor
         operation_every_ms=choice(4, 8),
         fault_every_ms=choice(60, 120, 250),
     )
+    if groups:
+        return replace(
+            workload,
+            settings={
+                **workload.settings,
+                **GROUP_SETTINGS,
+                f"group.{groups}.assignment.interval.ms": choice(0, 150),
+            },
+            groups=groups,
+            # Members send heartbeats all the time.
+            operation_every_ms=choice(8, 12),
+            fault_every_ms=choice(100, 200, 350),
+        )
     if not transactions:
         return workload
     settings = {
@@ -98,6 +120,21 @@ def draw_node_workload(random: Random, *, transactions: bool = False) -> NodeWor
 
 # One seed of this number has transactions that the nodes coordinate.
 TRANSACTIONS_ONE_IN = 4
+# One seed of GROUPS_ONE_IN, those with GROUPS_REMAINDER, has the members of a group, of each kind in turn.
+GROUPS_ONE_IN, GROUPS_REMAINDER = 8, 6
+KINDS: Mapping[str, type[GroupMembers]] = {
+    "consumer": ConsumerMembers,
+    "share": ShareMembers,
+    "streams": StreamsMembers,
+}
+GROUP_KINDS = tuple(KINDS)
+
+
+def groups_of(seed: int) -> str:
+    """Return the kind of the group that has members in the run of the seed, "" for none."""
+    turn, remainder = divmod(seed, GROUPS_ONE_IN)
+    return GROUP_KINDS[turn % len(GROUP_KINDS)] if remainder == GROUPS_REMAINDER else ""
+
 
 # All runs together must show each of these, or they prove nothing.
 EXPECTED = (
@@ -106,12 +143,20 @@ EXPECTED = (
     *("records deleted", "voters added", "voters removed"),
     *("transactions committed", "transactions aborted", "read as committed", "aborted records left out"),
     *("producers initialized", "zombies made", "producers that died", "transactions that had to be aborted"),
+    *("transaction version 0 finalized", "transaction version 1 finalized"),
+    *("transaction version 2 finalized", "producer ids used up"),
     *("transactional offsets read", "offsets not stable or not there"),
+    *("group members started", "group members that left", "group members that died"),
+    *("assignments taken", "subscriptions changed"),
+    *("task assignments taken", "tasks taken"),
+    *("share assignments taken", "records acquired by members", "acknowledgements of members"),
+    *("offsets committed by members", "offsets read by members"),
     *("preferred elections", "unclean elections asked for", "reassignments cancelled"),
     *("leader changes", "ISR shrinks", "ISR expansions", "eligible though out of sync", "brokers fenced"),
     *("elections of the last leader", "unclean elections", "AlterPartition rejections", "truncations"),
     *("controllers elected", "pre-votes", "candidates", "resigned", "quorum truncations"),
     *("snapshots made", "snapshots installed", "logs begun anew", "records of metadata"),
+    "coordinators that died behind a record",
     *("kills", "power cuts", "shutdowns in order", "active controllers killed", "majorities killed"),
     *("outages of all", "pauses", "one-way cuts", "two-way cuts", "isolations", "slow links"),
     *("bad networks", "connections broken", "date jumps", "slow disks", "full disks", "broken disks"),
@@ -222,7 +267,9 @@ class NodeDriver(ReplicaDriver):
     ) -> None:
         super().__init__(seed, without)
         workload = workload or draw_node_workload(
-            random.Random(f"{seed}/workload"), transactions=seed % TRANSACTIONS_ONE_IN == 0
+            random.Random(f"{seed}/workload"),
+            transactions=seed % TRANSACTIONS_ONE_IN == 0,
+            groups=groups_of(seed),
         )
         self.operation_every_ms, self.fault_every_ms = workload.operation_every_ms, workload.fault_every_ms
         cluster = self.cluster = NodeCluster(
@@ -235,12 +282,19 @@ class NodeDriver(ReplicaDriver):
         )
         checker = self.checker = NodeChecker(cluster, invariants)
         self.observer = NodeObserver(cluster, checker, self.counts)
-        self.faults = NodeFaults(cluster, checker, self.counts, self.actions.random)
+        weights = COORDINATOR_FAULTS if workload.transactions or workload.groups else FAULTS
+        topic = TRANSACTION_STATE if workload.transactions else CONSUMER_OFFSETS
+        self.faults = NodeFaults(cluster, checker, self.counts, self.actions.random, weights, topic)
         is_over = (lambda: not self.is_in_round) if workload.transactions else None
         self.load = NodeLoad(cluster, checker, self.counts, self.actions.random, is_over)
         self.transactions: TransactionChecker | None = None
         if self.load.clients is not None:
             self.transactions = TransactionChecker(cluster, checker, self.load.clients)
+        self.groups: GroupChecker | None = None
+        if workload.groups:
+            members = KINDS[workload.groups](cluster, checker, self.counts)
+            self.load.add_members(members)
+            self.groups = GroupChecker(cluster, checker, members)
         cluster.on_fatal = self._died
         checker.is_harmed = self.faults.is_harmed
 
@@ -248,6 +302,8 @@ class NodeDriver(ReplicaDriver):
         self.cluster.boot(BOOT_MS)
         if self.load.clients is not None:
             self.load.clients.prepare()
+        if self.load.members is not None:
+            self.load.members.prepare()
         for _ in range(FIRST_TOPICS):
             self.load.create_topic(2)
         self.require_well()
@@ -268,6 +324,8 @@ class NodeDriver(ReplicaDriver):
             yield f"{self.load.clients.pending} transactional producers have not ended"
         if self.transactions is not None:
             yield from self.transactions.ails()
+        if self.groups is not None:
+            yield from self.groups.ails()
 
     def _leftovers(self) -> Iterator[str]:
         """Yield replicas on nodes to which they are not assigned."""
@@ -284,11 +342,15 @@ class NodeDriver(ReplicaDriver):
         super().healed()
         if self.transactions is not None:
             self.transactions.check_quiet()
+        if self.groups is not None:
+            self.groups.check_quiet()
 
     def finish(self) -> None:
         self.check_history()
         if self.load.clients is not None:
             self.check_transactions(self.load.clients)
+        if self.transactions is not None:
+            self.transactions.check_cleaning()
         self.observer.finish()
 
     def story(self) -> Story:

@@ -29,6 +29,7 @@ from kreplica.common.ports import Random
 from kreplica.common.types import TopicPartition, Uuid
 from kreplica.controller.controller_config import ControllerConfig
 from kreplica.coordinator.group_config import GroupConfig
+from kreplica.coordinator.share_coordinator_config import ShareCoordinatorConfig
 from kreplica.coordinator.transaction_config import TransactionConfig
 from kreplica.metadata.cluster_metadata import ClusterMetadata
 from kreplica.metadata.image_writer import ImageDirectory
@@ -85,6 +86,16 @@ REPLICA_CONFIG = ReplicaConfig(
 GROUP_CONFIG = GroupConfig(
     group_min_session_timeout_ms=100,
     group_initial_rebalance_delay_ms=50,
+    group_consumer_min_session_timeout_ms=100,
+    group_consumer_session_timeout_ms=500,
+    group_consumer_min_heartbeat_interval_ms=10,
+    group_consumer_heartbeat_interval_ms=50,
+    group_consumer_assignment_interval_ms=0,
+    group_share_min_session_timeout_ms=100,
+    group_share_session_timeout_ms=500,
+    group_share_min_heartbeat_interval_ms=10,
+    group_share_heartbeat_interval_ms=50,
+    group_share_assignment_interval_ms=0,
     offsets_load_buffer_size=4_096,
     offsets_topic_num_partitions=4,
     offsets_topic_segment_bytes=1 << 20,
@@ -94,6 +105,12 @@ TRANSACTION_CONFIG = TransactionConfig(
     transaction_state_log_num_partitions=4,
     transaction_state_log_segment_bytes=1 << 20,
     transaction_state_log_load_buffer_size=4_096,
+)
+# One batch of the metadata log holds a topic of a few partitions at most.
+SHARE_COORDINATOR_CONFIG = ShareCoordinatorConfig(
+    share_coordinator_state_topic_num_partitions=4,
+    share_coordinator_state_topic_segment_bytes=1 << 20,
+    share_coordinator_load_buffer_size=4_096,
 )
 # So small that a node which was away for a moment has to install a snapshot.
 METADATA_LOG_CONFIG = MetadataLogConfig(
@@ -134,6 +151,7 @@ def node_config(
         replica=REPLICA_CONFIG,
         group=GROUP_CONFIG,
         transaction=TRANSACTION_CONFIG,
+        share_coordinator=SHARE_COORDINATOR_CONFIG,
         log=LOG_CONFIG,
         metadata_log=METADATA_LOG_CONFIG,
     )
@@ -179,7 +197,13 @@ class SimClient(Client):
         machines.network.register(life, _no_handler)
         loop = machines.scheduler.loop(life, "client")
         super().__init__(
-            nodes, controllers, transport=self.endpoint, loop=loop, clock=self.clock, config=config
+            nodes,
+            controllers,
+            transport=self.endpoint,
+            loop=loop,
+            clock=self.clock,
+            random=random.Random(f"client {client_id}"),
+            config=config,
         )
         self.life = life
 

@@ -1,23 +1,26 @@
 """NodeFaults: the faults of a random run of whole nodes.
 
 Besides the faults that all clusters have: nodes are stopped cleanly, and the active controller or most of the
-voters are killed. All disks may be full at once. Thread rule: one thread.
+voters are killed. All disks may be full at once. In runs with transactions or groups, a coordinator dies
+right behind a record that it has stored. Thread rule: one thread.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from random import Random
 
 from kreplica.common.leader_and_isr import LeaderAndIsr
 from kreplica.common.ports import NANOSECONDS_PER_MS
 from kreplica.common.types import TopicPartition
+from kreplica.coordinator.transaction_coordinator import TRANSACTION_STATE
 from kreplica.sim.faults import ReplicaFaults
 from kreplica.sim.network import LinkConditions
 from kreplica.sim.nodes.node_checker import NodeChecker
 from kreplica.sim.nodes.node_cluster import NodeCluster
+from kreplica.sim.scheduler import SimEvent
 
 # Longer than any session, so a node that the operator stops gets fenced.
 STOPPED_MS = 2_500
@@ -45,6 +48,78 @@ FAULTS: Mapping[str, int] = {
     "written pages": 3,
     "retention": 2,
 }
+# In runs with transactions or groups.
+BEHIND_A_RECORD = "death behind a record"
+COORDINATOR_FAULTS: Mapping[str, int] = {**FAULTS, BEHIND_A_RECORD: 20}
+# A transaction over several partitions has about this number of records in __transaction_state.
+RECORDS_OF_A_TRANSACTION = 6
+
+
+class DeathBehindARecord:
+    """Lets a coordinator die right behind a record that it appends to its topic, `topic`.
+
+    The record is in its own log then. No other replica has it, no answer has been sent, and no later record
+    is appended. `die(node_id, power_cut)`: kills the node, or cuts its power.
+    """
+
+    def __init__(
+        self,
+        cluster: NodeCluster,
+        checker: NodeChecker,
+        die: Callable[[int, bool], None],
+        topic: str = TRANSACTION_STATE,
+    ) -> None:
+        self._topic = topic
+        self._cluster = cluster
+        self._views = checker.view.partitions
+        self._die = die
+        self._left = 0
+        self._power_cut = False
+        self._ends: dict[tuple[int, TopicPartition], int] = {}
+        checker.event_listeners.append(self._look)
+
+    @property
+    def is_armed(self) -> bool:
+        """Whether a coordinator is going to die."""
+        return self._left > 0
+
+    def arm(self, number: int, *, power_cut: bool) -> None:
+        """Let the coordinator die that appends the record with this number, counted from now on, at 1."""
+        self._left, self._power_cut = number, power_cut
+        self._ends = {
+            (node_id, at): end for node_id in self._cluster.broker_ids for at, end in self._led_by(node_id)
+        }
+
+    def disarm(self) -> None:
+        """Let no coordinator die."""
+        self._left = 0
+
+    def _look(self, event: SimEvent | None) -> None:
+        if not self._left or event is None or event.node_id not in self._cluster.configs:
+            return
+        node_id = event.node_id
+        for at, end in self._led_by(node_id):
+            before = self._ends.get((node_id, at), end)
+            self._ends[node_id, at] = end
+            if end > before:
+                self._left = max(self._left - (end - before), 0)
+                if not self._left:
+                    self._die(node_id, self._power_cut)
+                    return
+
+    def _led_by(self, node_id: int) -> list[tuple[TopicPartition, int]]:
+        """Return the partitions of the topic that the node leads, with the ends of their logs."""
+        node = self._cluster.node(node_id)
+        if node is None or node.broker is None:
+            return []
+        found = []
+        for at in self._views:
+            hosted = None
+            if at.topic == self._topic:
+                hosted = node.broker.replica_manager.partitions.get(at)
+            if hosted is not None and hosted.is_leader and hosted.log is not None:
+                found.append((at, hosted.log.log_end_offset))
+        return found
 
 
 class NodeFaults(ReplicaFaults):
@@ -60,6 +135,7 @@ class NodeFaults(ReplicaFaults):
         counts: Counter[str],
         random: Random,
         weights: Mapping[str, int] = FAULTS,
+        coordinators_topic: str = TRANSACTION_STATE,
     ) -> None:
         self._views = checker.view.partitions
         self._word = checker.word
@@ -76,6 +152,10 @@ class NodeFaults(ReplicaFaults):
             "slow link": self._slow_link,
             "rot": self.rot,
         }
+        self.death: DeathBehindARecord | None = None
+        if BEHIND_A_RECORD in weights:
+            self.death = DeathBehindARecord(cluster, checker, self._die_behind_a_record, coordinators_topic)
+            self.kinds[BEHIND_A_RECORD] = self._arm
 
     def may_die(self, node_id: int) -> bool:
         """Return whether the node's disk justifies a fatal error; a full disk does not."""
@@ -88,6 +168,11 @@ class NodeFaults(ReplicaFaults):
     def take_down(self, node_id: int) -> None:
         """Restart a node with a fatal error after a while."""
         self._power_cut(node_id)
+
+    def heal(self) -> None:
+        if self.death is not None:
+            self.death.disarm()
+        super().heal()
 
     def healed(self) -> None:
         super().healed()
@@ -122,6 +207,18 @@ class NodeFaults(ReplicaFaults):
         for voter in voters[: len(voters) // 2 + 1]:
             if self._cluster.brokers[voter].is_alive:
                 self._kill(voter)
+
+    def _arm(self, _: int) -> None:
+        assert self.death is not None
+        if not self.death.is_armed:
+            number = 1 + self._random.randrange(RECORDS_OF_A_TRANSACTION)
+            self.death.arm(number, power_cut=self._random.randrange(2) == 0)
+
+    def _die_behind_a_record(self, node_id: int, power_cut: bool) -> None:
+        machine = self._cluster.brokers[node_id]
+        if machine.is_alive and not machine.is_paused:
+            self._counts["coordinators that died behind a record"] += 1
+            (self._power_cut if power_cut else self._kill)(node_id)
 
     # ---- disks --------------------------------------------------------------------------------------------
 

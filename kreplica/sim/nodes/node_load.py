@@ -18,18 +18,22 @@ from kreplica.client.fetcher import EARLIEST
 from kreplica.common.errors import CorruptMessage, OffsetOutOfRange
 from kreplica.common.future import Future
 from kreplica.common.leader_and_isr import NO_LEADER
+from kreplica.common.messages.administration import FeatureUpdateKey, UpdateFeaturesRequest
 from kreplica.common.messages.data import DeleteRecordsPartition, DeleteRecordsRequest, DeleteRecordsTopic
 from kreplica.common.messages.quorum import AddRaftVoterRequest, RemoveRaftVoterRequest
 from kreplica.common.types import TopicPartition
 from kreplica.common.wire import error_of, uuid_of
+from kreplica.controller.feature_control import SAFE_DOWNGRADE, TRANSACTION_VERSION, UPGRADE
 from kreplica.coordinator.group_store import CONSUMER_OFFSETS
 from kreplica.coordinator.transaction_coordinator import TRANSACTION_STATE
 from kreplica.sim import client
 from kreplica.sim.cluster import CLUSTER_ID
 from kreplica.sim.history import Assign, Operation, Poll, Polled, Send, Sent, Status
 from kreplica.sim.load import PRODUCE_TIMEOUT_MS, Load
+from kreplica.sim.nodes.group_members import GroupMembers
 from kreplica.sim.nodes.node_checker import NodeChecker
 from kreplica.sim.nodes.node_cluster import NodeCluster, SimClient
+from kreplica.sim.nodes.share_members import SHARE_STATE
 from kreplica.sim.nodes.transactional_clients import INPUTS, TransactionalClients, is_internal
 
 TIMEOUT_MS = 500
@@ -94,7 +98,9 @@ DELETION_MS = 400
 # The prefix of values from producers without a producer id: they may be duplicated.
 PLAIN = "plain-"
 # The topics that are not deleted or changed.
-KEPT_TOPICS = frozenset({CONSUMER_OFFSETS, TRANSACTION_STATE, INPUTS})
+KEPT_TOPICS = frozenset({CONSUMER_OFFSETS, SHARE_STATE, TRANSACTION_STATE, INPUTS})
+# The levels of transaction.version that administrators set; most clusters have the last one.
+TRANSACTION_LEVELS = (0, 1, 2, 2)
 # The settings of topics that administrators change; None resets a setting.
 SETTINGS: tuple[tuple[str, tuple[object | None, ...]], ...] = (
     ("min.insync.replicas", (1, 2, 2, 3, None)),
@@ -158,6 +164,8 @@ class NodeLoad(Load):
         }
         # The producers whose transactions the nodes coordinate, instead of the scripted ones.
         self.clients: TransactionalClients | None = None
+        # The members of a group.
+        self.members: GroupMembers | None = None
         if is_over is not None:
             self.clients = TransactionalClients(
                 cluster, checker, counts, is_over=is_over, new_values=self._new_values
@@ -173,7 +181,13 @@ class NodeLoad(Load):
                 self._start_process: 16,
                 self._kill_process: 1,
                 self._fetch_offsets: 6,
+                self._change_transaction_version: 1,
             }
+
+    def add_members(self, members: GroupMembers) -> None:
+        """Let members of a group come and go."""
+        self.members = members
+        self.kinds = {**self.kinds, partial(members.change, self._random): 20}
 
     # ---- topics -------------------------------------------------------------------------------------------
 
@@ -271,6 +285,27 @@ class NodeLoad(Load):
         answer = self.clients.fetch_offset(self._random.choice(self.clients.groups))
         if answer is not None:
             self._await(answer, lambda _: None)
+
+    def _change_transaction_version(self) -> None:
+        active = self._cluster.controller
+        if active is None or self.clients is None:
+            return
+        level, kind = self._random.choice(TRANSACTION_LEVELS), UPGRADE
+        if level < self.clients.level():
+            kind = SAFE_DOWNGRADE
+        update = FeatureUpdateKey(
+            feature=TRANSACTION_VERSION,
+            max_version_level=level,
+            upgrade_type=kind,
+        )
+        answer = self._endpoint.send(
+            active, UpdateFeaturesRequest(feature_updates=(update,)), timeout_ms=TIMEOUT_MS
+        )
+        self._await(answer, partial(self._changed_transaction_version, level))
+
+    def _changed_transaction_version(self, level: int, answer: Future[Any]) -> None:
+        if answer.exception() is None and error_of(answer.result().error_code) is None:
+            self._counts[f"transaction version {level} finalized"] += 1
 
     # ---- consumers ----------------------------------------------------------------------------------------
 

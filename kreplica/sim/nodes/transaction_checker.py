@@ -11,10 +11,13 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
+from kreplica._core.offset_map import OffsetMap
 from kreplica.common.error_code import ErrorCode
 from kreplica.common.types import TopicPartition
+from kreplica.coordinator.group_store import CONSUMER_OFFSETS
 from kreplica.coordinator.shard_store import partition_for
 from kreplica.coordinator.transaction_coordinator import TRANSACTION_STATE
+from kreplica.log.cleaner import compact
 from kreplica.sim.invariants import transaction_rules as rules
 from kreplica.sim.invariants.cluster_view import PartitionView
 from kreplica.sim.invariants.replica_view import ReplicaView
@@ -26,8 +29,10 @@ from kreplica.sim.nodes.transactional_clients import TransactionalClients
 from kreplica.sim.scheduler import SimEvent
 
 COORDINATOR_LOOP = "transactions"
-# Where a leader sends markers, and a client asks for an end.
-HEARD = frozenset({"EndTxn", "WriteTxnMarkers"})
+# A coordinator sends markers, a client asks for an end, a broker for producer ids.
+HEARD = frozenset({"EndTxn", "WriteTxnMarkers", "AllocateProducerIds"})
+# Of the cleaner. The first cleaning begins the time for which markers are kept, the second one ends it.
+OFFSET_MAP_BYTES, STEP_BYTES, CLEANINGS = 1 << 16, 1 << 20, 3
 
 
 class TransactionChecker:
@@ -40,6 +45,7 @@ class TransactionChecker:
         self._asked: dict[int, Any] = {}  # requests by their number
         self._confirmed: list[partial[None]] = []
         self._senders: dict[tuple[int, int], int] = {}  # by producer id and coordinator epoch
+        self._blocks: set[range] = set()  # of producer ids
         checker.add_invariant(rules.StableOffset())
         checker.heard |= HEARD
         checker.message_listeners.append(self._heard)
@@ -74,6 +80,8 @@ class TransactionChecker:
             if asked is not None and message.body is not None:
                 if message.name == "EndTxn":
                     self._end_confirmed(asked, message.body)
+                elif message.name == "AllocateProducerIds":
+                    self._check_block(message.body)
                 else:
                     self._markers_confirmed(message.sender_id, message.body)
 
@@ -85,6 +93,17 @@ class TransactionChecker:
             if known != message.sender_id:
                 facts = f"{marker} is sent by node {message.sender_id}, and was by {known}"
                 raise InvariantViolated("Transactions-1", facts)
+
+    def _check_block(self, answer: Any) -> None:
+        """12. No two blocks of producer ids overlap."""
+        if answer.error_code is not ErrorCode.none:
+            return
+        first = answer.producer_id_start
+        block = range(first, first + answer.producer_id_len)
+        for each in self._blocks:
+            if max(each.start, block.start) < min(each.stop, block.stop):
+                raise InvariantViolated("Transactions-12", f"{block} is given to a broker, as {each} was")
+        self._blocks.add(block)
 
     def _end_confirmed(self, asked: Any, answer: Any) -> None:
         if answer.error_code is not ErrorCode.none:
@@ -160,6 +179,8 @@ class TransactionChecker:
             at, log = replica.topic_partition, replica.log
             if at.topic == TRANSACTION_STATE or log.damages:
                 continue
+            if at.topic == CONSUMER_OFFSETS:
+                rules.check_29_members_commit(at, log, self._clients.history.members())
             facts = rules.batch_facts(log)
             rules.check_2_one_decision(at, [each for each in facts if each.producer_id in producers], states)
             rules.check_14_coordinator_epochs(at, facts)
@@ -169,6 +190,21 @@ class TransactionChecker:
             for each in self._checker.view.partitions[at].replicas.values():
                 if each.is_running and each.log is not None and each.log_end == log.log_end_offset:
                     rules.check_18_producers(each, facts)
+
+    def check_cleaning(self) -> None:
+        """Clean the leaders' logs, then again when markers may be dropped. Raises InvariantViolated.
+
+        Nothing of the cluster can be checked afterwards.
+        """
+        offsets = OffsetMap(OFFSET_MAP_BYTES, bytes(16))
+        for replica in self._leaders():
+            at, log = replica.topic_partition, replica.log
+            if log.damages or log.stopped_at is not None:
+                continue
+            log.roll()
+            for _ in range(CLEANINGS):
+                rules.check_25_cleaning(at, log, partial(compact, log, offsets, STEP_BYTES))
+                self._cluster.jump_date(replica.broker_id, 2 * log.config.delete_retention_ms)
 
     def _check_states(self) -> dict[str, list[rules.StateRecord]]:
         states: dict[str, list[rules.StateRecord]] = {}

@@ -2,9 +2,15 @@
 
 A process finds its coordinator, begins with InitProducerId, and runs transactions as a stock client does:
 batches to several partitions, offsets of a group, a commit or an abort. Half of the processes follow
-transaction version 1 (AddPartitionsToTxn 3, EndTxn 4), the others version 2 (Produce 12, TxnOffsetCommit and
-EndTxn 5). A process may die at any step. Several processes may have the same transactional id, so the last
-one to begin makes zombies of the others.
+transaction version 1 (AddPartitionsToTxn 3, EndTxn 4). The others follow version 2 (Produce 12,
+TxnOffsetCommit and EndTxn 5) while the cluster has it. A process may die at any step. Several processes may
+have the same transactional id, so the last one to begin makes zombies of the others.
+
+In some runs, processes are members of the group whose offsets they commit. A member joins again now and then
+while its transaction is open, and has then committed offsets in a generation that is over.
+
+In some runs __transaction_state has transactional ids from before the run, whose epochs are near their end,
+and one whose transaction was prepared for two-phase commit.
 
 TransactionHistory has all transactions with the answers to them, and checks what readers get: nothing of
 another than a committed transaction, all of it or nothing, in its order, and with its offsets. Thread rule:
@@ -34,9 +40,13 @@ from kreplica.common.messages.data import (
 )
 from kreplica.common.messages.groups import (
     FindCoordinatorRequest,
+    JoinGroupRequest,
+    JoinGroupRequestProtocol,
     OffsetFetchRequest,
     OffsetFetchRequestGroup,
     OffsetFetchRequestTopics,
+    SyncGroupRequest,
+    SyncGroupRequestAssignment,
 )
 from kreplica.common.messages.transactions import (
     AddOffsetsToTxnRequest,
@@ -47,10 +57,19 @@ from kreplica.common.messages.transactions import (
     TxnOffsetCommitRequestPartition,
     TxnOffsetCommitRequestTopic,
 )
-from kreplica.common.types import INT16_MAX, TopicPartition
+from kreplica.common.types import INT16_MAX, AppendOrigin, TopicPartition
+from kreplica.controller.feature_control import TRANSACTION_VERSION
 from kreplica.coordinator.group_store import CONSUMER_OFFSETS
 from kreplica.coordinator.shard_store import partition_for
 from kreplica.coordinator.transaction_coordinator import TRANSACTION_STATE
+from kreplica.coordinator.transaction_metadata import (
+    COMPLETE_COMMIT,
+    LAST_EPOCH,
+    NO_TIMEOUT_MS,
+    ONGOING,
+    TransactionMetadata,
+)
+from kreplica.coordinator.transaction_records import TransactionLogKey, encode_key, encode_value
 from kreplica.sim.invariants.cluster_view import PartitionView
 from kreplica.sim.invariants.violation import InvariantViolated
 from kreplica.sim.nodes.node_checker import NodeChecker
@@ -61,6 +80,8 @@ from kreplica.sim.scheduler import SimLoop
 READ_COMMITTED, ATOMICITY, FENCING = "ReadCommitted", "Atomicity", "Fencing"
 OFFSETS, PRODUCER_IDS = "TransactionalOffsets", "ProducerIds"
 
+# Few keys, so that most records have a later one of their key: cleaning drops them.
+KEYS = (b"a", b"b", b"c")
 IDS = ("alpha", "beta", "gamma", "delta")
 # Processes that live at the same time.
 MOST_PROCESSES = 5
@@ -76,10 +97,25 @@ TIMEOUTS_MS = (200, 500, 1_500)
 MOST_BATCHES = 4
 # The topic of the offsets that transactions commit; it is never deleted.
 INPUTS = "inputs"
+# In one run of this number, the epochs of the ids are near their end, with fewer than FEW_EPOCHS left.
+OLD_ONE_IN = 2
+FEW_EPOCHS = 5
+# The id of a transaction that no producer of the run has begun, and the age of that transaction.
+PREPARED_ID = "prepared"
+PREPARED_MS = 2 * NO_TIMEOUT_MS
 # In one run of this number, power cuts may take what the coordinators have stored, and little can be checked.
 VOLATILE_ONE_IN = 6
+# A process looks for the cluster's transaction version after one transaction of this number.
+LOOKS_ONE_IN = 3
+SECOND = 2
 MILLISECOND = timedelta(milliseconds=1)
 GROUP, TRANSACTION = 0, 1
+# In one run of this number, processes are members of their groups.
+MEMBERS_ONE_IN = 4
+# A member joins its group again in one transaction of this number, before it commits offsets.
+REJOINS_ONE_IN = 4
+SESSION_MS, REBALANCE_MS = 300, 100
+PROTOCOL_TYPE, PROTOCOL = "consumer", "range"
 
 NONE = ErrorCode.none
 # What a stock client sends again, with another leader or coordinator if there is one.
@@ -98,6 +134,10 @@ RETRIABLE = frozenset(
         ErrorCode.concurrent_transactions,
         ErrorCode.kafka_storage_error,
     }
+)
+# What a process is refused with that is no member of its group in that generation any longer.
+NO_MEMBER = frozenset(
+    {ErrorCode.illegal_generation, ErrorCode.unknown_member_id, ErrorCode.rebalance_in_progress}
 )
 # What ends a producer: it cannot go on with its transactional id.
 FATAL = frozenset(
@@ -128,8 +168,17 @@ class ProducerIdentity(NamedTuple):
         return self.sent > other.answered
 
 
+class Member(NamedTuple):
+    """A member of a group in one generation."""
+
+    generation_id: int
+    member_id: str
+
+
 class Transaction:
     """A transaction of a process. `number`: of all transactions; also the offset that it commits.
+
+    `member`: the process as a member of its group, if it was one when the transaction began.
 
     `values`: by partition, in the order in which they were sent; `acked`: those that were acknowledged.
     `may_commit`: EndTxn with a commit was sent. `outcome`: what an EndTxn that was answered 0 asked for.
@@ -137,8 +186,8 @@ class Transaction:
     """
 
     __slots__ = (
-        *("acked", "group", "identity", "is_seen", "is_skipped", "may_commit", "number", "offset_acked"),
-        *("outcome", "transactional_id", "values"),
+        *("acked", "group", "identity", "is_seen", "is_skipped", "may_commit", "member", "number"),
+        *("offset_acked", "outcome", "transactional_id", "values"),
     )
 
     def __init__(self, transactional_id: str, identity: ProducerIdentity, number: int) -> None:
@@ -148,6 +197,7 @@ class Transaction:
         self.values: dict[TopicPartition, list[str]] = {}
         self.acked: set[str] = set()
         self.group: str | None = None
+        self.member: Member | None = None
         self.offset_acked = False
         self.may_commit = False
         self.outcome: bool | None = None
@@ -214,11 +264,7 @@ class TransactionHistory:
 
         `sent`: the order of the request. `expected`: the identity that it named.
         """
-        self.check_epoch(producer_id, epoch)
-        owner = self._owners.setdefault(producer_id, transactional_id)
-        if owner != transactional_id:
-            facts = f"{transactional_id} gets producer id {producer_id}, which {owner} has"
-            self._violated(PRODUCER_IDS, facts)
+        self.check_identity(transactional_id, producer_id, epoch)
         known = self.identities.setdefault(transactional_id, [])
         for each in known:
             if each[:2] == (producer_id, epoch) and expected is None:
@@ -231,10 +277,15 @@ class TransactionHistory:
         known.append(identity)
         return identity
 
-    def check_epoch(self, producer_id: int, epoch: int) -> None:
-        """Check that a client may get this identity: the greatest epoch is for markers only."""
+    def check_identity(self, transactional_id: str, producer_id: int, epoch: int) -> None:
+        """Check that a client may get this identity: the greatest epoch is for markers only, and a producer
+        id for one transactional id."""
         if producer_id < 0 or not 0 <= epoch < INT16_MAX:
             self._violated(PRODUCER_IDS, f"a client gets producer {producer_id}, epoch {epoch}")
+        owner = self._owners.setdefault(producer_id, transactional_id)
+        if owner != transactional_id:
+            facts = f"{transactional_id} gets producer id {producer_id}, which {owner} has"
+            self._violated(PRODUCER_IDS, facts)
 
     def is_fenced(self, transactional_id: str, identity: ProducerIdentity) -> bool:
         """Whether another process has got the transactional id."""
@@ -287,6 +338,10 @@ class TransactionHistory:
             self._violated(READ_COMMITTED, f"a reader was not given records of {transaction}")
         if transaction.is_seen and transaction.is_skipped:
             self._violated(ATOMICITY, f"a reader got some records of {transaction}, and others not")
+
+    def members(self) -> dict[int, Member]:
+        """Return the members that began transactions, by the offset that the transaction may commit."""
+        return {each.number: each.member for each in self.transactions if each.member is not None}
 
     def committed_before(self, group: str) -> int:
         """Return the greatest offset of the group whose commit is answered."""
@@ -363,13 +418,14 @@ class _Ends(Exception):
 
 
 class Process:
-    """A transactional producer. `is_second`: it follows transaction version 2."""
+    """A transactional producer. `is_second`: it follows transaction version 2 now."""
 
     def __init__(
         self, clients: TransactionalClients, client: SimClient, transactional_id: str, random: Random
     ) -> None:
         self.transactional_id = transactional_id
-        self.is_second = random.randrange(2) == 0
+        self._knows_second = random.randrange(2) == 0
+        self.is_second = self._knows_second and clients.level() >= SECOND
         self.is_dead = False
         self._clients = clients
         self._history = clients.history
@@ -377,6 +433,7 @@ class Process:
         self._loop = clients.loop(client)
         self._random = random
         self._timeout_ms = random.choice(TIMEOUTS_MS)
+        self._member: Member | None = None
         self._coordinators: dict[int, int] = {}  # by type of key
         self._identity = ProducerIdentity(-1, -1)
         self._sequences: Counter[TopicPartition] = Counter()
@@ -409,6 +466,14 @@ class Process:
         while not self._clients.is_over():
             yield from self._transaction()
             yield self._random.randrange(5)
+            if self._knows_second and self._random.randrange(LOOKS_ONE_IN) == 0:
+                yield from self._follow(self._clients.level() >= SECOND)
+
+    def _follow(self, is_second: bool) -> Steps:
+        """Follow another transaction version from the next transaction on; see KIP-890."""
+        was_second, self.is_second = self.is_second, is_second
+        if is_second and not was_second:
+            yield from self._init(self._identity)
 
     def _until(self) -> int:
         return self._clients.now_ms() + PATIENCE_MS
@@ -486,7 +551,10 @@ class Process:
         partitions = clients.some_partitions(chance)
         if not partitions:
             return
+        if clients.has_members and self._member is None:
+            yield from self._join()
         transaction = self._history.begin(self.transactional_id, self._identity)
+        transaction.member = self._member
         self._added.clear()
         self._has_added = self.is_second
         commit = chance.randrange(5) > 0
@@ -496,6 +564,9 @@ class Process:
                 yield from self._produce(transaction, chance.choice(partitions), 1 + chance.randrange(2))
                 if chance.randrange(8) == 0:
                     yield chance.randrange(30)
+            if clients.has_members and chance.randrange(REJOINS_ONE_IN) == 0:
+                # Its consumer is in a later generation then than the transaction.
+                yield from self._join()
             if chance.randrange(2):
                 yield from self._commit_offsets(transaction)
         except _Abortable:
@@ -575,7 +646,8 @@ class Process:
         builder.producer_id, builder.producer_epoch = self._identity.producer_id, self._identity.epoch
         builder.base_sequence = self._sequences[at]
         self._sequences[at] += len(values)
-        batch = builder.build([each.encode() for each in values], now_ms=self._client.clock.time_ms())
+        records = [(self._random.choice(KEYS), each.encode()) for each in values]
+        batch = builder.build(records, now_ms=self._client.clock.time_ms())
         request = ProduceRequest(
             transactional_id=self.transactional_id,
             acks=-1,
@@ -588,6 +660,43 @@ class Process:
             ),
         )
         return VersionedRequest(request, 12 if self.is_second else 11)
+
+    def _join(self) -> Steps:
+        """Join the group, again with the same member id, unless another rebalance begins meanwhile."""
+        member_id = "" if self._member is None else self._member.member_id
+        self._member = None
+        while self._member is None:
+            request = JoinGroupRequest(
+                group_id=self._group,
+                session_timeout=SESSION_MS * MILLISECOND,
+                rebalance_timeout=REBALANCE_MS * MILLISECOND,
+                member_id=member_id,
+                protocol_type=PROTOCOL_TYPE,
+                protocols=(JoinGroupRequestProtocol(name=PROTOCOL, metadata=b""),),
+            )
+            joined = yield from self._coordinated(GROUP, request, lambda each: each.error_code)
+            if joined.error_code is ErrorCode.member_id_required:
+                member_id = joined.member_id
+                continue
+            if joined.error_code is not NONE:
+                # The next transaction begins as a new member.
+                return
+            members = joined.members if joined.leader == joined.member_id else ()
+            sync = SyncGroupRequest(
+                group_id=self._group,
+                generation_id=joined.generation_id,
+                member_id=joined.member_id,
+                protocol_type=PROTOCOL_TYPE,
+                protocol_name=PROTOCOL,
+                assignments=tuple(
+                    SyncGroupRequestAssignment(member_id=each.member_id, assignment=b"") for each in members
+                ),
+            )
+            synced = yield from self._coordinated(GROUP, sync, lambda each: each.error_code)
+            if synced.error_code is not NONE:
+                return
+            self._member = Member(joined.generation_id, joined.member_id)
+            self._clients.counts["members joined"] += 1
 
     def _commit_offsets(self, transaction: Transaction) -> Steps:
         transaction.group = self._group
@@ -608,17 +717,24 @@ class Process:
         committed = TxnOffsetCommitRequestPartition(
             partition_index=0, committed_offset=transaction.number, committed_metadata=""
         )
+        member = transaction.member or Member(-1, "")
         request = TxnOffsetCommitRequest(
             transactional_id=self.transactional_id,
             group_id=self._group,
             producer_id=self._identity.producer_id,
             producer_epoch=self._identity.epoch,
+            generation_id=member.generation_id,
+            member_id=member.member_id,
             topics=(TxnOffsetCommitRequestTopic(name=INPUTS, partitions=(committed,)),),
         )
         versioned = VersionedRequest(request, 5 if self.is_second else 4)
         was_fenced = self._is_fenced()
         answer = yield from self._coordinated(GROUP, versioned, _code_of_offsets)
+        if _code_of_offsets(answer) in NO_MEMBER and self._member == transaction.member:
+            self._member = None
         self._require(_code_of_offsets(answer), "TxnOffsetCommit", was_fenced)
+        if transaction.member is not None:
+            self._clients.counts["offsets committed by members"] += 1
         transaction.offset_acked = True
 
     def _end(self, transaction: Transaction, *, commit: bool) -> Steps:
@@ -640,7 +756,9 @@ class Process:
         self._history.succeeded("EndTxn", self.transactional_id, self._identity, was_fenced)
         self._history.ended(transaction, commit=commit)
         if self.is_second:
-            self._history.check_epoch(answer.producer_id, answer.producer_epoch)
+            self._history.check_identity(self.transactional_id, answer.producer_id, answer.producer_epoch)
+            if answer.producer_id != self._identity.producer_id:
+                self._clients.counts["producer ids used up"] += 1
             self._identity = self._identity._replace(
                 producer_id=answer.producer_id, epoch=answer.producer_epoch
             )
@@ -685,6 +803,7 @@ class TransactionalClients:
         self.watched = checker.watched
         self.broker_ids = cluster.broker_ids
         self.history = TransactionHistory(self.is_void, self.has_lost_outcomes, counts)
+        self.has_members = Random(f"{cluster.seed}/membership").randrange(MEMBERS_ONE_IN) == 0
         self.processes: list[Process] = []
         self._cluster = cluster
         self._checker = checker
@@ -713,6 +832,69 @@ class TransactionalClients:
         if Random(f"{cluster.seed}/durability").randrange(VOLATILE_ONE_IN):
             for topic in (TRANSACTION_STATE, CONSUMER_OFFSETS, INPUTS):
                 cluster.result(cluster.client.admin.alter_config(topic, {"durability": "fsync_quorum"}))
+        self._store_old_ids(Random(f"{cluster.seed}/old ids"))
+
+    def _store_old_ids(self, random: Random) -> None:
+        """Store transactional ids as an earlier life of the cluster has left them, in some runs."""
+        if random.randrange(OLD_ONE_IN):
+            return
+        now_ms = self._cluster.brokers[self.broker_ids[0]].clock.time_ms()
+        prepared = TransactionMetadata(
+            transactional_id=PREPARED_ID,
+            producer_id=self._new_producer_id(),
+            producer_epoch=0,
+            timeout_ms=NO_TIMEOUT_MS,
+            state=ONGOING,
+            partitions=frozenset({TopicPartition(INPUTS, 0)}),
+            start_ms=now_ms - PREPARED_MS,
+            last_update_ms=now_ms - PREPARED_MS,
+            version=SECOND,
+        )
+        old = [
+            TransactionMetadata(
+                transactional_id=each,
+                producer_id=self._new_producer_id(),
+                producer_epoch=LAST_EPOCH - random.randrange(FEW_EPOCHS),
+                timeout_ms=TIMEOUTS_MS[0],
+                state=COMPLETE_COMMIT,
+                start_ms=now_ms,
+                last_update_ms=now_ms,
+            )
+            for each in IDS
+        ]
+        for metadata in (prepared, *old):
+            self._store(metadata)
+
+    def _new_producer_id(self) -> int:
+        request = InitProducerIdRequest(transactional_id=None, transaction_timeout=0 * MILLISECOND)
+        while True:
+            sent = self._reader.endpoint.send(self.broker_ids[0], request, timeout_ms=REQUEST_TIMEOUT_MS)
+            answer = self._cluster.result(sent)
+            if answer.error_code is NONE:
+                producer_id: int = answer.producer_id
+                return producer_id
+            self._cluster.scheduler.run_for(RETRY_BACKOFF_MS)
+
+    def _store(self, metadata: TransactionMetadata) -> None:
+        """Append the state to __transaction_state, and let its coordinator load the partition again."""
+        cluster, name = self._cluster, metadata.transactional_id
+        count = sum(at.topic == TRANSACTION_STATE for at in self._checker.view.partitions)
+        at = TopicPartition(TRANSACTION_STATE, partition_for(name, count))
+        leader = self.leader(at)
+        node = None if leader is None else cluster.node(leader)
+        assert node is not None
+        assert node.broker is not None
+        assert node.transaction_coordinator is not None
+        key = encode_key(TransactionLogKey(transactional_id=name))
+        batch = BatchBuilder().build(
+            [(key, encode_value(metadata.record(1), 1))], now_ms=metadata.last_update_ms
+        )
+        replicas = node.broker.replica_manager
+        stored = replicas.append(at, batch, timeout_ms=PATIENCE_MS, origin=AppendOrigin.COORDINATOR)
+        assert cluster.result(stored).error is None
+        hosted = replicas.partitions.get_or_error(at)
+        node.transaction_coordinator.resign(at.partition)
+        node.transaction_coordinator.elect(at.partition, hosted.leader_epoch)
 
     # ---- operations ---------------------------------------------------------------------------------------
 
@@ -784,6 +966,10 @@ class TransactionalClients:
 
     def now_ms(self) -> int:
         return self._cluster.now_ms()
+
+    def level(self) -> int:
+        """Return the finalized level of transaction.version."""
+        return self._checker.word.now.features.get(TRANSACTION_VERSION, 0)
 
     def loop(self, client: SimClient) -> SimLoop:
         """Return a loop for the events of a process on that client."""

@@ -8,11 +8,22 @@ from typing import Any
 
 import pytest
 
+from kreplica._core.batch_builder import BatchBuilder
 from kreplica.common.dataclass import replace
 from kreplica.common.types import TopicPartition
+from kreplica.coordinator.group_records import (
+    GroupMetadataKey,
+    GroupMetadataValue,
+    MemberMetadata,
+    OffsetCommitKey,
+    OffsetCommitValue,
+    encode_key,
+)
+from kreplica.coordinator.group_records import encode_value as encode_group_value
 from kreplica.coordinator.transaction_metadata import (
     COMPLETE_COMMIT,
     EMPTY,
+    NO_TIMEOUT_MS,
     ONGOING,
     PREPARE_ABORT,
     PREPARE_COMMIT,
@@ -31,7 +42,7 @@ DONE = replace(DECIDED, state=COMPLETE_COMMIT, partitions=frozenset())
 
 
 def records(*states: TransactionMetadata | None) -> list[StateRecord]:
-    return [StateRecord("id", offset, state) for offset, state in enumerate(states)]
+    return [StateRecord("id", offset, state, schema=1) for offset, state in enumerate(states)]
 
 
 def data(offset: int, epoch: int, sequence: int, count: int = 1) -> BatchFacts:
@@ -171,4 +182,101 @@ def test_the_index_has_each_aborted_transaction_once() -> None:
     check((0, 3), start=2)
     for wrong in ((), ((2, 4),), ((3, 3),), ((2, 3), (2, 3)), ((0, 3),)):
         with violates("17"):
+            check(*wrong)
+    with violates("13"):
+        check((2, 3), (5, 5))
+
+
+def test_a_record_without_the_ids_of_before_is_compared_by_what_it_has() -> None:
+    rotated = replace(DECIDED, next_producer_id=9)
+    stored = replace(DECIDED, version=0)
+    rules.check_21_memory(shard(rotated), {"id": [StateRecord("id", 0, stored, schema=0)]})
+    with violates("21"):
+        rules.check_21_memory(shard(rotated), {"id": [StateRecord("id", 0, stored, schema=1)]})
+    completed = replace(DONE, producer_id=9, producer_epoch=0)
+    rules.check_27_epochs_of_transactions(
+        [StateRecord("id", 0, stored, schema=0), StateRecord("id", 1, completed, schema=0)]
+    )
+
+
+def test_the_end_of_a_transaction_of_two_phase_commit_is_noticed() -> None:
+    prepared = replace(OPEN, timeout_ms=NO_TIMEOUT_MS)
+    rules.check_28_prepared_transactions(records(prepared))
+    assert list(rules.awaits_15_rest(shard(prepared))) == []
+    with violates("28"):
+        rules.check_28_prepared_transactions(records(prepared, replace(prepared, state=PREPARE_ABORT)))
+
+
+class KeyedLog:
+    """A log of one segment, with committed records of keys."""
+
+    log_start_offset = 0
+    damages = SimpleNamespace(at=lambda _: None)
+    local = SimpleNamespace(segments=())
+
+    def __init__(self, *pairs: tuple[bytes, bytes | None]) -> None:
+        self.data = BatchBuilder().build(list(pairs), now_ms=0)
+        self.log_end_offset = self.last_stable_offset = len(pairs)
+
+    def read(self, *_: Any, isolation: str) -> Any:
+        assert isolation == "log_end"
+        return SimpleNamespace(records=self.data)
+
+    def aborted_transactions(self, *_: Any) -> list[Any]:
+        return []
+
+
+def test_cleaning_that_changes_what_readers_find_is_noticed() -> None:
+    def check(*kept: tuple[bytes, bytes | None]) -> None:
+        log = KeyedLog((b"k", b"1"), (b"k", b"2"), (b"gone", b"3"), (b"gone", None))
+        rules.check_25_cleaning(AT, log, lambda: log.__init__(*kept))  # type: ignore[misc]
+
+    check((b"k", b"2"))
+    check((b"k", b"2"), (b"gone", None))
+    for wrong in (((b"k", b"1"),), ((b"gone", None),), ((b"k", b"2"), (b"gone", b"3"))):
+        with violates("25"):
+            check(*wrong)
+    with violates("25"):
+        check((b"k", b"4"), (b"k", b"2"))
+
+
+def generation(number: int, *member_ids: str) -> tuple[bytes, bytes]:
+    members = tuple(
+        MemberMetadata(
+            member_id=each,
+            client_id="",
+            client_host="",
+            session_timeout=1,
+            subscription=b"",
+            assignment=b"",
+        )
+        for each in member_ids
+    )
+    value = GroupMetadataValue(
+        protocol_type="consumer", generation=number, protocol=None, leader=None, members=members
+    )
+    return encode_key(GroupMetadataKey(group="g")), encode_group_value(value)
+
+
+def test_an_offset_behind_a_generation_without_its_member_is_noticed() -> None:
+    committed = (
+        encode_key(OffsetCommitKey(group="g", topic="t", partition=0)),
+        encode_group_value(OffsetCommitValue(offset=5, metadata="", commit_timestamp=0)),
+    )
+
+    def check(*before: tuple[bytes, bytes | None], transactional: bool = True) -> None:
+        log = KeyedLog(*before, committed)
+        builder = BatchBuilder()
+        builder.transactional = transactional
+        log.data = builder.build([*before, committed], now_ms=0)
+        rules.check_29_members_commit(AT, log, {5: (2, "a")})
+
+    is_deleted = (generation(3, "b")[0], None)
+    check()
+    check(generation(1, "b"))
+    check(generation(2, "a", "b"))
+    check(generation(3, "b"), is_deleted)
+    check(generation(3, "b"), transactional=False)
+    for wrong in ((generation(2, "b"),), (generation(3, "a"),), (is_deleted, generation(3))):
+        with violates("29"):
             check(*wrong)

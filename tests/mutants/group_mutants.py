@@ -1,0 +1,123 @@
+"""Mutants of modern groups: bugs that coordinators have had or may have, met by random runs.
+
+Thread rule: as in mutants.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from kreplica.common.future import Future, resolved
+from kreplica.coordinator.consumer_group import ConsumerGroup, CurrentAssignment, Reconciliation
+from kreplica.coordinator.consumer_groups import ConsumerGroups
+from kreplica.coordinator.group_records import ConsumerGroupTargetAssignmentMemberKey
+from kreplica.coordinator.modern_groups import ModernGroups
+from kreplica.coordinator.shard_writer import ShardWriter
+from kreplica.coordinator.streams_group import StreamsGroup
+from kreplica.share.persister import SharePersister
+from kreplica.share.share_partition import SharePartition
+from tests.mutants.mutants import Mutant, Replacement
+
+GROUP_MUTANTS: dict[str, Mutant] = {}
+
+
+def group_mutant(owner: Any, name: str) -> Callable[[Callable[[Replacement], Replacement]], Any]:
+    """As mutants.mutant, for GROUP_MUTANTS."""
+
+    def register(make: Callable[[Replacement], Replacement]) -> Any:
+        GROUP_MUTANTS[make.__name__] = Mutant(owner, name, make, (make.__doc__ or "").strip())
+        return make
+
+    return register
+
+
+@group_mutant(ConsumerGroup, "put_current")
+def free_what_is_to_be_given_up(put_current: Replacement) -> Replacement:
+    """A partition that its owner has yet to give up has no owner (KAFKA-16147)."""
+
+    def free(group: Any, member_id: str, value: CurrentAssignment | None) -> None:
+        put_current(group, member_id, value)
+        for topic_id, numbers in ({} if value is None else value.revoking).items():
+            for number in numbers:
+                group.owners.pop((topic_id, number), None)
+
+    return free
+
+
+@group_mutant(Reconciliation, "_still_has")
+def take_without_waiting(_: Replacement) -> Replacement:
+    """A member counts as having given partitions up before it says so."""
+
+    def has(_: Any, __: Any) -> bool:
+        return False
+
+    return has
+
+
+@group_mutant(ModernGroups, "loaded")
+def start_no_timers(_: Replacement) -> Replacement:
+    """A coordinator that has loaded a group waits for no session of its members."""
+
+    def loaded(_: Any, __: Any, ___: Any) -> None:
+        pass
+
+    return loaded
+
+
+@group_mutant(ConsumerGroups, "_forget")
+def leave_records_behind(forget: Replacement) -> Replacement:
+    """A member that is removed leaves its target in the log."""
+
+    def leave(groups: Any, shard: Any, group: Any, member_id: str, put: Any) -> None:
+        def keep_target(key: Any, value: Any) -> None:
+            if not isinstance(key, ConsumerGroupTargetAssignmentMemberKey):
+                put(key, value)
+
+        forget(groups, shard, group, member_id, keep_target)
+
+    return leave
+
+
+@group_mutant(ShardWriter, "run")
+def answer_before_the_append(run: Replacement) -> Replacement:
+    """Requests are answered before their records are appended."""
+
+    def run_at_once(writer: Any, step: Callable[[Any], Any]) -> None:
+        def answered(put: Any) -> Any:
+            step(put)(None)
+            return lambda _: None
+
+        run(writer, answered)
+
+    return run_at_once
+
+
+@group_mutant(SharePartition, "_lock_until")
+def lock_for_a_moment(lock: Replacement) -> Replacement:
+    """The records that a member has acquired go to another one long before its lock ends."""
+
+    def lock_briefly(partition: Any, batch: Any, deadline_ms: int) -> None:
+        lock(partition, batch, deadline_ms - partition.settings.lock_duration_ms + 1)
+
+    return lock_briefly
+
+
+@group_mutant(SharePersister, "write")
+def confirm_acknowledgements_at_once(_: Replacement) -> Replacement:
+    """Acknowledgements are confirmed, and not stored at the share coordinator."""
+
+    def write(_: Any, __: Any, ___: Any) -> Future[None]:
+        return resolved(None)
+
+    return write
+
+
+@group_mutant(StreamsGroup, "is_free")
+def give_tasks_at_once(_: Replacement) -> Replacement:
+    """A member of a streams group gets tasks that others have not given up."""
+
+    def is_free(_: Any, __: Any, ___: Any, ____: Any, _____: Any) -> bool:
+        return True
+
+    return is_free
