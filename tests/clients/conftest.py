@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Callable, Iterator
 
 import pytest
+from confluent_kafka import Consumer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from tests.support.node_processes import NodeProcesses
@@ -19,6 +20,11 @@ SETTINGS = {
     "transaction_abort_timed_out_transaction_cleanup_interval_ms": 100,
     "group_initial_rebalance_delay_ms": 0,
     "group_min_session_timeout_ms": 1000,
+    "group_consumer_min_session_timeout_ms": 6000,
+    "group_consumer_session_timeout_ms": 6000,
+    "group_consumer_min_heartbeat_interval_ms": 300,
+    "group_consumer_heartbeat_interval_ms": 300,
+    "group_consumer_assignment_interval_ms": 100,
     "replica_selector_class": "RackAwareReplicaSelector",
 }
 
@@ -37,6 +43,25 @@ def rack_of(node_id: int) -> str:
 @pytest.fixture(scope="session")
 def admin(nodes: NodeProcesses) -> AdminClient:
     return AdminClient({"bootstrap.servers": nodes.bootstrap})
+
+
+_left_open: list[Consumer] = []
+
+
+def closed_later(consumer: Consumer) -> Consumer:
+    """Return the consumer, which is closed at the end of the test if the test has not done that.
+
+    A consumer of librdkafka that is in a group and collected as garbage can wait for ever.
+    """
+    _left_open.append(consumer)
+    return consumer
+
+
+@pytest.fixture(autouse=True)
+def consumers_are_closed() -> Iterator[None]:
+    yield
+    while _left_open:
+        _left_open.pop().close()
 
 
 _numbers = itertools.count(1)

@@ -31,7 +31,7 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 
-from tests.clients.conftest import NODES, TIMEOUT_S, rack_of
+from tests.clients.conftest import NODES, TIMEOUT_S, closed_later, rack_of
 from tests.support.node_processes import NodeProcesses
 from tests.support.sockets import until
 
@@ -64,15 +64,14 @@ def send(nodes: NodeProcesses, topic: str, values: Sequence[bytes], **settings: 
 
 
 def consumer_of(nodes: NodeProcesses, group: str, **settings: Any) -> Consumer:
-    return Consumer(
-        {
-            "bootstrap.servers": nodes.bootstrap,
-            "group.id": group,
-            "auto.offset.reset": "earliest",
-            "enable.auto.commit": False,
-            **settings,
-        }
-    )
+    properties = {
+        "bootstrap.servers": nodes.bootstrap,
+        "group.id": group,
+        "auto.offset.reset": "earliest",
+        "enable.auto.commit": False,
+        **settings,
+    }
+    return closed_later(Consumer(properties))
 
 
 def take(consumer: Consumer, count: int) -> list[Message]:

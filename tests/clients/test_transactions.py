@@ -19,10 +19,15 @@ from confluent_kafka import (
 )
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
+from kreplica.common.types import TopicPartition as KreplicaPartition
+from kreplica.coordinator.group_store import CONSUMER_OFFSETS
+from kreplica.coordinator.shard_store import partition_for
+from kreplica.coordinator.transaction_coordinator import TRANSACTION_STATE
 from tests.clients.conftest import TIMEOUT_S
 from tests.clients.test_confluent_kafka import NewTopicName, consumer_of, leader_of, send, take
 from tests.support.node_processes import NodeProcesses
 from tests.support.sockets import until
+from tests.support.tcp_cluster import TcpClient
 
 COMMITTED, UNCOMMITTED = IsolationLevel.READ_COMMITTED, IsolationLevel.READ_UNCOMMITTED
 
@@ -125,6 +130,16 @@ def committed_offset(consumer: Consumer, topic: str) -> int:
     return int(found.offset)
 
 
+def committed_unless_moved(consumer: Consumer, topic: str) -> int | None:
+    """Return None while the coordinator moves: the client does not ask the next one itself."""
+    try:
+        return committed_offset(consumer, topic)
+    except KafkaException as error:
+        if error.args[0].code() not in (KafkaError.NOT_COORDINATOR, KafkaError.COORDINATOR_LOAD_IN_PROGRESS):
+            raise
+        return None
+
+
 def test_records_and_offsets_are_committed_together(nodes: NodeProcesses, new_topic: NewTopicName) -> None:
     source, target = new_topic(partitions=1), new_topic(partitions=1)
     assert send(nodes, source, [b"a", b"b", b"c"]).errors == []
@@ -182,6 +197,38 @@ def test_a_transaction_outlives_leaders_and_coordinators(
             nodes.start(killed)
     assert len(expected) >= 20 * 3
     assert committed_values(nodes, topic, range(3)) == expected
+
+
+def test_partitions_of_coordinators_move_in_the_middle_of_transactions(
+    nodes: NodeProcesses, admin: AdminClient, new_topic: NewTopicName
+) -> None:
+    count, name = 12, "of moved coordinators"
+    source, target = new_topic(partitions=1), new_topic(partitions=2)
+    assert send(nodes, source, [b"%02d" % each for each in range(count)]).errors == []
+    coordinators = [
+        KreplicaPartition(topic, partition_for(name, 3)) for topic in (TRANSACTION_STATE, CONSUMER_OFFSETS)
+    ]
+    consumer, producer = consumer_of(nodes, name), transactional(nodes, name)
+    consumer.subscribe([source])
+    led = []
+    with TcpClient(nodes) as client:
+        for number in range(count):
+            [message] = take(consumer, 1)
+            write(producer, target, message.value().decode(), range(2))
+            for shift, at in enumerate(coordinators):
+                replicas = [1 + (number + shift + each) % 3 for each in range(2 + number % 2)]
+                client.admin.reassign(at, replicas).result(TIMEOUT_S)
+            offsets = consumer.position([TopicPartition(source, 0)])
+            producer.send_offsets_to_transaction(offsets, consumer.consumer_group_metadata(), TIMEOUT_S)
+            producer.commit_transaction(TIMEOUT_S)
+            led.append([leader_of(admin, at.topic, at.partition) for at in coordinators])
+        for at in coordinators:
+            client.admin.reassign(at, [1, 2, 3]).result(TIMEOUT_S)
+    until(lambda: committed_unless_moved(consumer, source) == count)
+    consumer.close()
+    assert all(len(set(leaders)) > 1 for leaders in zip(*led, strict=True)), led
+    expected = [f"{each:02}" for each in range(count) for _ in range(2)]
+    assert committed_values(nodes, target, range(2)) == expected
 
 
 def test_a_transaction_without_records_ends(nodes: NodeProcesses) -> None:

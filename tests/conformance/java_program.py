@@ -5,55 +5,70 @@ from __future__ import annotations
 import subprocess
 import tempfile
 from pathlib import Path
-from types import TracebackType
+from typing import Self
 
 from tests.conformance.kafka_peer import HERE, java_command
 from tests.support.node_processes import NodeProcesses
 
 
-class JavaProgram:
-    """Runs `java/<name>.java` against `nodes` until the end of the `with`; it belongs to one thread.
+class JavaConversation:
+    """A `java main` that answers what it reads, until the end of the `with`; it belongs to one thread.
+
+    `log`: what it prints to its standard error, in a directory of its own.
+    """
+
+    def __init__(self, main: str, *arguments: str, sources: tuple[Path, ...], heap: str = "512m") -> None:
+        self._directory = tempfile.TemporaryDirectory(prefix="java-")
+        self.log = Path(self._directory.name) / "log"
+        with self.log.open("wb") as log:
+            self._process = subprocess.Popen(
+                java_command(main, *arguments, sources=sources, heap=heap),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+            )
+
+    def write_line(self, line: str) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{line}\n")
+        self._process.stdin.flush()
+
+    def read_line(self) -> str:
+        """Return its next line, without spaces around it; an empty one if it has ended."""
+        assert self._process.stdout is not None
+        return self._process.stdout.readline().strip()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.communicate()
+        self._directory.cleanup()
+
+
+class JavaProgram(JavaConversation):
+    """Runs `java/<name>.java` against `nodes`.
 
     For each command the program prints a line: "passed", or "failed" and the reason. Before that it may print
     "kill 2", "start 2", "pause 2" and "resume 2"; the node gets that, and the program an empty line.
     """
 
     def __init__(self, name: str, nodes: NodeProcesses, *arguments: str) -> None:
+        super().__init__(name, *arguments, sources=(HERE / "java" / f"{name}.java",), heap="256m")
         self._nodes = nodes
-        self._directory = tempfile.TemporaryDirectory(prefix="java-program-")
-        self._log = Path(self._directory.name) / "log"
-        command = java_command(name, *arguments, sources=(HERE / "java" / f"{name}.java",), heap="256m")
-        with self._log.open("wb") as log:
-            self._process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True
-            )
 
     def run(self, *words: str) -> None:
         """Run a command. AssertionError with the reason and what the program has logged if it fails."""
-        before = self._log.stat().st_size
-        self._write(" ".join(words))
-        assert self._process.stdout is not None
-        while (line := self._process.stdout.readline().strip()) != "passed":
+        before = self.log.stat().st_size
+        self.write_line(" ".join(words))
+        while (line := self.read_line()) != "passed":
             word, _, rest = line.partition(" ")
             if word not in ("kill", "start", "pause", "resume"):
-                raise AssertionError(f"{words[0]}: {rest}\n{self._log.read_text()[before:][-6000:]}")
+                raise AssertionError(f"{words[0]}: {rest}\n{self.log.read_text()[before:][-6000:]}")
             getattr(self._nodes, word)(int(rest))
-            self._write("")
-
-    def _write(self, line: str) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.write(f"{line}\n")
-        self._process.stdin.flush()
-
-    def __enter__(self) -> JavaProgram:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._process.kill()
-        self._process.communicate()
-        self._directory.cleanup()
+            self.write_line("")
 
 
 class JavaProcess:

@@ -12,14 +12,12 @@ a character each.
 from __future__ import annotations
 
 import json
-import subprocess
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
-from tests.conformance.kafka_peer import HERE, PeerError, java_command
+from tests.conformance.java_program import JavaConversation
+from tests.conformance.kafka_peer import HERE, PeerError
 
 SOURCES = (HERE / "java" / "Compaction.java", HERE / "java" / "Dump.java")
 SLOT_BYTES = 24  # of an offset map: 16 of a key's hash, 8 of its offset
@@ -35,17 +33,11 @@ def topic_settings(settings: Settings, **more: object) -> dict[str, object]:
     return {small.get(name, name): value for name, value in all_settings.items()}
 
 
-class KafkaLogs:
-    """A JVM that runs java/Compaction.java; it belongs to one thread, and ends with the `with`."""
+class KafkaLogs(JavaConversation):
+    """A JVM that runs java/Compaction.java."""
 
     def __init__(self) -> None:
-        self._directory = tempfile.TemporaryDirectory(prefix="kafka-logs-")
-        self._complaints = Path(self._directory.name) / "complaints"
-        command = java_command("Compaction", sources=SOURCES)
-        with self._complaints.open("wb") as complaints:
-            self._process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=complaints, text=True
-            )
+        super().__init__("Compaction", sources=SOURCES)
 
     def append(
         self,
@@ -97,24 +89,11 @@ class KafkaLogs:
         return self._ask("read", log, settings, now=now_ms, clean=clean)
 
     def _ask(self, do: str, log: Path, settings: Settings | None, **more: object) -> Any:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
         command = {"do": do, "log": str(log), "settings": topic_settings(settings or {}), **more}
-        self._process.stdin.write(json.dumps(command) + "\n")
-        self._process.stdin.flush()
-        line = self._process.stdout.readline()
+        self.write_line(json.dumps(command))
+        line = self.read_line()
         answer = json.loads(line) if line else {"error": "it ended"}
         if isinstance(answer, dict) and "error" in answer:
-            said = self._complaints.read_text()[-4000:].strip()
+            said = self.log.read_text()[-4000:].strip()
             raise PeerError(f"{do} of {log}: {answer['error']}\n{said}")
         return answer
-
-    def __enter__(self) -> KafkaLogs:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._process.kill()
-        self._process.communicate()
-        self._directory.cleanup()

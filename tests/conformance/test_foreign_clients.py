@@ -20,6 +20,8 @@ TRANSACTIONS = [
     *("copies-with-offsets", "fenced", "timed-out", "message-too-large"),
 ]
 OF_FRANZ_GO = [*TRANSACTIONS, "unknown-topic", "described", "markers-of-an-administrator"]
+# Groups of the newer protocols.
+GROUPS_OF_FRANZ_GO = ["consumer-groups", "patterns", "share-groups"]
 OF_KAFKAJS = [*TRANSACTIONS, "beside-transactions"]
 SETTINGS = {
     "offsets_topic_num_partitions": 3,
@@ -27,6 +29,10 @@ SETTINGS = {
     "transaction_abort_timed_out_transaction_cleanup_interval_ms": 200,
     "group_initial_rebalance_delay_ms": 0,
     "group_min_session_timeout_ms": 1000,
+    "group_consumer_min_heartbeat_interval_ms": 300,
+    "group_consumer_heartbeat_interval_ms": 300,
+    "group_consumer_assignment_interval_ms": 100,
+    "share_coordinator_state_topic_num_partitions": 3,
     "default_replication_factor": 3,
     "min_insync_replicas": 2,
 }
@@ -65,7 +71,7 @@ def older_nodes(franz_go: Program, tmp_path_factory: pytest.TempPathFactory) -> 
         yield started
 
 
-@pytest.mark.parametrize("case", [*PLAIN, *OF_FRANZ_GO])
+@pytest.mark.parametrize("case", [*PLAIN, *GROUPS_OF_FRANZ_GO, *OF_FRANZ_GO])
 def test_franz_go(nodes: NodeProcesses, franz_go: Program, case: str) -> None:
     franz_go.run(nodes.bootstrap, case)
 

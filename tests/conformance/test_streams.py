@@ -29,6 +29,11 @@ SETTINGS = {
     "transaction_abort_timed_out_transaction_cleanup_interval_ms": 1000,
     "group_initial_rebalance_delay_ms": 0,
     "group_min_session_timeout_ms": 1000,
+    "group_streams_min_session_timeout_ms": 1000,
+    "group_streams_session_timeout_ms": 6000,
+    "group_streams_min_heartbeat_interval_ms": 100,
+    "group_streams_heartbeat_interval_ms": 500,
+    "group_streams_initial_rebalance_delay_ms": 0,
 }
 
 
@@ -42,8 +47,9 @@ class WordCount:
     """Instances of the word count, the lines that they get, and the counts that a reader of committed records
     sees."""
 
-    def __init__(self, nodes: NodeProcesses, directory: Path) -> None:
+    def __init__(self, nodes: NodeProcesses, directory: Path, protocol: str) -> None:
         self._nodes = nodes
+        self._protocol = protocol
         self._directory = directory
         self._random = random.Random(1)
         self._producer = Producer(
@@ -71,7 +77,7 @@ class WordCount:
     def start(self, name: str) -> None:
         directory = self._directory / name
         directory.mkdir(parents=True, exist_ok=True)
-        arguments = (self._nodes.bootstrap, str(directory), LINES, COUNTS)
+        arguments = (self._nodes.bootstrap, str(directory), LINES, COUNTS, self._protocol)
         log = self._directory / f"{name}.log"
         self._instances[name] = JavaProcess(log, "WordCount", *arguments, sources=(SOURCE,))
 
@@ -113,8 +119,9 @@ class WordCount:
             instance.stop()
 
 
-def test_words_are_counted_exactly_once(nodes: NodeProcesses, tmp_path: Path) -> None:
-    count = WordCount(nodes, tmp_path / "streams")
+@pytest.mark.parametrize("protocol", ["classic", "streams"])
+def test_words_are_counted_exactly_once(nodes: NodeProcesses, tmp_path: Path, protocol: str) -> None:
+    count = WordCount(nodes, tmp_path / "streams", protocol)
     try:
         count.start("first")
         count.start("second")

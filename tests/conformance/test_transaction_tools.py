@@ -6,7 +6,9 @@ import json
 import re
 import time
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,10 +16,12 @@ from confluent_kafka import Producer
 from typer.testing import CliRunner
 
 from kreplica.cli.app import app
+from kreplica.common.encoded_request import VersionedRequest
+from kreplica.common.error_code import ErrorCode
+from kreplica.common.messages.data import PartitionProduceData, ProduceRequest, TopicProduceData
 from kreplica.common.types import TopicPartition
 from tests.conformance.kafka_peer import Node, PeerError, dump_segments, run_java
 from tests.support.batches import build
-from tests.support.partitions import append_as_leader
 from tests.support.polling import wait_until
 from tests.support.sockets import until
 from tests.support.tcp_cluster import TcpClient, TcpCluster
@@ -37,10 +41,8 @@ Tool = Callable[..., str]
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TcpCluster]:
-    cluster = TcpCluster(tmp_path_factory.mktemp("nodes"), brokers=3)
-    cluster.start()
-    yield cluster
-    cluster.close()
+    with TcpCluster(tmp_path_factory.mktemp("nodes"), brokers=3) as cluster:
+        yield cluster
 
 
 @pytest.fixture(scope="module")
@@ -72,22 +74,6 @@ def begin(producer: Producer, topic: str) -> None:
     producer.begin_transaction()
     producer.produce(topic, b"value", partition=0)
     assert producer.flush(TIMEOUT_S) == 0
-
-
-def begin_unknown(cluster: TcpCluster, at: TopicPartition, producer_id: int) -> int:
-    """Append a batch of a transaction of an hour ago that no coordinator knows; return its offset."""
-    records = build(
-        [b"never committed"],
-        now_ms=time.time_ns() // 1_000_000 - HOUR_MS,
-        producer_id=producer_id,
-        producer_epoch=2,
-        base_sequence=0,
-        transactional=True,
-    )
-    partitions = [node.node.broker.replica_manager.partitions.get(at) for node in cluster.nodes.values()]
-    [leader] = [each for each in partitions if each is not None and each.is_leader]
-    info, _ = append_as_leader(leader, records)
-    return int(info.base_offset)
 
 
 def table(printed: str) -> list[dict[str, str]]:
@@ -123,11 +109,10 @@ def test_transactions_are_listed_and_described(cluster: TcpCluster, tool: Tool) 
 
 def test_a_hanging_transaction_is_found_and_aborted(cluster: TcpCluster, tool: Tool) -> None:
     at = create(cluster, "hanging")
-    with_records = TcpClient(cluster)
-    with_records.append("hanging", 0, [b"before"])
-    offset = begin_unknown(cluster, at, 77)
-    with_records.append("hanging", 0, [b"behind"])
-    with_records.close()
+    with TcpClient(cluster) as client:
+        client.append("hanging", 0, [b"before"])
+        offset = cluster.begin_unknown(at, 77, age_ms=HOUR_MS)
+        client.append("hanging", 0, [b"behind"])
 
     def hanging() -> list[dict[str, str]]:
         return table(tool(TRANSACTIONS, "find-hanging", "--topic", "hanging"))
@@ -174,7 +159,13 @@ def test_features_are_described_and_changed(tool: Tool) -> None:
         return found[1]
 
     described = tool(FEATURES, "describe")
-    for name in ("metadata.version", "transaction.version", "group.version"):
+    for name in (
+        "metadata.version",
+        "transaction.version",
+        "group.version",
+        "share.version",
+        "streams.version",
+    ):
         assert f"Feature: {name}" in described
     assert level() == "2"
     tool(FEATURES, "downgrade", "--feature", "transaction.version=1")
@@ -239,13 +230,9 @@ def work(bootstrap: str, topic: str) -> None:
 
 
 def test_both_tools_read_our_transaction_log_alike(tmp_path: Path) -> None:
-    cluster = TcpCluster(tmp_path, brokers=1)
-    try:
-        cluster.start()
+    with TcpCluster(tmp_path, brokers=1) as cluster:
         create(cluster, "dumped")
         work(cluster.bootstrap_servers, "dumped")
-    finally:
-        cluster.close()
     segments = [
         each
         for each in sorted(tmp_path.glob("*/__transaction_state-*/00000000000000000000.log"))
@@ -267,3 +254,60 @@ def test_both_tools_read_kafkas_transaction_log_alike(tmp_path: Path) -> None:
         by_us = decoded_by_us(segment)
     assert by_us == decoded_by_kafka(segment)
     assert states(by_us) == ALL_STATES
+
+
+# ---- `kreplica transactions` ------------------------------------------------------------------------------
+
+
+def test_our_commands_serve_an_operator_of_kafka(tmp_path: Path) -> None:
+    """A broker that verifies no transactions takes a batch of one that no coordinator knows."""
+
+    def facts(*arguments: str) -> list[dict[str, Any]]:
+        command = ["transactions", *arguments, "--json"]
+        result = CliRunner().invoke(app, command, env={"KREPLICA_BOOTSTRAP": node.bootstrap})
+        assert result.exit_code == 0, (result.output, result.exception)
+        return [json.loads(line) for line in result.stdout.splitlines()]
+
+    with Node(tmp_path, transaction_partition_verification_enable="false") as node:
+        run_java(TOPICS, "--bootstrap-server", node.bootstrap, "--create", "--topic", "t")
+        producer = transactional(node.bootstrap, "known")
+        begin(producer, "t")
+        offset = produce_unknown(node, TopicPartition("t", 0), 77)
+
+        assert [(each["transactional_id"], each["state"]) for each in facts("list")] == [("known", "Ongoing")]
+        [described] = facts("describe", "known")
+        assert (described["state"], described["partitions"]) == ("Ongoing", ["t-0"])
+        [hanging] = facts("find-hanging", "--topic", "t")
+        assert (hanging["producer_id"], hanging["start_offset"]) == (77, offset)
+        [aborted] = facts("abort", "--topic", "t", "--partition", "0", "--start-offset", str(offset))
+        assert (aborted["producer_id"], aborted["done"]) == (77, "aborted")
+        assert facts("find-hanging", "--topic", "t") == []
+        producer.commit_transaction(TIMEOUT_S)
+        wait_until(lambda: facts("describe", "known")[0]["state"] == "CompleteCommit", "it is complete")
+
+
+def produce_unknown(node: Node, at: TopicPartition, producer_id: int) -> int:
+    """Produce a batch of a transaction of an hour ago that no coordinator knows; return its offset."""
+    batch = build(
+        [b"never committed"],
+        now_ms=time.time_ns() // 1_000_000 - HOUR_MS,
+        producer_id=producer_id,
+        producer_epoch=2,
+        base_sequence=0,
+        transactional=True,
+    )
+    data = PartitionProduceData(index=at.partition, records=batch)
+    request = ProduceRequest(
+        transactional_id="unknown",
+        acks=-1,
+        timeout=timedelta(seconds=TIMEOUT_S),
+        topic_data=(TopicProduceData(name=at.topic, partition_data=(data,)),),
+    )
+    host, port = node.bootstrap.split(":")
+    nodes: Any = SimpleNamespace(addresses={1: (host, int(port))}, live=[1])
+    with TcpClient(nodes) as client:
+        sent = client.transport.send(1, VersionedRequest(request, 10), timeout_ms=60_000)
+        [answer] = sent.result(TIMEOUT_S).responses[0].partition_responses
+    assert answer.error_code is ErrorCode.none, answer
+    offset: int = answer.base_offset
+    return offset

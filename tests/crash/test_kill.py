@@ -32,7 +32,7 @@ from tests.crash.writer import (
     START,
 )
 
-KILLS = int(os.environ.get("KREPLICA_KILLS", "300"))
+KILLS = int(os.environ.get("KREPLICA_KILLS", "200"))
 KILLS_PER_LOG = 20
 ROOT = Path(__file__).parents[2]
 WAIT_S = 0.5

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -410,6 +409,8 @@ def test_rows_of_attempts_that_failed_are_not_written(
     cluster: kreplica.Cluster, topic: str, tmp_path: Path
 ) -> None:
     """Each task fails once in Spark, when the sink has taken all its rows."""
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
     done = subprocess.run(
         [
             sys.executable,
@@ -419,7 +420,7 @@ def test_rows_of_attempts_that_failed_are_not_written(
             topic,
             str(tmp_path),
         ],
-        env=environment(),
+        env={**environment(), "TMPDIR": str(temporary)},
         capture_output=True,
         text=True,
         check=False,
@@ -427,4 +428,4 @@ def test_rows_of_attempts_that_failed_are_not_written(
     assert done.returncode == 0, done.stderr[-3000:]
     found = committed(cluster, topic)
     assert [sorted(each) for each in found] == [list(range(each, ROWS, 2)) for each in range(PARTITIONS)]
-    assert [path for path in Path(tempfile.gettempdir()).iterdir() if path.name.startswith("batch-")] == []
+    assert list(temporary.glob("batch-*")) == []

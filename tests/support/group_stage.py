@@ -10,12 +10,16 @@ from kreplica.common.errors import FencedLeaderEpoch, KreplicaError
 from kreplica.common.future import Future, failed
 from kreplica.common.types import TopicPartition
 from kreplica.coordinator.classic_group import Protocol
+from kreplica.coordinator.classic_members import LeavingMember
+from kreplica.coordinator.consumer_groups import ConsumerGroupPorts
 from kreplica.coordinator.group_config import GroupConfig
-from kreplica.coordinator.group_coordinator import GroupCoordinator, LeavingMember
+from kreplica.coordinator.group_coordinator import GroupCoordinator
 from kreplica.coordinator.group_offsets import CommitRequest, CommittedOffset
 from kreplica.coordinator.group_rebalances import JoinRequest, SyncRequest
 from kreplica.coordinator.group_records import decode_key, decode_value
 from kreplica.coordinator.shard_store import LogChunk
+from kreplica.coordinator.share_groups import ShareGroupPorts
+from kreplica.coordinator.streams_groups import StreamsGroupPorts
 from tests.support.virtual import VirtualMachine
 
 AT = TopicPartition("t", 0)
@@ -36,6 +40,8 @@ class MemoryLog:
         self.held: list[tuple[Future[int], int]] | None = None
         self.error: KreplicaError | None = None
         self.reads = 0
+        # None: everything is committed.
+        self.committed_end: int | None = None
 
     def append(self, partition, leader_epoch, batch, verification=None):  # noqa: ARG002
         assert partition == 0
@@ -74,6 +80,12 @@ class MemoryLog:
         found = next((each for each in self.batches if next(iter(batches(each))).last_offset >= wanted), None)
         return LogChunk(found, 0, self.end)
 
+    def high_watermark(self, partition, leader_epoch):
+        assert partition == 0
+        if leader_epoch != self.leader_epoch:
+            raise FencedLeaderEpoch
+        return self.end if self.committed_end is None else self.committed_end
+
     def raw_records(self):
         return [record for data in self.batches for record in next(iter(batches(data)))]
 
@@ -96,6 +108,9 @@ class GroupStage(VirtualMachine):
             config,
             self.log,
             partition_count=lambda: 1,
+            consumers=self.consumer_ports(),
+            shares=self.share_ports(),
+            streams=self.streams_ports(),
             clock=self.clock,
             loop=self.loop,
             random=random.Random(1),
@@ -103,6 +118,18 @@ class GroupStage(VirtualMachine):
         self.coordinator.startup()
         self.coordinator.elect(0, self.log.leader_epoch)
         self.settle()
+
+    def consumer_ports(self):
+        """Return what groups of the consumer protocol need: nothing, where none of them is used."""
+        return ConsumerGroupPorts(topics=None, assignors={}, settings=None)
+
+    def streams_ports(self):
+        """Return what streams groups need: nothing, where none of them is used."""
+        return StreamsGroupPorts(topics=None, settings=None, max_size=0)
+
+    def share_ports(self):
+        """Return what share groups need: nothing, where none of them is used."""
+        return ShareGroupPorts(topics=None, persister=None, settings=None)
 
     def begin_join(self, member_id="", *, instance=None, protocols=RANGE, group="g", **options):
         options = {"rebalance_timeout_ms": 1_000, "session_timeout_ms": 500, **options}

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from kio.index import load_request_schema, load_response_schema
 from kio.serial import entity_reader, entity_writer
 
+from kreplica.broker import api_versions
 from kreplica.common.error_code import ErrorCode
-from kreplica.common.message import Field, Message, fields_of
+from kreplica.common.message import REQUESTS, RESPONSES, Field, Message, at, fields_of
 
 IDS = st.one_of(st.none(), st.integers(1, 2**128 - 1).map(lambda number: uuid.UUID(int=number)))
 PLAIN: dict[str, st.SearchStrategy[Any]] = {
@@ -33,6 +34,17 @@ PLAIN: dict[str, st.SearchStrategy[Any]] = {
     "bytes": st.binary(max_size=8),
     "records": st.binary(max_size=8),
 }
+
+
+def declared_kinds() -> list[type[Message]]:
+    """Return the classes of all declared requests and responses, in each of their versions."""
+    assert api_versions.API_RANGES, "the import of api_versions declares the messages"
+    return [
+        at(kind, version)
+        for kinds in (REQUESTS, RESPONSES)
+        for _, kind in sorted(kinds.items())
+        for version in range(kind._versions[0], kind._versions[1] + 1)
+    ]
 
 
 def messages(kind: type[Message], version: int | None = None) -> st.SearchStrategy[Any]:

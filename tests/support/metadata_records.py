@@ -59,7 +59,7 @@ def examples() -> Iterator[ApiMessageAndVersion[MetadataRecord]]:
     """Yield each kind in each version twice: with a minimum of fields, and with all of them."""
     for kind, version in VERSIONS:
         for whole in (False, True):
-            yield ApiMessageAndVersion(_example(kind, version, whole), version)
+            yield ApiMessageAndVersion(example(kind, version, whole), version)
 
 
 def control_examples() -> Iterator[ControlMessage]:
@@ -67,35 +67,36 @@ def control_examples() -> Iterator[ControlMessage]:
     for kind in CONTROL_MESSAGES.values():
         for version in range(kind.HIGHEST_VERSION + 1):
             for whole in (False, True):
-                yield replace(_example(kind, version, whole), version=version)
+                yield replace(example(kind, version, whole), version=version)
 
 
-def _example(kind: type[Message], version: int, whole: bool) -> Message:
-    fields = [field for field in fields_of(kind) if field.since <= version]
-    values = {field.name: _example_value(field, version, whole) for field in fields}
+def example(kind: type[Message], version: int, whole: bool, text_repeats: int = 12) -> Message:
+    """Return a message of the class with a minimum of fields, or with all of them."""
+    fields = [field for field in fields_of(kind) if field.is_in(version)]
+    values = {field.name: _example_value(field, version, whole, text_repeats) for field in fields}
     return kind(**{name: value for name, value in values.items() if value is not MISSING})
 
 
-def _example_value(field: Field, version: int, whole: bool) -> object:
+def _example_value(field: Field, version: int, whole: bool, text_repeats: int = 12) -> object:
     """Return a value that no other field has, or one that needs few bytes."""
     if not whole and field.default is not MISSING:
         return MISSING
     if field.is_array:
-        return tuple(_example_element(field, version, whole) for _ in range(2 if whole else 0))
-    return _example_element(field, version, whole) if whole or not field.is_nullable else None
+        return tuple(_example_element(field, version, whole, text_repeats) for _ in range(2 if whole else 0))
+    return _example_element(field, version, whole, text_repeats) if whole or not field.is_nullable else None
 
 
-def _example_element(field: Field, version: int, whole: bool) -> object:
+def _example_element(field: Field, version: int, whole: bool, text_repeats: int = 12) -> object:
     if field.kind is None:
-        return _example(field.structure, version, whole)
+        return example(field.structure, version, whole, text_repeats)
     number, name = sum(map(ord, field.name)), field.kind.name
     if name in _NUMBERS:
         return (number % 100 + 1) * (1 if name == "int8" else 201) if whole else 0
     chosen = {
         "bool": field.default is not True,
         "uuid": Uuid(bytes(range(number % 100, number % 100 + 16))),
-        "string": f"größe {field.name} " * 12,
-        "bytes": bytes(range(256)),
+        "string": f"größe {field.name} " * text_repeats,
+        "bytes": bytes(range(min(256, 22 * text_repeats))),
     }
     least = {"bool": False, "uuid": Uuid.ZERO, "string": "", "bytes": b""}
     return chosen[name] if whole else least[name]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import random
+import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 from kreplica.broker.api_versions import Scope
 from kreplica.broker.node_directories import format_nodes
@@ -23,6 +24,8 @@ from kreplica.runtime.scheduler import ThreadWorkers
 from kreplica.runtime.storage import FileStorage
 from kreplica.runtime.tcp_node import TcpNode
 from kreplica.runtime.tcp_transport import TcpTransport
+from tests.support.batches import build
+from tests.support.partitions import append_as_leader
 from tests.support.ports import free_addresses
 
 WAIT_S = 60.0
@@ -38,7 +41,7 @@ SETTINGS = {
 
 
 class TcpCluster:
-    """Brokers 1 to `brokers`, formatted and started; `close` ends everything."""
+    """Brokers 1 to `brokers`, formatted; a `with` starts and ends them, and so do `start` and `close`."""
 
     def __init__(self, directory: Path, brokers: int) -> None:
         self.failures: list[BaseException] = []
@@ -66,6 +69,13 @@ class TcpCluster:
         for ready in [node.start().ready for node in self.nodes.values()]:
             ready.result(WAIT_S)
 
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def close(self) -> None:
         """End all running nodes."""
         for node in self.nodes.values():
@@ -77,6 +87,21 @@ class TcpCluster:
     def live(self) -> list[int]:
         """The running nodes."""
         return [node_id for node_id, node in self.nodes.items() if node.is_alive]
+
+    def begin_unknown(self, at: TopicPartition, producer_id: int, *, age_ms: int = 0) -> int:
+        """Append a batch of a transaction that no coordinator knows, and of that age; return its offset."""
+        records = build(
+            [b"never committed"],
+            now_ms=time.time_ns() // 1_000_000 - age_ms,
+            producer_id=producer_id,
+            producer_epoch=2,
+            base_sequence=0,
+            transactional=True,
+        )
+        hosted = [node.node.broker.replica_manager.partitions.get(at) for node in self.nodes.values()]
+        [leader] = [each for each in hosted if each is not None and each.is_leader]
+        info, _ = append_as_leader(leader, records)
+        return int(info.base_offset)
 
     @property
     def bootstrap_servers(self) -> str:
@@ -107,6 +132,12 @@ class TcpClient:
         self.fetcher = Fetcher(self.metadata, clock=clock, **shared)
         self.producer = Producer(self.metadata, nodes, clock=clock, **shared)
         self.admin = Admin(nodes, clock=clock, **shared)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def close(self) -> None:
         self._life.leave()

@@ -16,6 +16,7 @@ ROWS: list[set[str]] = [
     {"metadata"},
     {"log"},
     {"replica", "raft", "controller", "coordinator", "client"},
+    {"share"},
     {"broker"},
     {"runtime", "sim"},
     {"engine", "embedding"},

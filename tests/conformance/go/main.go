@@ -19,6 +19,9 @@ const limit = 90 * time.Second
 var cases = map[string]func(*cluster){
 	"records":                     records,
 	"groups":                      groups,
+	"consumer-groups":             consumerGroups,
+	"patterns":                    patterns,
+	"share-groups":                shareGroups,
 	"administration":              administration,
 	"transaction-version-1":       transactionVersionOne,
 	"commits-and-aborts":          commitsAndAborts,

@@ -53,8 +53,91 @@ func records(c *cluster) {
 	}
 }
 
-// groups lets members share a topic, and a later member go on behind what was committed.
+// groups has members of the classic protocol go through the life of a group.
 func groups(c *cluster) {
+	state := func(group string) string {
+		described, err := c.admin.DescribeGroups(c.ctx, group)
+		must(err)
+		return described[group].State
+	}
+	lifeOfAGroup(c, state, kgo.Balancers(kgo.CooperativeStickyBalancer()))
+	lifeOfAGroup(c, state, kgo.Balancers(kgo.RangeBalancer()))
+}
+
+// consumerGroups has members of the consumer protocol do the same.
+func consumerGroups(c *cluster) {
+	state := func(group string) string {
+		described, err := c.admin.DescribeConsumerGroups(c.ctx, group)
+		must(err)
+		return described[group].State
+	}
+	for _, balancer := range []kgo.GroupBalancer{kgo.StickyBalancer(), kgo.RangeBalancer()} {
+		lifeOfAGroup(c, state, kgo.ServerSideBalancer(), kgo.Balancers(balancer))
+	}
+}
+
+// patterns finds topics by a regular expression, and those that come later.
+func patterns(c *cluster) {
+	topic, group := c.topic(2), c.unique("group")
+	m := join(c, group, topic, topic+"(-later)?",
+		kgo.ServerSideBalancer(), kgo.Balancers(kgo.StickyBalancer()), kgo.ConsumeRegex(),
+		kgo.MetadataMaxAge(500*time.Millisecond)) // it joins once its own metadata has a topic that matches
+	c.eventually("the topic is found", func() bool { return m.poll() == 2 })
+	_, err := c.admin.CreateTopic(c.ctx, 3, -1, nil, topic+"-later")
+	must(err)
+	producer := c.client(kgo.DefaultProduceTopic(topic + "-later"))
+	must(producer.ProduceSync(c.ctx, &kgo.Record{Partition: 1, Value: []byte("later")}).FirstErr())
+	producer.Close()
+	c.eventually("the later topic is read", func() bool {
+		m.poll()
+		return len(m.values) == 1
+	})
+	m.client.Close()
+}
+
+// shareGroups accepts, releases and rejects records of a share group, and renews the locks of some.
+func shareGroups(c *cluster) {
+	topic, group := c.topic(1), c.unique("group")
+	earliest := "earliest"
+	config := kmsg.NewIncrementalAlterConfigsRequestResourceConfig()
+	config.Name, config.Value = "share.auto.offset.reset", &earliest
+	resource := kmsg.NewIncrementalAlterConfigsRequestResource()
+	resource.ResourceType, resource.ResourceName = kmsg.ConfigResourceTypeGroupConfig, group
+	resource.Configs = append(resource.Configs, config)
+	request := kmsg.NewPtrIncrementalAlterConfigsRequest()
+	request.Resources = append(request.Resources, resource)
+	client := c.client(kgo.ShareGroup(group), kgo.ConsumeTopics(topic))
+	altered, err := request.RequestWith(c.ctx, client)
+	must(err)
+	same("altered", altered.Resources[0].ErrorCode, 0)
+	producer := c.client(kgo.DefaultProduceTopic(topic))
+	for i := range 9 {
+		must(producer.ProduceSync(c.ctx, &kgo.Record{Value: fmt.Appendf(nil, "%d", i)}).FirstErr())
+	}
+	producer.Close()
+	seen := map[string]int{}
+	read := func(until int, status func(*kgo.Record) kgo.AckStatus) {
+		for count := 0; count < until; {
+			fetches := client.PollFetches(c.ctx)
+			must(fetches.Err())
+			fetches.EachRecord(func(r *kgo.Record) {
+				seen[string(r.Value)]++
+				count++
+				client.MarkAcks(status(r), r)
+			})
+			must(client.FlushAcks(c.ctx))
+		}
+	}
+	read(9, func(r *kgo.Record) kgo.AckStatus {
+		return []kgo.AckStatus{kgo.AckAccept, kgo.AckRelease, kgo.AckReject}[r.Offset%3]
+	})
+	read(3, func(*kgo.Record) kgo.AckStatus { return kgo.AckAccept })
+	client.Close()
+	same("seen", seen, map[string]int{"0": 1, "1": 2, "2": 1, "3": 1, "4": 2, "5": 1, "6": 1, "7": 2, "8": 1})
+}
+
+// lifeOfAGroup lets members share a topic, and a later member go on behind what was committed.
+func lifeOfAGroup(c *cluster, state func(string) string, opts ...kgo.Opt) {
 	const partitions, each = 4, 10
 	topic, group := c.topic(partitions), c.unique("group")
 	producer := c.client(kgo.DefaultProduceTopic(topic))
@@ -62,42 +145,38 @@ func groups(c *cluster) {
 		must(producer.ProduceSync(c.ctx, &kgo.Record{Partition: int32(i % partitions), Value: fmt.Appendf(nil, "%02d", i)}).FirstErr())
 	}
 	producer.Close()
-	for _, balancer := range []kgo.GroupBalancer{kgo.CooperativeStickyBalancer(), kgo.RangeBalancer()} {
-		first := join(c, group, topic, balancer)
-		c.eventually("one member has all partitions", func() bool { return first.poll() == partitions })
-		second := join(c, group, topic, balancer)
-		c.eventually("two members share", func() bool { return first.poll() == 2 && second.poll() == 2 })
-		second.client.Close()
-		c.eventually("the other one has all again", func() bool { return first.poll() == partitions })
-		offsets := map[int32]kgo.EpochOffset{}
-		for p := range int32(partitions) {
-			offsets[p] = kgo.EpochOffset{Epoch: -1, Offset: each - 2}
-		}
-		var failed error
-		first.client.CommitOffsetsSync(c.ctx, map[string]map[int32]kgo.EpochOffset{topic: offsets},
-			func(_ *kgo.Client, _ *kmsg.OffsetCommitRequest, _ *kmsg.OffsetCommitResponse, err error) {
-				failed = err
-			})
-		must(failed)
-		first.client.Close()
-		again := join(c, group, topic, balancer)
-		c.eventually("a member reads what is left", func() bool {
-			again.poll()
-			return len(again.values) >= 2*partitions
-		})
-		again.client.Close()
-		values := again.values
-		slices.Sort(values)
-		same("left", values, []string{"32", "33", "34", "35", "36", "37", "38", "39"})
-		c.eventually("the group is empty", func() bool {
-			described, err := c.admin.DescribeGroups(c.ctx, group)
-			must(err)
-			return described[group].State == "Empty"
-		})
+	first := join(c, group, topic, topic, opts...)
+	c.eventually("one member has all partitions", func() bool { return first.poll() == partitions })
+	second := join(c, group, topic, topic, opts...)
+	c.eventually("two members share", func() bool { return first.poll() == 2 && second.poll() == 2 })
+	second.client.Close()
+	c.eventually("the other one has all again", func() bool { return first.poll() == partitions })
+	offsets := map[int32]kgo.EpochOffset{}
+	for p := range int32(partitions) {
+		offsets[p] = kgo.EpochOffset{Epoch: -1, Offset: each - 2}
 	}
-	lag, err := c.admin.Lag(c.ctx, group)
+	var failed error
+	first.client.CommitOffsetsSync(c.ctx, map[string]map[int32]kgo.EpochOffset{topic: offsets},
+		func(_ *kgo.Client, _ *kmsg.OffsetCommitRequest, _ *kmsg.OffsetCommitResponse, err error) {
+			failed = err
+		})
+	must(failed)
+	first.client.Close()
+	again := join(c, group, topic, topic, opts...)
+	c.eventually("a member reads what is left", func() bool {
+		again.poll()
+		return len(again.values) >= 2*partitions
+	})
+	again.client.Close()
+	values := again.values
+	slices.Sort(values)
+	same("left", values, []string{"32", "33", "34", "35", "36", "37", "38", "39"})
+	c.eventually("the group is empty", func() bool { return state(group) == "Empty" })
+	committed, err := c.admin.FetchOffsets(c.ctx, group)
 	must(err)
-	same("lag", lag[group].Lag.Total(), 2*partitions)
+	sum := 0
+	committed.Each(func(o kadm.OffsetResponse) { sum += int(o.At) })
+	same("committed", sum, partitions*(each-2))
 	_, err = c.admin.DeleteGroup(c.ctx, group)
 	must(err)
 }
@@ -110,19 +189,20 @@ type member struct {
 	values   []string
 }
 
-func join(c *cluster, group, topic string, balancer kgo.GroupBalancer) *member {
+// join makes a member that subscribes to a topic, or a pattern; it counts the partitions of the topic alone.
+func join(c *cluster, group, topic, subscription string, opts ...kgo.Opt) *member {
 	m := &member{c: c}
 	changes := func(sign int32) func(context.Context, *kgo.Client, map[string][]int32) {
 		return func(_ context.Context, _ *kgo.Client, changed map[string][]int32) {
 			m.assigned.Add(sign * int32(len(changed[topic])))
 		}
 	}
-	m.client = c.client(
-		kgo.ConsumerGroup(group), kgo.ConsumeTopics(topic), kgo.Balancers(balancer),
+	m.client = c.client(append(opts,
+		kgo.ConsumerGroup(group), kgo.ConsumeTopics(subscription),
 		kgo.HeartbeatInterval(100*time.Millisecond), kgo.DisableAutoCommit(),
 		kgo.ConsumeResetOffset(kgo.NewOffset().AtStart()),
 		kgo.OnPartitionsAssigned(changes(1)), kgo.OnPartitionsRevoked(changes(-1)), kgo.OnPartitionsLost(changes(-1)),
-	)
+	)...)
 	return m
 }
 

@@ -16,8 +16,8 @@ import org.apache.kafka.streams.state.KeyValueStore;
 /**
  * An instance of a word count by Kafka Streams, each record exactly once.
  *
- * <p>Arguments: bootstrap servers, a directory for the state, the topics of lines and of counts. It runs until
- * SIGTERM; "running" comes out each time when it has its tasks.
+ * <p>Arguments: bootstrap servers, a directory for the state, the topics of lines and of counts, and the group
+ * protocol, classic or streams. It runs until SIGTERM; "running" comes out each time when it has its tasks.
  */
 public final class WordCount {
     private WordCount() {}
@@ -31,8 +31,12 @@ public final class WordCount {
         settings.put("replication.factor", "3");
         settings.put("commit.interval.ms", "100");
         settings.put("num.stream.threads", "2");
-        settings.put("consumer.session.timeout.ms", "6000");
-        settings.put("consumer.heartbeat.interval.ms", "500");
+        settings.put("group.protocol", arguments[4]);
+        if (arguments[4].equals("classic")) {
+            // Groups of the other protocol have these as settings of the cluster.
+            settings.put("consumer.session.timeout.ms", "6000");
+            settings.put("consumer.heartbeat.interval.ms", "500");
+        }
         settings.put("consumer.auto.offset.reset", "earliest");
         settings.put("producer.transaction.timeout.ms", "10000");
         settings.put("topic.min.insync.replicas", "2");
