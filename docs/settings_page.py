@@ -16,6 +16,7 @@ from kreplica.common.config import BROKERS_NAMES, LogConfig
 from kreplica.common.settings import Settings
 from kreplica.common.types import INT32_MAX, INT64_MAX
 from kreplica.controller.configuration_control import is_dynamic_for_brokers
+from kreplica.coordinator.group_settings import DEFAULTS, GROUP_SETTINGS, broker_name
 from kreplica.runtime.kafka_config import KafkaConfig
 
 HEAD = """# Settings
@@ -55,9 +56,20 @@ These combinations are refused:
 - `broker.session.max.timeout.ms` below `broker.session.timeout.ms`;
 - `group.min.session.timeout.ms` above `group.max.session.timeout.ms`;
 - `queued.max.request.bytes` below `socket.request.max.bytes`;
-- `controller.quorum.fetch.wait.max.ms` above half of `controller.quorum.fetch.timeout.ms`;
+- `controller.quorum.fetch.wait.max.ms` above half of `controller.quorum.fetch.timeout.ms`, or not below
+  `controller.quorum.request.timeout.ms`;
 - `controller.quorum.max.batch.size.bytes` above `metadata.log.segment.bytes`;
 - `min.compaction.lag.ms` above `max.compaction.lag.ms`.
+"""
+GROUPS = """
+## Groups
+
+`Cluster.alter_config(group, changes, kind="group")` and `kafka-configs.sh --group` change them for one group
+while it is in use. A group without a setting of its own has its broker's, `group.` and the name, or the
+default here. `errors.deadletterqueue.topic.name` is where a share group's dead letters go: the records that a
+member rejects or that are delivered too often. The topic needs `errors.deadletterqueue.group.enable=true`. A
+dead letter names the record in its headers, and with `errors.deadletterqueue.copy.record.enable` it has the
+record's key, value and headers too. Kafka has these settings from 4.4 on.
 """
 PROCESS = """
 ## A node's process
@@ -86,6 +98,8 @@ def page() -> str:
         _table(("property", "of a broker", "type", "default", "range", ""), _topics()),
         NODES,
         _table(("property", "type", "default", "range", "live", ""), _nodes()),
+        GROUPS,
+        _table(("property", "type", "default", "range"), _groups()),
         PROCESS,
         _table(("property", ""), ((f"`{name}`", doc) for name, doc in OF_PROCESS.items())),
         IGNORED_HEAD,
@@ -133,6 +147,12 @@ def _nodes() -> Iterator[tuple[str, ...]]:
                     defaults.append(f"{where}: {_text(values[name])}")
             live = "yes" if is_dynamic_for_brokers(name) else ""
             yield (f"`{name}`", kind.type, "; ".join(defaults), kind.valid, live, _doc(field))
+
+
+def _groups() -> Iterator[tuple[str, ...]]:
+    for name, kind in GROUP_SETTINGS.items():
+        default = _value(DEFAULTS[name]) if name in DEFAULTS else f"`{broker_name(name)}`"
+        yield f"`{name}`", kind.type, default, kind.valid
 
 
 def _fields(settings: type[Settings]) -> Iterator[tuple[str, dataclasses.Field[object]]]:

@@ -83,7 +83,7 @@ def asked_for(description: str | None) -> tuple[int, float, list[str]]:
 def print_figure(row: Row, who: str) -> None:
     """Print a new figure."""
     print(
-        f"{row.name}: {who} {row.figures[who][-1]:,.1f} {row.unit} (load {os.getloadavg()[0]:.1f})",
+        f"{row.name}: {who} {row.figures[who][-1]:,.2f} {row.unit} (load {os.getloadavg()[0]:.1f})",
         flush=True,
     )
 

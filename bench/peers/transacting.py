@@ -1,12 +1,14 @@
-"""Measure transactions of librdkafka's producer: rates, and the time of a commit.
+"""Measure transactions of librdkafka's producer, and of Kafka's: rates, and the time of a commit.
 
-The settings are the same for every cluster. The times of InitProducerId and of the first transaction of each
-producer do not count.
+The settings are the same for every cluster. librdkafka follows transaction version 1, Kafka's producer 2. The
+times of InitProducerId and of the first transaction of each of librdkafka's producers do not count.
 """
 
 from __future__ import annotations
 
 import os
+import re
+import statistics
 import threading
 import time
 from collections.abc import Callable
@@ -15,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from confluent_kafka import Producer
 
 from bench.peers.librdkafka import BATCH_BYTES, QUEUED_KB, QUEUED_RECORDS, SERVED_EVERY, WAIT_S
+from tests.conformance.kafka_peer import run_java
 
 RECORD_BYTES = 100
 # The length of a transaction of `transactional_rate`.
@@ -52,25 +55,36 @@ def commit_us(bootstrap: str, topic: str, *, transactions: int) -> float:
     return taken[len(taken) // 2] * 1e6
 
 
-def transactional_rate(bootstrap: str, topic: str, *, records: int) -> float:
-    """Return records per second of an idempotent producer that commits every TRANSACTION_S."""
+def transactional_rate(bootstrap: str, topic: str, *, records: int) -> tuple[float, float]:
+    """Return records per second of an idempotent producer that commits every TRANSACTION_S, and the pause.
+
+    The pause is p50 in ms of the time in which its thread queues nothing: until what is queued is
+    acknowledged, and the transaction is committed.
+    """
     producer = _started(bootstrap, topic, linger_ms=5)
     _write(producer, topic, 0)
     producer.begin_transaction()
     began = time.perf_counter()
     commits_at = began + TRANSACTION_S
+    pauses: list[float] = []
+
+    def commit() -> None:
+        paused_at = time.perf_counter()
+        producer.commit_transaction(WAIT_S)
+        pauses.append(time.perf_counter() - paused_at)
 
     def served() -> None:
         nonlocal commits_at
         producer.poll(0)
         if time.perf_counter() >= commits_at:
-            producer.commit_transaction(WAIT_S)
+            commit()
             producer.begin_transaction()
             commits_at = time.perf_counter() + TRANSACTION_S
 
     _send(producer, topic, records, served)
-    producer.commit_transaction(WAIT_S)
-    return records / (time.perf_counter() - began)
+    commit()
+    taken_s = time.perf_counter() - began
+    return records / taken_s, statistics.median(pauses) * 1e3
 
 
 def idempotent_rate(bootstrap: str, topic: str, *, records: int) -> float:
@@ -82,6 +96,20 @@ def idempotent_rate(bootstrap: str, topic: str, *, records: int) -> float:
     _send(producer, topic, records, lambda: producer.poll(0))
     producer.flush(WAIT_S)
     return records / (time.perf_counter() - began)
+
+
+def producer_perf_rate(bootstrap: str, topic: str, *, records: int, in_transactions: bool) -> float:
+    """Return records per second of Kafka's tool producer-perf; it commits every TRANSACTION_S."""
+    duration = str(int(TRANSACTION_S * 1000))
+    options = ("--transactional-id", topic, "--transaction-duration-ms", duration) if in_transactions else ()
+    printed = run_java(
+        "org.apache.kafka.tools.ProducerPerformance",
+        *("--bootstrap-server", bootstrap, "--topic", topic, "--command-property", "acks=all"),
+        *("--num-records", str(records), "--record-size", str(RECORD_BYTES), "--throughput", "-1"),
+        *options,
+        timeout_s=900,
+    )
+    return float(re.findall(r"([\d.]+) records/sec", printed)[-1])
 
 
 def _producer(bootstrap: str, **settings: object) -> Producer:

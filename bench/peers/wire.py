@@ -28,7 +28,7 @@ from typing import Any
 
 from rich.console import Console
 
-from bench.peers import transacting, work
+from bench.peers import grouping, transacting, work
 from bench.peers.connections import request_rate
 from bench.peers.fetching import fetch_rate
 from bench.peers.kafka_cluster import KafkaCluster, missing
@@ -119,6 +119,7 @@ class Bench:
         spread = Row("produce, 100 B, 1,000 partitions", "records/s", 300_000.0, is_absolute=True)
         yield [spread], self._produce_spread
         yield from self._transactions()
+        yield from self._groups()
 
     def _transactions(self) -> Iterator[tuple[list[Row], Callable[[Any], list[float]]]]:
         rows = [
@@ -136,7 +137,35 @@ class Bench:
         )
         plain = Row("produce, 100 B, idempotent", "records/s")
         share = Row("in transactions of 100 ms, of that rate", "%", 90.0, is_absolute=True)
-        yield [plain, share], self._transactional_share
+        pause = Row("pause between transactions of 100 ms, p50", "ms", more_is_better=False)
+        yield [plain, share, pause], self._transactional_share
+        if not missing():
+            java = Row("producer-perf, 100 B", "records/s")
+            java_share = Row("producer-perf in transactions of 100 ms", "%", 90.0, is_absolute=True)
+            yield [java, java_share], self._share_of_producer_perf
+
+    def _groups(self) -> Iterator[tuple[list[Row], Callable[[Any], list[float]]]]:
+        gap = Row("kill -9 of one of 10 members, partitions unread", "ms", 1.0, more_is_better=False)
+        yield [gap], self._unread
+        yield [Row("share group, 100 B", "records/s", 1.0)], self._share
+        latency = Row("share group, from produce to accept, p50", "us", 0.7, more_is_better=False)
+        records = self._count(1_000)
+        yield (
+            [latency],
+            lambda cluster: [
+                grouping.share_latency_us(cluster.bootstrap, self._topic(cluster), records=records)
+            ],
+        )
+
+    def _unread(self, cluster: Any) -> list[float]:
+        topic = self._new_name()
+        create_topic(cluster.bootstrap, topic, grouping.PARTITIONS)
+        return [grouping.unavailable_ms(cluster.bootstrap, topic)]
+
+    def _share(self, cluster: Any) -> list[float]:
+        topic, records = self._topic(cluster), self._count(200_000)
+        produce_rate(cluster.bootstrap, topic, records=records, size=100)
+        return [grouping.share_rate(cluster.bootstrap, topic, records=records)]
 
     def _small_transactions(self, cluster: Any) -> list[float]:
         topic, count = self._new_name(), self._count(4_000)
@@ -156,8 +185,14 @@ class Bench:
     def _transactional_share(self, cluster: Any) -> list[float]:
         topic, records = self._topic(cluster), self._count(1_000_000)
         plain = transacting.idempotent_rate(cluster.bootstrap, topic, records=records)
-        rate = transacting.transactional_rate(cluster.bootstrap, topic, records=records)
-        return [plain, 100 * rate / plain]
+        rate, pause_ms = transacting.transactional_rate(cluster.bootstrap, topic, records=records)
+        return [plain, 100 * rate / plain, pause_ms]
+
+    def _share_of_producer_perf(self, cluster: Any) -> list[float]:
+        topic, records = self._topic(cluster), self._count(1_000_000)
+        rate = partial(transacting.producer_perf_rate, cluster.bootstrap, topic, records=records)
+        plain = rate(in_transactions=False)
+        return [plain, 100 * rate(in_transactions=True) / plain]
 
     def _count(self, records: int) -> int:
         return max(1, int(records * self._scale))
@@ -327,6 +362,7 @@ def new_cluster(who: str, number: int) -> Any:
             max_connections=limit,
             max_connections_per_ip=limit,
             log_segment_delete_delay_ms=DELETE_DELAY_MS,
+            **grouping.SETTINGS,
         )
     directory.mkdir()
     kafka = KafkaCluster(
@@ -337,6 +373,7 @@ def new_cluster(who: str, number: int) -> Any:
         transaction_state_log_num_partitions=50,
         transaction_state_log_replication_factor=3,
         transaction_state_log_min_isr=2,
+        **grouping.SETTINGS,
     )
     kafka.format()
     return kafka

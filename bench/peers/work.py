@@ -48,10 +48,11 @@ WORKS = (
 
 def cpu_s(cluster: Any) -> float:
     """Return the processor time that the cluster's processes have used since their starts."""
-    return sum(_process_s(cluster.pid(node)) for node in cluster.ids)
+    return sum(process_s(cluster.pid(node)) for node in cluster.ids)
 
 
-def _process_s(pid: int) -> float:
+def process_s(pid: int) -> float:
+    """Return the processor time that the process has used since its start."""
     user, system = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
     return (int(user) + int(system)) / TICKS_A_SECOND
 
