@@ -1533,6 +1533,7 @@ class UnifiedLog:
         """
         local = self.local
         try:
+            self._flush_closed(old)
             for segment in new:
                 segment.seal()
                 segment.flush()
@@ -1558,6 +1559,18 @@ class UnifiedLog:
             raise
         for path in gone:
             self.on_deleted(path)
+
+    def _flush_closed(self, segments: Sequence[LogSegment]) -> None:
+        """Flush closed segments that are not on disk yet, and the state file, before others replace them.
+
+        A log that ended at its flush point has no batch that spans it, and recovery relies on that. Cleaning
+        may remove the batches on both sides, so the flush point must first move past them.
+        """
+        last = segments[-1].base_offset if segments else -1
+        end = next((s.base_offset for s in self.local.segments if s.base_offset > last), 0)
+        if segments and self.flush_offset < end:
+            self.flush()
+            self.flush_state()
 
     # ---- retention in detail -------------------------------------------------------------------------------
 

@@ -136,7 +136,8 @@ def test_a_task_that_is_cancelled_in_its_loop_leaves_the_group(tmp_path):
                     await cancelled
                 # What it has read and not processed comes again at once; nothing is held until a collection.
                 again = read("orders", group, timeout=20)
-                assert [(await anext(again)).value for _ in range(2)] == [b"a", b"b"]
+                # (A share group promises no order: it may take over what the other releases one by one.)
+                assert sorted([(await anext(again)).value for _ in range(2)]) == [b"a", b"b"]
                 await again.aclose()
 
     gc.disable()

@@ -56,6 +56,22 @@ def test_an_epoch_that_was_truncated(tmp_path: Path) -> None:
         assert [record.value for record in log.read()] == [b"a", b"b", b"d", b"e"]
 
 
+def test_a_flush_point_whose_batches_on_both_sides_were_compacted(tmp_path: Path) -> None:
+    settings = {"cleanup_policy": "compact", "retention_ms": -1}
+    with kreplica.Log.open(tmp_path / "first-0", **settings) as log:
+        log.append([(b"key", b"1")])
+        log.flush()
+        log.append([(b"key", b"2")])
+        log.append([(b"key", b"3"), (b"key", b"4")])
+        log.compact()
+        log.append([(b"other", b"5")])
+        after_kill = killed(log, "second-0")
+    with kreplica.Log.open(after_kill, **settings) as log:
+        assert log.damage is None
+        assert [(record.offset, record.value) for record in log.read()] == [(3, b"4"), (4, b"5")]
+        log.append([(b"other", b"6")])
+
+
 INTERVAL_BYTES = 100
 
 
