@@ -73,7 +73,7 @@ cdef class ServerConnection:
     cdef int64_t answer_bytes
     cdef readonly int64_t active  # the Processor's `activity` at its last request or progress in sending
     cdef public object transport
-    cdef public str client_host   # the client's address after a slash
+    cdef public object peer       # who the client is (security.peer.Peer)
     cdef readonly bint has_asked
     cdef public bint is_closed
     cdef public bint is_ending    # further input is ignored

@@ -27,7 +27,7 @@ class RequestMemory:
 class Processor:
     def __init__(
         self,
-        receive: Callable[[memoryview, str, _Answered, object], Any],
+        receive: Callable[[memoryview, Any, _Answered, object], Any],
         tasks: TaskQueue,
         gate: LaneGate | None,
         memory: RequestMemory,
@@ -49,7 +49,7 @@ class PendingAnswer:
 
 class ServerConnection:
     transport: Any
-    client_host: str
+    peer: Any
     is_closed: bool
     is_ending: bool
     def __init__(self, processor: Processor) -> None: ...

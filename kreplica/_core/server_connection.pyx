@@ -80,7 +80,7 @@ cdef class RequestMemory:
 cdef class Processor:
     """What the connections of one listener share.
 
-    `receive(frame, client_host, answered, connection)`: takes each frame that the `gate` declines; the work that it
+    `receive(frame, peer, answered, connection)`: takes each frame that the `gate` declines; the work that it
     returns is cancelled if the connection closes before the answer. `tasks`: the event loop's. The limits are those
     of SocketServerConfig.
     """
@@ -151,7 +151,7 @@ cdef class ServerConnection:
         self.processor = processor
         self.reader = FrameReader(
             processor.received, min_bytes=processor.min_frame_bytes, max_bytes=processor.max_frame_bytes)
-        self.client_host = ""
+        self.peer = None
         self.touch()
 
     @property
@@ -257,7 +257,7 @@ cdef class ServerConnection:
             if processor.gate is not None:
                 under_way = processor.gate.take(frame, answer, self)
             if under_way is None:
-                under_way = processor.receive(memoryview(frame), self.client_host, answer, self)
+                under_way = processor.receive(memoryview(frame), self.peer, answer, self)
         except Exception as error:
             # A handler's failure also ends the client's request.
             answer(None, error)

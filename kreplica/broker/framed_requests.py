@@ -24,6 +24,7 @@ from kreplica.common.message_reader import MessageReader, read_message
 from kreplica.common.message_writer import request_frame
 from kreplica.common.messages.data import FetchRequest, ProduceRequest
 from kreplica.raft.raft_messages import is_of_metadata_log
+from kreplica.security.peer import THIS_PROCESS
 
 CLIENT = b"framed"
 SIZE_BYTES = 4
@@ -62,7 +63,7 @@ class FramedRequests:
 
     def _serve(self, frame: memoryview, read: Callable[[Answer], Any]) -> Future[Any]:
         answer: Future[Any] = Future()
-        self._channel.serve(frame, "", partial(_resolve, answer, read))
+        self._channel.serve(frame, THIS_PROCESS, partial(_resolve, answer, read))
         error = answer.exception() if answer.done() else None
         if error is not None and not isinstance(error, KreplicaError):
             # The channel would close a connection. Here the caller reports what failed unexpectedly.

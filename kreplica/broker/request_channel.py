@@ -50,6 +50,7 @@ from kreplica.common.messages.data import (
 from kreplica.common.wire import NO_THROTTLE
 from kreplica.controller.feature_control import SUPPORTED_FEATURES
 from kreplica.raft.raft_messages import METADATA_TOPIC_ID
+from kreplica.security.peer import Peer
 
 if TYPE_CHECKING:
     from kreplica._core.fetch_lane import FetchLane
@@ -145,21 +146,20 @@ class RequestChannel:
                 lanes, produces=PRODUCE in self._ranges, fetches=FETCH not in self._is_of_node
             )
 
-    def receive(self, frame: memoryview, client_host: str) -> Future[Answer]:
+    def receive(self, frame: memoryview, peer: Peer) -> Future[Answer]:
         """Do the same as `serve` and return a future, which fails with the error."""
         answer: Future[Answer] = Future()
-        self.serve(frame, client_host, partial(_resolve, answer))
+        self.serve(frame, peer, partial(_resolve, answer))
         return answer
 
     def serve(
-        self, frame: memoryview, client_host: str, answered: Answered, connection: object = None
+        self, frame: memoryview, peer: Peer, answered: Answered, connection: object = None
     ) -> Cancellable | None:
         """Call `answered` with the answer to one frame, which is passed without its size.
 
-        `client_host`: the client's address after a slash. `connection`: see RequestContext. The error is
-        InvalidRequest, UnsupportedVersion, or the handler's; this method never raises. It makes no future,
-        which saves time for small requests. Returns the work in progress, to be cancelled when the client is
-        gone, or None.
+        `peer`, `connection`: see RequestContext. The error is InvalidRequest, UnsupportedVersion, or the
+        handler's; this method never raises. It makes no future, which saves time for small requests. Returns
+        the work in progress, to be cancelled when the client is gone, or None.
         """
         try:
             taken: Cancellable | None = None
@@ -168,14 +168,14 @@ class RequestChannel:
         except Exception as error:
             answered(None, error)
             return None
-        return self.serve_declined(frame, client_host, answered, connection) if taken is None else taken
+        return self.serve_declined(frame, peer, answered, connection) if taken is None else taken
 
     def serve_declined(
-        self, frame: memoryview, client_host: str, answered: Answered, connection: object = None
+        self, frame: memoryview, peer: Peer, answered: Answered, connection: object = None
     ) -> Cancellable | None:
         """Do the same for a frame that the `gate` has declined."""
         try:
-            return self._serve(MessageReader(frame), frame, client_host, answered, connection)
+            return self._serve(MessageReader(frame), frame, peer, answered, connection)
         except Exception as error:
             # A handler's failure also ends the client's request. The owner of the connection logs it.
             answered(None, error)
@@ -185,7 +185,7 @@ class RequestChannel:
         self,
         reader: MessageReader,
         frame: memoryview,
-        client_host: str,
+        peer: Peer,
         answered: Answered,
         connection: object,
     ) -> Future[Any] | None:
@@ -214,9 +214,9 @@ class RequestChannel:
             opened.add_done_callback(partial(self._answer, header, None, answered))
             return opened
         if api_key not in FORWARDED or self._forwarding is None or self._forwarding.is_here:
-            return self._answer_by_handler(header, request, client_host, answered, connection)
-        handle = partial(self._answer_by_handler, header, request, client_host, answered)
-        done = self._forwarding.forward(frame, client_host)
+            return self._answer_by_handler(header, request, peer, answered, connection)
+        handle = partial(self._answer_by_handler, header, request, peer, answered)
+        done = self._forwarding.forward(frame, peer.host)
         done.add_done_callback(partial(_pass_back, answered, handle))
         return done
 
@@ -224,7 +224,7 @@ class RequestChannel:
         self,
         header: RequestHeader,
         request: Any,
-        client_host: str,
+        peer: Peer,
         answered: Answered,
         connection: object = None,
     ) -> Future[Any]:
@@ -237,7 +237,7 @@ class RequestChannel:
                 f"{type(request).__name__} of a replica came to a listener for clients: use the listener for"
                 " brokers"
             )
-        context = RequestContext(header.api_version, header.client_id or "", client_host, connection)
+        context = RequestContext(header.api_version, header.client_id or "", peer, connection)
         made = self._handle(request, context)
         made.add_done_callback(partial(self._answer, header, remembered, answered))
         return made
@@ -253,10 +253,10 @@ class RequestChannel:
         if len(frame) < 2 or int.from_bytes(frame[:2], "big") not in FORWARDED:
             return failed(InvalidRequest("the envelope contains a request that is never forwarded"))
         try:
-            client_host = unpacked(request.client_host_address)
+            peer = Peer(unpacked(request.client_host_address))
         except ValueError:
             return failed(InvalidRequest("the envelope's client host is not an address"))
-        return then(self.receive(frame, client_host), _envelope_answer, _envelope_refusal)
+        return then(self.receive(frame, peer), _envelope_answer, _envelope_refusal)
 
     def _answer(self, header: RequestHeader, remembered: Any, answered: Answered, done: Future[Any]) -> None:
         try:

@@ -4,21 +4,32 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from kreplica.security.peer import THIS_PROCESS, KafkaPrincipal, Peer
+
 NEWEST_VERSION = (1 << 15) - 1
 
 
 class RequestContext(NamedTuple):
     """Where a request came from.
 
-    `client_host`: the client's address after a slash, as Kafka shows it; "" for callers in this process.
+    `peer`: the client, or the client of the node that has forwarded the request.
 
     `connection`: any object that stands for the connection, whose requests keep their order; None if unknown.
     """
 
     api_version: int
     client_id: str
-    client_host: str
+    peer: Peer
     connection: object = None
 
+    @property
+    def client_host(self) -> str:
+        """The client's address after a slash, as Kafka shows it; "" for callers in this process."""
+        return self.peer.host
 
-IN_PROCESS = RequestContext(NEWEST_VERSION, "consumer", "")
+    @property
+    def principal(self) -> KafkaPrincipal:
+        return self.peer.principal
+
+
+IN_PROCESS = RequestContext(NEWEST_VERSION, "consumer", THIS_PROCESS)

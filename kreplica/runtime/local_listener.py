@@ -28,6 +28,7 @@ from kreplica.runtime.event_loop import EventLoopThread
 from kreplica.runtime.local_network import Handler, LocalEndpoint
 from kreplica.runtime.tcp_server import TcpServer
 from kreplica.runtime.tcp_transport import Address
+from kreplica.security.peer import Peer
 
 LOOPBACK = "127.0.0.1"
 # The first bytes of a Produce request.
@@ -108,14 +109,12 @@ class LocalListener:
         if self._held is not None:
             self._held.close()
 
-    def _receive(
-        self, frame: memoryview, client_host: str, answered: Answered, connection: object
-    ) -> Future[Any]:
+    def _receive(self, frame: memoryview, peer: Peer, answered: Answered, connection: object) -> Future[Any]:
         assert self._channel is not None
         loop = self._produce_loop if bytes(frame[:2]) == PRODUCE_KEY else self._loop
         assert loop is not None
         waiting: Future[Any] = Future()
-        serve = partial(self._channel.serve, frame, client_host, answered, connection)
+        serve = partial(self._channel.serve, frame, peer, answered, connection)
         loop.post(partial(_serve, serve, waiting))
         return waiting
 

@@ -45,11 +45,12 @@ from kreplica.runtime.scheduler import LONGEST_WAIT_MS, OnError, log_error
 
 if TYPE_CHECKING:
     from kreplica.broker.request_channel import Answered
+    from kreplica.security.peer import Peer
 
 Task = Callable[[], object]
 Handler = Callable[[Any], Future[Any]]
-# Answers a frame: serve_frame(frame, client_host, answered, connection), as RequestChannel.serve.
-ServeFrame = Callable[[memoryview, str, "Answered", object], object]
+# Answers a frame: serve_frame(frame, peer, answered, connection), as RequestChannel.serve.
+ServeFrame = Callable[[memoryview, "Peer", "Answered", object], object]
 # Intercepts messages before they travel: gate(sender, receiver, body, is_request=..., deliver=...) returns
 # True to keep one, and may call `deliver` later.
 Gate = Callable[..., bool]

@@ -32,6 +32,7 @@ from kreplica.broker.request_channel import Answered, Cancellable
 from kreplica.common.errors import BrokerNotAvailable, KreplicaError
 from kreplica.runtime.bounded_log import BoundedLog
 from kreplica.runtime.event_loop import EventLoopThread
+from kreplica.security.peer import Peer
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -45,7 +46,7 @@ BACKLOG = 512
 IDLE_SWEEPS = 4
 NO_SUCH_FAMILY = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL)
 
-Receive = Callable[[memoryview, str, Answered, object], Cancellable | None]
+Receive = Callable[[memoryview, Peer, Answered, object], Cancellable | None]
 OnClosed = Callable[[str], object]
 
 
@@ -103,8 +104,8 @@ class MemoryPool(RequestMemory):
 class TcpServer:
     """Serves connections on bound ports.
 
-    `receive(frame, client_host, answered, connection)` gets each frame and calls `answered` in any thread,
-    perhaps at once. The client host is the address after a slash; `connection` is an object that identifies
+    `receive(frame, peer, answered, connection)` gets each frame and calls `answered` in any thread,
+    perhaps at once. `peer`: who the client is. `connection` is an object that identifies
     the connection. The work it returns is cancelled if the connection closes before the answer. `gate`: takes
     requests natively; then `receive` gets only those that it declines.
 
@@ -260,7 +261,7 @@ class TcpConnection(ServerConnection, asyncio.BufferedProtocol):
         self.transport = transport
         self._peer = transport.get_extra_info("peername")
         self.host = self._peer[0] if self._peer else ""
-        self.client_host = f"/{self.host}" if self.host else ""
+        self.peer = Peer(f"/{self.host}" if self.host else "")
         transport.set_write_buffer_limits(high=self._server.config.max_unsent_bytes)
         self._server.add(self)
 

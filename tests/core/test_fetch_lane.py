@@ -32,6 +32,7 @@ from kreplica.common.types import TopicPartition, Uuid
 from kreplica.common.wire import uuid_of
 from kreplica.log.transaction_index import AbortedTxn
 from kreplica.replica.partition import Partition
+from kreplica.security.peer import Peer
 from tests.support.replicas import Replicas, batch
 from tests.support.requests import frame_of, response_of
 
@@ -122,7 +123,7 @@ class World:
         request = self.request(follower, offsets, **options)
         if "session" not in options:
             self.sessions[follower][1] += 1
-        made = self.channel.receive(memoryview(frame_of(request, len(self.answers))), "/1")
+        made = self.channel.receive(memoryview(frame_of(request, len(self.answers))), Peer("/1"))
         self.answers.append(made)
         return made
 
@@ -493,7 +494,7 @@ class Consumer:
 
     def by_python(self, frame: bytes) -> bytes | None:
         """Return Python's answer; None if it has to wait."""
-        made = self.channel.receive(memoryview(frame), "/1")
+        made = self.channel.receive(memoryview(frame), Peer("/1"))
         if not made.done():
             made.cancel()
             return None

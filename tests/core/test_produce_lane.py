@@ -36,6 +36,7 @@ from kreplica.common.types import AppendOrigin, TopicPartition
 from kreplica.log.unified_log import UnifiedLog
 from kreplica.record.compression import recompress
 from kreplica.record.control import EndTransactionMarker, build_end_transaction_marker
+from kreplica.security.peer import Peer
 from tests.support.batches import build, with_field
 from tests.support.replicas import Replicas, batch
 from tests.support.requests import frame_of, response_of
@@ -122,7 +123,7 @@ class Client:
 
     def by_python(self, request: Any, number: int = 1) -> bytes:
         """Return the answer that Python makes, with its size."""
-        made = self.channel.receive(memoryview(frame_of(request, number)), "/1")
+        made = self.channel.receive(memoryview(frame_of(request, number)), Peer("/1"))
         self.at.pass_time(100)
         return b"".join(made.result(0))
 
@@ -701,7 +702,7 @@ def test_the_lane_and_python_answer_the_same_and_write_the_same(seed: int, with_
         for number in range(60):
             request_ = producers.request()
             if not is_native or client.take(request_, number) is None:
-                sent[number] = client.channel.receive(memoryview(frame_of(request_, number)), "/1")
+                sent[number] = client.channel.receive(memoryview(frame_of(request_, number)), Peer("/1"))
             if producers.random.randrange(6) == 0:
                 # Whether a batch or the end of its transaction comes first depends on the disk.
                 at.pass_time(100)

@@ -26,6 +26,7 @@ from kreplica.common.types import AppendOrigin, TopicPartition, Uuid
 from kreplica.common.wire import uuid_of
 from kreplica.metadata.cluster_metadata import ClusterMetadata
 from kreplica.record.control import EndTransactionMarker, build_end_transaction_marker
+from kreplica.security.peer import Peer
 from kreplica.share.dead_letters import HEADER
 from kreplica.share.share_config import ShareGroupConfig
 from kreplica.share.share_partition import ShareSettings
@@ -253,7 +254,7 @@ class ShareMembers:
             else (),
         }
         request = ShareFetchRequest(**(fields | more))
-        done = self.apis.handle_share_fetch(request, RequestContext(version, "c", "", connection))
+        done = self.apis.handle_share_fetch(request, RequestContext(version, "c", Peer(""), connection))
         self.at.settle()
         if waits and not done.done():
             self.at.pass_time(1)
@@ -282,7 +283,7 @@ class ShareMembers:
             ),
         }
         request = ShareAcknowledgeRequest(**(fields | more))
-        done = self.apis.handle_share_acknowledge(request, RequestContext(version, "c", "", connection))
+        done = self.apis.handle_share_acknowledge(request, RequestContext(version, "c", Peer(""), connection))
         self.at.settle()
         return done
 

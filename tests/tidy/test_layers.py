@@ -12,7 +12,7 @@ from tests.tidy.tree import ROOT, Import, imports_of, module_of, source_files
 ROWS: list[set[str]] = [
     {"_core"},
     {"common"},
-    {"record"},
+    {"record", "security"},
     {"metadata"},
     {"log"},
     {"replica", "raft", "controller", "coordinator", "client"},

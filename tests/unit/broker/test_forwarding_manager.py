@@ -21,6 +21,7 @@ from kreplica.common.messages.administration import CreateTopicsRequest as NewCr
 from kreplica.common.messages.administration import CreateTopicsResponse
 from kreplica.common.messages.controllers import EnvelopeRequest, EnvelopeResponse
 from kreplica.common.types import Uuid
+from kreplica.security.peer import Peer
 from tests.support.requests import frame_of, response_of
 from tests.support.virtual import VirtualMachine
 
@@ -78,7 +79,7 @@ class Cluster(VirtualMachine):
         raise AssertionError(listener)
 
     def ask(self, node_id: int) -> Future[Any]:
-        answer = self.channels[node_id].receive(memoryview(frame_of(CREATE, 3, b"tool")), HOST)
+        answer = self.channels[node_id].receive(memoryview(frame_of(CREATE, 3, b"tool")), Peer(HOST))
         self.settle()
         return answer
 
@@ -99,7 +100,7 @@ def test_the_controller_answers_by_whichever_node_was_asked(cluster: Cluster) ->
     assert cluster.sent == 1
     for node_id, request, context in cluster.handled:
         assert (node_id, type(request)) == (2, NewCreateTopicsRequest)
-        assert context == RequestContext(2, "tool", HOST)
+        assert context == RequestContext(2, "tool", Peer(HOST))
 
 
 def test_a_request_that_met_no_active_controller_is_retried_once_one_is_elected(cluster: Cluster) -> None:
@@ -136,13 +137,13 @@ def test_without_a_controller_the_client_gets_not_controller(cluster: Cluster) -
 )
 def test_what_is_no_envelope_of_a_node_is_refused(cluster: Cluster, data: bytes, host: bytes) -> None:
     request = EnvelopeRequest(request_data=data, request_principal=None, client_host_address=host)
-    answer = cluster.channels[2].receive(memoryview(frame_of(request, 1)), HOST)
+    answer = cluster.channels[2].receive(memoryview(frame_of(request, 1)), Peer(HOST))
     assert isinstance(answer.exception(0), InvalidRequest)
 
 
 def test_an_unreadable_request_in_an_envelope_is_an_error_of_the_envelope(cluster: Cluster) -> None:
     broken = frame_of(CREATE, 3)[:-5]
     request = EnvelopeRequest(request_data=broken, request_principal=None, client_host_address=b"\0" * 4)
-    answer = cluster.channels[2].receive(memoryview(frame_of(request, 1)), HOST).result(0)
+    answer = cluster.channels[2].receive(memoryview(frame_of(request, 1)), Peer(HOST)).result(0)
     response = response_of(EnvelopeResponse, b"".join(answer)[4:], 1)
     assert (response.error_code, response.response_data) == (ErrorCode.invalid_request, None)

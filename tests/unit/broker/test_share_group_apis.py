@@ -32,13 +32,14 @@ from kreplica.common.messages.share_groups import (
 )
 from kreplica.common.share_state import ShareState
 from kreplica.common.wire import topic_id_of
+from kreplica.security.peer import Peer
 from tests.support.consumer_stage import owned, topic_id
 from tests.support.share_group_stage import ShareGroupStage
 
 OK, INVALID = ErrorCode.none, ErrorCode.invalid_request
 NO_GROUP, NO_TOPIC = ErrorCode.group_id_not_found, ErrorCode.unknown_topic_or_partition
 BUSY, OFF = ErrorCode.non_empty_group, ErrorCode.unsupported_version
-CONTEXT = RequestContext(1, "client", "/host")
+CONTEXT = RequestContext(1, "client", Peer("/host"))
 
 
 class Stage(ShareGroupStage):  # type: ignore[misc]

@@ -34,6 +34,7 @@ from kreplica.common.types import INT16_MAX, TopicPartition
 from kreplica.coordinator.transaction_coordinator import COMPLETION_WAIT_MS, Transaction
 from kreplica.coordinator.transaction_metadata import LAST_EPOCH, TransactionMetadata, TransactionState
 from kreplica.log.producer_append_info import OPEN_ALREADY, Verification
+from kreplica.security.peer import Peer
 from tests.support.group_stage import GroupStage
 from tests.support.transaction_stage import AT, OTHER, TransactionStage
 
@@ -114,7 +115,9 @@ class Stage(TransactionStage):  # type: ignore[misc]
             super().settle()
 
     def begin(self, request: Any, version: int) -> Future[Any]:
-        future: Future[Any] = self.apis.handlers[type(request)](request, RequestContext(version, "c", ""))
+        future: Future[Any] = self.apis.handlers[type(request)](
+            request, RequestContext(version, "c", Peer(""))
+        )
         self.settle()
         return future
 

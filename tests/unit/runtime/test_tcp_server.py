@@ -22,6 +22,7 @@ from kreplica.common.errors import BrokerNotAvailable, InvalidRequest
 from kreplica.common.future import Future, failed, resolved
 from kreplica.runtime.event_loop import EventLoopThread
 from kreplica.runtime.tcp_server import MemoryPool, Receive, TcpServer
+from kreplica.security.peer import Peer
 from tests.support.sockets import connected, framed, read_exactly, read_frame, until
 
 WAIT_S = 20.0
@@ -58,8 +59,8 @@ def start(thread: EventLoopThread) -> Iterator[Start]:
 def by_futures(receive: Any) -> Receive:
     """What answers by futures, as the server wants it."""
 
-    def serve(frame: memoryview, client_host: str, answered: Answered, _connection: object) -> None:
-        receive(frame, client_host).add_done_callback(partial(_tell, answered))
+    def serve(frame: memoryview, peer: Peer, answered: Answered, _connection: object) -> None:
+        receive(frame, peer).add_done_callback(partial(_tell, answered))
 
     return serve
 
@@ -69,7 +70,7 @@ def _tell(answered: Answered, done: Future[Any]) -> None:
     answered(done.result() if error is None else None, error)
 
 
-def echo(frame: memoryview, _client_host: str) -> Future[Any]:
+def echo(frame: memoryview, _peer: Peer) -> Future[Any]:
     return resolved([framed(bytes(frame))])
 
 
@@ -79,15 +80,15 @@ class Waiting:
     def __init__(self) -> None:
         self.asked: SimpleQueue[tuple[bytes, Future[Any]]] = SimpleQueue()
 
-    def __call__(self, frame: memoryview, _client_host: str) -> Future[Any]:
+    def __call__(self, frame: memoryview, _peer: Peer) -> Future[Any]:
         answer: Future[Any] = Future()
         self.asked.put((bytes(frame), answer))
         return answer
 
 
 def test_a_frame_is_delivered_with_the_address_of_its_client(start: Start) -> None:
-    def receive(_frame: memoryview, client_host: str) -> Future[Any]:
-        return resolved([framed(client_host.encode())])
+    def receive(_frame: memoryview, peer: Peer) -> Future[Any]:
+        return resolved([framed(peer.host.encode())])
 
     with connected(start(receive)) as client:
         client.sendall(framed(body(1)))
@@ -134,7 +135,7 @@ def test_answers_leave_in_the_order_of_their_requests(start: Start) -> None:
 
 
 def test_none_is_no_answer(start: Start) -> None:
-    def receive(frame: memoryview, _client_host: str) -> Future[Any]:
+    def receive(frame: memoryview, _peer: Peer) -> Future[Any]:
         return resolved(None) if frame[7] % 2 else echo(frame, "")
 
     with connected(start(receive)) as client:
@@ -161,7 +162,7 @@ def test_a_slice_of_a_log_is_sent_as_it_is_and_let_go(start: Start, tmp_path: Pa
         region.write(0, content)
         region.publish(len(content))
 
-        def receive(frame: memoryview, _client_host: str) -> Future[Any]:
+        def receive(frame: memoryview, _peer: Peer) -> Future[Any]:
             if bytes(frame) == body(1):
                 return resolved([framed(b"done")])
             return resolved([len(content).to_bytes(4, "big"), region.slice(0, len(content))])
@@ -197,7 +198,7 @@ def test_a_client_that_does_not_read_is_not_read_from(start: Start) -> None:
     answered: list[int] = []
     large = bytes(1 << 20)
 
-    def receive(frame: memoryview, _client_host: str) -> Future[Any]:
+    def receive(frame: memoryview, _peer: Peer) -> Future[Any]:
         answered.append(int.from_bytes(frame[:8], "big"))
         return resolved([framed(large)])
 
@@ -306,7 +307,7 @@ def test_a_frame_out_of_bounds_closes_the_connection(start: Start, size: int) ->
 
 
 def test_failing_at_once_is_as_failing_later(start: Start) -> None:
-    with connected(start(lambda _frame, _client_host: failed(InvalidRequest("no")))) as client:
+    with connected(start(lambda _frame, _peer: failed(InvalidRequest("no")))) as client:
         client.sendall(framed(body(1)) * 5)
         assert read_exactly(client, 1) == b""
 
