@@ -496,7 +496,7 @@ class ConsumerMember(GroupMember):
 class ConsumerMembers(GroupMembers):
     """The members of a consumer group, and the offsets that they commit.
 
-    `owners`: the last member that has taken a partition.
+    `owners`: the last member that has taken a partition within its session.
     """
 
     kind: ClassVar[str] = "consumer"
@@ -540,8 +540,8 @@ class ConsumerMembers(GroupMembers):
             both = other.owned & member.owned
             if other is not member and both and other.is_valid and member.is_valid:
                 self.violated("1", f"{both} belong to {other} and {member}")
-        for at in member.owned:
-            self.owners[at] = member
+        if member.is_valid:
+            self.owners.update(dict.fromkeys(member.owned, member))
 
     # ---- offsets ------------------------------------------------------------------------------------------
 
