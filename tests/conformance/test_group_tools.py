@@ -197,6 +197,7 @@ def test_settings_of_groups_are_changed(tool: Tool) -> None:
     assert (
         "consumer.session.timeout.ms=50000 sensitive=false"
         " synonyms={DYNAMIC_GROUP_CONFIG:consumer.session.timeout.ms=50000,"
+        " STATIC_BROKER_CONFIG:group.consumer.session.timeout.ms=3000,"
         " DEFAULT_CONFIG:group.consumer.session.timeout.ms=45000}"
     ) in described
     assert "share.isolation.level=read_uncommitted" in tool(CONFIGS, *of_group, "--describe", "--all")
@@ -204,7 +205,7 @@ def test_settings_of_groups_are_changed(tool: Tool) -> None:
         "group ", "groups "
     )
     with pytest.raises(PeerError, match=r"group\.consumer\.min\.session\.timeout\.ms"):
-        tool(CONFIGS, *of_group, "--alter", "--add-config", "consumer.session.timeout.ms=1000")
+        tool(CONFIGS, *of_group, "--alter", "--add-config", "consumer.session.timeout.ms=10")
     with pytest.raises(PeerError, match="InvalidConfigurationException"):
         tool(CONFIGS, *of_group, "--alter", "--add-config", "no.such=1")
     tool(CONFIGS, *of_group, "--alter", "--delete-config", "consumer.session.timeout.ms")
