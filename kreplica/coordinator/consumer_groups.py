@@ -237,8 +237,9 @@ class ConsumerGroups(ModernGroups[ConsumerGroup, ConsumerSettings]):
         assigned = _plain(after.assigned)
         is_joining = asked.member_epoch == JOIN_EPOCH
         has_news = is_joining or asked.is_full or _plain(before.assigned) != assigned
-        # Beyond Kafka: also if the member does not have all, as after an answer that it never got.
-        assignment = assigned if has_news or _lacks_some(asked.owned, assigned) else None
+        # Beyond Kafka: also if the member has other partitions, as after an answer that it never got.
+        is_unaware = asked.owned is not None and asked.owned != assigned
+        assignment = assigned if has_news or is_unaware else None
         return HeartbeatAnswer(member_id, after.epoch, self._interval_ms(shard, group, after), assignment)
 
     def _interval_ms(self, shard: GroupShard, group: ConsumerGroup, current: CurrentAssignment) -> int:
@@ -749,12 +750,6 @@ def _drop_unused_regex(group: ConsumerGroup, regex: str | None, put: Put) -> Non
     if regex and regex in group.regexes and regex not in group.regex_subscribers:
         key = ConsumerGroupRegularExpressionKey(group_id=group.group_id, regular_expression=regex)
         put(key, None)
-
-
-def _lacks_some(owned: Partitions | None, assigned: Partitions) -> bool:
-    if owned is None:
-        return False
-    return any(not numbers <= owned.get(topic_id, frozenset()) for topic_id, numbers in assigned.items())
 
 
 def _plain(owned: Owned) -> dict[Uuid, frozenset[int]]:

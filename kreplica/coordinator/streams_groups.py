@@ -252,7 +252,10 @@ class StreamsGroups(ModernGroups[StreamsGroup, StreamsSettings]):
         self.heard_from(shard, group, asked.member_id)
         # A member that sends another epoch than its own joins, or has missed an answer.
         is_behind = asked.member_epoch in (JOIN_EPOCH, before.previous_epoch)
-        has_news = is_behind or asked.is_full or before.assigned.plain() != after.assigned.plain()
+        assigned = after.assigned.plain()
+        has_news = is_behind or asked.is_full or before.assigned.plain() != assigned
+        # Beyond Kafka: also if the member has other tasks, as after an answer that it never got.
+        is_unaware = asked.owned is not None and asked.owned != assigned
         knows_endpoints = asked.endpoint_epoch == group.endpoint_epoch
         configured = self._configured(group)
         return StreamsHeartbeatAnswer(
@@ -260,7 +263,7 @@ class StreamsGroups(ModernGroups[StreamsGroup, StreamsSettings]):
             after.epoch,
             self.heartbeat_interval_ms(shard, group),
             self._statuses(shard, group, asked.member_id),
-            after.assigned.plain() if has_news else None,
+            assigned if has_news or is_unaware else None,
             group.endpoint_epoch,
             None if knows_endpoints else _endpoints(group, self._topics),
             configured.missing,

@@ -193,11 +193,14 @@ def test_a_lost_answer_is_given_again(stage):
     assert stage.beat("a", 3, **full) == ("a", 3, 100, owned(t=[0]))
 
 
-def test_a_member_that_reports_less_than_it_was_assigned_is_told_again(stage):
+def test_a_member_that_reports_other_partitions_than_it_was_assigned_is_told_again(stage):
     assigned = stage.beat("a").assignment
     assert stage.beat("a", 2).assignment is None
     assert stage.beat("a", 2, owned=owned(t=[0])).assignment == assigned
     assert stage.beat("a", 2, owned=assigned).assignment is None
+    stage.beat("b")
+    for _ in range(2):
+        assert stage.beat("a", 2, owned=assigned).assignment == owned(t=[0])
 
 
 def test_a_member_that_lost_everything_joins_again_under_its_id(stage):

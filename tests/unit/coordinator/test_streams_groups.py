@@ -178,6 +178,13 @@ def test_a_lost_answer_is_given_again(stage):
     assert again.member_epoch == 3
 
 
+def test_a_member_that_reports_other_tasks_than_it_was_assigned_is_told_again(stage):
+    assigned = stage.beat("a").tasks
+    assert stage.beat("a", 2).tasks is None
+    assert stage.beat("a", 2, owned=TasksTuple()).tasks == assigned
+    assert stage.beat("a", 2, owned=assigned).tasks is None
+
+
 def test_a_lost_answer_is_given_again_after_one_that_needs_no_topology(stage):
     stage.beat("a")
     assert stage.beat("a", 2, owned=active(0, 1)).tasks is None
