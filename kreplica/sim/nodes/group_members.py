@@ -386,6 +386,7 @@ class ConsumerMember(GroupMember):
         # What it was assigned last. Some members take a heartbeat longer to give partitions up.
         self._target: frozenset[Work] = frozenset()
         self._is_slow = random.randrange(4) == 0
+        self._is_late = False
         self.subscribe(random)
 
     def subscribe(self, random: Random) -> None:
@@ -410,8 +411,11 @@ class ConsumerMember(GroupMember):
             self._target = frozenset()
         elif self.owned <= self._target:
             self._own_target()
-        elif not self._is_slow or self._random.randrange(2):
+        elif self._is_late or not self._is_slow:
             self.owned &= self._target
+            self._is_late = False
+        else:
+            self._is_late = True
         return ConsumerGroupHeartbeatRequest(
             group_id=self._members.group_id,
             member_id=self.name,

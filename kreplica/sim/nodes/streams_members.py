@@ -52,6 +52,7 @@ class StreamsMember(GroupMember):
         # What it was assigned last. Some members take a heartbeat longer to give tasks up.
         self._target: frozenset[Task] = frozenset()
         self._is_slow = random.randrange(4) == 0
+        self._is_late = False
 
     def give_up(self) -> None:
         super().give_up()
@@ -64,8 +65,11 @@ class StreamsMember(GroupMember):
             self.tasks = self._target = frozenset()
         elif self.tasks <= self._target:
             self.tasks = self._target
-        elif not self._is_slow or self._random.randrange(2):
+        elif self._is_late or not self._is_slow:
             self.tasks &= self._target
+            self._is_late = False
+        else:
+            self._is_late = True
         return StreamsGroupHeartbeatRequest(
             group_id=self._members.group_id,
             member_id=self.name,
