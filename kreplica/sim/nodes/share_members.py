@@ -69,7 +69,8 @@ class ShareMember(GroupMember):
 
     def __init__(self, members: ShareMembers, client: SimClient, name: str, random: Random) -> None:
         super().__init__(members, client, name, random)
-        self.topics = tuple(members.topic_names())
+        # A member that joins has to name a topic, whether it exists or not.
+        self.topics = tuple(members.topic_names()) or ("missing",)
         self._is_declared = False
         # By leader: the epoch of the next request of its session. By partition: what is to be acknowledged.
         self._sessions: Counter[int] = Counter()
