@@ -74,6 +74,9 @@ cdef class ServerConnection:
     cdef readonly int64_t active  # the Processor's `activity` at its last request or progress in sending
     cdef public object transport
     cdef public object peer       # who the client is (security.peer.Peer)
+    # Takes each frame while the client has not logged in, and later those of another login; None without logins.
+    cdef object authenticator
+    cdef readonly bint is_authenticated
     cdef readonly bint has_asked
     cdef public bint is_closed
     cdef public bint is_ending    # further input is ignored
@@ -84,6 +87,7 @@ cdef class ServerConnection:
 
     cdef void touch(self) noexcept
     cdef int serve(self) except -1
+    cdef bint is_for_authenticator(self, object frame) except -1
     cdef int pass_on(self, object frame) except -1
     cdef int append(self, PendingAnswer answer) except -1
     cdef PendingAnswer pop(self)

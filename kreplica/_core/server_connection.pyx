@@ -14,6 +14,8 @@ cdef extern from "Python.h":
 cdef enum:
     PRODUCE = 0
     FETCH = 1
+    SASL_HANDSHAKE = 17
+    SASL_AUTHENTICATE = 36
     # Larger answers are sent at once, so that a client that does not read them is not read from, either.
     ANSWER_BYTES_A_TURN = 65536
     CONNECTIONS_A_TURN = 64            # those whose answers are sent before other tasks get their turn
@@ -119,10 +121,10 @@ cdef class Processor:
 @cython.freelist(256)
 @cython.trashcan(True)
 cdef class PendingAnswer:
-    """A request's answer, in the order of its connection's requests. Call it once, with the answer or an error."""
+    """A request's answer, in the order of its connection's requests. Call it once."""
 
     def __call__(self, list buffers, error):
-        """Take the answer's buffers (None: no answer), or the error that closes the connection."""
+        """Take the answer's buffers (None: no answer), and the error that then closes the connection, or None."""
         if self.is_done:
             return
         self.buffers = buffers
@@ -152,6 +154,7 @@ cdef class ServerConnection:
         self.reader = FrameReader(
             processor.received, min_bytes=processor.min_frame_bytes, max_bytes=processor.max_frame_bytes)
         self.peer = None
+        self.is_authenticated = True
         self.touch()
 
     @property
@@ -163,6 +166,29 @@ cdef class ServerConnection:
     def is_busy(self):
         """Whether an answer is pending or not completely sent."""
         return self.first is not None or bool(self.transport.get_write_buffer_size())
+
+    # ---- the login -------------------------------------------------------------------------------------------
+
+    def require_login(self, authenticator, int64_t max_frame_bytes):
+        """Let `authenticator.take(frame, answered)` answer all requests, of at most `max_frame_bytes`, until `logged_in`.
+
+        After that it gets only those of another login.
+        """
+        self.authenticator = authenticator
+        self.is_authenticated = False
+        # A token of a mechanism may be empty.
+        self.reader.min_bytes = 0
+        self.reader.max_bytes = max_frame_bytes
+
+    def logged_in(self):
+        """Serve the client's requests: its `peer` is known."""
+        self.is_authenticated = True
+        self.reader.min_bytes = self.processor.min_frame_bytes
+        self.reader.max_bytes = self.processor.max_frame_bytes
+
+    def session_ended(self):
+        """Serve no request before another login."""
+        self.is_authenticated = False
 
     # ---- the socket ------------------------------------------------------------------------------------------
 
@@ -254,6 +280,9 @@ cdef class ServerConnection:
         self.append(answer)
         processor.memory.under_way_bytes += answer.size
         try:
+            if self.authenticator is not None and self.is_for_authenticator(frame):
+                self.authenticator.take(memoryview(frame), answer)
+                return 0
             if processor.gate is not None:
                 under_way = processor.gate.take(frame, answer, self)
             if under_way is None:
@@ -264,6 +293,17 @@ cdef class ServerConnection:
         if not answer.is_done:
             answer.under_way = under_way
         return 0
+
+    cdef bint is_for_authenticator(self, object frame) except -1:
+        cdef Py_buffer view
+        cdef int key = -1
+        if not self.is_authenticated:
+            return True
+        PyObject_GetBuffer(frame, &view, PyBUF_SIMPLE)
+        if view.len >= 2:
+            key = load16(<const uint8_t *> view.buf)
+        PyBuffer_Release(&view)
+        return key == SASL_HANDSHAKE or key == SASL_AUTHENTICATE
 
     cdef int append(self, PendingAnswer answer) except -1:
         answer.connection = self
@@ -290,6 +330,9 @@ cdef class ServerConnection:
         cdef RequestMemory memory = self.processor.memory
         if memory.under_way_bytes >= memory.max_bytes and (self.first is not None or self.receiving_bytes):
             self.wait_for_memory()
+            return True
+        if self.requests and not self.is_authenticated:
+            # A client that has not logged in has one request in progress at most.
             return True
         return (self.is_reader_slow or self.requests >= self.processor.max_requests
                 or self.request_bytes >= self.processor.max_bytes)
@@ -331,11 +374,11 @@ cdef class ServerConnection:
         cdef PendingAnswer answer
         while self.first is not None and self.first.is_done and not self.is_ending:
             answer = self.pop()
+            if answer.buffers is not None:
+                ready = answer.buffers if ready is None else ready + answer.buffers
             if answer.error is not None:
                 self.is_ending = True
                 self.end(answer.error)
-            elif answer.buffers is not None:
-                ready = answer.buffers if ready is None else ready + answer.buffers
         if ready and not self.is_closed:
             if len(ready) == 1 and type(ready[0]) is bytes:
                 self.transport.write(ready[0])

@@ -26,6 +26,7 @@ from kreplica.common.messages import (
     share_groups,
     streams_groups,
     transactions,
+    users,
 )
 
 # Importing these modules declares the messages.
@@ -39,6 +40,7 @@ _DECLARED = (
     share_groups,
     streams_groups,
     transactions,
+    users,
 )
 
 API_VERSIONS = 18
@@ -50,7 +52,7 @@ ENVELOPE = 58
 LIST_CONFIG_RESOURCES = 74
 
 # Requests that the active controller handles for clients. Other nodes forward them.
-FORWARDED = frozenset({19, 20, 33, 37, 43, 44, 45, 46, 55, 57, 64, 80, 81})
+FORWARDED = frozenset({19, 20, 33, 37, 43, 44, 45, 46, 51, 55, 57, 64, 80, 81})
 
 
 class Scope(Flag):
@@ -143,6 +145,8 @@ API_RANGES: Mapping[int, ApiVersionRange] = {
         _range(45, 0, 1, scope=ADMINS),  # AlterPartitionReassignments
         _range(46, 0, 0, scope=ADMINS),  # ListPartitionReassignments
         _range(47, 0, 0),  # OffsetDelete
+        _range(50, 0, 0, scope=ADMINS),  # DescribeUserScramCredentials
+        _range(51, 0, 0, scope=ADMINS),  # AlterUserScramCredentials
         _range(55, 0, 2, scope=ADMINS),  # DescribeQuorum
         _range(57, 1, 1, scope=ADMINS),  # UpdateFeatures
         _range(60, 0, 2, scope=ADMINS),  # DescribeCluster

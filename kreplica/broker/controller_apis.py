@@ -45,6 +45,11 @@ from kreplica.common.messages.controllers import (
     BrokerRegistrationRequest,
     ControllerRegistrationRequest,
 )
+from kreplica.common.messages.users import (
+    AlterUserScramCredentialsRequest,
+    AlterUserScramCredentialsResponse,
+    AlterUserScramCredentialsResult,
+)
 from kreplica.common.wire import NO_THROTTLE
 from kreplica.controller.controller_term import ControllerTerm
 from kreplica.controller.quorum_controller import QuorumController
@@ -80,6 +85,7 @@ OPERATIONS: dict[type[Any], Operation] = {
     AlterConfigsRequest: lambda term, request: term.alter_configs(term.configs.alter_configs(request)),
     AllocateProducerIdsRequest: lambda term, request: term.producer_ids.allocate(request),
     UpdateFeaturesRequest: lambda term, request: term.features.update(request),
+    AlterUserScramCredentialsRequest: lambda term, request: term.scram.alter(request),
 }
 
 
@@ -185,6 +191,21 @@ def _refuse_configs(response: type[Any], answer: type[Any]) -> Refuse:
     )
 
 
+def _refuse_users(
+    request: AlterUserScramCredentialsRequest, error: KreplicaError
+) -> AlterUserScramCredentialsResponse:
+    names = [each.name for each in request.deletions] + [each.name for each in request.upsertions]
+    return AlterUserScramCredentialsResponse(
+        throttle_time=NO_THROTTLE,
+        results=tuple(
+            AlterUserScramCredentialsResult(
+                user=name, error_code=ErrorCode(error.code), error_message=str(error)
+            )
+            for name in dict.fromkeys(names)
+        ),
+    )
+
+
 REFUSALS: dict[type[Any], Refuse] = {
     CreateTopicsRequest: _refuse_create_topics,
     DeleteTopicsRequest: _refuse_delete_topics,
@@ -202,4 +223,5 @@ REFUSALS: dict[type[Any], Refuse] = {
     AlterConfigsRequest: _refuse_configs(AlterConfigsResponse, AlterAnswer),
     AllocateProducerIdsRequest: _with_code(producer_id_start=-1, producer_id_len=0),
     UpdateFeaturesRequest: _with_message(results=()),
+    AlterUserScramCredentialsRequest: _refuse_users,
 }

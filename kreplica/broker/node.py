@@ -73,11 +73,13 @@ from kreplica.common.messages.quorum import (
     UpdateRaftVoterRequest,
     VoteRequest,
 )
+from kreplica.common.messages.users import DescribeUserScramCredentialsRequest
 from kreplica.common.metrics import MetricRegistry
 from kreplica.common.ports import DirectoryLock, Loop
 from kreplica.common.types import Uuid
 from kreplica.controller.feature_control import METADATA_VERSION, SUPPORTED_FEATURES
 from kreplica.controller.quorum_controller import QuorumController
+from kreplica.controller.scram_control import describe_credentials
 from kreplica.coordinator.group_coordinator import GroupCoordinator
 from kreplica.coordinator.group_settings import check_group_settings
 from kreplica.coordinator.transaction_coordinator import TransactionCoordinator
@@ -92,6 +94,7 @@ from kreplica.raft.quorum_state import FileBasedStateStore
 from kreplica.raft.raft_config import Membership
 from kreplica.raft.raft_messages import is_of_metadata_log
 from kreplica.raft.voter_set import VoterSet
+from kreplica.security.scram_credential import ScramCredential, ScramMechanism
 from kreplica.share.persister import SharePersister
 
 LOGGER = logging.getLogger(__name__)
@@ -446,6 +449,9 @@ class Node:
             **UNSUPPORTED_HANDLERS,
             DescribeConfigsRequest: configs.handle_describe_configs,
             ListConfigResourcesRequest: configs.handle_list_config_resources,
+            DescribeUserScramCredentialsRequest: lambda request: resolved(
+                describe_credentials(request, cache.metadata)
+            ),
             **self._groups.handlers,
             **share_apis.handlers,
         }
@@ -595,6 +601,15 @@ class Node:
             raise BrokerNotAvailable(f"node {self.config.node_id} is still starting")
         found = self.loader.published.topics.get(topic)
         return None if found is None else found.topic_id
+
+    def scram_credential(self, mechanism: ScramMechanism, user: str) -> ScramCredential | None:
+        """Return the user's credential from the metadata, or None."""
+        if not self.is_open:
+            return None
+        found = self.loader.published.scram_credentials.get((user, mechanism.value))
+        if found is None:
+            return None
+        return ScramCredential(found.salt, found.stored_key, found.server_key, found.iterations)
 
     def finalized_features(self) -> tuple[int, Mapping[str, int]]:
         """Return an epoch that rises when a feature changes, and the levels of the cluster's features.

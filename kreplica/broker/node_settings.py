@@ -40,7 +40,15 @@ OF_PROCESS: Mapping[str, str] = {
     "metadata.log.dir": "Directory of the metadata log. Default: the first of log.dirs.",
     "listeners": "Listeners, NAME://host:port: at most one for clients and one for controllers.",
     "advertised.listeners": "Addresses that clients and nodes connect to. Default: those of listeners.",
-    "listener.security.protocol.map": "Protocol of each listener, NAME:PLAINTEXT; no other is supported.",
+    "listener.security.protocol.map": (
+        "Protocol of each listener, NAME:PLAINTEXT or, of a listener for clients only, NAME:SASL_PLAINTEXT."
+    ),
+    "sasl.enabled.mechanisms": (
+        "How clients log in to a SASL listener: PLAIN, SCRAM-SHA-256, SCRAM-SHA-512. No default."
+    ),
+    "sasl.server.max.receive.size": "Maximum size of a request before the login. Default: 65536.",
+    "connection.failed.authentication.delay.ms": "Pause before a failed login is answered. Default: 100.",
+    "connections.max.reauth.ms": "A client has to log in again after this long. Default: 0, never.",
     "inter.broker.listener.name": "Listener for other brokers. Default: that for clients.",
     "security.inter.broker.protocol": "PLAINTEXT.",
     "controller.listener.names": "Name of the listener for controllers. Default: CONTROLLER.",
@@ -105,19 +113,19 @@ IGNORED: Mapping[str, tuple[Kind, str]] = {
     "metrics.recording.level": (TEXT, "All metrics are recorded."),
 }
 
-NO_SECURITY = "connections are neither encrypted nor authenticated here; leave it out"
+NO_SECURITY = "connections are not encrypted here, and there are no access rules; leave it out"
+NO_SASL = "nodes do not log in to each other, and clients only by PLAIN and SCRAM; leave it out"
 NO_TIERS = "there is no tiered storage; leave it out"
 NO_ZOOKEEPER = "there is no ZooKeeper; name the quorum by controller.quorum.voters"
 
 # Kafka's properties that a node cannot fulfil: by name, or by prefix if the key ends with a dot.
 REFUSED: Mapping[str, str] = {
     "ssl.": NO_SECURITY,
-    "sasl.": NO_SECURITY,
+    "sasl.": NO_SASL,
     "authorizer.class.name": NO_SECURITY,
     "super.users": NO_SECURITY,
     "principal.builder.class": NO_SECURITY,
     "delegation.token.": NO_SECURITY,
-    "listener.name.": "settings of one listener are not supported; give the property without the prefix",
     "remote.log.": NO_TIERS,
     "log.local.retention.ms": NO_TIERS,
     "log.local.retention.bytes": NO_TIERS,

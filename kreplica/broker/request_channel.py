@@ -146,6 +146,11 @@ class RequestChannel:
                 lanes, produces=PRODUCE in self._ranges, fetches=FETCH not in self._is_of_node
             )
 
+    def reads(self, api_key: int, version: int) -> bool:
+        """Return whether this listener reads requests of that API and version."""
+        known = self._ranges.get(api_key)
+        return known is not None and known.reads(version)
+
     def receive(self, frame: memoryview, peer: Peer) -> Future[Answer]:
         """Do the same as `serve` and return a future, which fails with the error."""
         answer: Future[Answer] = Future()
@@ -202,7 +207,7 @@ class RequestChannel:
             raise UnsupportedVersion(f"API key {api_key} is not supported in version {version}")
         kind: type[Message] = request_type(api_key, known.handled)
         schema = schema_of(kind, version)
-        header = RequestHeader(api_key, version, correlation_id, _client_id(reader, schema.is_flexible))
+        header = RequestHeader(api_key, version, correlation_id, client_id_of(reader, schema.is_flexible))
         # Bytes after the request are ignored, as by Kafka: librdkafka 2.16 leaves three after a Metadata for
         # all.
         request = reader.read(schema)
@@ -351,7 +356,8 @@ def _pass_back(answered: Answered, handle: Callable[[], object], done: Future[by
     answered(None, error)
 
 
-def _client_id(reader: MessageReader, is_flexible: bool) -> str | None:
+def client_id_of(reader: MessageReader, is_flexible: bool) -> str | None:
+    """Read the rest of a request's header; return the client id."""
     # In version 2 too, its length has the format of version 1.
     size = reader.int16()
     client_id = None if size == -1 else reader.text(size)

@@ -94,8 +94,8 @@ def run(
 
 
 def _warn_of_open_quorum(server: KafkaRaftServer) -> None:
-    for (host, port), scope in server.listeners.items():
-        if Scope.CLIENTS in scope and Scope.CONTROLLERS in scope:
+    for (host, port), listener in server.listeners.items():
+        if Scope.CLIENTS in listener.scope and Scope.CONTROLLERS in listener.scope:
             LOGGER.warning(
                 "%s:%d is for clients and for the quorum: any program that connects there can disturb "
                 "elections; give the node a listener for controllers",

@@ -273,6 +273,10 @@ class LogDirNotFound(KreplicaError, code=57):
     """There is no such log directory."""
 
 
+class SaslAuthenticationFailed(KreplicaError, code=58):
+    """The client could not be authenticated: the user, the password or the token is wrong."""
+
+
 class UnknownProducerId(KreplicaError, code=59):
     """The log holds no state of this producer id."""
 
@@ -365,6 +369,18 @@ class UnstableOffsetCommit(KreplicaError, code=88, retriable=True):
 
 class ProducerFenced(KreplicaError, code=90):
     """A newer producer with the same transactional id has taken over."""
+
+
+class ResourceNotFound(KreplicaError, code=91):
+    """There is no such resource."""
+
+
+class DuplicateResource(KreplicaError, code=92):
+    """The request names a resource twice."""
+
+
+class UnacceptableCredential(KreplicaError, code=93):
+    """The credential does not have the required form."""
 
 
 class InconsistentVoterSet(KreplicaError, code=94):

@@ -32,6 +32,7 @@ from kreplica.controller.partition_state_machine import (
 )
 from kreplica.controller.replica_state_machine import Machines, ReplicaStateMachine
 from kreplica.controller.replication_control import ReplicationControl
+from kreplica.controller.scram_control import ScramControl
 from kreplica.controller.state_change_logger import StateChangeLogger
 from kreplica.controller.topic_deletion_manager import TopicDeletionManager
 from kreplica.metadata.cluster_metadata import ClusterMetadata
@@ -175,6 +176,7 @@ class ControllerTerm:
         self.configs = ConfigurationControl(metadata, fixed_settings, check_group_settings)
         self.producer_ids = ProducerIdControl(metadata)
         self.features = FeatureControl(metadata)
+        self.scram = ScramControl(metadata)
 
     # ---- one event ----------------------------------------------------------------------------------------
 

@@ -31,8 +31,11 @@ from kreplica.log.meta_properties import parse_properties
 from kreplica.metadata.records import Endpoint
 from kreplica.raft.raft_config import RaftConfig
 from kreplica.raft.voter_set import VoterSet
+from kreplica.runtime.listener import PREFIX as LISTENER_PREFIX
+from kreplica.runtime.listener import Listener, ListenerProperties
 from kreplica.runtime.storage import FileStorage
 from kreplica.runtime.tcp_transport import Address
+from kreplica.security.protocol import SecurityProtocol
 
 LOOPBACK = "127.0.0.1"
 ANY_HOST = ("0.0.0.0", "::")
@@ -66,13 +69,13 @@ MAX_FILE_BYTES = 1 << 20
 class KafkaConfig:
     """A node, its listeners, and the addresses of the quorum's voters.
 
-    `listeners`: all of them, with the scope of each; the host "" means all interfaces. `listen`: the listener
-    for clients, or for a pure controller its own. `voters`: the voters of controller.quorum.voters, and the
+    `listeners`: all of them, by address; the host "" means all interfaces. `listen`: the listener for
+    clients, or for a pure controller its own. `voters`: the voters of controller.quorum.voters, and the
     bootstrap servers under negative ids.
     """
 
     node: NodeConfig
-    listeners: Mapping[Address, Scope]
+    listeners: Mapping[Address, Listener]
     voters: Mapping[int, Address]
 
     @property
@@ -95,7 +98,11 @@ class _Parser:
     """Parses one set of properties."""
 
     def __init__(self, properties: Mapping[str, object]) -> None:
-        self._own = {name: properties[name] for name in OF_PROCESS if name in properties}
+        self._own = {
+            name: value
+            for name, value in properties.items()
+            if name in OF_PROCESS or name.startswith(LISTENER_PREFIX)
+        }
         self._others = {name: value for name, value in properties.items() if name not in self._own}
 
     @property
@@ -134,7 +141,7 @@ class _Parser:
         )
         return KafkaConfig(
             node=self._with_others(node),
-            listeners=_scopes(list(listeners.values()), list(controllers.values()), node),
+            listeners=self._with_logins(listeners, controllers, node),
             voters={**bootstrap, **({} if voters is None else _addresses(voters))},
         )
 
@@ -215,23 +222,67 @@ class _Parser:
                 "listeners: allowed are one for clients, one for controllers and the one in"
                 f" inter.broker.listener.name, not {list(found)}"
             )
-        self._check_protocols(others, controllers)
         return others, controllers
 
-    def _check_protocols(self, others: Mapping[str, Address], controllers: Mapping[str, Address]) -> None:
-        """Raises InvalidConfig if a listener has another protocol than PLAINTEXT."""
+    def _protocols(self) -> dict[str, SecurityProtocol]:
+        """Return the protocols by the names of listeners. Raises InvalidConfig."""
+        found = {each.name: each for each in SecurityProtocol}
         for word in self._words("listener.security.protocol.map"):
             name, separator, protocol = word.partition(":")
-            if not name or not separator:
-                raise InvalidConfig(f"listener.security.protocol.map: {word[:80]!r} must be NAME:PROTOCOL")
-            if protocol != PLAINTEXT and (name in others or name in controllers):
+            if not name or not separator or protocol not in SecurityProtocol.__members__:
                 raise InvalidConfig(
-                    f"listener.security.protocol.map: listener {name} cannot use {protocol[:40]};"
-                    " encryption and authentication are not supported"
+                    f"listener.security.protocol.map: {word[:80]!r} must be NAME:PROTOCOL, with one of"
+                    f" {', '.join(SecurityProtocol.__members__)}"
                 )
-        protocol = self._text("security.inter.broker.protocol")
-        if protocol not in ("", PLAINTEXT):
-            raise InvalidConfig(f"security.inter.broker.protocol={protocol[:40]} must be {PLAINTEXT}")
+            found[name] = SecurityProtocol[protocol]
+        between = self._text("security.inter.broker.protocol")
+        if between not in ("", PLAINTEXT):
+            raise InvalidConfig(f"security.inter.broker.protocol={between[:40]} must be {PLAINTEXT}")
+        return found
+
+    def _protocol(self, name: str, scope: Scope) -> SecurityProtocol:
+        """Return the protocol of a listener. Raises InvalidConfig if it has none here."""
+        protocol = self._protocols().get(name, SecurityProtocol.PLAINTEXT)
+        if protocol in (SecurityProtocol.SSL, SecurityProtocol.SASL_SSL):
+            raise InvalidConfig(
+                f"listener.security.protocol.map: listener {name} cannot use {protocol.name};"
+                " encryption is not supported"
+            )
+        if protocol.has_login and scope != Scope.CLIENTS:
+            raise InvalidConfig(
+                f"listener.security.protocol.map: nodes use listener {name}, too, and they cannot log in by"
+                f" {protocol.name}; name another one in inter.broker.listener.name and in"
+                " controller.listener.names"
+            )
+        return protocol
+
+    def _with_logins(
+        self, brokers: Mapping[str, Address], controllers: Mapping[str, Address], node: NodeConfig
+    ) -> dict[Address, Listener]:
+        """Return the listeners, the one for clients first."""
+        scopes = _scopes(list(brokers.values()), list(controllers.values()), node)
+        listeners = {}
+        for name, address in (*brokers.items(), *controllers.items()):
+            scope, properties = scopes[address], ListenerProperties(name, self._own)
+            protocol = self._protocol(name, scope)
+            properties.check()
+            login = properties.login() if protocol.has_login else None
+            idle_ms = node.server.connections_max_idle_ms
+            if login is not None and login.failure_delay_ms >= idle_ms:
+                raise InvalidConfig(
+                    f"connection.failed.authentication.delay.ms={login.failure_delay_ms} must be below"
+                    f" connections.max.idle.ms={idle_ms}"
+                )
+            listeners[address] = Listener(name, scope, protocol, login)
+        self._check_prefixes([*brokers, *controllers])
+        return listeners
+
+    def _check_prefixes(self, names: list[str]) -> None:
+        """Raise InvalidConfig for a property of a listener that does not exist."""
+        known = tuple(f"{LISTENER_PREFIX}{name.lower()}." for name in names)
+        for name in self._own:
+            if name.startswith(LISTENER_PREFIX) and not name.startswith(known):
+                raise InvalidConfig(f"{name}: there is no such listener, but {', '.join(names)}")
 
     def _advertised(
         self, listeners: Mapping[str, Address], controllers: Mapping[str, Address]
@@ -253,7 +304,8 @@ class _Parser:
                     f"advertised.listeners: clients cannot connect to {address[0]}; name a host"
                 )
             host = address[0] or socket.getfqdn()
-            endpoints.append(Endpoint(name=name, host=host, port=address[1], security_protocol=0))
+            protocol = self._protocols().get(name, SecurityProtocol.PLAINTEXT)
+            endpoints.append(Endpoint(name=name, host=host, port=address[1], security_protocol=protocol))
         return tuple(endpoints)
 
     def _of_controller(

@@ -24,7 +24,7 @@ import os
 import socket
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kreplica._core.server_connection import LaneGate, Processor, RequestMemory, ServerConnection
 from kreplica.broker.node_config import SocketServerConfig
@@ -32,7 +32,7 @@ from kreplica.broker.request_channel import Answered, Cancellable
 from kreplica.common.errors import BrokerNotAvailable, KreplicaError
 from kreplica.runtime.bounded_log import BoundedLog
 from kreplica.runtime.event_loop import EventLoopThread
-from kreplica.security.peer import Peer
+from kreplica.security.peer import ANONYMOUS, Peer
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -48,6 +48,18 @@ NO_SUCH_FAMILY = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL)
 
 Receive = Callable[[memoryview, Peer, Answered, object], Cancellable | None]
 OnClosed = Callable[[str], object]
+# How long a client may take to log in.
+LOGIN_TIMEOUT_S = 30.0
+
+
+class ConnectionLogin(NamedTuple):
+    """How the clients of a listener log in.
+
+    `authenticator(connection)`: takes the connection's frames until then. `max_frame_bytes`: of those.
+    """
+
+    authenticator: Callable[[Any], Any]
+    max_frame_bytes: int
 
 
 class MemoryPool(RequestMemory):
@@ -111,7 +123,8 @@ class TcpServer:
 
     `on_closed(client_id)`: called when a client has closed its last connection; the id is that of a
     connection's first request. A client that closes only some connections has merely given up requests there.
-    `on_lost(connection)`: called for each connection that is closed.
+    `on_lost(connection)`: called for each connection that is closed. `listener`: its name. `login`: None if
+    clients do not log in.
     """
 
     def __init__(
@@ -122,11 +135,16 @@ class TcpServer:
         on_closed: OnClosed | None = None,
         gate: LaneGate | None = None,
         on_lost: Callable[[object], None] | None = None,
+        *,
+        listener: str = "",
+        login: ConnectionLogin | None = None,
     ) -> None:
         self.config = config or SocketServerConfig()
         self.thread = thread
         self.on_closed = on_closed
         self.on_lost = on_lost
+        self.listener = listener
+        self.login = login
         self.memory = MemoryPool(self.config.queued_max_request_bytes)
         self.processor = Processor(
             receive,
@@ -251,6 +269,7 @@ class TcpConnection(ServerConnection, asyncio.BufferedProtocol):
         self.host = ""
         self._server = server
         self._peer: Any = None
+        self._deadline: asyncio.TimerHandle | None = None
 
     def __repr__(self) -> str:
         return f"<connection of {self._peer}>"
@@ -261,7 +280,11 @@ class TcpConnection(ServerConnection, asyncio.BufferedProtocol):
         self.transport = transport
         self._peer = transport.get_extra_info("peername")
         self.host = self._peer[0] if self._peer else ""
-        self.peer = Peer(f"/{self.host}" if self.host else "")
+        self.peer = Peer(f"/{self.host}" if self.host else "", listener=self._server.listener)
+        login = self._server.login
+        if login is not None:
+            self.require_login(login.authenticator(self), login.max_frame_bytes)
+            self._deadline = self._server.thread.loop.call_later(LOGIN_TIMEOUT_S, self._end_login)
         transport.set_write_buffer_limits(high=self._server.config.max_unsent_bytes)
         self._server.add(self)
 
@@ -273,9 +296,19 @@ class TcpConnection(ServerConnection, asyncio.BufferedProtocol):
         self._notify_of_end()
         self.is_closed = self.is_ending = True
         self._server.remove(self)
+        if self._deadline is not None:
+            self._deadline.cancel()
         self.give_up()
         if self._server.on_lost is not None:
             self._server.on_lost(self)
+
+    def _end_login(self) -> None:
+        self._deadline = None
+        if self.peer.principal is ANONYMOUS:
+            self._server.closed.log(
+                "no login", "%r: closed after %g s without a login", self, LOGIN_TIMEOUT_S
+            )
+            self.cut()
 
     def _notify_of_end(self) -> None:
         name, self.client_id = self.client_id, ""

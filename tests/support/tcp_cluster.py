@@ -20,10 +20,12 @@ from kreplica.common.types import TopicPartition
 from kreplica.metadata.records import Endpoint
 from kreplica.runtime.clock import SystemClock
 from kreplica.runtime.event_loop import EventLoopThread, NodeLoops
+from kreplica.runtime.listener import Listener, Login
 from kreplica.runtime.scheduler import ThreadWorkers
 from kreplica.runtime.storage import FileStorage
 from kreplica.runtime.tcp_node import TcpNode
 from kreplica.runtime.tcp_transport import TcpTransport
+from kreplica.security.protocol import SecurityProtocol
 from tests.support.batches import build
 from tests.support.partitions import append_as_leader
 from tests.support.ports import free_addresses
@@ -43,15 +45,27 @@ SETTINGS = {
 class TcpCluster:
     """Brokers 1 to `brokers`, formatted; a `with` starts and ends them, and so do `start` and `close`."""
 
-    def __init__(self, directory: Path, brokers: int) -> None:
+    def __init__(self, directory: Path, brokers: int, login: Login | None = None) -> None:
         self.failures: list[BaseException] = []
         layout = new_layout(CLUSTER_ID, brokers, 0)
-        self.addresses = dict(zip(layout.roles, free_addresses(brokers), strict=True))
-        configs = {}
-        for node_id, (host, port) in self.addresses.items():
-            endpoint = Endpoint(name="PLAINTEXT", host=host, port=port, security_protocol=0)
+        addresses = free_addresses(brokers if login is None else 2 * brokers)
+        self.addresses = dict(zip(layout.roles, addresses[:brokers], strict=True))
+        # Those for clients, where clients log in and nodes do not.
+        self.client_addresses = dict(zip(layout.roles, addresses[-brokers:], strict=True))
+        configs, listeners = {}, {}
+        for node_id, address in self.addresses.items():
+            of_node = {address: Listener("PLAINTEXT", Scope.ALL)}
+            if login is not None:
+                protocol = SecurityProtocol.SASL_PLAINTEXT
+                of_clients = Listener("SASL", Scope.CLIENTS, protocol, login)
+                of_node = {self.client_addresses[node_id]: of_clients, **of_node}
             config = node_config(layout, node_id, str(directory), SETTINGS)
-            configs[node_id] = dataclasses.replace(config, endpoints=(endpoint,))
+            endpoints = tuple(
+                Endpoint(name=each.name, host=host, port=port, security_protocol=each.protocol)
+                for (host, port), each in of_node.items()
+            )
+            configs[node_id] = dataclasses.replace(config, endpoints=endpoints)
+            listeners[node_id] = of_node
         format_nodes(
             configs,
             storage=FileStorage(),
@@ -60,7 +74,7 @@ class TcpCluster:
             workers=ThreadWorkers(),
         )
         self.nodes = {
-            n: TcpNode(config, {self.addresses[n]: Scope.ALL}, self.addresses.get, self.failures.append)
+            n: TcpNode(config, listeners[n], self.addresses.get, self.failures.append)
             for n, config in configs.items()
         }
 
@@ -105,7 +119,7 @@ class TcpCluster:
 
     @property
     def bootstrap_servers(self) -> str:
-        return ",".join(f"{host}:{port}" for host, port in self.addresses.values())
+        return ",".join(f"{host}:{port}" for host, port in self.client_addresses.values())
 
 
 class Nodes(Protocol):

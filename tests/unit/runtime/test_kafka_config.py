@@ -10,6 +10,9 @@ from kreplica.broker.api_versions import Scope
 from kreplica.broker.node_settings import IGNORED
 from kreplica.common.errors import InvalidConfig, InvalidFile, KafkaStorageError
 from kreplica.runtime.kafka_config import KafkaConfig, directories_of, parse_address, read_config_file
+from kreplica.runtime.listener import Listener, Login
+from kreplica.runtime.tcp_transport import Address
+from kreplica.security.protocol import SecurityProtocol
 
 AMONG_NODES = Scope.CONTROLLERS | Scope.BROKERS
 QUORUM = "1@a:9093,2@b:9093,3@[::1]:9093"
@@ -21,10 +24,14 @@ def parse(**changes: object) -> KafkaConfig:
     return KafkaConfig.parse({**LEAST, **changed}, "cluster")
 
 
+def scopes(config: KafkaConfig) -> dict[Address, Scope]:
+    return {address: listener.scope for address, listener in config.listeners.items()}
+
+
 def test_a_voter_is_broker_and_controller_on_this_machine_alone() -> None:
     config = parse()
     assert config.node.roles == {"broker", "controller"}
-    assert config.listeners == {("127.0.0.1", 9092): Scope.CLIENTS, ("a", 9093): AMONG_NODES}
+    assert scopes(config) == {("127.0.0.1", 9092): Scope.CLIENTS, ("a", 9093): AMONG_NODES}
     assert [(each.name, each.host, each.port) for each in config.node.endpoints] == [
         ("PLAINTEXT", "127.0.0.1", 9092)
     ]
@@ -55,7 +62,7 @@ def test_listeners_of_brokers_and_controllers_and_advertised_ones() -> None:
         listeners="PLAINTEXT://0.0.0.0:9092, CONTROLLER://10.0.0.1:9093",
         advertised_listeners="PLAINTEXT://a.example.org:19092",
     )
-    assert config.listeners == {("0.0.0.0", 9092): Scope.CLIENTS, ("10.0.0.1", 9093): AMONG_NODES}
+    assert scopes(config) == {("0.0.0.0", 9092): Scope.CLIENTS, ("10.0.0.1", 9093): AMONG_NODES}
     assert [(each.host, each.port) for each in config.node.endpoints] == [("a.example.org", 19092)]
 
 
@@ -75,7 +82,7 @@ def test_a_listener_without_a_host_is_on_all_interfaces_and_advertised_by_the_ma
 
 def test_a_controller_alone_listens_as_such() -> None:
     config = parse(process_roles="controller", listeners="CONTROLLER://:9093")
-    assert (config.listen, config.listeners) == (("", 9093), {("", 9093): AMONG_NODES})
+    assert (config.listen, scopes(config)) == (("", 9093), {("", 9093): AMONG_NODES})
     assert config.node.endpoints == ()
 
 
@@ -85,25 +92,87 @@ def test_a_controllers_listener_may_have_another_name() -> None:
 
 
 def test_a_port_that_the_voters_know_and_clients_use_is_for_all() -> None:
-    assert parse(
-        listeners="PLAINTEXT://0.0.0.0:9093", advertised_listeners="PLAINTEXT://a:9093"
-    ).listeners == {("0.0.0.0", 9093): Scope.ALL}
+    config = parse(listeners="PLAINTEXT://0.0.0.0:9093", advertised_listeners="PLAINTEXT://a:9093")
+    assert scopes(config) == {("0.0.0.0", 9093): Scope.ALL}
 
 
 def test_where_other_nodes_may_find_a_broker_only_at_its_clients_port_they_are_answered_there() -> None:
     both = Scope.CLIENTS | Scope.BROKERS
-    assert parse(node_id=7).listeners == {("127.0.0.1", 9092): both}
+    assert scopes(parse(node_id=7)) == {("127.0.0.1", 9092): both}
     # No voter by the configuration, so maybe none.
     listeners = "PLAINTEXT://:9092,CONTROLLER://:9093"
-    found = parse(controller_quorum_voters="", listeners=listeners).listeners
+    found = scopes(parse(controller_quorum_voters="", listeners=listeners))
     assert list(found.values()) == [both, AMONG_NODES]
 
 
 def test_brokers_have_a_listener_of_their_own_where_it_is_named() -> None:
     listeners = "INNER://:9094,PLAINTEXT://:9092"
     config = parse(node_id=7, listeners=listeners, inter_broker_listener_name="INNER")
-    assert config.listeners == {("", 9092): Scope.CLIENTS, ("", 9094): Scope.BROKERS}
+    assert scopes(config) == {("", 9092): Scope.CLIENTS, ("", 9094): Scope.BROKERS}
     assert [each.name for each in config.node.endpoints] == ["PLAINTEXT", "INNER"]
+
+
+JAAS = 'org.apache.kafka.common.security.plain.PlainLoginModule required user_alice="se\\"same" user_bob=b;'
+SASL = {
+    "node_id": 7,
+    "listeners": "CLIENTS://a:1,INNER://a:2",
+    "inter_broker_listener_name": "INNER",
+    "listener_security_protocol_map": "CLIENTS:SASL_PLAINTEXT,INNER:PLAINTEXT",
+    "sasl_enabled_mechanisms": "SCRAM-SHA-256",
+}
+
+
+def test_clients_log_in_where_nodes_do_not() -> None:
+    own = {
+        "listener.name.clients.sasl.enabled.mechanisms": "PLAIN, SCRAM-SHA-512",
+        "listener.name.clients.plain.sasl.jaas.config": JAAS,
+        "connections.max.reauth.ms": 60_000,
+    }
+    config = parse(**{**SASL, **own})
+    clients, inner = config.listeners.values()
+    assert inner == Listener("INNER", Scope.BROKERS)
+    login = clients.login
+    assert login is not None
+    assert (clients.name, clients.protocol) == ("CLIENTS", SecurityProtocol.SASL_PLAINTEXT)
+    assert (login.mechanisms, login.max_reauth_ms) == (("PLAIN", "SCRAM-SHA-512"), 60_000)
+    assert {user: secret.value for user, secret in login.passwords.items()} == {
+        "alice": 'se"same',
+        "bob": "b",
+    }
+    assert "same" not in repr(config)
+    assert [each.security_protocol for each in config.node.endpoints] == [2, 0]
+    assert Login(mechanisms=("SCRAM-SHA-256",)) == next(iter(parse(**SASL).listeners.values())).login
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"sasl_enabled_mechanisms": ""}, "sasl.enabled.mechanisms: nothing for listener CLIENTS.*GSSAPI"),
+        ({"sasl_enabled_mechanisms": "GSSAPI"}, "sasl.enabled.mechanisms: GSSAPI"),
+        ({"sasl_enabled_mechanisms": "PLAIN"}, "listener.name.clients.plain.sasl.jaas.config is missing"),
+        (
+            {"sasl_enabled_mechanisms": "PLAIN", "listener.name.clients.plain.sasl.jaas.config": "se same"},
+            "must be a module",
+        ),
+        ({"listener.name.others.sasl.enabled.mechanisms": "PLAIN"}, "there is no such listener, but CLIENTS"),
+        ({"listener.name.clients.ssl.keystore.type": "PEM"}, "is not a property of a listener"),
+        (
+            {"listener.name.clients.scram-sha-256.sasl.jaas.config": "com.sun.JndiLoginModule required;"},
+            "the login module com.sun.JndiLoginModule is not one of",
+        ),
+        ({"inter_broker_listener_name": "CLIENTS"}, "nodes use listener CLIENTS, too"),
+        ({"listener_security_protocol_map": "CLIENTS:SASL_SSL"}, "encryption is not supported"),
+        ({"listener_security_protocol_map": "CLIENTS:KERBEROS"}, "must be NAME:PROTOCOL"),
+        ({"security_inter_broker_protocol": "SASL_PLAINTEXT"}, "must be PLAINTEXT"),
+        ({"connection_failed_authentication_delay_ms": 600_000}, "must be below connections.max.idle.ms"),
+        ({"sasl_server_max_receive_size": 5}, "sasl.server.max.receive.size=5"),
+        ({"sasl_mechanism_inter_broker_protocol": "PLAIN"}, "nodes do not log in to each other"),
+    ],
+)
+def test_what_makes_no_login_is_refused(changes: dict[str, object], words: str) -> None:
+    with pytest.raises(InvalidConfig, match=words) as refused:
+        parse(**{**SASL, **changes})
+    assert "same" not in str(refused.value)
 
 
 def test_every_part_of_a_node_takes_its_settings() -> None:

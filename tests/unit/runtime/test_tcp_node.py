@@ -10,6 +10,7 @@ import pytest
 
 from kreplica.broker.api_versions import Scope
 from kreplica.common.errors import InvalidRequest, LogDirLocked
+from kreplica.runtime.listener import Listener
 from kreplica.runtime.tcp_node import TcpNode
 from tests.support.sockets import connected, framed, read_frame
 from tests.support.tcp_cluster import WAIT_S, TcpCluster
@@ -34,9 +35,8 @@ def test_two_nodes_on_one_directory(tmp_path: Path) -> None:
     cluster = TcpCluster(tmp_path, 1)
     cluster.start()
     [node] = cluster.nodes.values()
-    other = TcpNode(
-        node.config, {("127.0.0.1", 0): Scope.ALL}, cluster.addresses.get, cluster.failures.append
-    )
+    listeners = {("127.0.0.1", 0): Listener("ALL", Scope.ALL)}
+    other = TcpNode(node.config, listeners, cluster.addresses.get, cluster.failures.append)
     with pytest.raises(LogDirLocked):
         other.start()
     assert not other.is_alive

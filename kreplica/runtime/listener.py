@@ -1,0 +1,123 @@
+"""Listener: a node's listener, and how its clients log in; read from properties.
+
+`listener.name.<name in lower case>.<property>` applies to one listener only and comes before the plain
+property, as in Kafka. No state; any thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from kreplica.broker.api_versions import Scope
+from kreplica.common.dataclass import dataclass, field
+from kreplica.common.errors import InvalidConfig
+from kreplica.common.settings import checked, int32, int64
+from kreplica.security.jaas import PLAIN_MODULE, SCRAM_MODULE, parse_jaas
+from kreplica.security.protocol import SecurityProtocol
+from kreplica.security.sasl import Secret
+from kreplica.security.scram_credential import ScramMechanism
+
+PREFIX = "listener.name."
+PLAIN = "PLAIN"
+SCRAM_MECHANISMS = {each.sasl_name: each for each in ScramMechanism}
+MECHANISMS = (PLAIN, *SCRAM_MECHANISMS)
+# Kafka allows 512 KiB, which a token of GSSAPI may need. The largest token here has a few hundred bytes.
+MAX_RECEIVE_BYTES = 64 << 10
+FAILURE_DELAY_MS = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Login:
+    """How clients of a listener log in. `passwords`: those of PLAIN, by user. Times: see SaslPolicy."""
+
+    mechanisms: tuple[str, ...]
+    passwords: Mapping[str, Secret] = field(default_factory=dict)
+    max_reauth_ms: int = 0
+    failure_delay_ms: int = FAILURE_DELAY_MS
+    max_receive_bytes: int = MAX_RECEIVE_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class Listener:
+    """A listener. `login`: None if its clients do not log in."""
+
+    name: str
+    scope: Scope
+    protocol: SecurityProtocol = SecurityProtocol.PLAINTEXT
+    login: Login | None = None
+
+
+class ListenerProperties:
+    """The properties of one listener, by their plain names."""
+
+    def __init__(self, name: str, properties: Mapping[str, Any]) -> None:
+        self._prefix = f"{PREFIX}{name.lower()}."
+        self._properties = properties
+        self.name = name
+
+    def full_name(self, name: str) -> str:
+        """Return the name under which the property is given, or else the plain one."""
+        own = self._prefix + name
+        return own if own in self._properties else name
+
+    def get(self, name: str) -> Any:
+        return self._properties.get(self.full_name(name))
+
+    def login(self) -> Login:
+        """Return how clients log in. Raises InvalidConfig."""
+        given = self.get("sasl.enabled.mechanisms")
+        words = given if isinstance(given, list) else str(given or "").split(",")
+        mechanisms = tuple(dict.fromkeys(word for each in words if (word := str(each).strip())))
+        for each in mechanisms or ("",):
+            if each not in MECHANISMS:
+                raise InvalidConfig(
+                    f"sasl.enabled.mechanisms: {each[:40] or 'nothing'} for listener {self.name}; it takes"
+                    f" {', '.join(MECHANISMS)}. GSSAPI, the default of Kafka, is not supported."
+                )
+        return Login(
+            mechanisms=mechanisms,
+            passwords=self._passwords() if PLAIN in mechanisms else {},
+            max_reauth_ms=self._number("connections.max.reauth.ms", 0, int64(0)),
+            failure_delay_ms=self._number(
+                "connection.failed.authentication.delay.ms", FAILURE_DELAY_MS, int32(0)
+            ),
+            max_receive_bytes=self._number("sasl.server.max.receive.size", MAX_RECEIVE_BYTES, int32(1024)),
+        )
+
+    def _passwords(self) -> dict[str, Secret]:
+        name = f"{self._prefix}plain.sasl.jaas.config"
+        text = self._properties.get(name)
+        if text is None:
+            raise InvalidConfig(
+                f"{name} is missing: PLAIN needs users, as options user_NAME of {PLAIN_MODULE}"
+            )
+        login = parse_jaas(name, str(text))
+        if login.module != PLAIN_MODULE:
+            raise InvalidConfig(f"{name}: PLAIN needs the module {PLAIN_MODULE}")
+        return login.passwords
+
+    def check(self) -> None:
+        """Raise InvalidConfig for a property with this listener's prefix that is not known."""
+        for name, value in self._properties.items():
+            own = name.removeprefix(self._prefix)
+            if own == name:
+                continue
+            if own not in PER_LISTENER:
+                known = ", ".join(PER_LISTENER)
+                raise InvalidConfig(f"{name} is not a property of a listener: there are {known}")
+            if own.startswith("scram-") and parse_jaas(name, str(value)).module != SCRAM_MODULE:
+                raise InvalidConfig(f"{name}: SCRAM needs the module {SCRAM_MODULE}")
+
+    def _number(self, name: str, default: int, kind: Any) -> int:
+        value = self.get(name)
+        return default if value is None else int(checked(self.full_name(name), value, kind))
+
+
+# The properties that may have a listener's prefix.
+PER_LISTENER = (
+    "connections.max.reauth.ms",
+    "sasl.enabled.mechanisms",
+    "plain.sasl.jaas.config",
+    *(f"{name.lower()}.sasl.jaas.config" for name in SCRAM_MECHANISMS),
+)

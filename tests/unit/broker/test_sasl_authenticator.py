@@ -1,0 +1,232 @@
+"""What a client may ask before it has logged in, in which order, and what ends its session."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from kreplica.broker.request_channel import RequestChannel
+from kreplica.broker.sasl_authenticator import SaslAuthenticator, SaslPolicy
+from kreplica.common.error_code import ErrorCode
+from kreplica.common.errors import IllegalSaslState, InvalidRequest, KreplicaError, UnsupportedVersion
+from kreplica.common.future import Future, failed
+from kreplica.common.message import at
+from kreplica.common.messages import data
+from kreplica.common.messages.data import ApiVersionsRequest, MetadataRequest
+from kreplica.common.types import Uuid
+from kreplica.security.peer import ANONYMOUS, KafkaPrincipal, Peer
+from kreplica.security.plain import PlainSaslServer
+from kreplica.security.sasl import Secret
+from kreplica.security.scram import ScramSaslServer, credential_of, salted_password
+from kreplica.security.scram_credential import ScramMechanism
+from tests.support.requests import frame_of, response_of
+from tests.support.scram import ScramClient
+
+PLAIN, SCRAM = "PLAIN", "SCRAM-SHA-512"
+RIGHT, WRONG = b"\0alice\0right", b"\0alice\0wrong"
+DELAY_MS = 100
+VERSIONS = ApiVersionsRequest(client_software_name="a", client_software_version="1")
+
+
+class Node:
+    """Handles nothing: no request may reach it."""
+
+    def handle(self, request: Any, _context: object) -> Future[Any]:
+        return failed(AssertionError(request))
+
+    def topic_id(self, _topic: str) -> Uuid | None:
+        return None
+
+
+class Connection:
+    """A connection of a client, with the time of its loop."""
+
+    def __init__(self, max_reauth_ms: int = 0) -> None:
+        self.peer = Peer("/10.0.0.1", listener="CLIENTS")
+        self.is_open = False
+        self.now_ms = 5_000
+        self.tasks: list[tuple[int, Callable[[], object]]] = []
+        mechanism = ScramMechanism.SCRAM_SHA_512
+        salted = salted_password(mechanism, Secret("right"), b"salt", 1)
+        credential = credential_of(mechanism, salted, b"salt", 1)
+        policy = SaslPolicy(
+            mechanisms={
+                PLAIN: lambda: PlainSaslServer({"alice": Secret("right"), "bob": Secret("b")}),
+                SCRAM: lambda: ScramSaslServer(
+                    mechanism, {"alice": credential}.get, random.Random(1), b"secret"
+                ),
+            },
+            failure_delay_ms=DELAY_MS,
+            max_reauth_ms=max_reauth_ms,
+        )
+        node = Node()
+        self.authenticator = SaslAuthenticator(
+            policy,
+            RequestChannel(node.handle, node),
+            self,
+            later=lambda task, delay_ms: self.tasks.append((self.now_ms + delay_ms, task)),
+            now_ms=lambda: self.now_ms,
+        )
+
+    def logged_in(self) -> None:
+        self.is_open = True
+
+    def session_ended(self) -> None:
+        self.is_open = False
+
+    def pass_time(self, time_ms: int) -> None:
+        self.now_ms += time_ms
+        due = [each for each in self.tasks if each[0] <= self.now_ms]
+        self.tasks = [each for each in self.tasks if each not in due]
+        for _, task in due:
+            task()
+
+    def ask_bytes(self, frame: bytes) -> tuple[bytes | None, KreplicaError | None]:
+        """The answer's frame without its size, and the error that closes the connection."""
+        found: list[tuple[Any, Any]] = []
+        self.authenticator.take(memoryview(frame), lambda buffers, error: found.append((buffers, error)))
+        if not found:
+            self.pass_time(DELAY_MS - 1)
+            assert not found
+            self.pass_time(1)
+        [(buffers, error)] = found
+        return None if buffers is None else b"".join(buffers)[4:], error
+
+    def ask(self, kind: str, version: int, **fields: Any) -> tuple[Any, KreplicaError | None]:
+        request = at(getattr(data, f"{kind}Request"), version)(**fields)
+        answer, error = self.ask_bytes(frame_of(request, 7))
+        assert answer is not None
+        return response_of(at(getattr(data, f"{kind}Response"), version), answer, 7), error
+
+    def handshake(self, mechanism: str = PLAIN, version: int = 1) -> tuple[ErrorCode, bool]:
+        """The answer's error, and whether the connection is closed."""
+        answer, error = self.ask("SaslHandshake", version, mechanism=mechanism)
+        assert answer.mechanisms == (PLAIN, SCRAM)
+        return answer.error_code, error is not None
+
+    def authenticate(self, token: bytes, version: int = 2) -> tuple[ErrorCode, bool]:
+        self.answer, error = self.ask("SaslAuthenticate", version, auth_bytes=token)
+        return self.answer.error_code, error is not None
+
+
+OK = (ErrorCode.none, False)
+
+
+@pytest.fixture
+def connection() -> Connection:
+    return Connection()
+
+
+@pytest.mark.parametrize("version", [0, 1, 2])
+def test_a_client_logs_in_by_a_handshake_and_tokens(connection: Connection, version: int) -> None:
+    assert connection.ask_bytes(frame_of(VERSIONS, 1))[1] is None
+    assert connection.handshake() == OK
+    assert not connection.is_open
+    assert connection.authenticate(RIGHT, version) == OK
+    assert connection.is_open
+    assert connection.peer == Peer("/10.0.0.1", KafkaPrincipal("User", "alice"), "CLIENTS")
+    # The login is over: no other session has been agreed on.
+    assert connection.handshake() == (ErrorCode.illegal_sasl_state, False)
+    assert connection.authenticate(RIGHT) == (ErrorCode.illegal_sasl_state, False)
+    assert connection.is_open
+
+
+def test_tokens_after_an_early_handshake_have_no_header(connection: Connection) -> None:
+    client = ScramClient(ScramMechanism.SCRAM_SHA_512, "alice", "right")
+    assert connection.handshake(SCRAM, version=0) == OK
+    answer, error = connection.ask_bytes(client.first())
+    assert error is None
+    assert answer is not None
+    assert connection.ask_bytes(client.final(answer)) == (client.signature.encode(), None)
+    assert connection.is_open
+
+
+def test_a_failed_login_is_answered_late_and_ends_the_connection(connection: Connection) -> None:
+    """KAFKA-10798."""
+    connection.handshake()
+    assert connection.authenticate(WRONG) == (ErrorCode.sasl_authentication_failed, True)
+    assert connection.answer.error_message == "the user or the password is wrong"
+    assert (connection.is_open, connection.peer.principal) == (False, ANONYMOUS)
+    with pytest.raises(KreplicaError):
+        connection.ask_bytes(frame_of(VERSIONS, 1))
+
+
+def test_a_failed_token_without_header_just_ends_the_connection(connection: Connection) -> None:
+    connection.handshake(version=0)
+    answer, error = connection.ask_bytes(WRONG)
+    assert answer is None
+    assert error is not None
+
+
+def test_an_unknown_mechanism_is_answered_with_those_that_there_are(connection: Connection) -> None:
+    assert connection.handshake("GSSAPI") == (ErrorCode.unsupported_sasl_mechanism, True)
+
+
+def test_versions_of_the_future_may_be_asked_for_once(connection: Connection) -> None:
+    future = bytearray(frame_of(VERSIONS, 1))
+    future[2:4] = (99).to_bytes(2, "big")
+    assert connection.ask_bytes(bytes(future))[1] is None
+    assert connection.ask_bytes(frame_of(VERSIONS, 1))[1] is None
+    with pytest.raises(IllegalSaslState):
+        connection.ask_bytes(frame_of(VERSIONS, 1))
+
+
+@pytest.mark.parametrize("knows_versions", [False, True])
+def test_no_other_request_is_read_before_the_login(connection: Connection, knows_versions: bool) -> None:
+    if knows_versions:
+        connection.ask_bytes(frame_of(VERSIONS, 1))
+    metadata = MetadataRequest(
+        topics=(), allow_auto_topic_creation=False, include_topic_authorized_operations=False
+    )
+    with pytest.raises(IllegalSaslState, match="API key 3 before the login"):
+        connection.ask_bytes(frame_of(metadata, 1))
+    assert connection.authenticate(RIGHT) == (ErrorCode.illegal_sasl_state, True)
+
+
+@pytest.mark.parametrize(
+    "frame", [b"", b"\0", b"\0\x11\0\1\0\0\0\1\xff\xff\x7f\xff", b"\0\x24\0\x63\0\0\0\1"]
+)
+def test_noise_ends_the_connection(connection: Connection, frame: bytes) -> None:
+    with pytest.raises((InvalidRequest, UnsupportedVersion)):
+        connection.ask_bytes(frame)
+
+
+# ---- sessions that end (KIP-368) ---------------------------------------------------------------------------
+
+
+def logged_in() -> Connection:
+    made = Connection(max_reauth_ms=10_000)
+    made.handshake()
+    assert made.authenticate(RIGHT) == OK
+    assert made.answer.session_lifetime.total_seconds() == 10
+    return made
+
+
+def test_a_session_ends_unless_the_client_logs_in_again() -> None:
+    connection = logged_in()
+    connection.pass_time(9_000)
+    assert connection.handshake() == OK
+    assert connection.authenticate(RIGHT) == OK
+    connection.pass_time(9_999)
+    assert connection.is_open
+    connection.pass_time(1)
+    assert not connection.is_open
+    with pytest.raises(IllegalSaslState):
+        connection.ask_bytes(frame_of(VERSIONS, 1))
+    # Kafka's clients may begin just then.
+    assert connection.handshake() == OK
+    assert connection.authenticate(RIGHT) == OK
+    assert connection.is_open
+
+
+def test_the_next_login_is_of_the_same_user_by_the_same_mechanism_and_not_at_once() -> None:
+    connection = logged_in()
+    assert connection.handshake() == (ErrorCode.illegal_sasl_state, False)
+    connection.pass_time(1_000)
+    assert connection.handshake(SCRAM) == (ErrorCode.illegal_sasl_state, False)
+    assert connection.handshake() == OK
+    assert connection.authenticate(b"\0bob\0b") == (ErrorCode.sasl_authentication_failed, True)
+    assert not connection.is_open
