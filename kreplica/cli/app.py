@@ -60,8 +60,22 @@ def _options(
         bool,
         typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True),
     ] = False,
+    command_config: Annotated[
+        str | None,
+        typer.Option(
+            "--command-config",
+            envvar="KREPLICA_COMMAND_CONFIG",
+            metavar="FILE",
+            help="Properties for connections to a cluster, as Kafka's tools take them: how to log in.",
+        ),
+    ] = None,
 ) -> None:
     del version  # acted upon by its callback
+    # Without a file nothing is imported, unless an earlier command of this process has used one.
+    if command_config is not None or "kreplica.cli.client_config" in sys.modules:
+        from kreplica.cli import client_config
+
+        client_config.use(command_config)
 
 
 Paths = Annotated[
@@ -579,10 +593,15 @@ transactions_app = typer.Typer(
     no_args_is_help=True,
 )
 
+user_app = typer.Typer(
+    help="Show, add and remove users of a cluster who log in by SCRAM.", no_args_is_help=True
+)
+
 app.add_typer(topic_app, name="topic")
 app.add_typer(quorum_app, name="quorum")
 app.add_typer(group_app, name="group")
 app.add_typer(transactions_app, name="transactions")
+app.add_typer(user_app, name="user")
 
 Bootstrap = Annotated[
     str,
@@ -603,6 +622,70 @@ Properties = Annotated[
         "--property", "-X", metavar="NAME=VALUE", help="Set a property of librdkafka; may be repeated."
     ),
 ]
+
+
+# ---- user ------------------------------------------------------------------------------------------------
+
+
+class Scram(StrEnum):
+    SHA_256 = "SCRAM-SHA-256"
+    SHA_512 = "SCRAM-SHA-512"
+
+
+User = Annotated[str, typer.Argument(help="Name of the user.", show_default=False)]
+
+
+@user_app.command("list")
+def user_list(bootstrap: Bootstrap = DEFAULT_BOOTSTRAP, as_json: Json = False) -> None:
+    """List the users with their mechanisms."""
+    from kreplica.cli import user as command
+
+    raise typer.Exit(command.list_users(bootstrap, as_json))
+
+
+@user_app.command("add")
+def user_add(
+    name: User,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    mechanism: Annotated[Scram, typer.Option("--mechanism", help="How the user logs in.")] = Scram.SHA_256,
+    iterations: Annotated[
+        int, typer.Option("--iterations", min=4096, max=16384, help="Cost of guessing the password.")
+    ] = 4096,
+    password: Annotated[
+        str,
+        typer.Option(
+            prompt=True,
+            hide_input=True,
+            confirmation_prompt=True,
+            envvar="KREPLICA_PASSWORD",
+            help="Password; asked for if it is not given.",
+        ),
+    ] = "",
+    as_json: Json = False,
+) -> None:
+    """Add a user, or change a password."""
+    from kreplica.cli import user as command
+    from kreplica.security.sasl import Secret
+
+    secret = Secret(password)
+    raise typer.Exit(command.add(bootstrap, name, secret, mechanism.value, iterations, as_json))
+
+
+@user_app.command("remove")
+def user_remove(
+    name: User,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    mechanism: Annotated[
+        list[Scram] | None,
+        typer.Option("--mechanism", help="Mechanism to remove; may be repeated. Default: all of them."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Remove a user. Connections that are logged in stay."""
+    from kreplica.cli import user as command
+
+    names = [each.value for each in mechanism or ()]
+    raise typer.Exit(command.remove(bootstrap, name, names, as_json))
 
 
 # ---- topic -----------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from kreplica.broker.api_versions import request_type, response_type
+from kreplica.cli import client_config
 from kreplica.common.closing import Closing
 from kreplica.common.errors import InvalidRequest, NetworkException, UnsupportedVersion
 from kreplica.common.message import in_version
@@ -57,13 +58,23 @@ def any_broker(bootstrap: str) -> Iterator[KafkaConnection]:
 
 
 class KafkaConnection(Closing):
-    """A blocking connection to one broker. Raises OSError if the connection is refused."""
+    """A blocking connection to one broker, logged in as `--command-config` says.
+
+    Raises OSError if the connection is refused, SaslAuthenticationFailed, NetworkException.
+    """
 
     def __init__(self, host: str, port: int) -> None:
         self._name = f"{host}:{port}"
         self._socket = socket.create_connection((host, port), timeout=TIMEOUT_S)
         self._number = 0
         self._ranges: dict[int, tuple[int, int]] = {}
+        login = client_config.chosen().login
+        if login is not None:
+            try:
+                login.log_in(self.ask)
+            except BaseException:
+                self.close()
+                raise
 
     def close(self) -> None:
         """Close the connection."""

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
+from kreplica.cli import client_config
 from kreplica.common.dataclass import dataclass
 from kreplica.common.errors import InvalidConfig, KreplicaError, NetworkException
 from kreplica.common.wire import error_of
@@ -55,7 +56,9 @@ def client_properties(
     bootstrap: str, own: Mapping[str, Any] | None = None, given: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
     """Return librdkafka's properties: those of the command, overridden by those of the user."""
-    return {"bootstrap.servers": bootstrap, "client.id": "kreplica-cli", **(own or {}), **(given or {})}
+    of_file = client_config.chosen().properties
+    own_names = {"bootstrap.servers": bootstrap, "client.id": "kreplica-cli"}
+    return {**own_names, **(own or {}), **of_file, **(given or {})}
 
 
 def new_client(kind: str, properties: Mapping[str, Any]) -> Any:

@@ -101,7 +101,7 @@ class ScramSaslServer:
         found = _FINAL.fullmatch(text)
         if found is None or _is_reserved(found["more"]):
             raise SaslAuthenticationFailed("the final message of SCRAM is not valid")
-        header, proof = _decoded(found["header"]), _decoded(found["proof"])
+        header, proof = decoded(found["header"]), decoded(found["proof"])
         is_same = hmac.compare_digest(found["nonce"], login.nonce)  # CVE-2024-56128
         is_same &= hmac.compare_digest(header, login.header.encode())
         signed = f"{login.exchanged},{found['unsigned']}".encode()
@@ -138,7 +138,8 @@ def _unescaped(name: str) -> str:
     return name.replace("=2C", ",").replace("=3D", "=")
 
 
-def _decoded(text: str) -> bytes:
+def decoded(text: str) -> bytes:
+    """Return what base64 text means. Raises SaslAuthenticationFailed."""
     try:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):

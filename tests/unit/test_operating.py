@@ -12,8 +12,10 @@ import pytest
 import typer
 
 from kreplica.broker.node_config import SocketServerConfig
+from kreplica.cli import client_config
 from kreplica.cli.app import app
 from kreplica.cluster import settings as cluster_settings
+from kreplica.log.meta_properties import parse_properties
 from kreplica.runtime import kafka_config
 from kreplica.runtime.kafka_config import KafkaConfig, read_config_file
 
@@ -48,17 +50,30 @@ def test_the_configuration_is_one_of_three_nodes(config: Path) -> None:
     assert made.node.log.min_insync_replicas == 2
 
 
-def test_commands_are_understood(config: Path) -> None:
+def test_the_login_is_that_of_the_shown_client(config: Path) -> None:
+    of_node, of_client = (parse_properties(text.encode(), "the page") for text in blocks("properties"))
+    made = KafkaConfig.parse({**read_config_file(str(config)), **of_node}, "5L6g3nShT-eMCtK--X86sw")
+    clients, nodes, controllers = made.listeners.values()
+    assert (clients.name, nodes.login, controllers.login) == ("CLIENTS", None, None)
+    client = client_config.parse(of_client).login
+    assert clients.login is not None
+    assert client is not None
+    assert clients.login.mechanisms == ("PLAIN", "SCRAM-SHA-512")
+    assert client.password.value == clients.login.passwords[client.user].value
+
+
+def test_commands_are_understood(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KREPLICA_PASSWORD", "not asked for")
     lines = [line for text in blocks("sh") for line in text.replace("\\\n", "").splitlines()]
     shown = [line for line in lines if line.startswith("kreplica ")]
     shown.append("kreplica " + unit()["Service"]["ExecStart"].split("/kreplica ", 1)[1])
-    assert len(shown) == 23
+    assert len(shown) == 26
     command = typer.main.get_command(app)
     for line in shown:
         # Files that have to be there, and what a pipe does with the output.
         line = re.sub(r"/etc/kreplica/node\.toml|\S+/\*\.log", str(config), line.split(" | ")[0])
         line = line.replace("isr-history /var/lib/kreplica", f"isr-history {config.parent}")
-        arguments = shlex.split(line, comments=True)[1:]
+        arguments = shlex.split(line.replace("--command-config admin.properties ", ""), comments=True)[1:]
         found = command
         while hasattr(found, "commands"):
             found = found.commands[arguments.pop(0)]

@@ -1,0 +1,110 @@
+"""How an operator manages users, and logs in to do it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from kreplica.cli import client_config
+from kreplica.cli.app import app
+from kreplica.common.errors import (
+    InvalidConfig,
+    NetworkException,
+    ResourceNotFound,
+    SaslAuthenticationFailed,
+)
+from kreplica.runtime.listener import MECHANISMS, Login
+from kreplica.security.sasl import Secret
+from tests.support.tcp_cluster import TcpCluster
+
+JAAS = "org.apache.kafka.common.security.{module} required username={user} password={password};"
+PLAIN, SCRAM = "plain.PlainLoginModule", "scram.ScramLoginModule"
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TcpCluster]:
+    login = Login(mechanisms=MECHANISMS, passwords={"admin": Secret("root")}, failure_delay_ms=0)
+    with TcpCluster(tmp_path_factory.mktemp("nodes"), 1, login) as made:
+        yield made
+
+
+class Operator:
+    """Runs commands with a file of properties."""
+
+    def __init__(self, cluster: TcpCluster, directory: Path) -> None:
+        self.bootstrap = cluster.bootstrap_servers
+        self.file = directory / "client.properties"
+        self.login("PLAIN", PLAIN, "admin", "root")
+
+    def login(self, mechanism: str, module: str, user: str, password: str) -> None:
+        jaas = JAAS.format(module=module, user=user, password=password)
+        self.file.write_text(
+            f"security.protocol=SASL_PLAINTEXT\nsasl.mechanism={mechanism}\nsasl.jaas.config={jaas}\n"
+        )
+
+    def run(self, *arguments: str) -> Any:
+        environment = {"KREPLICA_BOOTSTRAP": self.bootstrap, "KREPLICA_PASSWORD": "sesame"}
+        return CliRunner().invoke(app, ("--command-config", str(self.file), *arguments), env=environment)
+
+    def facts(self, *arguments: str) -> list[dict[str, Any]]:
+        result = self.run(*arguments, "--json")
+        assert result.exit_code == 0, (result.output, result.exception)
+        assert "sesame" not in result.output
+        return [json.loads(line) for line in result.stdout.splitlines()]
+
+
+@pytest.fixture
+def operator(cluster: TcpCluster, tmp_path: Path) -> Iterator[Operator]:
+    yield Operator(cluster, tmp_path)
+    client_config.use(None)
+
+
+@pytest.mark.parametrize("mechanism", ["SCRAM-SHA-256", "SCRAM-SHA-512"])
+def test_a_user_is_added_logs_in_and_is_removed(operator: Operator, mechanism: str) -> None:
+    operator.facts("user", "add", "alice", "--mechanism", mechanism)
+    described = {"user": "alice", "mechanism": mechanism, "iterations": 4096}
+    assert operator.facts("user", "list") == [described]
+    operator.login(mechanism, SCRAM, "alice", "sesame")
+    # By the stock client, and by connections of its own.
+    assert operator.run("topic", "create", f"of-{mechanism}").exit_code == 0
+    assert f"of-{mechanism}" in {each["topic"] for each in operator.facts("topic", "list")}
+    assert operator.facts("group", "list") == []
+    operator.login("PLAIN", PLAIN, "admin", "root")
+    operator.facts("user", "remove", "alice")
+    assert operator.facts("user", "list") == []
+    assert isinstance(operator.run("user", "remove", "alice").exception, ResourceNotFound)
+    with_option = operator.run("user", "remove", "alice", "--mechanism", mechanism)
+    assert isinstance(with_option.exception, ResourceNotFound)
+
+
+def test_a_wrong_password_is_said(operator: Operator) -> None:
+    operator.login("PLAIN", PLAIN, "admin", "wrong")
+    refused = operator.run("topic", "list").exception
+    assert isinstance(refused, NetworkException)
+    assert "the user or the password is wrong" in str(refused)
+    for mechanism, module in (("PLAIN", PLAIN), ("SCRAM-SHA-512", SCRAM)):
+        operator.login(mechanism, module, "admin", "wrong")
+        refused = operator.run("quorum", "describe").exception
+        assert isinstance(refused, SaslAuthenticationFailed)
+        assert "the login as admin failed" in str(refused)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("security.protocol=SASL_SSL", "security.protocol=SASL_SSL must be"),
+        ("security.protocol=SASL_PLAINTEXT", "sasl.mechanism= must be one of PLAIN"),
+        ("security.protocol=SASL_PLAINTEXT\nsasl.mechanism=PLAIN", "the user or the password is missing"),
+        ("security.protocol=SASL_PLAINTEXT\nsasl.mechanism=PLAIN\nsasl.jaas.config=x", "must be a module"),
+    ],
+)
+def test_a_file_that_makes_no_login(operator: Operator, text: str, words: str) -> None:
+    operator.file.write_text(text + "\n")
+    refused = operator.run("topic", "list").exception
+    assert isinstance(refused, InvalidConfig)
+    assert words in str(refused)
