@@ -170,7 +170,7 @@ cdef class ServerConnection:
     # ---- the login -------------------------------------------------------------------------------------------
 
     def require_login(self, authenticator, int64_t max_frame_bytes):
-        """Let `authenticator.take(frame, answered)` answer all requests, of at most `max_frame_bytes`, until `logged_in`.
+        """Let `authenticator.take(frame, answered)` answer requests, of at most `max_frame_bytes`, until `logged_in`.
 
         After that it gets only those of another login.
         """

@@ -41,8 +41,14 @@ OF_PROCESS: Mapping[str, str] = {
     "listeners": "Listeners, NAME://host:port: at most one for clients and one for controllers.",
     "advertised.listeners": "Addresses that clients and nodes connect to. Default: those of listeners.",
     "listener.security.protocol.map": (
-        "Protocol of each listener, NAME:PLAINTEXT or, of a listener for clients only, NAME:SASL_PLAINTEXT."
+        "Protocol of each listener, NAME:PROTOCOL: PLAINTEXT, and of a listener for clients only also SSL,"
+        " SASL_PLAINTEXT and SASL_SSL."
     ),
+    "ssl.keystore.type": "PEM, for a listener that encrypts. No default.",
+    "ssl.keystore.location": "File with the key and certificates of a listener; read again when it changes.",
+    "ssl.key.password": "Password of the key, if it is encrypted.",
+    "ssl.enabled.protocols": "TLSv1.2, TLSv1.3, or both, which is the default.",
+    "ssl.client.auth": "none: clients have no certificates.",
     "sasl.enabled.mechanisms": (
         "How clients log in to a SASL listener: PLAIN, SCRAM-SHA-256, SCRAM-SHA-512. No default."
     ),
@@ -113,14 +119,15 @@ IGNORED: Mapping[str, tuple[Kind, str]] = {
     "metrics.recording.level": (TEXT, "All metrics are recorded."),
 }
 
-NO_SECURITY = "connections are not encrypted here, and there are no access rules; leave it out"
+NO_SECURITY = "there are no access rules; leave it out"
+NO_SSL = "a listener for clients encrypts with a key store in PEM, and nothing else does; leave it out"
 NO_SASL = "nodes do not log in to each other, and clients only by PLAIN and SCRAM; leave it out"
 NO_TIERS = "there is no tiered storage; leave it out"
 NO_ZOOKEEPER = "there is no ZooKeeper; name the quorum by controller.quorum.voters"
 
 # Kafka's properties that a node cannot fulfil: by name, or by prefix if the key ends with a dot.
 REFUSED: Mapping[str, str] = {
-    "ssl.": NO_SECURITY,
+    "ssl.": NO_SSL,
     "sasl.": NO_SASL,
     "authorizer.class.name": NO_SECURITY,
     "super.users": NO_SECURITY,

@@ -6,12 +6,14 @@
 
 MODULE is Kafka's, such as org.apache.kafka.common.security.scram.ScramLoginModule. librdkafka's names
 sasl.username and sasl.password do the same as sasl.jaas.config. Other properties go to the stock client as
-they are. The file is chosen once for a process, by `--command-config`.
+they are; ssl.truststore.location names certificates in PEM. The file is chosen once for a process, by
+`--command-config`.
 """
 
 from __future__ import annotations
 
 import random
+import ssl
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -19,9 +21,9 @@ from kreplica.common.errors import InvalidConfig, SaslAuthenticationFailed
 from kreplica.common.messages.data import SaslAuthenticateRequest, SaslHandshakeRequest
 from kreplica.common.wire import error_of
 from kreplica.security.jaas import PLAIN_MODULE, SCRAM_MODULE, parse_jaas
+from kreplica.security.protocol import SecurityProtocol
 from kreplica.security.sasl import Secret
 
-PLAINTEXT, SASL_PLAINTEXT = "PLAINTEXT", "SASL_PLAINTEXT"
 PLAIN = "PLAIN"
 
 
@@ -56,10 +58,11 @@ class ClientLogin(NamedTuple):
 
 
 class ClientConfig(NamedTuple):
-    """`properties`: of the stock client. `login`: None without SASL."""
+    """`properties`: of the stock client. `login`: None without SASL. `tls`: None without encryption."""
 
     properties: Mapping[str, str]
     login: ClientLogin | None = None
+    tls: ssl.SSLContext | None = None
 
 
 _NOTHING = ClientConfig({})
@@ -85,12 +88,35 @@ def chosen() -> ClientConfig:
 def parse(properties: Mapping[str, object]) -> ClientConfig:
     """Return the configuration from properties of a client. Raises InvalidConfig."""
     found = {name: str(value) for name, value in properties.items()}
-    protocol = found.get("security.protocol", PLAINTEXT)
-    if protocol not in (PLAINTEXT, SASL_PLAINTEXT):
-        raise InvalidConfig(f"security.protocol={protocol[:40]} must be {PLAINTEXT} or {SASL_PLAINTEXT}")
+    name = found.get("security.protocol", SecurityProtocol.PLAINTEXT.name)
+    if name not in SecurityProtocol.__members__:
+        known = ", ".join(SecurityProtocol.__members__)
+        raise InvalidConfig(f"security.protocol={name[:40]} must be one of {known}")
+    protocol = SecurityProtocol[name]
+    tls = _tls(found) if protocol.encrypts else None
+    return ClientConfig(found, _login(found) if protocol.has_login else None, tls)
+
+
+def _tls(found: dict[str, str]) -> ssl.SSLContext:
+    """Return the context of our own connections; give the stock client its names of properties."""
+    kind = found.pop("ssl.truststore.type", "PEM")
+    if kind != "PEM":
+        raise InvalidConfig(f"ssl.truststore.type={kind[:40]} must be PEM")
+    trusted = found.pop("ssl.truststore.location", found.get("ssl.ca.location"))
+    if trusted is not None:
+        found["ssl.ca.location"] = trusted
+    try:
+        made = ssl.create_default_context(cafile=trusted)
+    except OSError as error:
+        raise InvalidConfig(f"ssl.truststore.location={trusted}: no certificates in PEM ({error})") from None
+    if found.get("ssl.endpoint.identification.algorithm", "https") in ("", "none"):
+        found["ssl.endpoint.identification.algorithm"] = "none"
+        made.check_hostname = False
+    return made
+
+
+def _login(found: dict[str, str]) -> ClientLogin:
     text = found.pop("sasl.jaas.config", None)
-    if protocol == PLAINTEXT:
-        return ClientConfig(found)
     mechanism = found.get("sasl.mechanism", found.get("sasl.mechanisms", ""))
     user, password = found.get("sasl.username", ""), Secret(found.get("sasl.password", ""))
     if text is not None:
@@ -98,10 +124,8 @@ def parse(properties: Mapping[str, object]) -> ClientConfig:
         expected = PLAIN_MODULE if mechanism == PLAIN else SCRAM_MODULE
         if jaas.module != expected:
             raise InvalidConfig(f"sasl.jaas.config: the mechanism {mechanism} needs the module {expected}")
-        user, password = (
-            jaas.options.get("username", Secret("")).value,
-            jaas.options.get("password", password),
-        )
+        user = jaas.options.get("username", Secret("")).value
+        password = jaas.options.get("password", password)
     from kreplica.runtime.listener import MECHANISMS
 
     if mechanism not in MECHANISMS:
@@ -109,4 +133,4 @@ def parse(properties: Mapping[str, object]) -> ClientConfig:
     if not user or not password.value:
         raise InvalidConfig("the user or the password is missing: set sasl.jaas.config")
     found |= {"sasl.username": user, "sasl.password": password.value}
-    return ClientConfig(found, ClientLogin(mechanism, user, password))
+    return ClientLogin(mechanism, user, password)

@@ -58,7 +58,7 @@ def any_broker(bootstrap: str) -> Iterator[KafkaConnection]:
 
 
 class KafkaConnection(Closing):
-    """A blocking connection to one broker, logged in as `--command-config` says.
+    """A blocking connection to one broker, encrypted and logged in as `--command-config` says.
 
     Raises OSError if the connection is refused, SaslAuthenticationFailed, NetworkException.
     """
@@ -68,7 +68,10 @@ class KafkaConnection(Closing):
         self._socket = socket.create_connection((host, port), timeout=TIMEOUT_S)
         self._number = 0
         self._ranges: dict[int, tuple[int, int]] = {}
-        login = client_config.chosen().login
+        _, login, tls = client_config.chosen()
+        if tls is not None:
+            # A failed handshake closes the socket, and is an OSError.
+            self._socket = tls.wrap_socket(self._socket, server_hostname=host)
         if login is not None:
             try:
                 login.log_in(self.ask)

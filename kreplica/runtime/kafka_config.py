@@ -243,14 +243,9 @@ class _Parser:
     def _protocol(self, name: str, scope: Scope) -> SecurityProtocol:
         """Return the protocol of a listener. Raises InvalidConfig if it has none here."""
         protocol = self._protocols().get(name, SecurityProtocol.PLAINTEXT)
-        if protocol in (SecurityProtocol.SSL, SecurityProtocol.SASL_SSL):
+        if protocol != SecurityProtocol.PLAINTEXT and scope != Scope.CLIENTS:
             raise InvalidConfig(
-                f"listener.security.protocol.map: listener {name} cannot use {protocol.name};"
-                " encryption is not supported"
-            )
-        if protocol.has_login and scope != Scope.CLIENTS:
-            raise InvalidConfig(
-                f"listener.security.protocol.map: nodes use listener {name}, too, and they cannot log in by"
+                f"listener.security.protocol.map: nodes use listener {name}, too, and they cannot use"
                 f" {protocol.name}; name another one in inter.broker.listener.name and in"
                 " controller.listener.names"
             )
@@ -273,7 +268,8 @@ class _Parser:
                     f"connection.failed.authentication.delay.ms={login.failure_delay_ms} must be below"
                     f" connections.max.idle.ms={idle_ms}"
                 )
-            listeners[address] = Listener(name, scope, protocol, login)
+            tls = properties.tls() if protocol.encrypts else None
+            listeners[address] = Listener(name, scope, protocol, login, tls)
         self._check_prefixes([*brokers, *controllers])
         return listeners
 

@@ -13,6 +13,7 @@ from kreplica.broker.api_versions import Scope
 from kreplica.common.dataclass import dataclass, field
 from kreplica.common.errors import InvalidConfig
 from kreplica.common.settings import checked, int32, int64
+from kreplica.runtime.tls import VERSIONS, TlsSettings
 from kreplica.security.jaas import PLAIN_MODULE, SCRAM_MODULE, parse_jaas
 from kreplica.security.protocol import SecurityProtocol
 from kreplica.security.sasl import Secret
@@ -40,12 +41,13 @@ class Login:
 
 @dataclass(frozen=True, slots=True)
 class Listener:
-    """A listener. `login`: None if its clients do not log in."""
+    """A listener. `login`: None if its clients do not log in. `tls`: None if it does not encrypt."""
 
     name: str
     scope: Scope
     protocol: SecurityProtocol = SecurityProtocol.PLAINTEXT
     login: Login | None = None
+    tls: TlsSettings | None = None
 
 
 class ListenerProperties:
@@ -66,9 +68,7 @@ class ListenerProperties:
 
     def login(self) -> Login:
         """Return how clients log in. Raises InvalidConfig."""
-        given = self.get("sasl.enabled.mechanisms")
-        words = given if isinstance(given, list) else str(given or "").split(",")
-        mechanisms = tuple(dict.fromkeys(word for each in words if (word := str(each).strip())))
+        mechanisms = self._words("sasl.enabled.mechanisms")
         for each in mechanisms or ("",):
             if each not in MECHANISMS:
                 raise InvalidConfig(
@@ -84,6 +84,36 @@ class ListenerProperties:
             ),
             max_receive_bytes=self._number("sasl.server.max.receive.size", MAX_RECEIVE_BYTES, int32(1024)),
         )
+
+    def tls(self) -> TlsSettings:
+        """Return how connections are encrypted. Raises InvalidConfig."""
+        kind = self._text("ssl.keystore.type")
+        if kind != "PEM":
+            found = kind[:40] or "JKS"
+            raise InvalidConfig(
+                f"ssl.keystore.type={found} for listener {self.name} must be PEM: convert a JKS with `keytool"
+                " -importkeystore -deststoretype pkcs12`, and that with `openssl pkcs12 -nodes`"
+            )
+        location = self._text("ssl.keystore.location")
+        if not location:
+            raise InvalidConfig(f"ssl.keystore.location is missing for listener {self.name}")
+        auth = self._text("ssl.client.auth") or "none"
+        if auth != "none":
+            raise InvalidConfig(f"ssl.client.auth={auth[:40]} must be none: clients may log in by SASL")
+        versions = self._words("ssl.enabled.protocols") or tuple(VERSIONS)
+        for each in versions:
+            if each not in VERSIONS:
+                raise InvalidConfig(f"ssl.enabled.protocols: {each[:40]} is not one of {', '.join(VERSIONS)}")
+        password = self.get("ssl.key.password")
+        return TlsSettings(location, None if password is None else Secret(str(password)), versions)
+
+    def _words(self, name: str) -> tuple[str, ...]:
+        given = self.get(name)
+        words = given if isinstance(given, list) else str(given or "").split(",")
+        return tuple(dict.fromkeys(word for each in words if (word := str(each).strip())))
+
+    def _text(self, name: str) -> str:
+        return str(self.get(name) or "").strip()
 
     def _passwords(self) -> dict[str, Secret]:
         name = f"{self._prefix}plain.sasl.jaas.config"
@@ -116,6 +146,11 @@ class ListenerProperties:
 
 # The properties that may have a listener's prefix.
 PER_LISTENER = (
+    "ssl.client.auth",
+    "ssl.enabled.protocols",
+    "ssl.key.password",
+    "ssl.keystore.location",
+    "ssl.keystore.type",
     "connections.max.reauth.ms",
     "sasl.enabled.mechanisms",
     "plain.sasl.jaas.config",

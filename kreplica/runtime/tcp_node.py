@@ -38,6 +38,7 @@ from kreplica.runtime.scheduler import ThreadWorkers
 from kreplica.runtime.storage import FileStorage, RevocableStorage
 from kreplica.runtime.tcp_server import ConnectionLogin, TcpServer
 from kreplica.runtime.tcp_transport import Address, TcpTransport
+from kreplica.runtime.tls import ServerTls
 from kreplica.security.plain import PlainSaslServer
 from kreplica.security.scram import ScramSaslServer
 from kreplica.security.scram_credential import ScramMechanism
@@ -203,6 +204,7 @@ class _Life:
                 self.node.client_gone,
                 listener=listener.name,
                 login=self._login(listener, channel),
+                tls=None if listener.tls is None else ServerTls(listener.tls),
             )
             self._servers.append((listen, server))
 

@@ -32,6 +32,7 @@ from kreplica.broker.request_channel import Answered, Cancellable
 from kreplica.common.errors import BrokerNotAvailable, KreplicaError
 from kreplica.runtime.bounded_log import BoundedLog
 from kreplica.runtime.event_loop import EventLoopThread
+from kreplica.runtime.tls import ServerTls
 from kreplica.security.peer import ANONYMOUS, Peer
 
 if TYPE_CHECKING:
@@ -50,6 +51,9 @@ Receive = Callable[[memoryview, Peer, Answered, object], Cancellable | None]
 OnClosed = Callable[[str], object]
 # How long a client may take to log in.
 LOGIN_TIMEOUT_S = 30.0
+TLS_HANDSHAKE_TIMEOUT_S = 10.0
+# Before the next attempt, when no connection can be accepted.
+ACCEPT_BACKOFF_S = 0.1
 
 
 class ConnectionLogin(NamedTuple):
@@ -124,7 +128,7 @@ class TcpServer:
     `on_closed(client_id)`: called when a client has closed its last connection; the id is that of a
     connection's first request. A client that closes only some connections has merely given up requests there.
     `on_lost(connection)`: called for each connection that is closed. `listener`: its name. `login`: None if
-    clients do not log in.
+    clients do not log in. `tls`: None if connections are not encrypted.
     """
 
     def __init__(
@@ -138,6 +142,7 @@ class TcpServer:
         *,
         listener: str = "",
         login: ConnectionLogin | None = None,
+        tls: ServerTls | None = None,
     ) -> None:
         self.config = config or SocketServerConfig()
         self.thread = thread
@@ -145,6 +150,10 @@ class TcpServer:
         self.on_lost = on_lost
         self.listener = listener
         self.login = login
+        self.tls = tls
+        # Handshakes in progress, the oldest first, and what accepts connections for them.
+        self._handshakes: dict[asyncio.Task[None], None] = {}
+        self._acceptors: list[asyncio.Task[None]] = []
         self.memory = MemoryPool(self.config.queued_max_request_bytes)
         self.processor = Processor(
             receive,
@@ -188,6 +197,10 @@ class TcpServer:
     async def _start(self) -> None:
         loop = self.thread.loop
         while self._sockets:
+            if self.tls is not None:
+                # The list keeps the socket, which the task uses and `_close` closes.
+                self._acceptors += [loop.create_task(self._accept(each, self.tls)) for each in self._sockets]
+                break
             server = await loop.create_server(
                 lambda: TcpConnection(self), sock=self._sockets[0], backlog=BACKLOG
             )
@@ -195,9 +208,46 @@ class TcpServer:
             self._servers.append(server)
         self._sweep_later()
 
+    async def _accept(self, listening: socket.socket, tls: ServerTls) -> None:
+        """Accept connections, and encrypt each before it is served.
+
+        A connection counts from its beginning on: at the limit, the oldest unfinished handshake ends.
+        """
+        loop = self.thread.loop
+        listening.setblocking(False)
+        listening.listen(BACKLOG)
+        while True:
+            try:
+                accepted, _ = await loop.sock_accept(listening)
+            except OSError as error:
+                # No descriptors are left, for one. Clients wait in the backlog meanwhile.
+                self.closed.log("accept", "cannot accept a connection: %r", error)
+                await asyncio.sleep(ACCEPT_BACKOFF_S)
+                continue
+            task = loop.create_task(self._shake_hands(accepted, tls))
+            self._handshakes[task] = None
+            task.add_done_callback(self._handshakes.pop)
+            if len(self.connections) + len(self._handshakes) > self.config.max_connections:
+                next(iter(self._handshakes)).cancel()
+
+    async def _shake_hands(self, accepted: socket.socket, tls: ServerTls) -> None:
+        try:
+            await self.thread.loop.connect_accepted_socket(
+                lambda: TcpConnection(self),
+                accepted,
+                ssl=tls.context(),
+                ssl_handshake_timeout=TLS_HANDSHAKE_TIMEOUT_S,
+            )
+        except OSError as error:
+            # What a stranger sends, a time-out and a reset are such errors, ssl.SSLError included.
+            self.closed.log("TLS", "a connection was closed because of %r", error)
+            accepted.close()
+
     async def _close(self) -> None:
         if self._sweep is not None:
             self._sweep.cancel()
+        for task in (*self._acceptors, *self._handshakes):
+            task.cancel()
         servers, self._servers = self._servers, []
         for server in servers:
             server.close()

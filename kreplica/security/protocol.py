@@ -14,6 +14,11 @@ class SecurityProtocol(enum.IntEnum):
     SASL_SSL = 3
 
     @property
+    def encrypts(self) -> bool:
+        """Whether connections are encrypted by TLS."""
+        return self in (SecurityProtocol.SSL, SecurityProtocol.SASL_SSL)
+
+    @property
     def has_login(self) -> bool:
         """Whether clients log in by SASL."""
         return self in (SecurityProtocol.SASL_PLAINTEXT, SecurityProtocol.SASL_SSL)

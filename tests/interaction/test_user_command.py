@@ -97,7 +97,9 @@ def test_a_wrong_password_is_said(operator: Operator) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("security.protocol=SASL_SSL", "security.protocol=SASL_SSL must be"),
+        ("security.protocol=KERBEROS", "security.protocol=KERBEROS must be one of PLAINTEXT, SSL"),
+        ("security.protocol=SSL\nssl.truststore.location=/no/such", "no certificates in PEM"),
+        ("security.protocol=SSL\nssl.truststore.type=JKS", "ssl.truststore.type=JKS must be PEM"),
         ("security.protocol=SASL_PLAINTEXT", "sasl.mechanism= must be one of PLAIN"),
         ("security.protocol=SASL_PLAINTEXT\nsasl.mechanism=PLAIN", "the user or the password is missing"),
         ("security.protocol=SASL_PLAINTEXT\nsasl.mechanism=PLAIN\nsasl.jaas.config=x", "must be a module"),

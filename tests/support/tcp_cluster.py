@@ -25,6 +25,7 @@ from kreplica.runtime.scheduler import ThreadWorkers
 from kreplica.runtime.storage import FileStorage
 from kreplica.runtime.tcp_node import TcpNode
 from kreplica.runtime.tcp_transport import TcpTransport
+from kreplica.runtime.tls import TlsSettings
 from kreplica.security.protocol import SecurityProtocol
 from tests.support.batches import build
 from tests.support.partitions import append_as_leader
@@ -45,19 +46,26 @@ SETTINGS = {
 class TcpCluster:
     """Brokers 1 to `brokers`, formatted; a `with` starts and ends them, and so do `start` and `close`."""
 
-    def __init__(self, directory: Path, brokers: int, login: Login | None = None) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        brokers: int,
+        login: Login | None = None,
+        tls: TlsSettings | None = None,
+    ) -> None:
         self.failures: list[BaseException] = []
         layout = new_layout(CLUSTER_ID, brokers, 0)
-        addresses = free_addresses(brokers if login is None else 2 * brokers)
+        is_open = login is None and tls is None
+        addresses = free_addresses(brokers if is_open else 2 * brokers)
         self.addresses = dict(zip(layout.roles, addresses[:brokers], strict=True))
         # Those for clients, where clients log in and nodes do not.
         self.client_addresses = dict(zip(layout.roles, addresses[-brokers:], strict=True))
         configs, listeners = {}, {}
         for node_id, address in self.addresses.items():
             of_node = {address: Listener("PLAINTEXT", Scope.ALL)}
-            if login is not None:
-                protocol = SecurityProtocol.SASL_PLAINTEXT
-                of_clients = Listener("SASL", Scope.CLIENTS, protocol, login)
+            if not is_open:
+                protocol = SecurityProtocol(2 * (login is not None) + (tls is not None))
+                of_clients = Listener("CLIENTS", Scope.CLIENTS, protocol, login, tls)
                 of_node = {self.client_addresses[node_id]: of_clients, **of_node}
             config = node_config(layout, node_id, str(directory), SETTINGS)
             endpoints = tuple(

@@ -9,6 +9,7 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
+import trustme
 import typer
 
 from kreplica.broker.node_config import SocketServerConfig
@@ -50,12 +51,14 @@ def test_the_configuration_is_one_of_three_nodes(config: Path) -> None:
     assert made.node.log.min_insync_replicas == 2
 
 
-def test_the_login_is_that_of_the_shown_client(config: Path) -> None:
+def test_the_login_is_that_of_the_shown_client(config: Path, tmp_path: Path) -> None:
     of_node, of_client = (parse_properties(text.encode(), "the page") for text in blocks("properties"))
     made = KafkaConfig.parse({**read_config_file(str(config)), **of_node}, "5L6g3nShT-eMCtK--X86sw")
     clients, nodes, controllers = made.listeners.values()
     assert (clients.name, nodes.login, controllers.login) == ("CLIENTS", None, None)
-    client = client_config.parse(of_client).login
+    trusted = tmp_path / "ca.pem"
+    trustme.CA().cert_pem.write_to_path(str(trusted))
+    client = client_config.parse({**of_client, "ssl.truststore.location": trusted}).login
     assert clients.login is not None
     assert client is not None
     assert clients.login.mechanisms == ("PLAIN", "SCRAM-SHA-512")

@@ -122,6 +122,26 @@ SASL = {
 }
 
 
+TLS = {
+    "listener_security_protocol_map": "CLIENTS:SASL_SSL,INNER:PLAINTEXT",
+    "ssl_keystore_type": "PEM",
+    "ssl_keystore_location": "/etc/node.pem",
+}
+
+
+def test_a_listener_for_clients_encrypts() -> None:
+    own = {"listener.name.clients.ssl.key.password": "sesame", "ssl.enabled.protocols": "TLSv1.3"}
+    config = parse(**{**SASL, **TLS, **own})
+    clients, inner = config.listeners.values()
+    assert (clients.protocol, inner.tls) == (SecurityProtocol.SASL_SSL, None)
+    tls = clients.tls
+    assert tls is not None
+    assert (tls.keystore, tls.versions) == ("/etc/node.pem", ("TLSv1.3",))
+    assert tls.key_password is not None
+    assert tls.key_password.value == "sesame"
+    assert "sesame" not in repr(config)
+
+
 def test_clients_log_in_where_nodes_do_not() -> None:
     own = {
         "listener.name.clients.sasl.enabled.mechanisms": "PLAIN, SCRAM-SHA-512",
@@ -155,13 +175,23 @@ def test_clients_log_in_where_nodes_do_not() -> None:
             "must be a module",
         ),
         ({"listener.name.others.sasl.enabled.mechanisms": "PLAIN"}, "there is no such listener, but CLIENTS"),
-        ({"listener.name.clients.ssl.keystore.type": "PEM"}, "is not a property of a listener"),
+        ({"listener.name.clients.ssl.truststore.type": "PEM"}, "is not a property of a listener"),
         (
             {"listener.name.clients.scram-sha-256.sasl.jaas.config": "com.sun.JndiLoginModule required;"},
             "the login module com.sun.JndiLoginModule is not one of",
         ),
         ({"inter_broker_listener_name": "CLIENTS"}, "nodes use listener CLIENTS, too"),
-        ({"listener_security_protocol_map": "CLIENTS:SASL_SSL"}, "encryption is not supported"),
+        (
+            {"listener_security_protocol_map": "CLIENTS:SASL_SSL"},
+            "ssl.keystore.type=JKS for listener",
+        ),
+        (
+            {"listener_security_protocol_map": "CLIENTS:SSL", "ssl_keystore_type": "PEM"},
+            "ssl.keystore.location is missing for listener CLIENTS",
+        ),
+        ({**TLS, "ssl_client_auth": "required"}, "ssl.client.auth=required must be none"),
+        ({**TLS, "ssl_enabled_protocols": "TLSv1.1"}, "ssl.enabled.protocols: TLSv1.1 is not one of"),
+        ({**TLS, "ssl_truststore_location": "/t"}, "ssl.truststore.location is not supported"),
         ({"listener_security_protocol_map": "CLIENTS:KERBEROS"}, "must be NAME:PROTOCOL"),
         ({"security_inter_broker_protocol": "SASL_PLAINTEXT"}, "must be PLAINTEXT"),
         ({"connection_failed_authentication_delay_ms": 600_000}, "must be below connections.max.idle.ms"),

@@ -1,0 +1,78 @@
+"""ServerTls: the certificate of a listener, and TLS with it. Changed files are read again.
+
+The key and the certificates are in one file, as PEM: the key may be encrypted, the listener's own certificate
+comes before those that signed it. New connections use what the file has; connections that are there go on as
+they are. A file that cannot be used is logged once, and the listener keeps what it had. Thread rule: the loop
+of the listener.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import ssl
+
+from kreplica.common.dataclass import dataclass
+from kreplica.common.errors import InvalidConfig
+from kreplica.security.sasl import Secret
+
+LOGGER = logging.getLogger(__name__)
+
+VERSIONS = {"TLSv1.2": ssl.TLSVersion.TLSv1_2, "TLSv1.3": ssl.TLSVersion.TLSv1_3}
+
+
+@dataclass(frozen=True, slots=True)
+class TlsSettings:
+    """Where the key and the certificates are, and which versions of TLS are spoken, by Kafka's names."""
+
+    keystore: str
+    key_password: Secret | None = None
+    versions: tuple[str, ...] = ("TLSv1.2", "TLSv1.3")
+
+
+class ServerTls:
+    """Makes TLS contexts from a file. Raises InvalidConfig if the file cannot be used at the start."""
+
+    def __init__(self, settings: TlsSettings) -> None:
+        self._settings = settings
+        self._seen = self._stamp()
+        self._context = self._load()
+
+    def context(self) -> ssl.SSLContext:
+        """Return the context for a new connection."""
+        stamp = self._stamp()
+        if stamp != self._seen:
+            self._seen = stamp
+            try:
+                self._context = self._load()
+            except InvalidConfig as error:
+                LOGGER.warning("new connections use the previous certificate: %s", error)
+            else:
+                LOGGER.info("new connections use the certificate of %s", self._settings.keystore)
+        return self._context
+
+    def _stamp(self) -> tuple[int, int, int] | None:
+        try:
+            found = os.stat(self._settings.keystore)
+        except OSError:
+            return None
+        return found.st_mtime_ns, found.st_size, found.st_ino
+
+    def _load(self) -> ssl.SSLContext:
+        settings = self._settings
+        # Without a password an encrypted key must fail, and not ask for one on the terminal.
+        password = b"" if settings.key_password is None else settings.key_password.value.encode()
+        made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        versions = [VERSIONS[each] for each in settings.versions]
+        made.minimum_version, made.maximum_version = min(versions), max(versions)
+        made.options |= ssl.OP_NO_RENEGOTIATION
+        try:
+            made.load_cert_chain(settings.keystore, password=password)
+        except (OSError, ValueError) as error:
+            # ssl.SSLError is an OSError; its text has no part of the key.
+            why = f"{type(error).__name__}: {error}"
+            raise InvalidConfig(
+                f"ssl.keystore.location={settings.keystore}: no key and certificates in PEM that fit each"
+                f" other, or another password ({why})"
+            ) from None
+        return made
