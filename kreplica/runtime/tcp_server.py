@@ -233,7 +233,7 @@ class TcpServer:
     async def _shake_hands(self, accepted: socket.socket, tls: ServerTls) -> None:
         try:
             await self.thread.loop.connect_accepted_socket(
-                lambda: TcpConnection(self),
+                lambda: TlsConnection(self),
                 accepted,
                 ssl=tls.context(),
                 ssl_handshake_timeout=TLS_HANDSHAKE_TIMEOUT_S,
@@ -400,6 +400,14 @@ class TcpConnection(ServerConnection, asyncio.BufferedProtocol):
     def note_received(self, size: int) -> None:
         """Count the memory of an incomplete large frame."""
         self._server.memory.receive(self, size)
+
+
+class TlsConnection(TcpConnection):
+    """A connection whose bytes come through TLS."""
+
+    def get_buffer(self, sizehint: int) -> Buffer:
+        # TLS of asyncio fills the buffer in several steps, and slices it for that.
+        return memoryview(super().get_buffer(sizehint))
 
 
 def _client_id(frame: memoryview) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import ssl
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -122,6 +123,18 @@ def test_commands_connect(cluster: tuple[str, TcpCluster], store: Store, tmp_pat
             assert ran.exit_code == 0, (ran.output, ran.exception)
     finally:
         client_config.use(None)
+
+
+def test_without_uvloop_it_is_the_same(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "uvloop", None)
+    with TcpCluster(tmp_path, 1, tls=TlsSettings(str(store.path))) as nodes:
+        properties = librdkafka("SSL", nodes, store)
+        admin = AdminClient(properties)
+        admin.create_topics([NewTopic("orders", 1, 1)])["orders"].result(WAIT_S)
+        producer = Producer(properties)
+        for _ in range(20):
+            producer.produce("orders", RECORD, partition=0)
+        assert producer.flush(WAIT_S) == 0
 
 
 def test_a_client_that_trusts_another_authority_does_not_connect(
