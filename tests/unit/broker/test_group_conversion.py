@@ -122,6 +122,7 @@ def test_one_groups_offsets_are_fetched(version: int) -> None:
 def test_a_groups_error_goes_to_each_partition_where_the_response_has_no_error_of_its_own(
     version: int,
 ) -> None:
+    """KAFKA-19246, KAFKA-19439."""
     _, remembered = old_offset_fetch(version)
     old = answered(offsets(ErrorCode.not_coordinator), version, remembered)
     if version >= 2:

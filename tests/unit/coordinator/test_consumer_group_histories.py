@@ -188,6 +188,7 @@ def test_kafka_20066_a_commit_of_the_epoch_before_counts_if_the_partition_was_ow
 
 
 def test_kafka_19163_a_group_with_an_open_transaction_is_not_deleted(stage: Any) -> None:
+    """Nor for ever: by KAFKA-19164 it could not be deleted after the transaction, either."""
     stage.beat("a")
     stage.beat("a", -1)
     at = TopicPartition("t", 0)

@@ -204,6 +204,7 @@ def test_a_member_that_reports_other_partitions_than_it_was_assigned_is_told_aga
 
 
 def test_a_member_that_lost_everything_joins_again_under_its_id(stage):
+    """KAFKA-19233: it was refused because it was still known."""
     two_members(stage)
     assert stage.beat("a", 0) == ("a", 3, 100, owned(t=[0]))
 

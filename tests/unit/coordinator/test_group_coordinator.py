@@ -104,6 +104,7 @@ def test_a_member_that_does_not_rejoin_is_removed(stage):
 
 
 def test_a_member_that_does_not_sync_is_removed(stage):
+    """KAFKA-12890: it left the group in CompletingRebalance."""
     first = stage.one_member()
     waiting = stage.begin_join(stage.new_id())
     first = stage.begin_join(first.member_id).result(0)
@@ -190,6 +191,25 @@ def test_a_member_that_leaves_is_not_waited_for(stage):
     assert stage.describe().state == "Empty"
 
 
+def test_the_last_member_that_was_waited_for_may_leave(stage):
+    """KAFKA-7909: the rebalance of the others did not end then."""
+    first = stage.one_member()
+    waiting = stage.begin_join(stage.new_id())
+    assert not waiting.done()
+    stage.leave(first.member_id)
+    joined = waiting.result(0)
+    assert [each.member_id for each in joined.members] == [joined.member_id]
+
+
+def test_the_newest_state_of_a_group_counts_after_a_fail_over(stage):
+    """KAFKA-5600: an older record was applied over a newer one."""
+    first, second = two_members(stage)
+    stage.fail_over()
+    assert stage.heartbeat(first) is None
+    assert stage.heartbeat(second) is None
+    assert [each.assignment for each in stage.describe().members] == [b"a", b"b"]
+
+
 def test_a_coordinator_that_stalled_removes_no_member(stage):
     first, _ = two_members(stage)
     stage.stand_still(5_000)
@@ -242,6 +262,7 @@ def test_a_static_member_leaves_by_its_instance(stage):
 
 
 def test_offsets_are_kept_over_a_fail_over(stage):
+    """KAFKA-8069: a stored offset without a time to expire was expired by its load."""
     joined = stage.one_member()
     assert stage.commit(5, joined) is None
     assert stage.commit(7, joined, metadata="why") is None
@@ -328,6 +349,26 @@ def test_offsets_of_a_group_that_was_left_expire():
     assert stage.describe().state == "Dead"
     stage.fail_over()
     assert (stage.committed(), stage.committed("simple")) == ({}, {})
+
+
+def test_offsets_do_not_expire_while_their_group_rebalances():
+    """KAFKA-13636."""
+    config = dataclasses.replace(
+        CONFIG, offsets_retention_minutes=1, offsets_retention_check_interval_ms=10_000
+    )
+    stage = GroupStage(config)
+    joined = stage.one_member()
+    stage.commit(5, joined)
+    for _ in range(400):
+        stage.pass_time(240)
+        if stage.heartbeat(joined) is None and stage.describe().state == "Stable":
+            # A member that only asks for an id lets the group prepare a rebalance now and then.
+            waiting = stage.begin_join(stage.new_id())
+            joined = stage.begin_join(joined.member_id).result(0)
+            stage.leave(waiting.result(0).member_id)
+            joined = stage.begin_join(joined.member_id).result(0)
+            stage.begin_sync(joined, {joined.member_id: b"work"}).result(0)
+    assert stage.committed() == {AT: 5}
 
 
 def test_offsets_of_a_deleted_topic_go(stage):
@@ -420,6 +461,7 @@ def test_groups_are_listed_by_state(stage):
 
 
 def test_pending_requests_fail_when_the_group_moves(stage):
+    """KAFKA-16118: a coordinator that had been unloaded went on answering."""
     first = stage.one_member()
     joining = stage.begin_join(stage.new_id())
     stage.coordinator.resign(0)
@@ -617,6 +659,15 @@ def test_only_the_leader_of_the_partition_completes_a_transaction(stage):
     assert isinstance(complete(stage).exception(0), errors.NotCoordinator)
 
 
+def test_offsets_of_a_transaction_that_are_refused_are_not_open(stage):
+    """KAFKA-16371: metadata that was too large left the offset unstable for ever."""
+    stage.commit(3)
+    refused = commit_in_transaction(stage, 7, metadata="x" * 4_097)
+    assert isinstance(refused, errors.OffsetMetadataTooLarge)
+    assert stage.stable_offsets()[AT].value.offset == 3
+    assert stage.delete() is None
+
+
 def test_deleting_a_topic_drops_its_open_offsets(stage):
     commit_in_transaction(stage, 7)
     stage.coordinator.delete_topics(["t"])
@@ -676,6 +727,7 @@ def test_a_deleted_topic_takes_its_open_offsets_from_the_log_too(stage, is_loade
 
 @pytest.mark.parametrize("fails_over", [False, True])
 def test_a_deleted_offset_is_not_brought_back_by_an_open_transaction(stage, fails_over):
+    """KAFKA-14505: the commit of the transaction revived it."""
     stage.commit(3)
     commit_in_transaction(stage, 7)
     deleted = stage.coordinator.delete_offsets("g", [AT])

@@ -99,6 +99,15 @@ def test_missing_internal_topics_are_named_until_they_exist():
     assert stage.state[0] == "Stable"
 
 
+def test_a_topology_is_described_before_its_topics_exist():
+    """KAFKA-19730: it was left out until it had been checked, and admin clients failed."""
+    stage = StreamsGroupStage(topics=MadeTopics(t=2))
+    stage.beat("a")
+    described = stage.describe()
+    assert described.topology is not None
+    assert [each.subtopology_id for each in described.topology.subtopologies] == ["s"]
+
+
 def test_a_missing_source_topic_is_a_status():
     stage = StreamsGroupStage(topics=MadeTopics(log=2))
     assert [code for code, _ in stage.beat("a").statuses] == [1]

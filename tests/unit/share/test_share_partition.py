@@ -159,6 +159,7 @@ def test_released_records_come_before_new_ones() -> None:
 
 
 def test_stored_batches_leave_gaps_that_are_acquired() -> None:
+    """KAFKA-18494: they were passed over after a restart, and their records lost."""
     share = partition((5, 9, ACKNOWLEDGED, 1), (15, 19, AVAILABLE, 2))
     assert share.next_fetch_offset == 0
     assert take(share, log_of((0, 29))) == [(0, 4, 1), (10, 14, 1), (15, 19, 3), (20, 29, 1)]
@@ -311,6 +312,7 @@ def test_a_change_that_is_not_stored_leaves_the_records_acquired() -> None:
 def test_a_lock_that_ends_while_a_change_is_not_stored_ends_with_it(
     delivered: int, state: int, next_offset: int, start: int
 ) -> None:
+    """KAFKA-19476: the record stayed acquired for ever, or came again above the limit."""
     share = partition((0, 0, AVAILABLE, delivered))
     take(share, log_of((0, 0)))
     change = answer(share, 0, 0, ACCEPT)
@@ -320,6 +322,18 @@ def test_a_lock_that_ends_while_a_change_is_not_stored_ends_with_it(
     assert stored is not None
     assert stored.batches == [StateBatch(0, 0, state, delivered + 1)]
     assert (share.next_fetch_offset, share.start_offset) == (next_offset, start)
+
+
+def test_what_is_being_acknowledged_is_not_acquired_and_keeps_its_lock() -> None:
+    """KAFKA-18084: it was acquired again, and its lock never ended."""
+    share = partition()
+    take(share, log_of((0, 9)))
+    change = answer(share, 0, 4, RELEASE)
+    assert take(share, log_of((0, 9))) == []
+    assert share.complete(change, 0, is_stored=False) is None
+    assert flight(share) == [(0, 4, ACQUIRED, 1), (5, 9, ACQUIRED, 1)]
+    assert share.expire(LOCK_MS) is not None
+    assert take(share, log_of((0, 9)), now_ms=LOCK_MS) == [(0, 4, 2), (5, 9, 2)]
 
 
 def test_a_lock_that_ends_while_a_change_is_stored_does_not_count() -> None:
@@ -475,6 +489,7 @@ def test_records_below_the_start_of_the_log_are_forgotten() -> None:
 @pytest.mark.parametrize("is_stored", [True, False])
 @pytest.mark.parametrize("log_start", [4, 5, 10, 20])
 def test_the_log_start_moves_while_a_change_is_stored(is_stored: bool, log_start: int) -> None:
+    """KAFKA-19476: the record stayed acquired for ever."""
     share = partition()
     take(share, log_of((0, 9)))
     change = answer(share, 0, 4, ACCEPT)
