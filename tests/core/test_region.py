@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import os
 import random
 import resource
@@ -315,6 +316,22 @@ def test_truncate_leaves_what_another_process_has_mapped(log: Region, path: Path
     inode = path.stat().st_ino
     log.truncate(1)
     assert (path.stat().st_ino, log.read(0, 1)) == (inode, b"U")
+
+
+def test_a_reader_waits_while_a_writer_cuts_the_file(path: Path) -> None:
+    path.write_bytes(b"kept and cut")
+    with path.open("rb") as cutting:
+        fcntl.flock(cutting, fcntl.LOCK_EX)
+        reader = Region(str(path), 1 << 12, writable=False)
+        found: list[bytes] = []
+        reading = threading.Thread(target=lambda: found.append(reader.read(0, 4)))
+        reading.start()
+        reading.join(0.05)
+        assert reading.is_alive()
+        fcntl.flock(cutting, fcntl.LOCK_UN)
+        reading.join(20)
+    assert found == [b"kept"]
+    reader.close()
 
 
 def test_truncate_with_a_tail_puts_it_behind_the_cut(log: Region, path: Path) -> None:

@@ -14,6 +14,7 @@
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/uio.h>
+#include <time.h>
 #include <unistd.h>
 #ifdef __linux__
 #include <sys/vfs.h>
@@ -318,9 +319,22 @@ int kr_file_allocate(kr_file *file, int64_t start, int64_t stop) {
     return error;
 }
 
+/* As `take`, but wait while a writer cuts the file, which takes a moment; a writer that was stopped may take longer.
+ */
+static int take_patiently(kr_file *file, kr_descriptor **out) {
+    enum { LOOKS = 1000, PAUSE_NS = 1000000 };
+    const struct timespec pause = {0, PAUSE_NS};
+    int error = take(file, out);
+    for (int look = 0; error == EAGAIN && look < LOOKS; look++) {
+        nanosleep(&pause, NULL);
+        error = take(file, out);
+    }
+    return error;
+}
+
 int kr_file_read(kr_file *file, int64_t position, int64_t size, uint8_t *target) {
     kr_descriptor *descriptor;
-    int error = take(file, &descriptor);
+    int error = take_patiently(file, &descriptor);
     if (error) return error;
     error = read_all(descriptor->fd, position, size, target);
     drop(descriptor);
