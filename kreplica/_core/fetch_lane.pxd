@@ -22,6 +22,7 @@
 
 from libc.stdint cimport int8_t, int32_t, int64_t, uint8_t
 
+from kreplica._core.grants cimport Grants
 from kreplica._core.leader_state cimport LeaderState, Replica, Term
 from kreplica._core.purgatory cimport Purgatory
 
@@ -38,6 +39,7 @@ cdef enum:
     FETCH_QUOTA                   # replication is throttled
     FETCH_PARTITION               # a ready partition is no plain case
     FETCH_WAIT                    # a consumer's for which there are too few records now
+    FETCH_RIGHTS                  # its client has not been allowed yet what it names
     FETCH_DECLINES                # the number of reasons
 
 
@@ -87,7 +89,7 @@ cdef class FetchLane:
     # Let the fetch expire after `wait_ms`; return the handle.
     cdef int64_t watch(self, LaneFetch fetch, int64_t wait_ms) except -1
     # Read what a consumer's request names into the buffers of the answer. Returns as `begin`.
-    cdef int read(self, const fetch_t *request, list buffers) except -32
+    cdef int read(self, const fetch_t *request, Grants grants, list buffers) except -32
     # Take over what the request names into the session. Returns 0 or the reason to decline, negated and less 1.
     cdef int begin(self, const fetch_t *request, object session) except -32
 

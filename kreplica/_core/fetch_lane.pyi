@@ -3,6 +3,8 @@ from typing import Any
 
 from typing_extensions import Buffer
 
+from kreplica._core.grants import Grants
+
 FETCHES_DECLINED: tuple[str, ...]
 
 def wire_id(topic_id: bytes, partition: int) -> bytes: ...
@@ -24,7 +26,10 @@ class FetchLane:
     def taken(self) -> int: ...
     def declined(self, reason: int) -> int: ...
     def take(
-        self, frame: Buffer, answered: Callable[[list[Any] | None, BaseException | None], object]
+        self,
+        frame: Buffer,
+        answered: Callable[[list[Any] | None, BaseException | None], object],
+        grants: Grants | None = None,
     ) -> LaneFetch | None: ...
 
 class LaneFetch:

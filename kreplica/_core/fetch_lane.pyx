@@ -8,6 +8,7 @@ from libc.string cimport memcpy
 from concurrent.futures import CancelledError
 
 from kreplica._core.big_endian cimport load16, load32, load64, store16, store32, store64
+from kreplica._core.grants cimport Grants
 from kreplica._core.leader_state cimport FetchClock, LeaderState, Replica, Term
 from kreplica._core.log_lock cimport LogLock
 from kreplica._core.log_state cimport LogState
@@ -17,7 +18,7 @@ from kreplica._core.varint cimport read_unsigned_varint, write_unsigned_varint
 # The names of the reasons to decline a request, in the order of fetch_lane.pxd.
 FETCHES_DECLINED = (
     "version", "layout", "consumer", "full", "forgets", "min bytes", "session", "busy", "quota", "partition",
-    "wait",
+    "wait", "rights",
 )
 assert len(FETCHES_DECLINED) == FETCH_DECLINES
 
@@ -257,10 +258,11 @@ cdef class FetchLane:
             raise IndexError(reason)
         return self.declines[reason]
 
-    def take(self, frame, answered):
+    def take(self, frame, answered, Grants grants=None):
         """Take the Fetch request in `frame`, without its size field; return the LaneFetch, None if declined.
 
-        `answered(buffers, error)` is called once, perhaps before this returns.
+        `answered(buffers, error)` is called once, perhaps before this returns. `grants`: what the client has been
+        allowed; None: everything.
         """
         cdef fetch_t request
         cdef Py_buffer view
@@ -271,13 +273,15 @@ cdef class FetchLane:
         PyObject_GetBuffer(frame, &view, PyBUF_SIMPLE)
         try:
             status = parse(<const uint8_t *> view.buf, view.len, &request)
-            if status == 0:
+            if status == 0 and grants is not None and not grants.is_node:
+                status = -1 - FETCH_RIGHTS
+            elif status == 0:
                 session = self.owner.sessions.by_id.get(request.session_id)
                 status = -1 - FETCH_SESSION
                 if session is not None and session.epoch == request.session_epoch:
                     status = self.begin(&request, session)
             elif status == OF_CONSUMER:
-                status = self.read(&request, buffers)
+                status = self.read(&request, grants, buffers)
         finally:
             PyBuffer_Release(&view)
         if status < 0:
@@ -305,7 +309,7 @@ cdef class FetchLane:
             raise
         return fetch
 
-    cdef int read(self, const fetch_t *request, list buffers) except -32:
+    cdef int read(self, const fetch_t *request, Grants grants, list buffers) except -32:
         cdef object owner = self.owner
         cdef int64_t limit = min(<int64_t> request.max_bytes, self.most_bytes)
         cdef int64_t size = 0
@@ -322,6 +326,8 @@ cdef class FetchLane:
             if key in keys:
                 return -1 - FETCH_PARTITION
             keys.add(key)
+            if grants is not None and key[:asked.topic_size] not in grants.readable:
+                return -1 - FETCH_RIGHTS
             read = owner.read_for_consumer(
                 key, request.has_ids, load64(asked.at + 8), load32(asked.at + 4), load32(asked.at + 16),
                 max(min(<int64_t> load32(asked.at + 28), limit - size), 0), request.isolation, size == 0)

@@ -26,6 +26,7 @@ from cpython.buffer cimport Py_buffer
 from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t
 
 from kreplica._core.append_job cimport AppendJob
+from kreplica._core.grants cimport Grants
 from kreplica._core.leader_state cimport LeaderState, Term
 from kreplica._core.log_lock cimport LogLock
 from kreplica._core.purgatory cimport Watermark
@@ -40,6 +41,7 @@ cdef enum:
     UNKNOWN_PARTITION             # this broker does not have one of them, or only brokers may write to it
     STOPPED                       # the broker stops
     BEHIND                        # earlier requests have batches that are not submitted yet
+    RIGHTS                        # its client has not been allowed yet what it names
     # One of its batches.
     NOT_LEADER                    # this broker does not lead the partition
     TOO_FEW_IN_SYNC               # acks=all with fewer replicas in sync than min.insync.replicas
@@ -91,7 +93,8 @@ cdef class ProduceLane:
     cdef object inline            # the disk that makes an append in the caller's turn
 
     # Make the request's appends. Return OK, or the reason to decline it, negated and less 1.
-    cdef int prepare(self, LaneRequest request, const produce_t *asked) except -64
+    cdef int prepare(self, LaneRequest request, const produce_t *asked, Grants grants) except -64
+    cdef bint is_granted(self, LaneRequest request, const produce_t *asked, Grants grants) except -1
     # Return whether all batches are of one producer's transactions.
     cdef bint is_of_one_producer(self, LaneRequest request) except -1
     # Return whether all batches continue a transaction that is open on their partitions.

@@ -4,6 +4,7 @@ from typing import Any
 from typing_extensions import Buffer
 
 from kreplica._core.append_job import AppendJob
+from kreplica._core.grants import Grants
 from kreplica._core.purgatory import Purgatory, Watermark
 
 DECLINED: tuple[str, ...]
@@ -30,6 +31,7 @@ class ProduceLane:
         frame: Buffer,
         answered: Callable[[list[Any] | None, BaseException | None], object],
         connection: object,
+        grants: Grants | None = None,
     ) -> LaneRequest | None: ...
     def append(
         self,

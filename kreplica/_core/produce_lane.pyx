@@ -8,6 +8,7 @@ from concurrent.futures import CancelledError
 
 from kreplica._core.append_job cimport AppendJob, go_on, let_go, take_back, view_of
 from kreplica._core.big_endian cimport load16, load32, store16, store32, store64
+from kreplica._core.grants cimport Grants
 from kreplica._core.leader_state cimport LeaderState, Term
 from kreplica._core.log_lock cimport LogLock
 from kreplica._core.log_segment cimport WITH_TRANSACTION
@@ -23,6 +24,7 @@ from kreplica._core.varint cimport read_unsigned_varint, size_of_unsigned_varint
 # The names of the reasons to decline a request or to hand over a batch, in the order of produce_lane.pxd.
 DECLINED = (
     "version", "layout", "transaction", "acks", "partitions", "unknown partition", "stopped", "behind",
+    "rights",
     "not leader", "too few in sync", "busy", "durability", "settings", "batch", "compressed", "sequence", "core",
 )
 assert len(DECLINED) == DECLINES
@@ -168,11 +170,11 @@ cdef class ProduceLane:
             raise IndexError(reason)
         return self.declines[reason]
 
-    def take(self, frame, answered, connection):
+    def take(self, frame, answered, connection, Grants grants=None):
         """Take the Produce request in `frame`, without its size field; return the LaneRequest, None if declined.
 
         `answered(buffers, error)` is called once, perhaps before this returns. `connection`: the origin of the request,
-        whose appends to a partition keep their order.
+        whose appends to a partition keep their order. `grants`: what its client has been allowed; None: everything.
         """
         cdef produce_t asked
         cdef int status
@@ -182,7 +184,7 @@ cdef class ProduceLane:
         if status == OK:
             request.frame = frame
             request.connection = connection
-            status = self.prepare(request, &asked)
+            status = self.prepare(request, &asked, grants)
         if status < 0:
             self.declines[-1 - status] += 1
             return None
@@ -228,7 +230,7 @@ cdef class ProduceLane:
         self.start(request)
         return request
 
-    cdef int prepare(self, LaneRequest request, const produce_t *asked) except -64:
+    cdef int prepare(self, LaneRequest request, const produce_t *asked, Grants grants) except -64:
         cdef const uint8_t *p = <const uint8_t *> request.view.buf
         cdef const part_t *part
         cdef LaneAppend append
@@ -242,6 +244,8 @@ cdef class ProduceLane:
             return -1 - STOPPED
         if self.owner.unsubmitted:
             return -1 - BEHIND
+        if grants is not None and not self.is_granted(request, asked, grants):
+            return -1 - RIGHTS
         for i in range(asked.count):
             part = &asked.parts[i]
             name = PyBytes_FromStringAndSize(NULL, part.topic_size + NUMBER_BYTES)
@@ -291,6 +295,20 @@ cdef class ProduceLane:
                     return -1 - TRANSACTION
                 request.transactional_id = transactional_id
         return OK
+
+    cdef bint is_granted(self, LaneRequest request, const produce_t *asked, Grants grants) except -1:
+        cdef const char *p = <const char *> request.view.buf
+        cdef const part_t *part
+        cdef int32_t i
+        if (asked.transactional_id_size >= 0
+                and p[asked.transactional_id:asked.transactional_id + asked.transactional_id_size]
+                not in grants.transactional_ids):
+            return False
+        for i in range(asked.count):
+            part = &asked.parts[i]
+            if part.count and p[part.topic:part.topic + part.topic_size] not in grants.writable:
+                return False
+        return True
 
     cdef bint is_of_one_producer(self, LaneRequest request) except -1:
         cdef LaneAppend append

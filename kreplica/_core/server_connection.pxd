@@ -16,6 +16,7 @@
 from libc.stdint cimport int64_t
 
 from kreplica._core.frame_reader cimport FrameReader, ReceiveBuffer
+from kreplica._core.grants cimport Grants
 from kreplica._core.task_queue cimport TaskQueue
 
 
@@ -74,6 +75,7 @@ cdef class ServerConnection:
     cdef readonly int64_t active  # the Processor's `activity` at its last request or progress in sending
     cdef public object transport
     cdef public object peer       # who the client is (security.peer.Peer)
+    cdef public Grants grants     # what it has been allowed; None if nothing yet
     # Takes each frame while the client has not logged in, and later those of another login; None without logins.
     cdef object authenticator
     cdef readonly bint is_authenticated

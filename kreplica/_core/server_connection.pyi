@@ -4,6 +4,7 @@ from typing import Any, final
 from typing_extensions import Buffer
 
 from kreplica._core.frame_reader import ReceiveBuffer
+from kreplica._core.grants import Grants
 from kreplica._core.task_queue import TaskQueue
 
 _Answered = Callable[[list[Any] | None, BaseException | None], object]
@@ -50,6 +51,7 @@ class PendingAnswer:
 class ServerConnection:
     transport: Any
     peer: Any
+    grants: Grants | None
     is_closed: bool
     is_ending: bool
     @property

@@ -24,8 +24,9 @@ cdef enum:
 cdef class LaneGate:
     """The native lanes of one listener, which take requests that need no decision.
 
-    `lanes`: has the attributes `produce_lane` and `fetch_lane`, which may be None and may change. `produces`,
-    `fetches`: whether the listener takes such requests.
+    `lanes`: has the attributes `produce_lane` and `fetch_lane`, which may be None and may change, and `rules`: those in
+    force for clients that have a ServerConnection, None without any. `produces`, `fetches`: whether the listener takes
+    such requests.
     """
 
     def __init__(self, lanes, *, bint produces, bint fetches):
@@ -40,16 +41,22 @@ cdef class LaneGate:
         """
         cdef Py_buffer view
         cdef object lane
+        cdef object rules = self.lanes.rules
+        cdef Grants grants = None
         cdef int key
         PyObject_GetBuffer(frame, &view, PyBUF_SIMPLE)
         key = -1 if view.len < 2 else load16(<const uint8_t *> view.buf)
         PyBuffer_Release(&view)
+        if rules is not None and isinstance(connection, ServerConnection):
+            grants = (<ServerConnection> connection).grants
+            if grants is None or grants.rules is not rules:
+                return None
         if key == PRODUCE and self.produces:
             lane = self.lanes.produce_lane
-            return None if lane is None else lane.take(frame, answered, connection)
+            return None if lane is None else lane.take(frame, answered, connection, grants)
         if key == FETCH and self.fetches:
             lane = self.lanes.fetch_lane
-            return None if lane is None else lane.take(frame, answered)
+            return None if lane is None else lane.take(frame, answered, grants)
         return None
 
 

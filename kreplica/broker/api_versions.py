@@ -52,7 +52,7 @@ ENVELOPE = 58
 LIST_CONFIG_RESOURCES = 74
 
 # Requests that the active controller handles for clients. Other nodes forward them.
-FORWARDED = frozenset({19, 20, 33, 37, 43, 44, 45, 46, 51, 55, 57, 64, 80, 81})
+FORWARDED = frozenset({19, 20, 30, 31, 33, 37, 43, 44, 45, 46, 51, 55, 57, 64, 80, 81})
 
 
 class Scope(Flag):

@@ -16,16 +16,22 @@ from kreplica.common.error_code import ErrorCode
 from kreplica.common.errors import KreplicaError, UnsupportedVersion, known_error
 from kreplica.common.future import Future, failed, then
 from kreplica.common.messages.administration import (
+    AclCreationResult,
     AlterConfigsRequest,
     AlterConfigsResponse,
     AlterPartitionReassignmentsRequest,
     CreatableTopicResult,
+    CreateAclsRequest,
+    CreateAclsResponse,
     CreatePartitionsRequest,
     CreatePartitionsResponse,
     CreatePartitionsTopicResult,
     CreateTopicsRequest,
     CreateTopicsResponse,
     DeletableTopicResult,
+    DeleteAclsFilterResult,
+    DeleteAclsRequest,
+    DeleteAclsResponse,
     DeleteTopicsRequest,
     DeleteTopicsResponse,
     ElectLeadersRequest,
@@ -86,6 +92,8 @@ OPERATIONS: dict[type[Any], Operation] = {
     AllocateProducerIdsRequest: lambda term, request: term.producer_ids.allocate(request),
     UpdateFeaturesRequest: lambda term, request: term.features.update(request),
     AlterUserScramCredentialsRequest: lambda term, request: term.scram.alter(request),
+    CreateAclsRequest: lambda term, request: term.acls.create(request),
+    DeleteAclsRequest: lambda term, request: term.acls.delete(request),
 }
 
 
@@ -206,6 +214,18 @@ def _refuse_users(
     )
 
 
+def _refuse_new_acls(request: CreateAclsRequest, error: KreplicaError) -> CreateAclsResponse:
+    refused = AclCreationResult(error_code=ErrorCode(error.code), error_message=str(error))
+    return CreateAclsResponse(throttle_time=NO_THROTTLE, results=(refused,) * len(request.creations))
+
+
+def _refuse_acl_filters(request: DeleteAclsRequest, error: KreplicaError) -> DeleteAclsResponse:
+    refused = DeleteAclsFilterResult(
+        error_code=ErrorCode(error.code), error_message=str(error), matching_acls=()
+    )
+    return DeleteAclsResponse(throttle_time=NO_THROTTLE, filter_results=(refused,) * len(request.filters))
+
+
 REFUSALS: dict[type[Any], Refuse] = {
     CreateTopicsRequest: _refuse_create_topics,
     DeleteTopicsRequest: _refuse_delete_topics,
@@ -224,4 +244,6 @@ REFUSALS: dict[type[Any], Refuse] = {
     AllocateProducerIdsRequest: _with_code(producer_id_start=-1, producer_id_len=0),
     UpdateFeaturesRequest: _with_message(results=()),
     AlterUserScramCredentialsRequest: _refuse_users,
+    CreateAclsRequest: _refuse_new_acls,
+    DeleteAclsRequest: _refuse_acl_filters,
 }

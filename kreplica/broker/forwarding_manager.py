@@ -9,19 +9,39 @@ done it. Kafka does the same. Thread rule: any thread may call; everything else 
 from __future__ import annotations
 
 import ipaddress
+import struct
 from collections.abc import Callable
 from functools import partial
 
 from kreplica.common.controller_requests import ControllerRequests
 from kreplica.common.error_code import ErrorCode
-from kreplica.common.errors import KreplicaError, NotController
+from kreplica.common.errors import (
+    InvalidRequest,
+    KreplicaError,
+    NotController,
+    PrincipalDeserializationFailure,
+    UnsupportedVersion,
+)
 from kreplica.common.future import Future
+from kreplica.common.message import Record, decode, encode
 from kreplica.common.messages.controllers import EnvelopeRequest, EnvelopeResponse
 from kreplica.common.ports import Clock, Loop, Transport, monotonic_ms
 from kreplica.common.wire import error_of
+from kreplica.security.peer import KafkaPrincipal, Peer, host_text
 
 FORWARD_TIMEOUT_MS = 15_000
 RETRY_BACKOFF_MS = 50
+
+
+class PrincipalData(Record):
+    """Who sent a request that is forwarded."""
+
+    type: str
+    name: str
+    token_authenticated: bool
+
+
+_PRINCIPAL_VERSION = struct.Struct(">h")
 
 
 class ForwardingManager:
@@ -53,12 +73,14 @@ class ForwardingManager:
         """Whether this node is the active controller, as far as it knows."""
         return self._controller() == self._node_id
 
-    def forward(self, frame: memoryview, client_host: str) -> Future[bytes]:
+    def forward(self, frame: memoryview, peer: Peer) -> Future[bytes]:
         """Return a future of the answer's frame. It fails with NotController if no controller answered in
-        time.
+        time. `peer`: the client, whose rights the controller asks for.
         """
         request = EnvelopeRequest(
-            request_data=bytes(frame), request_principal=None, client_host_address=_packed(client_host)
+            request_data=bytes(frame),
+            request_principal=packed_principal(peer.principal),
+            client_host_address=_packed(peer.host),
         )
         answer: Future[bytes] = Future()
         deadline_ms = monotonic_ms(self._clock) + FORWARD_TIMEOUT_MS
@@ -90,9 +112,35 @@ def _is_to_be_asked_again(answer: Future[bytes], reply: Future[EnvelopeResponse]
     return False
 
 
-def unpacked(address: bytes) -> str:
-    """Return the host in an envelope, as it is shown. Raises ValueError if it is not an address."""
-    return f"/{ipaddress.ip_address(address)}"
+def client_of(request: EnvelopeRequest) -> Peer:
+    """Return the client whose request is in the envelope.
+
+    Raises InvalidRequest if its host is not an address, PrincipalDeserializationFailure.
+    """
+    try:
+        host = host_text(str(ipaddress.ip_address(request.client_host_address)))
+    except ValueError:
+        raise InvalidRequest("the envelope's client host is not an address") from None
+    return Peer(f"/{host}", _unpacked_principal(request.request_principal or b""))
+
+
+def packed_principal(principal: KafkaPrincipal) -> bytes:
+    """Return Kafka's DefaultPrincipalData of version 0, behind its version."""
+    data = PrincipalData(
+        type=principal.type, name=principal.name, token_authenticated=principal.token_authenticated
+    )
+    return encode(data, 0, _PRINCIPAL_VERSION.pack(0))
+
+
+def _unpacked_principal(data: bytes) -> KafkaPrincipal:
+    try:
+        (version,) = _PRINCIPAL_VERSION.unpack_from(data)
+        if version != 0:
+            raise UnsupportedVersion(f"version {version}")
+        found = decode(PrincipalData, version, data, _PRINCIPAL_VERSION.size)
+    except (struct.error, KreplicaError) as error:
+        raise PrincipalDeserializationFailure(f"the envelope's principal cannot be read: {error}") from None
+    return KafkaPrincipal(found.type, found.name, found.token_authenticated)
 
 
 def envelope_refused(error: KreplicaError) -> EnvelopeResponse:

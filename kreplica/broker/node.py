@@ -32,6 +32,7 @@ from kreplica.broker.config_helper import ConfigHelper
 from kreplica.broker.controller_apis import REFUSALS, ControllerApis, refusal
 from kreplica.broker.controller_registration_manager import FIRST_VERSION, ControllerRegistrationManager
 from kreplica.broker.coordinator_topic import CoordinatorPublisher
+from kreplica.broker.gatekeeper import Gatekeeper
 from kreplica.broker.group_apis import (
     GROUP_KEY,
     SHARE_KEY,
@@ -52,7 +53,7 @@ from kreplica.broker.request_context import IN_PROCESS, RequestContext
 from kreplica.broker.share_fetch_apis import ShareFetchApis, make_shares
 from kreplica.broker.share_state_apis import SharePublisher, make_share_coordinator, share_state_topic
 from kreplica.broker.transaction_apis import make_transactions, transaction_topic
-from kreplica.broker.unsupported_apis import HANDLERS as UNSUPPORTED_HANDLERS
+from kreplica.broker.unsupported_apis import HANDLERS, HANDLERS_WITH_ACLS
 from kreplica.common.errors import (
     BrokerNotAvailable,
     InvalidConfig,
@@ -61,7 +62,11 @@ from kreplica.common.errors import (
     NotController,
 )
 from kreplica.common.future import Future, failed, resolved
-from kreplica.common.messages.administration import DescribeConfigsRequest, ListConfigResourcesRequest
+from kreplica.common.messages.administration import (
+    DescribeAclsRequest,
+    DescribeConfigsRequest,
+    ListConfigResourcesRequest,
+)
 from kreplica.common.messages.data import FetchRequest, MetadataRequest, ProduceRequest
 from kreplica.common.messages.quorum import (
     AddRaftVoterRequest,
@@ -77,6 +82,7 @@ from kreplica.common.messages.users import DescribeUserScramCredentialsRequest
 from kreplica.common.metrics import MetricRegistry
 from kreplica.common.ports import DirectoryLock, Loop
 from kreplica.common.types import Uuid
+from kreplica.controller.acl_control import describe_acls
 from kreplica.controller.feature_control import METADATA_VERSION, SUPPORTED_FEATURES
 from kreplica.controller.quorum_controller import QuorumController
 from kreplica.controller.scram_control import describe_credentials
@@ -94,7 +100,9 @@ from kreplica.raft.quorum_state import FileBasedStateStore
 from kreplica.raft.raft_config import Membership
 from kreplica.raft.raft_messages import is_of_metadata_log
 from kreplica.raft.voter_set import VoterSet
+from kreplica.security.peer import THIS_PROCESS, Peer
 from kreplica.security.scram_credential import ScramCredential, ScramMechanism
+from kreplica.security.standard_authorizer import StandardAuthorizer
 from kreplica.share.persister import SharePersister
 
 LOGGER = logging.getLogger(__name__)
@@ -171,6 +179,15 @@ class Node:
         # first.
         patience_ms = config.controller.broker_session_hint_ms + 4 * config.raft.quorum_election_timeout_ms
         self._suspected = SuspectedBrokers(ports.clock, patience_ms)
+        self._gatekeeper: Gatekeeper | None = None
+        self._unsupported = HANDLERS
+        if config.authorizer.authorizer_class_name:
+            self._unsupported = HANDLERS_WITH_ACLS
+            self._gatekeeper = Gatekeeper(
+                config.authorizer,
+                lambda: self.loader.published,
+                creates_topics=config.broker.auto_create_topics_enable,
+            )
         self._handlers: dict[type[Any], Callable[[Any], Future[Any]]] = {}
         self._knows_cluster = False  # the whole metadata has been published since the start
         # Take requests that need no decision, while this node answers any; else None.
@@ -263,7 +280,8 @@ class Node:
             watches=ports.watches,
         )
         applied = self._loader.startup(log.end_offset, log.epoch_before)
-        self._loader.install_publishers([self._snapshot_generator(loop)])
+        first = [] if self._gatekeeper is None else [self._gatekeeper]
+        self._loader.install_publishers([*first, self._snapshot_generator(loop)])
         raft.register(self._loader, next_offset=applied.offset)
         ports.transport.watch_connections(self._connection_lost)
 
@@ -438,6 +456,9 @@ class Node:
             creation=creation,
             metrics=self.metrics,
         )
+        if self._gatekeeper is not None:
+            self._gatekeeper.sessions = broker.replica_manager.fetches.sessions.by_id
+            self._gatekeeper.share_sessions = self._shares.manager.sessions.by_member
         self._handlers_in_context = {
             **self._groups.handlers_in_context,
             **self._shares.handlers,
@@ -446,12 +467,12 @@ class Node:
         configs = ConfigHelper(config, lambda: cache.metadata)
         self._handlers = {
             **apis.handlers,
-            **UNSUPPORTED_HANDLERS,
             DescribeConfigsRequest: configs.handle_describe_configs,
             ListConfigResourcesRequest: configs.handle_list_config_resources,
             DescribeUserScramCredentialsRequest: lambda request: resolved(
                 describe_credentials(request, cache.metadata)
             ),
+            DescribeAclsRequest: lambda request: resolved(describe_acls(request, cache.metadata)),
             **self._groups.handlers,
             **share_apis.handlers,
         }
@@ -545,11 +566,16 @@ class Node:
         return self._loader
 
     def handle(self, request: Any, context: RequestContext = IN_PROCESS) -> Future[Any]:
-        """Answer a request, from the client in `context`.
+        """Answer a request, from the client in `context`, as far as its rights go.
 
         The future fails with UnsupportedVersion if this node has no handler for it, and with
         BrokerNotAvailable if the node has failed or is still starting.
         """
+        if self._gatekeeper is None or context.peer is THIS_PROCESS or not self.is_open:
+            return self._handle(request, context)
+        return self._gatekeeper.admit(request, context, self._handle)
+
+    def _handle(self, request: Any, context: RequestContext) -> Future[Any]:
         kind = type(request)
         if self.failure is not None or self._raft is None or not self.is_open:
             return failed(BrokerNotAvailable(f"node {self.config.node_id} has failed or is still starting"))
@@ -560,6 +586,9 @@ class Node:
             if kind is ProduceRequest:
                 return self.broker.apis.handle_produce(request, context)
             return self.broker.handlers[kind](request)
+        unsupported = self._unsupported.get(kind)
+        if unsupported is not None:
+            return unsupported(request)
         if self._controller_apis is not None and self._controller_apis.takes(request):
             return self._controller_apis.handle(request)
         if self.broker is not None and not self._has_published():
@@ -594,6 +623,15 @@ class Node:
     def is_leader_in_doubt(self, request: MetadataRequest) -> bool:
         """Return whether a leader in the request may have failed, and another one may be elected soon."""
         return self._metadata_apis is not None and self._metadata_apis.is_leader_in_doubt(request)
+
+    @property
+    def rules(self) -> StandardAuthorizer | None:
+        """The access rules in force; None if everyone may do everything."""
+        return None if self._gatekeeper is None else self._gatekeeper.rules
+
+    def may_act_as_node(self, peer: Peer) -> bool:
+        """Return whether the client may do what nodes do, such as forwarding the requests of others."""
+        return self._gatekeeper is None or self._gatekeeper.may_act_as_node(peer)
 
     def topic_id(self, topic: str) -> Uuid | None:
         """Return the id of the topic, or None. Raises BrokerNotAvailable before the node is open."""

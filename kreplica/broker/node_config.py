@@ -12,7 +12,7 @@ from kreplica.common.config import CleanerConfig, LogConfig, LogManagerConfig, M
 from kreplica.common.dataclass import dataclass, field
 from kreplica.common.errors import InvalidConfig
 from kreplica.common.ports import Clock, Disk, Loop, Random, Scheduler, Storage, Transport, Workers
-from kreplica.common.settings import BOOLEAN, TEXT, Settings, int32, int64, optional, setting
+from kreplica.common.settings import BOOLEAN, TEXT, Settings, int32, int64, one_of, optional, setting
 from kreplica.controller.controller_config import ControllerConfig
 from kreplica.coordinator.group_config import GroupConfig
 from kreplica.coordinator.share_coordinator_config import ShareCoordinatorConfig
@@ -55,6 +55,44 @@ class BrokerConfig(Settings):
     auto_create_topics_enable: bool = setting(
         True, BOOLEAN, "Create a missing topic when a client requests its metadata or writes to it."
     )
+
+
+STANDARD_AUTHORIZER = "org.apache.kafka.metadata.authorizer.StandardAuthorizer"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuthorizerConfig(Settings):
+    """Whether clients need rights, and who has all of them. Raises InvalidConfig."""
+
+    authorizer_class_name: str = setting(
+        "",
+        one_of(("", STANDARD_AUTHORIZER)),
+        "The class named so decides by ACLs who may do what. If empty, everyone may do everything.",
+    )
+    super_users: str = setting(
+        "",
+        TEXT,
+        "Who may do everything, such as User:admin;User:node-1. The nodes have to be among them.",
+    )
+    allow_everyone_if_no_acl_found: bool = setting(
+        False, BOOLEAN, "Allow everyone to use a resource that no ACL is about."
+    )
+
+    @property
+    def principals_above_rules(self) -> frozenset[str]:
+        """The super users: those between semicolons, without blanks around them (KAFKA-14962)."""
+        return frozenset(text for each in self.super_users.split(";") if (text := each.strip()))
+
+    def check_together(self) -> None:
+        """Raise InvalidConfig for a super user without a type, or if nothing asks for rights."""
+        for each in self.principals_above_rules:
+            if not all(each.partition(":")):
+                raise InvalidConfig(f"super.users: {each[:80]!r} must be TYPE:NAME, such as User:admin")
+        if not self.authorizer_class_name and (self.super_users or self.allow_everyone_if_no_acl_found):
+            raise InvalidConfig(
+                "super.users and allow.everyone.if.no.acl.found need authorizer.class.name="
+                f"{STANDARD_AUTHORIZER}"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,6 +174,7 @@ class NodeConfig:
     cleaner: CleanerConfig = field(default_factory=CleanerConfig)
     metadata_log: MetadataLogConfig = field(default_factory=MetadataLogConfig)
     server: SocketServerConfig = field(default_factory=SocketServerConfig)
+    authorizer: AuthorizerConfig = field(default_factory=AuthorizerConfig)
 
     def __post_init__(self) -> None:
         if self.node_id < 0:

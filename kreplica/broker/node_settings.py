@@ -41,14 +41,28 @@ OF_PROCESS: Mapping[str, str] = {
     "listeners": "Listeners, NAME://host:port: at most one for clients and one for controllers.",
     "advertised.listeners": "Addresses that clients and nodes connect to. Default: those of listeners.",
     "listener.security.protocol.map": (
-        "Protocol of each listener, NAME:PROTOCOL: PLAINTEXT, and of a listener for clients only also SSL,"
-        " SASL_PLAINTEXT and SASL_SSL."
+        "Protocol of each listener, NAME:PROTOCOL: PLAINTEXT, which is the default, SSL, SASL_PLAINTEXT or"
+        " SASL_SSL."
     ),
     "ssl.keystore.type": "PEM, for a listener that encrypts. No default.",
     "ssl.keystore.location": "File with the key and certificates of a listener; read again when it changes.",
     "ssl.key.password": "Password of the key, if it is encrypted.",
     "ssl.enabled.protocols": "TLSv1.2, TLSv1.3, or both, which is the default.",
     "ssl.client.auth": "none: clients have no certificates.",
+    "ssl.truststore.type": "PEM, which is the default.",
+    "ssl.truststore.location": (
+        "File with the certificates that a node trusts when it connects to others; read again when it"
+        " changes. Default: those that the system trusts."
+    ),
+    "ssl.endpoint.identification.algorithm": (
+        "https: another node's certificate has to name its host. Empty: it need not. Default: https."
+    ),
+    "sasl.mechanism.inter.broker.protocol": (
+        "How nodes log in to the listener for brokers; one of its sasl.enabled.mechanisms. No default."
+    ),
+    "sasl.mechanism.controller.protocol": (
+        "How nodes log in to the listener for controllers; one of its sasl.enabled.mechanisms. No default."
+    ),
     "sasl.enabled.mechanisms": (
         "How clients log in to a SASL listener: PLAIN, SCRAM-SHA-256, SCRAM-SHA-512. No default."
     ),
@@ -119,9 +133,8 @@ IGNORED: Mapping[str, tuple[Kind, str]] = {
     "metrics.recording.level": (TEXT, "All metrics are recorded."),
 }
 
-NO_SECURITY = "there are no access rules; leave it out"
-NO_SSL = "a listener for clients encrypts with a key store in PEM, and nothing else does; leave it out"
-NO_SASL = "nodes do not log in to each other, and clients only by PLAIN and SCRAM; leave it out"
+NO_SSL = "a listener encrypts with a key store in PEM, and a trust store in PEM; leave it out"
+NO_SASL = "clients and nodes log in only by PLAIN and SCRAM; leave it out"
 NO_TIERS = "there is no tiered storage; leave it out"
 NO_ZOOKEEPER = "there is no ZooKeeper; name the quorum by controller.quorum.voters"
 
@@ -129,10 +142,8 @@ NO_ZOOKEEPER = "there is no ZooKeeper; name the quorum by controller.quorum.vote
 REFUSED: Mapping[str, str] = {
     "ssl.": NO_SSL,
     "sasl.": NO_SASL,
-    "authorizer.class.name": NO_SECURITY,
-    "super.users": NO_SECURITY,
-    "principal.builder.class": NO_SECURITY,
-    "delegation.token.": NO_SECURITY,
+    "principal.builder.class": "classes of Java cannot be loaded",
+    "delegation.token.": "there are no delegation tokens; leave it out",
     "remote.log.": NO_TIERS,
     "log.local.retention.ms": NO_TIERS,
     "log.local.retention.bytes": NO_TIERS,
@@ -194,6 +205,7 @@ PARTS = (
     "cleaner",
     "metadata_log",
     "server",
+    "authorizer",
     "log",
 )
 

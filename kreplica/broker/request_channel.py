@@ -31,11 +31,18 @@ from kreplica.broker.api_versions import (
     Scope,
     request_type,
 )
-from kreplica.broker.forwarding_manager import ForwardingManager, envelope_refused, unpacked
+from kreplica.broker.forwarding_manager import ForwardingManager, client_of, envelope_refused
 from kreplica.broker.message_conversion import TopicIds, downgrade, upgrade
 from kreplica.broker.request_context import RequestContext
 from kreplica.common.error_code import ErrorCode
-from kreplica.common.errors import InvalidRequest, KreplicaError, NotController, UnsupportedVersion
+from kreplica.common.errors import (
+    ClusterAuthorizationFailed,
+    InvalidRequest,
+    KreplicaError,
+    NotController,
+    PrincipalDeserializationFailure,
+    UnsupportedVersion,
+)
 from kreplica.common.future import Future, failed, resolved, then
 from kreplica.common.message import Message, schema_of
 from kreplica.common.message_reader import MessageReader
@@ -93,6 +100,9 @@ class Lanes(Protocol):
     @property
     def fetch_lane(self) -> FetchLane | None: ...
 
+    @property
+    def rules(self) -> object: ...
+
 
 class Cancellable(Protocol):
     def cancel(self) -> bool: ...
@@ -120,7 +130,7 @@ class RequestChannel:
     Without `forwarding` every request is handled here. APIs outside of the listener's `scope` close the
     connection, as in Kafka, and are not in its ApiVersions. On a listener for clients only, requests of
     replicas close the connection too. `lanes`: take requests that need no decision, before any is read here;
-    `gate` leads to them.
+    `gate` leads to them. `may_act_as_node(peer)`: whether a client may forward requests of others.
     """
 
     def __init__(
@@ -132,8 +142,10 @@ class RequestChannel:
         scope: Scope = Scope.ALL,
         lanes: Lanes | None = None,
         features: Features | None = None,
+        may_act_as_node: Callable[[Peer], bool] = lambda _: True,
     ) -> None:
         self._handle = handle
+        self._may_act_as_node = may_act_as_node
         self._features = features
         self._topics = topics
         self._ranges = {key: each for key, each in ranges.items() if each.scope & scope}
@@ -215,13 +227,13 @@ class RequestChannel:
             answered(self._write(header, self._versions(version), None), None)
             return None
         if api_key == ENVELOPE and self._forwarding is not None:
-            opened = self.open_envelope(request)
+            opened = self.open_envelope(request, peer)
             opened.add_done_callback(partial(self._answer, header, None, answered))
             return opened
         if api_key not in FORWARDED or self._forwarding is None or self._forwarding.is_here:
             return self._answer_by_handler(header, request, peer, answered, connection)
         handle = partial(self._answer_by_handler, header, request, peer, answered)
-        done = self._forwarding.forward(frame, peer.host)
+        done = self._forwarding.forward(frame, peer)
         done.add_done_callback(partial(_pass_back, answered, handle))
         return done
 
@@ -247,20 +259,24 @@ class RequestChannel:
         made.add_done_callback(partial(self._answer, header, remembered, answered))
         return made
 
-    def open_envelope(self, request: EnvelopeRequest) -> Future[EnvelopeResponse]:
-        """Handle a request that another node forwarded in an envelope.
+    def open_envelope(self, request: EnvelopeRequest, sender: Peer) -> Future[EnvelopeResponse]:
+        """Handle a request that another node, `sender`, forwarded in an envelope.
 
         The future fails with InvalidRequest if no node would send such an envelope, or as a handler does.
         """
+        if not self._may_act_as_node(sender):
+            return resolved(envelope_refused(ClusterAuthorizationFailed()))
         if self._forwarding is None or not self._forwarding.is_here:
             return resolved(envelope_refused(NotController()))
         frame = memoryview(request.request_data)
         if len(frame) < 2 or int.from_bytes(frame[:2], "big") not in FORWARDED:
             return failed(InvalidRequest("the envelope contains a request that is never forwarded"))
         try:
-            peer = Peer(unpacked(request.client_host_address))
-        except ValueError:
-            return failed(InvalidRequest("the envelope's client host is not an address"))
+            peer = client_of(request)
+        except PrincipalDeserializationFailure as error:
+            return resolved(envelope_refused(error))
+        except InvalidRequest as error:
+            return failed(error)
         return then(self.receive(frame, peer), _envelope_answer, _envelope_refusal)
 
     def _answer(self, header: RequestHeader, remembered: Any, answered: Answered, done: Future[Any]) -> None:

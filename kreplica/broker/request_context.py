@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from kreplica.security.peer import THIS_PROCESS, KafkaPrincipal, Peer
@@ -14,6 +15,8 @@ class RequestContext(NamedTuple):
 
     `peer`: the client, or the client of the node that has forwarded the request.
 
+    `may_create_topic`: asks for the right to create a topic; None: this client may.
+
     `connection`: any object that stands for the connection, whose requests keep their order; None if unknown.
     """
 
@@ -21,6 +24,7 @@ class RequestContext(NamedTuple):
     client_id: str
     peer: Peer
     connection: object = None
+    may_create_topic: Callable[[str], bool] | None = None
 
     @property
     def client_host(self) -> str:

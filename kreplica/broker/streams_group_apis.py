@@ -55,10 +55,11 @@ from kreplica.coordinator.streams_groups import (
     StreamsHeartbeatAnswer,
     StreamsSettings,
 )
-from kreplica.coordinator.streams_topology import InternalTopic, required_topics
+from kreplica.coordinator.streams_topology import InternalTopic, TopologyStatus, required_topics
 
 # The level of the feature streams.version with streams groups.
 STREAMS_LEVEL = 1
+MISSING = TopologyStatus.MISSING_INTERNAL_TOPICS
 # The lag up to which a standby counts as caught up, and how often members report offsets of tasks: Kafka's
 # answers, which no assignor of 4.3 uses.
 ACCEPTABLE_RECOVERY_LAG = 10_000
@@ -91,7 +92,8 @@ class StreamsGroupApis:
             answer = self._coordinator.streams_heartbeat(_heartbeat_of(request, context))
         except KreplicaError as error:
             answer = failed(error)
-        return then(answer, self._answered, lambda error: _refused(known_error(error)))
+        may_create = context.may_create_topic
+        return then(answer, partial(self._answered, may_create), lambda error: _refused(known_error(error)))
 
     def _check(self, request: StreamsGroupHeartbeatRequest) -> None:
         if not self._serves():
@@ -104,9 +106,19 @@ class StreamsGroupApis:
             for name in sorted(required_topics(_topology_of(request.topology).subtopologies)):
                 _check_topic(name)
 
-    def _answered(self, answer: StreamsHeartbeatAnswer) -> StreamsGroupHeartbeatResponse:
+    def _answered(
+        self, may_create: Callable[[str], bool] | None, answer: StreamsHeartbeatAnswer
+    ) -> StreamsGroupHeartbeatResponse:
+        statuses = answer.statuses
         if answer.to_create:
-            self._creation.create_topics(map(_creatable, answer.to_create))
+            if may_create is None or all(may_create(each.name) for each in answer.to_create):
+                self._creation.create_topics(map(_creatable, answer.to_create))
+            else:
+                # The status that names the missing topics is there already.
+                statuses = tuple(
+                    (code, f"{text}; this member may not create them" if code == MISSING else text)
+                    for code, text in statuses
+                )
         tasks = answer.tasks
         active, standby, warmup = (None, None, None) if tasks is None else map(_task_ids, tasks)
         return StreamsGroupHeartbeatResponse(
@@ -117,9 +129,7 @@ class StreamsGroupApis:
             heartbeat_interval=timedelta(milliseconds=answer.heartbeat_interval_ms),
             acceptable_recovery_lag=ACCEPTABLE_RECOVERY_LAG,
             task_offset_interval=TASK_OFFSET_INTERVAL,
-            status=tuple(
-                wire.GroupStatus(status_code=code, status_detail=text) for code, text in answer.statuses
-            ),
+            status=tuple(wire.GroupStatus(status_code=code, status_detail=text) for code, text in statuses),
             active_tasks=active,
             standby_tasks=standby,
             warmup_tasks=warmup,

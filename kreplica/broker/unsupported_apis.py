@@ -1,4 +1,4 @@
-"""Answers requests for features that a broker lacks: ACLs and SASL.
+"""Answers requests for what a cluster does not have: SASL after a login, and ACLs without an authorizer.
 
 The answers contain an error of Kafka's after which clients stop asking. No state; any thread may call.
 """
@@ -80,7 +80,12 @@ def _handler_of_fixed(answer: Any) -> Callable[[Any], Future[Any]]:
     return lambda _: resolved(answer)
 
 
+_SASL = (SaslHandshakeRequest, SaslAuthenticateRequest)
 HANDLERS: Mapping[type[Any], Callable[[Any], Future[Any]]] = {
     **{kind: _handler_of_fixed(answer) for kind, answer in _FIXED.items()},
     **{kind: _handler(answer) for kind, answer in _MADE.items()},
+}
+# Those of a cluster that has ACLs.
+HANDLERS_WITH_ACLS: Mapping[type[Any], Callable[[Any], Future[Any]]] = {
+    kind: HANDLERS[kind] for kind in _SASL
 }

@@ -597,11 +597,14 @@ user_app = typer.Typer(
     help="Show, add and remove users of a cluster who log in by SCRAM.", no_args_is_help=True
 )
 
+acl_app = typer.Typer(help="Show, add and remove the access rules of a cluster.", no_args_is_help=True)
+
 app.add_typer(topic_app, name="topic")
 app.add_typer(quorum_app, name="quorum")
 app.add_typer(group_app, name="group")
 app.add_typer(transactions_app, name="transactions")
 app.add_typer(user_app, name="user")
+app.add_typer(acl_app, name="acl")
 
 Bootstrap = Annotated[
     str,
@@ -686,6 +689,113 @@ def user_remove(
 
     names = [each.value for each in mechanism or ()]
     raise typer.Exit(command.remove(bootstrap, name, names, as_json))
+
+
+# ---- acl -------------------------------------------------------------------------------------------------
+
+AclTopics = Annotated[
+    list[str] | None, typer.Option("--topic", metavar="NAME", help="Topic; may be repeated. * is all topics.")
+]
+AclGroups = Annotated[
+    list[str] | None, typer.Option("--group", metavar="NAME", help="Group; may be repeated. * is all groups.")
+]
+AclTransactionalIds = Annotated[
+    list[str] | None,
+    typer.Option("--transactional-id", metavar="ID", help="Transactional id; may be repeated."),
+]
+AclCluster = Annotated[bool, typer.Option("--cluster", help="The cluster itself.")]
+AclPrefix = Annotated[bool, typer.Option("--prefix", help="The names are prefixes of names.")]
+AclPrincipal = Annotated[
+    str | None, typer.Option("--principal", metavar="NAME", help="Whose rules, such as alice or User:alice.")
+]
+
+
+@acl_app.command("list")
+def acl_list(
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    principal: AclPrincipal = None,
+    topic: AclTopics = None,
+    group: AclGroups = None,
+    transactional_id: AclTransactionalIds = None,
+    cluster: AclCluster = False,
+    prefix: AclPrefix = False,
+    as_json: Json = False,
+) -> None:
+    """List the access rules: all of them, those of a principal, or those with these resources."""
+    from kreplica.cli import acl as command
+
+    resources = command.Resources(
+        topics=topic or (),
+        groups=group or (),
+        transactional_ids=transactional_id or (),
+        cluster=cluster,
+        prefix=prefix,
+    )
+    raise typer.Exit(command.list_rules(bootstrap, principal, resources, as_json))
+
+
+@acl_app.command("add")
+def acl_add(
+    principal: Annotated[
+        str, typer.Argument(help="Who, such as alice or User:alice; User:* is everyone.", show_default=False)
+    ],
+    operations: Annotated[
+        list[str], typer.Argument(help="What, such as read, write, describe or all.", show_default=False)
+    ],
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    topic: AclTopics = None,
+    group: AclGroups = None,
+    transactional_id: AclTransactionalIds = None,
+    cluster: AclCluster = False,
+    prefix: AclPrefix = False,
+    deny: Annotated[bool, typer.Option("--deny", help="Forbid it, whatever other rules allow.")] = False,
+    host: Annotated[
+        str,
+        typer.Option("--host", metavar="ADDRESS", help="Only from this address. Default: from everywhere."),
+    ] = "*",
+    as_json: Json = False,
+) -> None:
+    """Allow or deny operations on resources: one rule for each operation on each resource.
+
+    A rule that exists already stays as it is.
+    """
+    from kreplica.cli import acl as command
+
+    resources = command.Resources(
+        topics=topic or (),
+        groups=group or (),
+        transactional_ids=transactional_id or (),
+        cluster=cluster,
+        prefix=prefix,
+    )
+    raise typer.Exit(
+        command.add(bootstrap, principal, operations, resources, deny=deny, host=host, as_json=as_json)
+    )
+
+
+@acl_app.command("remove")
+def acl_remove(
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    principal: AclPrincipal = None,
+    topic: AclTopics = None,
+    group: AclGroups = None,
+    transactional_id: AclTransactionalIds = None,
+    cluster: AclCluster = False,
+    prefix: AclPrefix = False,
+    everything: Annotated[bool, typer.Option("--all", help="Remove all rules of the cluster.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Remove the access rules of a principal, or those with these resources, and show them."""
+    from kreplica.cli import acl as command
+
+    resources = command.Resources(
+        topics=topic or (),
+        groups=group or (),
+        transactional_ids=transactional_id or (),
+        cluster=cluster,
+        prefix=prefix,
+    )
+    raise typer.Exit(command.remove(bootstrap, principal, resources, everything=everything, as_json=as_json))
 
 
 # ---- topic -----------------------------------------------------------------------------------------------

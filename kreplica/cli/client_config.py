@@ -12,49 +12,15 @@ they are; ssl.truststore.location names certificates in PEM. The file is chosen 
 
 from __future__ import annotations
 
-import random
 import ssl
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import NamedTuple
 
-from kreplica.common.errors import InvalidConfig, SaslAuthenticationFailed
-from kreplica.common.messages.data import SaslAuthenticateRequest, SaslHandshakeRequest
-from kreplica.common.wire import error_of
-from kreplica.security.jaas import PLAIN_MODULE, SCRAM_MODULE, parse_jaas
+from kreplica.common.errors import InvalidConfig
+from kreplica.security.client_login import ClientLogin
+from kreplica.security.jaas import parse_jaas
 from kreplica.security.protocol import SecurityProtocol
 from kreplica.security.sasl import Secret
-
-PLAIN = "PLAIN"
-
-
-class ClientLogin(NamedTuple):
-    """How to log in."""
-
-    mechanism: str
-    user: str
-    password: Secret
-
-    def log_in(self, ask: Callable[[Any], Any]) -> None:
-        """Log in by requests. Raises SaslAuthenticationFailed, and what `ask` raises."""
-        answer = ask(SaslHandshakeRequest(mechanism=self.mechanism))
-        if error_of(answer.error_code) is not None:
-            raise SaslAuthenticationFailed(
-                f"the broker has no mechanism {self.mechanism}, but {', '.join(answer.mechanisms) or 'none'}"
-            )
-
-        def exchange(token: bytes) -> bytes:
-            found = ask(SaslAuthenticateRequest(auth_bytes=token))
-            if error_of(found.error_code) is not None:
-                raise SaslAuthenticationFailed(f"the login as {self.user} failed: {found.error_message}")
-            return bytes(found.auth_bytes)
-
-        if self.mechanism == PLAIN:
-            exchange(f"\0{self.user}\0{self.password.value}".encode())
-            return
-        from kreplica.security.scram_client import ScramSaslClient
-
-        client = ScramSaslClient(self.mechanism, self.user, self.password, random.SystemRandom())
-        client.check(exchange(client.final(exchange(client.first()))))
 
 
 class ClientConfig(NamedTuple):
@@ -121,11 +87,7 @@ def _login(found: dict[str, str]) -> ClientLogin:
     user, password = found.get("sasl.username", ""), Secret(found.get("sasl.password", ""))
     if text is not None:
         jaas = parse_jaas("sasl.jaas.config", text)
-        expected = PLAIN_MODULE if mechanism == PLAIN else SCRAM_MODULE
-        if jaas.module != expected:
-            raise InvalidConfig(f"sasl.jaas.config: the mechanism {mechanism} needs the module {expected}")
-        user = jaas.options.get("username", Secret("")).value
-        password = jaas.options.get("password", password)
+        _, user, password = ClientLogin.of("sasl.jaas.config", mechanism, jaas)
     from kreplica.runtime.listener import MECHANISMS
 
     if mechanism not in MECHANISMS:

@@ -6,6 +6,7 @@ Each length in an answer is checked, and no answer may exceed MAX_RESPONSE_BYTES
 
 from __future__ import annotations
 
+import random
 import socket
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -21,6 +22,7 @@ from kreplica.common.message_writer import request_frame
 from kreplica.common.messages.data import ApiVersionsRequest, MetadataRequest, MetadataRequestTopic
 from kreplica.common.types import TopicPartition
 from kreplica.common.wire import error_of
+from kreplica.security.client_login import log_in
 
 TIMEOUT_S = 15.0
 MAX_RESPONSE_BYTES = 64 << 20
@@ -74,7 +76,7 @@ class KafkaConnection(Closing):
             self._socket = tls.wrap_socket(self._socket, server_hostname=host)
         if login is not None:
             try:
-                login.log_in(self.ask)
+                log_in(login.steps(random.SystemRandom()), self.ask)
             except BaseException:
                 self.close()
                 raise

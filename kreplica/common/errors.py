@@ -169,6 +169,18 @@ class InvalidCommitOffsetSize(KreplicaError, code=28):
     """The offsets of one commit do not fit into one batch."""
 
 
+class TopicAuthorizationFailed(KreplicaError, code=29):
+    """The client may not do this with the topic."""
+
+
+class GroupAuthorizationFailed(KreplicaError, code=30):
+    """The client may not do this with the group."""
+
+
+class ClusterAuthorizationFailed(KreplicaError, code=31):
+    """The client may not do this with the cluster."""
+
+
 class InvalidTimestamp(KreplicaError, code=32):
     """A record's timestamp is out of the accepted range."""
 
@@ -254,11 +266,11 @@ class TransactionCoordinatorFenced(KreplicaError, code=52):
 
 
 class TransactionalIdAuthorizationFailed(KreplicaError, code=53):
-    """Transactions cannot be started here: there is no transaction coordinator."""
+    """The client may not use the transactional id."""
 
 
 class SecurityDisabled(KreplicaError, code=54):
-    """There are no access rules to describe or change: authorization is not supported."""
+    """The cluster has no access rules: authorizer.class.name is not set."""
 
 
 class OperationNotAttempted(KreplicaError, code=55):
@@ -393,6 +405,10 @@ class InvalidUpdateVersion(KreplicaError, code=95):
 
 class FeatureUpdateFailed(KreplicaError, code=96):
     """The cluster's features could not be changed to the requested levels."""
+
+
+class PrincipalDeserializationFailure(KreplicaError, code=97):
+    """The principal of a forwarded request cannot be read."""
 
 
 class SnapshotNotFound(KreplicaError, code=98):

@@ -12,6 +12,7 @@ from typing import Protocol, TypeVar
 
 from kreplica.common.errors import NotController, NotLeader, UnexpectedEpoch
 from kreplica.common.ports import Clock, Random
+from kreplica.controller.acl_control import AclControl
 from kreplica.controller.broker_change import BrokerChange
 from kreplica.controller.broker_heartbeat_manager import BrokerHeartbeatManager
 from kreplica.controller.cluster_control import ClusterControl, ProducerIdControl
@@ -177,6 +178,7 @@ class ControllerTerm:
         self.producer_ids = ProducerIdControl(metadata)
         self.features = FeatureControl(metadata)
         self.scram = ScramControl(metadata)
+        self.acls = AclControl(metadata, random)
 
     # ---- one event ----------------------------------------------------------------------------------------
 

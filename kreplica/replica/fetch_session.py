@@ -152,6 +152,7 @@ class FetchSession:
         "clock",
         "created_ms",
         "epoch",
+        "holder",
         "id",
         "is_privileged",
         "last_used_ms",
@@ -168,6 +169,8 @@ class FetchSession:
         self.is_privileged = is_privileged
         self.clock = FetchClock()
         self.lock = Lock()
+        # Who may use it, where clients need rights.
+        self.holder: object = None
         # Guarded by lock:
         self.epoch = INITIAL_EPOCH + 1
         self.partitions: dict[SessionKey, CachedPartition] = {}

@@ -34,7 +34,8 @@ from kreplica.raft.voter_set import VoterSet
 from kreplica.runtime.listener import PREFIX as LISTENER_PREFIX
 from kreplica.runtime.listener import Listener, ListenerProperties
 from kreplica.runtime.storage import FileStorage
-from kreplica.runtime.tcp_transport import Address
+from kreplica.runtime.tcp_transport import IN_PLAIN, Address, NodeSecurity
+from kreplica.runtime.tls import ClientTls
 from kreplica.security.protocol import SecurityProtocol
 
 LOOPBACK = "127.0.0.1"
@@ -71,12 +72,15 @@ class KafkaConfig:
 
     `listeners`: all of them, by address; the host "" means all interfaces. `listen`: the listener for
     clients, or for a pure controller its own. `voters`: the voters of controller.quorum.voters, and the
-    bootstrap servers under negative ids.
+    bootstrap servers under negative ids. `to_brokers`, `to_controllers`: how this node connects to the
+    listeners of other brokers and of controllers.
     """
 
     node: NodeConfig
     listeners: Mapping[Address, Listener]
     voters: Mapping[int, Address]
+    to_brokers: NodeSecurity = IN_PLAIN
+    to_controllers: NodeSecurity = IN_PLAIN
 
     @property
     def listen(self) -> Address:
@@ -139,10 +143,32 @@ class _Parser:
             controller=CONTROLLER,
             broker=BROKER,
         )
+        of_brokers = list(listeners)[-1] if listeners else None
         return KafkaConfig(
             node=self._with_others(node),
             listeners=self._with_logins(listeners, controllers, node),
             voters={**bootstrap, **({} if voters is None else _addresses(voters))},
+            to_brokers=self._security(of_brokers, "sasl.mechanism.inter.broker.protocol"),
+            to_controllers=self._security(
+                self._name_of_controllers(roles, listeners, controllers), "sasl.mechanism.controller.protocol"
+            ),
+        )
+
+    def _name_of_controllers(
+        self, roles: frozenset[Role], brokers: Mapping[str, Address], controllers: Mapping[str, Address]
+    ) -> str:
+        """Return the name of the listener for controllers; one that brokers share has their name."""
+        shared = brokers if "controller" in roles else ()
+        return next(iter((*controllers, *shared)), self._controller_names()[0])
+
+    def _security(self, name: str | None, mechanism_name: str) -> NodeSecurity:
+        """Return how nodes connect to the listener of that name. Raises InvalidConfig."""
+        if name is None:
+            return IN_PLAIN
+        protocol, properties = self._protocol(name), ListenerProperties(name, self._own)
+        return NodeSecurity(
+            ClientTls(properties.trust()) if protocol.encrypts else None,
+            properties.login_of_node(mechanism_name) if protocol.has_login else None,
         )
 
     def _with_others(self, node: NodeConfig) -> NodeConfig:
@@ -240,16 +266,9 @@ class _Parser:
             raise InvalidConfig(f"security.inter.broker.protocol={between[:40]} must be {PLAINTEXT}")
         return found
 
-    def _protocol(self, name: str, scope: Scope) -> SecurityProtocol:
-        """Return the protocol of a listener. Raises InvalidConfig if it has none here."""
-        protocol = self._protocols().get(name, SecurityProtocol.PLAINTEXT)
-        if protocol != SecurityProtocol.PLAINTEXT and scope != Scope.CLIENTS:
-            raise InvalidConfig(
-                f"listener.security.protocol.map: nodes use listener {name}, too, and they cannot use"
-                f" {protocol.name}; name another one in inter.broker.listener.name and in"
-                " controller.listener.names"
-            )
-        return protocol
+    def _protocol(self, name: str) -> SecurityProtocol:
+        """Return the protocol of a listener."""
+        return self._protocols().get(name, SecurityProtocol.PLAINTEXT)
 
     def _with_logins(
         self, brokers: Mapping[str, Address], controllers: Mapping[str, Address], node: NodeConfig
@@ -259,7 +278,7 @@ class _Parser:
         listeners = {}
         for name, address in (*brokers.items(), *controllers.items()):
             scope, properties = scopes[address], ListenerProperties(name, self._own)
-            protocol = self._protocol(name, scope)
+            protocol = self._protocol(name)
             properties.check()
             login = properties.login() if protocol.has_login else None
             idle_ms = node.server.connections_max_idle_ms
@@ -270,7 +289,8 @@ class _Parser:
                 )
             tls = properties.tls() if protocol.encrypts else None
             listeners[address] = Listener(name, scope, protocol, login, tls)
-        self._check_prefixes([*brokers, *controllers])
+        # A broker that is no controller says how it connects to one.
+        self._check_prefixes([*brokers, *self._controller_names()])
         return listeners
 
     def _check_prefixes(self, names: list[str]) -> None:

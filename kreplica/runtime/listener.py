@@ -13,7 +13,8 @@ from kreplica.broker.api_versions import Scope
 from kreplica.common.dataclass import dataclass, field
 from kreplica.common.errors import InvalidConfig
 from kreplica.common.settings import checked, int32, int64
-from kreplica.runtime.tls import VERSIONS, TlsSettings
+from kreplica.runtime.tls import VERSIONS, TlsSettings, TrustSettings
+from kreplica.security.client_login import ClientLogin
 from kreplica.security.jaas import PLAIN_MODULE, SCRAM_MODULE, parse_jaas
 from kreplica.security.protocol import SecurityProtocol
 from kreplica.security.sasl import Secret
@@ -85,6 +86,37 @@ class ListenerProperties:
             max_receive_bytes=self._number("sasl.server.max.receive.size", MAX_RECEIVE_BYTES, int32(1024)),
         )
 
+    def login_of_node(self, mechanism_name: str) -> ClientLogin:
+        """Return how nodes log in to this listener. `mechanism_name`: the property with the mechanism.
+
+        Raises InvalidConfig.
+        """
+        mechanism = str(self._properties.get(mechanism_name) or "").strip()
+        enabled = self._words("sasl.enabled.mechanisms")
+        if mechanism not in enabled:
+            raise InvalidConfig(
+                f"{mechanism_name}={mechanism[:40]} must be one of sasl.enabled.mechanisms of listener"
+                f" {self.name}, {', '.join(enabled)}: nodes log in by it"
+            )
+        name = f"{self._prefix}{mechanism.lower()}.sasl.jaas.config"
+        text = self._properties.get(name)
+        if text is None:
+            raise InvalidConfig(f"{name} is missing: it has the username and password of this node")
+        return ClientLogin.of(name, mechanism, parse_jaas(name, str(text)))
+
+    def trust(self) -> TrustSettings:
+        """Return whose certificates nodes trust when they connect to this listener. Raises InvalidConfig."""
+        kind = self._text("ssl.truststore.type") or "PEM"
+        if kind != "PEM":
+            raise InvalidConfig(f"ssl.truststore.type={kind[:40]} for listener {self.name} must be PEM")
+        algorithm = self.get("ssl.endpoint.identification.algorithm")
+        if algorithm not in (None, "", "https"):
+            text = str(algorithm)[:40]
+            raise InvalidConfig(
+                f"ssl.endpoint.identification.algorithm={text} must be https, or empty for off"
+            )
+        return TrustSettings(self._text("ssl.truststore.location"), algorithm != "", self._versions())
+
     def tls(self) -> TlsSettings:
         """Return how connections are encrypted. Raises InvalidConfig."""
         kind = self._text("ssl.keystore.type")
@@ -100,12 +132,15 @@ class ListenerProperties:
         auth = self._text("ssl.client.auth") or "none"
         if auth != "none":
             raise InvalidConfig(f"ssl.client.auth={auth[:40]} must be none: clients may log in by SASL")
+        password = self.get("ssl.key.password")
+        return TlsSettings(location, None if password is None else Secret(str(password)), self._versions())
+
+    def _versions(self) -> tuple[str, ...]:
         versions = self._words("ssl.enabled.protocols") or tuple(VERSIONS)
         for each in versions:
             if each not in VERSIONS:
                 raise InvalidConfig(f"ssl.enabled.protocols: {each[:40]} is not one of {', '.join(VERSIONS)}")
-        password = self.get("ssl.key.password")
-        return TlsSettings(location, None if password is None else Secret(str(password)), versions)
+        return versions
 
     def _words(self, name: str) -> tuple[str, ...]:
         given = self.get(name)
@@ -151,6 +186,9 @@ PER_LISTENER = (
     "ssl.key.password",
     "ssl.keystore.location",
     "ssl.keystore.type",
+    "ssl.truststore.location",
+    "ssl.truststore.type",
+    "ssl.endpoint.identification.algorithm",
     "connections.max.reauth.ms",
     "sasl.enabled.mechanisms",
     "plain.sasl.jaas.config",

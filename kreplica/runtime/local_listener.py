@@ -28,7 +28,7 @@ from kreplica.runtime.event_loop import EventLoopThread
 from kreplica.runtime.local_network import Handler, LocalEndpoint
 from kreplica.runtime.tcp_server import TcpServer
 from kreplica.runtime.tcp_transport import Address
-from kreplica.security.peer import Peer
+from kreplica.security.peer import THIS_PROCESS, Peer
 
 LOOPBACK = "127.0.0.1"
 # The first bytes of a Produce request.
@@ -81,14 +81,20 @@ class LocalListener:
             clock=clock,
         )
         channel = RequestChannel(
-            node.handle, node, forwarding=forwarding, scope=Scope.CLIENTS, lanes=node, features=node
+            node.handle,
+            node,
+            forwarding=forwarding,
+            scope=Scope.CLIENTS,
+            lanes=node,
+            features=node,
+            may_act_as_node=node.may_act_as_node,
         )
         self._channel = channel
 
         def handle(request: Any) -> Future[Any]:
-            return (
-                channel.open_envelope(request) if type(request) is EnvelopeRequest else node.handle(request)
-            )
+            if type(request) is EnvelopeRequest:
+                return channel.open_envelope(request, THIS_PROCESS)
+            return node.handle(request)
 
         return handle
 

@@ -37,7 +37,7 @@ from kreplica.runtime.lmdb_store import LmdbImageDirectory
 from kreplica.runtime.scheduler import ThreadWorkers
 from kreplica.runtime.storage import FileStorage, RevocableStorage
 from kreplica.runtime.tcp_server import ConnectionLogin, TcpServer
-from kreplica.runtime.tcp_transport import Address, TcpTransport
+from kreplica.runtime.tcp_transport import IN_PLAIN, Address, NodeSecurity, TcpTransport
 from kreplica.runtime.tls import ServerTls
 from kreplica.security.plain import PlainSaslServer
 from kreplica.security.scram import ScramSaslServer
@@ -65,7 +65,8 @@ class TcpNode:
     """Runs a node with TCP listeners.
 
     `listeners`: by the addresses to listen on. `address(node_id)`: where each node listens
-    for other nodes. `on_failure(error)`: called when the node fails.
+    for other nodes. `on_failure(error)`: called when the node fails. `security(node_id)`: how to connect to
+    a node.
     """
 
     def __init__(
@@ -74,9 +75,11 @@ class TcpNode:
         listeners: Mapping[Address, Listener],
         address: Callable[[int], Address | None],
         on_failure: Callable[[BaseException], None],
+        security: Callable[[int], NodeSecurity] = lambda _: IN_PLAIN,
     ) -> None:
         self.config = config
         self.listeners = listeners
+        self._security = security
         self._address = address
         self._on_failure = on_failure
         self._life: _Life | None = None
@@ -98,7 +101,7 @@ class TcpNode:
         """
         if self._life is not None:
             raise InvalidRequest(f"node {self.config.node_id} is running already")
-        life = _Life(self.config, self.listeners, self._address, self._on_failure)
+        life = _Life(self.config, self.listeners, self._address, self._on_failure, self._security)
         life.start()
         self._life = life
         return life.node
@@ -149,6 +152,7 @@ class _Life:
         listeners: Mapping[Address, Listener],
         address: Callable[[int], Address | None],
         on_failure: Callable[[BaseException], None],
+        security: Callable[[int], NodeSecurity],
     ) -> None:
         self.storage = RevocableStorage(FileStorage())
         self._address = address
@@ -160,7 +164,10 @@ class _Life:
         self._aside = NodeLoops(self._aside_thread)
         self._disks = NodeDisks(self._loops)
         self.transport = TcpTransport(
-            self._loops, self._address_of, client_id=f"{CLIENT_ID_PREFIX}{config.node_id}"
+            self._loops,
+            self._address_of,
+            client_id=f"{CLIENT_ID_PREFIX}{config.node_id}",
+            security=security,
         )
         ports = NodePorts(
             storage=self.storage,
@@ -192,6 +199,7 @@ class _Life:
                 scope=scope,
                 lanes=self.node,
                 features=self.node,
+                may_act_as_node=self.node.may_act_as_node,
             )
             # On a listener only for clients, the end of a connection says nothing about another node.
             on_closed = None if scope == Scope.CLIENTS else self._client_left
@@ -323,7 +331,16 @@ class KafkaRaftServer(TcpNode):
         for path in parsed.node.all_directories:
             read_properties(parsed.node, FileStorage(), path)
         self._voters = parsed.voters
-        super().__init__(parsed.node, parsed.listeners, self._address_of_node, on_failure)
+        self._to_brokers, self._to_controllers = parsed.to_brokers, parsed.to_controllers
+        super().__init__(
+            parsed.node, parsed.listeners, self._address_of_node, on_failure, self._security_to_node
+        )
+
+    def _security_to_node(self, node_id: int) -> NodeSecurity:
+        # By the listener that `_address_of_node` finds.
+        if node_id in self._voters or (self.is_alive and self.node.voter_address(node_id) is not None):
+            return self._to_controllers
+        return self._to_brokers
 
     def _address_of_node(self, node_id: int) -> Address | None:
         voter = self._voters.get(node_id)

@@ -33,7 +33,7 @@ from kreplica.common.errors import BrokerNotAvailable, KreplicaError
 from kreplica.runtime.bounded_log import BoundedLog
 from kreplica.runtime.event_loop import EventLoopThread
 from kreplica.runtime.tls import ServerTls
-from kreplica.security.peer import ANONYMOUS, Peer
+from kreplica.security.peer import ANONYMOUS, Peer, host_text
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -330,7 +330,7 @@ class TcpConnection(ServerConnection, asyncio.BufferedProtocol):
         self.transport = transport
         self._peer = transport.get_extra_info("peername")
         self.host = self._peer[0] if self._peer else ""
-        self.peer = Peer(f"/{self.host}" if self.host else "", listener=self._server.listener)
+        self.peer = Peer(f"/{host_text(self.host)}" if self.host else "", listener=self._server.listener)
         login = self._server.login
         if login is not None:
             self.require_login(login.authenticator(self), login.max_frame_bytes)

@@ -19,10 +19,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import ssl
 from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from random import SystemRandom
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kreplica._core.frame_reader import FrameReader
 from kreplica.broker.api_versions import response_type
@@ -43,6 +45,8 @@ from kreplica.common.messages.quorum import (
 from kreplica.common.messages.share_groups import ShareAcknowledgeRequest, ShareFetchRequest
 from kreplica.runtime.bounded_log import BoundedLog
 from kreplica.runtime.event_loop import NodeLoops
+from kreplica.runtime.tls import ClientTls
+from kreplica.security.client_login import ClientLogin
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -109,8 +113,21 @@ class _Call:
             self.future.set_result(response)
 
 
+class NodeSecurity(NamedTuple):
+    """How a node connects to others. `tls`: None without encryption. `login`: None without a login."""
+
+    tls: ClientTls | None = None
+    login: ClientLogin | None = None
+
+
+IN_PLAIN = NodeSecurity()
+
+
 class TcpTransport:
-    """Sends requests over TCP. `address(node_id)`: where the node listens, or None if unknown."""
+    """Sends requests over TCP. `address(node_id)`: where the node listens, or None if unknown.
+
+    `security(node_id)`: how to connect to that node.
+    """
 
     def __init__(
         self,
@@ -119,7 +136,9 @@ class TcpTransport:
         *,
         client_id: str,
         config: TcpTransportConfig | None = None,
+        security: Callable[[int], NodeSecurity] = lambda _: IN_PLAIN,
     ) -> None:
+        self.security = security
         self.config = config or TcpTransportConfig()
         self.thread = loops.thread
         self.loop = loops.thread.loop
@@ -332,12 +351,14 @@ class PeerConnection:
             self._failed(f"the address of node {self._node_id} is unknown")
             return
         patience_s = self._transport.config.socket_connection_setup_timeout_ms / 1000
-        loop = self._transport.loop
         try:
-            made = loop.create_connection(lambda: _Socket(self), *address)
-            _, socket = await asyncio.wait_for(made, patience_s)
-        except (OSError, TimeoutError) as error:
-            self._failed(f"node {self._node_id} at {address[0]}:{address[1]}: {error!r}")
+            socket = await asyncio.wait_for(self._open(*address), patience_s)
+        except (OSError, TimeoutError, KreplicaError) as error:
+            text = f"node {self._node_id} at {address[0]}:{address[1]}: {error!r}"
+            if isinstance(error, (ssl.SSLError, KreplicaError)):
+                # It is there, and the two do not fit each other: that does not end without an operator.
+                self._transport.log.log(f"to node {self._node_id}", "%s", text, level=logging.WARNING)
+            self._failed(text)
             return
         self._attempt = None
         self._failures = 0
@@ -350,6 +371,33 @@ class PeerConnection:
         self._waiting.clear()
         for call in waiting:
             self._write(socket, call)
+
+    async def _open(self, host: str, port: int) -> _Socket:
+        """Connect, and log in where that is asked for. Raises OSError, KreplicaError."""
+        loop, security = self._transport.loop, self._transport.security(self._node_id)
+        if security.tls is None:
+            _, socket = await loop.create_connection(lambda: _Socket(self), host, port)
+        else:
+            tls = security.tls.context()
+            _, socket = await loop.create_connection(lambda: _TlsSocket(self), host, port, ssl=tls)
+        if security.login is not None:
+            try:
+                await self._log_in(socket, security.login)
+            except BaseException:
+                socket.cut()
+                raise
+        return socket
+
+    async def _log_in(self, socket: _Socket, login: ClientLogin) -> None:
+        steps, answer = login.steps(SystemRandom()), None
+        while True:
+            try:
+                request = steps.send(answer)
+            except StopIteration:
+                return
+            frame = await socket.ask(request_frame(request, 0, self._transport.client_id))
+            kind = response_type(request.__api_key__, request.__version__)
+            answer = read_response(kind, frame)
 
     def _failed(self, why: str) -> None:
         config = self._transport.config
@@ -427,6 +475,19 @@ class _Socket(asyncio.BufferedProtocol):
             max_bytes=connection._transport.config.socket_response_max_bytes,
         )
         self._transport: Any = None
+        # The answer that a login waits for.
+        self._awaited: asyncio.Future[memoryview] | None = None
+
+    async def ask(self, buffers: list[Any]) -> memoryview:
+        """Send a request of a login and return the frame of its answer. Raises NetworkException."""
+        if self.is_closed:
+            raise NetworkException("the connection was closed during the login")
+        self._awaited = self._thread.loop.create_future()
+        self.write(buffers)
+        try:
+            return await self._awaited
+        finally:
+            self._awaited = None
 
     def connection_made(self, transport: Any) -> None:
         self._transport = transport
@@ -445,12 +506,14 @@ class _Socket(asyncio.BufferedProtocol):
         is_turn = self._thread.begin_turn()
         try:
             while (frame := self._reader.next()) is not None:
-                self._connection.received(memoryview(frame))
+                if self._awaited is None:
+                    self._connection.received(memoryview(frame))
+                elif not self._awaited.done():
+                    self._awaited.set_result(memoryview(bytes(frame)))
         except KreplicaError as error:
             # The position of the next response is unknown.
             self._transport.abort()
-            self.is_closed = True
-            self._connection.lost(self, str(error))
+            self._lost(str(error))
         finally:
             if is_turn:
                 self._thread.end_turn()
@@ -458,6 +521,8 @@ class _Socket(asyncio.BufferedProtocol):
     def _lost(self, why: str) -> None:
         if not self.is_closed:
             self.is_closed = True
+            if self._awaited is not None and not self._awaited.done():
+                self._awaited.set_exception(NetworkException(f"the connection was lost at the login: {why}"))
             self._connection.lost(self, why)
 
     def write(self, buffers: list[Any]) -> None:
@@ -469,3 +534,11 @@ class _Socket(asyncio.BufferedProtocol):
         if not self.is_closed:
             self.is_closed = True
             self._transport.abort()
+
+
+class _TlsSocket(_Socket):
+    """A socket whose bytes come through TLS."""
+
+    def get_buffer(self, sizehint: int) -> Buffer:
+        # TLS of asyncio fills the buffer in several steps, and slices it for that.
+        return memoryview(super().get_buffer(sizehint))

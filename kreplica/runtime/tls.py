@@ -1,4 +1,6 @@
-"""ServerTls: the certificate of a listener, and TLS with it. Changed files are read again.
+"""ServerTls: the certificate of a listener, and TLS with it. ClientTls: whom a node trusts.
+
+Changed files are read again.
 
 The key and the certificates are in one file, as PEM: the key may be encrypted, the listener's own certificate
 comes before those that signed it. New connections use what the file has; connections that are there go on as
@@ -30,11 +32,24 @@ class TlsSettings:
     versions: tuple[str, ...] = ("TLSv1.2", "TLSv1.3")
 
 
-class ServerTls:
-    """Makes TLS contexts from a file. Raises InvalidConfig if the file cannot be used at the start."""
+@dataclass(frozen=True, slots=True)
+class TrustSettings:
+    """Whose certificates a node trusts when it connects to others, and which versions of TLS it speaks.
 
-    def __init__(self, settings: TlsSettings) -> None:
-        self._settings = settings
+    `truststore`: a file of certificates in PEM; "": those that the system trusts. `checks_host`: whether the
+    certificate has to name the host that the node connects to.
+    """
+
+    truststore: str = ""
+    checks_host: bool = True
+    versions: tuple[str, ...] = ("TLSv1.2", "TLSv1.3")
+
+
+class _FileTls:
+    """A TLS context from a file, made anew when the file changes. Raises InvalidConfig at the start."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
         self._seen = self._stamp()
         self._context = self._load()
 
@@ -48,15 +63,47 @@ class ServerTls:
             except InvalidConfig as error:
                 LOGGER.warning("new connections use the previous certificate: %s", error)
             else:
-                LOGGER.info("new connections use the certificate of %s", self._settings.keystore)
+                LOGGER.info("new connections use the certificates of %s", self._path)
         return self._context
 
     def _stamp(self) -> tuple[int, int, int] | None:
         try:
-            found = os.stat(self._settings.keystore)
+            found = os.stat(self._path)
         except OSError:
             return None
         return found.st_mtime_ns, found.st_size, found.st_ino
+
+    def _load(self) -> ssl.SSLContext:
+        raise NotImplementedError
+
+
+class ClientTls(_FileTls):
+    """Makes TLS contexts for connections to other nodes."""
+
+    def __init__(self, settings: TrustSettings) -> None:
+        self._settings = settings
+        super().__init__(settings.truststore)
+
+    def _load(self) -> ssl.SSLContext:
+        settings = self._settings
+        try:
+            made = ssl.create_default_context(cafile=settings.truststore or None)
+        except OSError as error:
+            raise InvalidConfig(
+                f"ssl.truststore.location={settings.truststore}: no certificates in PEM ({error})"
+            ) from None
+        versions = [VERSIONS[each] for each in settings.versions]
+        made.minimum_version, made.maximum_version = min(versions), max(versions)
+        made.check_hostname = settings.checks_host
+        return made
+
+
+class ServerTls(_FileTls):
+    """Makes TLS contexts for the connections of a listener."""
+
+    def __init__(self, settings: TlsSettings) -> None:
+        self._settings = settings
+        super().__init__(settings.keystore)
 
     def _load(self) -> ssl.SSLContext:
         settings = self._settings

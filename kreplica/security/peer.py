@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from typing import NamedTuple
 
 USER = "User"
@@ -20,6 +21,22 @@ class KafkaPrincipal(NamedTuple):
 
 # The principal of a client that has not authenticated because its listener does not ask for it.
 ANONYMOUS = KafkaPrincipal(USER, "ANONYMOUS")
+
+
+def host_text(address: str) -> str:
+    """Return an IP address as rules name it, in Java's form: IPv6 in full, an IPv4 address never within IPv6.
+
+    Text that is no address is returned as it is.
+    """
+    if ":" not in address:
+        return address
+    try:
+        found = ipaddress.IPv6Address(address.partition("%")[0])
+    except ValueError:
+        return address
+    if found.ipv4_mapped is not None:
+        return str(found.ipv4_mapped)
+    return ":".join(f"{int(group, 16):x}" for group in found.exploded.split(":"))
 
 
 class Peer(NamedTuple):

@@ -31,7 +31,7 @@ class ShareSession:
     `fetch`: the DelayedShareFetch of its last request, which may wait.
     """
 
-    __slots__ = ("connection", "epoch", "fetch", "group_id", "member_id", "partitions")
+    __slots__ = ("connection", "epoch", "fetch", "group_id", "holder", "member_id", "partitions")
 
     def __init__(self, group_id: str, member_id: str, connection: object) -> None:
         self.group_id = group_id
@@ -41,6 +41,8 @@ class ShareSession:
         self.partitions: dict[SharePartitionKey, None] = {}
         # Typed as Any: that class is above this one.
         self.fetch: Any = None
+        # Who may use it, where clients need rights.
+        self.holder: object = None
 
     def update(self, added: Iterable[SharePartitionKey], forgotten: Iterable[SharePartitionKey]) -> None:
         """Take over what a request names. It also names partitions only to acknowledge their records."""
@@ -60,19 +62,20 @@ class ShareSessionCache:
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._sessions: dict[SessionKey, ShareSession] = {}
+        # Looked up by other threads, too.
+        self.by_member: dict[SessionKey, ShareSession] = {}
         self._by_connection: dict[object, set[SessionKey]] = {}
 
     def __len__(self) -> int:
-        return len(self._sessions)
+        return len(self.by_member)
 
     def open(self, group_id: str, member_id: str, connection: object) -> ShareSession:
         """Open a session, in place of an earlier one of the member. Raises ShareSessionLimitReached."""
         key = (group_id, member_id)
         self.remove(group_id, member_id)
-        if len(self._sessions) >= self._limit:
+        if len(self.by_member) >= self._limit:
             raise ShareSessionLimitReached(f"the broker has {self._limit} share sessions: retry later")
-        session = self._sessions[key] = ShareSession(group_id, member_id, connection)
+        session = self.by_member[key] = ShareSession(group_id, member_id, connection)
         if connection is not None:
             self._by_connection.setdefault(connection, set()).add(key)
         return session
@@ -82,7 +85,7 @@ class ShareSessionCache:
 
         With FINAL_EPOCH the session is removed. Raises ShareSessionNotFound, InvalidShareSessionEpoch.
         """
-        session = self._sessions.get((group_id, member_id))
+        session = self.by_member.get((group_id, member_id))
         if session is None:
             raise ShareSessionNotFound(f"member {member_id} of {group_id} has no share session here")
         if epoch == FINAL_EPOCH:
@@ -96,7 +99,7 @@ class ShareSessionCache:
     def remove(self, group_id: str, member_id: str) -> None:
         """Forget a session, if it is there."""
         key = (group_id, member_id)
-        session = self._sessions.pop(key, None)
+        session = self.by_member.pop(key, None)
         if session is not None and session.connection is not None:
             others = self._by_connection[session.connection]
             others.discard(key)
@@ -105,14 +108,14 @@ class ShareSessionCache:
 
     def has_group(self, group_id: str) -> bool:
         """Return whether a member of the group has a session."""
-        return any(key[0] == group_id for key in self._sessions)
+        return any(key[0] == group_id for key in self.by_member)
 
     def take_of(self, connection: object) -> list[ShareSession]:
         """Remove and return the sessions of a connection that is closed."""
         keys = self._by_connection.get(connection)
         if keys is None:
             return []
-        closed = [self._sessions[key] for key in keys]
+        closed = [self.by_member[key] for key in keys]
         for session in closed:
             self.remove(session.group_id, session.member_id)
         return closed

@@ -36,6 +36,7 @@ class FramedBroker(Broker):
         super().__init__(*arguments, **settings)
         self.produce_lane = self.replica_manager.appends.lane
         self.fetch_lane = self.replica_manager.fetches.lane
+        self.rules = None
         self._framed = FramedRequests(super().handle, self, topics)
 
     def handle(self, request: Any) -> Future[Any]:

@@ -46,6 +46,7 @@ class Lanes:
     def __init__(self, at: Replicas) -> None:
         self.produce_lane = None
         self.fetch_lane = at.manager(1).fetches.lane
+        self.rules = None
 
 
 class World:

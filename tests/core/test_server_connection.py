@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kreplica._core.frame_reader import ReceiveBuffer
+from kreplica._core.grants import Grants
 from kreplica._core.server_connection import LaneGate, Processor, RequestMemory, ServerConnection
 from kreplica._core.task_queue import TaskQueue
 from kreplica.common.errors import InvalidRequest
@@ -336,6 +337,7 @@ class Lanes:
     def __init__(self) -> None:
         self.produce_lane: Lane | None = Lane()
         self.fetch_lane: Lane | None = Lane()
+        self.rules: object = None
 
 
 @pytest.mark.parametrize(
@@ -359,6 +361,35 @@ def test_a_lane_gets_the_requests_of_its_key_and_python_what_is_declined(
     connection.unsent = framed(bodies[0])
     connection.bring(100)
     assert connection.passed[-1] == bodies[0]
+
+
+@pytest.mark.parametrize("key", [0, 1])
+def test_a_lane_gets_only_what_was_granted_under_the_rules_in_force(key: int) -> None:
+    lanes = Lanes()
+    lanes.rules = rules = object()
+    lane = lanes.fetch_lane if key else lanes.produce_lane
+    assert lane is not None
+    world = World(LaneGate(lanes, produces=True, fetches=True))
+    connection = Connection(world)
+    body = key.to_bytes(2, "big") + bytes(10)
+
+    def bring() -> int:
+        lane.is_willing = False
+        connection.unsent = framed(body)
+        connection.bring(100)
+        return len(lane.taken)
+
+    assert bring() == 0
+    connection.grants = Grants(rules)
+    assert bring() == 1
+    assert lane.taken[0][1][-1] is connection.grants
+    lanes.rules = object()
+    assert bring() == 1
+    # Without rules nothing has to be granted.
+    lanes.rules = None
+    connection = Connection(world)
+    assert bring() == 2
+    assert lane.taken[1][1][-1] is None
 
 
 @pytest.mark.parametrize("is_native", [False, True])

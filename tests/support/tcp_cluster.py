@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Protocol, Self
 
 from kreplica.broker.api_versions import Scope
@@ -52,6 +53,7 @@ class TcpCluster:
         brokers: int,
         login: Login | None = None,
         tls: TlsSettings | None = None,
+        settings: Mapping[str, object] = MappingProxyType({}),
     ) -> None:
         self.failures: list[BaseException] = []
         layout = new_layout(CLUSTER_ID, brokers, 0)
@@ -67,7 +69,7 @@ class TcpCluster:
                 protocol = SecurityProtocol(2 * (login is not None) + (tls is not None))
                 of_clients = Listener("CLIENTS", Scope.CLIENTS, protocol, login, tls)
                 of_node = {self.client_addresses[node_id]: of_clients, **of_node}
-            config = node_config(layout, node_id, str(directory), SETTINGS)
+            config = node_config(layout, node_id, str(directory), {**SETTINGS, **settings})
             endpoints = tuple(
                 Endpoint(name=each.name, host=host, port=port, security_protocol=each.protocol)
                 for (host, port), each in of_node.items()

@@ -52,7 +52,7 @@ def test_the_configuration_is_one_of_three_nodes(config: Path) -> None:
 
 
 def test_the_login_is_that_of_the_shown_client(config: Path, tmp_path: Path) -> None:
-    of_node, of_client = (parse_properties(text.encode(), "the page") for text in blocks("properties"))
+    of_node, of_client, _ = (parse_properties(text.encode(), "the page") for text in blocks("properties"))
     made = KafkaConfig.parse({**read_config_file(str(config)), **of_node}, "5L6g3nShT-eMCtK--X86sw")
     clients, nodes, controllers = made.listeners.values()
     assert (clients.name, nodes.login, controllers.login) == ("CLIENTS", None, None)
@@ -70,7 +70,7 @@ def test_commands_are_understood(config: Path, monkeypatch: pytest.MonkeyPatch) 
     lines = [line for text in blocks("sh") for line in text.replace("\\\n", "").splitlines()]
     shown = [line for line in lines if line.startswith("kreplica ")]
     shown.append("kreplica " + unit()["Service"]["ExecStart"].split("/kreplica ", 1)[1])
-    assert len(shown) == 26
+    assert len(shown) == 31
     command = typer.main.get_command(app)
     for line in shown:
         # Files that have to be there, and what a pipe does with the output.

@@ -9,7 +9,7 @@ import pytest
 
 from kreplica.broker.api_versions import response_type
 from kreplica.broker.controller_apis import refusal
-from kreplica.broker.forwarding_manager import FORWARD_TIMEOUT_MS, ForwardingManager
+from kreplica.broker.forwarding_manager import FORWARD_TIMEOUT_MS, ForwardingManager, packed_principal
 from kreplica.broker.request_channel import RequestChannel
 from kreplica.broker.request_context import RequestContext
 from kreplica.common.error_code import ErrorCode
@@ -21,7 +21,7 @@ from kreplica.common.messages.administration import CreateTopicsRequest as NewCr
 from kreplica.common.messages.administration import CreateTopicsResponse
 from kreplica.common.messages.controllers import EnvelopeRequest, EnvelopeResponse
 from kreplica.common.types import Uuid
-from kreplica.security.peer import Peer
+from kreplica.security.peer import KafkaPrincipal, Peer
 from tests.support.requests import frame_of, response_of
 from tests.support.virtual import VirtualMachine
 
@@ -29,6 +29,9 @@ CreateTopicsRequest: Any = at(administration.CreateTopicsRequest, 2)
 CreatableTopic: Any = structure_of(CreateTopicsRequest, "topics")
 
 HOST = "/10.0.0.9"
+CLIENT = Peer(HOST, KafkaPrincipal("User", "alice"))
+NODE = Peer("/10.0.0.1", KafkaPrincipal("User", "node"))
+ALICE = packed_principal(CLIENT.principal)
 TOPIC = CreatableTopic(name="t", num_partitions=1, replication_factor=1, assignments=(), configs=())
 CREATE = CreateTopicsRequest(topics=(TOPIC,), timeout=timedelta(seconds=1), validate_only=False)
 
@@ -59,7 +62,9 @@ class Cluster(VirtualMachine):
                 return resolved(refusal(request, NotController()))
             return resolved(CreateTopicsResponse(throttle_time=timedelta(0), topics=()))
 
-        return RequestChannel(handle, self, forwarding=forwarding)
+        return RequestChannel(
+            handle, self, forwarding=forwarding, may_act_as_node=lambda peer: peer.principal == NODE.principal
+        )
 
     def topic_id(self, _topic: str) -> Uuid | None:
         return None
@@ -71,7 +76,7 @@ class Cluster(VirtualMachine):
         if self.is_cut:
             reply.set_exception(NetworkException("cut"))
         else:
-            asked = self.channels[node_id].receive(memoryview(frame_of(request, 7)), "/10.0.0.1")
+            asked = self.channels[node_id].receive(memoryview(frame_of(request, 7)), NODE)
             reply.set_result(response_of(EnvelopeResponse, b"".join(asked.result(0))[4:], 7))
         return reply
 
@@ -79,7 +84,7 @@ class Cluster(VirtualMachine):
         raise AssertionError(listener)
 
     def ask(self, node_id: int) -> Future[Any]:
-        answer = self.channels[node_id].receive(memoryview(frame_of(CREATE, 3, b"tool")), Peer(HOST))
+        answer = self.channels[node_id].receive(memoryview(frame_of(CREATE, 3, b"tool")), CLIENT)
         self.settle()
         return answer
 
@@ -100,7 +105,7 @@ def test_the_controller_answers_by_whichever_node_was_asked(cluster: Cluster) ->
     assert cluster.sent == 1
     for node_id, request, context in cluster.handled:
         assert (node_id, type(request)) == (2, NewCreateTopicsRequest)
-        assert context == RequestContext(2, "tool", Peer(HOST))
+        assert context == RequestContext(2, "tool", CLIENT)
 
 
 def test_a_request_that_met_no_active_controller_is_retried_once_one_is_elected(cluster: Cluster) -> None:
@@ -136,14 +141,42 @@ def test_without_a_controller_the_client_gets_not_controller(cluster: Cluster) -
     ids=["nothing", "half a key", "no address", "an API that is not forwarded"],
 )
 def test_what_is_no_envelope_of_a_node_is_refused(cluster: Cluster, data: bytes, host: bytes) -> None:
-    request = EnvelopeRequest(request_data=data, request_principal=None, client_host_address=host)
-    answer = cluster.channels[2].receive(memoryview(frame_of(request, 1)), Peer(HOST))
+    request = EnvelopeRequest(request_data=data, request_principal=ALICE, client_host_address=host)
+    answer = cluster.channels[2].receive(memoryview(frame_of(request, 1)), NODE)
     assert isinstance(answer.exception(0), InvalidRequest)
 
 
 def test_an_unreadable_request_in_an_envelope_is_an_error_of_the_envelope(cluster: Cluster) -> None:
     broken = frame_of(CREATE, 3)[:-5]
-    request = EnvelopeRequest(request_data=broken, request_principal=None, client_host_address=b"\0" * 4)
-    answer = cluster.channels[2].receive(memoryview(frame_of(request, 1)), Peer(HOST)).result(0)
+    request = EnvelopeRequest(request_data=broken, request_principal=ALICE, client_host_address=b"\0" * 4)
+    assert open_as(cluster, NODE, request) == (ErrorCode.invalid_request, None)
+
+
+def open_as(cluster: Cluster, sender: Peer, request: EnvelopeRequest) -> tuple[ErrorCode, Any]:
+    answer = cluster.channels[2].receive(memoryview(frame_of(request, 1)), sender).result(0)
     response = response_of(EnvelopeResponse, b"".join(answer)[4:], 1)
-    assert (response.error_code, response.response_data) == (ErrorCode.invalid_request, None)
+    return response.error_code, response.response_data
+
+
+@pytest.mark.parametrize("principal", [None, b"", b"\0", b"\0\1" + ALICE[2:], ALICE[:-1], ALICE + b"\0"])
+def test_a_principal_that_cannot_be_read_is_an_error_of_the_envelope(
+    cluster: Cluster, principal: bytes | None
+) -> None:
+    request = EnvelopeRequest(
+        request_data=frame_of(CREATE, 3), request_principal=principal, client_host_address=b"\0" * 4
+    )
+    assert open_as(cluster, NODE, request) == (ErrorCode.principal_deserialization_failure, None)
+    assert cluster.handled == []
+
+
+def test_only_a_node_may_send_an_envelope(cluster: Cluster) -> None:
+    request = EnvelopeRequest(
+        request_data=frame_of(CREATE, 3), request_principal=ALICE, client_host_address=b"\0" * 4
+    )
+    assert open_as(cluster, CLIENT, request) == (ErrorCode.cluster_authorization_failed, None)
+    assert cluster.handled == []
+
+
+def test_a_principal_has_kafkas_bytes() -> None:
+    # DefaultPrincipalData 0: its version, two compact strings, a boolean, no tagged fields.
+    assert packed_principal(CLIENT.principal) == b"\0\0\5User\6alice\0\0"

@@ -33,7 +33,7 @@ def produce(records: bytes, acks: int = -1, topic: str = "t") -> ProduceRequest:
 class Lanes:
     """No lane takes anything."""
 
-    produce_lane = fetch_lane = None
+    produce_lane = fetch_lane = rules = None
 
     def topic_id(self, _topic: str) -> Uuid | None:
         return None

@@ -12,6 +12,7 @@ from kreplica.common.errors import InvalidConfig, InvalidFile, KafkaStorageError
 from kreplica.runtime.kafka_config import KafkaConfig, directories_of, parse_address, read_config_file
 from kreplica.runtime.listener import Listener, Login
 from kreplica.runtime.tcp_transport import Address
+from kreplica.security.jaas import SCRAM_MODULE
 from kreplica.security.protocol import SecurityProtocol
 
 AMONG_NODES = Scope.CONTROLLERS | Scope.BROKERS
@@ -122,6 +123,12 @@ SASL = {
 }
 
 
+INNER_TLS = {
+    "listener_security_protocol_map": "CLIENTS:SASL_PLAINTEXT,INNER:SSL",
+    "ssl_keystore_type": "PEM",
+    "ssl_keystore_location": "/etc/node.pem",
+}
+INNER_LOGIN = {"listener_security_protocol_map": "CLIENTS:SASL_PLAINTEXT,INNER:SASL_PLAINTEXT"}
 TLS = {
     "listener_security_protocol_map": "CLIENTS:SASL_SSL,INNER:PLAINTEXT",
     "ssl_keystore_type": "PEM",
@@ -175,12 +182,12 @@ def test_clients_log_in_where_nodes_do_not() -> None:
             "must be a module",
         ),
         ({"listener.name.others.sasl.enabled.mechanisms": "PLAIN"}, "there is no such listener, but CLIENTS"),
-        ({"listener.name.clients.ssl.truststore.type": "PEM"}, "is not a property of a listener"),
+        ({"listener.name.clients.ssl.protocol": "TLSv1.3"}, "is not a property of a listener"),
         (
             {"listener.name.clients.scram-sha-256.sasl.jaas.config": "com.sun.JndiLoginModule required;"},
             "the login module com.sun.JndiLoginModule is not one of",
         ),
-        ({"inter_broker_listener_name": "CLIENTS"}, "nodes use listener CLIENTS, too"),
+        ({"inter_broker_listener_name": "CLIENTS"}, "sasl.mechanism.inter.broker.protocol= must be one of"),
         (
             {"listener_security_protocol_map": "CLIENTS:SASL_SSL"},
             "ssl.keystore.type=JKS for listener",
@@ -191,12 +198,37 @@ def test_clients_log_in_where_nodes_do_not() -> None:
         ),
         ({**TLS, "ssl_client_auth": "required"}, "ssl.client.auth=required must be none"),
         ({**TLS, "ssl_enabled_protocols": "TLSv1.1"}, "ssl.enabled.protocols: TLSv1.1 is not one of"),
-        ({**TLS, "ssl_truststore_location": "/t"}, "ssl.truststore.location is not supported"),
+        (
+            {**INNER_TLS, "ssl_truststore_location": "/t"},
+            "ssl.truststore.location=/t: no certificates in PEM",
+        ),
+        (
+            {**INNER_TLS, "ssl_truststore_type": "JKS"},
+            "ssl.truststore.type=JKS for listener INNER must be PEM",
+        ),
+        ({**INNER_TLS, "ssl_endpoint_identification_algorithm": "LDAPS"}, "must be https, or empty"),
         ({"listener_security_protocol_map": "CLIENTS:KERBEROS"}, "must be NAME:PROTOCOL"),
         ({"security_inter_broker_protocol": "SASL_PLAINTEXT"}, "must be PLAINTEXT"),
         ({"connection_failed_authentication_delay_ms": 600_000}, "must be below connections.max.idle.ms"),
         ({"sasl_server_max_receive_size": 5}, "sasl.server.max.receive.size=5"),
-        ({"sasl_mechanism_inter_broker_protocol": "PLAIN"}, "nodes do not log in to each other"),
+        (INNER_LOGIN, "sasl.mechanism.inter.broker.protocol= must be one of"),
+        (
+            {**INNER_LOGIN, "sasl_mechanism_inter_broker_protocol": "PLAIN"},
+            "must be one of sasl.enabled.mechanisms of listener INNER, SCRAM-SHA-256",
+        ),
+        (
+            {**INNER_LOGIN, "sasl_mechanism_inter_broker_protocol": "SCRAM-SHA-256"},
+            "listener.name.inner.scram-sha-256.sasl.jaas.config is missing",
+        ),
+        (
+            {
+                **INNER_LOGIN,
+                "sasl_mechanism_inter_broker_protocol": "SCRAM-SHA-256",
+                "listener.name.inner.scram-sha-256.sasl.jaas.config": f"{SCRAM_MODULE} required username=a;",
+            },
+            "username or password is missing",
+        ),
+        ({"sasl_mechanism": "PLAIN"}, "clients and nodes log in only by PLAIN and SCRAM"),
     ],
 )
 def test_what_makes_no_login_is_refused(changes: dict[str, object], words: str) -> None:
