@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from kreplica import aio, embedding
     from kreplica.cluster import AppendResult, Cluster, RecordMetadata
+    from kreplica.cluster.security import Security
     from kreplica.cluster.simulation import Simulation
     from kreplica.common import errors
     from kreplica.common.errors import KreplicaError
@@ -33,6 +34,7 @@ __all__ = [
     "RecordBatch",
     "RecordMetadata",
     "ReplicaManager",
+    "Security",
     "Simulation",
     "TopicPartition",
     "aio",
@@ -52,6 +54,7 @@ _MODULES = {
     "RecordBatch": "kreplica.engine",
     "RecordMetadata": "kreplica.client.producer",
     "ReplicaManager": "kreplica.embedding",
+    "Security": "kreplica.cluster.security",
     "Simulation": "kreplica.cluster.simulation",
     "TopicPartition": "kreplica.common.types",
     "aio": "kreplica.aio",

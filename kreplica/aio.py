@@ -536,6 +536,14 @@ class Cluster:
         """The address for Kafka clients, as in `kreplica.Cluster.bootstrap_servers`."""
         return self.cluster.bootstrap_servers
 
+    def client_config(self, user: str | None = None, *, mechanism: str = "PLAIN") -> dict[str, str]:
+        """The properties of librdkafka, as `kreplica.Cluster.client_config` returns them."""
+        return self.cluster.client_config(user, mechanism=mechanism)
+
+    def client_properties(self, user: str | None = None, *, mechanism: str = "PLAIN") -> dict[str, str]:
+        """The properties of Kafka's clients, as `kreplica.Cluster.client_properties` returns them."""
+        return self.cluster.client_properties(user, mechanism=mechanism)
+
     async def close(self) -> None:
         """Close as `kreplica.Cluster.close` does."""
         await _in_executor(self.cluster.close)

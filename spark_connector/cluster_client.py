@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any, NamedTuple, TypeVar
 
+from kreplica.cli import client_config
+from kreplica.cli.client_config import ClientConfig
 from kreplica.cli.kafka_connection import KafkaConnection, parse_bootstrap
 from kreplica.common.errors import (
     ConcurrentTransactions,
@@ -102,20 +104,26 @@ class Leader(NamedTuple):
 
 
 class ClusterClient:
-    """Send requests to a cluster. `servers`: host:port, separated by commas. Raises OptionError."""
+    """Send requests to a cluster. `servers`: host:port, separated by commas. Raises OptionError.
 
-    def __init__(self, servers: str) -> None:
+    `security`: how to connect, as properties of Kafka's clients.
+    """
+
+    def __init__(self, servers: str, security: Mapping[str, str] | None = None) -> None:
         try:
             self._bootstrap = parse_bootstrap(servers)
         except ValueError as error:
             raise OptionError(f"kafka.bootstrap.servers: {error}") from error
         self._servers = servers
+        self._properties = dict(security or {})
+        # Read again on each machine, from the files there.
+        self._security: ClientConfig | None = None
         self._leaders: dict[TopicPartition, Leader] = {}
         self._coordinators: dict[tuple[int, str], Address] = {}
         self._connections: dict[Address, KafkaConnection] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_connections": {}}
+        return {**self.__dict__, "_connections": {}, "_security": None}
 
     def __str__(self) -> str:
         return f"the cluster at {self._servers}"
@@ -326,8 +334,10 @@ class ClusterClient:
     def _connection(self, address: Address) -> KafkaConnection:
         connection = self._connections.get(address)
         if connection is None:
+            if self._security is None:
+                self._security = client_config.parse(self._properties)
             try:
-                connection = KafkaConnection(*address)
+                connection = KafkaConnection(*address, self._security)
             except OSError as error:
                 raise NetworkException(f"{address[0]}:{address[1]}: {error}") from error
             self._connections[address] = connection

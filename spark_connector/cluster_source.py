@@ -26,10 +26,12 @@ ISOLATION_LEVEL = {"high_watermark": 0, "txn_committed": 1}
 
 
 class ClusterSource:
-    """A LogSource of a cluster. `servers`: host:port, separated by commas. Raises OptionError."""
+    """A LogSource of a cluster. `servers`, `security`: see ClusterClient. Raises OptionError."""
 
-    def __init__(self, servers: str, isolation: str, fail_on_data_loss: bool) -> None:
-        self._client = ClusterClient(servers)
+    def __init__(
+        self, servers: str, isolation: str, fail_on_data_loss: bool, security: Mapping[str, str]
+    ) -> None:
+        self._client = ClusterClient(servers, security)
         self._isolation = isolation
         self._fail = fail_on_data_loss
 

@@ -53,7 +53,7 @@ class Option:
 _READ, _ALL = (Use.BATCH, Use.STREAM), tuple(Use)
 _BATCH, _STREAM, _WRITE = (Use.BATCH,), (Use.STREAM,), (Use.WRITE,)
 _ANYWHERE, _DIRECTORIES, _CLUSTER = tuple(Place), (Place.DIRECTORIES,), (Place.CLUSTER,)
-_PLAINTEXT = "connections are made without encryption and without authentication"
+_OTHER_SECURITY = "connections trust certificates in PEM, and log in by PLAIN or SCRAM"
 _NO_GROUP = "no consumer group is joined, and a stream's offsets lie in its checkpoint"
 _NO_CONSUMER = "Kafka's consumer is not used; a request is retried for 60 s"
 
@@ -141,9 +141,33 @@ OPTIONS = (
     ),
     Option("kafka.acks", _WRITE, _CLUSTER, "a write always waits for all replicas in sync", ("all", "-1")),
     Option("kafka.enable.idempotence", _WRITE, _CLUSTER, "a write is always idempotent", ("true",)),
-    Option("kafka.security.protocol", _ALL, _CLUSTER, _PLAINTEXT, ("plaintext",)),
-    Option("kafka.ssl.*", (), (), _PLAINTEXT),
-    Option("kafka.sasl.*", (), (), _PLAINTEXT),
+    Option(
+        "kafka.security.protocol",
+        _ALL,
+        _CLUSTER,
+        "whether to encrypt and to log in; default: plaintext",
+        ("plaintext", "ssl", "sasl_plaintext", "sasl_ssl"),
+    ),
+    Option("kafka.ssl.truststore.type", _ALL, _CLUSTER, "format of the trust store", ("pem",)),
+    Option(
+        "kafka.ssl.truststore.location",
+        _ALL,
+        _CLUSTER,
+        "file on every machine of the job with the certificates to trust; default: those of the system",
+    ),
+    Option(
+        "kafka.ssl.endpoint.identification.algorithm",
+        _ALL,
+        _CLUSTER,
+        "https: a certificate has to name its host; none: it need not; default: https",
+        ("https", "none"),
+    ),
+    Option(
+        "kafka.sasl.mechanism", _ALL, _CLUSTER, "how to log in", ("plain", "scram-sha-256", "scram-sha-512")
+    ),
+    Option("kafka.sasl.jaas.config", _ALL, _CLUSTER, "the user and the password, as Kafka's clients take it"),
+    Option("kafka.ssl.*", (), (), _OTHER_SECURITY),
+    Option("kafka.sasl.*", (), (), _OTHER_SECURITY),
     Option("kafka.group.id", (), (), _NO_GROUP),
     Option("groupIdPrefix", (), (), _NO_GROUP),
     Option("kafkaConsumer.pollTimeoutMs", (), (), _NO_CONSUMER),

@@ -14,6 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from kreplica.cli import client_config
+from kreplica.common.errors import InvalidConfig
 from kreplica.common.types import INT32_MAX, INT64_MAX
 from spark_connector.offsets import (
     EARLIEST,
@@ -25,6 +27,15 @@ from spark_connector.offsets import (
 )
 from spark_connector.option_table import OptionError, Place, Use, check
 
+# How to connect to a cluster, by Kafka's names.
+SECURITY = (
+    "security.protocol",
+    "ssl.truststore.type",
+    "ssl.truststore.location",
+    "ssl.endpoint.identification.algorithm",
+    "sasl.mechanism",
+    "sasl.jaas.config",
+)
 ISOLATION_LEVELS = {"read_uncommitted": "high_watermark", "read_committed": "txn_committed"}
 ONLY_ONE_SUBSCRIPTION = "name exactly one of the options subscribe, subscribePattern and assign"
 DEFAULT_MAX_TRIGGER_DELAY_MS = 15 * 60_000
@@ -81,6 +92,7 @@ class ReadOptions:
     include_headers: bool
     skip_damaged: bool
     isolation: str
+    security: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +110,7 @@ class WriteOptions:
     codec: str = "none"
     exactly_once: str | None = None
     transaction_timeout_ms: int | None = None
+    security: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 
 def parse_read(given: Mapping[str, str], *, streaming: bool) -> ReadOptions:
@@ -127,6 +140,7 @@ def parse_read(given: Mapping[str, str], *, streaming: bool) -> ReadOptions:
         include_headers=options.boolean("includeHeaders", False),
         skip_damaged=options.boolean("skipDamaged", False),
         isolation=ISOLATION_LEVELS[options.choice("kafka.isolation.level", "read_uncommitted")],
+        security=_security(options),
     )
 
 
@@ -143,6 +157,7 @@ def parse_write(given: Mapping[str, str]) -> WriteOptions:
         options.choice("kafka.compression.type", "none"),
         options.choice("exactlyOnce", "") or None,
         options.count("kafka.transaction.timeout.ms", INT32_MAX),
+        _security(options),
     )
 
 
@@ -211,6 +226,19 @@ def _one_source(options: _Options) -> tuple[tuple[str, ...], str | None]:
     if not paths and servers is None:
         raise OptionError("name path, a directory of logs, or kafka.bootstrap.servers, a running cluster")
     return paths, servers
+
+
+def _security(options: _Options) -> dict[str, str]:
+    """Return the properties with which Kafka's clients connect. Raises OptionError."""
+    found = {name: value for name in SECURITY if (value := options.text(f"kafka.{name}")) is not None}
+    for name in ("security.protocol", "sasl.mechanism", "ssl.truststore.type"):
+        if name in found:
+            found[name] = found[name].upper()
+    try:
+        client_config.parse(found)
+    except InvalidConfig as error:
+        raise OptionError(f"kafka.*: {error}") from None
+    return found
 
 
 def _place(servers: str | None) -> Place:

@@ -103,7 +103,9 @@ def source_of(options: ReadOptions) -> LogSource:
     if options.bootstrap_servers is not None:
         from spark_connector.cluster_source import ClusterSource
 
-        return ClusterSource(options.bootstrap_servers, options.isolation, options.fail_on_data_loss)
+        return ClusterSource(
+            options.bootstrap_servers, options.isolation, options.fail_on_data_loss, options.security
+        )
     from spark_connector.directory_source import DirectorySource
 
     return DirectorySource(

@@ -49,7 +49,7 @@ class _Writer:
             self._destination = LogDirectory(options.path)
         else:
             self._destination = Cluster(
-                ClusterClient(options.bootstrap_servers),
+                ClusterClient(options.bootstrap_servers, options.security),
                 options.codec,
                 _scratch(options.checkpoint, stream=stream),
                 is_stream=stream,

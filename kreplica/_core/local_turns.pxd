@@ -49,6 +49,7 @@ cdef class Turns:
     cdef readonly object clock
     cdef object new_future
     cdef object encoded           # the type of requests that know their bytes
+    cdef object peer              # who sends them, for a receiver that takes frames
     cdef object thread_local      # `depth`: the number of `draining` blocks that the thread is in
     cdef readonly dict lives      # endpoints by node
     cdef public set cut_links     # (sender, receiver) pairs whose messages are dropped

@@ -82,7 +82,12 @@ class Turns:
     @property
     def running(self) -> int: ...
     def __init__(
-        self, clock: Any, new_future: Callable[[], Any], encoded: type[Any], thread_local: Any
+        self,
+        clock: Any,
+        new_future: Callable[[], Any],
+        encoded: type[Any],
+        peer: object,
+        thread_local: Any,
     ) -> None: ...
     def post(self, queue: TaskQueue, task: Callable[[], object]) -> None: ...
     def make_ready(self, queue: TaskQueue) -> int: ...

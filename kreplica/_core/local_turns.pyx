@@ -58,7 +58,7 @@ cdef class Call:
         if isinstance(request, self.network.encoded):
             if self.receiver.serve_frame is not None and self.network.gate is None:
                 frame = memoryview(request.frame(self.number & 0x7FFFFFFF, b""))[SIZE_BYTES:]
-                self.receiver.serve_frame(frame, "", self.answered, self.sender)
+                self.receiver.serve_frame(frame, self.network.peer, self.answered, self.sender)
                 return 0
             request = request.message()
         try:
@@ -120,16 +120,19 @@ cdef class Call:
 cdef class Turns:
     """See local_turns.pxd. `new_future()` makes the future of a call; `encoded` is the type of encoded requests.
 
+    `peer`: who sends them.
+
     A subclass has these methods, which may take its lock: `wake(is_apart)` when no draining thread will see a queue
     that got ready; `turn_ended()`; `wait_for_turn()`; `task_failed(queue, error)`; `arm_calls(deadline_ms)`;
     `report(call, error)`; `broken(why)`, which returns a NetworkException; `new_link(receiver, sender)`;
     `unreachable(node_id)`, which returns a failed future; `pass_gate(link, call)`.
     """
 
-    def __init__(self, clock, new_future, encoded, thread_local):
+    def __init__(self, clock, new_future, encoded, peer, thread_local):
         self.clock = clock
         self.new_future = new_future
         self.encoded = encoded
+        self.peer = peer
         self.thread_local = thread_local
         self.lives = {}
         self.cut_links = set()

@@ -1,17 +1,44 @@
-"""The audit log: who logged in, was refused, or changed what. One JSON object for each event.
+"""The audit log: who failed to log in, was denied something, or changed what. One JSON object for each event.
 
 The logger is `kreplica.audit`: refusals are warnings, the rest is information. Nothing secret is written: a
-change is named by its kind and what it is about, and never by its values. Any thread may call.
+change is named by its request and what it is about, and never by its values. A request that a node forwards
+is logged by the controller, under the client that sent it. Any thread may call.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any
 
+from kreplica.common.error_code import ErrorCode
+from kreplica.common.future import Future
+from kreplica.common.message import Message, fields_of
+from kreplica.common.messages.administration import (
+    AlterConfigsRequest,
+    AlterPartitionReassignmentsRequest,
+    CreateAclsRequest,
+    CreatePartitionsRequest,
+    CreateTopicsRequest,
+    DeleteAclsRequest,
+    DeleteTopicsRequest,
+    ElectLeadersRequest,
+    IncrementalAlterConfigsRequest,
+    UnregisterBrokerRequest,
+    UpdateFeaturesRequest,
+)
+from kreplica.common.messages.data import DeleteRecordsRequest
+from kreplica.common.messages.groups import DeleteGroupsRequest
+from kreplica.common.messages.quorum import AddRaftVoterRequest, RemoveRaftVoterRequest
+from kreplica.common.messages.users import AlterUserScramCredentialsRequest
 from kreplica.security.peer import Peer
 
 LOGGER = logging.getLogger("kreplica.audit")
+
+# The most things that an event lists, and the longest name of one.
+MOST_LISTED, LONGEST_NAME = 20, 120
 
 
 def audit(event: str, peer: Peer, *, is_refused: bool = False, **facts: object) -> None:
@@ -24,3 +51,82 @@ def audit(event: str, peer: Peer, *, is_refused: bool = False, **facts: object) 
             "listener": peer.listener,
         }
         LOGGER.log(level, "%s", json.dumps({"event": event, **who, **facts}))
+
+
+# ---- changes ---------------------------------------------------------------------------------------------
+
+Subjects = Callable[[Any], Iterator[str]]
+
+
+def _named(field: str, name: str) -> Subjects:
+    return lambda request: (str(getattr(each, name)) for each in getattr(request, field) or ())
+
+
+def _topics_to_delete(request: DeleteTopicsRequest) -> Iterator[str]:
+    return (str(each.name or each.topic_id) for each in request.topics)
+
+
+def _acls(request: CreateAclsRequest) -> Iterator[str]:
+    return (f"{each.principal} on {each.resource_name}" for each in request.creations)
+
+
+def _acl_filters(request: DeleteAclsRequest) -> Iterator[str]:
+    return (
+        f"{each.principal_filter or '*'} on {each.resource_name_filter or '*'}" for each in request.filters
+    )
+
+
+def _users(request: AlterUserScramCredentialsRequest) -> Iterator[str]:
+    yield from (each.name for each in request.deletions)
+    yield from (each.name for each in request.upsertions)
+
+
+# The requests that change something, and what each of them is about.
+CHANGES: Mapping[type[Any], Subjects] = {
+    CreateTopicsRequest: _named("topics", "name"),
+    DeleteTopicsRequest: _topics_to_delete,
+    CreatePartitionsRequest: _named("topics", "name"),
+    DeleteRecordsRequest: _named("topics", "name"),
+    AlterConfigsRequest: _named("resources", "resource_name"),
+    IncrementalAlterConfigsRequest: _named("resources", "resource_name"),
+    AlterPartitionReassignmentsRequest: _named("topics", "name"),
+    ElectLeadersRequest: _named("topic_partitions", "topic"),
+    UpdateFeaturesRequest: _named("feature_updates", "feature"),
+    DeleteGroupsRequest: lambda request: iter(request.groups_names),
+    UnregisterBrokerRequest: lambda request: iter([str(request.broker_id)]),
+    AddRaftVoterRequest: lambda request: iter([str(request.voter_id)]),
+    RemoveRaftVoterRequest: lambda request: iter([str(request.voter_id)]),
+    AlterUserScramCredentialsRequest: _users,
+    CreateAclsRequest: _acls,
+    DeleteAclsRequest: _acl_filters,
+}
+
+
+def audited(request: Any, peer: Peer, done: Future[Any]) -> Future[Any]:
+    """Log the change when it is done; returns `done`."""
+    if LOGGER.isEnabledFor(logging.INFO) and not getattr(request, "validate_only", False):
+        done.add_done_callback(partial(_log_change, request, peer))
+    return done
+
+
+def _log_change(request: Any, peer: Peer, done: Future[Any]) -> None:
+    if done.cancelled() or done.exception() is not None:
+        return
+    errors = sorted({code.name for code in _codes_in(done.result())} - {ErrorCode.none.name})
+    # The node that forwards it gets another answer from the controller.
+    if errors == [ErrorCode.not_controller.name]:
+        return
+    about = [each[:LONGEST_NAME] for each in CHANGES[type(request)](request)]
+    name = type(request).__name__.removesuffix("Request")
+    audit("change", peer, request=name, about=about[:MOST_LISTED], count=len(about), errors=errors)
+
+
+def _codes_in(message: Any) -> Iterator[ErrorCode]:
+    if isinstance(message, ErrorCode):
+        yield message
+    elif isinstance(message, tuple):
+        for each in message:
+            yield from _codes_in(each)
+    elif isinstance(message, Message):
+        for field in fields_of(type(message)):
+            yield from _codes_in(getattr(message, field.name))

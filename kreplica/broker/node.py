@@ -24,6 +24,7 @@ from typing import Any
 from kreplica._core.fetch_lane import FetchLane
 from kreplica._core.produce_lane import ProduceLane
 from kreplica.broker.assignments_manager import AssignmentsManager
+from kreplica.broker.audit import CHANGES, audited
 from kreplica.broker.auto_topic_creation_manager import AutoTopicCreationManager
 from kreplica.broker.broker import Broker
 from kreplica.broker.broker_lifecycle_manager import BrokerLifecycleManager, BrokerState
@@ -571,9 +572,14 @@ class Node:
         The future fails with UnsupportedVersion if this node has no handler for it, and with
         BrokerNotAvailable if the node has failed or is still starting.
         """
-        if self._gatekeeper is None or context.peer is THIS_PROCESS or not self.is_open:
+        peer = context.peer
+        if peer is THIS_PROCESS or not self.is_open:
             return self._handle(request, context)
-        return self._gatekeeper.admit(request, context, self._handle)
+        if self._gatekeeper is None:
+            done = self._handle(request, context)
+        else:
+            done = self._gatekeeper.admit(request, context, self._handle)
+        return audited(request, peer, done) if type(request) in CHANGES else done
 
     def _handle(self, request: Any, context: RequestContext) -> Future[Any]:
         kind = type(request)

@@ -22,6 +22,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from kreplica.broker.api_versions import API_VERSIONS, request_type
+from kreplica.broker.audit import audit
 from kreplica.broker.request_channel import Answered, RequestChannel, answer_frame, client_id_of
 from kreplica.common.dataclass import dataclass
 from kreplica.common.error_code import ErrorCode
@@ -233,6 +234,13 @@ class SaslAuthenticator:
 
     def _fail(self, answered: Answered, buffers: Any, error: KreplicaError) -> None:
         self._state = _State.FAILED
+        audit(
+            "login failed",
+            self._connection.peer,
+            is_refused=True,
+            mechanism=self._mechanism_name,
+            why=str(error),
+        )
         self._connection.session_ended()
         self._later(partial(answered, buffers, error), self._policy.failure_delay_ms)
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from kreplica.broker.api_versions import request_type, response_type
 from kreplica.cli import client_config
+from kreplica.cli.client_config import ClientConfig
 from kreplica.common.closing import Closing
 from kreplica.common.errors import InvalidRequest, NetworkException, UnsupportedVersion
 from kreplica.common.message import in_version
@@ -60,17 +61,18 @@ def any_broker(bootstrap: str) -> Iterator[KafkaConnection]:
 
 
 class KafkaConnection(Closing):
-    """A blocking connection to one broker, encrypted and logged in as `--command-config` says.
+    """A blocking connection to one broker.
 
-    Raises OSError if the connection is refused, SaslAuthenticationFailed, NetworkException.
+    `security`: whether to encrypt and to log in; None: as `--command-config` says. Raises OSError if the
+    connection is refused, SaslAuthenticationFailed, NetworkException.
     """
 
-    def __init__(self, host: str, port: int) -> None:
+    def __init__(self, host: str, port: int, security: ClientConfig | None = None) -> None:
         self._name = f"{host}:{port}"
         self._socket = socket.create_connection((host, port), timeout=TIMEOUT_S)
         self._number = 0
         self._ranges: dict[int, tuple[int, int]] = {}
-        _, login, tls = client_config.chosen()
+        _, login, tls = security or client_config.chosen()
         if tls is not None:
             # A failed handshake closes the socket, and is an OSError.
             self._socket = tls.wrap_socket(self._socket, server_hostname=host)

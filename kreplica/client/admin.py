@@ -49,6 +49,11 @@ from kreplica.common.messages.administration import (
 from kreplica.common.messages.administration import (
     IncrementalAlterConfigsRequestAlterConfigsResource as AlterConfigsResource,
 )
+from kreplica.common.messages.users import (
+    AlterUserScramCredentialsRequest,
+    AlterUserScramCredentialsResponse,
+    ScramCredentialUpsertion,
+)
 from kreplica.common.ports import Clock, Loop, Transport, monotonic_ms
 from kreplica.common.types import TopicPartition
 from kreplica.common.wire import error_of
@@ -182,6 +187,15 @@ class Admin:
         request = IncrementalAlterConfigsRequest(resources=(resource,), validate_only=False)
         return self._ask(request, lambda response: _first(response.responses), None, timeout_ms)
 
+    # ---- users --------------------------------------------------------------------------------------------
+
+    def set_credentials(
+        self, upsertions: Sequence[ScramCredentialUpsertion], *, timeout_ms: int | None = None
+    ) -> Future[None]:
+        """Let users log in by SCRAM; at most one credential for each user. Errors: UnacceptableCredential."""
+        request = AlterUserScramCredentialsRequest(deletions=(), upsertions=tuple(upsertions))
+        return self._ask(request, _worst_of_users, None, timeout_ms)
+
     # ---- partitions ---------------------------------------------------------------------------------------
 
     def reassign(
@@ -295,6 +309,11 @@ def _only(answers: Sequence[Any]) -> Any:
 def _first(answers: Sequence[Any]) -> KreplicaError | None:
     answer = _only(answers)
     return error_of(answer.error_code, answer.error_message)
+
+
+def _worst_of_users(response: AlterUserScramCredentialsResponse) -> KreplicaError | None:
+    errors = [error_of(each.error_code, each.error_message) for each in response.results]
+    return next((error for error in errors if error is not None), None)
 
 
 def _text(value: object) -> str:

@@ -66,6 +66,8 @@ from kreplica.runtime.local_network import LocalNetwork
 if TYPE_CHECKING:
     from kreplica._core.batch_builder import _RecordList as RecordList
     from kreplica.cluster.listeners import ClusterListeners
+    from kreplica.cluster.security import ClusterSecurity, Security
+    from kreplica.runtime.listener import Listener
 
 T = TypeVar("T")
 
@@ -94,8 +96,9 @@ class Cluster(ClusterAdministration):
     brokers are controllers too (one if there are fewer than three), or those that the directory names.
     `config`: Kafka's properties for every node and, as defaults, for topics, such as
     {"min.insync.replicas": 2}. `serve`: the brokers also listen on ports of 127.0.0.1 for any Kafka client
-    (`bootstrap_servers`). The constructor returns when every broker is able to lead. Use the cluster as a
-    context manager, or close it.
+    (`bootstrap_servers`). `security`: what a cluster that serves asks of its clients; True is Security(), by
+    which they log in over TLS (`client_config`). The constructor returns when every broker is able to lead.
+    Use the cluster as a context manager, or close it.
 
     Raises InvalidConfig, InconsistentClusterId, LogDirLocked, InvalidFile, RequestTimedOut.
     """
@@ -109,6 +112,7 @@ class Cluster(ClusterAdministration):
         config: Mapping[str, object] | None = None,
         cluster_id: str | None = None,
         serve: bool = False,
+        security: Security | bool = False,
         startup_timeout: float = TIMEOUT,
     ) -> None:
         if directory is not None and not os.fspath(directory):
@@ -126,13 +130,18 @@ class Cluster(ClusterAdministration):
         self._pending = PendingFutures(f"the cluster in {self.directory}")
         self._parts = parts = _Parts(network, self._pending, self.directory if directory is None else None)
         self._listeners: ClusterListeners | None = None
+        self._security: ClusterSecurity | None = None
         try:
+            if security:
+                config = {**(config or {}), **self._secure(security, serve=serve).node_settings}
             layout = _layout(self.directory, brokers, controllers, cluster_id)
             if serve:
                 from kreplica.cluster.listeners import ClusterListeners
 
                 first = node_config(layout, next(iter(layout.roles)), self.directory, config or {})
-                self._listeners = parts.listeners = ClusterListeners(layout, first.server, on_error)
+                self._listeners = parts.listeners = ClusterListeners(
+                    layout, first.server, on_error, *self._listener_settings()
+                )
             parts.nodes = ClusterNodes(
                 layout,
                 self.directory,
@@ -150,9 +159,27 @@ class Cluster(ClusterAdministration):
             network.start()
             parts.nodes.start_all()
             self.wait_until_ready(startup_timeout)
+            if self._security is not None:
+                for credentials in self._security.credentials():
+                    added = self._client.admin.set_credentials(credentials)
+                    self._result(added, startup_timeout, "the users could not be added")
         except BaseException:
             self.close()
             raise
+
+    def _secure(self, security: Security | bool, *, serve: bool) -> ClusterSecurity:
+        from kreplica.cluster.security import ClusterSecurity, Security
+
+        if not serve:
+            raise InvalidConfig("security is about clients on ports: give serve=True, too")
+        settings = Security() if security is True else security
+        if not isinstance(settings, Security):
+            raise TypeError(f"security must be a kreplica.Security or True, not {type(security).__name__}")
+        self._security = ClusterSecurity(settings, self.directory)
+        return self._security
+
+    def _listener_settings(self) -> tuple[Listener, ...]:
+        return () if self._security is None else (self._security.listener,)
 
     def _make_client(self, nodes: ClusterNodes) -> None:
         endpoint = self._network.join(CLIENT_ID)
@@ -426,6 +453,23 @@ class Cluster(ClusterAdministration):
         if self._listeners is None:
             raise InvalidRequest("the cluster has no listeners: create it with serve=True")
         return self._listeners.bootstrap_servers
+
+    def client_config(self, user: str | None = None, *, mechanism: str = "PLAIN") -> dict[str, str]:
+        """Return the properties with which librdkafka (confluent-kafka) connects to this cluster.
+
+        `user`: by default the first of `security.users`. `mechanism`: PLAIN, SCRAM-SHA-256 or SCRAM-SHA-512.
+        Raises InvalidRequest without `serve`, InvalidConfig for an unknown user or mechanism.
+        """
+        found = {"bootstrap.servers": self.bootstrap_servers}
+        return found if self._security is None else found | self._security.librdkafka(user, mechanism)
+
+    def client_properties(self, user: str | None = None, *, mechanism: str = "PLAIN") -> dict[str, str]:
+        """Return the properties with which Kafka's own clients and tools connect, as `client_config` does.
+
+        `kreplica --command-config` takes a file of them, and Spark takes them as options, after "kafka.".
+        """
+        found = {"bootstrap.servers": self.bootstrap_servers}
+        return found if self._security is None else found | self._security.java(user, mechanism)
 
     def node(self, node_id: int) -> Node:
         """Return the node object, to inspect its internals. Raises InvalidRequest if it does not run."""

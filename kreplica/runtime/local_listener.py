@@ -25,10 +25,14 @@ from kreplica.common.future import Future
 from kreplica.common.messages.controllers import EnvelopeRequest
 from kreplica.common.ports import Clock, Loop
 from kreplica.runtime.event_loop import EventLoopThread
+from kreplica.runtime.listener import Listener
 from kreplica.runtime.local_network import Handler, LocalEndpoint
+from kreplica.runtime.logins import connection_login
 from kreplica.runtime.tcp_server import TcpServer
 from kreplica.runtime.tcp_transport import Address
+from kreplica.runtime.tls import ServerTls
 from kreplica.security.peer import THIS_PROCESS, Peer
+from kreplica.security.scram_credential import ScramCredential, ScramMechanism
 
 LOOPBACK = "127.0.0.1"
 # The first bytes of a Produce request.
@@ -38,12 +42,17 @@ PRODUCE_KEY = PRODUCE.to_bytes(2, "big")
 class LocalListener:
     """Serves clients on a port. `has_port`: False for a pure controller, which only opens others' envelopes.
 
-    Takes a free port at once. Raises OSError.
+    `listener`: whether clients log in, and whether connections are encrypted. Takes a free port at once.
+    Raises OSError, InvalidConfig.
     """
 
-    def __init__(self, thread: EventLoopThread, config: SocketServerConfig, *, has_port: bool) -> None:
+    def __init__(
+        self, thread: EventLoopThread, config: SocketServerConfig, listener: Listener, *, has_port: bool
+    ) -> None:
         self._thread = thread
         self._config = config
+        self._listener = listener
+        self._node: Node | None = None
         self._server: TcpServer | None = None
         self._channel: RequestChannel | None = None
         self._loop: Loop | None = None
@@ -52,7 +61,7 @@ class LocalListener:
         self._held: socket.socket | None = None
         self.address: Address | None = None
         if has_port:
-            self._server = TcpServer(thread, self._receive, config)
+            self._server = self._new_server()
             try:
                 if sys.platform == "linux":
                     self._held = _held_port()
@@ -68,7 +77,7 @@ class LocalListener:
         Raises OSError if another program has taken the port meanwhile.
         """
         if self._server is None and self.address is not None:
-            server = TcpServer(self._thread, self._receive, self._config)
+            server = self._new_server()
             server.bind(*self.address)
             self._server = server
         self._loop = endpoint.loop("listener")
@@ -89,7 +98,7 @@ class LocalListener:
             features=node,
             may_act_as_node=node.may_act_as_node,
         )
-        self._channel = channel
+        self._channel, self._node = channel, node
 
         def handle(request: Any) -> Future[Any]:
             if type(request) is EnvelopeRequest:
@@ -97,6 +106,21 @@ class LocalListener:
             return node.handle(request)
 
         return handle
+
+    def _new_server(self) -> TcpServer:
+        kind = self._listener
+        login = None
+        if kind.login is not None:
+            login = connection_login(kind.login, self._thread, self._now_serving, self._credential)
+        tls = None if kind.tls is None else ServerTls(kind.tls)
+        return TcpServer(self._thread, self._receive, self._config, listener=kind.name, login=login, tls=tls)
+
+    def _now_serving(self) -> RequestChannel:
+        assert self._channel is not None
+        return self._channel
+
+    def _credential(self, mechanism: ScramMechanism, user: str) -> ScramCredential | None:
+        return None if self._node is None else self._node.scram_credential(mechanism, user)
 
     def open(self) -> None:
         """Start serving clients."""

@@ -42,6 +42,7 @@ from kreplica.common.ports import Clock, monotonic_ms
 from kreplica.runtime.clock import SystemClock
 from kreplica.runtime.interrupts import HeldSignals
 from kreplica.runtime.scheduler import LONGEST_WAIT_MS, OnError, log_error
+from kreplica.security.peer import THIS_PROCESS
 
 if TYPE_CHECKING:
     from kreplica.broker.request_channel import Answered
@@ -200,7 +201,7 @@ class LocalNetwork(Turns):
 
     def __init__(self, clock: Clock | None = None, on_error: OnError = log_error) -> None:
         self._thread_local = _ThreadLocal()
-        super().__init__(clock or SystemClock(), Future, EncodedRequest, self._thread_local)
+        super().__init__(clock or SystemClock(), Future, EncodedRequest, THIS_PROCESS, self._thread_local)
         self._on_error = on_error
         self._draining = _Draining(self)
         self._lock = RLock()  # a thread that was interrupted in a wait knows whether it holds it

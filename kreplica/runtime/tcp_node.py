@@ -22,7 +22,6 @@ from kreplica.broker.node_config import NodeConfig, NodePorts
 from kreplica.broker.node_directories import read_properties
 from kreplica.broker.request_channel import RequestChannel
 from kreplica.broker.request_context import RequestContext
-from kreplica.broker.sasl_authenticator import SaslAuthenticator, SaslPolicy
 from kreplica.common.errors import InvalidConfig, InvalidFile, InvalidRequest
 from kreplica.common.future import Future, pass_on
 from kreplica.common.messages.data import MetadataRequest
@@ -32,16 +31,14 @@ from kreplica.runtime.clock import SystemClock
 from kreplica.runtime.disk_threads import NodeDisks
 from kreplica.runtime.event_loop import EventLoop, EventLoopThread, NodeLoops
 from kreplica.runtime.kafka_config import KafkaConfig, directories_of
-from kreplica.runtime.listener import PLAIN, SCRAM_MECHANISMS, Listener
+from kreplica.runtime.listener import Listener
 from kreplica.runtime.lmdb_store import LmdbImageDirectory
+from kreplica.runtime.logins import connection_login
 from kreplica.runtime.scheduler import ThreadWorkers
 from kreplica.runtime.storage import FileStorage, RevocableStorage
 from kreplica.runtime.tcp_server import ConnectionLogin, TcpServer
 from kreplica.runtime.tcp_transport import IN_PLAIN, Address, NodeSecurity, TcpTransport
 from kreplica.runtime.tls import ServerTls
-from kreplica.security.plain import PlainSaslServer
-from kreplica.security.scram import ScramSaslServer
-from kreplica.security.scram_credential import ScramMechanism
 
 # A client whose leader was killed asks for the new one at once, perhaps before this node has seen its own
 # connections to that leader close. If the answer is unchanged, or says that there is no leader, librdkafka
@@ -53,8 +50,6 @@ METADATA_LOOK_MS = 5
 LONGEST_METADATA_WAIT_MS = 1_000
 # The prefix of nodes' client ids; the node id follows.
 CLIENT_ID_PREFIX = "node-"
-# Of the key that makes salts for users who do not exist.
-SECRET_BYTES = 32
 # Loops whose tasks wait for the disk, without other tasks depending on them.
 ASIDE = frozenset({"image", "new-logs"})
 # A loop that waits for a slow disk or handles a large batch is blocked for seconds at most.
@@ -218,28 +213,9 @@ class _Life:
 
     def _login(self, listener: Listener, channel: RequestChannel) -> ConnectionLogin | None:
         """Return how a listener's clients log in; None if they do not."""
-        login = listener.login
-        if login is None:
+        if listener.login is None:
             return None
-        secret = random.SystemRandom().randbytes(SECRET_BYTES)
-
-        def scram(mechanism: ScramMechanism) -> ScramSaslServer:
-            known = partial(self.node.scram_credential, mechanism)
-            return ScramSaslServer(mechanism, known, random.SystemRandom(), secret)
-
-        makers = {PLAIN: partial(PlainSaslServer, login.passwords)} | {
-            name: partial(scram, mechanism) for name, mechanism in SCRAM_MECHANISMS.items()
-        }
-        policy = SaslPolicy(
-            mechanisms={name: makers[name] for name in login.mechanisms},
-            failure_delay_ms=login.failure_delay_ms,
-            max_reauth_ms=login.max_reauth_ms,
-        )
-        new = partial(SaslAuthenticator, policy, channel, later=self._later, now_ms=self._now_ms)
-        return ConnectionLogin(new, login.max_receive_bytes)
-
-    def _later(self, task: Callable[[], object], delay_ms: int) -> object:
-        return self._thread.loop.call_later(delay_ms / 1000, task)
+        return connection_login(listener.login, self._thread, lambda: channel, self.node.scram_credential)
 
     def start(self) -> None:
         """Bind the ports, then serve while the node opens its logs: the quorum does not wait for that."""

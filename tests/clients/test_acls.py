@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import gc
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -56,11 +58,26 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TcpCluster]:
     """Three nodes that ask for rights, and the topics `orders` and `secrets`."""
     login = Login(mechanisms=(PLAIN,), passwords={user: Secret(user) for user in USERS})
     with TcpCluster(tmp_path_factory.mktemp("nodes"), 3, login, settings=SETTINGS) as running:
-        admin = AdminClient(settings(running, "admin"))
+        admin = admin_of(running, "admin")
         topics = [NewTopic("orders", 3, 3), NewTopic("secrets", 1, 3)]
         for future in admin.create_topics(topics).values():
             future.result(WAIT_S)
         yield running
+        admin_of.cache_clear()
+        producer_of.cache_clear()
+        # Futures refer to their clients, and so do errors.
+        gc.collect()
+
+
+@functools.cache
+def admin_of(cluster: TcpCluster, user: str = "admin") -> AdminClient:
+    """One client for each user: each has threads and descriptors of its own."""
+    return AdminClient(settings(cluster, user))
+
+
+@functools.cache
+def producer_of(cluster: TcpCluster) -> Producer:
+    return Producer(settings(cluster, "admin"))
 
 
 def settings(cluster: TcpCluster, user: str, **more: Any) -> dict[str, Any]:
@@ -87,14 +104,14 @@ def rule(
 
 def add(cluster: TcpCluster, *rules: AclBinding) -> None:
     """Add rules as the administrator, and wait until every broker has them."""
-    admin = AdminClient(settings(cluster, "admin"))
+    admin = admin_of(cluster, "admin")
     for future in admin.create_acls(list(rules)).values():
         future.result(WAIT_S)
     wait_for(cluster, lambda known: set(rules) <= set(known))
 
 
 def remove(cluster: TcpCluster, chosen: AclBindingFilter) -> list[AclBinding]:
-    admin = AdminClient(settings(cluster, "admin"))
+    admin = admin_of(cluster, "admin")
     (future,) = admin.delete_acls([chosen]).values()
     gone = list(future.result(WAIT_S))
     wait_for(cluster, lambda known: not set(gone) & set(known))
@@ -107,7 +124,7 @@ def wait_for(cluster: TcpCluster, is_there: Callable[[list[AclBinding]], bool]) 
     while any(node.node.loader.applied.offset < offset for node in cluster.nodes.values()):
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    admin = AdminClient(settings(cluster, "admin"))
+    admin = admin_of(cluster, "admin")
     assert is_there(list(admin.describe_acls(all_of()).result(WAIT_S)))
 
 
@@ -166,7 +183,7 @@ def read(consumer: Consumer, count: int) -> list[bytes]:
 
 
 def test_what_exists_is_hidden_from_who_may_not_describe_it(cluster: TcpCluster) -> None:
-    admin = AdminClient(settings(cluster, "alice"))
+    admin = admin_of(cluster, "alice")
     assert admin.list_topics(timeout=WAIT_S).topics == {}
     for name in ("secrets", "no-such-topic"):
         described = admin.list_topics(name, timeout=WAIT_S).topics[name]
@@ -202,7 +219,7 @@ def test_a_producer_may_write_where_it_is_allowed_to(cluster: TcpCluster) -> Non
 
 
 def test_a_consumer_needs_its_topic_and_its_group(cluster: TcpCluster) -> None:
-    produce(Producer(settings(cluster, "admin")), "orders", 30)
+    produce(producer_of(cluster), "orders", 30)
     with_group = settings(cluster, "carol", group_id="readers", auto_offset_reset="earliest")
     consumer = Consumer(with_group)
     try:
@@ -227,7 +244,7 @@ def test_a_consumer_needs_its_topic_and_its_group(cluster: TcpCluster) -> None:
         consumer.commit(asynchronous=False)
         # The right is taken away while the consumer reads.
         remove(cluster, all_of("carol"))
-        produce(Producer(settings(cluster, "admin")), "orders", 30)
+        produce(producer_of(cluster), "orders", 30)
         with pytest.raises(KafkaException) as raised:
             # It has fetched some records before.
             read(consumer, 10_000)
@@ -237,7 +254,7 @@ def test_a_consumer_needs_its_topic_and_its_group(cluster: TcpCluster) -> None:
         )
     finally:
         consumer.close()
-    admin = AdminClient(settings(cluster, "carol"))
+    admin = admin_of(cluster, "carol")
     (described,) = admin.describe_consumer_groups(["readers"]).values()
     assert code_of(lambda: described.result(WAIT_S)) == KafkaError.GROUP_AUTHORIZATION_FAILED
     asked = ConsumerGroupTopicPartitions("readers")
@@ -267,14 +284,14 @@ def test_a_transaction_needs_its_id(cluster: TcpCluster) -> None:
 
 
 def read_committed(cluster: TcpCluster, topic: str) -> int:
-    admin = AdminClient(settings(cluster, "admin"))
+    admin = admin_of(cluster, "admin")
     asked = {TopicPartition(topic, 0): OffsetSpec.latest()}
     (found,) = admin.list_offsets(asked, isolation_level=IsolationLevel.READ_COMMITTED).values()
     return int(found.result(WAIT_S).offset)
 
 
 def test_administration_is_denied_and_allowed_topic_by_topic(cluster: TcpCluster) -> None:
-    admin = AdminClient(settings(cluster, "erin"))
+    admin = admin_of(cluster, "erin")
     add(
         cluster,
         rule("erin", "CREATE", TOPIC, "erin-", pattern=PREFIXED),
@@ -306,7 +323,7 @@ def test_administration_is_denied_and_allowed_topic_by_topic(cluster: TcpCluster
 
 
 def test_only_who_may_alter_the_cluster_changes_the_rules(cluster: TcpCluster) -> None:
-    admin = AdminClient(settings(cluster, "frank"))
+    admin = admin_of(cluster, "frank")
     wanted = rule("frank", "ALL", TOPIC, "*")
     (made,) = admin.create_acls([wanted]).values()
     assert code_of(lambda: made.result(WAIT_S)) == KafkaError.CLUSTER_AUTHORIZATION_FAILED
@@ -329,8 +346,8 @@ def test_a_consumer_that_may_read_a_topic_is_refused_another(cluster: TcpCluster
         rule("grace", "DESCRIBE", TOPIC, "secrets"),
         rule("grace", "DESCRIBE", GROUP, "none"),
     )
-    produce(Producer(settings(cluster, "admin")), "orders", 30)
-    produce(Producer(settings(cluster, "admin")), "secrets", 3)
+    produce(producer_of(cluster), "orders", 30)
+    produce(producer_of(cluster), "secrets", 3)
     consumer = Consumer(settings(cluster, "grace", group_id="none", enable_auto_commit=False))
     try:
         consumer.assign([TopicPartition("orders", number, 0) for number in range(3)])

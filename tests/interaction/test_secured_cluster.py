@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import time
 from collections.abc import Iterator
@@ -119,6 +120,8 @@ def cluster(
         assert made.failures == []
     finally:
         made.close()
+        # Futures refer to their clients, and each has threads and descriptors of its own.
+        gc.collect()
 
 
 def test_records_are_on_every_replica_and_read(cluster: SecuredCluster) -> None:

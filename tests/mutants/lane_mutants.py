@@ -94,11 +94,11 @@ def answer_without_a_pin(_: Replacement) -> Replacement:
     """The lane answers with memory that a truncation and later appends may overwrite."""
 
     class Unpinned(FetchLane):
-        def take(self, frame: Any, answered: Any) -> Any:
+        def take(self, frame: Any, answered: Any, grants: Any = None) -> Any:
             def answer(buffers: list[Any] | None, error: BaseException | None) -> None:
                 answered(buffers and [_unpinned(each) for each in buffers], error)
 
-            return super().take(frame, answer)
+            return super().take(frame, answer, grants)
 
     return Unpinned
 

@@ -109,14 +109,18 @@ def test_times_have_units() -> None:
         assert options.max_trigger_delay_ms == milliseconds
 
 
-PLAINTEXT = "connections are made without encryption and without authentication"
+OTHERS = "connections trust certificates in PEM, and log in by PLAIN or SCRAM"
 # Of a cluster, whether it is read or written.
 OF_A_CLUSTER = [
-    ("kafka.security.protocol", "SSL", f"'SSL' is not supported, only plaintext: {PLAINTEXT}"),
-    ("kafka.security.protocol", "SASL_PLAINTEXT", "'SASL_PLAINTEXT' is not supported, only plaintext"),
-    ("kafka.ssl.truststore.location", "/ca.jks", f"not supported: {PLAINTEXT}. Remove it"),
-    ("kafka.sasl.jaas.config", "x required;", f"not supported: {PLAINTEXT}. Remove it"),
-    ("kafka.sasl.mechanism", "PLAIN", "not supported"),
+    (
+        "kafka.security.protocol",
+        "KERBEROS",
+        "'KERBEROS' is not one of plaintext, ssl, sasl_plaintext, sasl_ssl",
+    ),
+    ("kafka.sasl.mechanism", "GSSAPI", "'GSSAPI' is not one of plain, scram-sha-256, scram-sha-512"),
+    ("kafka.ssl.truststore.type", "JKS", "'JKS' is not supported, only pem"),
+    ("kafka.ssl.truststore.password", "x", f"not supported: {OTHERS}. Remove it"),
+    ("kafka.sasl.kerberos.service.name", "x", f"not supported: {OTHERS}. Remove it"),
     ("groupIdPrefix", "mine", "not supported: no consumer group is joined"),
     ("kafka.group.id", "mine", "not supported: no consumer group is joined"),
     ("kafkaConsumer.pollTimeoutMs", "60000", "not supported: Kafka's consumer is not used"),
@@ -181,11 +185,15 @@ def test_what_a_write_cannot_honour_is_refused(
     assert_that_nobody_came(server)
 
 
-def test_a_stream_without_encryption_is_not_begun(
+def test_a_stream_that_trusts_no_one_is_not_begun(
     spark: SparkSession, server: socket.socket, tmp_path: Path
 ) -> None:
-    text = "kafka.security.protocol: 'SSL' is not supported, only plaintext"
-    secure = {**at(server), "kafka.security.protocol": "SSL"}
+    text = "ssl.truststore.location=/no/such.pem: no certificates in PEM"
+    secure = {
+        **at(server),
+        "kafka.security.protocol": "SSL",
+        "kafka.ssl.truststore.location": "/no/such.pem",
+    }
     read = spark.readStream.format("kreplica").options(subscribe="t", **secure).load()
     rows = spark.readStream.format("rate").load().selectExpr("binary('v') AS value")
     written = rows.writeStream.format("kreplica").options(topic="t", **secure)
@@ -201,6 +209,33 @@ def test_what_is_of_clusters_means_nothing_for_directories(node: Path, name: str
     value = {"kafka.acks": "all", "kafka.compression.type": "lz4"}.get(name, "plaintext")
     with pytest.raises(OptionError, match=f"{name}: has no effect in a write of log directories, only in"):
         parse_write({"path": str(node), "topic": "t", name: value})
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"security.protocol": "SASL_SSL"}, "sasl.mechanism= must be one of PLAIN"),
+        ({"security.protocol": "sasl_ssl", "sasl.mechanism": "plain"}, "the user or the password"),
+        (
+            {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "PLAIN", "sasl.jaas.config": "secret"},
+            "sasl.jaas.config must be a module",
+        ),
+        (
+            {"security.protocol": "SSL", "ssl.truststore.location": "/no/such"},
+            "ssl.truststore.location=/no/such: no certificates",
+        ),
+    ],
+)
+def test_what_makes_no_connection_is_refused(given: dict[str, str], text: str) -> None:
+    options = {
+        "kafka.bootstrap.servers": "127.0.0.1:9",
+        **{f"kafka.{name}": each for name, each in given.items()},
+    }
+    with pytest.raises(OptionError, match=text) as refused:
+        parse_read({**options, "subscribe": "t"}, streaming=False)
+    assert "secret" not in str(refused.value)
+    with pytest.raises(OptionError, match=text):
+        parse_write({**options, "topic": "t"})
 
 
 def test_what_is_done_anyway_may_be_said() -> None:

@@ -19,6 +19,7 @@ NAMES = {
         "Partition",
         "RecordMetadata",
         "ReplicaManager",
+        "Security",
         "Simulation",
         "TopicPartition",
         "aio",

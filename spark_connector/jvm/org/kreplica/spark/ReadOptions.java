@@ -64,18 +64,25 @@ final class ReadOptions {
 
     private static void checkForPython(Map given, boolean streaming) {
         GivenOptions options = new GivenOptions(given);
+        boolean isOfCluster = OptionTable.isOfCluster(options);
         Map some = new HashMap();
         for (Iterator i = options.names(); i.hasNext();) {
             String name = (String) i.next();
-            some.put(name, name.equals("subscribepattern") ? "." : options.text(name));
+            if (!isOfCluster || !isOfConnection(name)) {
+                some.put(name, name.equals("subscribepattern") ? "." : options.text(name));
+            }
         }
-        if (OptionTable.isOfCluster(options)) {
+        if (isOfCluster) {
             OptionTable.check(options, streaming ? OptionTable.STREAM : OptionTable.BATCH);
-            some.remove(SERVERS);
-            some.remove("kafka.security.protocol");
             some.put("path", "/");
         }
         new ReadOptions(some, streaming);
+    }
+
+    /** Whether the option says how to connect to a cluster, which is Python's to check. */
+    private static boolean isOfConnection(String name) {
+        return name.equals(SERVERS) || name.startsWith("kafka.security.") || name.startsWith("kafka.ssl.")
+            || name.startsWith("kafka.sasl.");
     }
 
     /** Parses the options. Raises ReadException, which names the wrong one. */
