@@ -48,7 +48,14 @@ OF_PROCESS: Mapping[str, str] = {
     "ssl.keystore.location": "File with the key and certificates of a listener; read again when it changes.",
     "ssl.key.password": "Password of the key, if it is encrypted.",
     "ssl.enabled.protocols": "TLSv1.2, TLSv1.3, or both, which is the default.",
-    "ssl.client.auth": "none: clients have no certificates.",
+    "ssl.client.auth": (
+        "Whether clients have certificates: none, requested or required. A SASL_SSL listener takes this only"
+        " with its prefix. Default: none."
+    ),
+    "ssl.principal.mapping.rules": (
+        "Rules that make the principal of an SSL client of the name in its certificate. Default: DEFAULT, the"
+        " name itself."
+    ),
     "ssl.truststore.type": "PEM, which is the default.",
     "ssl.truststore.location": (
         "File with the certificates that a node trusts when it connects to others; read again when it"

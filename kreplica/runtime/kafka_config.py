@@ -287,8 +287,10 @@ class _Parser:
                     f"connection.failed.authentication.delay.ms={login.failure_delay_ms} must be below"
                     f" connections.max.idle.ms={idle_ms}"
                 )
-            tls = properties.tls() if protocol.encrypts else None
-            listeners[address] = Listener(name, scope, protocol, login, tls)
+            tls = properties.tls(has_login=protocol.has_login) if protocol.encrypts else None
+            has_certificates = tls is not None and tls.client_auth != "none" and login is None
+            principals = properties.principals() if has_certificates else None
+            listeners[address] = Listener(name, scope, protocol, login, tls, principals)
         # A broker that is no controller says how it connects to one.
         self._check_prefixes([*brokers, *self._controller_names()])
         return listeners

@@ -13,12 +13,14 @@ from kreplica.broker.api_versions import Scope
 from kreplica.common.dataclass import dataclass, field
 from kreplica.common.errors import InvalidConfig
 from kreplica.common.settings import checked, int32, int64
-from kreplica.runtime.tls import VERSIONS, TlsSettings, TrustSettings
+from kreplica.runtime.tls import CLIENT_AUTH, VERSIONS, TlsSettings, TrustSettings
 from kreplica.security.client_login import ClientLogin
+from kreplica.security.distinguished_name import require_cryptography
 from kreplica.security.jaas import PLAIN_MODULE, SCRAM_MODULE, parse_jaas
 from kreplica.security.protocol import SecurityProtocol
 from kreplica.security.sasl import Secret
 from kreplica.security.scram_credential import ScramMechanism
+from kreplica.security.ssl_principal_mapper import SslPrincipalMapper
 
 PREFIX = "listener.name."
 PLAIN = "PLAIN"
@@ -42,13 +44,17 @@ class Login:
 
 @dataclass(frozen=True, slots=True)
 class Listener:
-    """A listener. `login`: None if its clients do not log in. `tls`: None if it does not encrypt."""
+    """A listener. `login`: None if its clients do not log in. `tls`: None if it does not encrypt.
+
+    `principals`: makes principals of the names in clients' certificates; None if these do not count.
+    """
 
     name: str
     scope: Scope
     protocol: SecurityProtocol = SecurityProtocol.PLAINTEXT
     login: Login | None = None
     tls: TlsSettings | None = None
+    principals: SslPrincipalMapper | None = None
 
 
 class ListenerProperties:
@@ -115,10 +121,20 @@ class ListenerProperties:
             raise InvalidConfig(
                 f"ssl.endpoint.identification.algorithm={text} must be https, or empty for off"
             )
-        return TrustSettings(self._text("ssl.truststore.location"), algorithm != "", self._versions())
+        own = self.tls(has_login=False) if self._text("ssl.keystore.location") else None
+        return TrustSettings(self._text("ssl.truststore.location"), algorithm != "", self._versions(), own)
 
-    def tls(self) -> TlsSettings:
-        """Return how connections are encrypted. Raises InvalidConfig."""
+    def principals(self) -> SslPrincipalMapper:
+        """Return how names in certificates become principals. Raises InvalidConfig."""
+        require_cryptography()
+        return SslPrincipalMapper(self._text("ssl.principal.mapping.rules"))
+
+    def tls(self, *, has_login: bool) -> TlsSettings:
+        """Return how connections are encrypted. Raises InvalidConfig.
+
+        `has_login`: clients log in by SASL, too. Then only a value with the listener's prefix asks for their
+        certificates (KIP-684).
+        """
         kind = self._text("ssl.keystore.type")
         if kind != "PEM":
             found = kind[:40] or "JKS"
@@ -129,11 +145,18 @@ class ListenerProperties:
         location = self._text("ssl.keystore.location")
         if not location:
             raise InvalidConfig(f"ssl.keystore.location is missing for listener {self.name}")
-        auth = self._text("ssl.client.auth") or "none"
-        if auth != "none":
-            raise InvalidConfig(f"ssl.client.auth={auth[:40]} must be none: clients may log in by SASL")
+        own = self._properties.get(f"{self._prefix}ssl.client.auth")
+        auth = str(own or "none").strip() if has_login else self._text("ssl.client.auth") or "none"
+        trusted = self._text("ssl.truststore.location")
+        if auth not in CLIENT_AUTH:
+            raise InvalidConfig(f"ssl.client.auth={auth[:40]} must be one of {', '.join(CLIENT_AUTH)}")
+        if auth != "none" and not trusted:
+            raise InvalidConfig(
+                f"ssl.truststore.location is missing for listener {self.name}, for ssl.client.auth={auth}"
+            )
         password = self.get("ssl.key.password")
-        return TlsSettings(location, None if password is None else Secret(str(password)), self._versions())
+        key_password = None if password is None else Secret(str(password))
+        return TlsSettings(location, key_password, self._versions(), auth, trusted)
 
     def _versions(self) -> tuple[str, ...]:
         versions = self._words("ssl.enabled.protocols") or tuple(VERSIONS)
@@ -182,6 +205,7 @@ class ListenerProperties:
 # The properties that may have a listener's prefix.
 PER_LISTENER = (
     "ssl.client.auth",
+    "ssl.principal.mapping.rules",
     "ssl.enabled.protocols",
     "ssl.key.password",
     "ssl.keystore.location",

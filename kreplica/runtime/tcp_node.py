@@ -208,6 +208,7 @@ class _Life:
                 listener=listener.name,
                 login=self._login(listener, channel),
                 tls=None if listener.tls is None else ServerTls(listener.tls),
+                principals=listener.principals,
             )
             self._servers.append((listen, server))
 

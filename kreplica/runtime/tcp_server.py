@@ -27,13 +27,16 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kreplica._core.server_connection import LaneGate, Processor, RequestMemory, ServerConnection
+from kreplica.broker.audit import audit
 from kreplica.broker.node_config import SocketServerConfig
 from kreplica.broker.request_channel import Answered, Cancellable
-from kreplica.common.errors import BrokerNotAvailable, KreplicaError
+from kreplica.common.errors import BrokerNotAvailable, KreplicaError, SaslAuthenticationFailed
 from kreplica.runtime.bounded_log import BoundedLog
 from kreplica.runtime.event_loop import EventLoopThread
 from kreplica.runtime.tls import ServerTls
-from kreplica.security.peer import ANONYMOUS, Peer, host_text
+from kreplica.security.distinguished_name import subject_of
+from kreplica.security.peer import ANONYMOUS, USER, KafkaPrincipal, Peer, host_text
+from kreplica.security.ssl_principal_mapper import SslPrincipalMapper
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -128,7 +131,8 @@ class TcpServer:
     `on_closed(client_id)`: called when a client has closed its last connection; the id is that of a
     connection's first request. A client that closes only some connections has merely given up requests there.
     `on_lost(connection)`: called for each connection that is closed. `listener`: its name. `login`: None if
-    clients do not log in. `tls`: None if connections are not encrypted.
+    clients do not log in. `tls`: None if connections are not encrypted. `principals`: makes principals of the
+    names in clients' certificates, None if these do not count.
     """
 
     def __init__(
@@ -143,6 +147,7 @@ class TcpServer:
         listener: str = "",
         login: ConnectionLogin | None = None,
         tls: ServerTls | None = None,
+        principals: SslPrincipalMapper | None = None,
     ) -> None:
         self.config = config or SocketServerConfig()
         self.thread = thread
@@ -151,6 +156,7 @@ class TcpServer:
         self.listener = listener
         self.login = login
         self.tls = tls
+        self.principals = principals
         # Handshakes in progress, the oldest first, and what accepts connections for them.
         self._handshakes: dict[asyncio.Task[None], None] = {}
         self._acceptors: list[asyncio.Task[None]] = []
@@ -242,6 +248,10 @@ class TcpServer:
             # What a stranger sends, a time-out and a reset are such errors, ssl.SSLError included.
             self.closed.log("TLS", "a connection was closed because of %r", error)
             accepted.close()
+        except asyncio.CancelledError:
+            # At the limit of connections, or because the server closes.
+            accepted.close()
+            raise
 
     async def _close(self) -> None:
         if self._sweep is not None:
@@ -404,6 +414,20 @@ class TcpConnection(ServerConnection, asyncio.BufferedProtocol):
 
 class TlsConnection(TcpConnection):
     """A connection whose bytes come through TLS."""
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        principals = self._server.principals
+        certificate = transport.get_extra_info("ssl_object").getpeercert(binary_form=True)
+        if principals is None or certificate is None:
+            return
+        try:
+            name = principals.name(subject_of(certificate))
+        except SaslAuthenticationFailed as error:
+            audit("login failed", self.peer, is_refused=True, mechanism="SSL", why=str(error))
+            self.cut()
+        else:
+            self.peer = self.peer._replace(principal=KafkaPrincipal(USER, name))
 
     def get_buffer(self, sizehint: int) -> Buffer:
         # TLS of asyncio fills the buffer in several steps, and slices it for that.

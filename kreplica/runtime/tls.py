@@ -20,16 +20,22 @@ from kreplica.security.sasl import Secret
 
 LOGGER = logging.getLogger(__name__)
 
+CLIENT_AUTH = {"none": ssl.CERT_NONE, "requested": ssl.CERT_OPTIONAL, "required": ssl.CERT_REQUIRED}
 VERSIONS = {"TLSv1.2": ssl.TLSVersion.TLSv1_2, "TLSv1.3": ssl.TLSVersion.TLSv1_3}
 
 
 @dataclass(frozen=True, slots=True)
 class TlsSettings:
-    """Where the key and the certificates are, and which versions of TLS are spoken, by Kafka's names."""
+    """Where the key and the certificates are, and which versions of TLS are spoken, by Kafka's names.
+
+    `client_auth`: none, requested or required: whether clients have certificates, which `truststore` signs.
+    """
 
     keystore: str
     key_password: Secret | None = None
     versions: tuple[str, ...] = ("TLSv1.2", "TLSv1.3")
+    client_auth: str = "none"
+    truststore: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,19 +43,21 @@ class TrustSettings:
     """Whose certificates a node trusts when it connects to others, and which versions of TLS it speaks.
 
     `truststore`: a file of certificates in PEM; "": those that the system trusts. `checks_host`: whether the
-    certificate has to name the host that the node connects to.
+    certificate has to name the host that the node connects to. `own`: the node's own key and certificate, for
+    a listener that asks for them; None: it has none.
     """
 
     truststore: str = ""
     checks_host: bool = True
     versions: tuple[str, ...] = ("TLSv1.2", "TLSv1.3")
+    own: TlsSettings | None = None
 
 
 class _FileTls:
-    """A TLS context from a file, made anew when the file changes. Raises InvalidConfig at the start."""
+    """A TLS context from files, made anew when one changes. Raises InvalidConfig at the start."""
 
-    def __init__(self, path: str) -> None:
-        self._path = path
+    def __init__(self, *paths: str) -> None:
+        self._paths = [path for path in paths if path]
         self._seen = self._stamp()
         self._context = self._load()
 
@@ -63,15 +71,15 @@ class _FileTls:
             except InvalidConfig as error:
                 LOGGER.warning("new connections use the previous certificate: %s", error)
             else:
-                LOGGER.info("new connections use the certificates of %s", self._path)
+                LOGGER.info("new connections use the certificates of %s", ", ".join(self._paths))
         return self._context
 
-    def _stamp(self) -> tuple[int, int, int] | None:
+    def _stamp(self) -> list[tuple[int, int, int]] | None:
         try:
-            found = os.stat(self._path)
+            found = [os.stat(path) for path in self._paths]
         except OSError:
             return None
-        return found.st_mtime_ns, found.st_size, found.st_ino
+        return [(each.st_mtime_ns, each.st_size, each.st_ino) for each in found]
 
     def _load(self) -> ssl.SSLContext:
         raise NotImplementedError
@@ -82,7 +90,7 @@ class ClientTls(_FileTls):
 
     def __init__(self, settings: TrustSettings) -> None:
         self._settings = settings
-        super().__init__(settings.truststore)
+        super().__init__(settings.truststore, "" if settings.own is None else settings.own.keystore)
 
     def _load(self) -> ssl.SSLContext:
         settings = self._settings
@@ -95,6 +103,8 @@ class ClientTls(_FileTls):
         versions = [VERSIONS[each] for each in settings.versions]
         made.minimum_version, made.maximum_version = min(versions), max(versions)
         made.check_hostname = settings.checks_host
+        if settings.own is not None:
+            _load_key(made, settings.own)
         return made
 
 
@@ -103,23 +113,35 @@ class ServerTls(_FileTls):
 
     def __init__(self, settings: TlsSettings) -> None:
         self._settings = settings
-        super().__init__(settings.keystore)
+        super().__init__(settings.keystore, settings.truststore if settings.client_auth != "none" else "")
 
     def _load(self) -> ssl.SSLContext:
         settings = self._settings
-        # Without a password an encrypted key must fail, and not ask for one on the terminal.
-        password = b"" if settings.key_password is None else settings.key_password.value.encode()
         made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         versions = [VERSIONS[each] for each in settings.versions]
         made.minimum_version, made.maximum_version = min(versions), max(versions)
         made.options |= ssl.OP_NO_RENEGOTIATION
-        try:
-            made.load_cert_chain(settings.keystore, password=password)
-        except (OSError, ValueError) as error:
-            # ssl.SSLError is an OSError; its text has no part of the key.
-            why = f"{type(error).__name__}: {error}"
-            raise InvalidConfig(
-                f"ssl.keystore.location={settings.keystore}: no key and certificates in PEM that fit each"
-                f" other, or another password ({why})"
-            ) from None
+        _load_key(made, settings)
+        if settings.client_auth != "none":
+            made.verify_mode = CLIENT_AUTH[settings.client_auth]
+            try:
+                made.load_verify_locations(settings.truststore)
+            except OSError as error:
+                raise InvalidConfig(
+                    f"ssl.truststore.location={settings.truststore}: no certificates in PEM ({error})"
+                ) from None
         return made
+
+
+def _load_key(context: ssl.SSLContext, settings: TlsSettings) -> None:
+    # Without a password an encrypted key must fail, and not ask for one on the terminal.
+    password = b"" if settings.key_password is None else settings.key_password.value.encode()
+    try:
+        context.load_cert_chain(settings.keystore, password=password)
+    except (OSError, ValueError) as error:
+        # ssl.SSLError is an OSError; its text has no part of the key.
+        why = f"{type(error).__name__}: {error}"
+        raise InvalidConfig(
+            f"ssl.keystore.location={settings.keystore}: no key and certificates in PEM that fit each"
+            f" other, or another password ({why})"
+        ) from None

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography import x509
+from cryptography.x509.oid import NameOID
 
 from kreplica.broker.node_config import STANDARD_AUTHORIZER
 from kreplica.runtime.listener import PLAIN, Login
@@ -19,11 +21,13 @@ from kreplica.security.acl import (
     PatternType,
     ResourceType,
 )
+from kreplica.security.distinguished_name import name_text
 from kreplica.security.peer import USER, KafkaPrincipal, Peer, host_text
 from kreplica.security.sasl import Secret
 from kreplica.security.standard_authorizer import StandardAuthorizer
 from tests.conformance.kafka_peer import HERE, PeerError, run_java
 from tests.support.tcp_cluster import TcpCluster
+from tests.unit.security.test_ssl_principal_mapper import CASES
 
 pytestmark = pytest.mark.conformance
 
@@ -161,3 +165,50 @@ def test_kafkas_tool_adds_lists_and_removes_rules(cluster: TcpCluster, tmp_path:
     removed = acls("--remove", "--force", "--topic", "orders")
     assert "READ" not in acls("--list", "--topic", "orders", "--principal", "User:alice"), removed
     assert tool(cluster, tmp_path, "alice", topics, "--list").strip() == ""
+
+
+# ---- names in certificates -------------------------------------------------------------------------------
+
+PRINCIPALS = (HERE / "java" / "Principals.java",)
+OIDS = [
+    *(NameOID.COMMON_NAME, NameOID.COUNTRY_NAME, NameOID.LOCALITY_NAME, NameOID.STATE_OR_PROVINCE_NAME),
+    *(NameOID.STREET_ADDRESS, NameOID.ORGANIZATION_NAME, NameOID.ORGANIZATIONAL_UNIT_NAME),
+    *(NameOID.DOMAIN_COMPONENT, NameOID.USER_ID, NameOID.EMAIL_ADDRESS, NameOID.SERIAL_NUMBER),
+    *(NameOID.GIVEN_NAME, x509.ObjectIdentifier("1.3.6.1.4.1.4711.1.300")),
+]
+LETTERS = 'ab Z0,=+<>#;"\\/@.ä中\r-'
+
+
+def java(cases: list[dict[str, str]]) -> list[str | None]:
+    lines = "".join(f"{json.dumps(each)}\n" for each in cases)
+    said = run_java("Principals", sources=PRINCIPALS, timeout_s=300, standard_input=lines)
+    return [json.loads(line) for line in said.splitlines()]
+
+
+def test_names_in_certificates_are_read_as_java_reads_them() -> None:
+    seeded = random.Random(23)
+    names = []
+    for _ in range(5_000):
+        parts = []
+        for _ in range(seeded.randint(1, 5)):
+            values = {}
+            for oid in seeded.sample(OIDS, seeded.choice([1, 1, 1, 2])):
+                text = "".join(seeded.choice(LETTERS) for _ in range(seeded.randint(1, 12)))
+                text = "DE" if oid == NameOID.COUNTRY_NAME else text
+                is_ascii = oid in (NameOID.EMAIL_ADDRESS, NameOID.DOMAIN_COMPONENT, NameOID.SERIAL_NUMBER)
+                values[oid] = (
+                    "".join(filter(str.isalnum, text.encode().decode("ascii", "ignore"))) + "x"
+                    if is_ascii
+                    else text
+                )
+            attributes = [x509.NameAttribute(oid, value) for oid, value in values.items()]
+            parts.append(x509.RelativeDistinguishedName(attributes))
+        names.append(x509.Name(parts).public_bytes())
+    theirs = java([{"der": each.hex()} for each in names])
+    for der, text in zip(names, theirs, strict=True):
+        assert name_text(der) == text, der.hex()
+
+
+def test_principals_are_made_of_names_as_kafka_makes_them() -> None:
+    cases = [{"rules": rules or "DEFAULT", "name": name} for rules, name, _ in CASES]
+    assert java(cases) == [principal for _, _, principal in CASES]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import time
 from collections.abc import Iterator
@@ -24,6 +25,7 @@ from tests.support.ports import free_addresses
 WAIT_S = 60.0
 CLUSTER_ID = "abcdefghijklmnopqrstuv"
 CONTROLLERS, BROKER = (1, 2, 3), 4
+OWN = ("ssl.certificate.location", "ssl.key.location")
 USERS = 'user_node="of nodes" user_admin="root" user_alice="sesame"'
 
 
@@ -51,7 +53,7 @@ class SecuredCluster:
         }
 
     def issue_certificate(self, host: str) -> None:
-        made = self.authority.issue_cert(host)
+        made = self.authority.issue_cert(host, common_name="node")
         new = self.keys.with_suffix(".new")
         made.private_key_and_cert_chain_pem.write_to_path(str(new))
         os.replace(new, self.keys)
@@ -62,7 +64,12 @@ class SecuredCluster:
         jaas = f'{PLAIN_MODULE} required username="node" password="{password}" {USERS};'
         names = ("CLIENTS", "NODES", "CONTROLLER") if node_id in CONTROLLERS else ("CLIENTS", "NODES")
         own = self.addresses[node_id]
+        certificates = {
+            "ssl.client.auth": "required",
+            "ssl.principal.mapping.rules": "RULE:^CN=([^,]+),OU=.*$/$1/L,DEFAULT",
+        }
         return {
+            **(certificates if self.protocol == "SSL" else {}),
             "node.id": node_id,
             "log.dirs": logs,
             "process.roles": "broker,controller" if node_id in CONTROLLERS else "broker",
@@ -83,6 +90,14 @@ class SecuredCluster:
             "super.users": "User:node;User:admin",
         }
 
+    def certificate(self, user: str) -> str:
+        """Return a file with the user's key and certificate, and let librdkafka find the key there."""
+        path = self.directory / f"{user}.pem"
+        if not path.exists():
+            made = self.authority.issue_cert(f"{user}@example.org", common_name=user)
+            made.private_key_and_cert_chain_pem.write_to_path(str(path))
+        return str(path)
+
     def start(self) -> None:
         for server in self.servers.values():
             server.start()
@@ -97,18 +112,21 @@ class SecuredCluster:
             server.node.ready.result(WAIT_S)
 
     def client(self, user: str, password: str, **more: Any) -> dict[str, Any]:
+        own = {"ssl.certificate.location": self.certificate(user)} if self.protocol == "SSL" else {}
         return {
+            **own,
             "bootstrap.servers": ",".join(each["CLIENTS"] for each in self.addresses.values()),
             "security.protocol": self.protocol,
             "ssl.ca.location": str(self.trusted),
             "sasl.mechanism": "PLAIN",
             "sasl.username": user,
             "sasl.password": password,
+            **({"ssl.key.location": own["ssl.certificate.location"]} if own else {}),
             **{name.replace("_", "."): value for name, value in more.items()},
         }
 
 
-@pytest.fixture(scope="module", params=["SASL_SSL", "SASL_PLAINTEXT"])
+@pytest.fixture(scope="module", params=["SASL_SSL", "SASL_PLAINTEXT", "SSL"])
 def cluster(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[SecuredCluster]:
@@ -156,10 +174,23 @@ def test_a_request_that_a_broker_forwards_has_its_clients_rights(cluster: Secure
         alice.create_topics([NewTopic("of-alice", 1, 1)])["of-alice"].result(WAIT_S)
 
 
+@pytest.mark.parametrize("cluster", ["SSL"], indirect=True)
+def test_a_client_without_a_certificate_gets_nothing(cluster: SecuredCluster) -> None:
+    others = trustme.CA().issue_cert("admin@example.org", common_name="admin")
+    stranger = cluster.directory / "stranger.pem"
+    others.private_key_and_cert_chain_pem.write_to_path(str(stranger))
+    right = cluster.client("admin", "")
+    without = {name: value for name, value in right.items() if name not in OWN}
+    for wrong in (without, {**right, **dict.fromkeys(OWN, str(stranger))}):
+        with pytest.raises(KafkaException):
+            AdminClient(wrong, logger=logging.getLogger("quiet")).list_topics(timeout=3)
+    assert AdminClient(right).list_topics(timeout=WAIT_S).topics
+
+
 def test_a_node_that_comes_back_logs_in_again(cluster: SecuredCluster) -> None:
     server = cluster.servers[4]
     server.close()
-    if cluster.protocol == "SASL_SSL":
+    if cluster.protocol != "SASL_PLAINTEXT":
         # A certificate that is renewed meanwhile is used without a restart of the others.
         cluster.issue_certificate("127.0.0.1")
     server.start()

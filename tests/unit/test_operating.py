@@ -52,7 +52,9 @@ def test_the_configuration_is_one_of_three_nodes(config: Path) -> None:
 
 
 def test_the_login_is_that_of_the_shown_client(config: Path, tmp_path: Path) -> None:
-    of_node, of_client, _ = (parse_properties(text.encode(), "the page") for text in blocks("properties"))
+    of_node, of_client, with_certificates, _ = (
+        parse_properties(text.encode(), "the page") for text in blocks("properties")
+    )
     made = KafkaConfig.parse({**read_config_file(str(config)), **of_node}, "5L6g3nShT-eMCtK--X86sw")
     clients, nodes, controllers = made.listeners.values()
     assert (clients.name, nodes.login, controllers.login) == ("CLIENTS", None, None)
@@ -63,6 +65,18 @@ def test_the_login_is_that_of_the_shown_client(config: Path, tmp_path: Path) -> 
     assert client is not None
     assert clients.login.mechanisms == ("PLAIN", "SCRAM-SHA-512")
     assert client.password.value == clients.login.passwords[client.user].value
+    others = {name: value for name, value in of_node.items() if not name.startswith("listener.name.")}
+    trusting = {**others, **with_certificates}
+    trusting["listeners"] = "CLIENTS://10.0.0.1:9092,CONTROLLER://10.0.0.1:9093"
+    del trusting["inter.broker.listener.name"]
+    key = trustme.CA().issue_cert("10.0.0.1").private_key_and_cert_chain_pem
+    key.write_to_path(str(tmp_path / "node.pem"))
+    trusting |= {"ssl.keystore.location": str(tmp_path / "node.pem"), "ssl.truststore.location": str(trusted)}
+    clients = next(
+        iter(KafkaConfig.parse({**read_config_file(str(config)), **trusting}, "c").listeners.values())
+    )
+    assert clients.principals is not None
+    assert clients.principals.name("CN=alice,O=example") == "alice"
 
 
 def test_commands_are_understood(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:

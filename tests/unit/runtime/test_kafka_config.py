@@ -129,6 +129,11 @@ INNER_TLS = {
     "ssl_keystore_location": "/etc/node.pem",
 }
 INNER_LOGIN = {"listener_security_protocol_map": "CLIENTS:SASL_PLAINTEXT,INNER:SASL_PLAINTEXT"}
+TLS_ALONE = {
+    "listener_security_protocol_map": "CLIENTS:SSL,INNER:PLAINTEXT",
+    "ssl_keystore_type": "PEM",
+    "ssl_keystore_location": "/etc/node.pem",
+}
 TLS = {
     "listener_security_protocol_map": "CLIENTS:SASL_SSL,INNER:PLAINTEXT",
     "ssl_keystore_type": "PEM",
@@ -147,6 +152,23 @@ def test_a_listener_for_clients_encrypts() -> None:
     assert tls.key_password is not None
     assert tls.key_password.value == "sesame"
     assert "sesame" not in repr(config)
+
+
+def test_certificates_count_where_no_one_logs_in_otherwise() -> None:
+    own = {"ssl_client_auth": "required", "ssl_truststore_location": "/ca.pem"}
+    clients = next(iter(parse(**{**SASL, **TLS_ALONE, **own}).listeners.values()))
+    assert clients.tls is not None
+    assert (clients.tls.client_auth, clients.tls.truststore) == ("required", "/ca.pem")
+    assert clients.principals is not None
+    assert clients.principals.name("CN=a,O=b") == "CN=a,O=b"
+    # KIP-684: a SASL_SSL listener asks for certificates only by its own property, and SASL says who it is.
+    with_login = next(iter(parse(**{**SASL, **TLS, **own}).listeners.values()))
+    assert with_login.tls is not None
+    assert (with_login.tls.client_auth, with_login.principals) == ("none", None)
+    prefixed = {"listener.name.clients.ssl.client.auth": "requested"}
+    asking = next(iter(parse(**{**SASL, **TLS, **own, **prefixed}).listeners.values()))
+    assert asking.tls is not None
+    assert (asking.tls.client_auth, asking.principals) == ("requested", None)
 
 
 def test_clients_log_in_where_nodes_do_not() -> None:
@@ -196,7 +218,20 @@ def test_clients_log_in_where_nodes_do_not() -> None:
             {"listener_security_protocol_map": "CLIENTS:SSL", "ssl_keystore_type": "PEM"},
             "ssl.keystore.location is missing for listener CLIENTS",
         ),
-        ({**TLS, "ssl_client_auth": "required"}, "ssl.client.auth=required must be none"),
+        ({**TLS_ALONE, "ssl_client_auth": "always"}, "ssl.client.auth=always must be one of none, requested"),
+        (
+            {**TLS_ALONE, "ssl_client_auth": "required"},
+            "ssl.truststore.location is missing for listener CLIENTS",
+        ),
+        (
+            {
+                **TLS_ALONE,
+                "ssl_client_auth": "requested",
+                "ssl_truststore_location": "/t",
+                "ssl_principal_mapping_rules": "RULE:(.*)/$1",
+            },
+            "is neither DEFAULT nor RULE",
+        ),
         ({**TLS, "ssl_enabled_protocols": "TLSv1.1"}, "ssl.enabled.protocols: TLSv1.1 is not one of"),
         (
             {**INNER_TLS, "ssl_truststore_location": "/t"},
