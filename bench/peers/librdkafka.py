@@ -14,6 +14,8 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 WAIT_S = 60.0
+# Properties that every client gets, such as those of a secured cluster.
+OF_EVERY_CLIENT: dict[str, str] = {}
 QUEUED_RECORDS, QUEUED_KB = 1_000_000, 1 << 20
 BATCH_BYTES = 1 << 20
 SERVED_EVERY = 1024
@@ -32,7 +34,7 @@ class SilentCluster(Exception):
 
 def create_topic(bootstrap: str, topic: str, partitions: int = 1) -> int:
     """Create a topic with three replicas and min.insync.replicas 2; return the leader of its partition 0."""
-    admin = AdminClient({"bootstrap.servers": bootstrap})
+    admin = AdminClient({**OF_EVERY_CLIENT, "bootstrap.servers": bootstrap})
     asked = NewTopic(topic, partitions, 3, config={"min.insync.replicas": "2"})
     admin.create_topics([asked])[topic].result(WAIT_S)
     return leader_of(bootstrap, topic)
@@ -40,14 +42,14 @@ def create_topic(bootstrap: str, topic: str, partitions: int = 1) -> int:
 
 def delete_topics(bootstrap: str, topics: Sequence[str]) -> None:
     """Delete the topics; their files go a moment later."""
-    admin = AdminClient({"bootstrap.servers": bootstrap})
+    admin = AdminClient({**OF_EVERY_CLIENT, "bootstrap.servers": bootstrap})
     for each in admin.delete_topics(list(topics)).values():
         each.result(WAIT_S)
 
 
 def leader_of(bootstrap: str, topic: str) -> int:
     """Return the leader of the topic's partition 0, once each partition has one and all are in sync."""
-    admin = AdminClient({"bootstrap.servers": bootstrap})
+    admin = AdminClient({**OF_EVERY_CLIENT, "bootstrap.servers": bootstrap})
     until = time.monotonic() + WAIT_S
     while time.monotonic() < until:
         partitions = admin.list_topics(topic, timeout=WAIT_S).topics[topic].partitions
@@ -104,6 +106,7 @@ def _produced(
     """Return the number of records that were not acknowledged, and the time in s."""
     producer = Producer(
         {
+            **OF_EVERY_CLIENT,
             "bootstrap.servers": bootstrap,
             "acks": "all",
             "linger.ms": 5,
@@ -135,7 +138,7 @@ def _produced(
 
 def latencies_us(bootstrap: str, topic: str, *, records: int) -> tuple[float, float]:
     """Return p50 and p99 of one record of 100 B in flight: acks=all, no linger."""
-    producer = Producer({"bootstrap.servers": bootstrap, "acks": "all", "linger.ms": 0})
+    producer = Producer({**OF_EVERY_CLIENT, "bootstrap.servers": bootstrap, "acks": "all", "linger.ms": 0})
     producer.list_topics(topic, timeout=WAIT_S)
     value = os.urandom(100)
     answered: list[int] = []
@@ -161,6 +164,7 @@ def consume_rate(bootstrap: str, topic: str, *, records: int) -> float:
     """Return consumed records per second, from the first ones received to the last of `records`."""
     consumer = Consumer(
         {
+            **OF_EVERY_CLIENT,
             "bootstrap.servers": bootstrap,
             "group.id": "bench",
             "enable.auto.commit": False,
@@ -208,7 +212,7 @@ def silence_ms(bootstrap: str, topic: str, kill: Callable[[], object]) -> float:
 
     The producer has default settings and sends a record every 5 ms.
     """
-    producer = Producer({"bootstrap.servers": bootstrap, "log_level": 0})
+    producer = Producer({**OF_EVERY_CLIENT, "bootstrap.servers": bootstrap, "log_level": 0})
     seen = _Silence()
 
     def write() -> None:

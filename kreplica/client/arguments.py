@@ -22,6 +22,8 @@ LONGEST_ID = (1 << 15) - 1
 
 def milliseconds(seconds: float) -> int:
     """Return a timeout in ms, at most 24 days. Raises TypeError, ValueError."""
+    if not isinstance(seconds, (int, float)):
+        raise TypeError(f"a timeout must be a number of seconds, not {seconds!r}")
     if math.isnan(seconds):
         raise ValueError("a timeout must be a number of seconds, not NaN")
     return int(max(0.0, min(seconds * 1000, LONGEST_MS)))

@@ -115,6 +115,8 @@ class Cluster(ClusterAdministration):
         security: Security | bool = False,
         startup_timeout: float = TIMEOUT,
     ) -> None:
+        if not isinstance(brokers, int):
+            raise TypeError(f"brokers must be a number, not {brokers!r}; directory= names a directory")
         if directory is not None and not os.fspath(directory):
             raise ValueError("directory is empty: name one, or leave it out for a temporary one")
         while _closing:

@@ -451,6 +451,13 @@ def test_settings_are_kafkas(tmp_path):
         assert len(cluster.describe()["topics"]["orders"]["partitions"]) == 3
 
 
+def test_arguments_of_a_wrong_type_are_named():
+    with pytest.raises(TypeError, match="brokers must be a number, not 'data'; directory= names a directory"):
+        Cluster("data")
+    with Cluster(1) as cluster, pytest.raises(TypeError, match="a timeout must be a number of seconds"):
+        cluster.transaction("id", timeout="x")
+
+
 def test_foreign_directories_are_refused(tmp_path):
     with Cluster(1, tmp_path / "one") as cluster:
         with pytest.raises(errors.LogDirLocked):
