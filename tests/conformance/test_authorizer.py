@@ -169,7 +169,7 @@ def test_kafkas_tool_adds_lists_and_removes_rules(cluster: TcpCluster, tmp_path:
 
 # ---- names in certificates -------------------------------------------------------------------------------
 
-PRINCIPALS = (HERE / "java" / "Principals.java",)
+NAME_SOURCES = (HERE / "java" / "Principals.java",)
 OIDS = [
     *(NameOID.COMMON_NAME, NameOID.COUNTRY_NAME, NameOID.LOCALITY_NAME, NameOID.STATE_OR_PROVINCE_NAME),
     *(NameOID.STREET_ADDRESS, NameOID.ORGANIZATION_NAME, NameOID.ORGANIZATIONAL_UNIT_NAME),
@@ -181,7 +181,7 @@ LETTERS = 'ab Z0,=+<>#;"\\/@.ä中\r-'
 
 def java(cases: list[dict[str, str]]) -> list[str | None]:
     lines = "".join(f"{json.dumps(each)}\n" for each in cases)
-    said = run_java("Principals", sources=PRINCIPALS, timeout_s=300, standard_input=lines)
+    said = run_java("Principals", sources=NAME_SOURCES, timeout_s=300, standard_input=lines)
     return [json.loads(line) for line in said.splitlines()]
 
 
