@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from kreplica.common.types import TopicPartition
     from kreplica.embedding import Partition, ReplicaManager
     from kreplica.engine import Log, LogAppendInfo, Record, RecordBatch
+    from kreplica.runtime.log_output import enable_logging
 
 __all__ = [
     "AppendResult",
@@ -39,8 +40,11 @@ __all__ = [
     "TopicPartition",
     "aio",
     "embedding",
+    "enable_logging",
     "errors",
 ]
+
+__version__ = "0.1.0"
 
 # The module of each name; the module itself for a name that is its own last part.
 _MODULES = {
@@ -59,6 +63,7 @@ _MODULES = {
     "TopicPartition": "kreplica.common.types",
     "aio": "kreplica.aio",
     "embedding": "kreplica.embedding",
+    "enable_logging": "kreplica.runtime.log_output",
     "errors": "kreplica.common.errors",
 }
 

@@ -76,18 +76,45 @@ class Log:
         """
         return await _in_executor(self.log.append, records, leader_epoch=leader_epoch)
 
+    async def append_one(
+        self, value: bytes | None, key: bytes | None = None, **options: Any
+    ) -> LogAppendInfo:
+        """Append one record as `kreplica.Log.append_one` does."""
+        return await _in_executor(self.log.append_one, value, key, **options)
+
     async def append_batch(self, batch: bytes, *, leader_epoch: int | None = None) -> LogAppendInfo:
         """Append one batch as `kreplica.Log.append_batch` does."""
         return await _in_executor(self.log.append_batch, batch, leader_epoch=leader_epoch)
 
     async def read(
-        self, start: int | None = None, stop: int | None = None, *, isolation: Any = "log_end"
+        self,
+        start: int | None = None,
+        stop: int | None = None,
+        *,
+        isolation: Any = "log_end",
+        follow: bool = False,
+        timeout: float | None = None,
     ) -> AsyncIterator[Record]:
         """Iterate over records as `kreplica.Log.read` does."""
-        records: Iterator[Record] = iter(self.log.read(start, stop, isolation=isolation))
-        while piece := await _in_executor(_take, records):
-            for record in piece:
-                yield record
+        # Only checks the arguments: a read that follows would hold a thread of the executor while it waits.
+        self.log.read(start, stop, isolation=isolation, follow=follow, timeout=timeout)
+        offset, pause, idle = start, engine.SHORTEST_PAUSE, 0.0
+        while True:
+            records: Iterator[Record] = self.log.read(offset, stop, isolation=isolation)
+            has_come = False
+            while piece := await _in_executor(_take, records):
+                for record in piece:
+                    yield record
+                    offset = (record.offset or 0) + 1
+                has_come = True
+            if not follow or (stop is not None and offset is not None and offset >= stop):
+                return
+            idle = 0.0 if has_come else idle
+            pause = engine.SHORTEST_PAUSE if has_come else min(2 * pause, engine.LONGEST_PAUSE)
+            if timeout is not None and idle >= timeout:
+                return
+            await asyncio.sleep(pause)
+            idle += pause
 
     async def flush(self) -> int:
         """Flush as `kreplica.Log.flush` does."""

@@ -7,11 +7,12 @@ the log is its own only replica, so every appended record is committed.
 from __future__ import annotations
 
 import os
+import time
 import warnings
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self, overload
 
 from kreplica._core.arrow import record_columns, schema
 from kreplica._core.log_segment import LogAppendInfo
@@ -26,9 +27,11 @@ from kreplica.common.errors import (
     KafkaStorageError,
     KreplicaError,
     LogClosed,
+    NoRecordAtOffset,
     OffsetOutOfRange,
     ReadOnlyLog,
 )
+from kreplica.common.html import table
 from kreplica.common.locks import Lock
 from kreplica.common.ports import Clock, DirectoryLock, Storage
 from kreplica.common.types import INT32_MAX, INT64_MAX, TopicPartition, integer
@@ -49,6 +52,9 @@ from kreplica.runtime.storage import FileStorage
 if TYPE_CHECKING:
     from datetime import datetime
 
+    from numpy.typing import NDArray
+    from pandas import DataFrame as PandasFrame
+    from polars import DataFrame as PolarsFrame
     from pyarrow import RecordBatch as ArrowRecordBatch
     from pyarrow import Table as ArrowTable
     from typing_extensions import Buffer
@@ -57,12 +63,16 @@ if TYPE_CHECKING:
     from kreplica._core.batch_builder import _Records as Records
 
 Isolation = Literal["log_end", "high_watermark", "txn_committed"]
+# A read that follows looks for new records after this pause, in seconds; it doubles up to the longest.
+SHORTEST_PAUSE = 0.001
+LONGEST_PAUSE = 0.05
 
 
 class Log:
     """A durable, append-only log of records in one directory; create it with `Log.open`.
 
     Many threads may append at once, and reads run at the same time. Use it as a context manager, or close it.
+    Iterating over it yields its records, `log[offset]` is one of them, and `len(log)` counts them.
     """
 
     __slots__ = ("__weakref__", "_compacting", "_finalizer", "_live_reader", "_lock", "_log", "path")
@@ -151,6 +161,21 @@ class Log:
         """
         return self._log.append_records(records, self._epoch(leader_epoch))
 
+    def append_one(
+        self,
+        value: bytes | bytearray | memoryview | None,
+        key: bytes | bytearray | memoryview | None = None,
+        headers: Sequence[tuple[str, bytes | bytearray | memoryview | None]] = (),
+        timestamp: int | datetime | None = None,
+        *,
+        leader_epoch: int | None = None,
+    ) -> LogAppendInfo:
+        """Append one record, as a batch of its own; `append` takes many at once, which is faster.
+
+        The record's offset is the result's `base_offset`. Raises what `append` raises.
+        """
+        return self.append([Record(value, key, headers, timestamp)], leader_epoch=leader_epoch)
+
     def append_batch(self, batch: Buffer, *, leader_epoch: int | None = None) -> LogAppendInfo:
         """Append one encoded batch in Kafka's format v2, as sent by a producer; the log assigns its offsets.
 
@@ -191,18 +216,35 @@ class Log:
     # ---- read ---------------------------------------------------------------------------------------------
 
     def read(
-        self, start: int | None = None, stop: int | None = None, *, isolation: Isolation = "log_end"
+        self,
+        start: int | None = None,
+        stop: int | None = None,
+        *,
+        isolation: Isolation = "log_end",
+        follow: bool = False,
+        timeout: float | None = None,
     ) -> Iterator[Record]:
         """Iterate over the records with offsets in [start, stop), in order; by default over the whole log.
 
-        `stop` defaults to the log end offset at the time of the call. `isolation`: "log_end",
-        "high_watermark", or "txn_committed", which skips aborted transactions and stops at the first open
-        one. At damaged bytes the iteration ends with DamagedLog, which names the range; the records before it
-        come first. Raises OffsetOutOfRange, DamagedLog.
+        `stop` defaults to the log end offset at the time of the call. With `follow` the iteration waits there
+        for more records, from this process or another one, and ends after `timeout` seconds without a new
+        one, or never; it notices a record after 50 ms at most. `isolation`: "log_end", "high_watermark", or
+        "txn_committed", which skips aborted transactions and stops at the first open one. At damaged bytes
+        the iteration ends with DamagedLog, which names the range; the records before it come first. Raises
+        OffsetOutOfRange, DamagedLog, LogClosed if the log is closed meanwhile, ValueError.
         """
+        if timeout is not None and not follow:
+            raise ValueError("timeout is how long to wait for more records: give follow=True, too")
+        if timeout is not None and not timeout >= 0:
+            raise ValueError(f"timeout={timeout} must be at least 0 seconds")
         first = self.log_start_offset if start is None else integer("start", start)
         stop = _bound("stop", stop)
-        for batch in self.batches(first, stop, isolation=isolation):
+        if follow:
+            return self._following(first, stop, isolation, timeout)
+        return self._read(first, stop, self.batches(first, stop, isolation=isolation))
+
+    def _read(self, first: int, stop: int | None, batches: Iterator[RecordBatch]) -> Iterator[Record]:
+        for batch in batches:
             if batch.is_control:
                 continue
             try:
@@ -213,6 +255,76 @@ class Log:
             except CorruptMessage as error:
                 text = f"{self.path}: the records of the batch at offset {batch.base_offset} cannot be read"
                 raise DamagedLog(f"{text}: {error}", where=batch.base_offset) from error
+
+    def _following(
+        self, first: int, stop: int | None, isolation: Isolation, timeout: float | None
+    ) -> Iterator[Record]:
+        offset, pause, waited_since = first, SHORTEST_PAUSE, time.monotonic()
+        while stop is None or offset < stop:
+            has_come = False
+            for batch in self.batches(offset, stop, isolation=isolation):
+                has_come = True
+                yield from self._read(offset, stop, iter((batch,)))
+                offset = batch.next_offset
+            now = time.monotonic()
+            if has_come:
+                pause, waited_since = SHORTEST_PAUSE, now
+                continue
+            left = pause if timeout is None else waited_since + timeout - now
+            if left <= 0:
+                return
+            time.sleep(min(pause, left))
+            pause = min(2 * pause, LONGEST_PAUSE)
+
+    def __iter__(self) -> Iterator[Record]:
+        return self.read()
+
+    def __len__(self) -> int:
+        """Return the number of records that iterating yields; reads the header of each batch.
+
+        `log_end_offset - log_start_offset` takes no time, and counts the offsets: also those of records that
+        compaction has removed, and of the markers of transactions.
+        """
+        start = self.log_start_offset
+        return sum(
+            batch.record_count if batch.base_offset >= start else sum(1 for _ in batch.records(start=start))
+            for batch in self.batches(start)
+            if not batch.is_control
+        )
+
+    def __bool__(self) -> bool:
+        """Return whether the log has a record."""
+        return next(self.read(), None) is not None
+
+    @overload
+    def __getitem__(self, where: int) -> Record: ...
+    @overload
+    def __getitem__(self, where: slice) -> list[Record]: ...
+    def __getitem__(self, where: int | slice) -> Record | list[Record]:
+        """Return the record at an offset, or a list of the records with offsets in a slice.
+
+        A negative offset counts from the log end: `log[-1]` is the record appended last, `log[-10:]` are the
+        last ten offsets. A slice has no step, and may reach beyond the log. Raises OffsetOutOfRange for an
+        offset outside the log; NoRecordAtOffset, which is one, where compaction has removed the record or a
+        transaction has its marker; DamagedLog, TypeError, ValueError.
+        """
+        start, end = self.log_start_offset, self._log.log_end_offset
+        if isinstance(where, slice):
+            if where.step not in (None, 1):
+                raise ValueError(f"log[...:...:{where.step}]: a slice of a log has no step")
+            first = start if where.start is None else max(start, _from_end("start", where.start, end))
+            stop = end if where.stop is None else min(end, _from_end("stop", where.stop, end))
+            return list(self.read(first, stop)) if first < stop else []
+        offset = _from_end("offset", where, end)
+        if not start <= offset < end:
+            raise OffsetOutOfRange(f"{self.path}: offset {where} is not in [{start}, {end})", where=offset)
+        for record in self.read(offset, offset + 1):
+            return record
+        raise NoRecordAtOffset(
+            f"{self.path}: offset {offset} has no record: compaction has removed it, or it is the marker of a"
+            " transaction",
+            where=offset,
+        )
 
     def batches(
         self, start: int | None = None, stop: int | None = None, *, isolation: Isolation = "log_end"
@@ -328,6 +440,69 @@ class Log:
         names = COLUMNS[:6] if columns is None else columns
         batches = self.arrow_batches(start, stop, columns=names, isolation=isolation, views=views)
         return pyarrow.Table.from_batches(batches, schema(names, views=views))
+
+    def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
+        """Return all records as an Arrow stream: pyarrow, polars, DuckDB and pandas take the log itself."""
+        import pyarrow
+
+        batches = self.arrow_batches()
+        reader = pyarrow.RecordBatchReader.from_batches(schema(COLUMNS[:6]), batches)
+        return reader.__arrow_c_stream__(requested_schema)
+
+    def to_pandas(
+        self,
+        start: int | None = None,
+        stop: int | None = None,
+        *,
+        columns: Sequence[str] | None = None,
+        isolation: Isolation = "log_end",
+    ) -> PandasFrame:
+        """Return the records with offsets in [start, stop) as a pandas.DataFrame; see `arrow_batches`.
+
+        Raises ImportError if pyarrow or pandas is not installed, and what `read` raises.
+        """
+        return self.to_arrow(start, stop, columns=columns, isolation=isolation).to_pandas()
+
+    def to_polars(
+        self,
+        start: int | None = None,
+        stop: int | None = None,
+        *,
+        columns: Sequence[str] | None = None,
+        isolation: Isolation = "log_end",
+    ) -> PolarsFrame:
+        """Return the records with offsets in [start, stop) as a polars.DataFrame; see `arrow_batches`.
+
+        Raises ImportError if pyarrow or polars is not installed, and what `read` raises.
+        """
+        import polars
+
+        frame = polars.from_arrow(self.to_arrow(start, stop, columns=columns, isolation=isolation))
+        assert isinstance(frame, polars.DataFrame)
+        return frame
+
+    def to_numpy(
+        self,
+        start: int | None = None,
+        stop: int | None = None,
+        *,
+        columns: Sequence[str] | None = None,
+        isolation: Isolation = "log_end",
+    ) -> dict[str, NDArray[Any]]:
+        """Return columns of the records with offsets in [start, stop) as arrays of numpy, by name.
+
+        `columns`: a selection of offset, timestamp (datetime64[ms]; both by default), timestamp_type (0 the
+        creation's, 1 the append's), leader_epoch, producer_id (-1: none), and key and value, which are arrays
+        of bytes objects and need pyarrow. Raises ValueError for another column, ImportError, and what `read`
+        raises.
+        """
+        from kreplica.log import numpy_columns
+
+        names = ("offset", "timestamp") if columns is None else columns
+        numpy_columns.check(names)
+        return numpy_columns.joined(
+            self.column_reader(start, stop, columns=names, isolation=isolation), names
+        )
 
     def offset_for_timestamp(self, timestamp: int | datetime) -> TimestampOffset | None:
         """Return the offset of the first record at or after `timestamp`, or None.
@@ -508,6 +683,19 @@ class Log:
     def __repr__(self) -> str:
         return f"Log({self.path!r}, [{self._log.log_start_offset}, {self._log.log_end_offset}))"
 
+    def _repr_html_(self) -> str:
+        """Return the log's state as a table, for notebooks."""
+        log = self._log
+        offsets = f"{log.log_start_offset:,} to {log.log_end_offset:,}"
+        facts = {
+            "offsets": f"{offsets} (committed to {log.high_watermark:,}, on disk to {log.flush_offset:,})",
+            "segments": f"{len(log.local.segments):,}",
+            "bytes": f"{log.size:,}",
+            "damage": "; ".join(map(str, log.damages)) or "none found",
+            "state": "closed" if log.closed else "read-only" if self._live_reader is not None else "open",
+        }
+        return table(f"Log {self.path}", ("", ""), facts.items())
+
 
 def _close_unclosed(path: str, log: UnifiedLog, lock: DirectoryLock | None, process: int) -> None:
     """Close a Log that its program did not close, when its last reference is gone or the process ends.
@@ -530,6 +718,12 @@ def _close_unclosed(path: str, log: UnifiedLog, lock: DirectoryLock | None, proc
 
 def _bound(name: str, value: int | None, least: int | None = None) -> int | None:
     return None if value is None else integer(name, value, least)
+
+
+def _from_end(name: str, value: object, end: int) -> int:
+    """Return an offset; a negative one counts from the end."""
+    offset = integer(name, value)
+    return offset + end if offset < 0 else offset
 
 
 class _Locks:

@@ -56,6 +56,7 @@ cdef class Region:
     cdef readonly str path
     cdef readonly bint writable
     cdef readonly bint foreign       # another program's file, which may shrink: never mapped
+    cdef public bint is_disk_full    # a fault for tests: the file does not grow, as on a full disk
     cdef object __weakref__
     cdef pthread_mutex_t lock        # guards mapping, r.base, pinned_to, lent_to, closed
     cdef kr_mapping *mapping         # NULL while cold; its base is r.base

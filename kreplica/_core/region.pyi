@@ -12,6 +12,7 @@ class Region:
     path: str
     writable: bool
     foreign: bool
+    is_disk_full: bool
     def __init__(
         self,
         path: str | PathLike[str],

@@ -8,7 +8,7 @@ cimport cython
 from cpython.buffer cimport PyBUF_FORMAT, PyBUF_WRITABLE
 from cpython.mem cimport PyMem_RawFree, PyMem_RawMalloc
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
-from libc.errno cimport EBUSY, ENOMEM, ENOSYS
+from libc.errno cimport EBUSY, ENOMEM, ENOSPC, ENOSYS
 from libc.stdint cimport int64_t, uint8_t
 
 import os
@@ -217,7 +217,7 @@ cdef class Region:
         return kr_file_map(&self.file, size, load_length(&self.r), &self.r.fault, mapping)
 
     cdef int grow(self, int64_t need) noexcept nogil:
-        return kr_grow(&self.growth, self.r.base, load_length(&self.r), need)
+        return ENOSPC if self.is_disk_full else kr_grow(&self.growth, self.r.base, load_length(&self.r), need)
 
     cdef int resize(self, int64_t size) noexcept nogil:
         return kr_file_resize(&self.file, size)

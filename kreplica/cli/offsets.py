@@ -24,9 +24,9 @@ COLUMNS = (
 def run(paths: Sequence[str], topics: Sequence[str], isolation: str, group: str | None, as_json: bool) -> int:
     """Count the records of all replicas and print a table; returns the exit code."""
     try:
-        import pyarrow  # noqa: F401 (said before anything is read)
+        import numpy  # noqa: F401 (said before anything is read)
     except ImportError:
-        return refuse("offsets needs pyarrow, which is not installed: pip install 'kreplica[arrow]'")
+        return refuse("offsets needs numpy, which is not installed: pip install 'kreplica[arrow]'")
     storage, clock = FileStorage(), SystemClock()
     found = []
     for replica in replicas(storage, paths, topics):

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import json
 import logging
 import os
 import resource
@@ -18,7 +17,6 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from datetime import UTC, datetime
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -29,6 +27,7 @@ from kreplica.common.errors import InvalidConfig, KreplicaError
 from kreplica.common.future import Future
 from kreplica.common.rare_collections import rare_collections
 from kreplica.runtime.kafka_config import LOOPBACK, parse_address, read_config_file
+from kreplica.runtime.log_output import JsonFormatter, text_formatter
 from kreplica.runtime.tcp_node import KafkaRaftServer
 
 if TYPE_CHECKING:
@@ -238,34 +237,9 @@ def from_flags(
 def set_up_logging(log_format: str, level: str, node: str) -> None:
     """Log from now on as "text" or "json", with `node` in each line. Replaces earlier handlers."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonFormatter(node) if log_format == "json" else _text(node))
+    handler.setFormatter(JsonFormatter(node) if log_format == "json" else text_formatter(node))
     root = logging.getLogger()
     for each in list(root.handlers):
         root.removeHandler(each)
     root.addHandler(handler)
     root.setLevel(level.upper())
-
-
-def _text(node: str) -> logging.Formatter:
-    return logging.Formatter(f"%(asctime)s {node} %(levelname)s %(name)s: %(message)s")
-
-
-class JsonFormatter(logging.Formatter):
-    """Formats a line as one object: time (ISO 8601, UTC), node, level, logger, message, and error if there is
-    one."""
-
-    def __init__(self, node: str) -> None:
-        super().__init__()
-        self._node = node
-
-    def format(self, record: logging.LogRecord) -> str:
-        fact: dict[str, object] = {
-            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
-            "node": self._node,
-            "level": record.levelname,
-            "logger": record.name,
-            "message": record.getMessage(),
-        }
-        if record.exc_info:
-            fact["error"] = self.formatException(record.exc_info)
-        return json.dumps(fact, ensure_ascii=False)

@@ -23,12 +23,13 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 from kreplica._core.record import Record
 from kreplica.broker.node import CONTROLLED_SHUTDOWN_MS, Node
 from kreplica.client.admin import Admin
-from kreplica.client.arguments import milliseconds
+from kreplica.client.arguments import choice, milliseconds
 from kreplica.client.client import Client
 from kreplica.client.client_config import ClientConfig, Isolation, Protocol
 from kreplica.client.producer import Acks, AppendResult, TopicProducer
 from kreplica.cluster.administration import TIMEOUT, ClusterAdministration
 from kreplica.cluster.cluster_nodes import ClusterNodes
+from kreplica.cluster.faults import DISKS, Delay, rot_replica
 from kreplica.cluster.pending_futures import PendingFutures
 from kreplica.cluster.records import ClusterRecords, Consumer, read
 from kreplica.cluster.settings import (
@@ -55,6 +56,7 @@ from kreplica.common.errors import (
     RequestTimedOut,
 )
 from kreplica.common.future import Future
+from kreplica.common.html import table
 from kreplica.common.ports import NANOSECONDS_PER_MS
 from kreplica.common.types import TopicPartition, Uuid
 from kreplica.metadata.cluster_metadata import ClusterMetadata
@@ -64,6 +66,8 @@ from kreplica.runtime.clock import SystemClock
 from kreplica.runtime.local_network import LocalNetwork
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
     from kreplica._core.batch_builder import _RecordList as RecordList
     from kreplica.cluster.listeners import ClusterListeners
     from kreplica.cluster.security import ClusterSecurity, Security
@@ -246,6 +250,22 @@ class Cluster(ClusterAdministration):
             return future
         last.append = future = self.producer.append(topic, records, partition, acks, timeout)
         return self._paused(self._client.producer.pause_s, future)
+
+    def append_one(
+        self,
+        topic: str,
+        value: bytes | bytearray | memoryview | None,
+        key: bytes | bytearray | memoryview | None = None,
+        headers: Sequence[tuple[str, bytes | bytearray | memoryview | None]] = (),
+        timestamp: int | datetime | None = None,
+        *,
+        partition: int | None = None,
+        acks: Acks = "all",
+        timeout: float | None = None,
+    ) -> Future[AppendResult]:
+        """Append one record, as `append` does with a list; the result's `base_offset` is its offset."""
+        record = Record(value, key, headers, timestamp)
+        return self.append(topic, [record], partition=partition, acks=acks, timeout=timeout)
 
     def _append_in(
         self,
@@ -473,6 +493,10 @@ class Cluster(ClusterAdministration):
         found = {"bootstrap.servers": self.bootstrap_servers}
         return found if self._security is None else found | self._security.java(user, mechanism)
 
+    def is_running(self, node_id: int) -> bool:
+        """Return whether the node runs, also if it is paused. Raises InvalidRequest for an unknown id."""
+        return self._nodes.local(node_id).is_alive
+
     def node(self, node_id: int) -> Node:
         """Return the node object, to inspect its internals. Raises InvalidRequest if it does not run."""
         node = self._nodes.node(node_id)
@@ -521,6 +545,29 @@ class Cluster(ClusterAdministration):
             self._network.heal_all()
         else:
             self._network.heal(one, other)
+
+    def set_network(self, *, delay_ms: float = 0) -> None:
+        """Let each message between nodes, and between them and this program, take `delay_ms` longer.
+
+        A request and its answer are two messages. Messages from one node to another keep their order. Raises
+        ValueError for a negative delay.
+        """
+        self._network.gate = Delay(self._loop, delay_ms) if delay_ms else None
+
+    def set_disk(self, node_id: int, state: Literal["well", "full"]) -> None:
+        """Let the node's disk be full, or well again; a node that was killed starts with a disk that is well.
+
+        The node may die of it, as its process would. Raises InvalidRequest if it does not run, ValueError.
+        """
+        self._nodes.set_disk_full(node_id, DISKS[choice(state, DISKS, "state")])
+
+    def rot(self, topic: str, partition: int, offset: int, *, broker: int) -> None:
+        """Flip a bit of the record at `offset`, in the files of the replica on `broker`.
+
+        Its reads of the record then fail with CorruptMessage until a repair replaces it by a peer's. Raises
+        InvalidRequest if the broker does not run or has no replica, OffsetOutOfRange.
+        """
+        rot_replica(self.node(broker), self._require(topic, partition), offset)
 
     def wait_until_ready(self, timeout: float = TIMEOUT) -> None:
         """Return when every running broker is able to lead. Raises RequestTimedOut."""
@@ -574,6 +621,28 @@ class Cluster(ClusterAdministration):
             return f"Cluster({self.directory!r}, of the parent process)"
         alive = [node.config.node_id for node in self._nodes.live()]
         return f"Cluster({self.directory!r}, nodes {alive} of {self._nodes.ids} run)"
+
+    def _repr_html_(self) -> str:
+        """Return the nodes and the partitions as tables, for notebooks: leaders and ISRs at a glance."""
+        if not self._parts.is_open:
+            return table(f"Cluster in {self.directory}", (), [["closed"]])
+        metadata, controller = self._newest(), self.controller
+        nodes = [
+            (
+                node_id,
+                " and ".join(sorted(local.config.roles)) + (", active" if node_id == controller else ""),
+                "paused" if local.is_paused else "running" if local.is_alive else "dead",
+                sum(each.leader == node_id for _, _, each in metadata.partitions()),
+            )
+            for node_id, local in ((each, self._nodes.local(each)) for each in self._nodes.ids)
+        ]
+        topics = [
+            (at, each.leader if each.leader >= 0 else "none", _ids(each.isr), _ids(each.replicas))
+            for at, _, each in metadata.partitions()
+        ]
+        return table(f"Cluster in {self.directory}", ("node", "roles", "state", "leads"), nodes) + table(
+            "Partitions", ("partition", "leader", "in sync", "replicas"), topics
+        )
 
     # ---- internals ----------------------------------------------------------------------------------------
 
@@ -721,6 +790,10 @@ def _close_unclosed(parts: _Parts, close: Callable[[], None]) -> None:
             warnings.warn(f"{parts.pending.name} was not closed", ResourceWarning, stacklevel=2)
         finally:
             close()
+
+
+def _ids(node_ids: Sequence[int]) -> str:
+    return ", ".join(map(str, node_ids))
 
 
 def _note_failure(failures: list[tuple[str, BaseException]], name: str, error: BaseException) -> None:

@@ -130,6 +130,10 @@ class ClusterNodes:
         with self._lock:
             self.local(node_id).resume()
 
+    def set_disk_full(self, node_id: int, is_full: bool) -> None:
+        with self._lock:
+            self.local(node_id).set_disk_full(is_full)
+
     def close(self) -> list[KreplicaError]:
         """Stop all nodes at once and close their files cleanly; return the errors met."""
         errors: list[KreplicaError] = []

@@ -277,6 +277,11 @@ class Simulation(ClusterAdministration):
         """The node that is the active controller, or None if no node is now."""
         return self._cluster.controller
 
+    def is_running(self, node_id: int) -> bool:
+        """Return whether the node runs, also if it is paused. Raises InvalidRequest for an unknown id."""
+        self._require_node(node_id)
+        return self._cluster.brokers[node_id].is_alive
+
     def node(self, node_id: int) -> Node:
         """Return the node object, to inspect its internals. Raises InvalidRequest if it does not run."""
         self._require_running(node_id)
@@ -290,7 +295,7 @@ class Simulation(ClusterAdministration):
         Raises InvalidRequest if it runs already or there is no such node, RequestTimedOut, and the error of a
         damaged disk.
         """
-        if self._is_running(node_id):
+        if self.is_running(node_id):
             raise InvalidRequest(f"node {node_id} is running already")
         self._cluster.start(node_id)
         if wait:
@@ -440,7 +445,7 @@ class Simulation(ClusterAdministration):
         for node_id, machine in self._cluster.brokers.items():
             if machine.is_alive and machine.is_paused:
                 self.resume(node_id)
-        alive = sum(self._is_running(voter) for voter in self._cluster.controllers)
+        alive = sum(self.is_running(voter) for voter in self._cluster.controllers)
         if alive <= len(self._cluster.controllers) // 2:
             return
         deadline_ms = self.now_ms + _ms(timeout)
@@ -485,14 +490,14 @@ class Simulation(ClusterAdministration):
             "seed": self.seed,
             "now_ms": self.now_ms,
             "controller": self.controller,
-            "nodes": {n: {"is_alive": self._is_running(n)} for n in self.nodes},
+            "nodes": {n: {"is_alive": self.is_running(n)} for n in self.nodes},
             "topics": describe_topics(metadata),
         }
 
     def close(self) -> None:
         """Kill all nodes. Their data is freed with the object."""
         for node_id in self.nodes:
-            if self._is_running(node_id):
+            if self.is_running(node_id):
                 self._cluster.kill(node_id)
         self._watches.close(ClusterClosed(f"the simulation of seed {self.seed} was closed"))
 
@@ -505,7 +510,7 @@ class Simulation(ClusterAdministration):
         self.close()
 
     def __repr__(self) -> str:
-        alive = [node_id for node_id in self.nodes if self._is_running(node_id)]
+        alive = [node_id for node_id in self.nodes if self.is_running(node_id)]
         return f"Simulation(seed={self.seed}, at {self.now_ms} ms, nodes {alive} of {self.nodes} run)"
 
     # ---- internals ----------------------------------------------------------------------------------------
@@ -535,12 +540,8 @@ class Simulation(ClusterAdministration):
         if node_id not in self._cluster.brokers:
             raise InvalidRequest(f"there is no node {node_id}: the nodes are {self.nodes}")
 
-    def _is_running(self, node_id: int) -> bool:
-        self._require_node(node_id)
-        return self._cluster.brokers[node_id].is_alive
-
     def _require_running(self, node_id: int) -> None:
-        if not self._is_running(node_id):
+        if not self.is_running(node_id):
             raise InvalidRequest(f"node {node_id} is not running: start it first")
 
     def _result(self, future: Future[T], timeout: float) -> T:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from kreplica.common.errors import NotLeaderOrFollower, UnknownTopicOrPartition
 from kreplica.common.future import Future
+from kreplica.common.html import table
 from kreplica.common.leader_and_isr import NO_LEADER
 from kreplica.common.types import TopicPartition, Uuid
 from kreplica.metadata.batch_reader import decoded_batches
@@ -172,6 +173,18 @@ class PartitionView:
             raise NotLeaderOrFollower(f"{self._at}: its leader is not running")
         return node.broker.replica_manager.partitions.get_or_error(self._at)
 
+    def _repr_html_(self) -> str:
+        """Return the partition's replicas as a table, for notebooks."""
+        found = self._registration()
+        rows = [(each, *_standing(each, found)) for each in found.replicas]
+        try:
+            offsets = f", offsets {self.log_start_offset:,} to {self.log_end_offset:,}"
+            offsets += f", committed to {self.high_watermark:,}"
+        except NotLeaderOrFollower:
+            offsets = ", no leader runs"
+        caption = f"Partition {self._at}, leader epoch {found.leader_epoch}{offsets}"
+        return table(caption, ("broker", "role", "in sync"), rows)
+
     def __repr__(self) -> str:
         found = self._metadata().partition(self._at)
         if found is None:
@@ -179,6 +192,11 @@ class PartitionView:
         return (
             f"PartitionView({self._at}, leader {found.leader}, epoch {found.leader_epoch}, isr {found.isr})"
         )
+
+
+def _standing(broker_id: int, found: PartitionRegistration) -> tuple[str, str]:
+    role = "leader" if broker_id == found.leader else "follower"
+    return role, "yes" if broker_id in found.isr else "no, eligible" if broker_id in found.elr else "no"
 
 
 def _changes_in(log: KafkaMetadataLog) -> Iterator[TreeChange]:

@@ -526,6 +526,10 @@ class ShareSessionLimitReached(KreplicaError, code=133, retriable=True):
 # ---- finer than Kafka's codes ------------------------------------------------------------------------
 
 
+class NoRecordAtOffset(OffsetOutOfRange):
+    """The offset is inside the log, and no record has it: it was compacted away, or is a marker's."""
+
+
 class InvalidBatchLength(CorruptMessage):
     """A batch length is below the header size, negative, or past the end of the data."""
 

@@ -1,8 +1,7 @@
 """Count the records and the gaps of a partition's log.
 
-Only the offsets are read, as columns. This requires pyarrow, which is imported on first use. A range may be
-counted in parts, in parallel, and the parts joined. Thread rule: everything is immutable; each count has its
-own reader.
+Only the offsets are read, as arrays of numpy, which is imported on first use. A range may be counted in
+parts, in parallel, and the parts joined. Thread rule: everything is immutable; each count has its own reader.
 """
 
 from __future__ import annotations
@@ -11,11 +10,13 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from kreplica.common.dataclass import dataclass
-from kreplica.log.column_reader import ColumnReader, arrow_batches
+from kreplica.log import numpy_columns
+from kreplica.log.column_reader import ColumnReader
 from kreplica.log.unified_log import UnifiedLog
 
 if TYPE_CHECKING:
-    from pyarrow import Array
+    import numpy
+    from numpy.typing import NDArray
 
 # The minimum size of a part of a range, in bytes of its segments.
 PART_BYTES = 256 << 20
@@ -105,7 +106,7 @@ def count(log: UnifiedLog, start: int, stop: int, isolation: str) -> RecordCount
     """Count [start, stop) of a log that was opened read-only for this call alone.
 
     `stop` must not exceed the bound of `isolation`. Records that retention removes meanwhile do not count.
-    Raises ImportError without pyarrow, InvalidFile if a transaction index has rotted, KafkaStorageError.
+    Raises ImportError without numpy, InvalidFile if a transaction index has rotted, KafkaStorageError.
     """
     start = min(max(start, log.log_start_offset), stop)
     if start == stop:
@@ -115,25 +116,24 @@ def count(log: UnifiedLog, start: int, stop: int, isolation: str) -> RecordCount
     reader = ColumnReader(
         log, ["offset"], start=start, stop=stop, isolation=level, skip_damaged=True, own=True
     )
-    found = counted((batch.column(0) for batch in arrow_batches(reader, ["offset"])), start, stop)
+    pieces = (numpy_columns.arrays(piece, ["offset"])["offset"] for piece in reader)
+    found = counted(pieces, start, stop)
     return found._replace(damaged=len(reader.skipped))
 
 
-def counted(offsets: Iterable[Array], start: int, stop: int) -> RecordCounts:
-    """Count [start, stop) from arrays of the offsets that have a record, in order."""
-    import pyarrow.compute as compute
+def counted(offsets: Iterable[NDArray[numpy.int64]], start: int, stop: int) -> RecordCounts:
+    """Count [start, stop) from arrays of the offsets that have a record, in order; none is empty."""
+    import numpy
 
     records = gaps = 0
     first_offset = last_offset = None
     expected = start
     for array in offsets:
-        size = len(array)
-        first, last = array[0].as_py(), array[size - 1].as_py()
+        first, last = int(array[0]), int(array[-1])
         gaps += first > expected
-        if last - first + 1 > size:
-            steps = compute.subtract(array.slice(1), array.slice(0, size - 1))
-            gaps += compute.sum(compute.greater(steps, 1)).as_py()
-        records += size
+        if last - first + 1 > len(array):
+            gaps += int(numpy.count_nonzero(numpy.diff(array) > 1))
+        records += len(array)
         expected = last + 1
         first_offset = first if first_offset is None else first_offset
         last_offset = last

@@ -140,6 +140,15 @@ class LocalNode:
         self._network.resume(self.endpoint)
         self.is_paused = False
 
+    def set_disk_full(self, is_full: bool) -> None:
+        """Make the node's disk full, or well again; the next life has a well one. Raises InvalidRequest."""
+        node = self._alive()
+        assert self._storage is not None
+        self._storage.set_full(is_full)
+        if is_full and node.broker is not None:
+            for log in node.broker.log_manager.logs():
+                log.idle()
+
     def _failed(self, endpoint: LocalEndpoint, error: BaseException) -> None:
         if endpoint.is_alive:
             self._on_failure(self.config.node_id, error)

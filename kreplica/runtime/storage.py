@@ -19,9 +19,16 @@ from functools import wraps
 from io import FileIO
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 from kreplica._core.region import Region
-from kreplica.common.errors import InvalidFile, KafkaStorageError, LogDirLocked, exception_for_os
+from kreplica.common.errors import (
+    InvalidFile,
+    KafkaStorageError,
+    LogDirLocked,
+    StorageFull,
+    exception_for_os,
+)
 from kreplica.common.locks import process_lock
 from kreplica.common.ports import Storage
 
@@ -368,20 +375,47 @@ def _flush(descriptor: int) -> None:
 HARMLESS = frozenset({"boot_id", "process_id"})
 
 
+# What needs space on the disk, besides the growth of a region.
+TAKES_SPACE = frozenset({"write_file_atomically", "write_file", "write_at", "make_directory"})
+
+
 class RevocableStorage:
     """Implements `kreplica.common.ports.Storage` by delegating to another one, until `revoke`.
 
     A node of this process is killed by revoking its storage first: from then on every call fails, from any
-    thread. Open regions are released by the node's logs, which are no longer used.
+    thread. Open regions are released by the node's logs, which are no longer used. `set_full` is a fault for
+    tests.
     """
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
         self._reason: str | None = None
+        self._is_full = False
+        self._regions: WeakSet[Region] = WeakSet()
 
     def revoke(self, reason: str) -> None:
         """Refuse every call from now on, with a KafkaStorageError that names the reason."""
         self._reason = reason
+
+    def set_full(self, is_full: bool) -> None:
+        """Make the disk full, so that nothing can be created and no file grows, or well again.
+
+        A region may still use the space that it has allocated ahead; its log's `idle` gives that back.
+        """
+        self._is_full = is_full
+        for region in list(self._regions):
+            region.is_disk_full = is_full
+
+    def open_region(self, path: str, capacity: int, *, writable: bool, create: bool = False) -> Region:
+        """Open the file as a region that this storage can hold back from growing."""
+        if self._reason is not None:
+            raise KafkaStorageError(f"open_region: {self._reason}")
+        if create and self._is_full and not self._storage.exists(path):
+            raise StorageFull(f"{path}: the disk is full")
+        region = self._storage.open_region(path, capacity, writable=writable, create=create)
+        region.is_disk_full = self._is_full
+        self._regions.add(region)
+        return region
 
     def __getattr__(self, name: str) -> Any:
         method = getattr(self._storage, name)
@@ -392,6 +426,8 @@ class RevocableStorage:
         def guarded(*arguments: Any, **named: Any) -> Any:
             if self._reason is not None:
                 raise KafkaStorageError(f"{name}: {self._reason}")
+            if self._is_full and name in TAKES_SPACE:
+                raise StorageFull(f"{arguments[0]}: the disk is full")
             return method(*arguments, **named)
 
         # The next access finds the wrapper directly.

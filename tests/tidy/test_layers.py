@@ -33,7 +33,7 @@ DOORS = {Path("kreplica/cli/spark.py")}
 SIMULATION = {
     Path("kreplica/cli/sim.py"),
     Path("kreplica/cluster/simulation.py"),
-    Path("kreplica/testing.py"),
+    Path("kreplica/testing/__init__.py"),
 }
 HEIGHT = {layer: height for height, row in enumerate(ROWS) for layer in row}
 

@@ -24,15 +24,16 @@ NAMES = {
         "TopicPartition",
         "aio",
         "embedding",
+        "enable_logging",
     ),
 }
 
 MEMBERS = {
     "Log": {
         *("open", "close", "path", "config"),
-        *("append", "append_batch", "append_arrow"),
+        *("append", "append_one", "append_batch", "append_arrow"),
         *("read", "batches", "offset_for_timestamp"),
-        *("arrow_batches", "column_reader", "to_arrow"),
+        *("arrow_batches", "column_reader", "to_arrow", "to_numpy", "to_pandas", "to_polars"),
         *("log_start_offset", "log_end_offset", "high_watermark", "last_stable_offset", "flush_offset"),
         *("size", "damage", "damages", "recovery"),
         *("open_transactions", "abort_transaction"),

@@ -13,7 +13,7 @@ from tests.tidy.tree import ROOT, imports_of, module_of, source_files
 TOPS = ("kreplica", "bindings", "spark_connector")
 # What users import or run; the package imports the other public names, such as kreplica.Simulation.
 ENTRY_POINTS = {
-    *("kreplica", "kreplica.__main__", "kreplica.cli", "kreplica.testing"),
+    *("kreplica", "kreplica.__main__", "kreplica.cli", "kreplica.testing", "kreplica.testing.faults"),
     *("bindings", "spark_connector"),
 }
 # A program of its own: `python -m`.
@@ -35,7 +35,12 @@ CALLED_BY_FRAMEWORKS = {
     *("streamReader", "streamWriter", "initialOffset", "prepareForTriggerAvailableNow", "latestOffset"),
     *("getDefaultReadLimit", "reportLatestOffset"),
 }
-PUBLIC = {"set_disk", "replay"}
+PUBLIC = {
+    *("set_disk", "replay", "enable_logging", "append_one", "to_pandas", "to_polars", "_repr_html_"),
+    # pytest finds fixtures, and users import faults, by their names.
+    *("kreplica_cluster", "kreplica_bootstrap_servers", "kreplica_topic"),
+    *("killed", "paused", "cut", "isolated", "delayed", "full_disk", "rot"),
+}
 # What only tests wait for or look at: a network at rest, a disk's pending jobs, a page made from the code.
 FOR_TESTS = {
     *("wait_until_idle", "clock_moved", "map_bytes", "has_aside", "stall", "notify_aside"),

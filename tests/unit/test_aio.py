@@ -26,6 +26,28 @@ def test_a_log(tmp_path):
     asyncio.run(run())
 
 
+def test_a_read_that_follows_waits_for_what_comes(tmp_path):
+    async def program():
+        async with await aio.Log.open(tmp_path / "t-0") as log:
+            await log.append_one(b"0", key=b"k")
+
+            async def later():
+                await log.append([b"1", b"2"])
+
+            found = []
+            async for record in log.read(follow=True, stop=3):
+                if not found:
+                    task = asyncio.create_task(later())
+                found.append(record.value)
+            await task
+            assert found == [b"0", b"1", b"2"]
+            assert [each.value async for each in log.read(2, follow=True, timeout=0.01)] == [b"2"]
+            with pytest.raises(ValueError, match="follow=True"):
+                await anext(log.read(timeout=1))
+
+    asyncio.run(program())
+
+
 def test_appends_to_a_cluster_keep_the_order_of_their_calls(tmp_path):
     async def run():
         async with await aio.Cluster.open(brokers=3, directory=tmp_path) as cluster:

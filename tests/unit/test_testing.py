@@ -44,6 +44,31 @@ def test_the_fixture_and_its_marker(pytester, monkeypatch, is_lost):
         ran.stdout.fnmatch_lines(["*BrokenPromise*"])
 
 
+def test_tests_of_a_session_share_a_cluster(pytester):
+    pytester.makepyfile(
+        """
+        import pytest
+        from confluent_kafka import Producer
+
+        @pytest.fixture(scope="session")
+        def kreplica_session_arguments():
+            return {"brokers": 1, "config": {"num.partitions": 1}}
+
+        @pytest.mark.parametrize("text", ["a", "b c"])
+        def test_it(kreplica_bootstrap_servers, kreplica_session_cluster, kreplica_topic, text):
+            producer = Producer({"bootstrap.servers": kreplica_bootstrap_servers})
+            producer.produce(kreplica_topic, text)
+            assert producer.flush(20) == 0
+            found = kreplica_session_cluster.read(kreplica_topic, 0)
+            assert [record.value.decode() for record in found] == [text]
+            assert len(kreplica_session_cluster.describe()["topics"]) == 1
+        """
+    )
+    pytester.makepyprojecttoml("[tool.pytest.ini_options]\naddopts = '--import-mode=importlib'")
+    ran = pytester.runpytest_inprocess("-p", "kreplica.testing", "-p", "no:cacheprovider")
+    ran.assert_outcomes(passed=2)
+
+
 @pytest.fixture
 def cluster(tmp_path):
     with CheckedCluster(3, tmp_path) as cluster:
