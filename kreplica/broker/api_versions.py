@@ -23,6 +23,7 @@ from kreplica.common.messages import (
     data,
     groups,
     quorum,
+    quotas,
     share_groups,
     streams_groups,
     transactions,
@@ -37,6 +38,7 @@ _DECLARED = (
     data,
     groups,
     quorum,
+    quotas,
     share_groups,
     streams_groups,
     transactions,
@@ -52,7 +54,7 @@ ENVELOPE = 58
 LIST_CONFIG_RESOURCES = 74
 
 # Requests that the active controller handles for clients. Other nodes forward them.
-FORWARDED = frozenset({19, 20, 30, 31, 33, 37, 43, 44, 45, 46, 51, 55, 57, 64, 80, 81})
+FORWARDED = frozenset({19, 20, 30, 31, 33, 37, 43, 44, 45, 46, 49, 51, 55, 57, 64, 80, 81})
 
 
 class Scope(Flag):
@@ -145,6 +147,8 @@ API_RANGES: Mapping[int, ApiVersionRange] = {
         _range(45, 0, 1, scope=ADMINS),  # AlterPartitionReassignments
         _range(46, 0, 0, scope=ADMINS),  # ListPartitionReassignments
         _range(47, 0, 0),  # OffsetDelete
+        _range(48, 0, 1, scope=ADMINS),  # DescribeClientQuotas
+        _range(49, 0, 1, scope=ADMINS),  # AlterClientQuotas
         _range(50, 0, 0, scope=ADMINS),  # DescribeUserScramCredentials
         _range(51, 0, 0, scope=ADMINS),  # AlterUserScramCredentials
         _range(55, 0, 2, scope=ADMINS),  # DescribeQuorum

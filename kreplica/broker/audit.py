@@ -32,6 +32,7 @@ from kreplica.common.messages.administration import (
 from kreplica.common.messages.data import DeleteRecordsRequest
 from kreplica.common.messages.groups import DeleteGroupsRequest
 from kreplica.common.messages.quorum import AddRaftVoterRequest, RemoveRaftVoterRequest
+from kreplica.common.messages.quotas import AlterClientQuotasRequest
 from kreplica.common.messages.users import AlterUserScramCredentialsRequest
 from kreplica.security.peer import Peer
 
@@ -81,6 +82,11 @@ def _users(request: AlterUserScramCredentialsRequest) -> Iterator[str]:
     yield from (each.name for each in request.upsertions)
 
 
+def _quotas(request: AlterClientQuotasRequest) -> Iterator[str]:
+    for entry in request.entries:
+        yield ", ".join(f"{each.entity_type} {each.entity_name or '<default>'}" for each in entry.entity)
+
+
 # The requests that change something, and what each of them is about.
 CHANGES: Mapping[type[Any], Subjects] = {
     CreateTopicsRequest: _named("topics", "name"),
@@ -99,6 +105,7 @@ CHANGES: Mapping[type[Any], Subjects] = {
     AlterUserScramCredentialsRequest: _users,
     CreateAclsRequest: _acls,
     DeleteAclsRequest: _acl_filters,
+    AlterClientQuotasRequest: _quotas,
 }
 
 

@@ -51,12 +51,14 @@ from kreplica.common.messages.controllers import (
     BrokerRegistrationRequest,
     ControllerRegistrationRequest,
 )
+from kreplica.common.messages.quotas import AlterClientQuotasRequest, AlterClientQuotasResponse
 from kreplica.common.messages.users import (
     AlterUserScramCredentialsRequest,
     AlterUserScramCredentialsResponse,
     AlterUserScramCredentialsResult,
 )
 from kreplica.common.wire import NO_THROTTLE
+from kreplica.controller.client_quota_control import altered
 from kreplica.controller.controller_term import ControllerTerm
 from kreplica.controller.quorum_controller import QuorumController
 
@@ -94,6 +96,7 @@ OPERATIONS: dict[type[Any], Operation] = {
     AlterUserScramCredentialsRequest: lambda term, request: term.scram.alter(request),
     CreateAclsRequest: lambda term, request: term.acls.create(request),
     DeleteAclsRequest: lambda term, request: term.acls.delete(request),
+    AlterClientQuotasRequest: lambda term, request: term.quotas.alter(request),
 }
 
 
@@ -226,6 +229,12 @@ def _refuse_acl_filters(request: DeleteAclsRequest, error: KreplicaError) -> Del
     return DeleteAclsResponse(throttle_time=NO_THROTTLE, filter_results=(refused,) * len(request.filters))
 
 
+def _refuse_quotas(request: AlterClientQuotasRequest, error: KreplicaError) -> AlterClientQuotasResponse:
+    return AlterClientQuotasResponse(
+        throttle_time=NO_THROTTLE, entries=tuple(altered(entry, error) for entry in request.entries)
+    )
+
+
 REFUSALS: dict[type[Any], Refuse] = {
     CreateTopicsRequest: _refuse_create_topics,
     DeleteTopicsRequest: _refuse_delete_topics,
@@ -246,4 +255,5 @@ REFUSALS: dict[type[Any], Refuse] = {
     AlterUserScramCredentialsRequest: _refuse_users,
     CreateAclsRequest: _refuse_new_acls,
     DeleteAclsRequest: _refuse_acl_filters,
+    AlterClientQuotasRequest: _refuse_quotas,
 }

@@ -79,11 +79,13 @@ from kreplica.common.messages.quorum import (
     UpdateRaftVoterRequest,
     VoteRequest,
 )
+from kreplica.common.messages.quotas import DescribeClientQuotasRequest
 from kreplica.common.messages.users import DescribeUserScramCredentialsRequest
 from kreplica.common.metrics import MetricRegistry
 from kreplica.common.ports import DirectoryLock, Loop
 from kreplica.common.types import Uuid
 from kreplica.controller.acl_control import describe_acls
+from kreplica.controller.client_quota_control import describe_quotas
 from kreplica.controller.feature_control import METADATA_VERSION, SUPPORTED_FEATURES
 from kreplica.controller.quorum_controller import QuorumController
 from kreplica.controller.scram_control import describe_credentials
@@ -474,6 +476,7 @@ class Node:
                 describe_credentials(request, cache.metadata)
             ),
             DescribeAclsRequest: lambda request: resolved(describe_acls(request, cache.metadata)),
+            DescribeClientQuotasRequest: lambda request: resolved(describe_quotas(request, cache.metadata)),
             **self._groups.handlers,
             **share_apis.handlers,
         }

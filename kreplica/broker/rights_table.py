@@ -73,6 +73,7 @@ _BY_KEY: Mapping[int, Row] = {
     36: free,  # SaslAuthenticate
     42: of_groups(DELETE, "groups_names", "results"),  # DeleteGroups
     47: all_of(of_group(DELETE), topics(READ)),  # OffsetDelete
+    48: of_cluster(DESCRIBE_CONFIGS),  # DescribeClientQuotas
     50: of_cluster(DESCRIBE),  # DescribeUserScramCredentials
     60: data_rights.describe_cluster,
     61: topics(READ),  # DescribeProducers
@@ -115,6 +116,7 @@ _BY_KEY: Mapping[int, Row] = {
     44: data_rights.configs(ALTER_CONFIGS, "responses"),  # IncrementalAlterConfigs
     45: of_cluster(ALTER),  # AlterPartitionReassignments
     46: of_cluster(DESCRIBE),  # ListPartitionReassignments
+    49: of_cluster(ALTER_CONFIGS),  # AlterClientQuotas
     51: of_cluster(ALTER),  # AlterUserScramCredentials
     55: of_cluster(DESCRIBE),  # DescribeQuorum
     57: of_cluster(ALTER),  # UpdateFeatures

@@ -15,6 +15,7 @@ from kreplica.common.ports import Clock, Random
 from kreplica.controller.acl_control import AclControl
 from kreplica.controller.broker_change import BrokerChange
 from kreplica.controller.broker_heartbeat_manager import BrokerHeartbeatManager
+from kreplica.controller.client_quota_control import ClientQuotaControl
 from kreplica.controller.cluster_control import ClusterControl, ProducerIdControl
 from kreplica.controller.configuration_control import CheckSettings, ConfigurationControl
 from kreplica.controller.controller_broker_request_batch import (
@@ -179,6 +180,7 @@ class ControllerTerm:
         self.features = FeatureControl(metadata)
         self.scram = ScramControl(metadata)
         self.acls = AclControl(metadata, random)
+        self.quotas = ClientQuotaControl(metadata)
 
     # ---- one event ----------------------------------------------------------------------------------------
 
