@@ -30,6 +30,7 @@ class FetchLane:
         frame: Buffer,
         answered: Callable[[list[Any] | None, BaseException | None], object],
         grants: Grants | None = None,
+        is_limited: bool = False,
     ) -> LaneFetch | None: ...
 
 class LaneFetch:

@@ -258,11 +258,11 @@ cdef class FetchLane:
             raise IndexError(reason)
         return self.declines[reason]
 
-    def take(self, frame, answered, Grants grants=None):
+    def take(self, frame, answered, Grants grants=None, bint is_limited=False):
         """Take the Fetch request in `frame`, without its size field; return the LaneFetch, None if declined.
 
         `answered(buffers, error)` is called once, perhaps before this returns. `grants`: what the client has been
-        allowed; None: everything.
+        allowed; None: everything. `is_limited`: a quota may apply to it if it is a consumer.
         """
         cdef fetch_t request
         cdef Py_buffer view
@@ -280,6 +280,8 @@ cdef class FetchLane:
                 status = -1 - FETCH_SESSION
                 if session is not None and session.epoch == request.session_epoch:
                     status = self.begin(&request, session)
+            elif status == OF_CONSUMER and is_limited:
+                status = -1 - FETCH_QUOTA
             elif status == OF_CONSUMER:
                 status = self.read(&request, grants, buffers)
         finally:

@@ -42,6 +42,7 @@ cdef enum:
     STOPPED                       # the broker stops
     BEHIND                        # earlier requests have batches that are not submitted yet
     RIGHTS                        # its client has not been allowed yet what it names
+    QUOTA                         # a quota applies to its client, or that is not known yet
     # One of its batches.
     NOT_LEADER                    # this broker does not lead the partition
     TOO_FEW_IN_SYNC               # acks=all with fewer replicas in sync than min.insync.replicas

@@ -24,7 +24,7 @@ from kreplica._core.varint cimport read_unsigned_varint, size_of_unsigned_varint
 # The names of the reasons to decline a request or to hand over a batch, in the order of produce_lane.pxd.
 DECLINED = (
     "version", "layout", "transaction", "acks", "partitions", "unknown partition", "stopped", "behind",
-    "rights",
+    "rights", "quota",
     "not leader", "too few in sync", "busy", "durability", "settings", "batch", "compressed", "sequence", "core",
 )
 assert len(DECLINED) == DECLINES
@@ -169,6 +169,10 @@ cdef class ProduceLane:
         if not 0 <= reason < DECLINES:
             raise IndexError(reason)
         return self.declines[reason]
+
+    def decline_for_quota(self):
+        """Count a request that is not taken because quotas of its client have to be asked for."""
+        self.declines[QUOTA] += 1
 
     def take(self, frame, answered, connection, Grants grants=None):
         """Take the Produce request in `frame`, without its size field; return the LaneRequest, None if declined.

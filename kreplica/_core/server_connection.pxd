@@ -13,7 +13,7 @@
 # it, too. Thread rule: the thread of that of the event loop; only a
 # PendingAnswer may be called in any thread.
 
-from libc.stdint cimport int64_t
+from libc.stdint cimport int64_t, uint8_t
 
 from kreplica._core.frame_reader cimport FrameReader, ReceiveBuffer
 from kreplica._core.grants cimport Grants
@@ -24,6 +24,7 @@ cdef class LaneGate:
     cdef object lanes
     cdef bint produces
     cdef bint fetches
+    cdef object limits            # the quotas in force; None if no client has any
 
     # Return the request if a native lane has taken it, else None.
     cpdef object take(self, object frame, object answered, object connection)
@@ -58,7 +59,16 @@ cdef class PendingAnswer:
     cdef bint is_done
     cdef list buffers
     cdef object error
+    cdef public int64_t throttle_ms  # for which no request is read after the answer; set it before the call
     cdef object under_way         # the work on the answer, which is cancelled when the connection closes
+
+
+# Reading stops when an answer announces a throttle time. It resumes when that is over and all such answers are sent.
+cdef enum:
+    NOT_MUTED
+    MUTED_AND_THROTTLED_AND_RESPONSE_PENDING
+    MUTED_AND_THROTTLED
+    MUTED_AND_RESPONSE_PENDING
 
 
 cdef class ServerConnection:
@@ -86,7 +96,15 @@ cdef class ServerConnection:
     cdef bint is_paused           # reading is paused
     cdef bint is_reader_slow      # the client does not read its answers fast enough
     cdef bint is_due              # it is in the Processor's `due`
+    cdef int muting               # the state of throttling, see below
+    cdef int64_t throttled_answers  # unsent answers that announce a throttle time
+    # The quotas under which the lanes may take requests of this client id; None if that is not known.
+    cdef object free_under
+    cdef bytes free_client_id
 
+    cdef bint is_free(self, object limits, const uint8_t *frame, Py_ssize_t size) noexcept
+    cdef int begin_throttle(self, PendingAnswer answer) except -1
+    cdef int note_muting(self, int event) except -1
     cdef void touch(self) noexcept
     cdef int serve(self) except -1
     cdef bint is_for_authenticator(self, object frame) except -1

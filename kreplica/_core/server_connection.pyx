@@ -2,7 +2,9 @@
 
 cimport cython
 from cpython.buffer cimport Py_buffer, PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from libc.stdint cimport int64_t, uint8_t
+from libc.string cimport memcmp
 
 from kreplica._core.big_endian cimport load16
 from kreplica._core.frame_reader cimport FrameReader, ReceiveBuffer
@@ -16,9 +18,15 @@ cdef enum:
     FETCH = 1
     SASL_HANDSHAKE = 17
     SASL_AUTHENTICATE = 36
+    HEADER_BYTES = 10                  # of a request, up to its client id
     # Larger answers are sent at once, so that a client that does not read them is not read from, either.
     ANSWER_BYTES_A_TURN = 65536
     CONNECTIONS_A_TURN = 64            # those whose answers are sent before other tasks get their turn
+
+cdef enum:
+    THROTTLE_BEGUN
+    RESPONSE_SENT
+    THROTTLE_ENDED
 
 
 cdef class LaneGate:
@@ -33,6 +41,11 @@ cdef class LaneGate:
         self.lanes = lanes
         self.produces = produces
         self.fetches = fetches
+        self.limits = None
+
+    def limit(self, limits):
+        """Take only requests of clients that these quotas leave free; None: of all clients."""
+        self.limits = limits
 
     cpdef object take(self, object frame, object answered, object connection):
         """Return the request in `frame` if a native lane has taken it, else None.
@@ -43,9 +56,12 @@ cdef class LaneGate:
         cdef object lane
         cdef object rules = self.lanes.rules
         cdef Grants grants = None
+        cdef bint is_free = True
         cdef int key
         PyObject_GetBuffer(frame, &view, PyBUF_SIMPLE)
         key = -1 if view.len < 2 else load16(<const uint8_t *> view.buf)
+        if self.limits is not None and isinstance(connection, ServerConnection):
+            is_free = (<ServerConnection> connection).is_free(self.limits, <const uint8_t *> view.buf, view.len)
         PyBuffer_Release(&view)
         if rules is not None and isinstance(connection, ServerConnection):
             grants = (<ServerConnection> connection).grants
@@ -53,9 +69,15 @@ cdef class LaneGate:
                 return None
         if key == PRODUCE and self.produces:
             lane = self.lanes.produce_lane
+            if lane is not None and not is_free:
+                lane.decline_for_quota()
+                return None
             return None if lane is None else lane.take(frame, answered, connection, grants)
         if key == FETCH and self.fetches:
             lane = self.lanes.fetch_lane
+            if lane is not None and not is_free:
+                # Followers are never limited.
+                return lane.take(frame, answered, grants, True)
             return None if lane is None else lane.take(frame, answered, grants)
         return None
 
@@ -152,8 +174,9 @@ cdef class ServerConnection:
     """A client's connection, and the native part of a BufferedProtocol of asyncio.
 
     A subclass decides what to do at the beginning and the end. It overrides `begin(frame)`, called with the first
-    frame, `end(error)`, called with the error for which the connection is closed, `wait_for_memory()`, and
-    `note_received(size)`, called when the number of bytes of an incomplete large frame has changed.
+    frame, `end(error)`, called with the error for which the connection is closed, `wait_for_memory()`,
+    `note_received(size)`, called when the number of bytes of an incomplete large frame has changed, and `mute(ms)`,
+    which calls `throttle_ended` once that time and those of all other calls are over.
     """
 
     def __init__(self, Processor processor not None):
@@ -301,6 +324,21 @@ cdef class ServerConnection:
             answer.under_way = under_way
         return 0
 
+    def set_free(self, limits, bytes client_id not None):
+        """Let lanes take this client's requests as long as `limits` are in force: they leave it free."""
+        self.free_under = limits
+        self.free_client_id = client_id
+
+    cdef bint is_free(self, object limits, const uint8_t *frame, Py_ssize_t size) noexcept:
+        cdef Py_ssize_t length
+        if self.free_under is not limits or size < HEADER_BYTES:
+            return False
+        length = load16(frame + HEADER_BYTES - 2)
+        if length < 0:
+            length = 0
+        return (length == PyBytes_GET_SIZE(self.free_client_id) and length <= size - HEADER_BYTES
+                and memcmp(frame + HEADER_BYTES, PyBytes_AS_STRING(self.free_client_id), length) == 0)
+
     cdef bint is_for_authenticator(self, object frame) except -1:
         cdef Py_buffer view
         cdef int key = -1
@@ -341,13 +379,52 @@ cdef class ServerConnection:
         if self.requests and not self.is_authenticated:
             # A client that has not logged in has one request in progress at most.
             return True
-        return (self.is_reader_slow or self.requests >= self.processor.max_requests
+        return (self.muting != NOT_MUTED or self.is_reader_slow or self.requests >= self.processor.max_requests
                 or self.request_bytes >= self.processor.max_bytes)
 
     cdef int hold(self) except -1:
         if not self.is_paused and not self.is_closed:
             self.is_paused = True
             self.transport.pause_reading()
+        return 0
+
+    # ---- throttling ------------------------------------------------------------------------------------------
+
+    @property
+    def is_muted(self):
+        """Whether no request is read because the client is over a quota."""
+        return self.muting != NOT_MUTED
+
+    def throttle_ended(self):
+        """Note that the throttle time is over; go on if the answers that announced it are sent."""
+        self.note_muting(THROTTLE_ENDED)
+        self.go_on()
+
+    cdef int begin_throttle(self, PendingAnswer answer) except -1:
+        if self.is_closed or self.is_ending:
+            answer.throttle_ms = 0
+            return 0
+        self.throttled_answers += 1
+        self.note_muting(THROTTLE_BEGUN)
+        self.hold()
+        self.mute(answer.throttle_ms)
+        return 0
+
+    cdef int note_muting(self, int event) except -1:
+        # The states are those of KIP-219. A request in progress does not mute a connection here.
+        cdef int before = self.muting
+        if event == THROTTLE_BEGUN:
+            self.muting = MUTED_AND_THROTTLED_AND_RESPONSE_PENDING
+        elif event == THROTTLE_ENDED and before == MUTED_AND_THROTTLED:
+            self.muting = NOT_MUTED
+        elif event == THROTTLE_ENDED and before == MUTED_AND_THROTTLED_AND_RESPONSE_PENDING:
+            self.muting = MUTED_AND_RESPONSE_PENDING
+        elif event == RESPONSE_SENT and before == MUTED_AND_THROTTLED_AND_RESPONSE_PENDING:
+            self.muting = MUTED_AND_THROTTLED
+        elif event == RESPONSE_SENT and before == MUTED_AND_RESPONSE_PENDING:
+            self.muting = NOT_MUTED
+        else:
+            raise AssertionError(f"event {event} of throttling in the state {before}")
         return 0
 
     # ---- answers ---------------------------------------------------------------------------------------------
@@ -360,6 +437,8 @@ cdef class ServerConnection:
             if not processor.due:
                 processor.tasks.post(processor.send_due)
             processor.due.append(self)
+        if answer.throttle_ms:
+            self.begin_throttle(answer)
         self.answered_bytes += answer.size
         if answer.buffers is not None:
             for buffer in answer.buffers:
@@ -381,6 +460,10 @@ cdef class ServerConnection:
         cdef PendingAnswer answer
         while self.first is not None and self.first.is_done and not self.is_ending:
             answer = self.pop()
+            if answer.throttle_ms:
+                self.throttled_answers -= 1
+                if not self.throttled_answers:
+                    self.note_muting(RESPONSE_SENT)
             if answer.buffers is not None:
                 ready = answer.buffers if ready is None else ready + answer.buffers
             if answer.error is not None:

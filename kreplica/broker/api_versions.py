@@ -50,7 +50,12 @@ PRODUCE, FETCH, LIST_OFFSETS, METADATA, DELETE_TOPICS = 0, 1, 2, 3, 20
 OFFSET_FETCH, FIND_COORDINATOR, JOIN_GROUP, LEAVE_GROUP = 9, 10, 11, 13
 OFFSET_FOR_LEADER_EPOCH = 23
 ADD_PARTITIONS_TO_TXN = 24
+WRITE_TXN_MARKERS = 27
+DESCRIBE_QUORUM = 55
 ENVELOPE = 58
+SHARE_FETCH = 78
+# What leaders of partitions send to share coordinators.
+SHARE_STATE = range(83, 88)
 LIST_CONFIG_RESOURCES = 74
 
 # Requests that the active controller handles for clients. Other nodes forward them.

@@ -9,12 +9,15 @@ answer. No state; any thread may call.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from datetime import timedelta
+from typing import Any, NamedTuple, Protocol
 
 from kreplica.broker.api_versions import response_type
+from kreplica.broker.request_context import IN_PROCESS, RequestContext
 from kreplica.common.error_code import ErrorCode
 from kreplica.common.errors import KreplicaError, UnsupportedVersion, known_error
 from kreplica.common.future import Future, failed, then
+from kreplica.common.message import replace
 from kreplica.common.messages.administration import (
     AclCreationResult,
     AlterConfigsRequest,
@@ -59,19 +62,38 @@ from kreplica.common.messages.users import (
 )
 from kreplica.common.wire import NO_THROTTLE
 from kreplica.controller.client_quota_control import altered
+from kreplica.controller.controller_mutation_quota import ControllerMutationQuota
 from kreplica.controller.controller_term import ControllerTerm
 from kreplica.controller.quorum_controller import QuorumController
+from kreplica.controller.replication_control import ReplicationControl
 
 Operation = Callable[[ControllerTerm, Any], Any]
 Refuse = Callable[[Any, KreplicaError], Any]
 
-# How the active controller handles each request.
+
+class Mutation(NamedTuple):
+    """How a request that is charged for its partitions is handled.
+
+    `strict_since`: the first version that is refused over the quota; older ones are delayed afterwards.
+    """
+
+    strict_since: int
+    handle: Callable[[ControllerTerm, Any, ControllerMutationQuota], Any]
+
+
+MUTATIONS: dict[type[Any], Mutation] = {
+    CreateTopicsRequest: Mutation(6, lambda term, *asked: _replication(term).create_topics(*asked)),
+    DeleteTopicsRequest: Mutation(5, lambda term, *asked: _replication(term).delete_topics(*asked)),
+    CreatePartitionsRequest: Mutation(3, lambda term, *asked: _replication(term).create_partitions(*asked)),
+}
+
+
+def _replication(term: ControllerTerm) -> ReplicationControl:
+    return term.machines.replication_control
+
+
+# How the active controller handles the other requests.
 OPERATIONS: dict[type[Any], Operation] = {
-    CreateTopicsRequest: lambda term, request: term.machines.replication_control.create_topics(request),
-    DeleteTopicsRequest: lambda term, request: term.machines.replication_control.delete_topics(request),
-    CreatePartitionsRequest: lambda term, request: term.machines.replication_control.create_partitions(
-        request
-    ),
     AlterPartitionRequest: lambda term, request: term.machines.replication_control.alter_partition(request),
     ElectLeadersRequest: lambda term, request: term.machines.replication_control.elect_leaders(request),
     AlterPartitionReassignmentsRequest: lambda term, request: (
@@ -100,24 +122,56 @@ OPERATIONS: dict[type[Any], Operation] = {
 }
 
 
-class ControllerApis:
-    """The request handlers of one node's controller."""
+class QuotaOf(Protocol):
+    def __call__(self, context: RequestContext, *, is_strict: bool) -> ControllerMutationQuota: ...
 
-    def __init__(self, controller: QuorumController) -> None:
+
+def _unlimited(context: RequestContext, *, is_strict: bool) -> ControllerMutationQuota:  # noqa: ARG001
+    return ControllerMutationQuota(is_strict=is_strict)
+
+
+class ControllerApis:
+    """The request handlers of one node's controller. `quota_of`: the quota of a request's client."""
+
+    def __init__(self, controller: QuorumController, quota_of: QuotaOf = _unlimited) -> None:
         self._controller = controller
+        self._quota_of = quota_of
 
     def takes(self, request: Any) -> bool:
         """Return whether the request is for the active controller."""
-        return type(request) in OPERATIONS
+        return type(request) in OPERATIONS or type(request) in MUTATIONS
 
-    def handle(self, request: Any) -> Future[Any]:
+    def handle(self, request: Any, context: RequestContext = IN_PROCESS) -> Future[Any]:
         """Answer a request. The future fails with UnsupportedVersion if there is no handler."""
+        mutation = MUTATIONS.get(type(request))
+        if mutation is not None:
+            return self._mutate(request, mutation, context)
         operation = OPERATIONS.get(type(request))
         if operation is None:
             return failed(UnsupportedVersion(f"no handler for {type(request).__name__}"))
-        name = type(request).__name__.removesuffix("Request")
-        done = self._controller.append_write_event(name, lambda term: operation(term, request))
+        done = self._controller.append_write_event(_name_of(request), lambda term: operation(term, request))
         return then(done, lambda answer: answer, lambda error: refusal(request, known_error(error)))
+
+    def _mutate(self, request: Any, mutation: Mutation, context: RequestContext) -> Future[Any]:
+        quota = self._quota_of(context, is_strict=context.api_version >= mutation.strict_since)
+
+        def handle(term: ControllerTerm) -> Any:
+            quota.begin()
+            return mutation.handle(term, request, quota)
+
+        def delayed(answer: Any) -> Any:
+            return replace(answer, throttle_time=timedelta(milliseconds=quota.throttle_ms))
+
+        done = self._controller.append_write_event(_name_of(request), handle)
+        return then(
+            done,
+            lambda answer: delayed(answer) if quota.throttle_ms else answer,
+            lambda error: refusal(request, known_error(error)),
+        )
+
+
+def _name_of(request: Any) -> str:
+    return type(request).__name__.removesuffix("Request")
 
 
 def refusal(request: Any, error: KreplicaError) -> Any:

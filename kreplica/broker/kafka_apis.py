@@ -13,7 +13,7 @@ from typing import Any
 
 from kreplica.broker.add_partitions_to_txn_manager import Results
 from kreplica.broker.request_channel import answer_frame
-from kreplica.broker.request_context import IN_PROCESS, RequestContext
+from kreplica.broker.request_context import IN_PROCESS, FetchQuota, RequestContext
 from kreplica.broker.transactional_appends import Producer, TransactionalAppends, producer_of
 from kreplica.common.error_code import ErrorCode
 from kreplica.common.errors import InvalidRequest, InvalidTxnState, KreplicaError, UnknownTopicId
@@ -140,8 +140,13 @@ class KafkaApis:
 
     # ---- Fetch --------------------------------------------------------------------------------------------
 
-    def handle_fetch(self, request: FetchRequest) -> Future[FetchResponse]:
-        """Handle Fetch (1): return whole batches of the partitions that a follower or consumer asks for."""
+    def handle_fetch(
+        self, request: FetchRequest, context: RequestContext = IN_PROCESS
+    ) -> Future[FetchResponse]:
+        """Handle Fetch (1): return whole batches of the partitions that a follower or consumer asks for.
+
+        A consumer over its quota gets an empty answer, and what was read stays ready for its next fetch.
+        """
         fetches = self._replicas.fetches
         replica = request.replica_state
         is_from_follower = replica.replica_id >= 0
@@ -164,12 +169,16 @@ class KafkaApis:
             return resolved(_fetch_refused(error))
         self._update_session(session, request)
         is_full = request.session_epoch <= INITIAL_EPOCH or not session.is_lasting
+        quota = None if is_from_follower else context.quota
+        max_bytes = min(request.max_bytes, self._replicas.config.fetch_max_bytes)
+        if quota is not None and quota.most_fetched is not None:
+            max_bytes = min(max_bytes, quota.most_fetched)
         params = FetchParams(
             replica.replica_id,
             replica.replica_epoch,
             min(request.max_wait // MILLISECOND, LONGEST_WAIT_MS),
             request.min_bytes,
-            min(request.max_bytes, self._replicas.config.fetch_max_bytes),
+            max_bytes,
             isolation,
             is_full,
             # A follower may answer a consumer that names its rack (KIP-392).
@@ -177,7 +186,10 @@ class KafkaApis:
             is_for_repair=is_from_follower and request.session_epoch == FINAL_EPOCH,
             client_rack=request.rack_id,
         )
-        return fetches.fetch_messages(session, params, MadeFuture(partial(_fetch_response, session)))
+        answer = partial(_fetch_response, session)
+        if quota is not None:
+            answer = partial(_within_quota, session, quota)
+        return fetches.fetch_messages(session, params, MadeFuture(answer))
 
     def _update_session(self, session: FetchSession, request: FetchRequest) -> None:
         topics = request.topics
@@ -334,6 +346,16 @@ def _fetch_refused(error: KreplicaError) -> FetchResponse:
 def _fetch_buffers(session: FetchSession, correlation_id: int, result: FetchResult) -> list[Any]:
     """Return the frame of a response to a follower."""
     return answer_frame(correlation_id, _fetch_response(session, result), FetchResponse.__version__)
+
+
+def _within_quota(session: FetchSession, quota: FetchQuota, result: FetchResult) -> FetchResponse:
+    size = sum(data.size for _, data in result)
+    if size and not quota.take_fetched(size):
+        for cached, _ in result:
+            cached.forget_sent()
+        session.put_back(cached for cached, _ in result)
+        result = []
+    return _fetch_response(session, result)
 
 
 def _fetch_response(session: FetchSession, result: FetchResult) -> FetchResponse:

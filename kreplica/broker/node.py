@@ -29,6 +29,7 @@ from kreplica.broker.auto_topic_creation_manager import AutoTopicCreationManager
 from kreplica.broker.broker import Broker
 from kreplica.broker.broker_lifecycle_manager import BrokerLifecycleManager, BrokerState
 from kreplica.broker.broker_metadata_publisher import BrokerMetadataPublisher
+from kreplica.broker.client_quotas import ClientQuotas
 from kreplica.broker.config_helper import ConfigHelper
 from kreplica.broker.controller_apis import REFUSALS, ControllerApis, refusal
 from kreplica.broker.controller_registration_manager import FIRST_VERSION, ControllerRegistrationManager
@@ -182,6 +183,7 @@ class Node:
         # first.
         patience_ms = config.controller.broker_session_hint_ms + 4 * config.raft.quorum_election_timeout_ms
         self._suspected = SuspectedBrokers(ports.clock, patience_ms)
+        self.quotas = ClientQuotas(config.quota, ports.clock, self.metrics)
         self._gatekeeper: Gatekeeper | None = None
         self._unsupported = HANDLERS
         if config.authorizer.authorizer_class_name:
@@ -284,7 +286,7 @@ class Node:
         )
         applied = self._loader.startup(log.end_offset, log.epoch_before)
         first = [] if self._gatekeeper is None else [self._gatekeeper]
-        self._loader.install_publishers([*first, self._snapshot_generator(loop)])
+        self._loader.install_publishers([*first, self.quotas, self._snapshot_generator(loop)])
         raft.register(self._loader, next_offset=applied.offset)
         ports.transport.watch_connections(self._connection_lost)
 
@@ -339,7 +341,7 @@ class Node:
             metrics=self.metrics,
         )
         self.raft.watch_commits(self.controller.on_commit)
-        self._controller_apis = ControllerApis(self.controller)
+        self._controller_apis = ControllerApis(self.controller, self.quotas.mutation)
         loader.install_publishers([self.controller])
 
     def _registration(self) -> ControllerRegistrationManager:
@@ -594,12 +596,12 @@ class Node:
             # Fast path for Produce and Fetch, which no other part of the node handles.
             if kind is ProduceRequest:
                 return self.broker.apis.handle_produce(request, context)
-            return self.broker.handlers[kind](request)
+            return self.broker.apis.handle_fetch(request, context)
         unsupported = self._unsupported.get(kind)
         if unsupported is not None:
             return unsupported(request)
         if self._controller_apis is not None and self._controller_apis.takes(request):
-            return self._controller_apis.handle(request)
+            return self._controller_apis.handle(request, context)
         if self.broker is not None and not self._has_published():
             return failed(BrokerNotAvailable(f"node {self.config.node_id} is still loading its logs"))
         in_context = self._handlers_in_context.get(kind)

@@ -96,6 +96,20 @@ class AuthorizerConfig(Settings):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class QuotaConfig(Settings):
+    """How the quotas of clients are measured. Defaults are Kafka's. Raises InvalidConfig."""
+
+    quota_window_num: int = setting(
+        11, int32(1), "Number of samples over which the quotas of clients are measured."
+    )
+    quota_window_size_seconds: int = setting(1, int32(1), "Duration of each sample.")
+    controller_quota_window_num: int = setting(
+        11, int32(1), "Number of samples whose partitions a client may create or delete at once."
+    )
+    controller_quota_window_size_seconds: int = setting(1, int32(1), "Duration of each of these samples.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SocketServerConfig(Settings):
     """The limits of a node's listeners. Most of them are unlimited by default in Kafka.
 
@@ -174,6 +188,7 @@ class NodeConfig:
     cleaner: CleanerConfig = field(default_factory=CleanerConfig)
     metadata_log: MetadataLogConfig = field(default_factory=MetadataLogConfig)
     server: SocketServerConfig = field(default_factory=SocketServerConfig)
+    quota: QuotaConfig = field(default_factory=QuotaConfig)
     authorizer: AuthorizerConfig = field(default_factory=AuthorizerConfig)
 
     def __post_init__(self) -> None:

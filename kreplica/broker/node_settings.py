@@ -88,7 +88,6 @@ OF_PROCESS: Mapping[str, str] = {
 THREADS = "A node has one event loop, and one thread for each disk."
 SOCKETS = "The system sizes the buffers of its sockets."
 PURGATORY = "The purgatory removes an entry when it is done."
-QUOTAS = "Only replication has quotas."
 
 # Kafka's properties that have no effect here: their type and range, and the reason.
 IGNORED: Mapping[str, tuple[Kind, str]] = {
@@ -133,8 +132,6 @@ IGNORED: Mapping[str, tuple[Kind, str]] = {
     "share.coordinator.write.timeout.ms": (int32(1), "An append of a coordinator may take 5 s."),
     "share.coordinator.state.topic.compression.codec": (int32(0, 4), "State is stored uncompressed."),
     "group.coordinator.append.linger.ms": (int32(-1), "A group's records are appended at once."),
-    "quota.window.num": (int32(1), QUOTAS),
-    "quota.window.size.seconds": (int32(1), QUOTAS),
     "metrics.num.samples": (int32(1), "Metrics have windows of their own."),
     "metrics.sample.window.ms": (int64(1), "Metrics have windows of their own."),
     "metrics.recording.level": (TEXT, "All metrics are recorded."),
@@ -162,8 +159,8 @@ REFUSED: Mapping[str, str] = {
     "alter.config.policy.class.name": "classes of Java cannot be loaded",
     "metric.reporters": "classes of Java cannot be loaded; `--metrics-listen` serves Prometheus",
     "client.quota.callback.class": "classes of Java cannot be loaded",
-    "quota.producer.default": "clients have no quotas",
-    "quota.consumer.default": "clients have no quotas",
+    "quota.producer.default": "set a default with `kreplica quota set`",
+    "quota.consumer.default": "set a default with `kreplica quota set`",
     "max.connections.per.ip.overrides": "max.connections.per.ip applies to all addresses",
     "max.connection.creation.rate": "the rate of new connections is not limited; use max.connections",
     "inter.broker.protocol.version": "use the feature metadata.version instead",
@@ -212,6 +209,7 @@ PARTS = (
     "cleaner",
     "metadata_log",
     "server",
+    "quota",
     "authorizer",
     "log",
 )

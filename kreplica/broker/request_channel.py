@@ -12,24 +12,31 @@ its request.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Mapping
 from concurrent.futures import CancelledError
+from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from kreplica._core.server_connection import LaneGate
+from kreplica._core.server_connection import LaneGate, PendingAnswer, ServerConnection
 from kreplica.broker.api_versions import (
     API_RANGES,
     API_VERSIONS,
+    DESCRIBE_QUORUM,
     ENVELOPE,
     FETCH,
     FORWARDED,
     LIST_OFFSETS,
     OFFSET_FOR_LEADER_EPOCH,
     PRODUCE,
+    SHARE_FETCH,
+    SHARE_STATE,
+    WRITE_TXN_MARKERS,
     ApiVersionRange,
     Scope,
     request_type,
+    response_type,
 )
 from kreplica.broker.forwarding_manager import ForwardingManager, client_of, envelope_refused
 from kreplica.broker.message_conversion import TopicIds, downgrade, upgrade
@@ -44,7 +51,7 @@ from kreplica.common.errors import (
     UnsupportedVersion,
 )
 from kreplica.common.future import Future, failed, resolved, then
-from kreplica.common.message import Message, schema_of
+from kreplica.common.message import Message, replace, schema_of
 from kreplica.common.message_reader import MessageReader
 from kreplica.common.message_writer import NO_TAGS, MessageWriter
 from kreplica.common.messages.controllers import EnvelopeRequest, EnvelopeResponse
@@ -62,6 +69,7 @@ from kreplica.security.peer import Peer
 if TYPE_CHECKING:
     from kreplica._core.fetch_lane import FetchLane
     from kreplica._core.produce_lane import ProduceLane
+    from kreplica.broker.client_quotas import ClientQuotas, RequestQuota
 
 Handle = Callable[[Any, RequestContext], Future[Any]]
 # The buffers of an answer's frame; None if the request gets no answer.
@@ -80,6 +88,10 @@ def _is_fetch_of_node(request: Any) -> bool:
 def _names_replica(request: Any) -> bool:
     return bool(request.replica_id >= 0)
 
+
+# What nodes send to each other as clients of coordinators. No quota applies.
+UNLIMITED = frozenset({WRITE_TXN_MARKERS, *SHARE_STATE})
+MILLISECOND = timedelta(milliseconds=1)
 
 # The first version of ApiVersions that can describe a feature from level 0 on.
 API_VERSIONS_FROM_ZERO = 4
@@ -130,7 +142,9 @@ class RequestChannel:
     Without `forwarding` every request is handled here. APIs outside of the listener's `scope` close the
     connection, as in Kafka, and are not in its ApiVersions. On a listener for clients only, requests of
     replicas close the connection too. `lanes`: take requests that need no decision, before any is read here;
-    `gate` leads to them. `may_act_as_node(peer)`: whether a client may forward requests of others.
+    `gate` leads to them. `may_act_as_node(peer)`: whether a client may forward requests of others. `quotas`:
+    limit what the clients of connections may use; a client over its quota has its throttle time in the
+    answer, and its connection is muted.
     """
 
     def __init__(
@@ -143,6 +157,7 @@ class RequestChannel:
         lanes: Lanes | None = None,
         features: Features | None = None,
         may_act_as_node: Callable[[Peer], bool] = lambda _: True,
+        quotas: ClientQuotas | None = None,
     ) -> None:
         self._handle = handle
         self._may_act_as_node = may_act_as_node
@@ -157,6 +172,9 @@ class RequestChannel:
             self.gate = LaneGate(
                 lanes, produces=PRODUCE in self._ranges, fetches=FETCH not in self._is_of_node
             )
+        self._quotas = quotas
+        if quotas is not None and self.gate is not None:
+            quotas.watch(self.gate.limit)
 
     def reads(self, api_key: int, version: int) -> bool:
         """Return whether this listener reads requests of that API and version."""
@@ -206,6 +224,8 @@ class RequestChannel:
         answered: Answered,
         connection: object,
     ) -> Future[Any] | None:
+        quotas = self._quotas
+        began_ns = 0 if quotas is None or quotas.limits is None else quotas.now_ns()
         api_key, version, correlation_id = reader.int16(), reader.int16(), reader.int32()
         known = self._ranges.get(api_key)
         if known is None:
@@ -223,18 +243,52 @@ class RequestChannel:
         # Bytes after the request are ignored, as by Kafka: librdkafka 2.16 leaves three after a Metadata for
         # all.
         request = reader.read(schema)
+        dispatch = partial(self._dispatch, header, request, frame, peer, answered, connection)
+        if not began_ns or connection is None:
+            return dispatch(None)
+        assert quotas is not None
+        if not self._is_limited(api_key, request):
+            done = dispatch(None)
+            quotas.note_exempt(quotas.now_ns() - began_ns)
+            return done
+        client_id = header.client_id or ""
+        quota = quotas.begin(peer, client_id, len(frame), began_ns)
+        if quota is not None and quota.client.is_free and isinstance(connection, ServerConnection):
+            connection.set_free(quota.client.limits, client_id.encode())
+        return dispatch(quota)
+
+    def _is_limited(self, api_key: int, request: Any) -> bool:
+        """Return whether quotas apply to the request: not to what nodes send to each other."""
+        if api_key in UNLIMITED or not self._ranges[api_key].scope & Scope.CLIENTS:
+            return False
+        return api_key != FETCH or not _is_fetch_of_node(request)
+
+    def _dispatch(
+        self,
+        header: RequestHeader,
+        request: Any,
+        frame: memoryview,
+        peer: Peer,
+        answered: Answered,
+        connection: object,
+        quota: RequestQuota | None,
+    ) -> Future[Any] | None:
+        api_key = header.api_key
         if api_key == API_VERSIONS:
-            answered(self._write(header, self._versions(version), None), None)
+            self._answer(header, None, answered, quota, resolved(self._versions(header.api_version)))
             return None
         if api_key == ENVELOPE and self._forwarding is not None:
             opened = self.open_envelope(request, peer)
-            opened.add_done_callback(partial(self._answer, header, None, answered))
+            opened.add_done_callback(partial(self._answer, header, None, answered, None))
             return opened
         if api_key not in FORWARDED or self._forwarding is None or self._forwarding.is_here:
-            return self._answer_by_handler(header, request, peer, answered, connection)
-        handle = partial(self._answer_by_handler, header, request, peer, answered)
+            return self._answer_by_handler(header, request, peer, answered, connection, quota)
+        handle = partial(self._answer_by_handler, header, request, peer, answered, connection, quota)
         done = self._forwarding.forward(frame, peer)
-        done.add_done_callback(partial(_pass_back, answered, handle))
+        if quota is not None:
+            quota.pause()
+        throttle_at = _throttle_position(header)
+        done.add_done_callback(partial(_pass_back, answered, handle, quota, throttle_at))
         return done
 
     def _answer_by_handler(
@@ -244,6 +298,7 @@ class RequestChannel:
         peer: Peer,
         answered: Answered,
         connection: object = None,
+        quota: RequestQuota | None = None,
     ) -> Future[Any]:
         remembered = None
         if header.api_version != request.__version__:
@@ -254,9 +309,11 @@ class RequestChannel:
                 f"{type(request).__name__} of a replica came to a listener for clients: use the listener for"
                 " brokers"
             )
-        context = RequestContext(header.api_version, header.client_id or "", peer, connection)
+        context = RequestContext(header.api_version, header.client_id or "", peer, connection, quota=quota)
         made = self._handle(request, context)
-        made.add_done_callback(partial(self._answer, header, remembered, answered))
+        made.add_done_callback(partial(self._answer, header, remembered, answered, quota))
+        if quota is not None:
+            quota.pause()
         return made
 
     def open_envelope(self, request: EnvelopeRequest, sender: Peer) -> Future[EnvelopeResponse]:
@@ -279,15 +336,27 @@ class RequestChannel:
             return failed(error)
         return then(self.receive(frame, peer), _envelope_answer, _envelope_refusal)
 
-    def _answer(self, header: RequestHeader, remembered: Any, answered: Answered, done: Future[Any]) -> None:
+    def _answer(
+        self,
+        header: RequestHeader,
+        remembered: Any,
+        answered: Answered,
+        quota: RequestQuota | None,
+        done: Future[Any],
+    ) -> None:
         try:
             response = done.result()
+            if quota is not None:
+                response = _charged(header, response, quota)
             buffers = None if response is None else self._write(header, response, remembered)
         except BaseException as error:
             # This includes values that the answer's fields cannot hold. No other answer is possible then.
             answered(None, error)
-        else:
-            answered(buffers, None)
+            return
+        if quota is not None:
+            quota.note_time()
+            _mute(answered, quota)
+        answered(buffers, None)
 
     def _write(self, header: RequestHeader, response: Any, remembered: Any) -> list[Any]:
         is_asked = response.__version__ == header.api_version
@@ -337,6 +406,56 @@ class RequestChannel:
         )
 
 
+# ---- quotas ----------------------------------------------------------------------------------------------
+
+# In an answer without its size: behind the correlation id; then come the unknown fields of a flexible header.
+AFTER_CORRELATION_ID = 4
+
+
+def _throttle_position(header: RequestHeader) -> int | None:
+    """Return where an answer of the controller, without its size, has its throttle time; None: nowhere."""
+    if header.api_key == DESCRIBE_QUORUM:
+        return None
+    kind: type[Message] = response_type(header.api_key, header.api_version)
+    schema = schema_of(kind, header.api_version)
+    return AFTER_CORRELATION_ID + schema.is_flexible
+
+
+def _charged(header: RequestHeader, response: Any, quota: RequestQuota) -> Any:
+    """Charge a request that is done; return its answer with the throttle time."""
+    quota.resume()
+    if header.api_key == PRODUCE:
+        quota.charge_produced()
+    elif header.api_key == SHARE_FETCH:
+        # The records have been acquired, so they are sent in any case.
+        quota.charge_fetched(_shared_bytes(response))
+    if response is None:
+        # With acks=0 only the bytes count.
+        return None
+    quota.charge_time()
+    found = getattr(response, "throttle_time", None)
+    if found is None:
+        return response
+    # A handler may have found that another quota is exceeded. The larger time counts.
+    quota.throttle_ms = max(quota.throttle_ms, found // MILLISECOND)
+    if not quota.throttle_ms:
+        return response
+    return replace(response, throttle_time=timedelta(milliseconds=quota.throttle_ms))
+
+
+def _shared_bytes(response: Any) -> int:
+    return sum(
+        0 if part.records is None else len(part.records)
+        for topic in response.responses
+        for part in topic.partitions
+    )
+
+
+def _mute(answered: Answered, quota: RequestQuota) -> None:
+    if quota.throttle_ms and isinstance(answered, PendingAnswer):
+        answered.throttle_ms = quota.throttle_ms
+
+
 def _envelope_answer(answer: Answer) -> EnvelopeResponse:
     # Without the frame's size, which the forwarding node writes again.
     return EnvelopeResponse(response_data=b"".join(answer or ())[4:], error_code=ErrorCode.none)
@@ -348,6 +467,9 @@ def _envelope_refusal(error: BaseException) -> EnvelopeResponse:
     raise error
 
 
+_THROTTLE = struct.Struct(">i")
+
+
 def _resolve(future: Future[Answer], answer: Answer, error: BaseException | None) -> None:
     if error is None:
         future.set_result(answer)
@@ -355,11 +477,23 @@ def _resolve(future: Future[Answer], answer: Answer, error: BaseException | None
         future.set_exception(error)
 
 
-def _pass_back(answered: Answered, handle: Callable[[], object], done: Future[bytes]) -> None:
-    """Send the controller's answer to the client, or this node's own answer if no controller answered."""
+def _pass_back(
+    answered: Answered,
+    handle: Callable[[], object],
+    quota: RequestQuota | None,
+    throttle_at: int | None,
+    done: Future[bytes],
+) -> None:
+    """Send the controller's answer to the client, or this node's own answer if no controller answered.
+
+    Its throttle time is the controller's or that of the client's quota here, whichever is larger.
+    """
     error = CancelledError() if done.cancelled() else done.exception()
     if error is None:
         data = done.result()
+        if quota is not None:
+            data = _throttled(data, quota, throttle_at)
+            _mute(answered, quota)
         answered([len(data).to_bytes(4, "big"), data], None)
         return
     if isinstance(error, NotController):
@@ -370,6 +504,16 @@ def _pass_back(answered: Answered, handle: Callable[[], object], done: Future[by
         else:
             return
     answered(None, error)
+
+
+def _throttled(data: bytes, quota: RequestQuota, at: int | None) -> bytes:
+    quota.resume()
+    quota.charge_time()
+    if at is None or len(data) < at + 4:
+        return data
+    (given_ms,) = _THROTTLE.unpack_from(data, at)
+    quota.throttle_ms = max(quota.throttle_ms, given_ms)
+    return data[:at] + _THROTTLE.pack(quota.throttle_ms) + data[at + 4 :]
 
 
 def client_id_of(reader: MessageReader, is_flexible: bool) -> str | None:

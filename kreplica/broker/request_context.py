@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from kreplica.security.peer import THIS_PROCESS, KafkaPrincipal, Peer
 
 NEWEST_VERSION = (1 << 15) - 1
+
+
+class FetchQuota(Protocol):
+    """What the client of a fetch may still read; RequestQuota implements it."""
+
+    @property
+    def most_fetched(self) -> int | None: ...
+
+    def take_fetched(self, size: int) -> bool: ...
 
 
 class RequestContext(NamedTuple):
@@ -18,6 +27,8 @@ class RequestContext(NamedTuple):
     `may_create_topic`: asks for the right to create a topic; None: this client may.
 
     `connection`: any object that stands for the connection, whose requests keep their order; None if unknown.
+
+    `quota`: limits what a fetch returns; None for no limit.
     """
 
     api_version: int
@@ -25,6 +36,7 @@ class RequestContext(NamedTuple):
     peer: Peer
     connection: object = None
     may_create_topic: Callable[[str], bool] | None = None
+    quota: FetchQuota | None = None
 
     @property
     def client_host(self) -> str:

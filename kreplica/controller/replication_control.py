@@ -31,6 +31,7 @@ from kreplica.common.errors import (
     NewLeaderElected,
     NotLeaderOrFollower,
     PreferredLeaderNotAvailable,
+    ThrottlingQuotaExceeded,
     TopicAlreadyExists,
     UnknownTopicId,
     UnknownTopicOrPartition,
@@ -86,6 +87,7 @@ from kreplica.controller.controller_context import (
     PartitionState,
     ReplicaState,
 )
+from kreplica.controller.controller_mutation_quota import ControllerMutationQuota
 from kreplica.controller.isr_change import (
     NO_BROKER_EPOCH,
     accepted,
@@ -144,8 +146,14 @@ class ReplicationControl:
 
     # ---- CreateTopics, CreatePartitions -------------------------------------------------------------------
 
-    def create_topics(self, request: CreateTopicsRequest) -> CreateTopicsResponse:
-        """Handle CreateTopics (19): create the topics, or only check whether they could be created."""
+    def create_topics(
+        self, request: CreateTopicsRequest, quota: ControllerMutationQuota | None = None
+    ) -> CreateTopicsResponse:
+        """Handle CreateTopics (19): create the topics, or only check whether they could be created.
+
+        `quota`: is charged for the partitions of each topic, also if it is only checked.
+        """
+        quota = quota or ControllerMutationQuota()
         times = Counter(topic.name for topic in request.topics)
         similar = self._similar_names(times)
         results = []
@@ -155,7 +163,7 @@ class ReplicationControl:
                     if times[name] > 1:
                         raise InvalidRequest(f"the request names topic {name!r} twice")
                     self._check_new_name(name, similar)
-                    results.append(self._create_topic(topic, validate_only=request.validate_only))
+                    results.append(self._create_topic(topic, quota, validate_only=request.validate_only))
                     similar[_without_dots(name)] = name
                 except KreplicaError as error:
                     results.append(_topic_refused(name, error))
@@ -180,9 +188,12 @@ class ReplicationControl:
         if other is not None:
             raise InvalidTopic(f"{name!r} differs from topic {other!r} only in '.' and '_'")
 
-    def _create_topic(self, topic: CreatableTopic, *, validate_only: bool) -> CreatableTopicResult:
+    def _create_topic(
+        self, topic: CreatableTopic, quota: ControllerMutationQuota, *, validate_only: bool
+    ) -> CreatableTopicResult:
         configs = _checked_configs(topic)
         assignments = self._manual(topic) if topic.assignments else self._automatic(topic)
+        quota.charge(len(assignments))
         topic_id = Uuid.generate(self._random)
         if not validate_only:
             for name, value in configs.items():
@@ -232,10 +243,15 @@ class ReplicationControl:
         _check_count(partitions)
         return place(usable_brokers(self._context), partitions, replication_factor, self._random)
 
-    def create_partitions(self, request: CreatePartitionsRequest) -> CreatePartitionsResponse:
+    def create_partitions(
+        self, request: CreatePartitionsRequest, quota: ControllerMutationQuota | None = None
+    ) -> CreatePartitionsResponse:
         """Handle CreatePartitions (37): increase the number of partitions, or only check whether that is
         possible.
+
+        `quota`: is charged for the new partitions of each topic, also if they are only checked.
         """
+        quota = quota or ControllerMutationQuota()
         times = Counter(topic.name for topic in request.topics)
         results = []
         with self._batch.collected():
@@ -244,7 +260,7 @@ class ReplicationControl:
                 try:
                     if times[name] > 1:
                         raise InvalidRequest(f"the request names topic {name!r} twice")
-                    self._create_partitions(topic, validate_only=request.validate_only)
+                    self._create_partitions(topic, quota, validate_only=request.validate_only)
                 except KreplicaError as raised:
                     error = raised
                 results.append(
@@ -254,7 +270,9 @@ class ReplicationControl:
                 )
         return CreatePartitionsResponse(throttle_time=NO_THROTTLE, results=tuple(results))
 
-    def _create_partitions(self, topic: CreatePartitionsTopic, *, validate_only: bool) -> None:
+    def _create_partitions(
+        self, topic: CreatePartitionsTopic, quota: ControllerMutationQuota, *, validate_only: bool
+    ) -> None:
         known = self._context.metadata.topics.get(topic.name)
         if known is None:
             raise UnknownTopicOrPartition(f"topic {topic.name!r} does not exist")
@@ -277,6 +295,7 @@ class ReplicationControl:
             for assignment in assignments:
                 check_assignment(self._context, assignment, needs_live=True)
             check_same_size(assignments, replication_factor)
+        quota.charge(more)
         if not validate_only:
             self.on_new_partition_creation(topic.name, known.topic_id, assignments, first=count)
 
@@ -319,8 +338,14 @@ class ReplicationControl:
 
     # ---- DeleteTopics -------------------------------------------------------------------------------------
 
-    def delete_topics(self, request: DeleteTopicsRequest) -> DeleteTopicsResponse:
-        """Handle DeleteTopics (20): delete the topics, each given by name or id."""
+    def delete_topics(
+        self, request: DeleteTopicsRequest, quota: ControllerMutationQuota | None = None
+    ) -> DeleteTopicsResponse:
+        """Handle DeleteTopics (20): delete the topics, each given by name or id.
+
+        `quota`: is charged for the partitions of each topic.
+        """
+        quota = quota or ControllerMutationQuota()
         names: list[str | KreplicaError] = []
         for asked in request.topics:
             try:
@@ -333,6 +358,11 @@ class ReplicationControl:
         for asked, name in zip(request.topics, names, strict=True):
             if isinstance(name, str) and times[name] > 1:
                 name = InvalidRequest(f"the request names topic {name!r} twice")
+            if isinstance(name, str):
+                try:
+                    quota.charge(len(self._context.metadata.topics[name].partitions))
+                except ThrottlingQuotaExceeded as error:
+                    name = error
             if isinstance(name, str):
                 doomed.append(name)
                 results.append(self._deleted(name))

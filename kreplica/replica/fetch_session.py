@@ -112,6 +112,10 @@ class CachedPartition:
         An earlier answer may have come while the fetcher's role changed, when it did not have the partition.
         """
         self.current_leader_epoch = leader_epoch
+        self.forget_sent()
+
+    def forget_sent(self) -> None:
+        """Send the offsets again, even if they are unchanged."""
         self.high_watermark_sent = NO_OFFSET
         self.log_start_sent = NO_OFFSET
 

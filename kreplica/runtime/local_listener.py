@@ -97,6 +97,7 @@ class LocalListener:
             lanes=node,
             features=node,
             may_act_as_node=node.may_act_as_node,
+            quotas=node.quotas,
         )
         self._channel, self._node = channel, node
 

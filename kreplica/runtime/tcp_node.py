@@ -195,6 +195,7 @@ class _Life:
                 lanes=self.node,
                 features=self.node,
                 may_act_as_node=self.node.may_act_as_node,
+                quotas=self.node.quotas,
             )
             # On a listener only for clients, the end of a connection says nothing about another node.
             on_closed = None if scope == Scope.CLIENTS else self._client_left
@@ -211,6 +212,11 @@ class _Life:
                 principals=listener.principals,
             )
             self._servers.append((listen, server))
+        self.node.quotas.watch(lambda _: self._thread.post(self._unmute))
+
+    def _unmute(self) -> None:
+        for _, server in self._servers:
+            server.quotas_changed()
 
     def _login(self, listener: Listener, channel: RequestChannel) -> ConnectionLogin | None:
         """Return how a listener's clients log in; None if they do not."""

@@ -285,6 +285,11 @@ class TcpServer:
         # If all are waiting for answers, close the new one.
         min(idle, key=lambda each: (each.has_asked, each.active), default=new).cut()
 
+    def quotas_changed(self) -> None:
+        """Let muted clients go on: the quota that muted them may be another one now. Call it in the loop."""
+        for connection in list(self.connections):
+            connection.unmute()
+
     def remove(self, connection: TcpConnection) -> None:
         """Remove a connection that is closed or about to be."""
         self.memory.forget(connection)
@@ -314,7 +319,7 @@ class TcpServer:
         oldest = self._swept[0] if len(self._swept) == IDLE_SWEEPS else 0
         self._swept.append(self.processor.activity)
         for connection in list(self.connections):
-            if connection.active <= oldest and not connection.is_handled:
+            if connection.active <= oldest and not connection.is_handled and not connection.is_muted:
                 self.closed.log("idle too long", "%r: idle too long", connection)
                 connection.cut()
         self._sweep_later()
@@ -330,6 +335,8 @@ class TcpConnection(ServerConnection, asyncio.BufferedProtocol):
         self._server = server
         self._peer: Any = None
         self._deadline: asyncio.TimerHandle | None = None
+        # The end of the throttle time.
+        self._unmuting: asyncio.TimerHandle | None = None
 
     def __repr__(self) -> str:
         return f"<connection of {self._peer}>"
@@ -358,6 +365,8 @@ class TcpConnection(ServerConnection, asyncio.BufferedProtocol):
         self._server.remove(self)
         if self._deadline is not None:
             self._deadline.cancel()
+        if self._unmuting is not None:
+            self._unmuting.cancel()
         self.give_up()
         if self._server.on_lost is not None:
             self._server.on_lost(self)
@@ -402,6 +411,23 @@ class TcpConnection(ServerConnection, asyncio.BufferedProtocol):
             log(kind, "%r: closed because of %r", self, error)
         else:
             log(kind, "%r: closed because of %r", self, error, level=logging.ERROR, error=error)
+
+    def mute(self, delay_ms: int) -> None:
+        """Call `throttle_ended` after this time, and after that of each earlier call."""
+        loop = self._server.thread.loop
+        until = loop.time() + delay_ms / 1000
+        if self._unmuting is not None:
+            if self._unmuting.when() >= until:
+                return
+            self._unmuting.cancel()
+        self._unmuting = loop.call_at(until, self.unmute)
+
+    def unmute(self) -> None:
+        """End the throttle time, if the connection is throttled."""
+        if self._unmuting is not None:
+            self._unmuting.cancel()
+            self._unmuting = None
+            self.throttle_ended()
 
     def wait_for_memory(self) -> None:
         """Go on once the requests of all connections leave room."""
