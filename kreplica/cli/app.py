@@ -599,12 +599,15 @@ user_app = typer.Typer(
 
 acl_app = typer.Typer(help="Show, add and remove the access rules of a cluster.", no_args_is_help=True)
 
+quota_app = typer.Typer(help="Show, set and remove the quotas of clients.", no_args_is_help=True)
+
 app.add_typer(topic_app, name="topic")
 app.add_typer(quorum_app, name="quorum")
 app.add_typer(group_app, name="group")
 app.add_typer(transactions_app, name="transactions")
 app.add_typer(user_app, name="user")
 app.add_typer(acl_app, name="acl")
+app.add_typer(quota_app, name="quota")
 
 Bootstrap = Annotated[
     str,
@@ -796,6 +799,104 @@ def acl_remove(
         prefix=prefix,
     )
     raise typer.Exit(command.remove(bootstrap, principal, resources, everything=everything, as_json=as_json))
+
+
+# ---- quota -----------------------------------------------------------------------------------------------
+
+QuotaUser = Annotated[str | None, typer.Option("--user", metavar="NAME", help="User.")]
+QuotaClientId = Annotated[str | None, typer.Option("--client-id", metavar="ID", help="Client id.")]
+QuotaIp = Annotated[str | None, typer.Option("--ip", metavar="ADDRESS", help="Address of clients.")]
+DefaultUser = Annotated[bool, typer.Option("--default-user", help="All users without a quota.")]
+DefaultClientId = Annotated[bool, typer.Option("--default-client-id", help="All client ids without a quota.")]
+DefaultIp = Annotated[bool, typer.Option("--default-ip", help="All addresses without a quota.")]
+
+
+@quota_app.command("list")
+def quota_list(
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    user: QuotaUser = None,
+    client_id: QuotaClientId = None,
+    ip: QuotaIp = None,
+    default_user: DefaultUser = False,
+    default_client_id: DefaultClientId = False,
+    default_ip: DefaultIp = False,
+    as_json: Json = False,
+) -> None:
+    """List the quotas: all of them, or those of a user, a client id or an address."""
+    from kreplica.cli import quota as command
+
+    entity = command.Entity(
+        user=user,
+        client_id=client_id,
+        ip=ip,
+        default_user=default_user,
+        default_client_id=default_client_id,
+        default_ip=default_ip,
+    )
+    raise typer.Exit(command.list_quotas(bootstrap, entity, as_json))
+
+
+@quota_app.command("set")
+def quota_set(
+    settings: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="NAME=VALUE...",
+            help="Quotas, such as producer_byte_rate=1048576, consumer_byte_rate, request_percentage,"
+            " controller_mutation_rate; of an address connection_creation_rate.",
+            show_default=False,
+        ),
+    ],
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    user: QuotaUser = None,
+    client_id: QuotaClientId = None,
+    ip: QuotaIp = None,
+    default_user: DefaultUser = False,
+    default_client_id: DefaultClientId = False,
+    default_ip: DefaultIp = False,
+    as_json: Json = False,
+) -> None:
+    """Set quotas of a user, a client id, both together, or an address; others stay as they are."""
+    from kreplica.cli import quota as command
+
+    entity = command.Entity(
+        user=user,
+        client_id=client_id,
+        ip=ip,
+        default_user=default_user,
+        default_client_id=default_client_id,
+        default_ip=default_ip,
+    )
+    raise typer.Exit(command.set_quotas(bootstrap, entity, settings, as_json))
+
+
+@quota_app.command("remove")
+def quota_remove(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="NAME...", help="Quotas to remove. Default: all.", show_default=False),
+    ] = None,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    user: QuotaUser = None,
+    client_id: QuotaClientId = None,
+    ip: QuotaIp = None,
+    default_user: DefaultUser = False,
+    default_client_id: DefaultClientId = False,
+    default_ip: DefaultIp = False,
+    as_json: Json = False,
+) -> None:
+    """Remove quotas of a user, a client id, both together, or an address, and show them."""
+    from kreplica.cli import quota as command
+
+    entity = command.Entity(
+        user=user,
+        client_id=client_id,
+        ip=ip,
+        default_user=default_user,
+        default_client_id=default_client_id,
+        default_ip=default_ip,
+    )
+    raise typer.Exit(command.remove(bootstrap, entity, names or (), as_json))
 
 
 # ---- topic -----------------------------------------------------------------------------------------------
