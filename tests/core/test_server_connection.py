@@ -86,6 +86,20 @@ class Connection(ServerConnection):
         self.asked: list[tuple[Callable[..., object], Work]] = []
         self.given: dict[int, bytes | BaseException | None] = {}
         self.is_slow = False
+        # Throttle times that are not over, and how many requests were passed on when the last began.
+        self.is_throttled = False
+        self.passed_before_muting = 0
+        self.mutes: list[int] = []
+
+    def mute(self, delay_ms: int) -> None:
+        self.mutes.append(delay_ms)
+        self.is_throttled = True
+        self.passed_before_muting = len(self.passed)
+
+    def unmute(self) -> None:
+        if self.is_throttled:
+            self.is_throttled = False
+            self.throttle_ended()
 
     def begin(self, frame: Any) -> None:
         assert not self.passed
@@ -115,10 +129,12 @@ class Connection(ServerConnection):
             most -= size
             self.buffer_updated(size)
 
-    def answer(self, number: int, answer: bytes | BaseException | None) -> None:
+    def answer(self, number: int, answer: bytes | BaseException | None, throttle_ms: int = 0) -> None:
         if number in self.given:
             return
         self.given[number] = answer
+        if not isinstance(answer, BaseException):
+            self.asked[number][0].throttle_ms = throttle_ms  # type: ignore[attr-defined]
         if isinstance(answer, BaseException):
             self.asked[number][0](None, answer)
         else:
@@ -192,7 +208,8 @@ steps = st.one_of(
     st.tuples(st.just("send"), st.sampled_from([8, 9, 300, 65_532, 65_533, LARGEST - 1])),
     st.tuples(st.just("send badly"), st.sampled_from([-1, 0, 7, LARGEST + 1])),
     st.tuples(st.just("bring"), st.integers(1, 150_000)),
-    st.tuples(st.just("answer"), st.tuples(st.integers(0, 2), answers)),
+    st.tuples(st.just("answer"), st.tuples(st.integers(0, 2), answers, st.sampled_from([0, 0, 0, 5]))),
+    st.tuples(st.just("unmute"), st.none()),
     st.tuples(st.just("slow"), st.none()),
     st.tuples(st.just("run"), st.none()),
     st.tuples(st.just("lose"), st.none()),
@@ -220,7 +237,9 @@ def test_answers_leave_in_order_and_the_limits_hold(runs: list[tuple[int, Any]])
         elif what == "answer":
             waiting = [each for each in range(len(connection.asked)) if each not in connection.given]
             if len(waiting) > value[0]:
-                connection.answer(waiting[value[0]], value[1])
+                connection.answer(waiting[value[0]], *value[1:])
+        elif what == "unmute":
+            connection.unmute()
         elif what == "slow":
             connection.is_slow = not connection.is_slow
             (connection.pause_writing if connection.is_slow else connection.resume_writing)()
@@ -235,6 +254,10 @@ def test_answers_leave_in_order_and_the_limits_hold(runs: list[tuple[int, Any]])
         for each in connections:
             assert len(in_flight(each)) <= MOST_REQUESTS
             assert sum(map(len, in_flight(each)[:-1])) < MOST_BYTES
+            if each.is_throttled and not each.is_ending:
+                assert each.is_muted
+            if each.is_muted:
+                assert len(each.passed) == each.passed_before_muting
     # The end: everything is answered, and whatever may still be read is read.
     for connection in connections:
         if connection.is_slow:
@@ -242,6 +265,7 @@ def test_answers_leave_in_order_and_the_limits_hold(runs: list[tuple[int, Any]])
     for _ in range(200):
         world.run()
         for connection in connections:
+            connection.unmute()
             for each in range(len(connection.asked)):
                 connection.answer(each, b"late")
             connection.bring(LARGEST)
@@ -318,12 +342,95 @@ def test_a_second_answer_is_ignored() -> None:
     assert not connection.errors
 
 
+def ask(connection: Connection, *bodies: bytes) -> None:
+    connection.unsent += b"".join(map(framed, bodies))
+    connection.bring(1 << 20)
+
+
+def test_a_throttled_client_gets_its_answer_at_once_and_is_read_later() -> None:
+    world = World()
+    connection, other = Connection(world), Connection(world)
+    ask(connection, b"question")
+    connection.answer(0, b"answer", 7)
+    assert connection.is_muted
+    world.run()
+    assert connection.transport.sent == [b"answer"]
+    assert connection.mutes == [7]
+    assert not connection.transport.is_reading
+    ask(connection, b"more to ask")
+    assert len(connection.passed) == 1
+    # Others are served meanwhile.
+    for number in range(20):
+        ask(other, b"question of another")
+        other.answer(number, b"answer")
+        world.run()
+    assert len(other.transport.sent) == 20
+    connection.unmute()
+    assert not connection.is_muted
+    assert connection.transport.is_reading
+    connection.bring(100)
+    assert len(connection.passed) == 2
+
+
+def test_reading_resumes_only_when_the_answer_is_sent_and_the_time_is_over() -> None:
+    world = World()
+    connection = Connection(world)
+    ask(connection, b"question 1", b"question 2")
+    # The second answer waits for the first.
+    connection.answer(1, b" second", 7)
+    world.run()
+    connection.unmute()
+    assert connection.is_muted
+    assert connection.transport.sent == []
+    connection.answer(0, b"first")
+    world.run()
+    assert connection.transport.sent == [b"first second"]
+    assert not connection.is_muted
+    assert connection.transport.is_reading
+
+
+def test_requests_that_were_read_before_are_answered_and_may_prolong_the_wait() -> None:
+    world = World()
+    connection = Connection(world)
+    ask(connection, b"question 1", b"question 2", b"question 3")
+    connection.answer(0, b"1", 5)
+    world.run()
+    connection.answer(1, b"2", 9)
+    connection.answer(2, b"3")
+    world.run()
+    assert connection.transport.sent == [b"1", b"23"]
+    assert connection.mutes == [5, 9]
+    connection.unmute()
+    assert not connection.is_muted
+
+
+def test_an_end_of_throttling_that_was_not_begun_is_an_error() -> None:
+    with pytest.raises(AssertionError, match="throttling"):
+        Connection(World()).throttle_ended()
+
+
+def test_a_request_without_an_answer_is_throttled_too() -> None:
+    world = World()
+    connection = Connection(world)
+    ask(connection, b"question")
+    connection.answer(0, None, 7)
+    world.run()
+    assert connection.is_muted
+    assert connection.transport.sent == []
+    connection.unmute()
+    assert connection.transport.is_reading
+
+
 class Lane:
     """Takes every second request."""
 
     def __init__(self) -> None:
         self.taken: list[tuple[bytes, Any]] = []
         self.is_willing = False
+        self.declined_for_quota = 0
+
+    def decline_for_quota(self) -> None:
+        self.declined_for_quota += 1
 
     def take(self, frame: bytes, *answered: Any) -> Work | None:
         self.is_willing = not self.is_willing
@@ -390,6 +497,44 @@ def test_a_lane_gets_only_what_was_granted_under_the_rules_in_force(key: int) ->
     connection = Connection(world)
     assert bring() == 2
     assert lane.taken[1][1][-1] is None
+
+
+def request_of(key: int, client_id: bytes) -> bytes:
+    return key.to_bytes(2, "big") + bytes(6) + len(client_id).to_bytes(2, "big") + client_id + b"rest"
+
+
+@pytest.mark.parametrize("key", [0, 1])
+def test_a_lane_gets_only_requests_of_a_client_that_the_limits_leave_free(key: int) -> None:
+    lanes = Lanes()
+    lane = lanes.fetch_lane if key else lanes.produce_lane
+    assert lane is not None
+    gate = LaneGate(lanes, produces=True, fetches=True)
+    connection = Connection(World(gate))
+
+    def is_free(client_id: bytes) -> bool:
+        lane.taken.clear()
+        lane.is_willing = False
+        ask(connection, request_of(key, client_id))
+        for number in range(len(connection.asked)):
+            connection.answer(number, None)
+        connection.world.run()
+        connection.give_up()
+        # A follower's fetch is never limited, so the lane is asked, and learns that a consumer's may be.
+        return bool(lane.taken) and lane.taken[0][1][-1] is not True
+
+    assert is_free(b"c")
+    limits = object()
+    gate.limit(limits)
+    assert not is_free(b"c")
+    connection.set_free(limits, b"c")
+    assert is_free(b"c")
+    for other in (b"", b"d", b"cc"):
+        assert not is_free(other)
+    gate.limit(object())
+    assert not is_free(b"c")
+    gate.limit(None)
+    assert is_free(b"d")
+    assert lane.declined_for_quota == (0 if key else 5)
 
 
 @pytest.mark.parametrize("is_native", [False, True])
