@@ -101,6 +101,11 @@ class TcpNode:
         self._life = life
         return life.node
 
+    @property
+    def servers(self) -> list[TcpServer]:
+        """The servers of the running node's listeners. Raises InvalidRequest if it does not run."""
+        return [server for _, server in self._alive().servers]
+
     def what_keeps_from_living(self) -> list[str]:
         """Return the reasons to restart the process; empty while the node's loop runs its tasks."""
         done = threading.Event()
@@ -184,7 +189,7 @@ class _Life:
             clock=ports.clock,
         )
         self._metadata_loop = self._loops.loop("metadata")
-        self._servers = []
+        self.servers = []
         for listen, listener in listeners.items():
             scope = listener.scope
             channel = RequestChannel(
@@ -211,11 +216,11 @@ class _Life:
                 tls=None if listener.tls is None else ServerTls(listener.tls),
                 principals=listener.principals,
             )
-            self._servers.append((listen, server))
+            self.servers.append((listen, server))
         self.node.quotas.watch(lambda _: self._thread.post(self._unmute))
 
     def _unmute(self) -> None:
-        for _, server in self._servers:
+        for _, server in self.servers:
             server.quotas_changed()
 
     def _login(self, listener: Listener, channel: RequestChannel) -> ConnectionLogin | None:
@@ -229,9 +234,9 @@ class _Life:
         self._thread.start()
         self._aside_thread.start()
         try:
-            for address, server in self._servers:
+            for address, server in self.servers:
                 server.bind(*address)
-            for _, server in self._servers:
+            for _, server in self.servers:
                 server.start()
             self.node.startup()
         except BaseException:
@@ -281,7 +286,7 @@ class _Life:
     def leave(self) -> None:
         """End the life: stop all tasks of the node and close all connections."""
         self._loops.leave()
-        for _, server in self._servers:
+        for _, server in self.servers:
             server.close()
         self.transport.close()
         self._disks.leave()

@@ -1,0 +1,339 @@
+"""Clients at their quotas: answers, throttle times, muted connections, and what others notice of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from kreplica._core.fetch_lane import FETCHES_DECLINED
+from kreplica._core.produce_lane import DECLINED
+from kreplica.cli.kafka_connection import KafkaConnection
+from kreplica.common.error_code import ErrorCode
+from kreplica.common.message import in_version
+from kreplica.common.messages.administration import (
+    CreatableTopic,
+    CreatePartitionsRequest,
+    CreatePartitionsTopic,
+    CreateTopicsRequest,
+    DeleteTopicsRequest,
+    DeleteTopicState,
+)
+from kreplica.common.messages.data import (
+    FetchPartition,
+    FetchRequest,
+    FetchTopic,
+    MetadataRequest,
+    MetadataRequestTopic,
+    PartitionProduceData,
+    ProduceRequest,
+    TopicProduceData,
+)
+from kreplica.runtime.listener import PLAIN, Login
+from kreplica.security.sasl import Secret
+from tests.support.batches import build
+from tests.support.polling import wait_until
+from tests.support.quotas import IN_PLAIN, connection_of, muted, set_quotas
+from tests.support.tcp_cluster import TcpCluster
+
+USERS = ("alice", "bob", "carol")
+THROTTLED, NONE = ErrorCode.throttling_quota_exceeded, ErrorCode.none
+TOPIC = "orders"
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TcpCluster]:
+    """Two nodes whose clients log in, with the topic `orders` on the first."""
+    login = Login(mechanisms=(PLAIN,), passwords={user: Secret(user) for user in USERS})
+    with TcpCluster(tmp_path_factory.mktemp("nodes"), 2, login) as made:
+        with connection_of(made, 1, "carol") as client:
+            wait_until(
+                lambda: create(client, TOPIC) in (NONE, ErrorCode.topic_already_exists),
+                "a quota or a topic is known",
+            )
+        wait_until(lambda: leader_of(made) is not None, "a quota or a topic is known")
+        yield made
+
+
+@pytest.fixture(autouse=True)
+def no_quota_is_left(cluster: TcpCluster) -> Iterator[None]:
+    yield
+    for key, quotas in list(cluster.nodes[1].node.loader.published.quotas.items()):
+        set_quotas(cluster, dict(key), **dict.fromkeys(quotas))
+
+
+def create(client: KafkaConnection, topic: str, partitions: int = 1, version: int = 7) -> ErrorCode:
+    return created(client, topic, partitions, version).topics[0].error_code
+
+
+def created(client: KafkaConnection, topic: str, partitions: int = 1, version: int = 7) -> Any:
+    new = CreatableTopic(
+        name=topic, num_partitions=partitions, replication_factor=1, assignments=(), configs=()
+    )
+    return client.ask(in_version(CreateTopicsRequest(topics=(new,)), version))
+
+
+def leader_of(cluster: TcpCluster) -> int | None:
+    """The node that leads `orders`, once it does."""
+    for node_id, node in cluster.nodes.items():
+        broker = node.node.broker
+        assert broker is not None
+        if any(
+            each.is_leader
+            for each in broker.replica_manager.partitions
+            if each.topic_partition.topic == TOPIC
+        ):
+            return node_id
+    return None
+
+
+def client_of(cluster: TcpCluster, user: str) -> KafkaConnection:
+    node_id = leader_of(cluster)
+    assert node_id is not None
+    return connection_of(cluster, node_id, user)
+
+
+def produce(client: KafkaConnection, size: int, version: int = 11) -> int:
+    """Append a batch with a value of that size; return the throttle time."""
+    data = PartitionProduceData(index=0, records=build([bytes(size)]))
+    request = ProduceRequest(
+        acks=1,
+        timeout=timedelta(seconds=10),
+        topic_data=(TopicProduceData(name=TOPIC, partition_data=(data,)),),
+    )
+    answer = client.ask(in_version(request, version))
+    assert answer.responses[0].partition_responses[0].error_code == NONE
+    return int(answer.throttle_time / timedelta(milliseconds=1))
+
+
+def fetch(client: KafkaConnection, offset: int | None, session: tuple[int, int] = (0, 0)) -> Any:
+    """Fetch from the topic; an offset of None names no partition."""
+    answer = client.ask(MetadataRequest(topics=(MetadataRequestTopic(name=TOPIC),)))
+    part = FetchPartition(
+        partition=0,
+        fetch_offset=offset or 0,
+        last_fetched_epoch=-1,
+        log_start_offset=-1,
+        partition_max_bytes=10 << 20,
+    )
+    topics = () if offset is None else (FetchTopic(topic_id=answer.topics[0].topic_id, partitions=(part,)),)
+    return client.ask(
+        FetchRequest(
+            max_wait=timedelta(seconds=0),
+            min_bytes=1,
+            max_bytes=50 << 20,
+            isolation_level=0,
+            session_id=session[0],
+            session_epoch=session[1],
+            topics=topics,
+            forgotten_topics_data=(),
+        )
+    )
+
+
+def records_in(answer: Any) -> int:
+    return sum(len(part.records or b"") for topic in answer.responses for part in topic.partitions)
+
+
+# ---- produce ---------------------------------------------------------------------------------------------
+
+# The entities in the order of precedence, the last first.
+LEVELS: list[Mapping[str, str | None]] = [
+    {"client-id": None},
+    {"client-id": "kreplica-cli"},
+    {"user": None},
+    {"user": None, "client-id": None},
+    {"user": None, "client-id": "kreplica-cli"},
+    {"user": "alice"},
+    {"user": "alice", "client-id": None},
+    {"user": "alice", "client-id": "kreplica-cli"},
+]
+
+
+def test_each_level_is_set_altered_and_removed_under_load(cluster: TcpCluster) -> None:
+    with client_of(cluster, "alice") as client:
+        for entity in LEVELS:
+            set_quotas(cluster, entity, producer_byte_rate=1000)
+            # Nobody waits for the mute, which a change of the quotas ends.
+            while not produce(client, 10_000):
+                pass
+            assert muted(cluster) == 1
+            set_quotas(cluster, entity, producer_byte_rate=1 << 40)
+            wait_until(lambda: not muted(cluster), "a quota or a topic is known")
+            assert produce(client, 10_000) == 0
+        for entity in reversed(LEVELS):
+            set_quotas(cluster, entity, producer_byte_rate=1000)
+            assert produce(client, 10_000) > 0
+            set_quotas(cluster, entity, producer_byte_rate=None)
+            assert produce(client, 10_000) == 0
+
+
+def test_a_noisy_client_is_muted_while_others_are_served(cluster: TcpCluster) -> None:
+    set_quotas(cluster, {"user": "alice"}, producer_byte_rate=1000)
+    with client_of(cluster, "alice") as noisy, client_of(cluster, "bob") as other:
+        assert produce(noisy, 900_000) >= 890_000
+        for _ in range(100):
+            assert produce(other, 1_000) == 0
+        # All of that was served while the noisy client waited.
+        assert muted(cluster) == 1
+        node = cluster.nodes[leader_of(cluster) or 0].node
+        values = node.metrics.values()
+        assert values["kafka.server:type=Produce,name=throttle-time,client-id=,user=alice"] >= 890_000
+        set_quotas(cluster, {"user": "alice"}, producer_byte_rate=None)
+        assert produce(noisy, 900_000) == 0
+
+
+def test_only_clients_with_a_quota_leave_the_native_lane(cluster: TcpCluster) -> None:
+    with client_of(cluster, "bob") as client:
+        # A node has lanes once it has answered something.
+        produce(client, 10)
+    lane = cluster.nodes[leader_of(cluster) or 0].node.produce_lane
+    assert lane is not None
+    quota = DECLINED.index("quota")
+    with client_of(cluster, "alice") as limited, client_of(cluster, "bob") as other:
+        set_quotas(cluster, {"user": "alice"}, producer_byte_rate=1 << 40)
+        before, taken = lane.declined(quota), lane.taken
+        for _ in range(5):
+            produce(limited, 10)
+            produce(other, 10)
+        # The first one of the other client tells that no quota applies to it.
+        assert lane.declined(quota) - before == 6
+        assert lane.taken - taken == 4
+
+
+def test_a_fetch_outside_of_sessions_is_native_unless_a_quota_applies(cluster: TcpCluster) -> None:
+    # On a listener for clients only, Python reads each fetch.
+    node_id = leader_of(cluster) or 0
+    with (
+        client_of(cluster, "bob") as writer,
+        KafkaConnection(*cluster.addresses[node_id], IN_PLAIN) as client,
+    ):
+        produce(writer, 10)
+        lane = cluster.nodes[node_id].node.fetch_lane
+        assert lane is not None
+        quota = FETCHES_DECLINED.index("quota")
+
+        def declined() -> tuple[int, int]:
+            before, taken = lane.declined(quota), lane.taken
+            assert records_in(fetch(client, 0, (0, -1)))
+            return lane.declined(quota) - before, lane.taken - taken
+
+        assert declined() == (0, 1)
+        set_quotas(cluster, {"user": "ANONYMOUS"}, consumer_byte_rate=1 << 40)
+        assert declined() == (1, 0)
+        set_quotas(cluster, {"user": "ANONYMOUS"}, consumer_byte_rate=None)
+        set_quotas(cluster, {"user": "alice"}, consumer_byte_rate=1)
+        # Its Metadata request before has told that no quota applies.
+        assert declined() == (0, 1)
+
+
+def test_old_requests_and_those_without_an_answer_are_throttled_as_well(cluster: TcpCluster) -> None:
+    set_quotas(cluster, {"user": "alice"}, producer_byte_rate=1000)
+    with client_of(cluster, "alice") as client:
+        assert produce(client, 100_000, version=3) >= 90_000
+        assert muted(cluster) == 1
+
+
+# ---- fetch -----------------------------------------------------------------------------------------------
+
+
+def test_a_throttled_fetch_is_empty_and_its_session_goes_on(cluster: TcpCluster) -> None:
+    # KAFKA-6946: the session, and what it had read, are kept.
+    with client_of(cluster, "bob") as writer:
+        for _ in range(10):
+            produce(writer, 5_000)
+    with client_of(cluster, "alice") as reader:
+        answer = fetch(reader, 0)
+        session = answer.session_id
+        assert session
+        assert records_in(answer)
+        set_quotas(cluster, {"user": "alice"}, consumer_byte_rate=2000)
+        epoch, is_throttled = 1, False
+        while not is_throttled:
+            answer = fetch(reader, 0, (session, epoch))
+            assert (answer.error_code, answer.session_id) == (NONE, session)
+            is_throttled = answer.throttle_time > timedelta(0)
+            epoch += 1
+        assert records_in(answer) == 0
+        set_quotas(cluster, {"user": "alice"}, consumer_byte_rate=None)
+        # The partition is not named again, and comes all the same.
+        answer = fetch(reader, None, (session, epoch))
+        assert (answer.error_code, answer.session_id) == (NONE, session)
+        assert records_in(answer)
+
+
+def test_a_small_quota_starves_no_reader_of_large_batches(cluster: TcpCluster) -> None:
+    # KAFKA-9677
+    with client_of(cluster, "bob") as writer:
+        produce(writer, 1_000_000)
+    set_quotas(cluster, {"user": "alice"}, consumer_byte_rate=1024)
+    broker = cluster.nodes[leader_of(cluster) or 0].node.broker
+    assert broker is not None
+    [partition] = [each for each in broker.replica_manager.partitions if each.topic_partition.topic == TOPIC]
+    assert partition.log is not None
+    last = partition.log.log_end_offset - 1
+    with client_of(cluster, "alice") as reader:
+        answer = fetch(reader, last)
+        assert records_in(answer) > 1_000_000
+        # Its time is sent with it.
+        assert answer.throttle_time > timedelta(minutes=15)
+        assert muted(cluster) == 1
+
+
+def test_a_fetch_is_no_larger_than_a_burst_of_its_quota(cluster: TcpCluster) -> None:
+    with client_of(cluster, "bob") as writer:
+        for _ in range(10):
+            produce(writer, 5_000)
+    set_quotas(cluster, {"user": "alice"}, consumer_byte_rate=1100)
+    with client_of(cluster, "alice") as reader:
+        assert 5_000 < records_in(fetch(reader, 0)) <= 11_000
+
+
+# ---- request time, forwarded requests --------------------------------------------------------------------
+
+
+def test_forwarded_requests_do_not_escape_the_request_quota(cluster: TcpCluster) -> None:
+    # KAFKA-14215
+    controller = cluster.nodes[1].node.active_controller()
+    [forwarding] = {1, 2} - {controller}
+    set_quotas(cluster, {"user": "alice"}, request_percentage=0.000001)
+    with connection_of(cluster, forwarding, "alice") as client:
+        answer = created(client, TOPIC)
+        assert answer.topics[0].error_code == ErrorCode.topic_already_exists
+        assert timedelta(0) < answer.throttle_time <= timedelta(seconds=1)
+
+
+@pytest.mark.parametrize("is_forwarded", [False, True])
+def test_changes_of_partitions_are_refused_over_their_quota(cluster: TcpCluster, is_forwarded: bool) -> None:
+    controller = cluster.nodes[1].node.active_controller()
+    assert controller is not None
+    at = 3 - controller if is_forwarded else controller
+    set_quotas(cluster, {"user": "alice"}, controller_mutation_rate=1)
+    name = f"made-{is_forwarded}"
+    with connection_of(cluster, at, "alice") as client:
+        # There are 11 tokens at first. One operation may take more.
+        assert create(client, name, 20) == NONE
+        refused = created(client, f"{name}-refused")
+        assert refused.topics[0].error_code == THROTTLED
+        assert timedelta(seconds=5) < refused.throttle_time <= timedelta(seconds=9)
+        assert muted(cluster) == 1
+    with connection_of(cluster, at, "alice") as client:
+        more = CreatePartitionsTopic(name=name, count=21, assignments=None)
+        answer = client.ask(
+            CreatePartitionsRequest(topics=(more,), timeout=timedelta(seconds=10), validate_only=True)
+        )
+        assert answer.results[0].error_code == THROTTLED
+    with connection_of(cluster, at, "alice") as client:
+        doomed = DeleteTopicsRequest(
+            topics=(DeleteTopicState(name=name, topic_id=None),), timeout=timedelta(seconds=10)
+        )
+        assert client.ask(doomed).responses[0].error_code == THROTTLED
+    with connection_of(cluster, at, "alice") as client:
+        # A version that does not know the error: done, and the client waits.
+        old = created(client, f"{name}-old", version=5)
+        assert old.topics[0].error_code == NONE
+        assert old.throttle_time > timedelta(0)
+    with connection_of(cluster, at, "bob") as client:
+        assert create(client, f"{name}-bob") == NONE
