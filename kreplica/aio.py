@@ -23,7 +23,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from contextlib import suppress
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar, cast
 
 from kreplica import engine
 from kreplica._core.record import Record
@@ -52,6 +52,8 @@ T = TypeVar("T")
 
 # Records taken from a log per turn in the executor.
 PIECE = 1_000
+# Stands for the answer to a member of a group that has left.
+END = object()
 
 
 async def _in_executor(call: Callable[..., T], *arguments: Any, **named: Any) -> T:
@@ -210,33 +212,121 @@ class _Appends:
                 waiting.set_result(append.result())
 
 
-class Consumer:
-    """The records that a member of a group reads, from `Cluster.consume`; see `kreplica.Cluster.consume`.
+S = TypeVar("S", bound="Consuming | Sharing[Message]")
 
-    Leaving a loop leaves the group soon; to wait for that, close the consumer (`async with`).
+
+class _Reader(Generic[S]):
+    """The requests of a group's member, one at a time, for one task at a time.
+
+    A task that stops waiting, as in `asyncio.wait_for`, loses nothing: the next wait is for the same answer.
+    The loops that read refer to this object, and to the Consumer or Messages only as long as they run.
     """
 
-    # No generator refers to this object: it is closed as soon as its loop ends, also by a cancelled task.
-
-    def __init__(self, consuming: Consuming, ask: Callable[[Question], Awaitable[Any]]) -> None:
-        self.consuming = consuming
+    def __init__(self, source: S, ask: Callable[[Question], Future[Any]]) -> None:
+        self.source = source
+        self.found: Iterator[Any] = iter(())  # what is left of the last answer
         self._ask = ask
-        self._records = _records(consuming, ask)
+        self._asked: Future[Any] | None = None
+        self._is_busy = False
+        self._loop: asyncio.AbstractEventLoop | None = None
 
-    def __aiter__(self) -> AsyncIterator[Record]:
-        return self._records
+    async def more(self) -> bool:
+        """Wait for the next answer to `found`; False at the end. Raises as `answer`."""
+        answer = await self.answer()
+        if answer is not END:
+            self.found = self.source.answer(answer)
+        return answer is not END
 
-    async def __anext__(self) -> Record:
-        return await anext(self._records)
+    async def answer(self) -> Any:
+        """Return the next answer, or END when the member has left the group.
 
-    def batches(self) -> AsyncIterator[list[Record]]:
-        """Iterate over lists of records, each of those that have come since the last one."""
-        return _batches(self.consuming, self._ask)
+        Raises the errors of requests, after it has left, and RuntimeError if another task waits.
+        """
+        if self._is_busy:
+            raise RuntimeError("another task waits for the next records of this member of a group already")
+        self._is_busy = True
+        try:
+            if self._asked is None:
+                question = self.source.question()
+                if question is None:
+                    await self.leave()
+                    return END
+                self._asked = self._ask(question)
+            answer = await self._result(self._asked)
+            self._asked = None
+            return answer
+        except Exception:
+            self._asked = None
+            await self.leave()
+            raise
+        finally:
+            self._is_busy = False
+
+    async def _result(self, future: Future[Any]) -> Any:
+        """Return the future's result; unlike `asyncio.wrap_future`, let it go on if the task is cancelled."""
+        loop = self._loop = asyncio.get_running_loop()
+        waiting = loop.create_future()
+        future.add_done_callback(partial(_wake, waiting, loop))
+        await waiting
+        return future.result()
+
+    async def leave(self) -> None:
+        """Leave the group."""
+        with suppress(ClusterClosed):  # the group's coordinator is closed, too
+            await self._result(self._ask(self.source.leave))
+
+    def drop(self) -> None:
+        """Leave the group, for an object that has gone; any thread may call."""
+        if self._loop is None:
+            return  # it has never asked
+        if self._loop.is_running():
+            # Here some lock may be held: a collection may begin anywhere.
+            self._loop.call_soon_threadsafe(self.source.leave)
+        else:
+            self.source.leave()
+
+
+def _wake(waiting: asyncio.Future[None], loop: asyncio.AbstractEventLoop, _: object) -> None:
+    def wake() -> None:
+        if not waiting.done():  # otherwise the task was cancelled
+            waiting.set_result(None)
+
+    with suppress(RuntimeError):  # the loop is closed
+        loop.call_soon_threadsafe(wake)
+
+
+class _Reading(Generic[S, T]):
+    """What `Cluster.consume` and `Cluster.share` return: it is in the group until it is closed or gone."""
+
+    def __init__(self, source: S, ask: Callable[[Question], Future[Any]]) -> None:
+        self._reader = _Reader(source, ask)
+
+    def __aiter__(self) -> AsyncIterator[T]:
+        # Not itself: each record would cost a call more.
+        return _each(self, self._reader)
+
+    async def __anext__(self) -> T:
+        try:
+            reader = self._reader
+            while True:
+                for each in reader.found:
+                    return cast(T, each)
+                if not await reader.more():
+                    raise StopAsyncIteration
+        finally:
+            # The traceback of a task that was cancelled must not keep the member in its group.
+            del self
+
+    def batches(self) -> AsyncIterator[list[T]]:
+        """Iterate over lists, each of what has come since the last one.
+
+        The items of a list count as processed when the next list is requested.
+        """
+        return _Batches(self, self._reader)
 
     async def aclose(self) -> None:
-        """Leave the group. A loop of another task ends."""
-        await _leave(self.consuming, self._ask)
-        await _closed(self._records)
+        """Leave the group; what is not processed is given to other members. A loop of another task ends."""
+        await self._reader.leave()
 
     async def __aenter__(self) -> Self:
         return self
@@ -244,38 +334,54 @@ class Consumer:
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
+    def __del__(self) -> None:
+        self._reader.drop()
 
-async def _records(
-    consuming: Consuming, ask: Callable[[Question], Awaitable[Any]]
-) -> AsyncGenerator[Record, None]:
+
+async def _each(reading: _Reading[Any, T], reader: _Reader[Any]) -> AsyncGenerator[T, None]:
     try:
-        while (question := consuming.question()) is not None:
-            for record in consuming.answer(await ask(question)):
-                yield record
+        while True:
+            for each in reader.found:
+                yield each
+            if not await reader.more():
+                return
     finally:
-        await _leave(consuming, ask)
+        del reading  # see __anext__
 
 
-async def _batches(
-    source: Consuming | Sharing[Message], ask: Callable[[Question], Awaitable[Any]]
-) -> AsyncGenerator[list[Any], None]:
-    try:
-        while (question := source.question()) is not None:
-            if found := source.batch(await ask(question)):
-                yield found
-                source.processed()
-    finally:
-        await _leave(source, ask)
+class _Batches(Generic[T]):
+    """The lists of `batches`; they keep `reading` in its group."""
+
+    def __init__(self, reading: _Reading[Any, T], reader: _Reader[Any]) -> None:
+        self._reading = reading
+        self._reader = reader
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> list[T]:
+        try:
+            reader = self._reader
+            reader.source.processed()
+            while (answer := await reader.answer()) is not END:
+                if found := reader.source.batch(answer):
+                    return cast("list[T]", found)
+            raise StopAsyncIteration
+        finally:
+            del self  # see _Reading.__anext__
 
 
-async def _leave(source: Consuming | Sharing[Message], ask: Callable[[Question], Awaitable[Any]]) -> None:
-    with suppress(ClusterClosed):  # the group's coordinator is closed, too
-        await ask(source.leave)
+class Consumer(_Reading[Consuming, Record]):
+    """The records that a member of a group reads, from `Cluster.consume`; see `kreplica.Cluster.consume`.
 
+    It leaves the group when the program no longer refers to it, as after a loop that was left; to wait for
+    that, close the consumer (`async with`). A wait with a time limit may be repeated:
+    `await asyncio.wait_for(anext(consumer), 1)`.
+    """
 
-async def _closed(generator: Any) -> None:
-    if not generator.ag_running:  # another task is in it, and it comes to its end
-        await generator.aclose()
+    @property
+    def consuming(self) -> Consuming:
+        return self._reader.source
 
 
 class Message(Received[Awaitable[None]]):
@@ -284,53 +390,13 @@ class Message(Received[Awaitable[None]]):
     __slots__ = ()
 
 
-class Messages:
+class Messages(_Reading[Sharing[Message], Message]):
     """The messages of a share group that come to this program, from `Cluster.share`.
 
-    Leaving a loop leaves the group soon; to wait for that, close this object (`async with`).
+    It leaves the group when the program no longer refers to it, as after a loop that was left, and releases
+    all messages that are not settled; to wait for that, close this object (`async with`). A wait with a time
+    limit may be repeated, as that of a Consumer.
     """
-
-    # No generator refers to this object: it is closed as soon as its loop ends, also by a cancelled task.
-
-    def __init__(self, sharing: Sharing[Message], ask: Callable[[Question], Awaitable[Any]]) -> None:
-        self._sharing = sharing
-        self._ask = ask
-        self._messages = _messages(sharing, ask)
-
-    def __aiter__(self) -> AsyncIterator[Message]:
-        return self._messages
-
-    async def __anext__(self) -> Message:
-        return await anext(self._messages)
-
-    def batches(self) -> AsyncIterator[list[Message]]:
-        """Iterate over lists of messages, each of those that have come since the last one."""
-        return _batches(self._sharing, self._ask)
-
-    async def aclose(self) -> None:
-        """Leave the group; all messages that are not settled are released to other members.
-
-        A loop of another task ends.
-        """
-        await _leave(self._sharing, self._ask)
-        await _closed(self._messages)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.aclose()
-
-
-async def _messages(
-    sharing: Sharing[Message], ask: Callable[[Question], Awaitable[Any]]
-) -> AsyncGenerator[Message, None]:
-    try:
-        while (question := sharing.question()) is not None:
-            for message in sharing.answer(await ask(question)):
-                yield message
-    finally:
-        await _leave(sharing, ask)
 
 
 class Transaction:
@@ -467,7 +533,7 @@ class Cluster:
             protocol=protocol,
             instance_id=instance_id,
         )
-        return Consumer(consuming, self._ask)
+        return Consumer(consuming, records.ask)
 
     def share(
         self,
@@ -484,7 +550,7 @@ class Cluster:
         consumer = self.cluster.records.share_consumer(topics, group, max_records)
         wait_ms = None if timeout is None else milliseconds(timeout)
         sharing = Sharing(consumer, self._settled, Message, wait_ms, auto_accept=auto_accept, prepare=prepare)
-        return Messages(sharing, self._ask)
+        return Messages(sharing, self.cluster.records.ask)
 
     def _settled(self, future: Future[None]) -> Awaitable[None]:
         wrapped = asyncio.wrap_future(self.cluster.records.tracked(future))

@@ -142,6 +142,7 @@ class Consuming:
         self._given: dict[TopicPartition, Owned] = {}
         self._has_lost = False
         self._taken: list[Chunk] = []
+        self._is_halfway = False  # in an answer whose records are given out one by one
 
     def question(self) -> Callable[[], Future[Any]] | None:
         """Return the next request; None at the end, after which the caller must call `leave`."""
@@ -155,8 +156,10 @@ class Consuming:
 
         Raises RequestTimedOut if the consumer does not become a member.
         """
+        self._mark_batch()
         if not chunks and not self._is_endless:
             self._nothing_came()
+        self._is_halfway = True
         for chunk in chunks:
             owned = chunk.owned
             self._note(owned)
@@ -169,6 +172,7 @@ class Consuming:
             else:
                 owned.taken = owned.marked = chunk.next_offset
             owned.done += 1
+        self._is_halfway = False
 
     def batch(self, chunks: Any) -> list[Record]:
         """Return all records of the answer; `processed` marks them. Raises as `answer`."""
@@ -187,7 +191,18 @@ class Consuming:
         return records
 
     def processed(self) -> None:
-        """Mark the records of the last `batch` as processed."""
+        """Mark the records of the last `batch` as processed.
+
+        Raises InvalidRequest if a loop has taken only some of the records that came last.
+        """
+        if self._is_halfway:
+            raise InvalidRequest(
+                "some records that have come were read one by one, and others are left: they would be"
+                " skipped; read all of them in one way"
+            )
+        self._mark_batch()
+
+    def _mark_batch(self) -> None:
         for chunk in self._taken:
             chunk.owned.marked = chunk.next_offset
             chunk.owned.done += 1
@@ -296,6 +311,7 @@ def _each(consuming: Consuming, result: Callable[[Question], Any]) -> Generator[
 
 
 def _batches(consuming: Consuming, result: Callable[[Question], Any]) -> Generator[list[Record]]:
+    consuming.processed()
     try:
         while (question := consuming.question()) is not None:
             if records := consuming.batch(result(question)):

@@ -14,7 +14,7 @@ from typing import Any, Generic, Self, TypeVar
 from kreplica._core.record import Record
 from kreplica.client.share_consumer import ACCEPT, REJECT, RELEASE, RENEW, Acquired, ShareConsumer
 from kreplica.cluster.records import JOIN_TIMEOUT_MS, POLL_MS, Question
-from kreplica.common.errors import ClusterClosed, InvalidRecordState, RequestTimedOut
+from kreplica.common.errors import ClusterClosed, InvalidRecordState, InvalidRequest, RequestTimedOut
 from kreplica.common.future import Future
 from kreplica.common.ports import monotonic_ms
 
@@ -131,6 +131,7 @@ class Sharing(Generic[M]):
         self._joining_ms = 0
         self._was_settled = self._is_over = False
         self._given: list[Acquired] = []
+        self._is_halfway = False  # in an answer whose messages are given out one by one
 
     def settle(self, acquired: Acquired, kind: int) -> Any:
         """Send the message's new state. Raises InvalidRecordState if it is settled, ClusterClosed."""
@@ -158,8 +159,10 @@ class Sharing(Generic[M]):
         """
         if found is None:  # the answer of `prepare`
             return
+        self._accept_batch()
         self._look_for_end(found)
         clock, accepts = self._consumer.clock, self._auto_accept
+        self._is_halfway = True
         for each in found:
             if self._is_over:
                 return
@@ -167,17 +170,31 @@ class Sharing(Generic[M]):
                 yield self._message(each, self.settle)
                 if accepts and not each.is_settled:
                     self._accept(each)
+        self._is_halfway = False
 
     def batch(self, found: Sequence[Acquired] | None) -> list[M]:
         """Return all messages of the answer; `processed` accepts them. Raises as `answer`."""
         if found is None:
             return []
         self._look_for_end(found)
-        self._given = list(found)
-        return [self._message(each, self.settle) for each in found]
+        # Another member may have those whose locks have run out.
+        now_ms = monotonic_ms(self._consumer.clock)
+        self._given = [each for each in found if each.deadline_ms > now_ms]
+        return [self._message(each, self.settle) for each in self._given]
 
     def processed(self) -> None:
-        """Accept the messages of the last `batch` that are not settled."""
+        """Accept the messages of the last `batch` that are not settled.
+
+        Raises InvalidRequest if a loop has taken only some of the messages that came last.
+        """
+        if self._is_halfway:
+            raise InvalidRequest(
+                "some messages that have come were taken one by one, and others are left: take all of them in"
+                " one way"
+            )
+        self._accept_batch()
+
+    def _accept_batch(self) -> None:
         if self._auto_accept:
             for each in self._given:
                 if not each.is_settled:
@@ -256,6 +273,7 @@ def _each(sharing: Sharing[Message], result: Callable[[Question], Any]) -> Gener
 
 
 def _batches(sharing: Sharing[Message], result: Callable[[Question], Any]) -> Generator[list[Message]]:
+    sharing.processed()
     try:
         while (question := sharing.question()) is not None:
             if messages := sharing.batch(result(question)):

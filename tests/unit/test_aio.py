@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 
 import pytest
 
@@ -182,6 +182,86 @@ def test_a_group_is_left_while_another_task_waits_for_its_records(tmp_path):
                     await asyncio.wait_for(waiting, 20)
 
     asyncio.run(run())
+
+
+def test_a_wait_that_times_out_leaves_its_reader_usable(tmp_path):
+    async def in_a_moment(reader):
+        """Wait for too short a time again and again, then for long enough."""
+        for _ in range(3):
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(anext(reader), 0.001)
+        await cluster.append("orders", [b"a", b"b"], partition=0)
+        return await asyncio.wait_for(anext(reader), 20)
+
+    async def run():
+        nonlocal cluster
+        async with await aio.Cluster.open(brokers=1, directory=tmp_path) as cluster:
+            await cluster.create_topic("orders")
+            for read in (cluster.consume, cluster.share):
+                async with read("orders", f"one by one of {read.__name__}") as one_by_one:
+                    first = await in_a_moment(one_by_one)
+                    assert (first.value, (await anext(one_by_one)).value) == (b"a", b"b")
+                    with suppress(TimeoutError):
+                        async with asyncio.timeout(0.01):
+                            async for _ in one_by_one:
+                                pytest.fail("there is no third record")
+                    await cluster.append("orders", [b"c"], partition=0)
+                    async for record in one_by_one:
+                        assert record.value == b"c"
+                        break
+                await cluster.delete_topic("orders")
+                await cluster.create_topic("orders")
+                batches = read("orders", f"lists of {read.__name__}").batches()
+                found = [each.value for each in await in_a_moment(batches)]
+                while len(found) < 2:
+                    found += [each.value for each in await anext(batches)]
+                assert found == [b"a", b"b"]
+                del batches
+                await cluster.delete_topic("orders")
+                await cluster.create_topic("orders")
+
+    cluster = None
+    asyncio.run(run())
+
+
+def test_two_tasks_cannot_wait_for_one_reader(tmp_path):
+    async def run():
+        async with await aio.Cluster.open(brokers=1, directory=tmp_path) as cluster:
+            await cluster.create_topic("orders")
+            async with cluster.consume("orders", "billing") as source:
+                waiting = asyncio.create_task(anext(source))
+                await asyncio.sleep(0)
+                with pytest.raises(RuntimeError, match="another task waits"):
+                    await anext(source)
+                await cluster.append("orders", [b"a"], partition=0)
+                assert (await asyncio.wait_for(waiting, 20)).value == b"a"
+
+    asyncio.run(run())
+
+
+def test_a_member_goes_on_in_another_event_loop(tmp_path):
+    async def first(consumer):
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(anext(consumer), 0.01)
+
+    async def second(cluster, consumer):
+        await cluster.append("orders", [b"a"], partition=0)
+        return (await asyncio.wait_for(anext(consumer), 20)).value
+
+    async def opened():
+        cluster = await aio.Cluster.open(brokers=1, directory=tmp_path)
+        await cluster.create_topic("orders")
+        return cluster
+
+    cluster = asyncio.run(opened())
+    consumer = cluster.consume("orders", "billing")
+    asyncio.run(first(consumer))
+    assert asyncio.run(second(cluster, consumer)) == b"a"
+    del consumer  # in no loop: it leaves all the same
+    again = cluster.cluster.consume("orders", "billing", timeout=20)
+    assert next(again).value == b"a"
+    again.close()
+    asyncio.run(cluster.close())
 
 
 def test_what_is_left_of_loops_when_the_cluster_closes_raises_nothing(tmp_path):

@@ -69,6 +69,23 @@ def test_a_batch_counts_when_the_next_one_is_requested():
     assert (owned.marked, owned.done) == (4, 1)
 
 
+def test_batches_do_not_skip_records_that_a_loop_has_left():
+    reader, owned = consuming(), Owned(AT)
+    records = reader.answer([chunk(owned, 0, 3)])
+    next(records)
+    with pytest.raises(InvalidRequest, match="one by one"):
+        reader.processed()
+    assert len(list(records)) == 2
+    reader.processed()
+
+
+def test_a_batch_counts_when_a_loop_goes_on():
+    reader, owned = consuming(), Owned(AT)
+    reader.batch([chunk(owned, 0, 3)])
+    next(reader.answer([chunk(owned, 4, 6)]))
+    assert (owned.taken, owned.marked) == (5, 4)
+
+
 def test_a_transaction_gets_the_offsets_since_the_last_one():
     reader, owned, other = consuming(auto_commit=False), Owned(AT), Owned(OTHER)
     assert reader.given() == (None, {})

@@ -115,6 +115,15 @@ def test_lists_of_messages(cluster, topic):
     assert taken(cluster, topic) == []
 
 
+def test_lists_do_not_skip_messages_that_a_loop_has_left(cluster, topic):
+    cluster.append(topic, [b"a", b"b", b"c"], partition=0).result(PATIENCE)
+    with cluster.share(topic, topic, max_records=3) as messages:
+        assert next(messages).value == b"a"
+        with pytest.raises(errors.InvalidRequest, match="one by one"):
+            next(messages.batches())
+        assert next(messages).value == b"b"  # the member is still one
+
+
 def test_a_group_may_begin_at_the_end(cluster, topic):
     put(cluster, topic, b"early")
     assert taken(cluster, topic, start="latest") == []
