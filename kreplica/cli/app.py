@@ -585,7 +585,7 @@ def serve(
 topic_app = typer.Typer(help="Manage the topics of a Kafka-compatible cluster.", no_args_is_help=True)
 quorum_app = typer.Typer(help="Show and change the metadata quorum of a cluster.", no_args_is_help=True)
 group_app = typer.Typer(
-    help="Show groups of consumers; reset and delete their offsets.",
+    help="Show and configure groups of consumers; reset and delete their offsets.",
     no_args_is_help=True,
 )
 transactions_app = typer.Typer(
@@ -1340,6 +1340,34 @@ def group_describe(
     raise typer.Exit(_parsed(show, "--bootstrap"))
 
 
+@group_app.command("config")
+def group_config(
+    group_id: GroupId,
+    settings: Annotated[
+        list[str] | None, typer.Argument(metavar="[NAME=VALUE]...", help="Settings to change.")
+    ] = None,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    drop: Annotated[
+        list[str] | None,
+        typer.Option("--drop", metavar="NAME", help="Reset this setting to its default; may be repeated."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Change a group's settings, or print them.
+
+    The group need not exist yet.
+    """
+    from kreplica.cli import group as command
+    from kreplica.cli import stock_client
+
+    changes = _parsed(lambda: stock_client.parse_properties(settings or ()), "SETTINGS")
+    both = sorted({*changes} & {*drop} if drop else ())
+    if both:
+        raise typer.BadParameter(f"{both[0]} cannot be both set and dropped", param_hint="--drop")
+    configure = partial(command.configure, bootstrap, group_id, changes, drop or (), as_json)
+    raise typer.Exit(_parsed(configure, "--bootstrap"))
+
+
 @group_app.command("reset-offsets")
 def group_reset_offsets(
     group_id: GroupId,
@@ -1360,6 +1388,13 @@ def group_reset_offsets(
         typer.Option(
             formats=["%Y-%m-%dT%H:%M:%S", "%Y-%m-%dT%H:%M:%S.%f", "%Y-%m-%dT%H:%M:%S%z", "%Y-%m-%d"],
             help="To the first record at this time or later; in UTC unless it has an offset.",
+        ),
+    ] = None,
+    by_duration: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PnDTnHnMnS",
+            help="To the first record of this duration before now, such as PT1H30M, or later.",
         ),
     ] = None,
     to_offset: Annotated[int | None, typer.Option(min=0, help="To this offset.")] = None,
@@ -1386,6 +1421,7 @@ def group_reset_offsets(
         "earliest": to_earliest or None,
         "latest": to_latest or None,
         "datetime": to_datetime,
+        "duration": by_duration,
         "offset": to_offset,
         "shift": shift_by,
         "file": from_file,
@@ -1393,17 +1429,20 @@ def group_reset_offsets(
     given = [how for how, value in asked.items() if value is not None]
     if len(given) != 1:
         raise typer.BadParameter(
-            "give one of --to-earliest, --to-latest, --to-datetime, --to-offset, --shift-by and --from-file"
+            "give one of --to-earliest, --to-latest, --to-datetime, --by-duration, --to-offset, --shift-by"
+            " and --from-file"
         )
-    offsets = None
+    offsets, how = None, given[0]
     value = to_offset if to_offset is not None else shift_by or 0
     if to_datetime is not None:
         moment = to_datetime if to_datetime.tzinfo else to_datetime.replace(tzinfo=UTC)
         value = round(moment.timestamp() * 1000)
+    if by_duration is not None:
+        how, value = "datetime", _parsed(partial(command.parse_duration, by_duration), "--by-duration")
     if from_file is not None:
         offsets = _parsed(partial(command.parse_file, from_file.read_text().splitlines()), "--from-file")
     scope = _parsed(partial(command.parse_scope, topics or ()), "--topic")
-    target = command.Target(given[0], value, offsets)
+    target = command.Target(how, value, offsets)
     reset = partial(command.reset_offsets, bootstrap, group_id, scope, target, execute, as_json)
     raise typer.Exit(_parsed(reset, "--bootstrap"))
 

@@ -1,4 +1,4 @@
-"""`kreplica group`: list, describe, reset and delete groups of all kinds, in any Kafka-compatible cluster.
+"""`kreplica group`: show, configure, reset and delete groups of all kinds, in any Kafka-compatible cluster.
 
 A group is looked up in the lists of all brokers, which name its kind and its coordinator. Committed offsets
 are compared with the ends of the partitions. Nothing is changed unless the caller says so: without
@@ -25,8 +25,15 @@ from kreplica.common.errors import (
     UnknownTopicOrPartition,
     UnsupportedVersion,
 )
+from kreplica.common.iso_duration import duration_ms
 from kreplica.common.message import in_version
-from kreplica.common.messages.administration import DescribeConfigsRequest, DescribeConfigsResource
+from kreplica.common.messages.administration import (
+    DescribeConfigsRequest,
+    DescribeConfigsResource,
+    IncrementalAlterConfigsRequest,
+    IncrementalAlterConfigsRequestAlterableConfig,
+    IncrementalAlterConfigsRequestAlterConfigsResource,
+)
 from kreplica.common.messages.consumer_groups import ConsumerGroupDescribeRequest
 from kreplica.common.messages.data import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
 from kreplica.common.messages.groups import (
@@ -68,6 +75,9 @@ BY_STATE, BY_KIND, NEWEST_LIST = 4, 5, 5
 EARLIEST, LATEST = -2, -1
 # How long and how often to ask again while a coordinator loads its groups, or moves.
 RETRY_S, RETRY_BACKOFF_S = 5.0, 0.2
+# Operations of IncrementalAlterConfigs, and the source of a value that is set on the group itself.
+SET, RESET = 0, 1
+DYNAMIC_GROUP_CONFIG = 8
 LIST_COLUMNS = ("group_id", "type", "state", "protocol_type", "coordinator")
 OFFSET_COLUMNS = (
     *("topic", "partition", "committed_offset", "log_end_offset", "lag"),
@@ -79,6 +89,7 @@ MEMBER_COLUMNS = (
     *("partitions", "target_partitions"),
 )
 RESET_COLUMNS = ("topic", "partition", "committed_offset", "new_offset", "problem")
+CONFIG_COLUMNS = ("name", "value", "set")
 DELETE_COLUMNS = ("group_id", "type", "state", "partitions", "done", "problem")
 DELETE_OFFSETS_COLUMNS = ("topic", "partition", "committed_offset", "done", "problem")
 
@@ -204,12 +215,21 @@ class Groups(Brokers):
 
     def setting(self, group: Listed, name: str) -> str:
         """Return a setting of the group; empty if the cluster has none of this name, or does not show it."""
+        found = self._described_settings(group.coordinator, group.group_id, (name,))
+        return next((each.value or "" for each in found.configs if each.name == name), "")
+
+    def settings(self, group_id: str) -> Sequence[Any]:
+        """Return all settings of a group, which need not exist. Raises the broker's errors."""
+        found: Sequence[Any] = _checked(self._described_settings(self.brokers[0], group_id, None)).configs
+        return found
+
+    def _described_settings(self, broker: int, group_id: str, names: tuple[str, ...] | None) -> Any:
         asked = DescribeConfigsResource(
-            resource_type=GROUP_RESOURCE, resource_name=group.group_id, configuration_keys=(name,)
+            resource_type=GROUP_RESOURCE, resource_name=group_id, configuration_keys=names
         )
         request = DescribeConfigsRequest(resources=(asked,))
-        [found] = self.ask_newest(group.coordinator, request, (4,)).results
-        return next((each.value or "" for each in found.configs if each.name == name), "")
+        [found] = self.ask_newest(broker, request, (4,)).results
+        return found
 
     def committed(self, group: Listed) -> Offsets:
         """Return the committed offsets of the group, or its start offsets if it is a share group."""
@@ -324,6 +344,25 @@ class Groups(Brokers):
         request = AlterShareGroupOffsetsRequest(group_id=group_id, topics=topics)
         answer = _checked(self.ask_newest(coordinator, request, (0,)))
         return _failures(answer.responses, "topic_name")
+
+    def alter_settings(self, group_id: str, changes: Mapping[str, str | None]) -> None:
+        """Change settings of a group, which need not exist; None resets one to its default.
+
+        Raises InvalidConfig, InvalidRequest, and the broker's other errors.
+        """
+        changed = IncrementalAlterConfigsRequestAlterConfigsResource(
+            resource_type=GROUP_RESOURCE,
+            resource_name=group_id,
+            configs=tuple(
+                IncrementalAlterConfigsRequestAlterableConfig(
+                    name=name, config_operation=RESET if value is None else SET, value=value
+                )
+                for name, value in changes.items()
+            ),
+        )
+        request = IncrementalAlterConfigsRequest(resources=(changed,), validate_only=False)
+        [answer] = self.ask_newest(self.brokers[0], request, (0, 1)).responses
+        _checked(answer)
 
     def delete(self, group: Listed) -> None:
         """Delete a group. Raises NonEmptyGroup and the coordinator's other errors."""
@@ -766,6 +805,11 @@ def parse_file(lines: Iterable[str]) -> Offsets:
     return offsets
 
 
+def parse_duration(text: str) -> int:
+    """Return the time that was a duration such as PT1H before now, in ms since 1970. Raises ValueError."""
+    return max(0, time.time_ns() // 1_000_000 - duration_ms(text))
+
+
 def parse_scope(topics: Iterable[str]) -> Scope:
     """Parse `topic` or `topic:0,1`. Raises ValueError."""
     scope: dict[str, frozenset[int] | None] = {}
@@ -776,6 +820,33 @@ def parse_scope(topics: Iterable[str]) -> Scope:
             raise ValueError(f"{text!r} is neither a topic nor topic:0,1")
         scope[name] = frozenset(map(int, words)) if colon else None
     return scope
+
+
+# ---- config ------------------------------------------------------------------------------------------------
+
+
+def configure(
+    bootstrap: str, group_id: str, settings: Mapping[str, str], dropped: Sequence[str], as_json: bool
+) -> int:
+    """Change a group's settings, or print them if there are no changes; returns the exit code.
+
+    Raises InvalidConfig, and the broker's other errors.
+    """
+    changes: dict[str, str | None] = {**settings, **dict.fromkeys(dropped)}
+    with Groups(bootstrap) as groups:
+        if changes:
+            groups.alter_settings(group_id, changes)
+            if as_json:
+                print_json({"group_id": group_id, "done": "changed", "cluster_id": groups.cluster_id})
+            else:
+                say(f"changed {group_id} in cluster {groups.cluster_id}")
+            return 0
+        facts = [
+            {"name": each.name, "value": each.value, "set": each.config_source == DYNAMIC_GROUP_CONFIG}
+            for each in sorted(groups.settings(group_id), key=lambda each: str(each.name))
+        ]
+    print_facts(f"settings of group {group_id}", CONFIG_COLUMNS, facts, as_json)
+    return 0
 
 
 # ---- delete ------------------------------------------------------------------------------------------------

@@ -8,11 +8,11 @@ written, so a value in use is brought between them. Stateless but for the metada
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from kreplica.common.errors import InvalidConfig, InvalidTopic
+from kreplica.common.iso_duration import duration_ms
 from kreplica.common.settings import BOOLEAN, Kind, checked, int32, nearest, one_of
 from kreplica.common.types import check_topic_name
 from kreplica.coordinator.group_config import GroupConfig
@@ -23,18 +23,18 @@ LOGGER = logging.getLogger(__name__)
 # Where a share group's dead letters go.
 LETTER_TOPIC = "errors.deadletterqueue.topic.name"
 
-# An ISO 8601 duration of days and times.
-_DURATION = re.compile(r"P(?=.)(\d+D)?(T(?=\d)(\d+H)?(\d+M)?(\d+(\.\d{1,9})?S)?)?", re.ASCII | re.IGNORECASE)
-
 
 def _parse_reset(value: object) -> str:
     text = str(value).strip()
     how, colon, duration = text.partition(":")
-    if text in ("earliest", "latest") or (
-        how == "by_duration" and colon and _DURATION.fullmatch(duration) is not None
-    ):
-        return text
-    raise ValueError("is not earliest, latest, or by_duration: and a duration such as PT1H")
+    if text not in ("earliest", "latest"):
+        if how != "by_duration" or not colon:
+            raise ValueError("is not earliest, latest, or by_duration: and a duration such as PT1H")
+        try:
+            duration_ms(duration)
+        except ValueError as error:
+            raise ValueError(f"is no by_duration: {error}") from None
+    return text
 
 
 _RESET = Kind("string", "earliest, latest, by_duration:PnDTnHnMnS", _parse_reset)

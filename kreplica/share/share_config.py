@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from kreplica.common.iso_duration import duration_ms
 from kreplica.share.dead_letters import LetterConfig
 from kreplica.share.share_partition import ShareSettings
 
 EARLIEST, LATEST = "earliest", "latest"
 # The isolation of the log's reads, by share.isolation.level.
 ISOLATIONS = {"read_uncommitted": "high_watermark", "read_committed": "txn_committed"}
-_DURATION = re.compile(r"P(?:(\d+)D)?(?:T(?:(\d+)H)?(?:(\d+)M)?(?:(\d+)(?:\.(\d+))?S)?)?", re.IGNORECASE)
 
 
 class ShareGroupConfig(NamedTuple):
@@ -51,8 +50,4 @@ def reset_of(text: str) -> str | int:
     """Read a checked value of share.auto.offset.reset."""
     if text in (EARLIEST, LATEST):
         return text
-    found = _DURATION.fullmatch(text.partition(":")[2])
-    assert found is not None, f"share.auto.offset.reset={text!r} was checked when it was set"
-    days, hours, minutes, seconds = (int(each or 0) for each in found.groups()[:4])
-    milliseconds = int((found[5] or "").ljust(3, "0")[:3])
-    return (((days * 24 + hours) * 60 + minutes) * 60 + seconds) * 1_000 + milliseconds
+    return duration_ms(text.partition(":")[2])

@@ -16,7 +16,13 @@ from typer.testing import CliRunner
 
 from kreplica.cli.app import app
 from kreplica.cli.group import Groups
-from kreplica.common.errors import GroupIdNotFound, NonEmptyGroup, UnknownTopicOrPartition
+from kreplica.common.errors import (
+    GroupIdNotFound,
+    InvalidConfig,
+    InvalidRequest,
+    NonEmptyGroup,
+    UnknownTopicOrPartition,
+)
 from kreplica.common.types import TopicPartition
 from tests.support.sockets import until
 from tests.support.tcp_cluster import WAIT_S, TcpClient, TcpCluster
@@ -162,6 +168,9 @@ def test_offsets_are_reset_only_by_execute(cluster: TcpCluster) -> None:
         (("--shift-by", "-5"), (0, 1)),
         (("--to-datetime", "2001-02-03T04:05:06"), (0, 0)),
         (("--to-datetime", "2101-02-03T04:05:06+01:00"), (10, 10)),
+        (("--by-duration", "P1D"), (0, 0)),
+        (("--by-duration", "P999999D"), (0, 0)),
+        (("--by-duration", "PT0S"), (10, 10)),
         (("--to-earliest", "--topic", "orders:1"), (3, 0)),
         (("--to-latest", "--topic", "orders:0,1"), (10, 10)),
     ],
@@ -216,6 +225,31 @@ def test_a_reset_has_one_target(cluster: TcpCluster) -> None:
     for arguments in ((), ("--to-earliest", "--to-offset", "0")):
         assert run(cluster, "reset-offsets", "g", *arguments).exit_code == 2
     assert run(cluster, "reset-offsets", "g", "--to-latest", "--topic", "orders:x").exit_code == 2
+    assert run(cluster, "reset-offsets", "g", "--by-duration", "1 hour").exit_code == 2
+
+
+def test_settings_of_a_group_are_shown_changed_and_reset(cluster: TcpCluster) -> None:
+    name = "share.auto.offset.reset"
+
+    def shown() -> dict[str, tuple[str, bool]]:
+        return {row["name"]: (row["value"], row["set"]) for row in facts(cluster, "config", "tuned")}
+
+    assert shown()[name] == ("latest", False)
+    facts(cluster, "config", "tuned", f"{name}=by_duration:PT1H", "share.delivery.count.limit=7")
+    until(lambda: shown()[name] == ("by_duration:PT1H", True))
+    assert shown()["share.delivery.count.limit"] == ("7", True)
+    facts(cluster, "config", "tuned", "--drop", name)
+    until(lambda: shown()[name] == ("latest", False))
+    assert "7" in run(cluster, "config", "tuned").stdout
+
+
+def test_settings_that_no_group_can_have_are_refused(cluster: TcpCluster) -> None:
+    for setting in ("nothing=1", "share.delivery.count.limit=99", "share.auto.offset.reset=never"):
+        assert isinstance(run(cluster, "config", "tuned", setting).exception, InvalidConfig), setting
+    assert isinstance(run(cluster, "config", "", "share.delivery.count.limit=7").exception, InvalidRequest)
+    name = "share.delivery.count.limit"
+    assert run(cluster, "config", "tuned", name).exit_code == 2
+    assert run(cluster, "config", "tuned", f"{name}=7", "--drop", name).exit_code == 2
 
 
 def test_a_partition_without_an_offset_cannot_be_shifted(cluster: TcpCluster) -> None:
