@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from kreplica.common.dataclass import dataclass
 from kreplica.common.wire import topic_id_of
 from kreplica.metadata.cluster_metadata import ClusterMetadata
 from kreplica.security.acl import CLUSTER_NAME, AclOperation, ResourceType
@@ -56,6 +57,17 @@ class Holder(NamedTuple):
 
     rules: StandardAuthorizer
     peer: Peer
+
+
+@dataclass(frozen=True, slots=True)
+class VisibleTopics:
+    """The topics that `peer` may describe by these rules: `visible(name)`."""
+
+    rules: StandardAuthorizer
+    peer: Peer
+
+    def __call__(self, name: str) -> bool:
+        return self.rules.authorize(self.peer, AclOperation.DESCRIBE, ResourceType.TOPIC, name)
 
 
 class ClientRights:

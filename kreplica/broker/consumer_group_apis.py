@@ -98,6 +98,7 @@ class ConsumerGroupApis:
                     request.server_assignor,
                     None if request.topic_partitions is None else _owned_of(request.topic_partitions),
                     makes_member_id=context.api_version >= MAKES_MEMBER_ID,
+                    sees_topic=context.sees_topic,
                 )
             )
         return then(answer, _heartbeat_answer, lambda error: _heartbeat_refused(known_error(error)))

@@ -21,12 +21,13 @@ from kreplica._core.grants import Grants
 from kreplica._core.produce_lane import wire_name
 from kreplica._core.server_connection import ServerConnection
 from kreplica.broker.audit import audit
-from kreplica.broker.client_rights import ClientRights, Denial
+from kreplica.broker.client_rights import ClientRights, Denial, VisibleTopics
 from kreplica.broker.node_config import AuthorizerConfig
 from kreplica.broker.request_context import RequestContext
 from kreplica.broker.rights_table import ROWS
 from kreplica.common.errors import BrokerNotAvailable, ClusterAuthorizationFailed, KreplicaError
 from kreplica.common.future import Future, failed, resolved, then
+from kreplica.common.messages.consumer_groups import ConsumerGroupHeartbeatRequest
 from kreplica.common.messages.data import FetchRequest, ProduceRequest
 from kreplica.common.messages.streams_groups import StreamsGroupHeartbeatRequest
 from kreplica.common.wire import topic_id_of
@@ -126,6 +127,8 @@ class Gatekeeper:
             self._grant(context.connection, client.rules, request)
         if type(request) is StreamsGroupHeartbeatRequest:
             context = context._replace(may_create_topic=client.may_create)
+        elif type(request) is ConsumerGroupHeartbeatRequest and peer is not THIS_PROCESS:
+            context = context._replace(sees_topic=VisibleTopics(client.rules, peer))
         made = handle(verdict.request, context)
         return made if verdict.finish is None else then(made, verdict.finish)
 

@@ -26,6 +26,8 @@ class RequestContext(NamedTuple):
 
     `may_create_topic`: asks for the right to create a topic; None: this client may.
 
+    `sees_topic`: asks for the right to describe a topic, now and later; None: this client may describe all.
+
     `connection`: any object that stands for the connection, whose requests keep their order; None if unknown.
 
     `quota`: limits what a fetch returns; None for no limit.
@@ -37,6 +39,7 @@ class RequestContext(NamedTuple):
     connection: object = None
     may_create_topic: Callable[[str], bool] | None = None
     quota: FetchQuota | None = None
+    sees_topic: Callable[[str], bool] | None = None
 
     @property
     def client_host(self) -> str:

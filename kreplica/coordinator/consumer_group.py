@@ -45,6 +45,7 @@ from kreplica.coordinator.modern_group import (
     since_epochs,
 )
 from kreplica.coordinator.shard_writer import UndoLog
+from kreplica.coordinator.subscription_patterns import Sees
 
 # Member epochs in heartbeats with a meaning of their own.
 JOIN_EPOCH, LEAVE_EPOCH, LEAVE_STATIC_EPOCH = 0, -1, -2
@@ -142,9 +143,12 @@ class ConsumerGroup(
 
     `static_members`: member ids by instance id. `owners`: the members that own a partition, also those that
     have to give it up; there is one, or while a log is loaded several. `regexes`: the topics of each regular
-    expression that is resolved; `regex_subscribers`: the number of members that use it. `is_regex_stale` and
-    `regex_checked_ms` are not in the log: topics came or went since the expressions were resolved, and when
-    that was.
+    expression that is resolved; `regex_subscribers`: the number of members that use it.
+
+    Not in the log: `is_regex_stale` and `regex_checked_ms`, whether topics or rights have changed since the
+    expressions were resolved, and when that was; `sights`, which topics a member may know of, or None for
+    all, for each one that has sent a heartbeat to this coordinator; `narrowed`, the expressions whose topics
+    are within a sight.
     """
 
     new_member = NEW_MEMBER
@@ -158,6 +162,8 @@ class ConsumerGroup(
         self.classic_members: dict[str, None] = {}
         self.is_regex_stale = True
         self.regex_checked_ms: int | None = None
+        self.sights: dict[str, Sees | None] = {}
+        self.narrowed: set[tuple[str, Sees]] = set()
 
     @property
     def state(self) -> ModernGroupState:
@@ -212,6 +218,32 @@ class ConsumerGroup(
                 topics.update(self.regexes[regex].topics)
         return topics
 
+    def take_sight(self, member_id: str, sees: Sees | None) -> None:
+        """Note which topics a member may know of. If that has changed, its regular expression is stale."""
+        if self.sights.get(member_id) != sees:
+            self.is_regex_stale = True
+        self.sights[member_id] = sees
+
+    def sights_of_regexes(self) -> dict[str, frozenset[Sees]]:
+        """Return for each regular expression what the members that use it may know of; no sight: everything.
+
+        An expression is left out while that is not known of one of them: it has sent no heartbeat since the
+        group was loaded. Where no other member's rights are limited, its own are not either.
+        """
+        found: dict[str, set[Sees | None]] = {regex: set() for regex in self.regex_subscribers}
+        silent = set()
+        for member_id, member in self.members.items():
+            regex = member.subscribed_topic_regex
+            if regex and member_id in self.sights:
+                found[regex].add(self.sights[member_id])
+            elif regex:
+                silent.add(regex)
+        return {
+            regex: frozenset(sees for sees in sights if sees is not None)
+            for regex, sights in found.items()
+            if sights and (regex not in silent or sights == {None})
+        }
+
     def is_free(self, topic_id: Uuid, partition: int, member_id: str) -> bool:
         """Whether no other member owns the partition."""
         return self.owners.get((topic_id, partition), (member_id,)) == (member_id,)
@@ -237,6 +269,8 @@ class ConsumerGroup(
             undo.set_item(self.classic_members, member_id, None)
         else:
             undo.pop_item(self.classic_members, member_id)
+        if value is None and self.sights.pop(member_id, None) is not None:
+            self.is_regex_stale = True
 
     def put_current(self, member_id: str, value: CurrentAssignment | None) -> None:
         undo = self._undo

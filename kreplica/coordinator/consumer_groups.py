@@ -71,7 +71,7 @@ from kreplica.coordinator.modern_group import Partitions, Topics, target_value
 from kreplica.coordinator.modern_groups import ModernGroups, Put, answer, latest_of, retry_failed
 from kreplica.coordinator.shard_writer import Written
 from kreplica.coordinator.streams_group import StreamsGroup
-from kreplica.coordinator.subscription_patterns import TopicPatterns, compiled
+from kreplica.coordinator.subscription_patterns import Sees, TopicPatterns, compiled
 
 # How long regular expressions are not resolved again.
 REGEX_PAUSE_MS = 10_000
@@ -83,6 +83,7 @@ class ConsumerHeartbeat(NamedTuple):
     """A member's heartbeat. None (-1 for the timeout in ms) means: as in the last heartbeat.
 
     `owned`: the partitions that the client has. `makes_member_id`: the client makes its member id (KIP-1082).
+    `sees_topic`: whether its rules let it describe a topic; None: it may describe all.
     """
 
     group_id: str
@@ -98,6 +99,7 @@ class ConsumerHeartbeat(NamedTuple):
     assignor: str | None = None
     owned: Partitions | None = None
     makes_member_id: bool = True
+    sees_topic: Sees | None = None
 
     @property
     def is_full(self) -> bool:
@@ -230,7 +232,9 @@ class ConsumerGroups(ModernGroups[ConsumerGroup, ConsumerSettings]):
         member_id = self._identify(shard, group, asked, put)
         before = group.current.get(member_id, NEW_MEMBER)
         declared = _declared(asked, group.members.get(member_id))
-        after = self.advance(shard, group, member_id, declared, asked.owned, put)
+        is_narrowed = self._narrow(group, declared.subscribed_topic_regex, asked.sees_topic, put)
+        after = self.advance(shard, group, member_id, declared, asked.owned, put, is_narrowed=is_narrowed)
+        group.take_sight(member_id, asked.sees_topic)
         self.stop_waiting(shard, group, member_id)
         self.heard_from(shard, group, member_id)
         self._resolve_regexes_if_due(shard, group)
@@ -261,12 +265,15 @@ class ConsumerGroups(ModernGroups[ConsumerGroup, ConsumerSettings]):
         declared: ConsumerGroupMemberMetadataValue,
         owned: Partitions | None,
         put: Put,
+        *,
+        is_narrowed: bool = False,
     ) -> CurrentAssignment:
         """Take note of what the member declares and reports, and return what it has now.
 
-        Raises FencedMemberEpoch, InvalidRegularExpression.
+        `is_narrowed`: its regular expression has fewer topics. Raises FencedMemberEpoch,
+        InvalidRegularExpression.
         """
-        is_changed = self._declare(group, member_id, declared, put)
+        is_changed = self._declare(group, member_id, declared, put) or is_narrowed
         self._update_epoch(group, put, is_changed=is_changed)
         self.assign_if_due(shard, group, put)
         return self._reconcile(shard, group, member_id, put, owned, is_changed=is_changed)
@@ -604,8 +611,12 @@ class ConsumerGroups(ModernGroups[ConsumerGroup, ConsumerSettings]):
         if since_ms is not None and since_ms < REGEX_PAUSE_MS:
             self._resolve_after(shard, group.group_id, REGEX_PAUSE_MS - since_ms)
             return
-        group.regex_checked_ms, group.is_regex_stale = now_ms, False
-        patterns = TopicPatterns(group.regex_subscribers, names or sorted(self._topics.names()))
+        sights = group.sights_of_regexes()
+        if not sights:
+            return  # until the next heartbeat
+        group.regex_checked_ms = now_ms
+        group.is_regex_stale = len(sights) < len(group.regex_subscribers)
+        patterns = TopicPatterns(sights, names or sorted(self._topics.names()))
         put_found = partial(self._put_topics_of_regexes, patterns, self._topics.offset)
         self._loop.post(partial(self._match_topics, shard, group, patterns, put_found))
 
@@ -644,8 +655,10 @@ class ConsumerGroups(ModernGroups[ConsumerGroup, ConsumerSettings]):
         self, patterns: TopicPatterns, version: int, group: ConsumerGroup, put: Put
     ) -> None:
         is_changed = False
+        sights = group.sights_of_regexes()
         for regex, names in patterns.result().items():
-            topics = tuple(sorted(names))
+            newer = sights.get(regex, frozenset()).difference(patterns.patterns[regex])
+            topics = tuple(sorted(name for name in names if all(sees(name) for sees in newer)))
             known = group.regexes.get(regex)
             if regex not in group.regex_subscribers or (known is not None and known.topics == topics):
                 continue
@@ -656,7 +669,29 @@ class ConsumerGroups(ModernGroups[ConsumerGroup, ConsumerSettings]):
                     topics=topics, version=version, timestamp=self._clock.time_ms()
                 ),
             )
+        group.narrowed.clear()
         self._update_epoch(group, put, is_changed=is_changed)
+
+    def _narrow(self, group: ConsumerGroup, regex: str | None, sees: Sees | None, put: Put) -> bool:
+        """Take topics that a member may not describe out of those of its regular expression.
+
+        So no member is assigned such a topic. Return whether there were any.
+        """
+        resolved = group.regexes.get(regex or "")
+        if sees is None or regex is None or resolved is None or (regex, sees) in group.narrowed:
+            return False
+        topics = tuple(filter(sees, resolved.topics))
+        if topics == resolved.topics:
+            group.narrowed.add((regex, sees))
+            return False
+        key = ConsumerGroupRegularExpressionKey(group_id=group.group_id, regular_expression=regex)
+        put(
+            key,
+            ConsumerGroupRegularExpressionValue(
+                topics=topics, version=resolved.version, timestamp=resolved.timestamp
+            ),
+        )
+        return True
 
     # ---- for tools ----------------------------------------------------------------------------------------
 
@@ -706,15 +741,22 @@ def check_holder(group: ConsumerGroup, instance_id: str, holder: str | None, mem
 
 
 def _check_epoch(group: ConsumerGroup, asked: ConsumerHeartbeat) -> None:
-    """Raises FencedMemberEpoch, unless the member joins, has its epoch, or has missed the last answer."""
+    """Raises FencedMemberEpoch, unless the member joins, has its epoch, or has missed the last answers.
+
+    Beyond Kafka: what it has to give up may be among what it has, as when the answer that says so was lost.
+    """
     current = group.current.get(asked.member_id, NEW_MEMBER)
     epoch, owned = asked.member_epoch, asked.owned
     if epoch in (JOIN_EPOCH, current.epoch):
         return
     # A static member that has left has epoch -2, and comes back only by joining.
     if epoch == current.previous_epoch < current.epoch and owned is not None:
-        assigned = _plain(current.assigned)
-        if all(numbers <= assigned.get(topic_id, frozenset()) for topic_id, numbers in owned.items()):
+        none: frozenset[int] = frozenset()
+        assigned, revoking = _plain(current.assigned), _plain(current.revoking)
+        if all(
+            numbers <= assigned.get(topic_id, none) | revoking.get(topic_id, none)
+            for topic_id, numbers in owned.items()
+        ):
             return
     raise FencedMemberEpoch(
         f"group {group.group_id}: {asked.member_id} has the epoch {current.epoch}, not {epoch}"

@@ -470,15 +470,20 @@ def _topology_epoch(group: StreamsGroup) -> int:
 
 
 def _check_epoch(group: StreamsGroup, asked: StreamsHeartbeat) -> None:
-    """Raises FencedMemberEpoch, unless the member joins, has its epoch, or has missed the last answer."""
+    """Raises FencedMemberEpoch, unless the member joins, has its epoch, or has missed the last answers.
+
+    Beyond Kafka: what it has to give up may be among what it has, as when the answer that says so was lost.
+    """
     current = group.current.get(asked.member_id, NEW_MEMBER)
     epoch, owned = asked.member_epoch, asked.owned
     if epoch in (JOIN_EPOCH, current.epoch):
         return
     if epoch == current.previous_epoch and owned is not None:
+        none: frozenset[int] = frozenset()
+        held = zip(owned, current.assigned.plain(), current.revoking.plain(), strict=True)
         had = [
-            numbers <= assigned.get(name, frozenset())
-            for reported, assigned in zip(owned, current.assigned.plain(), strict=True)
+            numbers <= assigned.get(name, none) | revoking.get(name, none)
+            for reported, assigned, revoking in held
             for name, numbers in reported.items()
         ]
         if all(had):

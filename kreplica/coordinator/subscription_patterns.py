@@ -17,10 +17,13 @@ Pure functions, but for `TopicPatterns`, which belongs to one loop.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from kreplica.common.errors import InvalidRegularExpression
+
+# Whether a member may know of a topic.
+Sees = Callable[[str], bool]
 
 # Memory of a compiled pattern. RE2's default of 8 MiB would allow patterns that take 200 ms to compile.
 MAX_PATTERN_BYTES = 1 << 20
@@ -44,13 +47,15 @@ def compiled(pattern: str) -> Any:
 
 
 class TopicPatterns:
-    """Finds the topics that match each of several patterns, in bounded steps.
+    """Finds the topics that match each of several patterns and that its members may know, in bounded steps.
 
     Many patterns over many topics take seconds, and the coordinator's loop has other work. The caller posts
-    `step` again until it returns True. A pattern that cannot be compiled matches nothing.
+    `step` again until it returns True. A pattern that cannot be compiled matches nothing. `patterns`: each
+    with the rights of its members, which decide about each topic.
     """
 
-    def __init__(self, patterns: Iterable[str], topics: Sequence[str]) -> None:
+    def __init__(self, patterns: Mapping[str, Collection[Sees]], topics: Sequence[str]) -> None:
+        self.patterns = patterns
         self._topics = topics
         self._found: dict[str, set[str]] = {pattern: set() for pattern in patterns}
         self._steps = self._work()
@@ -70,5 +75,9 @@ class TopicPatterns:
             except InvalidRegularExpression:
                 continue
             for start in range(0, len(self._topics), NAMES_PER_STEP):
-                found.update(filter(matches, self._topics[start : start + NAMES_PER_STEP]))
+                names = list(filter(matches, self._topics[start : start + NAMES_PER_STEP]))
                 yield False
+                for sees in self.patterns[pattern] if names else ():
+                    names = list(filter(sees, names))
+                    yield False
+                found.update(names)

@@ -45,7 +45,7 @@ TOPIC, GROUP, CLUSTER = ResourceType.TOPIC, ResourceType.GROUP, ResourceType.BRO
 TRANSACTIONAL_ID = ResourceType.TRANSACTIONAL_ID
 LITERAL, PREFIXED = ResourcePatternType.LITERAL, ResourcePatternType.PREFIXED
 ALLOW, DENY = AclPermissionType.ALLOW, AclPermissionType.DENY
-USERS = ("admin", "alice", "bob", "carol", "dan", "erin", "frank", "grace")
+USERS = ("admin", "alice", "bob", "carol", "dan", "erin", "frank", "grace", "heidi")
 SETTINGS = {
     "authorizer.class.name": STANDARD_AUTHORIZER,
     # The nodes do not log in to each other.
@@ -359,3 +359,26 @@ def test_a_consumer_that_may_read_a_topic_is_refused_another(cluster: TcpCluster
     finally:
         consumer.close()
         remove(cluster, all_of("grace"))
+
+
+def test_a_regular_expression_finds_only_topics_that_its_member_may_describe(cluster: TcpCluster) -> None:
+    add(
+        cluster,
+        rule("heidi", "READ", TOPIC, "orders"),
+        rule("heidi", "READ", GROUP, "patterns"),
+    )
+    produce(producer_of(cluster), "orders", 3)
+    with_group = settings(
+        cluster, "heidi", group_id="patterns", group_protocol="consumer", auto_offset_reset="earliest"
+    )
+    consumer = Consumer(with_group)
+    try:
+        consumer.subscribe(["^(orders|secrets)$"])
+        assert len(read(consumer, 3)) >= 3
+        assert {at.topic for at in consumer.assignment()} == {"orders"}
+        (described,) = admin_of(cluster).describe_consumer_groups(["patterns"]).values()
+        (member,) = described.result(WAIT_S).members
+        assert {at.topic for at in member.assignment.topic_partitions} == {"orders"}
+    finally:
+        consumer.close()
+        remove(cluster, all_of("heidi"))

@@ -60,6 +60,10 @@ def owned(**numbers):
     return {topic_id(name): frozenset(each) for name, each in numbers.items()}
 
 
+# What a group has besides the state that is in its log.
+SOFT = ("_undo", "is_stale", "is_regex_stale", "regex_checked_ms", "sights", "narrowed")
+
+
 class ConsumerStage(GroupStage):
     """A coordinator with the topics t (2 partitions) and u (1), and assignors that deal."""
 
@@ -120,7 +124,7 @@ class ConsumerStage(GroupStage):
         for shard in self.coordinator.shards:
             for group in shard.groups.values():
                 values = {**vars(group)}
-                for name in ("_undo", "is_stale", "is_regex_stale", "regex_checked_ms"):
+                for name in SOFT:
                     values.pop(name, None)
                 found[group.group_id] = (type(group), values)
         return found

@@ -31,7 +31,7 @@ READ_BYTES = 1 << 20
 SOFT = frozenset(
     {
         *("_undo", "is_stale", "is_regex_stale", "regex_checked_ms", "requested", "is_complete"),
-        *("configured", "endpoint_epoch", "is_shutting_down"),
+        *("configured", "endpoint_epoch", "is_shutting_down", "sights", "narrowed"),
     }
 )
 CURRENT_ASSIGNMENTS = (

@@ -20,6 +20,7 @@ from kreplica.common.errors import BrokerNotAvailable, InvalidConfig, TopicAutho
 from kreplica.common.future import Future, resolved
 from kreplica.common.message import Message, fields_of
 from kreplica.common.messages.administration import DeleteTopicsRequest, DeleteTopicState
+from kreplica.common.messages.consumer_groups import ConsumerGroupHeartbeatRequest
 from kreplica.common.messages.data import FetchPartition as AskedPartition
 from kreplica.common.messages.data import (
     FetchRequest,
@@ -38,7 +39,7 @@ from kreplica.metadata.cluster_metadata import ClusterMetadata
 from kreplica.metadata.image_format import OffsetAndEpoch
 from kreplica.metadata.records import AccessControlEntryRecord, TopicRecord
 from kreplica.security.acl import AclOperation, AclPermissionType, PatternType, ResourceType
-from kreplica.security.peer import ANONYMOUS, KafkaPrincipal, Peer
+from kreplica.security.peer import ANONYMOUS, THIS_PROCESS, KafkaPrincipal, Peer
 from tests.support.batches import build
 
 KNOWN = Uuid(bytes(range(16)))
@@ -354,3 +355,25 @@ def test_denials_are_logged_for_the_audit(caplog):
     (record,) = caplog.records
     assert '"principal": "User:ANONYMOUS"' in record.getMessage()
     assert "READ TOPIC:orders" in record.getMessage()
+
+
+def test_a_heartbeat_brings_the_topics_that_its_client_may_describe():
+    node = Node(rule("READ", "GROUP", "readers"), rule("DESCRIBE", "TOPIC", "orders"))
+    seen = []
+
+    def handle(request, context):
+        seen.append(context.sees_topic)
+        return resolved(blank(response_type(request.__api_key__, request.__version__)))
+
+    request = blank(ConsumerGroupHeartbeatRequest, group_id="readers", subscribed_topic_regex=".*")
+    node.gatekeeper.admit(request, CLIENT, handle).result(0)
+    node.gatekeeper.admit(request, CLIENT, handle).result(0)
+    assert [seen[0](name) for name in ("orders", "secrets")] == [True, False]
+    assert seen[0] == seen[1]  # a group compares them
+    node.metadata.replay(rule("DESCRIBE", "TOPIC", "secrets"))
+    node.publish()
+    node.gatekeeper.admit(request, CLIENT, handle).result(0)
+    assert seen[2]("secrets")
+    assert seen[2] != seen[0]
+    node.gatekeeper.admit(request, CLIENT._replace(peer=THIS_PROCESS), handle).result(0)
+    assert seen[3] is None

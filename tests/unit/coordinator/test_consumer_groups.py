@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import pytest
 
 from kreplica._core.batch_builder import BatchBuilder
 from kreplica.common import errors
-from kreplica.coordinator.consumer_groups import WAITING_HEARTBEAT_MS
+from kreplica.coordinator.consumer_groups import WAITING_HEARTBEAT_MS, ConsumerHeartbeat
 from kreplica.coordinator.group_records import (
     AssignedTopicPartitions,
     ConsumerGroupCurrentMemberAssignmentKey,
@@ -277,6 +279,18 @@ def test_assignments_have_an_interval_and_the_last_one_is_not_forgotten():
     assert stage.beat("a", 2, owned=owned(t=[0, 1])).assignment == owned(t=[0])
 
 
+def test_a_member_that_misses_its_new_epoch_and_then_what_to_give_up_is_not_fenced(stage):
+    stage.beat("a")
+    stage.beat("b", topics=["u"])
+    stage.beat("a", 2)  # its answer, with epoch 3, is lost
+    stage.beat("c")
+    for _ in range(2):  # and so is the next one
+        answer = stage.beat("a", 2, owned=owned(t=[0, 1]))
+        assert (answer.member_epoch, answer.assignment) == (3, owned(t=[0]))
+    assert stage.refusal("a", 2, owned=owned(t=[0, 1], u=[0])) is errors.FencedMemberEpoch
+    assert stage.beat("a", 3, owned=owned(t=[0])).member_epoch == 4
+
+
 # ---- regular expressions -------------------------------------------------------------------------------
 
 
@@ -355,6 +369,103 @@ def test_a_regex_whose_topics_could_not_be_stored_is_resolved_again(stage):
     stage.log.error = None
     stay(stage, "a")
     assert stage.state[3] == {"a": (4, {"t": {0, 1}, "tea": {0}})}
+
+
+class Sees(NamedTuple):
+    """The rights of a member that may describe these topics."""
+
+    names: frozenset
+
+    def __call__(self, name):
+        return name in self.names
+
+
+def sees(*names):
+    return Sees(frozenset(names))
+
+
+def topics_after_pause(stage, **rights):
+    """Send heartbeats of members with these rights until the regexes are resolved again; return what each
+    has."""
+    for _ in range(12):
+        stage.pass_time(950)
+        for member, each in rights.items():
+            epoch, topics = stage.state[3][member]
+            stage.beat(member, epoch, owned=owned(**topics), sees_topic=each)
+    return {member: set(topics) for member, (_, topics) in stage.state[3].items()}
+
+
+def resolved(stage):
+    return stage.coordinator.shards[0].groups["g"].regexes["t.*"].topics
+
+
+def test_a_regex_has_only_topics_that_its_members_may_describe(stage):
+    stage.topics.counts["tea"] = 1
+    options = {"topics": None, "regex": "t.*", "owned": {}}
+    stage.beat("a", sees_topic=sees("tea", "u"), **options)
+    assert stage.beat("a", 2, sees_topic=sees("tea", "u")).assignment == owned(tea=[0])
+    # A member without limits shares the expression, and what the other may not know.
+    stage.beat("b", **options)
+    found = topics_after_pause(stage, a=sees("tea", "u"), b=None)
+    assert (found["a"] | found["b"], resolved(stage)) == ({"tea"}, ("tea",))
+
+
+def test_a_topic_that_a_new_member_may_not_describe_is_never_assigned_to_it(stage):
+    stage.topics.counts["tea"] = 1
+    stage.beat("a", topics=None, regex="t.*")
+    assert stage.beat("a", 2).assignment == owned(t=[0, 1], tea=[0])
+    joined = stage.beat("b", topics=None, regex="t.*", sees_topic=sees("tea"))
+    assert (joined.assignment, resolved(stage)) == ({}, ("tea",))
+    stage.beat("a", 3)
+    stage.beat("a", 3, owned=owned(tea=[0]))
+    assert set(stage.state[3]["a"][1]) == {"tea"}
+    # When it has left, the other gets all topics back.
+    stage.beat("b", -1)
+    assert topics_after_pause(stage, a=None) == {"a": {"t", "tea"}}
+
+
+def test_rights_that_a_member_loses_count_at_its_next_heartbeat(stage):
+    stage.topics.counts["tea"] = 1
+    stage.beat("a", topics=None, regex="t.*", sees_topic=sees("t", "tea"))
+    assert stage.beat("a", 2, sees_topic=sees("t", "tea")).assignment == owned(t=[0, 1], tea=[0])
+    assert stage.beat("a", 3, sees_topic=sees("t")).assignment == owned(t=[0, 1])
+    assert stage.reloaded().in_memory() == stage.in_memory()
+
+
+def test_a_regex_gets_no_topics_while_the_rights_of_a_member_are_unknown(stage):
+    rights = sees("t")
+    for member in "ab":
+        stage.beat(member, topics=None, regex="t.*", sees_topic=rights)
+    topics_after_pause(stage, a=rights, b=rights)
+    stage.topics.counts["tea"] = 1
+    stage = stage.reloaded()
+    stage.coordinator.change_topics(["tea"], has_other_names=True)
+    stage.settle()
+    changed, epoch = sees("t", "tea"), stage.state[3]["a"][0]
+    stage.beat("a", epoch, sees_topic=changed)
+    assert resolved(stage) == ("t",)
+    stage.beat("b", epoch, sees_topic=changed)
+    assert resolved(stage) == ("t", "tea")
+
+
+def test_topics_that_a_member_may_not_describe_are_hidden_if_it_joins_during_the_resolution(stage):
+    stage.topics.counts.update({f"t{n}": 1 for n in range(3 * NAMES_PER_STEP)})
+    asked = ConsumerHeartbeat("g", "a", 0, rebalance_timeout_ms=500, regex="t.*", owned={})
+    stage.coordinator.consumer_heartbeat(asked)
+    stage.coordinator.consumer_heartbeat(asked._replace(member_id="b", sees_topic=sees("t1", "t7")))
+    stage.settle()
+    assert resolved(stage) == ("t1", "t7")
+
+
+def test_a_narrowed_regex_that_could_not_be_stored_is_narrowed_again(stage):
+    stage.beat("a", topics=None, regex="t.*")
+    stage.beat("a", 2)
+    stage.log.error = errors.NotEnoughReplicas()
+    join = {"topics": None, "regex": "t.*", "sees_topic": sees("u")}
+    assert stage.refusal("b", **join) is errors.CoordinatorNotAvailable
+    stage.log.error = None
+    assert stage.beat("b", **join).assignment == {}
+    assert resolved(stage) == ()
 
 
 # ---- static members ------------------------------------------------------------------------------------
