@@ -62,6 +62,8 @@ class Gatekeeper:
         self.sessions: Mapping[int, Any] = {}
         self.share_sessions: Mapping[tuple[str, str], Any] = {}
         self.rules = self._made(())
+        # Resolved with the first rules of the metadata.
+        self.knows_rules: Future[None] = Future()
 
     # ---- rules --------------------------------------------------------------------------------------------
 
@@ -75,6 +77,8 @@ class Gatekeeper:
         if metadata.acls is not self._acls:
             self.rules = self._made(tuple(metadata.acls.values()))
             self._acls = metadata.acls
+        if not self.knows_rules.done():
+            self.knows_rules.set_result(None)
 
     def on_leader_change(self, leader: Any) -> None:
         """Do nothing: rights do not depend on the leader of the quorum."""

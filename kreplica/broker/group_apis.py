@@ -18,7 +18,6 @@ from kreplica.broker.broker import Broker
 from kreplica.broker.consumer_group_apis import ConsumerGroupApis, MetadataTopics, consumer_ports
 from kreplica.broker.coordinator_topic import CoordinatorLogs, CoordinatorTopic, InternalTopic
 from kreplica.broker.kraft_metadata_cache import KRaftMetadataCache
-from kreplica.broker.metadata_apis import NOWHERE
 from kreplica.broker.node_config import NodePorts
 from kreplica.broker.request_context import IN_PROCESS, RequestContext
 from kreplica.broker.share_group_apis import ShareGroupApis, share_ports
@@ -115,7 +114,6 @@ class GroupApis:
         self._topics = topics
         self._cache = cache
         self.handlers: dict[type[Any], Callable[[Any], Future[Any]]] = {
-            FindCoordinatorRequest: self.handle_find_coordinator,
             SyncGroupRequest: self.handle_sync_group,
             HeartbeatRequest: self.handle_heartbeat,
             LeaveGroupRequest: self.handle_leave_group,
@@ -126,6 +124,7 @@ class GroupApis:
             **{kind: each for apis in others for kind, each in apis.handlers.items()},
         }
         self.handlers_in_context: dict[type[Any], Callable[[Any, RequestContext], Future[Any]]] = {
+            FindCoordinatorRequest: self.handle_find_coordinator,
             JoinGroupRequest: self.handle_join_group,
             OffsetCommitRequest: self.handle_offset_commit,
             DescribeGroupsRequest: self.handle_describe_groups,
@@ -134,18 +133,23 @@ class GroupApis:
 
     # ---- FindCoordinator ----------------------------------------------------------------------------------
 
-    def handle_find_coordinator(self, request: FindCoordinatorRequest) -> Future[FindCoordinatorResponse]:
+    def handle_find_coordinator(
+        self, request: FindCoordinatorRequest, context: RequestContext = IN_PROCESS
+    ) -> Future[FindCoordinatorResponse]:
         """Handle FindCoordinator (10): return the brokers that coordinate these groups or
-        transactional ids.
+        transactional ids, with the addresses of the client's listener.
         """
+        listener = context.peer.listener
         return resolved(
             FindCoordinatorResponse(
                 throttle_time=NO_THROTTLE,
-                coordinators=tuple(self._find(key, request.key_type) for key in request.coordinator_keys),
+                coordinators=tuple(
+                    self._find(key, request.key_type, listener) for key in request.coordinator_keys
+                ),
             )
         )
 
-    def _find(self, key: str, key_type: int) -> Coordinator:
+    def _find(self, key: str, key_type: int, listener: str) -> Coordinator:
         error: KreplicaError
         topic = self._topics.get(key_type)
         if topic is None:
@@ -158,13 +162,13 @@ class GroupApis:
         else:
             node_id = topic.coordinator(key)
             broker = None if node_id is None else self._cache.metadata.brokers.get(node_id)
-            if broker is not None:
-                host, port = next(((each.host, each.port) for each in broker.endpoints), NOWHERE)
+            address = None if broker is None else broker.address(listener)
+            if broker is not None and address is not None:
                 return Coordinator(
                     key=key,
                     node_id=broker.broker_id,
-                    host=host,
-                    port=port,
+                    host=address[0],
+                    port=address[1],
                     error_code=ErrorCode.none,
                     error_message=None,
                 )

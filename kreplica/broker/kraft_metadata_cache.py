@@ -14,10 +14,14 @@ from kreplica.metadata.cluster_metadata import ClusterMetadata
 
 
 class KRaftMetadataCache:
-    """Implements `kreplica.replica.metadata_cache.MetadataCache`. `metadata` is the whole metadata."""
+    """Implements `kreplica.replica.metadata_cache.MetadataCache`. `metadata` is the whole metadata.
 
-    def __init__(self) -> None:
+    `inter_broker_listener`: the name of the listener by which brokers reach each other.
+    """
+
+    def __init__(self, inter_broker_listener: str = "") -> None:
         self.metadata = ClusterMetadata()
+        self._inter_broker_listener = inter_broker_listener
         # Called after each change, in the publisher's loop.
         self.on_image: Callable[[], object] | None = None
 
@@ -65,7 +69,7 @@ class KRaftMetadataCache:
         broker = self.metadata.brokers.get(broker_id)
         if broker is None or not broker.endpoints:
             return None
-        return broker.endpoints[-1].host, broker.endpoints[-1].port
+        return broker.address(self._inter_broker_listener)
 
     def get_alive_broker_epoch(self, broker_id: int) -> int | None:
         """Return the epoch of the broker's registration; None if it is fenced or unknown."""

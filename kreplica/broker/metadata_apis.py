@@ -1,13 +1,17 @@
 """MetadataApis: describes the cluster to clients, as this broker knows it.
 
+Each client gets the addresses of the listener that it is connected to. Brokers without that listener are left
+out, and it cannot use what they lead (LISTENER_NOT_FOUND).
+
 `metadata()` returns an immutable ClusterMetadata. Nothing else is kept here, and no lock is held.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Set
 from typing import Any
 
+from kreplica.broker.request_context import IN_PROCESS, RequestContext
 from kreplica.common.error_code import ErrorCode
 from kreplica.common.errors import (
     InvalidRequest,
@@ -47,10 +51,41 @@ _partition = maker(MetadataResponsePartition)
 _described = maker(DescribeTopicPartitionsResponsePartition)
 
 INTERNAL_TOPICS = frozenset({"__consumer_offsets", "__transaction_state", "__share_group_state"})
-# For brokers without a listener, which are reached within their process.
-NOWHERE = ("", -1)
 BROKERS = 1
+# Clients of earlier versions do not know LISTENER_NOT_FOUND.
+LISTENER_ERRORS = 6
 MOST_PARTITIONS_DESCRIBED = 2_000
+
+
+class _Reachable:
+    """The live brokers that a client of one listener can use. `suspected` may have failed a moment ago."""
+
+    def __init__(self, metadata: ClusterMetadata, context: RequestContext, suspected: Set[int]) -> None:
+        self.addresses: dict[int, tuple[str, int]] = {}
+        self._elsewhere = set()
+        for broker_id, broker in metadata.brokers.items():
+            address = broker.address(context.peer.listener)
+            if broker.fenced:
+                continue
+            if address is None:
+                self._elsewhere.add(broker_id)
+            else:
+                self.addresses[broker_id] = address
+        self._may_lead = self.addresses.keys() - suspected
+        self._knows_listeners = context.api_version >= LISTENER_ERRORS
+
+    def leader(self, partition: PartitionRegistration) -> tuple[int, ErrorCode]:
+        """Return the leader, and the error if the client cannot use it."""
+        leader = partition.leader
+        if leader in self._may_lead:
+            return leader, ErrorCode.none
+        if leader in self._elsewhere and self._knows_listeners:
+            return NO_LEADER, ErrorCode.listener_not_found
+        return NO_LEADER, ErrorCode(LeaderNotAvailable.code)
+
+    def offline(self, partition: PartitionRegistration) -> tuple[int, ...]:
+        """Return the replicas that the client cannot use."""
+        return tuple(each for each in partition.replicas if each not in self._may_lead)
 
 
 class SuspectedBrokers:
@@ -99,7 +134,7 @@ class MetadataApis:
         self._metadata = metadata
         self._controller = controller
         self._create = create
-        self.handlers: dict[type[Any], Callable[[Any], Future[Any]]] = {
+        self.handlers_in_context: dict[type[Any], Callable[[Any, RequestContext], Future[Any]]] = {
             MetadataRequest: self.handle_metadata,
             DescribeClusterRequest: self.handle_describe_cluster,
             DescribeTopicPartitionsRequest: self.handle_describe_topic_partitions,
@@ -119,10 +154,12 @@ class MetadataApis:
             for partition in topic.partitions.values()
         )
 
-    def handle_metadata(self, request: MetadataRequest) -> Future[MetadataResponse]:
+    def handle_metadata(
+        self, request: MetadataRequest, context: RequestContext = IN_PROCESS
+    ) -> Future[MetadataResponse]:
         """Handle Metadata (3): return the live brokers and the requested topics, or all topics for None."""
         metadata = self._metadata()
-        alive = {broker_id for broker_id, broker in metadata.brokers.items() if not broker.fenced}
+        reachable = _Reachable(metadata, context, self._suspected())
         if self._create is not None and request.allow_auto_topic_creation:
             missing = list(_missing(metadata, request))
             if missing:
@@ -130,18 +167,25 @@ class MetadataApis:
         return resolved(
             MetadataResponse(
                 throttle_time=NO_THROTTLE,
-                brokers=tuple(_broker(metadata.brokers[broker_id]) for broker_id in sorted(alive)),
+                brokers=tuple(
+                    MetadataResponseBroker(
+                        node_id=broker_id, host=host, port=port, rack=metadata.brokers[broker_id].rack
+                    )
+                    for broker_id, (host, port) in sorted(reachable.addresses.items())
+                ),
                 cluster_id=self._cluster_id,
-                controller_id=self._controller_for_clients(alive),
-                topics=tuple(_topics(metadata, request, alive - self._suspected())),
+                controller_id=self._controller_for_clients(reachable.addresses.keys()),
+                topics=tuple(_topics(metadata, request, reachable)),
             )
         )
 
-    def handle_describe_cluster(self, request: DescribeClusterRequest) -> Future[DescribeClusterResponse]:
+    def handle_describe_cluster(
+        self, request: DescribeClusterRequest, context: RequestContext = IN_PROCESS
+    ) -> Future[DescribeClusterResponse]:
         """Handle DescribeCluster (60): return the live brokers, and the fenced ones if requested."""
-        metadata = self._metadata()
-        alive = {broker_id for broker_id, broker in metadata.brokers.items() if not broker.fenced}
-        shown = metadata.brokers.keys() if request.include_fenced_brokers else alive
+        brokers, listener = self._metadata().brokers, context.peer.listener
+        alive = {each.broker_id for each in brokers.values() if not each.fenced and each.address(listener)}
+        shown = brokers.keys() if request.include_fenced_brokers else alive
         error = None
         if request.endpoint_type != BROKERS:
             error = UnsupportedEndpointType("this listener answers for brokers only (endpoint type 1)")
@@ -153,27 +197,28 @@ class MetadataApis:
                 endpoint_type=request.endpoint_type,
                 cluster_id=self._cluster_id,
                 controller_id=self._controller_for_clients(alive),
-                brokers=tuple(_described_broker(metadata.brokers[each]) for each in sorted(shown))
+                brokers=tuple(_described_brokers((brokers[each] for each in sorted(shown)), listener))
                 if error is None
                 else (),
             )
         )
 
-    def _controller_for_clients(self, alive: set[int]) -> int:
+    def _controller_for_clients(self, alive: Set[int]) -> int:
         """Return a broker for the client's requests to the controller.
 
         Each broker forwards them, and a broker that is the controller answers soonest. Clients cannot use
         controllers that are not brokers.
         """
         controller = self._controller()
-        return controller if controller in alive else min(alive, default=-1)
+        return controller if controller is not None and controller in alive else min(alive, default=-1)
 
     def handle_describe_topic_partitions(
-        self, request: DescribeTopicPartitionsRequest
+        self, request: DescribeTopicPartitionsRequest, context: RequestContext = IN_PROCESS
     ) -> Future[DescribeTopicPartitionsResponse]:
         """Handle DescribeTopicPartitions (75, KIP-966): return topics ordered by name, from the cursor on."""
         metadata = self._metadata()
-        alive = {broker_id for broker_id, broker in metadata.brokers.items() if not broker.fenced}
+        # Its clients know LISTENER_NOT_FOUND, though its versions begin anew.
+        reachable = _Reachable(metadata, context._replace(api_version=LISTENER_ERRORS), self._suspected())
         left = min(request.response_partition_limit, MOST_PARTITIONS_DESCRIBED)
         cursor = request.cursor
         start = ("", 0) if cursor is None else (cursor.topic_name, cursor.partition_index)
@@ -194,7 +239,7 @@ class MetadataApis:
             if numbers and not left:
                 following = Cursor(topic_name=name, partition_index=numbers[0])
                 break
-            topics.append(_described_topic(known, numbers[:left], alive - self._suspected()))
+            topics.append(_described_topic(known, numbers[:left], reachable))
             if len(numbers) > left:
                 following = Cursor(topic_name=name, partition_index=numbers[left])
                 break
@@ -206,11 +251,16 @@ class MetadataApis:
         )
 
 
-def _described_broker(broker: BrokerRegistration) -> DescribeClusterBroker:
-    host, port = next(((each.host, each.port) for each in broker.endpoints), NOWHERE)
-    return DescribeClusterBroker(
-        broker_id=broker.broker_id, host=host, port=port, rack=broker.rack, is_fenced=broker.fenced
-    )
+def _described_brokers(
+    brokers: Iterable[BrokerRegistration], listener: str
+) -> Iterator[DescribeClusterBroker]:
+    for each in brokers:
+        address = each.address(listener)
+        if address is not None:
+            host, port = address
+            yield DescribeClusterBroker(
+                broker_id=each.broker_id, host=host, port=port, rack=each.rack, is_fenced=each.fenced
+            )
 
 
 def _no_topic(name: str) -> DescribeTopicPartitionsResponseTopic:
@@ -220,14 +270,14 @@ def _no_topic(name: str) -> DescribeTopicPartitionsResponseTopic:
 
 
 def _described_topic(
-    topic: TopicRegistration, numbers: Iterable[int], alive: set[int]
+    topic: TopicRegistration, numbers: Iterable[int], reachable: _Reachable
 ) -> DescribeTopicPartitionsResponseTopic:
     partitions = []
     for number in numbers:
         partition = topic.partitions[number]
-        leader = partition.leader if partition.leader in alive else NO_LEADER
+        leader, error_code = reachable.leader(partition)
         described = _described(
-            error_code=ErrorCode.none if leader != NO_LEADER else ErrorCode(LeaderNotAvailable.code),
+            error_code=error_code,
             partition_index=number,
             leader_id=leader,
             leader_epoch=partition.leader_epoch,
@@ -235,7 +285,7 @@ def _described_topic(
             isr_nodes=partition.isr,
             eligible_leader_replicas=partition.elr,
             last_known_elr=partition.last_known_elr,
-            offline_replicas=tuple(each for each in partition.replicas if each not in alive),
+            offline_replicas=reachable.offline(partition),
         )
         partitions.append(described)
     return DescribeTopicPartitionsResponseTopic(
@@ -247,22 +297,17 @@ def _described_topic(
     )
 
 
-def _broker(broker: BrokerRegistration) -> MetadataResponseBroker:
-    host, port = next(((each.host, each.port) for each in broker.endpoints), NOWHERE)
-    return MetadataResponseBroker(node_id=broker.broker_id, host=host, port=port, rack=broker.rack)
-
-
 def _topics(
-    metadata: ClusterMetadata, request: MetadataRequest, alive: set[int]
+    metadata: ClusterMetadata, request: MetadataRequest, reachable: _Reachable
 ) -> Iterator[MetadataResponseTopic]:
     if request.topics is None:
         for _, topic in sorted(metadata.topics.items()):
-            yield _topic(topic, alive)
+            yield _topic(topic, reachable)
         return
     for asked in request.topics:
         found = _asked_topic(metadata, asked)
         if found is not None:
-            yield _topic(found, alive)
+            yield _topic(found, reachable)
             continue
         name = None if _is_by_id(asked) else asked.name
         error = UnknownTopicId if name is None else _unknown(name)
@@ -300,28 +345,27 @@ def _unknown(name: str) -> type[KreplicaError]:
     return UnknownTopicOrPartition
 
 
-def _topic(topic: TopicRegistration, alive: set[int]) -> MetadataResponseTopic:
+def _topic(topic: TopicRegistration, reachable: _Reachable) -> MetadataResponseTopic:
     return MetadataResponseTopic(
         error_code=ErrorCode.none,
         name=topic.name,
         topic_id=None if topic.topic_id == Uuid.ZERO else uuid_of(topic.topic_id),
         is_internal=topic.name in INTERNAL_TOPICS,
-        partitions=tuple(_partitions(topic.partitions.items(), alive)),
+        partitions=tuple(_partitions(topic.partitions.items(), reachable)),
     )
 
 
 def _partitions(
-    partitions: Iterable[tuple[int, PartitionRegistration]], alive: set[int]
+    partitions: Iterable[tuple[int, PartitionRegistration]], reachable: _Reachable
 ) -> Iterator[MetadataResponsePartition]:
     for number, partition in sorted(partitions):
-        # The metadata may still name a leader that failed a moment ago.
-        leader = partition.leader if partition.leader in alive else NO_LEADER
+        leader, error_code = reachable.leader(partition)
         yield _partition(
-            error_code=ErrorCode.none if leader != NO_LEADER else ErrorCode(LeaderNotAvailable.code),
+            error_code=error_code,
             partition_index=number,
             leader_id=leader,
             leader_epoch=partition.leader_epoch,
             replica_nodes=partition.replicas,
             isr_nodes=partition.isr,
-            offline_replicas=tuple(each for each in partition.replicas if each not in alive),
+            offline_replicas=reachable.offline(partition),
         )

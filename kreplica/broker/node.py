@@ -56,6 +56,7 @@ from kreplica.broker.share_fetch_apis import ShareFetchApis, make_shares
 from kreplica.broker.share_state_apis import SharePublisher, make_share_coordinator, share_state_topic
 from kreplica.broker.transaction_apis import make_transactions, transaction_topic
 from kreplica.broker.unsupported_apis import HANDLERS, HANDLERS_WITH_ACLS
+from kreplica.common.dataclass import replace
 from kreplica.common.errors import (
     BrokerNotAvailable,
     InvalidConfig,
@@ -97,6 +98,7 @@ from kreplica.log.file_names import CLUSTER_METADATA_DIRECTORY
 from kreplica.metadata.control_records import VoterEndpoint
 from kreplica.metadata.image_writer import ImageWriter
 from kreplica.metadata.metadata_loader import MetadataLoader
+from kreplica.metadata.records import Endpoint
 from kreplica.metadata.snapshot_generator import SnapshotGenerator
 from kreplica.raft.kafka_metadata_log import KafkaMetadataLog
 from kreplica.raft.kafka_raft_client import KafkaRaftClient
@@ -157,7 +159,7 @@ class Node:
         self.controller: QuorumController | None = None
         self.broker: Broker | None = None
         self.lifecycle: BrokerLifecycleManager | None = None
-        self._cache = KRaftMetadataCache()
+        self._cache = KRaftMetadataCache(config.inter_broker_listener)
         self._ports = ports
         self._on_fatal = on_fatal
         self._locks: list[DirectoryLock] = []
@@ -193,6 +195,10 @@ class Node:
                 lambda: self.loader.published,
                 creates_topics=config.broker.auto_create_topics_enable,
             )
+        # Resolved when the access rules are known, or at once where everyone may do everything.
+        self.knows_rules: Future[None] = resolved(None)
+        if self._gatekeeper is not None:
+            self.knows_rules = self._gatekeeper.knows_rules
         self._handlers: dict[type[Any], Callable[[Any], Future[Any]]] = {}
         self._knows_cluster = False  # the whole metadata has been published since the start
         # Take requests that need no decision, while this node answers any; else None.
@@ -203,6 +209,31 @@ class Node:
         self.is_open = False
 
     # ---- start --------------------------------------------------------------------------------------------
+
+    def listens_at(self, ports: Mapping[str, int]) -> None:
+        """Advertise these ports of listeners, by name, where the configuration asks for any port: 0.
+
+        Called before `startup`.
+        """
+        config = self.config
+
+        def with_port(endpoint: Endpoint) -> Endpoint:
+            if endpoint.port:
+                return endpoint
+            # A listener that the quorum shares with brokers has the name of controllers' listeners there.
+            name = endpoint.name if endpoint.name in ports else config.inter_broker_listener
+            return Endpoint(
+                name=endpoint.name,
+                host=endpoint.host,
+                port=ports[name],
+                security_protocol=endpoint.security_protocol,
+            )
+
+        self.config = replace(
+            config,
+            endpoints=tuple(map(with_port, config.endpoints)),
+            controller_endpoints=tuple(map(with_port, config.controller_endpoints)),
+        )
 
     def startup(self) -> None:
         """Open everything and join the cluster.
@@ -298,6 +329,7 @@ class Node:
                 VoterEndpoint(name=each.name, host=each.host, port=each.port)
                 for each in config.controller_endpoints
             ),
+            listener=config.controller_listener,
             auto_join=config.raft.quorum_auto_join_enable,
             bootstrap=config.bootstrap_ids,
             is_controller=self._is_controller,
@@ -465,13 +497,13 @@ class Node:
             self._gatekeeper.sessions = broker.replica_manager.fetches.sessions.by_id
             self._gatekeeper.share_sessions = self._shares.manager.sessions.by_member
         self._handlers_in_context = {
+            **apis.handlers_in_context,
             **self._groups.handlers_in_context,
             **self._shares.handlers,
             **transaction_apis.handlers,
         }
         configs = ConfigHelper(config, lambda: cache.metadata)
         self._handlers = {
-            **apis.handlers,
             DescribeConfigsRequest: configs.handle_describe_configs,
             ListConfigResourcesRequest: configs.handle_list_config_resources,
             DescribeUserScramCredentialsRequest: lambda request: resolved(

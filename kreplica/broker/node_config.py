@@ -163,8 +163,10 @@ class NodeConfig:
     `voters`: from controller.quorum.voters, None if the metadata log names them (KIP-853). `bootstrap_ids`:
     the ids, below 0, under which the transport reaches controller.quorum.bootstrap.servers.
     `metadata_directory`: has the metadata log, by default the first of `directories`. `endpoints`: the
-    broker's addresses; clients use the first, other nodes the last. `controller_endpoints`: addresses for the
-    quorum; empty if nodes find each other by id. Raises InvalidConfig for an impossible node.
+    broker's listeners, each with the address that its clients connect to. `inter_broker_listener`: the name
+    of the one that other brokers use; "" for the first. `controller_endpoints`: addresses for the quorum;
+    empty if nodes find each other by id. `controller_listener`: the name of the listener by which nodes
+    connect to controllers; "" for the first. Raises InvalidConfig for an impossible node.
     """
 
     node_id: int
@@ -175,7 +177,9 @@ class NodeConfig:
     voters: VoterSet | None = None
     bootstrap_ids: tuple[int, ...] = ()
     endpoints: Sequence[Endpoint] = ()
+    inter_broker_listener: str = ""
     controller_endpoints: Sequence[Endpoint] = ()
+    controller_listener: str = ""
     raft: RaftConfig = field(default_factory=RaftConfig)
     controller: ControllerConfig = field(default_factory=ControllerConfig)
     broker: BrokerConfig = field(default_factory=BrokerConfig)

@@ -38,15 +38,32 @@ OF_PROCESS: Mapping[str, str] = {
     "log.dir": "Log directory, if log.dirs is not given.",
     "log.dirs": "Log directories.",
     "metadata.log.dir": "Directory of the metadata log. Default: the first of log.dirs.",
-    "listeners": "Listeners, NAME://host:port: at most one for clients and one for controllers.",
-    "advertised.listeners": "Addresses that clients and nodes connect to. Default: those of listeners.",
-    "listener.security.protocol.map": (
-        "Protocol of each listener, NAME:PROTOCOL: PLAINTEXT, which is the default, SSL, SASL_PLAINTEXT or"
-        " SASL_SSL."
+    "listeners": "Listeners, NAME://host:port. The port 0 is a free one; without a host, all interfaces.",
+    "advertised.listeners": (
+        "Addresses that clients and nodes connect to; listeners that are not named here are not advertised."
+        " Default: those of listeners."
     ),
-    "ssl.keystore.type": "PEM, for a listener that encrypts. No default.",
+    "listener.security.protocol.map": (
+        "Protocol of each listener, NAME:PROTOCOL: PLAINTEXT, SSL, SASL_PLAINTEXT or SASL_SSL. Listeners"
+        " named as a protocol need no entry, nor do those for controllers where nothing is secured."
+    ),
+    "early.start.listeners": (
+        "Listeners that open before the node knows the access rules. Those for controllers always do."
+    ),
+    "ssl.keystore.type": "PEM or PKCS12, for a listener that encrypts. No default.",
     "ssl.keystore.location": "File with the key and certificates of a listener; read again when it changes.",
-    "ssl.key.password": "Password of the key, if it is encrypted.",
+    "ssl.keystore.password": "Password of a key store in PKCS12.",
+    "ssl.keystore.key": "The key itself, in PEM, instead of a file.",
+    "ssl.keystore.certificate.chain": "The certificates of ssl.keystore.key, in PEM.",
+    "ssl.key.password": "Password of a key in PEM, if it is encrypted.",
+    "ssl.allow.dn.changes": "Whether a renewed certificate may have another name. Default: false.",
+    "ssl.allow.san.changes": (
+        "Whether a renewed certificate may lack an address that the previous one had. Default: false."
+    ),
+    "ssl.cipher.suites": (
+        "What TLS may use, by Java's names. The suites of TLS 1.3 can only be enabled all together. Default:"
+        " those of OpenSSL."
+    ),
     "ssl.enabled.protocols": "TLSv1.2, TLSv1.3, or both, which is the default.",
     "ssl.client.auth": (
         "Whether clients have certificates: none, requested or required. A SASL_SSL listener takes this only"
@@ -56,7 +73,9 @@ OF_PROCESS: Mapping[str, str] = {
         "Rules that make the principal of an SSL client of the name in its certificate. Default: DEFAULT, the"
         " name itself."
     ),
-    "ssl.truststore.type": "PEM, which is the default.",
+    "ssl.truststore.type": "PEM, which is the default, or PKCS12.",
+    "ssl.truststore.password": "Password of a trust store in PKCS12, if it has one.",
+    "ssl.truststore.certificates": "The trusted certificates themselves, in PEM, instead of a file.",
     "ssl.truststore.location": (
         "File with the certificates that a node trusts when it connects to others; read again when it"
         " changes. Default: those that the system trusts."
@@ -76,9 +95,15 @@ OF_PROCESS: Mapping[str, str] = {
     "sasl.server.max.receive.size": "Maximum size of a request before the login. Default: 65536.",
     "connection.failed.authentication.delay.ms": "Pause before a failed login is answered. Default: 100.",
     "connections.max.reauth.ms": "A client has to log in again after this long. Default: 0, never.",
-    "inter.broker.listener.name": "Listener for other brokers. Default: that for clients.",
-    "security.inter.broker.protocol": "PLAINTEXT.",
-    "controller.listener.names": "Name of the listener for controllers. Default: CONTROLLER.",
+    "inter.broker.listener.name": (
+        "Listener for other brokers only. Default: that named as security.inter.broker.protocol."
+    ),
+    "security.inter.broker.protocol": (
+        "Listener for other brokers, which clients use as well. Default: PLAINTEXT, or the only listener."
+    ),
+    "controller.listener.names": (
+        "Names of the listeners for controllers; nodes connect to the first. Default: CONTROLLER."
+    ),
     "controller.quorum.bootstrap.servers": (
         "Controllers, host:port, from which a node learns the leader until its own log names voters."
     ),
@@ -124,6 +149,7 @@ IGNORED: Mapping[str, tuple[Kind, str]] = {
     "request.timeout.ms": (int32(1), "The timeout of each kind of request has its own property."),
     "group.coordinator.threads": (int32(1), THREADS),
     "share.coordinator.threads": (int32(1), THREADS),
+    "ssl.protocol": (TEXT, "ssl.enabled.protocols names the versions."),
     "group.share.initialize.retry.interval.ms": (
         int32(1),
         "The next heartbeat of a share group repeats an initialization that failed.",
@@ -137,7 +163,7 @@ IGNORED: Mapping[str, tuple[Kind, str]] = {
     "metrics.recording.level": (TEXT, "All metrics are recorded."),
 }
 
-NO_SSL = "a listener encrypts with a key store in PEM, and a trust store in PEM; leave it out"
+NO_SSL = "OpenSSL encrypts, and not Java; leave it out"
 NO_SASL = "clients and nodes log in only by PLAIN and SCRAM; leave it out"
 NO_TIERS = "there is no tiered storage; leave it out"
 NO_ZOOKEEPER = "there is no ZooKeeper; name the quorum by controller.quorum.voters"

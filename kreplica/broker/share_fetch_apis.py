@@ -8,7 +8,7 @@ they are answered soon. No state of its own; any thread may call, and all work i
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -56,6 +56,7 @@ from kreplica.common.wire import NO_THROTTLE, error_of, topic_id_of, uuid_of
 from kreplica.controller.feature_control import SHARE_VERSION
 from kreplica.coordinator.group_config import GroupConfig
 from kreplica.coordinator.group_settings import GroupConfigManager
+from kreplica.metadata.registrations import NOWHERE
 from kreplica.replica.replica_manager import ReplicaManager
 from kreplica.share.dead_letters import ENABLE, DeadLetterTopics
 from kreplica.share.delayed_share_fetch import FetchAnswer, ShareFetchParams, SharePartitionData
@@ -148,7 +149,8 @@ class ShareFetchApis:
             request.batch_size,
             context.api_version >= RENEWALS and request.share_acquire_mode == EXACT_MODE,
         )
-        return self._fetch_in(session, params, batches, errors, is_final=epoch == FINAL_EPOCH)
+        fetched = partial(self._fetched, group_id, context.peer.listener)
+        return self._fetch_in(session, params, batches, errors, fetched, is_final=epoch == FINAL_EPOCH)
 
     def _fetch_in(
         self,
@@ -156,6 +158,7 @@ class ShareFetchApis:
         params: ShareFetchParams,
         batches: Batches,
         errors: Errors,
+        fetched: Callable[[FetchAnswer, AcknowledgeAnswer], ShareFetchResponse],
         *,
         is_final: bool,
     ) -> Future[ShareFetchResponse]:
@@ -166,22 +169,20 @@ class ShareFetchApis:
             acknowledged.add_done_callback(
                 lambda _: manager.loop.post(lambda: manager.close_session(session))
             )
-            return then(acknowledged, lambda found: self._fetched(params.group_id, {}, {**found, **errors}))
+            return then(acknowledged, lambda found: fetched({}, {**found, **errors}))
         fetch = manager.fetch(params, session)
         if not batches and not errors:
-            return then(fetch.future, lambda found: self._fetched(params.group_id, found, {}))
+            return then(fetch.future, lambda found: fetched(found, {}))
         acknowledged.add_done_callback(
             lambda _: manager.loop.post(lambda: manager.try_fetch(fetch, is_last=True))
         )
         return after(
             acknowledged,
-            lambda found: then(
-                fetch.future, lambda data: self._fetched(params.group_id, data, {**found, **errors})
-            ),
+            lambda found: then(fetch.future, lambda data: fetched(data, {**found, **errors})),
         )
 
     def _fetched(
-        self, group_id: str, found: FetchAnswer, acknowledged: Mapping[SharePartitionKey, Any]
+        self, group_id: str, listener: str, found: FetchAnswer, acknowledged: AcknowledgeAnswer
     ) -> ShareFetchResponse:
         topics: dict[uuid.UUID, list[ShareFetchPartitionData]] = {}
         moved: list[SharePartitionKey] = []
@@ -212,7 +213,7 @@ class ShareFetchApis:
                 ShareFetchableTopicResponse(topic_id=topic_id, partitions=tuple(partitions))
                 for topic_id, partitions in topics.items()
             ),
-            node_endpoints=self._endpoints(moved),
+            node_endpoints=self._endpoints(moved, listener),
         )
 
     # ---- ShareAcknowledge ---------------------------------------------------------------------------------
@@ -243,9 +244,12 @@ class ShareFetchApis:
             acknowledged.add_done_callback(
                 lambda _: manager.loop.post(lambda: manager.close_session(session))
             )
-        return then(acknowledged, lambda found: self._acknowledged(group_id, {**found, **errors}))
+        listener = context.peer.listener
+        return then(acknowledged, lambda found: self._acknowledged(group_id, listener, {**found, **errors}))
 
-    def _acknowledged(self, group_id: str, found: AcknowledgeAnswer) -> ShareAcknowledgeResponse:
+    def _acknowledged(
+        self, group_id: str, listener: str, found: AcknowledgeAnswer
+    ) -> ShareAcknowledgeResponse:
         topics: dict[uuid.UUID, list[ShareAcknowledgePartitionData]] = {}
         for key, error in found.items():
             topics.setdefault(uuid_of(key.topic_id), []).append(
@@ -264,7 +268,9 @@ class ShareFetchApis:
                 ShareAcknowledgeTopicResponse(topic_id=topic_id, partitions=tuple(partitions))
                 for topic_id, partitions in topics.items()
             ),
-            node_endpoints=self._endpoints(key for key, error in found.items() if isinstance(error, MOVED)),
+            node_endpoints=self._endpoints(
+                (key for key, error in found.items() if isinstance(error, MOVED)), listener
+            ),
         )
 
     def client_gone(self, connection: object) -> None:
@@ -337,14 +343,14 @@ class ShareFetchApis:
         name = self._cache.topic_name(key.topic_id)
         return None if name is None else self._cache.metadata.partition(TopicPartition(name, key.partition))
 
-    def _endpoints(self, moved: Iterable[SharePartitionKey]) -> tuple[ShareNodeEndpoint, ...]:
+    def _endpoints(self, moved: Iterable[SharePartitionKey], listener: str) -> tuple[ShareNodeEndpoint, ...]:
         leaders = {state.leader for key in moved if (state := self._state(key)) is not None}
         brokers = self._cache.metadata.brokers
         return tuple(
-            ShareNodeEndpoint(node_id=node_id, host=endpoint.host, port=endpoint.port, rack=broker.rack)
+            ShareNodeEndpoint(node_id=node_id, host=address[0], port=address[1], rack=broker.rack)
             for node_id in sorted(leaders)
             if (broker := brokers.get(node_id)) is not None and not broker.fenced
-            for endpoint in broker.endpoints[:1]
+            if (address := broker.address(listener)) is not None and address != NOWHERE
         )
 
 

@@ -18,7 +18,7 @@ from kreplica.common.errors import InvalidConfig, InvalidRequest
 from kreplica.common.types import Uuid
 from kreplica.raft.voter_set import ReplicaKey, VoterNode, VoterSet
 from kreplica.runtime.clock import SystemClock
-from kreplica.runtime.kafka_config import DEFAULT_CONTROLLER_LISTENER
+from kreplica.runtime.node_listeners import DEFAULT_CONTROLLER_LISTENER
 from kreplica.runtime.storage import FileStorage
 from kreplica.runtime.tcp_node import cluster_id_of
 

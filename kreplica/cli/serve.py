@@ -26,8 +26,9 @@ from kreplica.common.dataclass import dataclass
 from kreplica.common.errors import InvalidConfig, KreplicaError
 from kreplica.common.future import Future
 from kreplica.common.rare_collections import rare_collections
-from kreplica.runtime.kafka_config import LOOPBACK, parse_address, read_config_file
+from kreplica.runtime.kafka_config import parse_address, read_config_file
 from kreplica.runtime.log_output import JsonFormatter, text_formatter
+from kreplica.runtime.node_listeners import LOOPBACK
 from kreplica.runtime.tcp_node import KafkaRaftServer
 
 if TYPE_CHECKING:
@@ -93,13 +94,12 @@ def run(
 
 
 def _warn_of_open_quorum(server: KafkaRaftServer) -> None:
-    for (host, port), listener in server.listeners.items():
+    for listener in server.listeners:
         if Scope.CLIENTS in listener.scope and Scope.CONTROLLERS in listener.scope:
             LOGGER.warning(
-                "%s:%d is for clients and for the quorum: any program that connects there can disturb "
+                "listener %s is for clients and for the quorum: any program that connects there can disturb "
                 "elections; give the node a listener for controllers",
-                host,
-                port,
+                listener.name,
             )
 
 
@@ -127,7 +127,7 @@ def _announce(
 ) -> None:
     if ready.exception() is not None:
         return
-    host, port = next(iter(server.listeners))  # the one for clients comes first
+    host, port = server.addresses[server.listeners[0].name]  # the one for clients comes first
     print(f"node {server.config.node_id} is ready on {host}:{port}", flush=True)
     notify_supervisor(b"READY=1")
     if on_ready is not None:

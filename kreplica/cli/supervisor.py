@@ -26,12 +26,14 @@ from kreplica.cluster.settings import Layout, extended, new_layout, read_layout,
 from kreplica.common.errors import InvalidConfig, KreplicaError
 from kreplica.common.types import Uuid
 from kreplica.runtime.clock import SystemClock
-from kreplica.runtime.kafka_config import PLAINTEXT, KafkaConfig, parse_address
+from kreplica.runtime.kafka_config import KafkaConfig, parse_address
+from kreplica.runtime.node_listeners import PLAINTEXT
 from kreplica.runtime.scheduler import ThreadWorkers
 from kreplica.runtime.storage import FileStorage
 
 LOGGER = logging.getLogger(__name__)
 CONTROLLER, BETWEEN_BROKERS = "CONTROLLER", "BROKERS"
+PROTOCOLS = tuple(f"{each}:PLAINTEXT" for each in (PLAINTEXT, CONTROLLER, BETWEEN_BROKERS))
 DEFAULT_LISTEN = "127.0.0.1:9092"
 MOST_REPLICAS = 3
 RESTART_AFTER_S = 1.0
@@ -94,6 +96,7 @@ def _properties(
         "process.roles": sorted(roles),
         "log.dirs": [os.path.join(directory, f"node-{node_id}")],
         "listeners": listeners,
+        "listener.security.protocol.map": list(PROTOCOLS),
         **({} if "controller" in roles else {"inter.broker.listener.name": BETWEEN_BROKERS}),
         "controller.quorum.voters": ",".join(f"{n}@{host}:{inner[n]}" for n in layout.controllers),
     }

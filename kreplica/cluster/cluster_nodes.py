@@ -229,5 +229,5 @@ def _listening(config: NodeConfig, listener: LocalListener | None) -> NodeConfig
     if listener is None or listener.address is None:
         return config
     host, port = listener.address
-    endpoint = Endpoint(name="PLAINTEXT", host=host, port=port, security_protocol=0)
+    endpoint = Endpoint(name=listener.name, host=host, port=port, security_protocol=listener.protocol.value)
     return replace(config, endpoints=(endpoint,))

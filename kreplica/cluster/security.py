@@ -22,6 +22,7 @@ from kreplica.broker.node_config import STANDARD_AUTHORIZER
 from kreplica.common.dataclass import dataclass, field
 from kreplica.common.errors import InvalidConfig
 from kreplica.common.messages.users import ScramCredentialUpsertion
+from kreplica.runtime.key_store import PEM, KeyStore
 from kreplica.runtime.listener import MECHANISMS, PLAIN, Listener, Login
 from kreplica.runtime.tls import TlsSettings
 from kreplica.security.jaas import PLAIN_MODULE, SCRAM_MODULE
@@ -96,7 +97,7 @@ class ClusterSecurity:
         kind = self.settings.kind
         passwords = {user: Secret(password) for user, password in self.settings.users.items()}
         login = Login(mechanisms=MECHANISMS, passwords=passwords) if kind.has_login else None
-        tls = TlsSettings(str(self._store)) if kind.encrypts else None
+        tls = TlsSettings(KeyStore(PEM, str(self._store))) if kind.encrypts else None
         return Listener(LISTENER, Scope.CLIENTS, kind, login, tls)
 
     def credentials(self) -> list[list[ScramCredentialUpsertion]]:

@@ -35,6 +35,8 @@ LOST_DIRECTORY = Uuid(bytes(15) + b"\x02")
 
 NO_RECOVERY_CHANGE = -1
 RECOVERY_STATES = {int(state): state for state in LeaderRecoveryState}
+# Where a broker without a listener is, which is reached within its process.
+NOWHERE = ("", -1)
 # The version of an object that came with a snapshot which does not contain versions, such as Kafka's.
 UNKNOWN_VERSION = -1
 
@@ -54,6 +56,16 @@ class BrokerRegistration(NamedTuple):
     cordoned_directories: tuple[Uuid, ...] | None = None
     is_migrating_zk_broker: bool = False
     unknown_tagged_fields: tuple[TaggedField, ...] = ()
+
+    def address(self, listener: str = "") -> tuple[str, int] | None:
+        """Return the address of the listener with that name, or None; "" is the first listener.
+
+        A broker that has no listener at all is NOWHERE.
+        """
+        for each in self.endpoints:
+            if listener in ("", each.name):
+                return each.host, each.port
+        return None if self.endpoints else NOWHERE
 
     @classmethod
     def of(cls, record: RegisterBrokerRecord) -> BrokerRegistration:

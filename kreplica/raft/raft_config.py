@@ -124,13 +124,15 @@ class Membership:
     and grants votes but never stands for election, since it would lead without a controller.
 
     `endpoints`: where the node listens for the quorum, the default listener first; empty if nodes reach each
-    other by id. `auto_join`: an observer that can be a voter asks to become one
-    (controller.quorum.auto.join.enable, KIP-853). `bootstrap`: the ids under which the transport reaches
-    controller.quorum.bootstrap.servers. `is_controller(node_id)`: whether another node is a controller.
+    other by id. `listener`: the name of the default listener; "" for the first of each voter. `auto_join`: an
+    observer that can be a voter asks to become one (controller.quorum.auto.join.enable, KIP-853).
+    `bootstrap`: the ids under which the transport reaches controller.quorum.bootstrap.servers.
+    `is_controller(node_id)`: whether another node is a controller.
     """
 
     can_be_voter: bool = True
     endpoints: tuple[VoterEndpoint, ...] = ()
+    listener: str = ""
     auto_join: bool = False
     bootstrap: tuple[int, ...] = ()
     is_controller: Callable[[int], bool] = _every_node

@@ -156,7 +156,9 @@ class RaftContext:
             return learned[node_id]
         voter = self.control.voters.voters.get(node_id)
         if voter is not None and voter.endpoints:
-            return voter.endpoints[0].host, voter.endpoints[0].port
+            found = [each for each in voter.endpoints if each.name == self.membership.listener]
+            endpoint = (found or voter.endpoints)[0]
+            return endpoint.host, endpoint.port
         return learned.get(node_id)
 
     @property

@@ -7,20 +7,18 @@
     advertised.listeners=PLAINTEXT://a.example.org:9092
     controller.quorum.voters=1@10.0.0.1:9093,2@10.0.0.2:9093,3@10.0.0.3:9093
 
-A listener without a host listens on all interfaces; as in Kafka, clients and nodes are given the machine's
-host name for it. Without any listener a broker listens on 127.0.0.1. A voter without a controller listener
-gets one at its address in controller.quorum.voters; if that is the address of the client listener, one port
-serves both. An unknown name is rejected, with the nearest known one. Stateless; any thread.
+Without any listener a broker listens on 127.0.0.1. A voter without a controller listener gets one at its
+address in controller.quorum.voters; if that is the address of a listener for clients, one port serves both.
+The rest about listeners is in `node_listeners`. An unknown name is rejected, with the nearest known one.
+Stateless; any thread.
 """
 
 from __future__ import annotations
 
-import socket
 import tomllib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from kreplica.broker.api_versions import Scope
 from kreplica.broker.node_config import BrokerConfig, NodeConfig, Role
 from kreplica.broker.node_settings import OF_PROCESS, check_known, known_names, with_settings
 from kreplica.common.dataclass import dataclass
@@ -28,21 +26,20 @@ from kreplica.common.errors import InvalidConfig, InvalidFile
 from kreplica.common.settings import checked, int32, nearest
 from kreplica.controller.controller_config import ControllerConfig
 from kreplica.log.meta_properties import parse_properties
-from kreplica.metadata.records import Endpoint
 from kreplica.raft.raft_config import RaftConfig
 from kreplica.raft.voter_set import VoterSet
 from kreplica.runtime.listener import PREFIX as LISTENER_PREFIX
 from kreplica.runtime.listener import Listener, ListenerProperties
+from kreplica.runtime.node_listeners import (
+    LOOPBACK,
+    NodeListeners,
+    controller_names,
+    has_controller_listener,
+    parse_listen_address,
+)
 from kreplica.runtime.storage import FileStorage
 from kreplica.runtime.tcp_transport import IN_PLAIN, Address, NodeSecurity
 from kreplica.runtime.tls import ClientTls
-from kreplica.security.protocol import SecurityProtocol
-
-LOOPBACK = "127.0.0.1"
-ANY_HOST = ("0.0.0.0", "::")
-DEFAULT_PORT = 9092
-PLAINTEXT = "PLAINTEXT"
-DEFAULT_CONTROLLER_LISTENER = "CONTROLLER"
 
 RAFT = RaftConfig(
     quorum_election_timeout_ms=200,
@@ -70,21 +67,21 @@ MAX_FILE_BYTES = 1 << 20
 class KafkaConfig:
     """A node, its listeners, and the addresses of the quorum's voters.
 
-    `listeners`: all of them, by address; the host "" means all interfaces. `listen`: the listener for
-    clients, or for a pure controller its own. `voters`: the voters of controller.quorum.voters, and the
+    `listeners`: all of them, one for clients first; the host "" means all interfaces. `listen`: where the
+    first listens. `voters`: the voters of controller.quorum.voters, and the
     bootstrap servers under negative ids. `to_brokers`, `to_controllers`: how this node connects to the
     listeners of other brokers and of controllers.
     """
 
     node: NodeConfig
-    listeners: Mapping[Address, Listener]
+    listeners: tuple[Listener, ...]
     voters: Mapping[int, Address]
     to_brokers: NodeSecurity = IN_PLAIN
     to_controllers: NodeSecurity = IN_PLAIN
 
     @property
     def listen(self) -> Address:
-        return next(iter(self.listeners))
+        return self.listeners[0].address
 
     @classmethod
     def parse(cls, properties: Mapping[str, object], cluster_id: str) -> KafkaConfig:
@@ -127,7 +124,8 @@ class _Parser:
         voters = self._voters()
         node_id = self._integer("node.id")
         roles = self._roles(node_id, voters)
-        listeners, controllers = self._listeners(roles, node_id, voters)
+        own = None if voters is None else _addresses(voters).get(node_id)
+        listeners = NodeListeners(self._own, roles, has_voters=voters is not None, own_voter=own)
         bootstrap = self._bootstrap_servers()
         node = NodeConfig(
             node_id=node_id,
@@ -137,35 +135,32 @@ class _Parser:
             metadata_directory=self.metadata_directory,
             voters=voters,
             bootstrap_ids=tuple(bootstrap),
-            endpoints=self._advertised(listeners, controllers) if "broker" in roles else (),
-            controller_endpoints=self._of_controller(listeners, controllers) if "controller" in roles else (),
+            endpoints=listeners.advertised() if "broker" in roles else (),
+            inter_broker_listener=listeners.inter_broker,
+            controller_listener=controller_names(self._own)[0],
+            controller_endpoints=listeners.of_controller() if "controller" in roles else (),
             raft=RAFT,
             controller=CONTROLLER,
             broker=BROKER,
         )
-        of_brokers = list(listeners)[-1] if listeners else None
+        with_others = self._with_others(node)
         return KafkaConfig(
-            node=self._with_others(node),
-            listeners=self._with_logins(listeners, controllers, node),
+            node=with_others,
+            listeners=listeners.listeners(with_others.server.connections_max_idle_ms),
             voters={**bootstrap, **({} if voters is None else _addresses(voters))},
-            to_brokers=self._security(of_brokers, "sasl.mechanism.inter.broker.protocol"),
+            to_brokers=self._security(
+                listeners, listeners.inter_broker, "sasl.mechanism.inter.broker.protocol"
+            ),
             to_controllers=self._security(
-                self._name_of_controllers(roles, listeners, controllers), "sasl.mechanism.controller.protocol"
+                listeners, listeners.of_controllers, "sasl.mechanism.controller.protocol"
             ),
         )
 
-    def _name_of_controllers(
-        self, roles: frozenset[Role], brokers: Mapping[str, Address], controllers: Mapping[str, Address]
-    ) -> str:
-        """Return the name of the listener for controllers; one that brokers share has their name."""
-        shared = brokers if "controller" in roles else ()
-        return next(iter((*controllers, *shared)), self._controller_names()[0])
-
-    def _security(self, name: str | None, mechanism_name: str) -> NodeSecurity:
+    def _security(self, listeners: NodeListeners, name: str, mechanism_name: str) -> NodeSecurity:
         """Return how nodes connect to the listener of that name. Raises InvalidConfig."""
-        if name is None:
+        if not name:
             return IN_PLAIN
-        protocol, properties = self._protocol(name), ListenerProperties(name, self._own)
+        protocol, properties = listeners.protocol(name), ListenerProperties(name, self._own)
         return NodeSecurity(
             ClientTls(properties.trust()) if protocol.encrypts else None,
             properties.login_of_node(mechanism_name) if protocol.has_login else None,
@@ -185,7 +180,7 @@ class _Parser:
 
     def _voters(self) -> VoterSet | None:
         text = self._text("controller.quorum.voters")
-        return VoterSet.parse(text, self._controller_names()[0]) if text else None
+        return VoterSet.parse(text, controller_names(self._own)[0]) if text else None
 
     def _bootstrap_servers(self) -> dict[int, Address]:
         """Return the bootstrap servers, under the ids by which the quorum addresses them."""
@@ -198,12 +193,9 @@ class _Parser:
         if words:
             roles: frozenset[Role] = frozenset(words)
         else:
-            has_listener = any(
-                each.startswith(f"{name}://")
-                for name in self._controller_names()
-                for each in self._words("listeners")
+            is_controller = (
+                has_controller_listener(self._own) if voters is None else node_id in voters.voter_ids
             )
-            is_controller = has_listener if voters is None else node_id in voters.voter_ids
             roles = frozenset(("broker", "controller") if is_controller else ("broker",))
         if voters is None:
             return roles
@@ -213,131 +205,6 @@ class _Parser:
                 f" the voters of controller.quorum.voters are {sorted(voters.voter_ids)}"
             )
         return roles
-
-    # ---- addresses ----------------------------------------------------------------------------------------
-
-    def _controller_names(self) -> list[str]:
-        return self._words("controller.listener.names") or [DEFAULT_CONTROLLER_LISTENER]
-
-    def _listeners(
-        self, roles: frozenset[Role], node_id: int, voters: VoterSet | None
-    ) -> tuple[dict[str, Address], dict[str, Address]]:
-        """Return the broker's listeners, the one for clients first, and the controller's listener."""
-        found = _parse_listeners("listeners", self._words("listeners"))
-        names = self._controller_names()
-        controllers = {name: address for name, address in found.items() if name in names}
-        others = {name: address for name, address in found.items() if name not in names}
-        if "broker" in roles and not others:
-            others = {PLAINTEXT: (LOOPBACK, DEFAULT_PORT)}
-        own = None if voters is None else _addresses(voters).get(node_id)
-        if not controllers and own is not None and own[1] not in [port for _, port in others.values()]:
-            controllers = {names[0]: own}
-        if "broker" not in roles and (others or not controllers):
-            raise InvalidConfig(
-                f"listeners: a controller needs only the listener {names[0]}, not {list(found)}"
-            )
-        between = self._text("inter.broker.listener.name")
-        if between and others and between not in others:
-            raise InvalidConfig(
-                f"inter.broker.listener.name: {between} is not one of the broker's listeners, {list(others)}"
-            )
-        if between in others:
-            others[between] = others.pop(between)  # move it to the end
-        if len(others) > 1 + (len(others) == 2 and bool(between)) or len(controllers) > 1:
-            raise InvalidConfig(
-                "listeners: allowed are one for clients, one for controllers and the one in"
-                f" inter.broker.listener.name, not {list(found)}"
-            )
-        return others, controllers
-
-    def _protocols(self) -> dict[str, SecurityProtocol]:
-        """Return the protocols by the names of listeners. Raises InvalidConfig."""
-        found = {each.name: each for each in SecurityProtocol}
-        for word in self._words("listener.security.protocol.map"):
-            name, separator, protocol = word.partition(":")
-            if not name or not separator or protocol not in SecurityProtocol.__members__:
-                raise InvalidConfig(
-                    f"listener.security.protocol.map: {word[:80]!r} must be NAME:PROTOCOL, with one of"
-                    f" {', '.join(SecurityProtocol.__members__)}"
-                )
-            found[name] = SecurityProtocol[protocol]
-        between = self._text("security.inter.broker.protocol")
-        if between not in ("", PLAINTEXT):
-            raise InvalidConfig(f"security.inter.broker.protocol={between[:40]} must be {PLAINTEXT}")
-        return found
-
-    def _protocol(self, name: str) -> SecurityProtocol:
-        """Return the protocol of a listener."""
-        return self._protocols().get(name, SecurityProtocol.PLAINTEXT)
-
-    def _with_logins(
-        self, brokers: Mapping[str, Address], controllers: Mapping[str, Address], node: NodeConfig
-    ) -> dict[Address, Listener]:
-        """Return the listeners, the one for clients first."""
-        scopes = _scopes(list(brokers.values()), list(controllers.values()), node)
-        listeners = {}
-        for name, address in (*brokers.items(), *controllers.items()):
-            scope, properties = scopes[address], ListenerProperties(name, self._own)
-            protocol = self._protocol(name)
-            properties.check()
-            login = properties.login() if protocol.has_login else None
-            idle_ms = node.server.connections_max_idle_ms
-            if login is not None and login.failure_delay_ms >= idle_ms:
-                raise InvalidConfig(
-                    f"connection.failed.authentication.delay.ms={login.failure_delay_ms} must be below"
-                    f" connections.max.idle.ms={idle_ms}"
-                )
-            tls = properties.tls(has_login=protocol.has_login) if protocol.encrypts else None
-            has_certificates = tls is not None and tls.client_auth != "none" and login is None
-            principals = properties.principals() if has_certificates else None
-            listeners[address] = Listener(name, scope, protocol, login, tls, principals)
-        # A broker that is no controller says how it connects to one.
-        self._check_prefixes([*brokers, *self._controller_names()])
-        return listeners
-
-    def _check_prefixes(self, names: list[str]) -> None:
-        """Raise InvalidConfig for a property of a listener that does not exist."""
-        known = tuple(f"{LISTENER_PREFIX}{name.lower()}." for name in names)
-        for name in self._own:
-            if name.startswith(LISTENER_PREFIX) and not name.startswith(known):
-                raise InvalidConfig(f"{name}: there is no such listener, but {', '.join(names)}")
-
-    def _advertised(
-        self, listeners: Mapping[str, Address], controllers: Mapping[str, Address]
-    ) -> tuple[Endpoint, ...]:
-        """Return the addresses for clients and other brokers.
-
-        As in Kafka, a controller's may be named, too.
-        """
-        given = _parse_listeners("advertised.listeners", self._words("advertised.listeners"))
-        for name in given:
-            if name not in listeners and name not in controllers:
-                raise InvalidConfig(f"advertised.listeners: there is no listener {name}")
-        endpoints = []
-        for name, address in {**listeners, **given}.items():  # in the order of the listeners
-            if name in controllers:
-                continue
-            if address[0] in ANY_HOST:
-                raise InvalidConfig(
-                    f"advertised.listeners: clients cannot connect to {address[0]}; name a host"
-                )
-            host = address[0] or socket.getfqdn()
-            protocol = self._protocols().get(name, SecurityProtocol.PLAINTEXT)
-            endpoints.append(Endpoint(name=name, host=host, port=address[1], security_protocol=protocol))
-        return tuple(endpoints)
-
-    def _of_controller(
-        self, listeners: Mapping[str, Address], controllers: Mapping[str, Address]
-    ) -> tuple[Endpoint, ...]:
-        """Return the controller's address for other nodes; empty if unknown because it listens on 0.0.0.0."""
-        given = _parse_listeners("advertised.listeners", self._words("advertised.listeners"))
-        name, address = next(iter((controllers or listeners).items()))
-        host, port = given.get(name, address)
-        if host in ANY_HOST:
-            return ()
-        # A shared listener has another name; the quorum expects the controller listener's name.
-        name = name if controllers else self._controller_names()[0]
-        return (Endpoint(name=name, host=host or socket.getfqdn(), port=port, security_protocol=0),)
 
     # ---- values -------------------------------------------------------------------------------------------
 
@@ -353,52 +220,10 @@ class _Parser:
         return int(checked(name, self._own.get(name, ""), int32(0)))
 
 
-def _scopes(brokers: list[Address], controllers: list[Address], node: NodeConfig) -> dict[Address, Scope]:
-    """Return the scope of each listener.
-
-    The client listener is for clients only if other nodes certainly use another address of this node: its
-    inter-broker listener, or its address as a configured voter.
-    """
-    scopes = dict.fromkeys(brokers, Scope.CLIENTS)
-    is_separate = len(brokers) > 1 or (controllers and node.voters is not None)
-    if brokers and not is_separate:
-        scopes[brokers[0]] |= Scope.BROKERS
-    for address in brokers[1:]:
-        scopes[address] = Scope.BROKERS
-    for address in controllers:
-        scopes[address] = Scope.CONTROLLERS | Scope.BROKERS
-    if "controller" in node.roles and not controllers:
-        # One of these is the voter's address, though the voters may use another name for the host.
-        own = None if node.voters is None else _addresses(node.voters).get(node.node_id)
-        for address in brokers:
-            if own is None or own[1] == address[1]:
-                scopes[address] |= Scope.CONTROLLERS | Scope.BROKERS
-    return scopes
-
-
-def _parse_listeners(what: str, words: list[str]) -> dict[str, Address]:
-    found: dict[str, Address] = {}
-    for word in words:
-        name, separator, address = word.partition("://")
-        if not name or not separator or name in found:
-            raise InvalidConfig(f"{what}: {word[:80]!r} is not NAME://host:port, or its name is repeated")
-        found[name] = _parse_address(what, address)
-    return found
-
-
 def parse_address(what: str, text: str) -> Address:
     """Parse `host:port`, `[host]:port` or `:port` (this machine only). Raises InvalidConfig."""
-    host, port = _parse_address(what, text)
+    host, port = parse_listen_address(what, text)
     return host or LOOPBACK, port
-
-
-def _parse_address(what: str, text: str) -> Address:
-    """Parse an address whose host may be missing, as "". Raises InvalidConfig."""
-    host, separator, port = text.rpartition(":")
-    host = host[1:-1] if host.startswith("[") and host.endswith("]") else host
-    if not separator or not (port.isascii() and port.isdecimal() and len(port) <= 5 and int(port) <= 0xFFFF):
-        raise InvalidConfig(f"{what}: {text[:80]!r} is not host:port")
-    return host, int(port)
 
 
 def _addresses(voters: VoterSet) -> dict[int, Address]:

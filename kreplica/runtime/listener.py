@@ -12,10 +12,12 @@ from typing import Any
 from kreplica.broker.api_versions import Scope
 from kreplica.common.dataclass import dataclass, field
 from kreplica.common.errors import InvalidConfig
-from kreplica.common.settings import checked, int32, int64
-from kreplica.runtime.tls import CLIENT_AUTH, VERSIONS, TlsSettings, TrustSettings
+from kreplica.common.settings import BOOLEAN, checked, int32, int64
+from kreplica.runtime.cipher_suites import VERSIONS, CipherSuites
+from kreplica.runtime.key_store import key_store_of, require_cryptography, trust_store_of
+from kreplica.runtime.tcp_transport import Address
+from kreplica.runtime.tls import CLIENT_AUTH, TlsSettings, TrustSettings
 from kreplica.security.client_login import ClientLogin
-from kreplica.security.distinguished_name import require_cryptography
 from kreplica.security.jaas import PLAIN_MODULE, SCRAM_MODULE, parse_jaas
 from kreplica.security.protocol import SecurityProtocol
 from kreplica.security.sasl import Secret
@@ -47,6 +49,8 @@ class Listener:
     """A listener. `login`: None if its clients do not log in. `tls`: None if it does not encrypt.
 
     `principals`: makes principals of the names in clients' certificates; None if these do not count.
+    `address`: where it listens; the host "" means all interfaces, the port 0 a free one. `max_connections`:
+    None for that of the node. `starts_early`: it opens before the node knows the access rules.
     """
 
     name: str
@@ -55,6 +59,9 @@ class Listener:
     login: Login | None = None
     tls: TlsSettings | None = None
     principals: SslPrincipalMapper | None = None
+    address: Address = ("", 0)
+    max_connections: int | None = None
+    starts_early: bool = True
 
 
 class ListenerProperties:
@@ -110,23 +117,31 @@ class ListenerProperties:
             raise InvalidConfig(f"{name} is missing: it has the username and password of this node")
         return ClientLogin.of(name, mechanism, parse_jaas(name, str(text)))
 
+    def max_connections(self) -> int | None:
+        """Return how many connections it may have, if it has a limit of its own. Raises InvalidConfig."""
+        name = f"{self._prefix}max.connections"
+        value = self._properties.get(name)
+        return None if value is None else int(checked(name, value, int32(1)))
+
     def trust(self) -> TrustSettings:
         """Return whose certificates nodes trust when they connect to this listener. Raises InvalidConfig."""
-        kind = self._text("ssl.truststore.type") or "PEM"
-        if kind != "PEM":
-            raise InvalidConfig(f"ssl.truststore.type={kind[:40]} for listener {self.name} must be PEM")
         algorithm = self.get("ssl.endpoint.identification.algorithm")
         if algorithm not in (None, "", "https"):
             text = str(algorithm)[:40]
             raise InvalidConfig(
                 f"ssl.endpoint.identification.algorithm={text} must be https, or empty for off"
             )
-        own = self.tls(has_login=False) if self._text("ssl.keystore.location") else None
-        return TrustSettings(self._text("ssl.truststore.location"), algorithm != "", self._versions(), own)
+        owner = f"listener {self.name}"
+        return TrustSettings(
+            trust_store_of(self.get, owner),
+            algorithm != "",
+            self._suites(),
+            key_store_of(self.get, owner),
+        )
 
     def principals(self) -> SslPrincipalMapper:
         """Return how names in certificates become principals. Raises InvalidConfig."""
-        require_cryptography()
+        require_cryptography("ssl.client.auth")
         return SslPrincipalMapper(self._text("ssl.principal.mapping.rules"))
 
     def tls(self, *, has_login: bool) -> TlsSettings:
@@ -135,35 +150,35 @@ class ListenerProperties:
         `has_login`: clients log in by SASL, too. Then only a value with the listener's prefix asks for their
         certificates (KIP-684).
         """
-        kind = self._text("ssl.keystore.type")
-        if kind != "PEM":
-            found = kind[:40] or "JKS"
-            raise InvalidConfig(
-                f"ssl.keystore.type={found} for listener {self.name} must be PEM: convert a JKS with `keytool"
-                " -importkeystore -deststoretype pkcs12`, and that with `openssl pkcs12 -nodes`"
-            )
-        location = self._text("ssl.keystore.location")
-        if not location:
-            raise InvalidConfig(f"ssl.keystore.location is missing for listener {self.name}")
+        owner = f"listener {self.name}"
+        keystore = key_store_of(self.get, owner)
+        if keystore is None:
+            raise InvalidConfig(f"ssl.keystore.location is missing for {owner}")
         own = self._properties.get(f"{self._prefix}ssl.client.auth")
         auth = str(own or "none").strip() if has_login else self._text("ssl.client.auth") or "none"
-        trusted = self._text("ssl.truststore.location")
+        trusted = trust_store_of(self.get, owner)
         if auth not in CLIENT_AUTH:
             raise InvalidConfig(f"ssl.client.auth={auth[:40]} must be one of {', '.join(CLIENT_AUTH)}")
-        if auth != "none" and not trusted:
+        if auth != "none" and trusted is None:
             raise InvalidConfig(
                 f"ssl.truststore.location is missing for listener {self.name}, for ssl.client.auth={auth}"
             )
-        password = self.get("ssl.key.password")
-        key_password = None if password is None else Secret(str(password))
-        return TlsSettings(location, key_password, self._versions(), auth, trusted)
+        return TlsSettings(
+            keystore,
+            auth,
+            trusted,
+            self._suites(),
+            self._flag("ssl.allow.dn.changes"),
+            self._flag("ssl.allow.san.changes"),
+        )
 
-    def _versions(self) -> tuple[str, ...]:
+    def _suites(self) -> CipherSuites:
         versions = self._words("ssl.enabled.protocols") or tuple(VERSIONS)
-        for each in versions:
-            if each not in VERSIONS:
-                raise InvalidConfig(f"ssl.enabled.protocols: {each[:40]} is not one of {', '.join(VERSIONS)}")
-        return versions
+        return CipherSuites.of(versions, self._words("ssl.cipher.suites"))
+
+    def _flag(self, name: str) -> bool:
+        value = self.get(name)
+        return False if value is None else bool(checked(self.full_name(name), value, BOOLEAN))
 
     def _words(self, name: str) -> tuple[str, ...]:
         given = self.get(name)
@@ -204,16 +219,26 @@ class ListenerProperties:
 
 # The properties that may have a listener's prefix.
 PER_LISTENER = (
+    "ssl.allow.dn.changes",
+    "ssl.allow.san.changes",
+    "ssl.cipher.suites",
     "ssl.client.auth",
     "ssl.principal.mapping.rules",
     "ssl.enabled.protocols",
     "ssl.key.password",
+    "ssl.keystore.certificate.chain",
+    "ssl.keystore.key",
     "ssl.keystore.location",
+    "ssl.keystore.password",
     "ssl.keystore.type",
+    "ssl.truststore.certificates",
     "ssl.truststore.location",
+    "ssl.truststore.password",
     "ssl.truststore.type",
     "ssl.endpoint.identification.algorithm",
     "connections.max.reauth.ms",
+    "max.connections",
+    "sasl.server.max.receive.size",
     "sasl.enabled.mechanisms",
     "plain.sasl.jaas.config",
     *(f"{name.lower()}.sasl.jaas.config" for name in SCRAM_MECHANISMS),

@@ -51,6 +51,7 @@ class LocalListener:
     ) -> None:
         self._thread = thread
         self._config = config
+        self.name, self.protocol = listener.name, listener.protocol
         self._listener = listener
         self._node: Node | None = None
         self._server: TcpServer | None = None

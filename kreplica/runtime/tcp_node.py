@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -59,21 +59,20 @@ LOOP_TURNS_WITHIN_S = 5.0
 class TcpNode:
     """Runs a node with TCP listeners.
 
-    `listeners`: by the addresses to listen on. `address(node_id)`: where each node listens
-    for other nodes. `on_failure(error)`: called when the node fails. `security(node_id)`: how to connect to
-    a node.
+    `listeners`: where it listens, and for whom. `address(node_id)`: where each node listens for other nodes.
+    `on_failure(error)`: called when the node fails. `security(node_id)`: how to connect to a node.
     """
 
     def __init__(
         self,
         config: NodeConfig,
-        listeners: Mapping[Address, Listener],
+        listeners: Sequence[Listener],
         address: Callable[[int], Address | None],
         on_failure: Callable[[BaseException], None],
         security: Callable[[int], NodeSecurity] = lambda _: IN_PLAIN,
     ) -> None:
         self.config = config
-        self.listeners = listeners
+        self.listeners = tuple(listeners)
         self._security = security
         self._address = address
         self._on_failure = on_failure
@@ -83,6 +82,14 @@ class TcpNode:
     def node(self) -> Node:
         """The running node. Raises InvalidRequest if it does not run."""
         return self._alive().node
+
+    @property
+    def addresses(self) -> Mapping[str, Address]:
+        """Where the running node listens, by the names of its listeners.
+
+        Raises InvalidRequest if it does not run.
+        """
+        return self._alive().addresses
 
     @property
     def is_alive(self) -> bool:
@@ -149,7 +156,7 @@ class _Life:
     def __init__(
         self,
         config: NodeConfig,
-        listeners: Mapping[Address, Listener],
+        listeners: Sequence[Listener],
         address: Callable[[int], Address | None],
         on_failure: Callable[[BaseException], None],
         security: Callable[[int], NodeSecurity],
@@ -189,9 +196,12 @@ class _Life:
             clock=ports.clock,
         )
         self._metadata_loop = self._loops.loop("metadata")
-        self.servers = []
-        for listen, listener in listeners.items():
-            scope = listener.scope
+        self.addresses: dict[str, Address] = {}
+        self._servers: list[tuple[Listener, TcpServer]] = []
+        for listener in listeners:
+            scope, server_config = listener.scope, config.server
+            if listener.max_connections is not None:
+                server_config = server_config.replace({"max.connections": listener.max_connections})
             channel = RequestChannel(
                 self._handle,
                 self.node,
@@ -207,7 +217,7 @@ class _Life:
             server = TcpServer(
                 self._thread,
                 channel.serve_declined,
-                config.server,
+                server_config,
                 on_closed,
                 channel.gate,
                 self.node.client_gone,
@@ -216,11 +226,11 @@ class _Life:
                 tls=None if listener.tls is None else ServerTls(listener.tls),
                 principals=listener.principals,
             )
-            self.servers.append((listen, server))
+            self._servers.append((listener, server))
         self.node.quotas.watch(lambda _: self._thread.post(self._unmute))
 
     def _unmute(self) -> None:
-        for _, server in self.servers:
+        for _, server in self._servers:
             server.quotas_changed()
 
     def _login(self, listener: Listener, channel: RequestChannel) -> ConnectionLogin | None:
@@ -230,18 +240,32 @@ class _Life:
         return connection_login(listener.login, self._thread, lambda: channel, self.node.scram_credential)
 
     def start(self) -> None:
-        """Bind the ports, then serve while the node opens its logs: the quorum does not wait for that."""
+        """Bind the ports, then serve while the node opens its logs: the quorum does not wait for that.
+
+        Listeners that do not start early serve once the node knows the access rules.
+        """
         self._thread.start()
         self._aside_thread.start()
         try:
-            for address, server in self.servers:
-                server.bind(*address)
-            for _, server in self.servers:
-                server.start()
+            for listener, server in self._servers:
+                self.addresses[listener.name] = server.bind(*listener.address)
+            self.node.listens_at({name: port for name, (_, port) in self.addresses.items()})
+            later = []
+            for listener, server in self._servers:
+                if listener.starts_early or self.node.knows_rules.done():
+                    server.start()
+                else:
+                    later.append(server)
+            for server in later:
+                self.node.knows_rules.add_done_callback(partial(self._open, server))
             self.node.startup()
         except BaseException:
             self.leave()
             raise
+
+    def _open(self, server: TcpServer, known: Future[None]) -> None:
+        if known.exception() is None:
+            self._thread.post(server.open)
 
     def _handle(self, request: Any, context: RequestContext) -> Future[Any]:
         if type(request) is not MetadataRequest or not request.topics:
@@ -339,7 +363,7 @@ class KafkaRaftServer(TcpNode):
         registration = self.node.loader.published.brokers.get(node_id)
         if voter is not None or registration is None or not registration.endpoints:
             return voter
-        return registration.endpoints[-1].host, registration.endpoints[-1].port
+        return registration.address(self.config.inter_broker_listener)
 
 
 def cluster_id_of(directory: str) -> str:

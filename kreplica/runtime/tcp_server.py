@@ -182,6 +182,8 @@ class TcpServer:
         self._sockets: list[socket.socket] = []
         self._servers: list[asyncio.Server] = []
         self._sweep: asyncio.TimerHandle | None = None
+        self._opening: asyncio.Task[None] | None = None
+        self._is_closed = False
 
     def bind(self, host: str, port: int) -> tuple[str, int]:
         """Bind the port (0: a free one); return the address. The host "" means all interfaces.
@@ -196,11 +198,17 @@ class TcpServer:
         """Serve clients that are connected to the port, and new ones."""
         self.thread.run(self._start())
 
+    def open(self) -> None:
+        """Do the same as `start`, in the event loop."""
+        self._opening = self.thread.loop.create_task(self._start())
+
     def close(self) -> None:
         """Stop listening and close all connections."""
         self.thread.run(self._close())
 
     async def _start(self) -> None:
+        if self._is_closed:
+            return
         loop = self.thread.loop
         while self._sockets:
             if self.tls is not None:
@@ -254,10 +262,13 @@ class TcpServer:
             raise
 
     async def _close(self) -> None:
+        self._is_closed = True
         if self._sweep is not None:
             self._sweep.cancel()
         for task in (*self._acceptors, *self._handshakes):
             task.cancel()
+        if self._opening is not None:
+            self._opening.cancel()
         servers, self._servers = self._servers, []
         for server in servers:
             server.close()

@@ -7,9 +7,8 @@ of its DER. These characters are escaped wherever they stand: , = + < > # ; " an
 from __future__ import annotations
 
 from collections.abc import Iterator
-from importlib.util import find_spec
 
-from kreplica.common.errors import InvalidConfig, SaslAuthenticationFailed
+from kreplica.common.errors import SaslAuthenticationFailed
 
 KEYWORDS = {
     "2.5.4.3": "CN",
@@ -40,14 +39,6 @@ def subject_of(certificate: bytes) -> str:
     except ValueError as error:
         raise SaslAuthenticationFailed(f"the certificate cannot be read: {error}") from None
     return name_text(subject)
-
-
-def require_cryptography() -> None:
-    """Raise InvalidConfig if the package that reads certificates is missing."""
-    if find_spec("cryptography") is None:
-        raise InvalidConfig(
-            "ssl.client.auth needs cryptography, which is not installed: pip install 'kreplica[security]'"
-        )
 
 
 def name_text(der: bytes) -> str:

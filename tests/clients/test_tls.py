@@ -21,6 +21,8 @@ from kreplica.cli import client_config
 from kreplica.cli.app import app
 from kreplica.common.errors import InvalidConfig
 from kreplica.runtime import tcp_server
+from kreplica.runtime.cipher_suites import CipherSuites
+from kreplica.runtime.key_store import PEM, KeyStore
 from kreplica.runtime.listener import PLAIN, Login
 from kreplica.runtime.tls import ServerTls, TlsSettings
 from kreplica.security.jaas import PLAIN_MODULE
@@ -59,7 +61,8 @@ def cluster(
 ) -> Iterator[tuple[str, TcpCluster]]:
     login = Login(mechanisms=(PLAIN,), passwords={"alice": Secret("sesame")})
     needed = login if request.param == "SASL_SSL" else None
-    settings = TlsSettings(str(store.path))
+    # Each certificate of trustme has another name.
+    settings = TlsSettings(KeyStore(PEM, str(store.path)), allow_dn_changes=True)
     with TcpCluster(tmp_path_factory.mktemp("nodes"), 2, needed, settings) as made:
         properties = librdkafka(request.param, made, store)
         admin = AdminClient(properties)
@@ -127,7 +130,7 @@ def test_commands_connect(cluster: tuple[str, TcpCluster], store: Store, tmp_pat
 
 def test_without_uvloop_it_is_the_same(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "uvloop", None)
-    with TcpCluster(tmp_path, 1, tls=TlsSettings(str(store.path))) as nodes:
+    with TcpCluster(tmp_path, 1, tls=TlsSettings(KeyStore(PEM, str(store.path)))) as nodes:
         properties = librdkafka("SSL", nodes, store)
         admin = AdminClient(properties)
         admin.create_topics([NewTopic("orders", 1, 1)])["orders"].result(WAIT_S)
@@ -177,8 +180,8 @@ def test_unfinished_handshakes_keep_no_client_out(
     [server] = [
         server
         for node in cluster[1].nodes.values()
-        for listen, server in node._alive()._servers
-        if listen == address
+        for listener, server in node._alive()._servers
+        if listener.address == address
     ]
     monkeypatch.setattr(server, "config", server.config.replace({"max.connections": 8}))
     silent = [socket.create_connection(address, 20) for _ in range(12)]
@@ -223,9 +226,9 @@ def test_a_key_store_that_cannot_be_used(tmp_path: Path) -> None:
         if text is not None:
             path.write_bytes(text)
         with pytest.raises(InvalidConfig, match=r"ssl\.keystore\.location="):
-            ServerTls(TlsSettings(str(path)))
+            ServerTls(TlsSettings(KeyStore(PEM, str(path))))
 
 
 def test_versions_of_tls_are_those_of_the_setting(store: Store) -> None:
-    made = ServerTls(TlsSettings(str(store.path), versions=("TLSv1.3",))).context()
+    made = ServerTls(TlsSettings(KeyStore(PEM, str(store.path)), suites=CipherSuites(("TLSv1.3",)))).context()
     assert made.minimum_version == made.maximum_version == ssl.TLSVersion.TLSv1_3

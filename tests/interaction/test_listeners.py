@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import socket
 import uuid
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from kreplica import Cluster
-from kreplica.broker.api_versions import API_RANGES, Scope, response_type
+from kreplica.broker.api_versions import API_RANGES, Scope
 from kreplica.common.messages.data import (
     ApiVersionsRequest,
     FetchPartition,
@@ -27,11 +25,10 @@ from kreplica.common.quorum_state import LAST_EPOCH
 from kreplica.metadata.image_format import OffsetAndEpoch
 from kreplica.raft.raft_messages import make_begin_request, make_snapshot_request, make_vote_request
 from kreplica.raft.voter_set import ReplicaKey
+from tests.support.asking import answer, is_closed_for_key
 from tests.support.node_processes import NodeProcesses
 from tests.support.ports import free_ports
-from tests.support.requests import frame_of, response_of
 from tests.support.serving import WAIT_S, Command
-from tests.support.sockets import connected, framed, read_frame
 from tests.support.tcp_cluster import CLUSTER_ID, TcpClient
 
 METADATA_TOPIC = uuid.UUID(int=1)
@@ -40,29 +37,6 @@ VERSIONS = ApiVersionsRequest(client_software_name="a", client_software_version=
 ALL_TOPICS = MetadataRequest(
     topics=None, allow_auto_topic_creation=False, include_topic_authorized_operations=False
 )
-
-
-def ask(client: socket.socket, request: Any) -> Any:
-    """The answer; None if the connection was closed instead."""
-    client.sendall(framed(frame_of(request, 1)))
-    frame = read_frame(client)
-    # The answer to ApiVersions has the oldest header, whatever its version.
-    header = 0 if request is VERSIONS else None
-    kind = response_type(request.__api_key__, request.__version__)
-    return response_of(kind, frame, 1, header) if frame else None
-
-
-def answer(address: tuple[str, int], request: Any) -> Any:
-    with connected(address) as client:
-        return ask(client, request)
-
-
-def is_closed_for_key(address: tuple[str, int], api_key: int) -> bool:
-    """Whether a request of that API closes the connection, whatever is in it."""
-    version = API_RANGES[api_key].max_version
-    with connected(address) as client:
-        client.sendall(framed(api_key.to_bytes(2) + version.to_bytes(2) + b"\0\0\0\1\xff\xff\0"))
-        return read_frame(client) == b""
 
 
 def fetch(topic_id: uuid.UUID, replica_id: int) -> FetchRequest:

@@ -81,6 +81,7 @@ class SecuredCluster:
             ),
             "ssl.keystore.type": "PEM",
             "ssl.keystore.location": str(self.keys),
+            "ssl.allow.dn.changes": "true",
             "ssl.truststore.location": str(self.trusted),
             "sasl.enabled.mechanisms": "PLAIN",
             "sasl.mechanism.inter.broker.protocol": "PLAIN",

@@ -64,15 +64,20 @@ class TcpCluster:
         self.client_addresses = dict(zip(layout.roles, addresses[-brokers:], strict=True))
         configs, listeners = {}, {}
         for node_id, address in self.addresses.items():
-            of_node = {address: Listener("PLAINTEXT", Scope.ALL)}
+            of_node = [Listener("PLAINTEXT", Scope.ALL, address=address)]
             if not is_open:
                 protocol = SecurityProtocol(2 * (login is not None) + (tls is not None))
-                of_clients = Listener("CLIENTS", Scope.CLIENTS, protocol, login, tls)
-                of_node = {self.client_addresses[node_id]: of_clients, **of_node}
+                at = self.client_addresses[node_id]
+                of_node.insert(0, Listener("CLIENTS", Scope.CLIENTS, protocol, login, tls, address=at))
             config = node_config(layout, node_id, str(directory), {**SETTINGS, **settings})
             endpoints = tuple(
-                Endpoint(name=each.name, host=host, port=port, security_protocol=each.protocol)
-                for (host, port), each in of_node.items()
+                Endpoint(
+                    name=each.name,
+                    host=each.address[0],
+                    port=each.address[1],
+                    security_protocol=each.protocol,
+                )
+                for each in of_node
             )
             configs[node_id] = dataclasses.replace(config, endpoints=endpoints)
             listeners[node_id] = of_node

@@ -32,9 +32,9 @@ class Stage(VirtualMachine):
         self.transport = AnsweringTransport()
         self.leaders: list[int] = []
         self.controller: int | None = 9
-        endpoint = SimpleNamespace(host="host", port=9092)
+        self.addresses = {"": ("host", 9092)}
         self.brokers = {
-            number: SimpleNamespace(broker_id=number, fenced=False, endpoints=[endpoint])
+            number: SimpleNamespace(broker_id=number, fenced=False, address=self.addresses.get)
             for number in (1, 2, 3)
         }
         cache: Any = SimpleNamespace(metadata=self)

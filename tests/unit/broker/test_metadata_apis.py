@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kreplica.broker.metadata_apis import MetadataApis, SuspectedBrokers
+from kreplica.broker.request_context import RequestContext
 from kreplica.common.error_code import ErrorCode
 from kreplica.common.errors import InvalidRequest
 from kreplica.common.leader_and_isr import LeaderRecoveryState
@@ -20,6 +21,7 @@ from kreplica.common.types import Uuid
 from kreplica.common.wire import uuid_of
 from kreplica.metadata.cluster_metadata import ClusterMetadata
 from kreplica.metadata.records import Endpoint, PartitionRecord, RegisterBrokerRecord, TopicRecord
+from kreplica.security.peer import Peer
 from tests.support.clock import ManualClock
 
 ORDERS, OTHER = Uuid(bytes([1] * 16)), Uuid(bytes([2] * 16))
@@ -247,3 +249,20 @@ def test_a_broker_is_suspected_for_a_while_after_each_closed_connection() -> Non
     suspected.connection_lost(1)
     clock.now_ms += 60
     assert suspected.current() == {1}
+
+
+# ---- listeners ---------------------------------------------------------------------------------------------
+
+
+def test_a_client_of_a_listener_that_the_leader_lacks_gets_the_error_that_it_knows():
+    apis = MetadataApis("cluster", cluster, lambda: 2)
+    request = MetadataRequest(topics=None, include_topic_authorized_operations=False)
+    peer = Peer("/10.0.0.1", listener="OTHER")
+    found = {}
+    for version in (5, 6):
+        answer = apis.handle_metadata(request, RequestContext(version, "a", peer)).result(0)
+        assert (answer.brokers, answer.controller_id) == ((), -1)
+        found[version] = [each.error_code for each in answer.topics[0].partitions]
+    away = ErrorCode.leader_not_available
+    # The leader of the second partition is fenced, whatever its listeners.
+    assert found == {5: [away, away], 6: [ErrorCode.listener_not_found, away]}

@@ -23,7 +23,7 @@ REFUSED = [
     ({"log.retention.hours": -2}, "log.retention.hours=-2 is below the minimum of -1"),
     ({"socket.request.max.bytes": 0}, "socket.request.max.bytes=0 is below the minimum of 1"),
     ({"num.io.threads": 0}, "num.io.threads=0 is below the minimum of 1"),
-    ({"ssl.keystore.password": "k"}, "ssl.keystore.password is not supported: a listener encrypts"),
+    ({"ssl.provider": "k"}, "ssl.provider is not supported: OpenSSL encrypts"),
     ({"remote.log.storage.system.enable": True}, "there is no tiered storage"),
     ({"num.partitons": 3}, "is it 'num.partitions'"),
 ]

@@ -10,6 +10,7 @@ from kreplica.broker.api_versions import Scope
 from kreplica.broker.node_settings import IGNORED
 from kreplica.common.errors import InvalidConfig, InvalidFile, KafkaStorageError
 from kreplica.runtime.kafka_config import KafkaConfig, directories_of, parse_address, read_config_file
+from kreplica.runtime.key_store import TrustStore
 from kreplica.runtime.listener import Listener, Login
 from kreplica.runtime.tcp_transport import Address
 from kreplica.security.jaas import SCRAM_MODULE
@@ -26,7 +27,7 @@ def parse(**changes: object) -> KafkaConfig:
 
 
 def scopes(config: KafkaConfig) -> dict[Address, Scope]:
-    return {address: listener.scope for address, listener in config.listeners.items()}
+    return {each.address: each.scope for each in config.listeners}
 
 
 def test_a_voter_is_broker_and_controller_on_this_machine_alone() -> None:
@@ -72,7 +73,7 @@ def test_a_listener_without_a_host_is_on_all_interfaces_and_advertised_by_the_ma
 ) -> None:
     monkeypatch.setattr("socket.getfqdn", lambda: "node.example.org")
     config = parse(controller_quorum_voters="", listeners="PLAINTEXT://:9092,CONTROLLER://:9093")
-    assert list(config.listeners) == [("", 9092), ("", 9093)]
+    assert [each.address for each in config.listeners] == [("", 9092), ("", 9093)]
     assert [(each.host, each.port) for each in config.node.endpoints] == [("node.example.org", 9092)]
     assert [(each.host, each.port) for each in config.node.controller_endpoints] == [
         ("node.example.org", 9093)
@@ -89,7 +90,7 @@ def test_a_controller_alone_listens_as_such() -> None:
 
 def test_a_controllers_listener_may_have_another_name() -> None:
     config = parse(listeners="PLAINTEXT://:1,QUORUM://:2", controller_listener_names="QUORUM")
-    assert list(config.listeners) == [("", 1), ("", 2)]
+    assert [each.address for each in config.listeners] == [("", 1), ("", 2)]
 
 
 def test_a_port_that_the_voters_know_and_clients_use_is_for_all() -> None:
@@ -108,7 +109,13 @@ def test_where_other_nodes_may_find_a_broker_only_at_its_clients_port_they_are_a
 
 def test_brokers_have_a_listener_of_their_own_where_it_is_named() -> None:
     listeners = "INNER://:9094,PLAINTEXT://:9092"
-    config = parse(node_id=7, listeners=listeners, inter_broker_listener_name="INNER")
+    protocols = "INNER:PLAINTEXT,CONTROLLER:PLAINTEXT"
+    config = parse(
+        node_id=7,
+        listeners=listeners,
+        inter_broker_listener_name="INNER",
+        listener_security_protocol_map=protocols,
+    )
     assert scopes(config) == {("", 9092): Scope.CLIENTS, ("", 9094): Scope.BROKERS}
     assert [each.name for each in config.node.endpoints] == ["PLAINTEXT", "INNER"]
 
@@ -118,24 +125,26 @@ SASL = {
     "node_id": 7,
     "listeners": "CLIENTS://a:1,INNER://a:2",
     "inter_broker_listener_name": "INNER",
-    "listener_security_protocol_map": "CLIENTS:SASL_PLAINTEXT,INNER:PLAINTEXT",
+    "listener_security_protocol_map": "CLIENTS:SASL_PLAINTEXT,INNER:PLAINTEXT,CONTROLLER:PLAINTEXT",
     "sasl_enabled_mechanisms": "SCRAM-SHA-256",
 }
 
 
 INNER_TLS = {
-    "listener_security_protocol_map": "CLIENTS:SASL_PLAINTEXT,INNER:SSL",
+    "listener_security_protocol_map": "CLIENTS:SASL_PLAINTEXT,INNER:SSL,CONTROLLER:PLAINTEXT",
     "ssl_keystore_type": "PEM",
     "ssl_keystore_location": "/etc/node.pem",
 }
-INNER_LOGIN = {"listener_security_protocol_map": "CLIENTS:SASL_PLAINTEXT,INNER:SASL_PLAINTEXT"}
+INNER_LOGIN = {
+    "listener_security_protocol_map": "CLIENTS:SASL_PLAINTEXT,INNER:SASL_PLAINTEXT,CONTROLLER:PLAINTEXT"
+}
 TLS_ALONE = {
-    "listener_security_protocol_map": "CLIENTS:SSL,INNER:PLAINTEXT",
+    "listener_security_protocol_map": "CLIENTS:SSL,INNER:PLAINTEXT,CONTROLLER:PLAINTEXT",
     "ssl_keystore_type": "PEM",
     "ssl_keystore_location": "/etc/node.pem",
 }
 TLS = {
-    "listener_security_protocol_map": "CLIENTS:SASL_SSL,INNER:PLAINTEXT",
+    "listener_security_protocol_map": "CLIENTS:SASL_SSL,INNER:PLAINTEXT,CONTROLLER:PLAINTEXT",
     "ssl_keystore_type": "PEM",
     "ssl_keystore_location": "/etc/node.pem",
 }
@@ -144,29 +153,31 @@ TLS = {
 def test_a_listener_for_clients_encrypts() -> None:
     own = {"listener.name.clients.ssl.key.password": "sesame", "ssl.enabled.protocols": "TLSv1.3"}
     config = parse(**{**SASL, **TLS, **own})
-    clients, inner = config.listeners.values()
+    clients, inner = config.listeners
     assert (clients.protocol, inner.tls) == (SecurityProtocol.SASL_SSL, None)
     tls = clients.tls
     assert tls is not None
-    assert (tls.keystore, tls.versions) == ("/etc/node.pem", ("TLSv1.3",))
-    assert tls.key_password is not None
-    assert tls.key_password.value == "sesame"
+    assert (tls.keystore.type, tls.keystore.location) == ("PEM", "/etc/node.pem")
+    assert tls.suites.versions == ("TLSv1.3",)
+    assert tls.keystore.key_password is not None
+    assert tls.keystore.key_password.value == "sesame"
     assert "sesame" not in repr(config)
 
 
 def test_certificates_count_where_no_one_logs_in_otherwise() -> None:
     own = {"ssl_client_auth": "required", "ssl_truststore_location": "/ca.pem"}
-    clients = next(iter(parse(**{**SASL, **TLS_ALONE, **own}).listeners.values()))
+    clients = parse(**{**SASL, **TLS_ALONE, **own}).listeners[0]
     assert clients.tls is not None
-    assert (clients.tls.client_auth, clients.tls.truststore) == ("required", "/ca.pem")
+    assert clients.tls.truststore == TrustStore("PEM", "/ca.pem")
+    assert clients.tls.client_auth == "required"
     assert clients.principals is not None
     assert clients.principals.name("CN=a,O=b") == "CN=a,O=b"
     # KIP-684: a SASL_SSL listener asks for certificates only by its own property, and SASL says who it is.
-    with_login = next(iter(parse(**{**SASL, **TLS, **own}).listeners.values()))
+    with_login = parse(**{**SASL, **TLS, **own}).listeners[0]
     assert with_login.tls is not None
     assert (with_login.tls.client_auth, with_login.principals) == ("none", None)
     prefixed = {"listener.name.clients.ssl.client.auth": "requested"}
-    asking = next(iter(parse(**{**SASL, **TLS, **own, **prefixed}).listeners.values()))
+    asking = parse(**{**SASL, **TLS, **own, **prefixed}).listeners[0]
     assert asking.tls is not None
     assert (asking.tls.client_auth, asking.principals) == ("requested", None)
 
@@ -178,8 +189,8 @@ def test_clients_log_in_where_nodes_do_not() -> None:
         "connections.max.reauth.ms": 60_000,
     }
     config = parse(**{**SASL, **own})
-    clients, inner = config.listeners.values()
-    assert inner == Listener("INNER", Scope.BROKERS)
+    clients, inner = config.listeners
+    assert inner == Listener("INNER", Scope.BROKERS, address=("a", 2), starts_early=False)
     login = clients.login
     assert login is not None
     assert (clients.name, clients.protocol) == ("CLIENTS", SecurityProtocol.SASL_PLAINTEXT)
@@ -190,7 +201,7 @@ def test_clients_log_in_where_nodes_do_not() -> None:
     }
     assert "same" not in repr(config)
     assert [each.security_protocol for each in config.node.endpoints] == [2, 0]
-    assert Login(mechanisms=("SCRAM-SHA-256",)) == next(iter(parse(**SASL).listeners.values())).login
+    assert Login(mechanisms=("SCRAM-SHA-256",)) == parse(**SASL).listeners[0].login
 
 
 @pytest.mark.parametrize(
@@ -204,18 +215,21 @@ def test_clients_log_in_where_nodes_do_not() -> None:
             "must be a module",
         ),
         ({"listener.name.others.sasl.enabled.mechanisms": "PLAIN"}, "there is no such listener, but CLIENTS"),
-        ({"listener.name.clients.ssl.protocol": "TLSv1.3"}, "is not a property of a listener"),
+        ({"listener.name.clients.ssl.provider": "x"}, "is not a property of a listener"),
         (
             {"listener.name.clients.scram-sha-256.sasl.jaas.config": "com.sun.JndiLoginModule required;"},
             "the login module com.sun.JndiLoginModule is not one of",
         ),
         ({"inter_broker_listener_name": "CLIENTS"}, "sasl.mechanism.inter.broker.protocol= must be one of"),
         (
-            {"listener_security_protocol_map": "CLIENTS:SASL_SSL"},
-            "ssl.keystore.type=JKS for listener",
+            {"listener_security_protocol_map": "CLIENTS:SASL_SSL,INNER:PLAINTEXT,CONTROLLER:PLAINTEXT"},
+            "ssl.keystore.location is missing for listener CLIENTS",
         ),
         (
-            {"listener_security_protocol_map": "CLIENTS:SSL", "ssl_keystore_type": "PEM"},
+            {
+                "listener_security_protocol_map": "CLIENTS:SSL,INNER:PLAINTEXT,CONTROLLER:PLAINTEXT",
+                "ssl_keystore_type": "PEM",
+            },
             "ssl.keystore.location is missing for listener CLIENTS",
         ),
         ({**TLS_ALONE, "ssl_client_auth": "always"}, "ssl.client.auth=always must be one of none, requested"),
@@ -235,15 +249,15 @@ def test_clients_log_in_where_nodes_do_not() -> None:
         ({**TLS, "ssl_enabled_protocols": "TLSv1.1"}, "ssl.enabled.protocols: TLSv1.1 is not one of"),
         (
             {**INNER_TLS, "ssl_truststore_location": "/t"},
-            "ssl.truststore.location=/t: no certificates in PEM",
+            "ssl.keystore.location=/etc/node.pem: No such file",
         ),
         (
             {**INNER_TLS, "ssl_truststore_type": "JKS"},
-            "ssl.truststore.type=JKS for listener INNER must be PEM",
+            "ssl.truststore.type=JKS for listener INNER must be PEM or PKCS12. Convert a JKS with `keytool",
         ),
         ({**INNER_TLS, "ssl_endpoint_identification_algorithm": "LDAPS"}, "must be https, or empty"),
         ({"listener_security_protocol_map": "CLIENTS:KERBEROS"}, "must be NAME:PROTOCOL"),
-        ({"security_inter_broker_protocol": "SASL_PLAINTEXT"}, "must be PLAINTEXT"),
+        ({"security_inter_broker_protocol": "SASL_PLAINTEXT"}, "exclude each other"),
         ({"connection_failed_authentication_delay_ms": 600_000}, "must be below connections.max.idle.ms"),
         ({"sasl_server_max_receive_size": 5}, "sasl.server.max.receive.size=5"),
         (INNER_LOGIN, "sasl.mechanism.inter.broker.protocol= must be one of"),
@@ -340,7 +354,7 @@ def test_directories_come_with_that_of_the_metadata_first() -> None:
         ({"listeners": "9092"}, "'9092' is not NAME://host:port"),
         ({"listeners": "PLAINTEXT://a:99999"}, "'a:99999' is not host:port"),
         ({"listeners": "PLAINTEXT://a:1,PLAINTEXT://b:2"}, "its name is repeated"),
-        ({"listeners": "PLAINTEXT://a:1,OTHER://b:2"}, "one for clients, one for controllers"),
+        ({"listeners": "OTHER://b:2"}, "listener.security.protocol.map has no protocol for listener OTHER"),
         ({"inter_broker_listener_name": "INNER"}, "INNER is not one of the broker's listeners"),
         ({"listeners": "PLAINTEXT://0.0.0.0:9092"}, "clients cannot connect to 0.0.0.0"),
         ({"advertised_listeners": "SSL://a:1"}, "no listener SSL"),

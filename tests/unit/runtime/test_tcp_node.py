@@ -35,7 +35,7 @@ def test_two_nodes_on_one_directory(tmp_path: Path) -> None:
     cluster = TcpCluster(tmp_path, 1)
     cluster.start()
     [node] = cluster.nodes.values()
-    listeners = {("127.0.0.1", 0): Listener("ALL", Scope.ALL)}
+    listeners = [Listener("PLAINTEXT", Scope.ALL, address=("127.0.0.1", 0))]
     other = TcpNode(node.config, listeners, cluster.addresses.get, cluster.failures.append)
     with pytest.raises(LogDirLocked):
         other.start()
