@@ -5,7 +5,7 @@
          └── throttle time in the answer, connection muted ◀──────┘
 
 The limits are a snapshot that never changes; a change of the quotas makes another one. A client has the first
-quota that is set, in the order of PRECEDENCE, for each kind by itself. Clients with the same quota may share
+quota that is set, in the order of PRECEDENCE, for each kind apart. Clients with the same quota may share
 a bucket: all clients of a user do if the quota names no client id. The buckets outlive a change of quotas, so
 a new value counts what was used before. Each node enforces its own share: N brokers allow N times a quota.
 
@@ -16,13 +16,14 @@ node's. Thread rule: any thread; the publisher's methods belong to the quorum's 
 from __future__ import annotations
 
 import math
+import string
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
-from urllib.parse import quote
 
 from kreplica.broker.node_config import QuotaConfig
 from kreplica.broker.request_context import RequestContext
+from kreplica.common.connection_limits import canonical
 from kreplica.common.locks import Lock
 from kreplica.common.metrics import MetricRegistry, SampledStat
 from kreplica.common.ports import Clock, monotonic_ms
@@ -41,7 +42,7 @@ from kreplica.metadata.client_quotas import (
 )
 from kreplica.metadata.cluster_metadata import ClusterMetadata, MetadataDelta, QuotaKey
 from kreplica.metadata.image_format import OffsetAndEpoch
-from kreplica.security.peer import THIS_PROCESS, Peer, host_text
+from kreplica.security.peer import THIS_PROCESS, Peer
 
 # The most buckets, and clients whose buckets are known. The buckets that were used least recently go first.
 MOST_BUCKETS = 10_000
@@ -50,6 +51,7 @@ SWEEP_EVERY_MS = 60_000
 # 1 s of a thread is 100 %.
 PERCENT_OF_NS = 1e-7
 DEFAULT = None
+PLAIN_IN_URLS = frozenset(string.ascii_letters + string.digits + "-_.~")
 # Where a quota is looked up: each component is named, the default of its type, or absent.
 NAMED, OF_DEFAULT, ABSENT = range(3)
 PRECEDENCE = (
@@ -92,7 +94,7 @@ class QuotaLimits:
     def __init__(self, quotas: Mapping[QuotaKey, Mapping[str, float]]) -> None:
         self._quotas = quotas
         self._of_ips = {
-            _canonical(name): found
+            name if name is None else canonical(name): found
             for key, found in quotas.items()
             for kind, name in key
             if kind == IP_ENTITY
@@ -122,7 +124,7 @@ class QuotaLimits:
 
     def connection_rate(self, ip: str) -> float | None:
         """Return how many connections a second the address may make; None if that is not limited."""
-        for name in (_canonical(ip), DEFAULT):
+        for name in (canonical(ip), DEFAULT):
             value = self._of_ips.get(name, {}).get(CONNECTION_CREATION_RATE)
             if value is not None:
                 return value
@@ -456,13 +458,13 @@ class RequestQuota:
         self.throttle_ms = max(self.throttle_ms, wait_ms)
 
 
-def _canonical(ip: str | None) -> str | None:
-    """Return one text for all texts of an address, IPv4 within IPv6 included."""
-    return None if ip is None else host_text(ip)
-
-
 def _tags(key: BucketKey) -> dict[str, str]:
-    return {"user": quote(key.user or "", safe=""), "client-id": key.client_id or ""}
+    return {"user": _encoded(key.user or ""), "client-id": key.client_id or ""}
+
+
+def _encoded(user: str) -> str:
+    """Return the name of a user as Kafka's metrics have it: as in a URL."""
+    return "".join(chr(byte) if chr(byte) in PLAIN_IN_URLS else f"%{byte:02X}" for byte in user.encode())
 
 
 def _measured(bucket: RateBucket, now_ms: Callable[[], int]) -> float:

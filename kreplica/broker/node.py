@@ -31,6 +31,7 @@ from kreplica.broker.broker_lifecycle_manager import BrokerLifecycleManager, Bro
 from kreplica.broker.broker_metadata_publisher import BrokerMetadataPublisher
 from kreplica.broker.client_quotas import ClientQuotas
 from kreplica.broker.config_helper import ConfigHelper
+from kreplica.broker.connection_settings import ConnectionSettings
 from kreplica.broker.controller_apis import REFUSALS, ControllerApis, refusal
 from kreplica.broker.controller_registration_manager import FIRST_VERSION, ControllerRegistrationManager
 from kreplica.broker.coordinator_topic import CoordinatorPublisher
@@ -186,6 +187,7 @@ class Node:
         patience_ms = config.controller.broker_session_hint_ms + 4 * config.raft.quorum_election_timeout_ms
         self._suspected = SuspectedBrokers(ports.clock, patience_ms)
         self.quotas = ClientQuotas(config.quota, ports.clock, self.metrics)
+        self.connections = ConnectionSettings(config.node_id, config.server)
         self._gatekeeper: Gatekeeper | None = None
         self._unsupported = HANDLERS
         if config.authorizer.authorizer_class_name:
@@ -317,7 +319,9 @@ class Node:
         )
         applied = self._loader.startup(log.end_offset, log.epoch_before)
         first = [] if self._gatekeeper is None else [self._gatekeeper]
-        self._loader.install_publishers([*first, self.quotas, self._snapshot_generator(loop)])
+        self._loader.install_publishers(
+            [*first, self.quotas, self.connections, self._snapshot_generator(loop)]
+        )
         raft.register(self._loader, next_offset=applied.offset)
         ports.transport.watch_connections(self._connection_lost)
 

@@ -9,10 +9,12 @@ from collections.abc import Callable, Sequence
 from typing import Literal
 
 from kreplica.common.config import CleanerConfig, LogConfig, LogManagerConfig, MetadataLogConfig
+from kreplica.common.connection_limits import CREATION_RATE, KINDS, MAX_CONNECTIONS, OVERRIDES, PER_IP
 from kreplica.common.dataclass import dataclass, field
 from kreplica.common.errors import InvalidConfig
 from kreplica.common.ports import Clock, Disk, Loop, Random, Scheduler, Storage, Transport, Workers
 from kreplica.common.settings import BOOLEAN, TEXT, Settings, int32, int64, one_of, optional, setting
+from kreplica.common.types import INT32_MAX
 from kreplica.controller.controller_config import ControllerConfig
 from kreplica.coordinator.group_config import GroupConfig
 from kreplica.coordinator.share_coordinator_config import ShareCoordinatorConfig
@@ -117,8 +119,24 @@ class SocketServerConfig(Settings):
     """
 
     socket_request_max_bytes: int = setting(100 << 20, int32(1), "Maximum size of a request.")
-    max_connections: int = setting(1_000, int32(1), "Maximum number of connections of a listener.")
-    max_connections_per_ip: int = setting(500, int32(1), "Maximum number of connections from one address.")
+    max_connections: int = setting(
+        1_000,
+        KINDS[MAX_CONNECTIONS],
+        "Maximum number of connections of the node, and of each listener. With the prefix of a listener:"
+        " of that one.",
+    )
+    max_connections_per_ip: int = setting(
+        500, KINDS[PER_IP], "Maximum number of connections from one address."
+    )
+    max_connections_per_ip_overrides: str = setting(
+        "", KINDS[OVERRIDES], "The same for single addresses, such as 10.0.0.1:200,10.0.0.2:300."
+    )
+    max_connection_creation_rate: int = setting(
+        INT32_MAX,
+        KINDS[CREATION_RATE],
+        "Maximum number of new connections of the node in a second. With the prefix of a listener: of that"
+        " one.",
+    )
     queued_max_request_bytes: int = setting(
         256 << 20, int64(1), "Maximum memory for the requests of all connections of a listener."
     )
@@ -153,6 +171,10 @@ class SocketServerConfig(Settings):
             raise InvalidConfig(
                 f"queued.max.request.bytes={self.queued_max_request_bytes} is below"
                 f" socket.request.max.bytes={self.socket_request_max_bytes}: one request may take that much"
+            )
+        if not self.max_connections_per_ip and not self.max_connections_per_ip_overrides:
+            raise InvalidConfig(
+                "max.connections.per.ip=0 refuses all connections: give max.connections.per.ip.overrides, too"
             )
 
 

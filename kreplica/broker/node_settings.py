@@ -187,8 +187,6 @@ REFUSED: Mapping[str, str] = {
     "client.quota.callback.class": "classes of Java cannot be loaded",
     "quota.producer.default": "set a default with `kreplica quota set`",
     "quota.consumer.default": "set a default with `kreplica quota set`",
-    "max.connections.per.ip.overrides": "max.connections.per.ip applies to all addresses",
-    "max.connection.creation.rate": "the rate of new connections is not limited; use max.connections",
     "inter.broker.protocol.version": "use the feature metadata.version instead",
     "log.message.format.version": "records have the format of Kafka 0.11 and later",
     "log.message.downconversion.enable": "records are never converted to older formats",

@@ -17,6 +17,8 @@ from kreplica.common.config import (
     LogConfig,
     topics_settings,
 )
+from kreplica.common.connection_limits import ConnectionLimits
+from kreplica.common.connection_limits import kind_of as limit_of
 from kreplica.common.dataclass import fields
 from kreplica.common.error_code import ErrorCode
 from kreplica.common.errors import (
@@ -218,12 +220,14 @@ def check_topic_settings(settings: Mapping[str, str]) -> None:
 
 def is_dynamic_for_brokers(name: str) -> bool:
     """Return whether a running broker applies a change of this setting."""
-    return name in BROKER_SETTINGS
+    return name in BROKER_SETTINGS or limit_of(name) is not None
 
 
 def check_broker_settings(settings: Mapping[str, str]) -> None:
     """Raise InvalidConfig unless a broker can have these settings."""
-    known = _known(settings, BROKER_SETTINGS)
+    limits = [name for name in settings if limit_of(name) is not None]
+    ConnectionLimits.of(_of(settings, limits))
+    known = _known({name: settings[name] for name in settings if name not in limits}, BROKER_SETTINGS)
     LogConfig.parse(topics_settings(known))
     CleanerConfig.parse(_of(known, CLEANER_SETTINGS))
     for name, value in _of(known, REPLICATION_RATES).items():

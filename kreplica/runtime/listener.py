@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kreplica.broker.api_versions import Scope
+from kreplica.common.connection_limits import KINDS, OF_LISTENERS
 from kreplica.common.dataclass import dataclass, field
 from kreplica.common.errors import InvalidConfig
 from kreplica.common.settings import BOOLEAN, checked, int32, int64
@@ -49,8 +50,9 @@ class Listener:
     """A listener. `login`: None if its clients do not log in. `tls`: None if it does not encrypt.
 
     `principals`: makes principals of the names in clients' certificates; None if these do not count.
-    `address`: where it listens; the host "" means all interfaces, the port 0 a free one. `max_connections`:
-    None for that of the node. `starts_early`: it opens before the node knows the access rules.
+    `address`: where it listens; the host "" means all interfaces, the port 0 a free one. `starts_early`: it
+    opens before the node knows the access rules. `limits`: its own limits of connections, by the names
+    without its prefix.
     """
 
     name: str
@@ -60,8 +62,8 @@ class Listener:
     tls: TlsSettings | None = None
     principals: SslPrincipalMapper | None = None
     address: Address = ("", 0)
-    max_connections: int | None = None
     starts_early: bool = True
+    limits: Mapping[str, int] = field(default_factory=dict)
 
 
 class ListenerProperties:
@@ -116,12 +118,6 @@ class ListenerProperties:
         if text is None:
             raise InvalidConfig(f"{name} is missing: it has the username and password of this node")
         return ClientLogin.of(name, mechanism, parse_jaas(name, str(text)))
-
-    def max_connections(self) -> int | None:
-        """Return how many connections it may have, if it has a limit of its own. Raises InvalidConfig."""
-        name = f"{self._prefix}max.connections"
-        value = self._properties.get(name)
-        return None if value is None else int(checked(name, value, int32(1)))
 
     def trust(self) -> TrustSettings:
         """Return whose certificates nodes trust when they connect to this listener. Raises InvalidConfig."""
@@ -212,6 +208,15 @@ class ListenerProperties:
             if own.startswith("scram-") and parse_jaas(name, str(value)).module != SCRAM_MODULE:
                 raise InvalidConfig(f"{name}: SCRAM needs the module {SCRAM_MODULE}")
 
+    def limits(self) -> dict[str, int]:
+        """Return the listener's own limits of connections. Raises InvalidConfig."""
+        found = {}
+        for name in OF_LISTENERS:
+            value = self._properties.get(self._prefix + name)
+            if value is not None:
+                found[name] = int(checked(self._prefix + name, value, KINDS[name]))
+        return found
+
     def _number(self, name: str, default: int, kind: Any) -> int:
         value = self.get(name)
         return default if value is None else int(checked(self.full_name(name), value, kind))
@@ -237,7 +242,7 @@ PER_LISTENER = (
     "ssl.truststore.type",
     "ssl.endpoint.identification.algorithm",
     "connections.max.reauth.ms",
-    "max.connections",
+    *OF_LISTENERS,
     "sasl.server.max.receive.size",
     "sasl.enabled.mechanisms",
     "plain.sasl.jaas.config",

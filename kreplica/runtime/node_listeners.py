@@ -191,8 +191,8 @@ class NodeListeners:
                     tls,
                     properties.principals() if has_certificates else None,
                     address=address,
-                    max_connections=properties.max_connections(),
                     starts_early=name in early or Scope.CONTROLLERS in scopes[name],
+                    limits=properties.limits(),
                 )
             )
         # A broker that is no controller says how it connects to one.

@@ -28,10 +28,11 @@ from kreplica.common.messages.data import MetadataRequest
 from kreplica.log.file_names import CLUSTER_METADATA_DIRECTORY
 from kreplica.log.meta_properties import MetaPropertiesFile
 from kreplica.runtime.clock import SystemClock
+from kreplica.runtime.connection_quotas import ConnectionQuotas
 from kreplica.runtime.disk_threads import NodeDisks
 from kreplica.runtime.event_loop import EventLoop, EventLoopThread, NodeLoops
 from kreplica.runtime.kafka_config import KafkaConfig, directories_of
-from kreplica.runtime.listener import Listener
+from kreplica.runtime.listener import PREFIX, Listener
 from kreplica.runtime.lmdb_store import LmdbImageDirectory
 from kreplica.runtime.logins import connection_login
 from kreplica.runtime.scheduler import ThreadWorkers
@@ -197,11 +198,22 @@ class _Life:
         )
         self._metadata_loop = self._loops.loop("metadata")
         self.addresses: dict[str, Address] = {}
-        self._servers: list[tuple[Listener, TcpServer]] = []
+        self.servers: list[tuple[Listener, TcpServer]] = []
+        self.node.connections.add_of_listeners(
+            {
+                f"{PREFIX}{each.name.lower()}.{name}": value
+                for each in listeners
+                for name, value in each.limits.items()
+            }
+        )
+        quotas = ConnectionQuotas(
+            lambda: self.node.connections.limits,
+            lambda host: self.node.quotas.of_ips.connection_rate(host),
+            self._now_ms,
+            config.quota,
+        )
         for listener in listeners:
-            scope, server_config = listener.scope, config.server
-            if listener.max_connections is not None:
-                server_config = server_config.replace({"max.connections": listener.max_connections})
+            scope = listener.scope
             channel = RequestChannel(
                 self._handle,
                 self.node,
@@ -217,7 +229,7 @@ class _Life:
             server = TcpServer(
                 self._thread,
                 channel.serve_declined,
-                server_config,
+                config.server,
                 on_closed,
                 channel.gate,
                 self.node.client_gone,
@@ -225,12 +237,14 @@ class _Life:
                 login=self._login(listener, channel),
                 tls=None if listener.tls is None else ServerTls(listener.tls),
                 principals=listener.principals,
+                quotas=quotas,
+                is_of_nodes=scope != Scope.CLIENTS,
             )
-            self._servers.append((listener, server))
+            self.servers.append((listener, server))
         self.node.quotas.watch(lambda _: self._thread.post(self._unmute))
 
     def _unmute(self) -> None:
-        for _, server in self._servers:
+        for _, server in self.servers:
             server.quotas_changed()
 
     def _login(self, listener: Listener, channel: RequestChannel) -> ConnectionLogin | None:
@@ -247,11 +261,11 @@ class _Life:
         self._thread.start()
         self._aside_thread.start()
         try:
-            for listener, server in self._servers:
+            for listener, server in self.servers:
                 self.addresses[listener.name] = server.bind(*listener.address)
             self.node.listens_at({name: port for name, (_, port) in self.addresses.items()})
             later = []
-            for listener, server in self._servers:
+            for listener, server in self.servers:
                 if listener.starts_early or self.node.knows_rules.done():
                     server.start()
                 else:

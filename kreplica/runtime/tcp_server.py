@@ -10,9 +10,9 @@ answers. The buffers of an answer are written as they are, so a slice of a log s
 
 A full server closes the connection that has been idle longest, preferring those that never sent a whole
 frame, so that a flood of silent connections keeps no client out. Connections per address are limited in the
-same way. From `bind` on the port is taken, and connecting clients wait for `start`. Ownership: the server
-owns its sockets and connections, from `bind` to `close`. Thread rule: call `bind`, `start` and `close` from
-outside the event loop; everything else happens in it.
+same way (`connection_quotas`). From `bind` on the port is taken, and connecting clients wait for `start`.
+Ownership: the server owns its sockets and connections, from `bind` to `close`. Thread rule: call `bind`,
+`start` and `close` from outside the event loop; everything else happens in it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import logging
 import os
 import socket
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kreplica._core.server_connection import LaneGate, Processor, RequestMemory, ServerConnection
@@ -32,6 +32,7 @@ from kreplica.broker.node_config import SocketServerConfig
 from kreplica.broker.request_channel import Answered, Cancellable
 from kreplica.common.errors import BrokerNotAvailable, KreplicaError, SaslAuthenticationFailed
 from kreplica.runtime.bounded_log import BoundedLog
+from kreplica.runtime.connection_quotas import ConnectionQuotas
 from kreplica.runtime.event_loop import EventLoopThread
 from kreplica.runtime.tls import ServerTls
 from kreplica.security.distinguished_name import subject_of
@@ -57,6 +58,8 @@ LOGIN_TIMEOUT_S = 30.0
 TLS_HANDSHAKE_TIMEOUT_S = 10.0
 # Before the next attempt, when no connection can be accepted.
 ACCEPT_BACKOFF_S = 0.1
+# The most connections that are held before they are closed; others are closed at once.
+MOST_HELD = 1_000
 
 
 class ConnectionLogin(NamedTuple):
@@ -132,7 +135,8 @@ class TcpServer:
     connection's first request. A client that closes only some connections has merely given up requests there.
     `on_lost(connection)`: called for each connection that is closed. `listener`: its name. `login`: None if
     clients do not log in. `tls`: None if connections are not encrypted. `principals`: makes principals of the
-    names in clients' certificates, None if these do not count.
+    names in clients' certificates, None if these do not count. `quotas`: the connections of all listeners of
+    the node; None if there is no other. `is_of_nodes`: other nodes connect to this listener.
     """
 
     def __init__(
@@ -148,6 +152,8 @@ class TcpServer:
         login: ConnectionLogin | None = None,
         tls: ServerTls | None = None,
         principals: SslPrincipalMapper | None = None,
+        quotas: ConnectionQuotas | None = None,
+        is_of_nodes: bool = False,
     ) -> None:
         self.config = config or SocketServerConfig()
         self.thread = thread
@@ -157,9 +163,14 @@ class TcpServer:
         self.login = login
         self.tls = tls
         self.principals = principals
-        # Handshakes in progress, the oldest first, and what accepts connections for them.
+        # Handshakes in progress, the oldest first; connections that are held until they are closed; and what
+        # accepts connections.
         self._handshakes: dict[asyncio.Task[None], None] = {}
+        self._held: dict[asyncio.Task[None], None] = {}
         self._acceptors: list[asyncio.Task[None]] = []
+        self.is_of_nodes = is_of_nodes
+        self.quotas = quotas or ConnectionQuotas.fixed(self.config, self._now_ms)
+        self.quotas.join(self)
         self.memory = MemoryPool(self.config.queued_max_request_bytes)
         self.processor = Processor(
             receive,
@@ -177,10 +188,8 @@ class TcpServer:
         # The activity of the connections at the last sweeps.
         self._swept: deque[int] = deque(maxlen=IDLE_SWEEPS)
         self.closed = BoundedLog(thread.loop, LOGGER, "more connections were closed")
-        self._by_host: Counter[str] = Counter()
         self._by_client: Counter[str] = Counter()
         self._sockets: list[socket.socket] = []
-        self._servers: list[asyncio.Server] = []
         self._sweep: asyncio.TimerHandle | None = None
         self._opening: asyncio.Task[None] | None = None
         self._is_closed = False
@@ -209,40 +218,67 @@ class TcpServer:
     async def _start(self) -> None:
         if self._is_closed:
             return
-        loop = self.thread.loop
-        while self._sockets:
-            if self.tls is not None:
-                # The list keeps the socket, which the task uses and `_close` closes.
-                self._acceptors += [loop.create_task(self._accept(each, self.tls)) for each in self._sockets]
-                break
-            server = await loop.create_server(
-                lambda: TcpConnection(self), sock=self._sockets[0], backlog=BACKLOG
-            )
-            del self._sockets[0]
-            self._servers.append(server)
+        # The list keeps the sockets, which the tasks use and `_close` closes.
+        self._acceptors += [self.thread.loop.create_task(self._accept(each)) for each in self._sockets]
         self._sweep_later()
 
-    async def _accept(self, listening: socket.socket, tls: ServerTls) -> None:
-        """Accept connections, and encrypt each before it is served.
+    def _now_ms(self) -> int:
+        return int(self.thread.loop.time() * 1000)
 
-        A connection counts from its beginning on: at the limit, the oldest unfinished handshake ends.
-        """
+    async def _accept(self, listening: socket.socket) -> None:
+        """Accept connections. At the limit of the rate, clients wait in the backlog."""
         loop = self.thread.loop
         listening.setblocking(False)
         listening.listen(BACKLOG)
         while True:
             try:
-                accepted, _ = await loop.sock_accept(listening)
+                accepted, address = await loop.sock_accept(listening)
             except OSError as error:
                 # No descriptors are left, for one. Clients wait in the backlog meanwhile.
                 self.closed.log("accept", "cannot accept a connection: %r", error)
                 await asyncio.sleep(ACCEPT_BACKOFF_S)
                 continue
-            task = loop.create_task(self._shake_hands(accepted, tls))
-            self._handshakes[task] = None
-            task.add_done_callback(self._handshakes.pop)
-            if len(self.connections) + len(self._handshakes) > self.config.max_connections:
-                next(iter(self._handshakes)).cancel()
+            held_s = self.quotas.hold_s(address[0])
+            if held_s:
+                self._hold(accepted, held_s)
+                continue
+            pause_s = self.quotas.pace_s(self)
+            if pause_s:
+                await asyncio.sleep(pause_s)
+            if self.tls is None:
+                await self._serve(accepted)
+            else:
+                self._begin_handshake(accepted, self.tls)
+
+    def _hold(self, accepted: socket.socket, held_s: float) -> None:
+        """Close a connection after this time, without a word: its address connects too often."""
+        if len(self._held) >= MOST_HELD:
+            accepted.close()
+            return
+        task = self.thread.loop.create_task(_close_later(accepted, held_s))
+        self._held[task] = None
+        task.add_done_callback(self._held.pop)
+
+    async def _serve(self, accepted: socket.socket) -> None:
+        try:
+            accepted.setblocking(False)
+            accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            await self.thread.loop.connect_accepted_socket(lambda: TcpConnection(self), accepted)
+        except OSError as error:
+            # The client is gone already.
+            self.closed.log("accept", "a connection was closed because of %r", error)
+            accepted.close()
+
+    def _begin_handshake(self, accepted: socket.socket, tls: ServerTls) -> None:
+        """Encrypt a connection before it is served.
+
+        A connection counts from its beginning on: at the limit, the oldest unfinished handshake ends.
+        """
+        task = self.thread.loop.create_task(self._shake_hands(accepted, tls))
+        self._handshakes[task] = None
+        task.add_done_callback(self._handshakes.pop)
+        if len(self.connections) + len(self._handshakes) > self.quotas.most_of(self):
+            next(iter(self._handshakes)).cancel()
 
     async def _shake_hands(self, accepted: socket.socket, tls: ServerTls) -> None:
         try:
@@ -265,13 +301,10 @@ class TcpServer:
         self._is_closed = True
         if self._sweep is not None:
             self._sweep.cancel()
-        for task in (*self._acceptors, *self._handshakes):
+        for task in (*self._acceptors, *self._handshakes, *self._held):
             task.cancel()
         if self._opening is not None:
             self._opening.cancel()
-        servers, self._servers = self._servers, []
-        for server in servers:
-            server.close()
         sockets, self._sockets = self._sockets, []
         for each in sockets:
             each.close()
@@ -283,18 +316,10 @@ class TcpServer:
 
     def add(self, connection: TcpConnection) -> None:
         """Add a connection; at the limit, close the idlest one."""
-        if self._by_host[connection.host] >= self.config.max_connections_per_ip:
-            self._let_go([each for each in self.connections if each.host == connection.host], connection)
-        elif len(self.connections) >= self.config.max_connections:
-            self._let_go(self.connections, connection)
+        self.quotas.admit(self, connection)
         if not connection.is_closed:
             self.connections[connection] = None
-            self._by_host[connection.host] += 1
-
-    def _let_go(self, among: Iterable[TcpConnection], new: TcpConnection) -> None:
-        idle = [each for each in among if not each.is_busy]
-        # If all are waiting for answers, close the new one.
-        min(idle, key=lambda each: (each.has_asked, each.active), default=new).cut()
+            self.quotas.count(connection.host)
 
     def quotas_changed(self) -> None:
         """Let muted clients go on: the quota that muted them may be another one now. Call it in the loop."""
@@ -306,9 +331,7 @@ class TcpServer:
         self.memory.forget(connection)
         if connection in self.connections:
             del self.connections[connection]
-            self._by_host[connection.host] -= 1
-            if not self._by_host[connection.host]:
-                del self._by_host[connection.host]
+            self.quotas.discount(connection.host)
 
     def count_client(self, client_id: str) -> None:
         """Add a connection to this client's count."""
@@ -469,6 +492,11 @@ class TlsConnection(TcpConnection):
     def get_buffer(self, sizehint: int) -> Buffer:
         # TLS of asyncio fills the buffer in several steps, and slices it for that.
         return memoryview(super().get_buffer(sizehint))
+
+
+async def _close_later(accepted: socket.socket, delay_s: float) -> None:
+    with accepted:
+        await asyncio.sleep(delay_s)
 
 
 def _client_id(frame: memoryview) -> str:

@@ -77,7 +77,7 @@ def test_librdkafka_reports_the_throttle_time_and_others_are_served(cluster: Tcp
     set_quotas(cluster, ALICE, producer_byte_rate=1000)
     noisy.produce(TOPIC, bytes(500_000))
     assert noisy.flush(WAIT_S) == 0
-    # 500 s, of which the other client needs a few ms.
+    # 500 s. The other client needs a few ms.
     wait_until(lambda: noisy.poll(0.01) is None or seen, "the throttle time is reported")
     assert 490 < seen[0].throttle_time < 510
     noisy.produce(TOPIC, b"later")

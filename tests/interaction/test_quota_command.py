@@ -75,8 +75,8 @@ def test_what_cannot_be_done_is_said(operator: Operator) -> None:
         (("set", "connection_creation_rate=1", "--ip", "localhost"), InvalidRequest),
         (("list", "--user", "alice", "--default-user"), InvalidConfig),
         (("remove",), InvalidConfig),
-        (("remove", "--user", "nobody"), ResourceNotFound),
-        (("remove", "producer_byte_rate", "--user", "nobody"), ResourceNotFound),
+        (("remove", "--user", "stranger"), ResourceNotFound),
+        (("remove", "producer_byte_rate", "--user", "stranger"), ResourceNotFound),
     ):
         assert isinstance(operator.run("quota", *arguments).exception, error), arguments
     operator.login("PLAIN", PLAIN, "eve", "eve")

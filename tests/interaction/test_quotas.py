@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, suppress
 from datetime import timedelta
 from typing import Any
 
@@ -12,6 +13,7 @@ from kreplica._core.fetch_lane import FETCHES_DECLINED
 from kreplica._core.produce_lane import DECLINED
 from kreplica.cli.kafka_connection import KafkaConnection
 from kreplica.common.error_code import ErrorCode
+from kreplica.common.errors import InvalidConfig, NetworkException
 from kreplica.common.message import in_version
 from kreplica.common.messages.administration import (
     CreatableTopic,
@@ -20,6 +22,13 @@ from kreplica.common.messages.administration import (
     CreateTopicsRequest,
     DeleteTopicsRequest,
     DeleteTopicState,
+    IncrementalAlterConfigsRequest,
+)
+from kreplica.common.messages.administration import (
+    IncrementalAlterConfigsRequestAlterableConfig as AlterableConfig,
+)
+from kreplica.common.messages.administration import (
+    IncrementalAlterConfigsRequestAlterConfigsResource as AlterConfigsResource,
 )
 from kreplica.common.messages.data import (
     FetchPartition,
@@ -31,6 +40,15 @@ from kreplica.common.messages.data import (
     ProduceRequest,
     TopicProduceData,
 )
+from kreplica.common.messages.quotas import (
+    AlterClientQuotasRequest,
+    AlterQuotaEntryData,
+    QuotaEntityData,
+    QuotaOpData,
+)
+from kreplica.common.wire import error_of
+from kreplica.controller.configuration_control import DELETE, SET
+from kreplica.metadata.cluster_metadata import BROKER_RESOURCE
 from kreplica.runtime.listener import PLAIN, Login
 from kreplica.security.sasl import Secret
 from tests.support.batches import build
@@ -156,7 +174,7 @@ def test_each_level_is_set_altered_and_removed_under_load(cluster: TcpCluster) -
     with client_of(cluster, "alice") as client:
         for entity in LEVELS:
             set_quotas(cluster, entity, producer_byte_rate=1000)
-            # Nobody waits for the mute, which a change of the quotas ends.
+            # A change of the quotas ends the mute, so the test does not wait for it.
             while not produce(client, 10_000):
                 pass
             assert muted(cluster) == 1
@@ -198,7 +216,7 @@ def test_only_clients_with_a_quota_leave_the_native_lane(cluster: TcpCluster) ->
         for _ in range(5):
             produce(limited, 10)
             produce(other, 10)
-        # The first one of the other client tells that no quota applies to it.
+        # With its first request the other client is found to have no quota.
         assert lane.declined(quota) - before == 6
         assert lane.taken - taken == 4
 
@@ -225,7 +243,7 @@ def test_a_fetch_outside_of_sessions_is_native_unless_a_quota_applies(cluster: T
         assert declined() == (1, 0)
         set_quotas(cluster, {"user": "ANONYMOUS"}, consumer_byte_rate=None)
         set_quotas(cluster, {"user": "alice"}, consumer_byte_rate=1)
-        # Its Metadata request before has told that no quota applies.
+        # The Metadata request before it has found that no quota applies.
         assert declined() == (0, 1)
 
 
@@ -337,3 +355,87 @@ def test_changes_of_partitions_are_refused_over_their_quota(cluster: TcpCluster,
         assert old.throttle_time > timedelta(0)
     with connection_of(cluster, at, "bob") as client:
         assert create(client, f"{name}-bob") == NONE
+
+
+# ---- connections -----------------------------------------------------------------------------------------
+
+
+def set_of_brokers(cluster: TcpCluster, **settings: str | None) -> None:
+    """Set settings of all brokers at run time; None removes one. Return when all nodes have them."""
+    configs = tuple(
+        AlterableConfig(
+            name=name.replace("_", "."), config_operation=DELETE if value is None else SET, value=value
+        )
+        for name, value in settings.items()
+    )
+    resource = AlterConfigsResource(resource_type=BROKER_RESOURCE, resource_name="", configs=configs)
+    with KafkaConnection(*cluster.addresses[1], IN_PLAIN) as node:
+        [answer] = node.ask(
+            IncrementalAlterConfigsRequest(resources=(resource,), validate_only=False)
+        ).responses
+    error = error_of(answer.error_code, answer.error_message)
+    if error is not None:
+        raise error
+    wanted = {name.replace("_", "."): value for name, value in settings.items()}
+    nodes = [each.node for each in cluster.nodes.values()]
+
+    def is_known() -> bool:
+        known = [each.loader.published.config(BROKER_RESOURCE, "") for each in nodes]
+        return all(each.get(name) == value for each in known for name, value in wanted.items())
+
+    wait_until(is_known, "all nodes know the settings")
+
+
+@pytest.mark.parametrize("name", ["listener_name_clients_max_connections", "max_connections"])
+def test_numbers_of_connections_change_at_run_time(cluster: TcpCluster, name: str) -> None:
+    kept = [connection_of(cluster, 1, "alice") for _ in range(3)]
+    set_of_brokers(cluster, **{name: "2"})
+    try:
+        # The connection that was idle longest makes room for each new one.
+        with connection_of(cluster, 1, "bob"):
+            for each in kept[1:]:
+                with suppress(NetworkException):
+                    each.ask(MetadataRequest(topics=()))
+            with pytest.raises(NetworkException):
+                kept[0].ask(MetadataRequest(topics=()))
+    finally:
+        set_of_brokers(cluster, **{name: None})
+        for each in kept:
+            each.close()
+    kept = [connection_of(cluster, 1, "alice") for _ in range(3)]
+    for each in kept:
+        each.ask(MetadataRequest(topics=()))
+        each.close()
+
+
+def test_an_impossible_limit_of_connections_is_refused(cluster: TcpCluster) -> None:
+    with pytest.raises(InvalidConfig, match=r"max\.connection\.creation\.rate"):
+        set_of_brokers(cluster, max_connection_creation_rate="0")
+    with pytest.raises(InvalidConfig, match="no setting"):
+        set_of_brokers(cluster, listener_name_clients_no_such="1")
+
+
+def connect(held: ExitStack, cluster: TcpCluster, times: int) -> None:
+    for _ in range(times):
+        held.enter_context(connection_of(cluster, 1, "alice"))
+
+
+def test_an_address_over_its_rate_of_connections_is_closed_without_a_word(cluster: TcpCluster) -> None:
+    with connection_of(cluster, 1, "carol") as before:
+        set_quotas(cluster, {"ip": "127.0.0.1"}, connection_creation_rate=1)
+        with ExitStack() as held:
+            with pytest.raises((NetworkException, OSError)):
+                connect(held, cluster, 20)
+        # Connections that were there are served.
+        before.ask(MetadataRequest(topics=()))
+        key: dict[str, str | None] = {"ip": "127.0.0.1"}
+        entity = tuple(QuotaEntityData(entity_type=kind, entity_name=name) for kind, name in key.items())
+        ops = (QuotaOpData(key="connection_creation_rate", remove=True),)
+        entry = AlterQuotaEntryData(entity=entity, ops=ops)
+        before.ask(AlterClientQuotasRequest(entries=(entry,)))
+    wait_until(
+        lambda: all(not each.node.loader.published.quotas for each in cluster.nodes.values()),
+        "all nodes know that the quota is removed",
+    )
+    for _ in range(20):
+        connection_of(cluster, 1, "alice").close()

@@ -17,7 +17,7 @@ class QuotaFilterComponent(Message):
 
 
 class DescribeClientQuotasRequest(Message, api_key=48, versions=(0, 1), flexible=1):
-    """Describe the quotas of entities that match all components; of all entities if there are none.
+    """Describe the quotas of entities that match all components; without components, of all entities.
 
     `strict`: entities with components of other types do not match.
     """

@@ -76,7 +76,7 @@ def test_a_throttle_time_has_a_limit() -> None:
 
 
 def test_a_bucket_of_tokens_does_not_starve_a_client_after_one_large_operation() -> None:
-    # KAFKA-10162, Q = 5: five topics of 112 partitions each, of which the sampled rate would let the first
+    # KAFKA-10162, Q = 5: five topics of 112 partitions each. The sampled rate would let the first
     # pass and then count all 560 if they came at once.
     sampled = rate()
     sampled.record(560, 0)

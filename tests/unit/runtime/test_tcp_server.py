@@ -16,10 +16,12 @@ import pytest
 
 from kreplica._core.frame_reader import RECEIVE_BYTES
 from kreplica._core.region import Region
-from kreplica.broker.node_config import SocketServerConfig
+from kreplica.broker.node_config import QuotaConfig, SocketServerConfig
 from kreplica.broker.request_channel import Answered
+from kreplica.common.connection_limits import ConnectionLimits
 from kreplica.common.errors import BrokerNotAvailable, InvalidRequest
 from kreplica.common.future import Future, failed, resolved
+from kreplica.runtime.connection_quotas import ConnectionQuotas
 from kreplica.runtime.event_loop import EventLoopThread
 from kreplica.runtime.tcp_server import MemoryPool, Receive, TcpServer
 from kreplica.security.peer import Peer
@@ -559,3 +561,61 @@ def test_the_frame_that_is_longest_on_its_way_goes() -> None:
     pool.receive(connections[2], 9)
     assert [each.is_cut for each in connections] == [True, False, True, False]
     assert pool.receiving_bytes == 4
+
+
+def test_an_address_that_connects_too_often_is_held_and_closed_without_a_word(
+    thread: EventLoopThread,
+) -> None:
+    limits = ConnectionLimits.of({})
+    quotas = ConnectionQuotas(lambda: limits, lambda _: 0.1, lambda: 7, QuotaConfig())
+    server = TcpServer(thread, by_futures(echo), quotas=quotas)
+    address = server.bind("127.0.0.1", 0)
+    server.start()
+    with contextlib.ExitStack() as stack:
+        first, second = (stack.enter_context(connected(address)) for _ in range(2))
+        first.sendall(framed(body(1)))
+        assert read_frame(first) == body(1)
+        second.sendall(framed(body(2)))
+        # One connection in 10 s: the second is closed after a second, and nothing is answered.
+        assert read_frame(second) == b""
+        first.sendall(framed(body(3)))
+        assert read_frame(first) == body(3)
+    server.close()
+
+
+def test_a_throttled_connection_is_not_idle_and_others_are_served(thread: EventLoopThread) -> None:
+    def receive(frame: memoryview, _peer: Peer, answered: Any, _connection: object) -> None:
+        answered.throttle_ms = 1_000 if frame[7] == 1 else 0
+        answered([framed(bytes(frame))], None)
+
+    server = TcpServer(thread, receive, SocketServerConfig(connections_max_idle_ms=200))
+    address = server.bind("127.0.0.1", 0)
+    server.start()
+    with connected(address) as throttled:
+        throttled.sendall(framed(body(1)) + framed(body(2)))
+        # The answer comes at once.
+        assert read_frame(throttled) == body(1)
+        with connected(address) as other:
+            for _ in range(20):
+                other.sendall(framed(body(3)))
+                assert read_frame(other) == body(3)
+        # The next one comes after five times the limit of idle connections.
+        assert read_frame(throttled) == body(2)
+    server.close()
+
+
+def test_muted_connections_go_on_when_the_quotas_change(thread: EventLoopThread) -> None:
+    def receive(frame: memoryview, _peer: Peer, answered: Any, _connection: object) -> None:
+        answered.throttle_ms = 3_600_000
+        answered([framed(bytes(frame))], None)
+
+    server = TcpServer(thread, receive)
+    address = server.bind("127.0.0.1", 0)
+    server.start()
+    with connected(address) as throttled:
+        for number in range(3):
+            throttled.sendall(framed(body(number)))
+            assert read_frame(throttled) == body(number)
+            until(lambda: any(each.is_muted for each in list(server.connections)))
+            thread.post(server.quotas_changed)
+    server.close()
