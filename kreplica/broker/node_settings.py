@@ -90,8 +90,38 @@ OF_PROCESS: Mapping[str, str] = {
         "How nodes log in to the listener for controllers; one of its sasl.enabled.mechanisms. No default."
     ),
     "sasl.enabled.mechanisms": (
-        "How clients log in to a SASL listener: PLAIN, SCRAM-SHA-256, SCRAM-SHA-512. No default."
+        "How clients log in to a SASL listener: PLAIN, SCRAM-SHA-256, SCRAM-SHA-512, OAUTHBEARER. No default."
     ),
+    "sasl.oauthbearer.jwks.endpoint.url": (
+        "URL of the keys that sign tokens for OAUTHBEARER: http, https or file. No default."
+    ),
+    "sasl.oauthbearer.jwks.endpoint.refresh.ms": "How often the keys are fetched again. Default: 3600000.",
+    "sasl.oauthbearer.jwks.endpoint.retry.backoff.ms": (
+        "Pause after a failed fetch of keys, doubled after each further one. Default: 100."
+    ),
+    "sasl.oauthbearer.jwks.endpoint.retry.backoff.max.ms": "Longest of these pauses. Default: 10000.",
+    "sasl.oauthbearer.allowed.urls": (
+        "*Ours.* The URLs from which keys and tokens may be fetched. Kafka has a property of Java's for this."
+    ),
+    "sasl.oauthbearer.expected.issuer": "Issuer that a token has to name.",
+    "sasl.oauthbearer.any.issuer.enable": (
+        "*Ours.* Take tokens of any issuer, if one of the keys has signed them. Default: false."
+    ),
+    "sasl.oauthbearer.expected.audience": "Audiences, one of which a token has to name.",
+    "sasl.oauthbearer.any.audience.enable": "*Ours.* Take tokens for any audience. Default: false.",
+    "sasl.oauthbearer.sub.claim.name": "Claim of a token with the name of the user. Default: sub.",
+    "sasl.oauthbearer.scope.claim.name": "Claim of a token with its scope. Default: scope.",
+    "sasl.oauthbearer.clock.skew.seconds": "How far the clock of the issuer may differ. Default: 30.",
+    "sasl.oauthbearer.unsecured.tokens.enable": (
+        "*Ours.* Take tokens without a signature, which everyone can make: only for tests. Default: false."
+    ),
+    "sasl.oauthbearer.token.endpoint.url": (
+        "Where a node gets the token with which it logs in to others: an endpoint for client credentials, or"
+        " the file URL of a token. No default."
+    ),
+    "sasl.oauthbearer.client.credentials.client.id": "Client id of the node at that endpoint.",
+    "sasl.oauthbearer.client.credentials.client.secret": "Client secret of the node at that endpoint.",
+    "sasl.oauthbearer.scope": "Scope of the tokens that the node asks for.",
     "sasl.server.max.receive.size": "Maximum size of a request before the login. Default: 65536.",
     "connection.failed.authentication.delay.ms": "Pause before a failed login is answered. Default: 100.",
     "connections.max.reauth.ms": "A client has to log in again after this long. Default: 0, never.",
@@ -164,13 +194,14 @@ IGNORED: Mapping[str, tuple[Kind, str]] = {
 }
 
 NO_SSL = "OpenSSL encrypts, and not Java; leave it out"
-NO_SASL = "clients and nodes log in only by PLAIN and SCRAM; leave it out"
+NO_SASL = "clients and nodes log in only by PLAIN, SCRAM and OAUTHBEARER; leave it out"
 NO_TIERS = "there is no tiered storage; leave it out"
 NO_ZOOKEEPER = "there is no ZooKeeper; name the quorum by controller.quorum.voters"
 
 # Kafka's properties that a node cannot fulfil: by name, or by prefix if the key ends with a dot.
 REFUSED: Mapping[str, str] = {
     "ssl.": NO_SSL,
+    "sasl.kerberos.": "GSSAPI (Kerberos) is not supported: use SCRAM-SHA-512, OAUTHBEARER or mutual TLS",
     "sasl.": NO_SASL,
     "principal.builder.class": "classes of Java cannot be loaded",
     "delegation.token.": "there are no delegation tokens; leave it out",

@@ -7,8 +7,8 @@
 
 After SaslHandshake 0 the tokens come without a header of Kafka's. Any other request closes the connection
 unread. A failure is answered after `failure_delay_ms`, and then the connection is closed. With
-`max_reauth_ms` a session ends unless the client logs in again on the same connection, as the same principal
-(KIP-368).
+`max_reauth_ms`, or when a token expires, a session ends unless the client logs in again on the same
+connection, as the same principal (KIP-368).
 
 Ownership: one connection each, SaslPolicy all of a listener. Thread rule: the loop of the connection.
 """
@@ -107,6 +107,8 @@ class SaslAuthenticator:
         self._is_raw = False
         self._principal: KafkaPrincipal | None = None
         self._logged_in_ms = 0
+        # How long the session lasts; None: as long as the connection.
+        self._session_ms: int | None = None
         # The number of logins: the timer of an earlier session ends nothing.
         self._logins = 0
 
@@ -142,7 +144,7 @@ class SaslAuthenticator:
     def _handshake(
         self, request: SaslHandshakeRequest, version: int, answered: Answered, reply: Callable[[Any], Any]
     ) -> None:
-        error = self._why_no_handshake(request)
+        error = self._why_no_handshake(request, version)
         enabled = tuple(self._policy.mechanisms)
         code = ErrorCode.none if error is None else ErrorCode(error.code)
         answer = reply(SaslHandshakeResponse(error_code=code, mechanisms=enabled))
@@ -157,10 +159,12 @@ class SaslAuthenticator:
         else:
             self._fail(answered, answer, error)
 
-    def _why_no_handshake(self, request: SaslHandshakeRequest) -> KreplicaError | None:
+    def _why_no_handshake(self, request: SaslHandshakeRequest, version: int) -> KreplicaError | None:
         if self._principal is not None:
             is_early = self._now_ms() - self._logged_in_ms < MIN_REAUTH_MS
-            if not self._policy.max_reauth_ms or is_early or request.mechanism != self._mechanism_name:
+            has_end = self._session_ms is not None
+            # Tokens without a header could not be told from requests that are in progress.
+            if not has_end or is_early or request.mechanism != self._mechanism_name or version == 0:
                 return IllegalSaslState()
         elif self._state is _State.AUTHENTICATING:
             return IllegalSaslState()
@@ -182,7 +186,10 @@ class SaslAuthenticator:
             self._fail(answered, _refusal(reply, error), error)
 
     def _answer(self, reply: Callable[[Any], Any], token: bytes) -> Any:
-        lifetime_ms = self._policy.max_reauth_ms if self._state is _State.COMPLETE else 0
+        # On the wire 0 means that the session has no end.
+        lifetime_ms = 0
+        if self._state is _State.COMPLETE and self._session_ms is not None:
+            lifetime_ms = max(self._session_ms, 1)
         return reply(
             SaslAuthenticateResponse(
                 error_code=ErrorCode.none,
@@ -204,7 +211,7 @@ class SaslAuthenticator:
         try:
             answer = mechanism.respond(token)
             if mechanism.principal is not None:
-                self._complete(mechanism.principal)
+                self._complete(mechanism.principal, mechanism.lifetime_ms)
         except SaslAuthenticationFailed as error:
             self._fail(answered, refuse(error), error)
             return
@@ -212,7 +219,7 @@ class SaslAuthenticator:
 
     # ---- the end of a login -------------------------------------------------------------------------------
 
-    def _complete(self, principal: KafkaPrincipal) -> None:
+    def _complete(self, principal: KafkaPrincipal, credential_ms: int | None) -> None:
         """Raises SaslAuthenticationFailed if the client has logged in as somebody else before."""
         if self._principal not in (None, principal):
             raise SaslAuthenticationFailed("the principal of a connection cannot change")
@@ -224,8 +231,10 @@ class SaslAuthenticator:
         self._logged_in_ms = self._now_ms()
         connection.peer = connection.peer._replace(principal=principal)
         connection.logged_in()
-        if self._policy.max_reauth_ms:
-            self._later(partial(self._expire, self._logins), self._policy.max_reauth_ms)
+        ends = [each for each in (self._policy.max_reauth_ms or None, credential_ms) if each is not None]
+        self._session_ms = min(ends, default=None)
+        if self._session_ms is not None:
+            self._later(partial(self._expire, self._logins), self._session_ms)
 
     def _expire(self, login: int) -> None:
         # The next request closes the connection, unless it begins another login.

@@ -5,8 +5,10 @@
     sasl.jaas.config=MODULE required username="alice" password="sesame";
 
 MODULE is Kafka's, such as org.apache.kafka.common.security.scram.ScramLoginModule. librdkafka's names
-sasl.username and sasl.password do the same as sasl.jaas.config. Other properties go to the stock client as
-they are; ssl.truststore.location names certificates in PEM. The file is chosen once for a process, by
+sasl.username and sasl.password do the same as sasl.jaas.config. With OAUTHBEARER the properties are those of
+a node: sasl.oauthbearer.token.endpoint.url with an endpoint for client credentials or the file URL of a
+token, sasl.oauthbearer.allowed.urls, and so on. Other properties go to the stock client as they are;
+ssl.truststore.location names certificates in PEM. The file is chosen once for a process, by
 `--command-config`.
 """
 
@@ -14,11 +16,12 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from kreplica.common.errors import InvalidConfig
 from kreplica.security.client_login import ClientLogin
 from kreplica.security.jaas import parse_jaas
+from kreplica.security.oauthbearer import OAUTHBEARER
 from kreplica.security.protocol import SecurityProtocol
 from kreplica.security.sasl import Secret
 
@@ -26,7 +29,7 @@ from kreplica.security.sasl import Secret
 class ClientConfig(NamedTuple):
     """`properties`: of the stock client. `login`: None without SASL. `tls`: None without encryption."""
 
-    properties: Mapping[str, str]
+    properties: Mapping[str, Any]
     login: ClientLogin | None = None
     tls: ssl.SSLContext | None = None
 
@@ -60,7 +63,24 @@ def parse(properties: Mapping[str, object]) -> ClientConfig:
         raise InvalidConfig(f"security.protocol={name[:40]} must be one of {known}")
     protocol = SecurityProtocol[name]
     tls = _tls(found) if protocol.encrypts else None
+    mechanism = found.get("sasl.mechanism", found.get("sasl.mechanisms", ""))
+    if protocol.has_login and mechanism == OAUTHBEARER:
+        return _by_token(found, tls)
     return ClientConfig(found, _login(found) if protocol.has_login else None, tls)
+
+
+def _by_token(found: dict[str, str], tls: ssl.SSLContext | None) -> ClientConfig:
+    """Return the login by tokens, which the stock client asks for by its callback."""
+    from kreplica.runtime.oauth import PREFIX, TokenFetcher
+
+    text = found.pop("sasl.jaas.config", None)
+    tokens = TokenFetcher.read(found.get, None if text is None else parse_jaas("sasl.jaas.config", text))
+    own = {name: value for name, value in found.items() if not name.startswith(PREFIX)}
+
+    def callback(_: str) -> tuple[str, float]:
+        return tokens.fetch().result().value, tokens.expires_at_s
+
+    return ClientConfig({**own, "oauth_cb": callback}, ClientLogin.by_token(tokens), tls)
 
 
 def _tls(found: dict[str, str]) -> ssl.SSLContext:
@@ -87,11 +107,11 @@ def _login(found: dict[str, str]) -> ClientLogin:
     user, password = found.get("sasl.username", ""), Secret(found.get("sasl.password", ""))
     if text is not None:
         jaas = parse_jaas("sasl.jaas.config", text)
-        _, user, password = ClientLogin.of("sasl.jaas.config", mechanism, jaas)
-    from kreplica.runtime.listener import MECHANISMS
+        _, user, password, _ = ClientLogin.of("sasl.jaas.config", mechanism, jaas)
+    from kreplica.runtime.listener import ALL_MECHANISMS
 
-    if mechanism not in MECHANISMS:
-        raise InvalidConfig(f"sasl.mechanism={mechanism[:40]} must be one of {', '.join(MECHANISMS)}")
+    if mechanism not in ALL_MECHANISMS:
+        raise InvalidConfig(f"sasl.mechanism={mechanism[:40]} must be one of {', '.join(ALL_MECHANISMS)}")
     if not user or not password.value:
         raise InvalidConfig("the user or the password is missing: set sasl.jaas.config")
     found |= {"sasl.username": user, "sasl.password": password.value}

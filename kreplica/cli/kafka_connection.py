@@ -78,7 +78,7 @@ class KafkaConnection(Closing):
             self._socket = tls.wrap_socket(self._socket, server_hostname=host)
         if login is not None:
             try:
-                log_in(login.steps(random.SystemRandom()), self.ask)
+                log_in(login.ready().result().steps(random.SystemRandom()), self.ask)
             except BaseException:
                 self.close()
                 raise

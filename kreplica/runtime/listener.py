@@ -16,10 +16,12 @@ from kreplica.common.errors import InvalidConfig
 from kreplica.common.settings import BOOLEAN, checked, int32, int64
 from kreplica.runtime.cipher_suites import VERSIONS, CipherSuites
 from kreplica.runtime.key_store import key_store_of, require_cryptography, trust_store_of
+from kreplica.runtime.oauth import OF_LISTENER, OAuthBearerSettings, TokenFetcher
 from kreplica.runtime.tcp_transport import Address
 from kreplica.runtime.tls import CLIENT_AUTH, TlsSettings, TrustSettings
 from kreplica.security.client_login import ClientLogin
-from kreplica.security.jaas import PLAIN_MODULE, SCRAM_MODULE, parse_jaas
+from kreplica.security.jaas import OAUTHBEARER_MODULE, PLAIN_MODULE, SCRAM_MODULE, JaasLogin, parse_jaas
+from kreplica.security.oauthbearer import OAUTHBEARER
 from kreplica.security.protocol import SecurityProtocol
 from kreplica.security.sasl import Secret
 from kreplica.security.scram_credential import ScramMechanism
@@ -28,21 +30,27 @@ from kreplica.security.ssl_principal_mapper import SslPrincipalMapper
 PREFIX = "listener.name."
 PLAIN = "PLAIN"
 SCRAM_MECHANISMS = {each.sasl_name: each for each in ScramMechanism}
+# Those by a password, and all.
 MECHANISMS = (PLAIN, *SCRAM_MECHANISMS)
-# Kafka allows 512 KiB, which a token of GSSAPI may need. The largest token here has a few hundred bytes.
+ALL_MECHANISMS = (*MECHANISMS, OAUTHBEARER)
+# Kafka allows 512 KiB, which a token of GSSAPI may need. The largest here is a JWT of a few KiB.
 MAX_RECEIVE_BYTES = 64 << 10
 FAILURE_DELAY_MS = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Login:
-    """How clients of a listener log in. `passwords`: those of PLAIN, by user. Times: see SaslPolicy."""
+    """How clients of a listener log in. `passwords`: those of PLAIN, by user. Times: see SaslPolicy.
+
+    `tokens`: the tokens of OAUTHBEARER; None without that mechanism.
+    """
 
     mechanisms: tuple[str, ...]
     passwords: Mapping[str, Secret] = field(default_factory=dict)
     max_reauth_ms: int = 0
     failure_delay_ms: int = FAILURE_DELAY_MS
     max_receive_bytes: int = MAX_RECEIVE_BYTES
+    tokens: OAuthBearerSettings | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,11 +94,14 @@ class ListenerProperties:
         """Return how clients log in. Raises InvalidConfig."""
         mechanisms = self._words("sasl.enabled.mechanisms")
         for each in mechanisms or ("",):
-            if each not in MECHANISMS:
+            if each not in ALL_MECHANISMS:
                 raise InvalidConfig(
                     f"sasl.enabled.mechanisms: {each[:40] or 'nothing'} for listener {self.name}; it takes"
-                    f" {', '.join(MECHANISMS)}. GSSAPI, the default of Kafka, is not supported."
+                    f" {', '.join(ALL_MECHANISMS)}. GSSAPI, the default of Kafka, is not supported."
                 )
+        tokens = None
+        if OAUTHBEARER in mechanisms:
+            tokens = OAuthBearerSettings.read(self.get, self._oauthbearer_jaas())
         return Login(
             mechanisms=mechanisms,
             passwords=self._passwords() if PLAIN in mechanisms else {},
@@ -99,6 +110,7 @@ class ListenerProperties:
                 "connection.failed.authentication.delay.ms", FAILURE_DELAY_MS, int32(0)
             ),
             max_receive_bytes=self._number("sasl.server.max.receive.size", MAX_RECEIVE_BYTES, int32(1024)),
+            tokens=tokens,
         )
 
     def login_of_node(self, mechanism_name: str) -> ClientLogin:
@@ -113,6 +125,8 @@ class ListenerProperties:
                 f"{mechanism_name}={mechanism[:40]} must be one of sasl.enabled.mechanisms of listener"
                 f" {self.name}, {', '.join(enabled)}: nodes log in by it"
             )
+        if mechanism == OAUTHBEARER:
+            return ClientLogin.by_token(TokenFetcher.read(self.get, self._oauthbearer_jaas()))
         name = f"{self._prefix}{mechanism.lower()}.sasl.jaas.config"
         text = self._properties.get(name)
         if text is None:
@@ -184,6 +198,15 @@ class ListenerProperties:
     def _text(self, name: str) -> str:
         return str(self.get(name) or "").strip()
 
+    def _oauthbearer_jaas(self) -> JaasLogin | None:
+        """Return the login module of OAUTHBEARER, which may be left out. Raises InvalidConfig."""
+        name = f"{self._prefix}oauthbearer.sasl.jaas.config"
+        text = self._properties.get(name)
+        login = None if text is None else parse_jaas(name, str(text))
+        if login is not None and login.module != OAUTHBEARER_MODULE:
+            raise InvalidConfig(f"{name}: OAUTHBEARER needs the module {OAUTHBEARER_MODULE}")
+        return login
+
     def _passwords(self) -> dict[str, Secret]:
         name = f"{self._prefix}plain.sasl.jaas.config"
         text = self._properties.get(name)
@@ -247,4 +270,6 @@ PER_LISTENER = (
     "sasl.enabled.mechanisms",
     "plain.sasl.jaas.config",
     *(f"{name.lower()}.sasl.jaas.config" for name in SCRAM_MECHANISMS),
+    "oauthbearer.sasl.jaas.config",
+    *OF_LISTENER,
 )

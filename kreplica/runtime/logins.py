@@ -8,10 +8,14 @@ from functools import partial
 
 from kreplica.broker.request_channel import RequestChannel
 from kreplica.broker.sasl_authenticator import SaslAuthenticator, SaslPolicy
-from kreplica.runtime.event_loop import EventLoopThread
+from kreplica.runtime.clock import SystemClock
+from kreplica.runtime.event_loop import EventLoopThread, NodeLoops
 from kreplica.runtime.listener import PLAIN, SCRAM_MECHANISMS, Login
+from kreplica.runtime.oauth import validator
 from kreplica.runtime.tcp_server import ConnectionLogin
+from kreplica.security.oauthbearer import OAUTHBEARER, OAuthBearerSaslServer
 from kreplica.security.plain import PlainSaslServer
+from kreplica.security.sasl import SaslMechanism
 from kreplica.security.scram import ScramSaslServer
 from kreplica.security.scram_credential import ScramCredential, ScramMechanism
 
@@ -26,16 +30,21 @@ def connection_login(
 ) -> ConnectionLogin:
     """Return how the connections of a listener log in, in the loop of `thread`.
 
-    `channel()`: where a connection's requests go, also those before its login.
+    `channel()`: where a connection's requests go, also those before its login. Raises InvalidConfig.
     """
     secret = random.SystemRandom().randbytes(SECRET_BYTES)
 
     def scram(mechanism: ScramMechanism) -> ScramSaslServer:
         return ScramSaslServer(mechanism, partial(credential, mechanism), random.SystemRandom(), secret)
 
-    makers = {PLAIN: partial(PlainSaslServer, login.passwords)} | {
+    makers: dict[str, Callable[[], SaslMechanism]] = {PLAIN: partial(PlainSaslServer, login.passwords)} | {
         name: partial(scram, mechanism) for name, mechanism in SCRAM_MECHANISMS.items()
     }
+    prepare = None
+    if login.tokens is not None:
+        loop, clock = NodeLoops(thread).loop("jwks"), SystemClock()
+        validate, prepare = validator(login.tokens, loop, clock)
+        makers[OAUTHBEARER] = partial(OAuthBearerSaslServer, validate, clock.time_ms)
     policy = SaslPolicy(
         mechanisms={name: makers[name] for name in login.mechanisms},
         failure_delay_ms=login.failure_delay_ms,
@@ -51,4 +60,4 @@ def connection_login(
     def authenticator(connection: object) -> SaslAuthenticator:
         return SaslAuthenticator(policy, channel(), connection, later=later, now_ms=now_ms)  # type: ignore[arg-type]
 
-    return ConnectionLogin(authenticator, login.max_receive_bytes)
+    return ConnectionLogin(authenticator, login.max_receive_bytes, prepare)

@@ -66,10 +66,12 @@ class ConnectionLogin(NamedTuple):
     """How the clients of a listener log in.
 
     `authenticator(connection)`: takes the connection's frames until then. `max_frame_bytes`: of those.
+    `prepare()`: called before the first connection, and may wait; raises InvalidConfig.
     """
 
     authenticator: Callable[[Any], Any]
     max_frame_bytes: int
+    prepare: Callable[[], None] | None = None
 
 
 class MemoryPool(RequestMemory):
@@ -197,8 +199,10 @@ class TcpServer:
     def bind(self, host: str, port: int) -> tuple[str, int]:
         """Bind the port (0: a free one); return the address. The host "" means all interfaces.
 
-        Raises OSError, which names host and port.
+        Raises OSError, which names host and port, and InvalidConfig if clients cannot log in.
         """
+        if self.login is not None and self.login.prepare is not None:
+            self.login.prepare()
         self._sockets = _listening_sockets(host, port)
         taken = self._sockets[0].getsockname()
         return taken[0], taken[1]

@@ -389,7 +389,8 @@ class PeerConnection:
         return socket
 
     async def _log_in(self, socket: _Socket, login: ClientLogin) -> None:
-        steps, answer = login.steps(SystemRandom()), None
+        ready = await asyncio.wrap_future(login.ready())
+        steps, answer = ready.steps(SystemRandom()), None
         while True:
             try:
                 request = steps.send(answer)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from kreplica.common.errors import InvalidConfig, SaslAuthenticationFailed
+from kreplica.common.future import Future, resolved, then
 from kreplica.common.messages.data import SaslAuthenticateRequest, SaslHandshakeRequest
 from kreplica.common.ports import Random
 from kreplica.common.wire import error_of
 from kreplica.security.jaas import PLAIN_MODULE, SCRAM_MODULE, JaasLogin
+from kreplica.security.oauthbearer import OAUTHBEARER, SEPARATOR, first_message
 from kreplica.security.sasl import Secret
 
 PLAIN = "PLAIN"
@@ -17,12 +19,32 @@ PLAIN = "PLAIN"
 Steps = Generator[Any, Any, None]
 
 
+class TokenSource(Protocol):
+    """Where a client's tokens come from."""
+
+    def fetch(self) -> Future[Secret]:
+        """Return a token that has not expired. The future fails with SaslAuthenticationFailed."""
+        ...
+
+
 class ClientLogin(NamedTuple):
-    """How to log in."""
+    """How to log in. `tokens`: gives what to log in with in place of the password; see `ready`."""
 
     mechanism: str
     user: str
     password: Secret
+    tokens: TokenSource | None = None
+
+    @classmethod
+    def by_token(cls, tokens: TokenSource) -> ClientLogin:
+        """Return the login by OAUTHBEARER."""
+        return cls(OAUTHBEARER, "", Secret(""), tokens)
+
+    def ready(self) -> Future[ClientLogin]:
+        """Return the login with a token, if it needs one. The future fails with SaslAuthenticationFailed."""
+        if self.tokens is None:
+            return resolved(self)
+        return then(self.tokens.fetch(), lambda token: self._replace(password=token))
 
     @classmethod
     def of(cls, name: str, mechanism: str, jaas: JaasLogin) -> ClientLogin:
@@ -45,6 +67,11 @@ class ClientLogin(NamedTuple):
         if self.mechanism == PLAIN:
             yield from self._exchange(f"\0{self.user}\0{self.password.value}".encode())
             return
+        if self.mechanism == OAUTHBEARER:
+            if (yield from self._exchange(first_message(self.password, {}))):
+                # The answer says that the token is refused; the next one says why.
+                yield from self._exchange(SEPARATOR.encode())
+            return
         from kreplica.security.scram_client import ScramSaslClient
 
         client = ScramSaslClient(self.mechanism, self.user, self.password, random)
@@ -55,7 +82,8 @@ class ClientLogin(NamedTuple):
     def _exchange(self, token: bytes) -> Generator[Any, Any, bytes]:
         found = yield SaslAuthenticateRequest(auth_bytes=token)
         if error_of(found.error_code) is not None:
-            raise SaslAuthenticationFailed(f"the login as {self.user} failed: {found.error_message}")
+            who = "by a token" if self.mechanism == OAUTHBEARER else f"as {self.user}"
+            raise SaslAuthenticationFailed(f"the login {who} failed: {found.error_message}")
         return bytes(found.auth_bytes)
 
 

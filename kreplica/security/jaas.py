@@ -17,7 +17,8 @@ from kreplica.security.sasl import Secret
 
 PLAIN_MODULE = "org.apache.kafka.common.security.plain.PlainLoginModule"
 SCRAM_MODULE = "org.apache.kafka.common.security.scram.ScramLoginModule"
-_MODULES = (PLAIN_MODULE, SCRAM_MODULE)
+OAUTHBEARER_MODULE = "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule"
+_MODULES = (PLAIN_MODULE, SCRAM_MODULE, OAUTHBEARER_MODULE)
 _LOGIN = re.compile(
     r"\s*(?P<module>[\w.]+)\s+(?P<flag>\w+)(?P<options>(?:\s+\w[\w.-]*\s*=\s*(?:\"(?:[^\"\\]|\\.)*\"|[^\s\";]+))*)\s*;\s*"
 )

@@ -18,6 +18,8 @@ PARTS = 3
 class PlainSaslServer:
     """One login with PLAIN. `passwords`: by user."""
 
+    lifetime_ms: int | None = None
+
     def __init__(self, passwords: Mapping[str, Secret]) -> None:
         self._passwords = passwords
         self.principal: KafkaPrincipal | None = None

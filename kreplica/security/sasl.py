@@ -20,6 +20,11 @@ class SaslMechanism(Protocol):
         """Who has logged in; None while the login goes on."""
         ...
 
+    @property
+    def lifetime_ms(self) -> int | None:
+        """How long what the client has logged in with is still good for; None if it does not expire."""
+        ...
+
     def respond(self, token: bytes) -> bytes:
         """Return the answer to the client's next token. Raises SaslAuthenticationFailed."""
         ...

@@ -69,6 +69,7 @@ class ScramSaslServer:
         self._secret = secret
         self._login: _Login | None = None
         self.principal: KafkaPrincipal | None = None
+        self.lifetime_ms: int | None = None
 
     def respond(self, token: bytes) -> bytes:
         """Answer the client's first or final message. Raises SaslAuthenticationFailed."""

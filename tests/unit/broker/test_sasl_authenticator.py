@@ -11,12 +11,20 @@ import pytest
 from kreplica.broker.request_channel import RequestChannel
 from kreplica.broker.sasl_authenticator import SaslAuthenticator, SaslPolicy
 from kreplica.common.error_code import ErrorCode
-from kreplica.common.errors import IllegalSaslState, InvalidRequest, KreplicaError, UnsupportedVersion
+from kreplica.common.errors import (
+    IllegalSaslState,
+    InvalidRequest,
+    KreplicaError,
+    SaslAuthenticationFailed,
+    UnsupportedVersion,
+)
 from kreplica.common.future import Future, failed
 from kreplica.common.message import at
 from kreplica.common.messages import data
 from kreplica.common.messages.data import ApiVersionsRequest, MetadataRequest
 from kreplica.common.types import Uuid
+from kreplica.security.jwt import OAuthBearerToken
+from kreplica.security.oauthbearer import OAuthBearerSaslServer
 from kreplica.security.peer import ANONYMOUS, KafkaPrincipal, Peer
 from kreplica.security.plain import PlainSaslServer
 from kreplica.security.sasl import Secret
@@ -26,6 +34,7 @@ from tests.support.requests import frame_of, response_of
 from tests.support.scram import ScramClient
 
 PLAIN, SCRAM = "PLAIN", "SCRAM-SHA-512"
+TOKEN = "OAUTHBEARER"
 RIGHT, WRONG = b"\0alice\0right", b"\0alice\0wrong"
 DELAY_MS = 100
 VERSIONS = ApiVersionsRequest(client_software_name="a", client_software_version="1")
@@ -46,6 +55,8 @@ class Connection:
 
     def __init__(self, max_reauth_ms: int = 0) -> None:
         self.peer = Peer("/10.0.0.1", listener="CLIENTS")
+        # How long the next token is good for.
+        self.token_ms = 5_000
         self.is_open = False
         self.now_ms = 5_000
         self.tasks: list[tuple[int, Callable[[], object]]] = []
@@ -54,6 +65,7 @@ class Connection:
         credential = credential_of(mechanism, salted, b"salt", 1)
         policy = SaslPolicy(
             mechanisms={
+                TOKEN: lambda: OAuthBearerSaslServer(self.validated, lambda: self.now_ms),
                 PLAIN: lambda: PlainSaslServer({"alice": Secret("right"), "bob": Secret("b")}),
                 SCRAM: lambda: ScramSaslServer(
                     mechanism, {"alice": credential}.get, random.Random(1), b"secret"
@@ -70,6 +82,11 @@ class Connection:
             later=lambda task, delay_ms: self.tasks.append((self.now_ms + delay_ms, task)),
             now_ms=lambda: self.now_ms,
         )
+
+    def validated(self, token: str) -> OAuthBearerToken:
+        if token == "wrong":
+            raise SaslAuthenticationFailed("the token has expired")
+        return OAuthBearerToken(token, frozenset(), self.now_ms + self.token_ms)
 
     def logged_in(self) -> None:
         self.is_open = True
@@ -104,7 +121,7 @@ class Connection:
     def handshake(self, mechanism: str = PLAIN, version: int = 1) -> tuple[ErrorCode, bool]:
         """The answer's error, and whether the connection is closed."""
         answer, error = self.ask("SaslHandshake", version, mechanism=mechanism)
-        assert answer.mechanisms == (PLAIN, SCRAM)
+        assert answer.mechanisms == (TOKEN, PLAIN, SCRAM)
         return answer.error_code, error is not None
 
     def authenticate(self, token: bytes, version: int = 2) -> tuple[ErrorCode, bool]:
@@ -229,4 +246,89 @@ def test_the_next_login_is_of_the_same_user_by_the_same_mechanism_and_not_at_onc
     assert connection.handshake(SCRAM) == (ErrorCode.illegal_sasl_state, False)
     assert connection.handshake() == OK
     assert connection.authenticate(b"\0bob\0b") == (ErrorCode.sasl_authentication_failed, True)
+    assert not connection.is_open
+
+
+# ---- tokens that expire ------------------------------------------------------------------------------------
+
+
+def bearer(token: str = "alice") -> bytes:
+    return f"n,,\1auth=Bearer {token}\1\1".encode()
+
+
+@pytest.mark.parametrize(
+    ("max_reauth_ms", "token_ms", "lasts_ms"),
+    [(0, 1_000, 1_000), (10_000, 1_000, 1_000), (10_000, 60_000, 10_000), (0, 0, 0), (0, -5_000, 0)],
+)
+@pytest.mark.parametrize("version", [0, 1])
+def test_a_session_ends_with_its_token(
+    max_reauth_ms: int, token_ms: int, lasts_ms: int, version: int
+) -> None:
+    """KAFKA-9241 and KAFKA-13848: by tokens without a header, too, and if the token has expired already."""
+    connection = Connection(max_reauth_ms)
+    connection.token_ms = token_ms
+    assert connection.handshake(TOKEN, version) == OK
+    if version == 0:
+        assert connection.ask_bytes(bearer()) == (b"", None)
+    else:
+        assert connection.authenticate(bearer()) == OK
+        # 0 would mean that the session has no end.
+        assert connection.answer.session_lifetime.total_seconds() * 1000 == max(lasts_ms, 1)
+    if lasts_ms:
+        connection.pass_time(lasts_ms - 1)
+        assert connection.is_open
+        connection.pass_time(1)
+    else:
+        connection.pass_time(0)
+    assert not connection.is_open
+    with pytest.raises(IllegalSaslState):
+        connection.ask_bytes(frame_of(VERSIONS, 1))
+
+
+def test_a_newer_token_prolongs_the_session() -> None:
+    connection = Connection()
+    connection.handshake(TOKEN)
+    assert connection.authenticate(bearer()) == OK
+    for _ in range(3):
+        connection.pass_time(4_500)
+        assert connection.handshake(TOKEN) == OK
+        assert connection.authenticate(bearer()) == OK
+        assert connection.is_open
+    connection.pass_time(5_000)
+    assert not connection.is_open
+
+
+def test_a_session_goes_on_as_the_same_user_and_in_frames_of_kafka() -> None:
+    connection = Connection()
+    connection.handshake(TOKEN)
+    assert connection.authenticate(bearer()) == OK
+    connection.pass_time(2_000)
+    assert connection.handshake(PLAIN) == (ErrorCode.illegal_sasl_state, False)
+    # A bare token could not be told from a request that is in progress.
+    assert connection.handshake(TOKEN, version=0) == (ErrorCode.illegal_sasl_state, False)
+    assert connection.handshake(TOKEN) == OK
+    assert connection.authenticate(bearer("bob")) == (ErrorCode.sasl_authentication_failed, True)
+    assert not connection.is_open
+
+
+def test_a_refused_token_is_answered_twice() -> None:
+    connection = Connection()
+    connection.handshake(TOKEN)
+    assert connection.authenticate(bearer("wrong")) == OK
+    assert connection.answer.auth_bytes == b'{"status":"invalid_token"}'
+    assert connection.answer.session_lifetime.total_seconds() == 0
+    assert not connection.is_open
+    assert connection.authenticate(b"\1") == (ErrorCode.sasl_authentication_failed, True)
+    assert connection.answer.error_message == "the token has expired"
+    assert not connection.is_open
+
+
+def test_a_session_that_is_refused_again_ends() -> None:
+    connection = Connection()
+    connection.handshake(TOKEN)
+    assert connection.authenticate(bearer()) == OK
+    connection.pass_time(2_000)
+    connection.handshake(TOKEN)
+    assert connection.authenticate(bearer("wrong")) == OK
+    assert connection.authenticate(b"\1") == (ErrorCode.sasl_authentication_failed, True)
     assert not connection.is_open

@@ -277,7 +277,7 @@ def test_clients_log_in_where_nodes_do_not() -> None:
             },
             "username or password is missing",
         ),
-        ({"sasl_mechanism": "PLAIN"}, "clients and nodes log in only by PLAIN and SCRAM"),
+        ({"sasl_mechanism": "PLAIN"}, "clients and nodes log in only by PLAIN, SCRAM and OAUTHBEARER"),
     ],
 )
 def test_what_makes_no_login_is_refused(changes: dict[str, object], words: str) -> None:
