@@ -59,7 +59,7 @@ SHARE_STATE = range(83, 88)
 LIST_CONFIG_RESOURCES = 74
 
 # Requests that the active controller handles for clients. Other nodes forward them.
-FORWARDED = frozenset({19, 20, 30, 31, 33, 37, 43, 44, 45, 46, 49, 51, 55, 57, 64, 80, 81})
+FORWARDED = frozenset({19, 20, 30, 31, 33, 37, 38, 39, 40, 43, 44, 45, 46, 49, 51, 55, 57, 64, 80, 81})
 
 
 class Scope(Flag):
@@ -146,6 +146,10 @@ API_RANGES: Mapping[int, ApiVersionRange] = {
         _range(35, 0, 4, 1),  # DescribeLogDirs
         _range(36, 0, 2, scope=Scope.ALL),  # SaslAuthenticate
         _range(37, 0, 3, scope=ADMINS),  # CreatePartitions
+        _range(38, 1, 3, scope=ADMINS),  # CreateDelegationToken
+        _range(39, 1, 2, scope=ADMINS),  # RenewDelegationToken
+        _range(40, 1, 2, scope=ADMINS),  # ExpireDelegationToken
+        _range(41, 1, 3),  # DescribeDelegationToken
         _range(42, 0, 2),  # DeleteGroups
         _range(43, 0, 2, scope=ADMINS),  # ElectLeaders
         _range(44, 0, 1, scope=ADMINS),  # IncrementalAlterConfigs

@@ -33,7 +33,12 @@ from kreplica.common.messages.data import DeleteRecordsRequest
 from kreplica.common.messages.groups import DeleteGroupsRequest
 from kreplica.common.messages.quorum import AddRaftVoterRequest, RemoveRaftVoterRequest
 from kreplica.common.messages.quotas import AlterClientQuotasRequest
-from kreplica.common.messages.users import AlterUserScramCredentialsRequest
+from kreplica.common.messages.users import (
+    AlterUserScramCredentialsRequest,
+    CreateDelegationTokenRequest,
+    ExpireDelegationTokenRequest,
+    RenewDelegationTokenRequest,
+)
 from kreplica.security.peer import Peer
 
 LOGGER = logging.getLogger("kreplica.audit")
@@ -87,6 +92,16 @@ def _quotas(request: AlterClientQuotasRequest) -> Iterator[str]:
         yield ", ".join(f"{each.entity_type} {each.entity_name or '<default>'}" for each in entry.entity)
 
 
+def _token_owner(request: CreateDelegationTokenRequest) -> Iterator[str]:
+    if request.owner_principal_name:
+        yield f"{request.owner_principal_type}:{request.owner_principal_name}"
+
+
+def _no_subject(_: Any) -> Iterator[str]:
+    """The request names a token only by its password."""
+    return iter(())
+
+
 # The requests that change something, and what each of them is about.
 CHANGES: Mapping[type[Any], Subjects] = {
     CreateTopicsRequest: _named("topics", "name"),
@@ -103,6 +118,9 @@ CHANGES: Mapping[type[Any], Subjects] = {
     AddRaftVoterRequest: lambda request: iter([str(request.voter_id)]),
     RemoveRaftVoterRequest: lambda request: iter([str(request.voter_id)]),
     AlterUserScramCredentialsRequest: _users,
+    CreateDelegationTokenRequest: _token_owner,
+    RenewDelegationTokenRequest: _no_subject,
+    ExpireDelegationTokenRequest: _no_subject,
     CreateAclsRequest: _acls,
     DeleteAclsRequest: _acl_filters,
     AlterClientQuotasRequest: _quotas,

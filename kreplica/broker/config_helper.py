@@ -47,7 +47,7 @@ from kreplica.metadata.cluster_metadata import (
 # The source of a setting (DescribeConfigsResponse.ConfigSource).
 OF_TOPIC, OF_BROKER, OF_ALL_BROKERS, OF_NODE, DEFAULT, OF_GROUP = 1, 2, 3, 4, 5, 8
 # ConfigDef.Type, as in the answer.
-TYPES = {"boolean": 1, "string": 2, "int": 3, "short": 4, "long": 5, "double": 6, "list": 7}
+TYPES = {"boolean": 1, "string": 2, "int": 3, "short": 4, "long": 5, "double": 6, "list": 7, "password": 9}
 
 
 class _Layer(NamedTuple):
@@ -225,16 +225,21 @@ class ConfigHelper:
         with_synonyms: bool,
     ) -> DescribeConfigsResourceResult:
         having = [layer for layer in layers if name in layer.values]
+        is_secret = kind == "password"
         synonyms = tuple(
-            DescribeConfigsSynonym(name=layer.name_of(name), value=layer.values[name], source=layer.source)
+            DescribeConfigsSynonym(
+                name=layer.name_of(name),
+                value=None if is_secret else layer.values[name],
+                source=layer.source,
+            )
             for layer in having
         )
         return DescribeConfigsResourceResult(
             name=name,
-            value=having[0].values[name],
+            value=None if is_secret else having[0].values[name],
             read_only=is_read_only,
             config_source=having[0].source,
-            is_sensitive=False,
+            is_sensitive=is_secret,
             synonyms=synonyms if with_synonyms else (),
             config_type=TYPES[kind],
             documentation=None,

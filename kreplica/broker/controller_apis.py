@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 from kreplica.broker.api_versions import response_type
@@ -59,15 +60,21 @@ from kreplica.common.messages.users import (
     AlterUserScramCredentialsRequest,
     AlterUserScramCredentialsResponse,
     AlterUserScramCredentialsResult,
+    CreateDelegationTokenRequest,
+    ExpireDelegationTokenRequest,
+    RenewDelegationTokenRequest,
 )
 from kreplica.common.wire import NO_THROTTLE
 from kreplica.controller.client_quota_control import altered
 from kreplica.controller.controller_mutation_quota import ControllerMutationQuota
 from kreplica.controller.controller_term import ControllerTerm
+from kreplica.controller.delegation_token_control import refused_token
 from kreplica.controller.quorum_controller import QuorumController
 from kreplica.controller.replication_control import ReplicationControl
+from kreplica.security.peer import KafkaPrincipal
 
 Operation = Callable[[ControllerTerm, Any], Any]
+OfClient = Callable[[ControllerTerm, Any, KafkaPrincipal], Any]
 Refuse = Callable[[Any, KreplicaError], Any]
 
 
@@ -122,6 +129,18 @@ OPERATIONS: dict[type[Any], Operation] = {
 }
 
 
+# The same, of those that depend on the client.
+OPERATIONS_OF_CLIENT: dict[type[Any], OfClient] = {
+    CreateDelegationTokenRequest: lambda term, request, client: term.delegation_tokens.create(
+        request, client
+    ),
+    RenewDelegationTokenRequest: lambda term, request, client: term.delegation_tokens.renew(request, client),
+    ExpireDelegationTokenRequest: lambda term, request, client: term.delegation_tokens.expire(
+        request, client
+    ),
+}
+
+
 class QuotaOf(Protocol):
     def __call__(self, context: RequestContext, *, is_strict: bool) -> ControllerMutationQuota: ...
 
@@ -139,7 +158,8 @@ class ControllerApis:
 
     def takes(self, request: Any) -> bool:
         """Return whether the request is for the active controller."""
-        return type(request) in OPERATIONS or type(request) in MUTATIONS
+        kinds = (OPERATIONS, MUTATIONS, OPERATIONS_OF_CLIENT)
+        return any(type(request) in each for each in kinds)
 
     def handle(self, request: Any, context: RequestContext = IN_PROCESS) -> Future[Any]:
         """Answer a request. The future fails with UnsupportedVersion if there is no handler."""
@@ -147,6 +167,9 @@ class ControllerApis:
         if mutation is not None:
             return self._mutate(request, mutation, context)
         operation = OPERATIONS.get(type(request))
+        of_client = OPERATIONS_OF_CLIENT.get(type(request))
+        if of_client is not None:
+            operation = partial(_for, of_client, context.principal)
         if operation is None:
             return failed(UnsupportedVersion(f"no handler for {type(request).__name__}"))
         done = self._controller.append_write_event(_name_of(request), lambda term: operation(term, request))
@@ -172,6 +195,10 @@ class ControllerApis:
 
 def _name_of(request: Any) -> str:
     return type(request).__name__.removesuffix("Request")
+
+
+def _for(operation: OfClient, client: KafkaPrincipal, term: ControllerTerm, request: Any) -> Any:
+    return operation(term, request, client)
 
 
 def refusal(request: Any, error: KreplicaError) -> Any:
@@ -310,4 +337,7 @@ REFUSALS: dict[type[Any], Refuse] = {
     CreateAclsRequest: _refuse_new_acls,
     DeleteAclsRequest: _refuse_acl_filters,
     AlterClientQuotasRequest: _refuse_quotas,
+    CreateDelegationTokenRequest: refused_token,
+    RenewDelegationTokenRequest: _with_code(expiry_timestamp=-1),
+    ExpireDelegationTokenRequest: _with_code(expiry_timestamp=-1),
 }

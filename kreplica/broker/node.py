@@ -83,12 +83,16 @@ from kreplica.common.messages.quorum import (
     VoteRequest,
 )
 from kreplica.common.messages.quotas import DescribeClientQuotasRequest
-from kreplica.common.messages.users import DescribeUserScramCredentialsRequest
+from kreplica.common.messages.users import (
+    DescribeDelegationTokenRequest,
+    DescribeUserScramCredentialsRequest,
+)
 from kreplica.common.metrics import MetricRegistry
 from kreplica.common.ports import DirectoryLock, Loop
 from kreplica.common.types import Uuid
 from kreplica.controller.acl_control import describe_acls
 from kreplica.controller.client_quota_control import describe_quotas
+from kreplica.controller.delegation_token_control import describe_tokens
 from kreplica.controller.feature_control import METADATA_VERSION, SUPPORTED_FEATURES
 from kreplica.controller.quorum_controller import QuorumController
 from kreplica.controller.scram_control import describe_credentials
@@ -107,6 +111,7 @@ from kreplica.raft.quorum_state import FileBasedStateStore
 from kreplica.raft.raft_config import Membership
 from kreplica.raft.raft_messages import is_of_metadata_log
 from kreplica.raft.voter_set import VoterSet
+from kreplica.security.delegation_token import TokenCredentials, TokenLogin, parse_principal
 from kreplica.security.peer import THIS_PROCESS, Peer
 from kreplica.security.scram_credential import ScramCredential, ScramMechanism
 from kreplica.security.standard_authorizer import StandardAuthorizer
@@ -202,6 +207,8 @@ class Node:
         if self._gatekeeper is not None:
             self.knows_rules = self._gatekeeper.knows_rules
         self._handlers: dict[type[Any], Callable[[Any], Future[Any]]] = {}
+        secret = config.delegation_token.delegation_token_secret_key
+        self._token_credentials = None if secret is None else TokenCredentials(secret)
         self._knows_cluster = False  # the whole metadata has been published since the start
         # Take requests that need no decision, while this node answers any; else None.
         self.produce_lane: ProduceLane | None = None
@@ -371,6 +378,7 @@ class Node:
             unclean_leader_election_enable=config.log.unclean_leader_election_enable,
             fixed_settings=frozenset(known_names(config)).union(OF_PROCESS),
             check_group_settings=lambda settings: check_group_settings(settings, config.group),
+            tokens=config.delegation_token,
             clock=ports.clock,
             random=ports.random,
             loop=ports.loop("controller"),
@@ -505,6 +513,9 @@ class Node:
             **self._groups.handlers_in_context,
             **self._shares.handlers,
             **transaction_apis.handlers,
+            DescribeDelegationTokenRequest: lambda request, context: resolved(
+                describe_tokens(request, context.principal, config.delegation_token, cache.metadata)
+            ),
         }
         configs = ConfigHelper(config, lambda: cache.metadata)
         self._handlers = {
@@ -695,6 +706,17 @@ class Node:
         if found is None:
             return None
         return ScramCredential(found.salt, found.stored_key, found.server_key, found.iterations)
+
+    def token_login(self, mechanism: ScramMechanism, token_id: str) -> TokenLogin | None:
+        """Return how a delegation token logs in, or None if there is no such token."""
+        if not self.is_open or self._token_credentials is None:
+            return None
+        found = self.loader.published.delegation_tokens.get(token_id)
+        if found is None:
+            return None
+        owner = parse_principal(found.owner)._replace(token_authenticated=True)
+        credential = self._token_credentials.credential(mechanism, token_id)
+        return TokenLogin(credential, owner, min(found.expiration_timestamp, found.max_timestamp))
 
     def finalized_features(self) -> tuple[int, Mapping[str, int]]:
         """Return an epoch that rises when a feature changes, and the levels of the cluster's features.

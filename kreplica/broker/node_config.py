@@ -25,6 +25,7 @@ from kreplica.metadata.watches import Watches
 from kreplica.raft.raft_config import RaftConfig
 from kreplica.raft.voter_set import VoterSet
 from kreplica.replica.replica_config import ReplicaConfig
+from kreplica.security.delegation_token import DelegationTokenConfig
 
 Role = Literal["broker", "controller"]
 BOTH: frozenset[Role] = frozenset({"broker", "controller"})
@@ -216,6 +217,7 @@ class NodeConfig:
     server: SocketServerConfig = field(default_factory=SocketServerConfig)
     quota: QuotaConfig = field(default_factory=QuotaConfig)
     authorizer: AuthorizerConfig = field(default_factory=AuthorizerConfig)
+    delegation_token: DelegationTokenConfig = field(default_factory=DelegationTokenConfig)
 
     def __post_init__(self) -> None:
         if self.node_id < 0:

@@ -107,7 +107,7 @@ OF_PROCESS: Mapping[str, str] = {
     "sasl.oauthbearer.any.issuer.enable": (
         "*Ours.* Take tokens of any issuer, if one of the keys has signed them. Default: false."
     ),
-    "sasl.oauthbearer.expected.audience": "Audiences, one of which a token has to name.",
+    "sasl.oauthbearer.expected.audience": "Audiences; a token has to name one of them.",
     "sasl.oauthbearer.any.audience.enable": "*Ours.* Take tokens for any audience. Default: false.",
     "sasl.oauthbearer.sub.claim.name": "Claim of a token with the name of the user. Default: sub.",
     "sasl.oauthbearer.scope.claim.name": "Claim of a token with its scope. Default: scope.",
@@ -204,7 +204,6 @@ REFUSED: Mapping[str, str] = {
     "sasl.kerberos.": "GSSAPI (Kerberos) is not supported: use SCRAM-SHA-512, OAUTHBEARER or mutual TLS",
     "sasl.": NO_SASL,
     "principal.builder.class": "classes of Java cannot be loaded",
-    "delegation.token.": "there are no delegation tokens; leave it out",
     "remote.log.": NO_TIERS,
     "log.local.retention.ms": NO_TIERS,
     "log.local.retention.bytes": NO_TIERS,
@@ -266,6 +265,7 @@ PARTS = (
     "server",
     "quota",
     "authorizer",
+    "delegation_token",
     "log",
 )
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from kreplica.broker import data_rights, group_rights
+from kreplica.broker import data_rights, group_rights, token_rights
 from kreplica.broker.api_versions import API_RANGES, request_type
 from kreplica.broker.rights import (
     ALTER,
@@ -71,6 +71,7 @@ _BY_KEY: Mapping[int, Row] = {
     34: data_rights.alter_replica_log_dirs,
     35: of_cluster(DESCRIBE),  # DescribeLogDirs
     36: free,  # SaslAuthenticate
+    41: shown("tokens", token_rights.shown_token),  # DescribeDelegationToken
     42: of_groups(DELETE, "groups_names", "results"),  # DeleteGroups
     47: all_of(of_group(DELETE), topics(READ)),  # OffsetDelete
     48: of_cluster(DESCRIBE_CONFIGS),  # DescribeClientQuotas
@@ -112,6 +113,9 @@ _BY_KEY: Mapping[int, Row] = {
     31: of_cluster(ALTER),  # DeleteAcls
     33: data_rights.configs(ALTER_CONFIGS, "responses"),  # AlterConfigs
     37: topics(ALTER, "topics", "results"),  # CreatePartitions
+    38: token_rights.create_token,
+    39: free,  # RenewDelegationToken
+    40: free,  # ExpireDelegationToken
     43: of_cluster(ALTER),  # ElectLeaders
     44: data_rights.configs(ALTER_CONFIGS, "responses"),  # IncrementalAlterConfigs
     45: of_cluster(ALTER),  # AlterPartitionReassignments

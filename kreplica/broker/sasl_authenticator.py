@@ -163,7 +163,7 @@ class SaslAuthenticator:
         if self._principal is not None:
             is_early = self._now_ms() - self._logged_in_ms < MIN_REAUTH_MS
             has_end = self._session_ms is not None
-            # Tokens without a header could not be told from requests that are in progress.
+            # Tokens without a header look like requests that are in progress.
             if not has_end or is_early or request.mechanism != self._mechanism_name or version == 0:
                 return IllegalSaslState()
         elif self._state is _State.AUTHENTICATING:

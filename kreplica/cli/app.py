@@ -597,6 +597,10 @@ user_app = typer.Typer(
     help="Show, add and remove users of a cluster who log in by SCRAM.", no_args_is_help=True
 )
 
+token_app = typer.Typer(
+    help="Show, make and end delegation tokens, by which programs log in for a user.", no_args_is_help=True
+)
+
 acl_app = typer.Typer(help="Show, add and remove the access rules of a cluster.", no_args_is_help=True)
 
 quota_app = typer.Typer(help="Show, set and remove the quotas of clients.", no_args_is_help=True)
@@ -606,6 +610,7 @@ app.add_typer(quorum_app, name="quorum")
 app.add_typer(group_app, name="group")
 app.add_typer(transactions_app, name="transactions")
 app.add_typer(user_app, name="user")
+app.add_typer(token_app, name="token")
 app.add_typer(acl_app, name="acl")
 app.add_typer(quota_app, name="quota")
 
@@ -692,6 +697,91 @@ def user_remove(
 
     names = [each.value for each in mechanism or ()]
     raise typer.Exit(command.remove(bootstrap, name, names, as_json))
+
+
+# ---- token -----------------------------------------------------------------------------------------------
+
+MOST_DAYS = 36_500
+TokenPassword = Annotated[
+    str,
+    typer.Option(
+        prompt=True,
+        hide_input=True,
+        envvar="KREPLICA_PASSWORD",
+        help="Password of the token; asked for if it is not given.",
+    ),
+]
+Days = Annotated[
+    float | None,
+    typer.Option("--days", min=0, max=MOST_DAYS, help="Days from now. Default: the cluster's."),
+]
+
+
+@token_app.command("list")
+def token_list(
+    owner: Annotated[
+        list[str] | None, typer.Argument(help="Owners, such as alice or User:alice.", show_default=False)
+    ] = None,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    as_json: Json = False,
+) -> None:
+    """List the tokens that you may see, without their passwords."""
+    from kreplica.cli import token as command
+
+    raise typer.Exit(command.list_tokens(bootstrap, owner or (), as_json))
+
+
+@token_app.command("create")
+def token_create(
+    owner: Annotated[
+        str | None,
+        typer.Argument(help="Whose token, such as alice or User:alice. Default: yours.", show_default=False),
+    ] = None,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    renewer: Annotated[
+        list[str] | None, typer.Option("--renewer", help="Who else may renew it; may be repeated.")
+    ] = None,
+    max_days: Annotated[
+        float | None,
+        typer.Option("--max-days", min=0, max=MOST_DAYS, help="Greatest age. Default: the cluster's."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Make a token, and print it with its password, which cannot be shown again by this command."""
+    from kreplica.cli import token as command
+
+    raise typer.Exit(command.create(bootstrap, owner, renewer or (), max_days, as_json))
+
+
+@token_app.command("renew")
+def token_renew(
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    days: Days = None,
+    password: TokenPassword = "",
+    as_json: Json = False,
+) -> None:
+    """Let a token expire later."""
+    from kreplica.cli import token as command
+    from kreplica.security.sasl import Secret
+
+    raise typer.Exit(command.renew(bootstrap, Secret(password), days, as_json))
+
+
+@token_app.command("expire")
+def token_expire(
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    days: Annotated[
+        float | None,
+        typer.Option("--days", min=0, max=MOST_DAYS, help="Days from now. Default: at once."),
+    ] = None,
+    password: TokenPassword = "",
+    as_json: Json = False,
+) -> None:
+    """Remove a token, or let it expire then. Connections that are logged in stay until their session ends."""
+    from kreplica.cli import token as command
+    from kreplica.security.sasl import Secret
+
+    raise typer.Exit(command.expire(bootstrap, Secret(password), days, as_json))
 
 
 # ---- acl -------------------------------------------------------------------------------------------------

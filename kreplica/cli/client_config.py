@@ -104,15 +104,14 @@ def _tls(found: dict[str, str]) -> ssl.SSLContext:
 def _login(found: dict[str, str]) -> ClientLogin:
     text = found.pop("sasl.jaas.config", None)
     mechanism = found.get("sasl.mechanism", found.get("sasl.mechanisms", ""))
-    user, password = found.get("sasl.username", ""), Secret(found.get("sasl.password", ""))
+    login = ClientLogin(mechanism, found.get("sasl.username", ""), Secret(found.get("sasl.password", "")))
     if text is not None:
-        jaas = parse_jaas("sasl.jaas.config", text)
-        _, user, password, _ = ClientLogin.of("sasl.jaas.config", mechanism, jaas)
+        login = ClientLogin.of("sasl.jaas.config", mechanism, parse_jaas("sasl.jaas.config", text))
     from kreplica.runtime.listener import ALL_MECHANISMS
 
     if mechanism not in ALL_MECHANISMS:
         raise InvalidConfig(f"sasl.mechanism={mechanism[:40]} must be one of {', '.join(ALL_MECHANISMS)}")
-    if not user or not password.value:
+    if not login.user or not login.password.value:
         raise InvalidConfig("the user or the password is missing: set sasl.jaas.config")
-    found |= {"sasl.username": user, "sasl.password": password.value}
-    return ClientLogin(mechanism, user, password)
+    found |= {"sasl.username": login.user, "sasl.password": login.password.value}
+    return login

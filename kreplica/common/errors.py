@@ -297,6 +297,34 @@ class ReassignmentInProgress(KreplicaError, code=60):
     """The partition is being reassigned."""
 
 
+class DelegationTokenAuthDisabled(KreplicaError, code=61):
+    """The cluster has no delegation tokens: its nodes have no delegation.token.secret.key."""
+
+
+class DelegationTokenNotFound(KreplicaError, code=62):
+    """There is no delegation token with this password."""
+
+
+class DelegationTokenOwnerMismatch(KreplicaError, code=63):
+    """The delegation token belongs to others, who may change it."""
+
+
+class DelegationTokenRequestNotAllowed(KreplicaError, code=64):
+    """A client that is anonymous, or has logged in by a delegation token, cannot use delegation tokens."""
+
+
+class DelegationTokenAuthorizationFailed(KreplicaError, code=65):
+    """The client has no right to make delegation tokens for that user."""
+
+
+class DelegationTokenExpired(KreplicaError, code=66):
+    """The delegation token has expired."""
+
+
+class InvalidPrincipalType(KreplicaError, code=67):
+    """The type of a principal is not User."""
+
+
 class NonEmptyGroup(KreplicaError, code=68):
     """The group has members."""
 

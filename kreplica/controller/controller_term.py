@@ -25,6 +25,7 @@ from kreplica.controller.controller_broker_request_batch import (
 )
 from kreplica.controller.controller_config import ControllerConfig
 from kreplica.controller.controller_context import ControllerContext
+from kreplica.controller.delegation_token_control import DelegationTokenControl
 from kreplica.controller.feature_control import FeatureControl
 from kreplica.controller.partition_reassignment import PartitionReassignment
 from kreplica.controller.partition_state_machine import (
@@ -46,6 +47,7 @@ from kreplica.metadata.records import (
     PartitionChangeRecord,
 )
 from kreplica.metadata.serde import ApiMessageAndVersion, in_lowest_version
+from kreplica.security.delegation_token import DelegationTokenConfig
 
 
 class StateMachines:
@@ -147,6 +149,7 @@ class ControllerTerm:
         state_change_logger: StateChangeLogger,
         clock: Clock,
         random: Random,
+        tokens: DelegationTokenConfig,
     ) -> None:
         self.epoch = epoch
         self.is_lost = False
@@ -181,6 +184,7 @@ class ControllerTerm:
         self.scram = ScramControl(metadata)
         self.acls = AclControl(metadata, random)
         self.quotas = ClientQuotaControl(metadata)
+        self.delegation_tokens = DelegationTokenControl(tokens, metadata, clock, random)
 
     # ---- one event ----------------------------------------------------------------------------------------
 

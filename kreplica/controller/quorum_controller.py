@@ -36,6 +36,7 @@ from kreplica.metadata.cluster_metadata import ClusterMetadata, MetadataDelta
 from kreplica.metadata.image_format import OffsetAndEpoch
 from kreplica.metadata.metadata_loader import LeaderAndEpoch
 from kreplica.metadata.records import NoOpRecord
+from kreplica.security.delegation_token import DelegationTokenConfig
 
 LOGGER = logging.getLogger(__name__)
 # The most attempts of an event. One fails if a record of the quorum itself was appended meanwhile.
@@ -65,7 +66,7 @@ class QuorumController:
     transaction that may still be aborted (KIP-868). Both are called in the quorum's loop.
     `unclean_leader_election_enable`: the node's setting, for topics without their own. `fixed_settings`:
     names of the settings that a node reads only from its file. `check_group_settings`: raises InvalidConfig
-    unless a group can have these settings.
+    unless a group can have these settings. `tokens`: the settings of delegation tokens.
     """
 
     def __init__(
@@ -80,6 +81,7 @@ class QuorumController:
         unclean_leader_election_enable: bool = False,
         fixed_settings: Collection[str] = (),
         check_group_settings: CheckSettings = accept,
+        tokens: DelegationTokenConfig | None = None,
         clock: Clock,
         random: Random,
         loop: Loop,
@@ -95,6 +97,7 @@ class QuorumController:
         self._unclean_leader_election_enable = unclean_leader_election_enable
         self._fixed_settings = fixed_settings
         self._check_group_settings = check_group_settings
+        self._tokens = tokens or DelegationTokenConfig()
         self._clock = clock
         self._random = random
         self._loop = loop
@@ -285,6 +288,7 @@ class QuorumController:
             state_change_logger=self.state_change_logger,
             clock=self._clock,
             random=self._random,
+            tokens=self._tokens,
         )
         self._term = term
         self._written_at_ns = self._clock.monotonic_ns()
@@ -365,6 +369,12 @@ class QuorumController:
             config.unclean_leader_election_interval_ms,
             lambda term: term.machines.partitions.trigger_online_partition_state_change(),
         )
+        if self._tokens.delegation_token_secret_key is not None:
+            self._every(
+                "expireDelegationTokens",
+                self._tokens.delegation_token_expiry_check_interval_ms,
+                lambda term: term.delegation_tokens.remove_expired(),
+            )
         self._every("writeNoOpRecord", config.metadata_max_idle_interval_ms, self._write_no_op_record)
         self._every("reportOfflinePartitions", REPORT_EVERY_MS, self._report_offline_partitions)
 

@@ -117,7 +117,7 @@ def _cut(connected: socket.socket, was_cut: threading.Event) -> None:
         # Not by the method of TLS, which another thread may be using.
         socket.socket.shutdown(connected, socket.SHUT_RDWR)
     except OSError:
-        # It has ended by itself.
+        # It has ended meanwhile.
         return
 
 

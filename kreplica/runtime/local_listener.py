@@ -31,6 +31,7 @@ from kreplica.runtime.logins import connection_login
 from kreplica.runtime.tcp_server import TcpServer
 from kreplica.runtime.tcp_transport import Address
 from kreplica.runtime.tls import ServerTls
+from kreplica.security.delegation_token import TokenLogin
 from kreplica.security.peer import THIS_PROCESS, Peer
 from kreplica.security.scram_credential import ScramCredential, ScramMechanism
 
@@ -113,7 +114,9 @@ class LocalListener:
         kind = self._listener
         login = None
         if kind.login is not None:
-            login = connection_login(kind.login, self._thread, self._now_serving, self._credential)
+            login = connection_login(
+                kind.login, self._thread, self._now_serving, self._credential, self._token_login
+            )
         tls = None if kind.tls is None else ServerTls(kind.tls)
         return TcpServer(self._thread, self._receive, self._config, listener=kind.name, login=login, tls=tls)
 
@@ -123,6 +126,9 @@ class LocalListener:
 
     def _credential(self, mechanism: ScramMechanism, user: str) -> ScramCredential | None:
         return None if self._node is None else self._node.scram_credential(mechanism, user)
+
+    def _token_login(self, mechanism: ScramMechanism, token_id: str) -> TokenLogin | None:
+        return None if self._node is None else self._node.token_login(mechanism, token_id)
 
     def open(self) -> None:
         """Start serving clients."""

@@ -13,6 +13,7 @@ from kreplica.runtime.event_loop import EventLoopThread, NodeLoops
 from kreplica.runtime.listener import PLAIN, SCRAM_MECHANISMS, Login
 from kreplica.runtime.oauth import validator
 from kreplica.runtime.tcp_server import ConnectionLogin
+from kreplica.security.delegation_token import TokenLogin
 from kreplica.security.oauthbearer import OAUTHBEARER, OAuthBearerSaslServer
 from kreplica.security.plain import PlainSaslServer
 from kreplica.security.sasl import SaslMechanism
@@ -23,27 +24,40 @@ from kreplica.security.scram_credential import ScramCredential, ScramMechanism
 SECRET_BYTES = 32
 # Returns a user's credential, or None.
 Credential = Callable[[ScramMechanism, str], ScramCredential | None]
+# Returns how a delegation token logs in, or None.
+FindToken = Callable[[ScramMechanism, str], TokenLogin | None]
 
 
 def connection_login(
-    login: Login, thread: EventLoopThread, channel: Callable[[], RequestChannel], credential: Credential
+    login: Login,
+    thread: EventLoopThread,
+    channel: Callable[[], RequestChannel],
+    credential: Credential,
+    find_token: FindToken,
 ) -> ConnectionLogin:
     """Return how the connections of a listener log in, in the loop of `thread`.
 
     `channel()`: where a connection's requests go, also those before its login. Raises InvalidConfig.
     """
+    clock = SystemClock()
     secret = random.SystemRandom().randbytes(SECRET_BYTES)
 
     def scram(mechanism: ScramMechanism) -> ScramSaslServer:
-        return ScramSaslServer(mechanism, partial(credential, mechanism), random.SystemRandom(), secret)
+        return ScramSaslServer(
+            mechanism,
+            partial(credential, mechanism),
+            random.SystemRandom(),
+            secret,
+            partial(find_token, mechanism),
+            clock.time_ms,
+        )
 
     makers: dict[str, Callable[[], SaslMechanism]] = {PLAIN: partial(PlainSaslServer, login.passwords)} | {
         name: partial(scram, mechanism) for name, mechanism in SCRAM_MECHANISMS.items()
     }
     prepare = None
     if login.tokens is not None:
-        loop, clock = NodeLoops(thread).loop("jwks"), SystemClock()
-        validate, prepare = validator(login.tokens, loop, clock)
+        validate, prepare = validator(login.tokens, NodeLoops(thread).loop("jwks"), clock)
         makers[OAUTHBEARER] = partial(OAuthBearerSaslServer, validate, clock.time_ms)
     policy = SaslPolicy(
         mechanisms={name: makers[name] for name in login.mechanisms},

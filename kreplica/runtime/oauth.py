@@ -150,7 +150,7 @@ class JwksEndpoint:
 def validator(settings: OAuthBearerSettings, loop: Loop, clock: Clock) -> tuple[Validate, Callable[[], None]]:
     """Return what checks the tokens of a listener in `loop`, and what has to be called before the first one.
 
-    That call fetches the keys; it raises InvalidConfig if there are none.
+    That call fetches the keys; it raises InvalidConfig if it finds no keys.
     """
     url = settings.url
     if url is None:

@@ -251,7 +251,10 @@ class _Life:
         """Return how a listener's clients log in; None if they do not."""
         if listener.login is None:
             return None
-        return connection_login(listener.login, self._thread, lambda: channel, self.node.scram_credential)
+        node = self.node
+        return connection_login(
+            listener.login, self._thread, lambda: channel, node.scram_credential, node.token_login
+        )
 
     def start(self) -> None:
         """Bind the ports, then serve while the node opens its logs: the quorum does not wait for that.

@@ -28,12 +28,16 @@ class TokenSource(Protocol):
 
 
 class ClientLogin(NamedTuple):
-    """How to log in. `tokens`: gives what to log in with in place of the password; see `ready`."""
+    """How to log in. `tokens`: gives what to log in with in place of the password; see `ready`.
+
+    `is_delegated`: the user is the id of a delegation token, and the password is the token's.
+    """
 
     mechanism: str
     user: str
     password: Secret
     tokens: TokenSource | None = None
+    is_delegated: bool = False
 
     @classmethod
     def by_token(cls, tokens: TokenSource) -> ClientLogin:
@@ -55,7 +59,8 @@ class ClientLogin(NamedTuple):
         user, password = (jaas.options.get(each, Secret("")) for each in ("username", "password"))
         if not user.value or not password.value:
             raise InvalidConfig(f"{name}: username or password is missing")
-        return cls(mechanism, user.value, password)
+        is_delegated = jaas.options.get("tokenauth", Secret("")).value.lower() == "true"
+        return cls(mechanism, user.value, password, is_delegated=is_delegated)
 
     def steps(self, random: Random) -> Steps:
         """Yield the requests of a login, and take their answers. Raises SaslAuthenticationFailed."""
@@ -74,7 +79,7 @@ class ClientLogin(NamedTuple):
             return
         from kreplica.security.scram_client import ScramSaslClient
 
-        client = ScramSaslClient(self.mechanism, self.user, self.password, random)
+        client = ScramSaslClient(self.mechanism, self.user, self.password, random, is_token=self.is_delegated)
         first = yield from self._exchange(client.first())
         last = yield from self._exchange(client.final(first))
         client.check(last)

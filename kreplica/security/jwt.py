@@ -181,7 +181,7 @@ def _models() -> Mapping[str, Any]:
 
 
 class Parsed(NamedTuple):
-    """A token of which nothing has been checked. `signed`: the bytes that its signature is of."""
+    """A token that is not checked yet. `signed`: the bytes that its signature covers."""
 
     algorithm: str
     kid: str | None

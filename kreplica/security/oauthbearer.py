@@ -60,7 +60,7 @@ class OAuthBearerSaslServer:
         try:
             found = self._validate(bearer.value)
         except SaslAuthenticationFailed as refusal:
-            # The client is told by a message of its own, which it answers before the login fails.
+            # The client gets this as an answer, and answers it before the login fails.
             self._refusal = refusal
             return REFUSED
         check_authorization_id(authorization_id, found.user)

@@ -21,7 +21,7 @@ import hashlib
 import hmac
 import re
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from kreplica.common.errors import SaslAuthenticationFailed
 from kreplica.common.ports import Random
@@ -30,6 +30,8 @@ from kreplica.security.sasl import Secret, check_authorization_id, text_of
 from kreplica.security.scram_credential import MIN_ITERATIONS, ScramCredential, ScramMechanism
 
 SALT_BYTES = NONCE_BYTES = 18
+# With it a client logs in by a delegation token (KIP-48).
+TOKEN_EXTENSION = "tokenauth=true"
 GENERIC = "authentication failed: the user or the password is wrong"
 
 _NONCE = r"r=(?P<nonce>[!-+\--~]+)"
@@ -50,10 +52,22 @@ def salted_password(mechanism: ScramMechanism, password: Secret, salt: bytes, it
     return hashlib.pbkdf2_hmac(mechanism.digest, password.value.encode(), salt, iterations)
 
 
+class Token(Protocol):
+    """A delegation token. `expires_ms`: since 1970."""
+
+    @property
+    def credential(self) -> ScramCredential: ...
+    @property
+    def principal(self) -> KafkaPrincipal: ...
+    @property
+    def expires_ms(self) -> int: ...
+
+
 class ScramSaslServer:
     """One login with SCRAM. `credential(user)`: the user's, or None.
 
     `secret`: makes the salts of users who do not exist; they stay the same for as long as it does.
+    `token(id)`: a delegation token, which logs in as its owner until it expires. `now_ms()`: since 1970.
     """
 
     def __init__(
@@ -62,11 +76,15 @@ class ScramSaslServer:
         credential: Callable[[str], ScramCredential | None],
         random: Random,
         secret: bytes,
+        token: Callable[[str], Token | None] = lambda _: None,
+        now_ms: Callable[[], int] = lambda: 0,
     ) -> None:
         self._mechanism = mechanism
         self._credential = credential
         self._random = random
         self._secret = secret
+        self._token = token
+        self._now_ms = now_ms
         self._login: _Login | None = None
         self.principal: KafkaPrincipal | None = None
         self.lifetime_ms: int | None = None
@@ -84,13 +102,25 @@ class ScramSaslServer:
             raise SaslAuthenticationFailed("the first message of SCRAM is not valid")
         user = _unescaped(found["name"])
         check_authorization_id(_unescaped(found["authzid"] or ""), user)
-        credential = self._credential(user)
+        credential, principal, expires_ms = self._known(user, found["more"])
         shown = credential or self._made_up(user)
         nonce = found["nonce"] + base64.b64encode(self._random.randbytes(NONCE_BYTES)).decode()
         answer = f"r={nonce},s={base64.b64encode(shown.salt).decode()},i={shown.iterations}"
         header = text.removesuffix(found["bare"])
-        self._login = _Login(user, shown, credential is not None, header, nonce, f"{found['bare']},{answer}")
+        exchanged = f"{found['bare']},{answer}"
+        self._login = _Login(principal, expires_ms, shown, credential is not None, header, nonce, exchanged)
         return answer
+
+    def _known(
+        self, user: str, extensions: str | None
+    ) -> tuple[ScramCredential | None, KafkaPrincipal, int | None]:
+        """Return the credential of a user or of a token, as whom it logs in, and until when."""
+        if TOKEN_EXTENSION not in (extensions or "").split(","):
+            return self._credential(user), KafkaPrincipal(USER, user), None
+        token = self._token(user)
+        if token is None or token.expires_ms <= self._now_ms():
+            return None, KafkaPrincipal(USER, user), None
+        return token.credential, token.principal, token.expires_ms
 
     def _made_up(self, user: str) -> ScramCredential:
         size = self._mechanism.digest_bytes
@@ -113,14 +143,17 @@ class ScramSaslServer:
         is_right = hmac.compare_digest(hashlib.new(digest, client_key).digest(), credential.stored_key)
         if not is_right or not login.exists:
             raise SaslAuthenticationFailed(GENERIC)
-        self.principal = KafkaPrincipal(USER, login.user)
+        if login.expires_ms is not None:
+            self.lifetime_ms = max(login.expires_ms - self._now_ms(), 0)
+        self.principal = login.principal
         return "v=" + base64.b64encode(hmac.digest(credential.server_key, signed, digest)).decode()
 
 
 class _Login(NamedTuple):
     """What a server remembers between the two messages. `exchanged`: the first messages of both sides."""
 
-    user: str
+    principal: KafkaPrincipal
+    expires_ms: int | None
     credential: ScramCredential
     exists: bool
     header: str

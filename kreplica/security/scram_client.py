@@ -14,7 +14,7 @@ import re
 from kreplica.common.errors import SaslAuthenticationFailed
 from kreplica.common.ports import Random
 from kreplica.security.sasl import Secret, text_of
-from kreplica.security.scram import NONCE_BYTES, decoded, salted_password
+from kreplica.security.scram import NONCE_BYTES, TOKEN_EXTENSION, decoded, salted_password
 from kreplica.security.scram_credential import ScramMechanism
 
 MOST_ITERATIONS = 1 << 20
@@ -24,14 +24,16 @@ HEADER = "n,,"
 
 
 class ScramSaslClient:
-    """One login. `mechanism`: SASL's name of it."""
+    """One login. `mechanism`: SASL's name of it. `is_token`: the user is the id of a delegation token."""
 
-    def __init__(self, mechanism: str, user: str, password: Secret, random: Random) -> None:
+    def __init__(
+        self, mechanism: str, user: str, password: Secret, random: Random, *, is_token: bool = False
+    ) -> None:
         self._mechanism = ScramMechanism[mechanism.replace("-", "_")]
         self._password = password
         self._nonce = base64.b64encode(random.randbytes(NONCE_BYTES)).decode()
         name = user.replace("=", "=3D").replace(",", "=2C")
-        self._bare = f"n={name},r={self._nonce}"
+        self._bare = f"n={name},r={self._nonce}" + (f",{TOKEN_EXTENSION}" if is_token else "")
         self._signature = b""
 
     def first(self) -> bytes:

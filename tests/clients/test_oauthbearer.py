@@ -180,7 +180,7 @@ def test_aiokafka_logs_in_and_is_refused(servers: str, provider: Provider) -> No
 def test_a_new_key_serves_from_the_next_try_on(servers: str, provider: Provider) -> None:
     before = provider.issuer.token()
     provider.issuer.rotate()
-    # librdkafka tries again by itself.
+    # librdkafka tries again on its own.
     assert can_log_in(servers, provider.issuer.token)
     assert can_log_in(servers, lambda: before)
 

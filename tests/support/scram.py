@@ -12,16 +12,21 @@ from kreplica.security.scram_credential import ScramMechanism
 
 
 class ScramClient:
-    """Logs in as `user`. `authorization_id`: whom it wants to act as."""
+    """Logs in as `user`. `authorization_id`: whom it wants to act as. `extensions`: with a comma before."""
 
     def __init__(
-        self, mechanism: ScramMechanism, user: str, password: str, authorization_id: str = ""
+        self,
+        mechanism: ScramMechanism,
+        user: str,
+        password: str,
+        authorization_id: str = "",
+        extensions: str = "",
     ) -> None:
         self.mechanism = mechanism
         self.password = Secret(password)
         self.nonce = "abcdefghijklmnop"
         self.header = f"n,{f'a={_escaped(authorization_id)}' if authorization_id else ''},"
-        self.bare = f"n={_escaped(user)},r={self.nonce}"
+        self.bare = f"n={_escaped(user)},r={self.nonce}{extensions}"
         self.signature = ""
 
     def first(self) -> bytes:

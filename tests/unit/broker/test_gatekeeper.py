@@ -45,9 +45,9 @@ from tests.support.batches import build
 KNOWN = Uuid(bytes(range(16)))
 NAMES = {"topic": "orders", "group_id": "readers"}
 # Open to everyone, or answered with what the client may see.
-OPEN = {17, 18, 36, 60}
-FILTERED = {3: "topics", 16: "groups", 66: "transaction_states"}
-DENIED = {29, 30, 31, 53, 55}
+OPEN = {17, 18, 36, 39, 40, 60}
+FILTERED = {3: "topics", 16: "groups", 41: "tokens", 66: "transaction_states"}
+DENIED = {29, 30, 31, 53, 55, 65}
 CLIENT = RequestContext(99, "client", Peer("/10.0.0.1", KafkaPrincipal("User", "alice"), "CLIENTS"))
 
 

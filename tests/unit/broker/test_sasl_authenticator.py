@@ -304,7 +304,7 @@ def test_a_session_goes_on_as_the_same_user_and_in_frames_of_kafka() -> None:
     assert connection.authenticate(bearer()) == OK
     connection.pass_time(2_000)
     assert connection.handshake(PLAIN) == (ErrorCode.illegal_sasl_state, False)
-    # A bare token could not be told from a request that is in progress.
+    # A bare token looks like a request that is in progress.
     assert connection.handshake(TOKEN, version=0) == (ErrorCode.illegal_sasl_state, False)
     assert connection.handshake(TOKEN) == OK
     assert connection.authenticate(bearer("bob")) == (ErrorCode.sasl_authentication_failed, True)
