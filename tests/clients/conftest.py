@@ -10,6 +10,7 @@ from confluent_kafka import Consumer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from tests.support.node_processes import NodeProcesses
+from tests.support.secured import librdkafka
 
 NODES = 3
 TIMEOUT_S = 60.0
@@ -42,7 +43,7 @@ def rack_of(node_id: int) -> str:
 
 @pytest.fixture(scope="session")
 def admin(nodes: NodeProcesses) -> AdminClient:
-    return AdminClient({"bootstrap.servers": nodes.bootstrap})
+    return AdminClient(librdkafka(nodes.bootstrap))
 
 
 _left_open: list[Consumer] = []

@@ -18,6 +18,7 @@ from tests.clients.conftest import NODES, TIMEOUT_S
 from tests.clients.test_confluent_kafka import leader_of
 from tests.clients.test_transactions import committed_values
 from tests.support.node_processes import NodeProcesses
+from tests.support.secured import aiokafka
 
 NewTopicName = Callable[..., str]
 
@@ -35,7 +36,7 @@ def test_records_come_back_as_they_were_sent(
 
     async def main() -> None:
         producer = AIOKafkaProducer(
-            bootstrap_servers=nodes.bootstrap, compression_type=codec, enable_idempotence=codec is None
+            **aiokafka(nodes.bootstrap), compression_type=codec, enable_idempotence=codec is None
         )
         async with producer:
             futures = [
@@ -44,7 +45,7 @@ def test_records_come_back_as_they_were_sent(
             ]
             assert [(await future).offset for future in futures] == list(range(50))
         consumer = AIOKafkaConsumer(
-            topic, bootstrap_servers=nodes.bootstrap, auto_offset_reset="earliest", group_id=None
+            topic, **aiokafka(nodes.bootstrap), auto_offset_reset="earliest", group_id=None
         )
         async with consumer:
             found = [await consumer.getone() for _ in sent]
@@ -62,7 +63,7 @@ def test_members_share_a_topic_and_go_on_behind_what_was_committed(
     def member() -> AIOKafkaConsumer:
         return AIOKafkaConsumer(
             topic,
-            bootstrap_servers=nodes.bootstrap,
+            **aiokafka(nodes.bootstrap),
             group_id="aiokafka",
             auto_offset_reset="earliest",
             enable_auto_commit=False,
@@ -75,7 +76,7 @@ def test_members_share_a_topic_and_go_on_behind_what_was_committed(
             await consumer.getmany(timeout_ms=20)
 
     async def main() -> None:
-        async with AIOKafkaProducer(bootstrap_servers=nodes.bootstrap) as producer:
+        async with AIOKafkaProducer(**aiokafka(nodes.bootstrap)) as producer:
             for number in range(10):
                 await producer.send_and_wait(topic, b"%d" % number, partition=number % 2)
         async with member() as first:
@@ -99,7 +100,7 @@ def test_members_share_a_topic_and_go_on_behind_what_was_committed(
 
 def test_administration(nodes: NodeProcesses) -> None:
     async def main() -> None:
-        admin = AIOKafkaAdminClient(bootstrap_servers=nodes.bootstrap)
+        admin = AIOKafkaAdminClient(**aiokafka(nodes.bootstrap))
         await admin.start()
         try:
             made = await admin.create_topics([NewTopic("by-aiokafka", 1, NODES)])
@@ -128,9 +129,7 @@ async def transactional(
     nodes: NodeProcesses, name: str, **settings: object
 ) -> AsyncIterator[AIOKafkaProducer]:
     """A producer with this transactional id that has fenced its predecessors."""
-    producer = AIOKafkaProducer(
-        bootstrap_servers=nodes.bootstrap, transactional_id=f"aiokafka-{name}", **settings
-    )
+    producer = AIOKafkaProducer(**aiokafka(nodes.bootstrap), transactional_id=f"aiokafka-{name}", **settings)
     await producer.start()
     try:
         yield producer
@@ -163,7 +162,7 @@ def test_readers_see_all_of_a_committed_transaction_and_nothing_of_an_aborted_on
                     await producer.commit_transaction()
         consumer = AIOKafkaConsumer(
             topic,
-            bootstrap_servers=nodes.bootstrap,
+            **aiokafka(nodes.bootstrap),
             auto_offset_reset="earliest",
             isolation_level="read_committed",
         )
@@ -232,7 +231,7 @@ def test_a_group_goes_on_behind_the_offsets_of_committed_transactions(
         nonlocal copied
         consumer = AIOKafkaConsumer(
             source,
-            bootstrap_servers=nodes.bootstrap,
+            **aiokafka(nodes.bootstrap),
             group_id=group,
             auto_offset_reset="earliest",
             enable_auto_commit=False,
@@ -253,7 +252,7 @@ def test_a_group_goes_on_behind_the_offsets_of_committed_transactions(
                 await asyncio.sleep(0)
 
     async def main() -> None:
-        async with AIOKafkaProducer(bootstrap_servers=nodes.bootstrap) as plain:
+        async with AIOKafkaProducer(**aiokafka(nodes.bootstrap)) as plain:
             for number in range(12):
                 await plain.send_and_wait(source, b"%02d" % number, partition=number % 2)
         async with transactional(nodes, "copier") as producer:

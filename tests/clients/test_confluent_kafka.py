@@ -33,6 +33,7 @@ from confluent_kafka.admin import (
 
 from tests.clients.conftest import NODES, TIMEOUT_S, closed_later, rack_of
 from tests.support.node_processes import NodeProcesses
+from tests.support.secured import librdkafka
 from tests.support.sockets import until
 
 NewTopicName = Callable[..., str]
@@ -55,7 +56,7 @@ class Delivered:
 
 def send(nodes: NodeProcesses, topic: str, values: Sequence[bytes], **settings: Any) -> Delivered:
     """Produce the values to partition 0 and wait for the answers."""
-    producer = Producer({"bootstrap.servers": nodes.bootstrap, **settings})
+    producer = Producer({**librdkafka(nodes.bootstrap), **settings})
     delivered = Delivered()
     for value in values:
         producer.produce(topic, value, partition=0, on_delivery=delivered)
@@ -65,7 +66,7 @@ def send(nodes: NodeProcesses, topic: str, values: Sequence[bytes], **settings: 
 
 def consumer_of(nodes: NodeProcesses, group: str, **settings: Any) -> Consumer:
     properties = {
-        "bootstrap.servers": nodes.bootstrap,
+        **librdkafka(nodes.bootstrap),
         "group.id": group,
         "auto.offset.reset": "earliest",
         "enable.auto.commit": False,
@@ -133,7 +134,7 @@ def test_records_come_back_as_they_were_sent(
     nodes: NodeProcesses, new_topic: NewTopicName, acks: str
 ) -> None:
     topic = new_topic(retention_ms=-1)  # these are old records
-    producer = Producer({"bootstrap.servers": nodes.bootstrap, "acks": acks})
+    producer = Producer({**librdkafka(nodes.bootstrap), "acks": acks})
     delivered = Delivered()
     headers = [("a", b"1"), ("empty", b""), ("null", None), ("a", b"2")]
     sent = [(b"k", b"v"), (None, b"no key"), (b"tombstone", None), (b"", b"")]
@@ -163,7 +164,7 @@ def test_consuming_begins_at_an_offset_or_a_time(
     nodes: NodeProcesses, admin: AdminClient, new_topic: NewTopicName
 ) -> None:
     topic = new_topic(retention_ms=-1)  # these are old records
-    producer = Producer({"bootstrap.servers": nodes.bootstrap})
+    producer = Producer(librdkafka(nodes.bootstrap))
     for number in range(10):
         producer.produce(topic, b"%d" % number, partition=0, timestamp=1_000 * (number + 1))
     assert producer.flush(TIMEOUT_S) == 0
@@ -231,7 +232,7 @@ def test_an_idempotent_producer_outlives_its_leader(
     nodes: NodeProcesses, admin: AdminClient, new_topic: NewTopicName
 ) -> None:
     topic = new_topic()
-    producer = Producer({"bootstrap.servers": nodes.bootstrap, "enable.idempotence": True, "linger.ms": 1})
+    producer = Producer({**librdkafka(nodes.bootstrap), "enable.idempotence": True, "linger.ms": 1})
     delivered = Delivered()
     values = [b"%d" % number for number in range(3_000)]
     leader = leader_of(admin, topic)

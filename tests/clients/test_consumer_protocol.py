@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -23,6 +24,7 @@ from confluent_kafka.admin import AdminClient
 from tests.clients.conftest import TIMEOUT_S, closed_later
 from tests.clients.test_confluent_kafka import leader_of
 from tests.support.node_processes import NodeProcesses
+from tests.support.secured import librdkafka
 from tests.support.sockets import until
 
 NewTopicName = Callable[..., str]
@@ -33,7 +35,7 @@ class Member:
 
     def __init__(self, nodes: NodeProcesses, group: str, topics: list[str], **settings: Any) -> None:
         properties = {
-            "bootstrap.servers": nodes.bootstrap,
+            **librdkafka(nodes.bootstrap),
             "group.id": group,
             "group.protocol": "consumer",
             "auto.offset.reset": "earliest",
@@ -81,7 +83,7 @@ def wait_for(condition: Callable[[], bool], *polled: Member) -> None:
 
 
 def send(nodes: NodeProcesses, topic: str, values: list[bytes], partitions: int = 1) -> None:
-    producer = Producer({"bootstrap.servers": nodes.bootstrap})
+    producer = Producer(librdkafka(nodes.bootstrap))
     for n, value in enumerate(values):
         producer.produce(topic, value, partition=n % partitions)
     assert producer.flush(TIMEOUT_S) == 0
@@ -184,10 +186,10 @@ def test_a_group_goes_on_without_its_coordinator(
 
 
 KILLED = """
-import sys
+import json, sys
 from confluent_kafka import Consumer
-bootstrap, group, topic = sys.argv[1:]
-consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": group, "group.protocol": "consumer"})
+settings, group, topic = sys.argv[1:]
+consumer = Consumer({**json.loads(settings), "group.id": group, "group.protocol": "consumer"})
 consumer.subscribe([topic])
 while not consumer.assignment():
     consumer.poll(0.1)
@@ -201,7 +203,7 @@ def test_the_partitions_of_a_killed_member_go_to_another_one(
     nodes: NodeProcesses, new_topic: NewTopicName
 ) -> None:
     topic, group = new_topic(partitions=2), "kip848-killed"
-    command = [sys.executable, "-c", KILLED, nodes.bootstrap, group, topic]
+    command = [sys.executable, "-c", KILLED, json.dumps(librdkafka(nodes.bootstrap)), group, topic]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as killed:
         assert killed.stdout is not None
         try:

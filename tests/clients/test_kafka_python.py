@@ -25,6 +25,7 @@ from tests.clients.conftest import TIMEOUT_S
 from tests.clients.test_confluent_kafka import leader_of
 from tests.clients.test_transactions import committed_values
 from tests.support.node_processes import NodeProcesses
+from tests.support.secured import kafka_python
 from tests.support.sockets import until
 
 NewTopicName = Callable[..., str]
@@ -42,7 +43,7 @@ def _collected() -> Iterator[None]:
 
 def send(nodes: NodeProcesses, topic: str, values: list[bytes], **settings: object) -> list[int]:
     """The offsets of the values, in partition 0."""
-    producer = KafkaProducer(bootstrap_servers=nodes.bootstrap, **settings)
+    producer = KafkaProducer(**kafka_python(nodes.bootstrap), **settings)
     futures = [
         producer.send(topic, value, b"key", [("h", b"x")], partition=0, timestamp_ms=1_000 * (number + 1))
         for number, value in enumerate(values)
@@ -57,7 +58,7 @@ def test_each_record_of_a_refused_batch_has_its_own_error(
 ) -> None:
     topic = new_topic(cleanup_policy="compact")
     # Until the flush all records wait for one batch.
-    producer = KafkaProducer(bootstrap_servers=nodes.bootstrap, linger_ms=60_000)
+    producer = KafkaProducer(**kafka_python(nodes.bootstrap), linger_ms=60_000)
     futures = [producer.send(topic, b"v", key, partition=0) for key in (b"a", None, b"b", None)]
     producer.flush(TIMEOUT_S)
     errors = [future.exception for future in futures]
@@ -76,7 +77,7 @@ def test_records_come_back_as_they_were_sent(
     offsets = send(nodes, topic, values, **settings)
     if settings.get("acks") != 0:
         assert offsets == list(range(30))
-    consumer = KafkaConsumer(bootstrap_servers=nodes.bootstrap, consumer_timeout_ms=20_000)
+    consumer = KafkaConsumer(**kafka_python(nodes.bootstrap), consumer_timeout_ms=20_000)
     at = TopicPartition(topic, 0)
     consumer.assign([at])
     consumer.seek(at, 0)
@@ -96,7 +97,7 @@ def test_a_group_goes_on_behind_what_was_committed(nodes: NodeProcesses, new_top
     def member() -> KafkaConsumer:
         return KafkaConsumer(
             topic,
-            bootstrap_servers=nodes.bootstrap,
+            **kafka_python(nodes.bootstrap),
             group_id="kafka-python",
             auto_offset_reset="earliest",
             enable_auto_commit=False,
@@ -115,7 +116,7 @@ def test_a_group_goes_on_behind_what_was_committed(nodes: NodeProcesses, new_top
 
 def test_administration(nodes: NodeProcesses, new_topic: NewTopicName) -> None:
     topic = new_topic()
-    admin = KafkaAdminClient(bootstrap_servers=nodes.bootstrap)
+    admin = KafkaAdminClient(**kafka_python(nodes.bootstrap))
     until(lambda: topic in admin.list_topics())
     assert {each["broker_id"] for each in admin.describe_cluster()["brokers"]} == set(nodes.ids)
     admin.close()
@@ -132,7 +133,7 @@ def transactional(nodes: NodeProcesses) -> Iterator[Transactional]:
     def make(name: str, **settings: object) -> KafkaProducer:
         made.append(
             KafkaProducer(
-                bootstrap_servers=nodes.bootstrap, transactional_id=f"kafka-python-{name}", **settings
+                **kafka_python(nodes.bootstrap), transactional_id=f"kafka-python-{name}", **settings
             )
         )
         made[-1].init_transactions()
@@ -165,7 +166,7 @@ def test_readers_see_all_of_a_committed_transaction_and_nothing_of_an_aborted_on
     expected = [each for each in "013467" for _ in range(3)]
     assert committed_values(nodes, topic, range(3)) == expected
     consumer = KafkaConsumer(
-        bootstrap_servers=nodes.bootstrap, isolation_level="read_committed", consumer_timeout_ms=20_000
+        **kafka_python(nodes.bootstrap), isolation_level="read_committed", consumer_timeout_ms=20_000
     )
     consumer.assign([TopicPartition(topic, 1)])
     consumer.seek_to_beginning()
@@ -210,7 +211,7 @@ def test_records_and_offsets_are_committed_together(
     group = f"kafka-python-copiers-{names_its_member}"
     consumer = KafkaConsumer(
         source,
-        bootstrap_servers=nodes.bootstrap,
+        **kafka_python(nodes.bootstrap),
         group_id=group,
         auto_offset_reset="earliest",
         enable_auto_commit=False,
@@ -301,7 +302,7 @@ def test_transactions_are_listed_and_described(
     at = TopicPartition(topic, 1)
     producer = transactional("described", transaction_timeout_ms=70_000)
     name = "kafka-python-described"
-    admin = KafkaAdminClient(bootstrap_servers=nodes.bootstrap)
+    admin = KafkaAdminClient(**kafka_python(nodes.bootstrap))
 
     def listed(**filters: object) -> dict[str, str]:
         found = admin.list_transactions(**filters)
@@ -334,7 +335,7 @@ def test_an_administrator_ends_a_transaction_in_one_partition(
     at = TopicPartition(topic, 0)
     begin(transactional("hanging"), topic, "hangs")
     send(nodes, topic, [b"behind it"])
-    admin = KafkaAdminClient(bootstrap_servers=nodes.bootstrap)
+    admin = KafkaAdminClient(**kafka_python(nodes.bootstrap))
     found = admin.describe_producers([at])[at].active_producers
     [state] = [each for each in found if each.current_transaction_start_offset >= 0]
     admin.abort_transaction(AbortTransactionSpec(at, state.producer_id, state.producer_epoch))
@@ -347,7 +348,7 @@ def test_transactions_outlive_a_leader(
 ) -> None:
     topic = new_topic(partitions=3)
     producer = transactional("outlives")
-    of_python = KafkaAdminClient(bootstrap_servers=nodes.bootstrap)
+    of_python = KafkaAdminClient(**kafka_python(nodes.bootstrap))
     for number in range(4):
         begin(producer, topic, str(number), range(3))
         if number == 1:

@@ -26,6 +26,7 @@ from kreplica.coordinator.transaction_coordinator import TRANSACTION_STATE
 from tests.clients.conftest import TIMEOUT_S
 from tests.clients.test_confluent_kafka import NewTopicName, consumer_of, leader_of, send, take
 from tests.support.node_processes import NodeProcesses
+from tests.support.secured import librdkafka
 from tests.support.sockets import until
 from tests.support.tcp_cluster import TcpClient
 
@@ -34,7 +35,7 @@ COMMITTED, UNCOMMITTED = IsolationLevel.READ_COMMITTED, IsolationLevel.READ_UNCO
 
 def transactional(nodes: NodeProcesses, name: str, **settings: Any) -> Producer:
     """Return a producer with this transactional id that has fenced its predecessors."""
-    producer = Producer({"bootstrap.servers": nodes.bootstrap, "transactional.id": name, **settings})
+    producer = Producer({**librdkafka(nodes.bootstrap), "transactional.id": name, **settings})
     producer.init_transactions(TIMEOUT_S)
     return producer
 
@@ -58,7 +59,7 @@ def committed_values(nodes: NodeProcesses, topic: str, partitions: Iterable[int]
 @functools.cache
 def admin_of(bootstrap: str) -> AdminClient:
     """Return a client that all tests share."""
-    return AdminClient({"bootstrap.servers": bootstrap})
+    return AdminClient(librdkafka(bootstrap))
 
 
 def ends(nodes: NodeProcesses, topic: str, partitions: Iterable[int], isolation: IsolationLevel) -> list[int]:

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tests.conformance.kafka_peer import HERE, PeerError, made
+from tests.support.secured import foreign_environment
 
 GO, JAVASCRIPT = HERE / "go", HERE / "js"
 BUILD_S, CASE_S = 600, 150
@@ -43,6 +45,7 @@ class Program(NamedTuple):
         `before_step(number)` is called before each step of a case that goes step by step.
         """
         command = [*self.make(), bootstrap, case]
+        environment = {**os.environ, **foreign_environment(bootstrap)}
         if before_step is None:
             done = subprocess.run(
                 command,
@@ -52,11 +55,17 @@ class Program(NamedTuple):
                 timeout=CASE_S,
                 text=True,
                 check=False,
+                env=environment,
             )
             assert done.returncode == 0, done.stdout
             return
         process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=environment,
         )
         printed: list[str] = []
         with process:

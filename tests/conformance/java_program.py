@@ -10,6 +10,8 @@ from typing import Self
 from tests.conformance.kafka_peer import HERE, java_command
 from tests.support.node_processes import NodeProcesses
 
+CLIENTS = HERE / "java" / "Clients.java"
+
 
 class JavaConversation:
     """A `java main` that answers what it reads, until the end of the `with`; it belongs to one thread.
@@ -56,7 +58,7 @@ class JavaProgram(JavaConversation):
     """
 
     def __init__(self, name: str, nodes: NodeProcesses, *arguments: str) -> None:
-        super().__init__(name, *arguments, sources=(HERE / "java" / f"{name}.java",), heap="256m")
+        super().__init__(name, *arguments, sources=(HERE / "java" / f"{name}.java", CLIENTS), heap="256m")
         self._nodes = nodes
 
     def run(self, *words: str) -> None:

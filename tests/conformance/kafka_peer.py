@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import TracebackType
 
+from tests.support import secured
 from tests.support.polling import comes_to_be
 from tests.support.ports import free_addresses
 
@@ -145,9 +146,17 @@ def _run(
 
 
 def java_command(main: str, *arguments: str, sources: tuple[Path, ...] = (), heap: str = "512m") -> list[str]:
-    """The command line that runs class `main`; what it logs from warnings up goes to its standard error."""
+    """The command line that runs class `main`; what it logs from warnings up goes to its standard error.
+
+    Kafka's tools and our programs, which name the nodes' addresses, get what they need to connect there.
+    """
     logging = _logging_file("warn")
     options = [f"-Xmx{heap}", f"-Dlog4j2.configurationFile={logging}", "-cp", class_path(*sources)]
+    file = next((found for each in arguments if (found := secured.java_file(each))), None)
+    if file is not None and sources:
+        options = [f"-Dclients.config={file}", *options]
+    elif file is not None:
+        arguments = (*arguments, "--command-config", file)
     return ["java", *options, main, *arguments]
 
 

@@ -12,6 +12,8 @@ from typing import Any
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from tests.support.secured import librdkafka
+
 START_MS = 1_700_000_000_000
 TIMEOUT_S = 60.0
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
@@ -28,12 +30,12 @@ TRIMMED_BEFORE = 7
 
 def fill(bootstrap: str) -> None:
     """Make the topics and their records; all of them are acknowledged when this returns."""
-    admin = AdminClient({"bootstrap.servers": bootstrap})
+    admin = AdminClient(librdkafka(bootstrap))
     topics = [NewTopic(name, len(sizes), 1, config={"retention.ms": "-1"}) for name, sizes in SIZES.items()]
     for made in admin.create_topics(topics, request_timeout=TIMEOUT_S).values():
         made.result(TIMEOUT_S)
     for codec_number, codec in enumerate(CODECS):
-        producer = Producer({"bootstrap.servers": bootstrap, "compression.type": codec, "linger.ms": 1000})
+        producer = Producer({**librdkafka(bootstrap), "compression.type": codec, "linger.ms": 1000})
         for topic, sizes in SIZES.items():
             for partition, size in enumerate(sizes):
                 # Each codec has its own batches, in the order of the codecs.
@@ -48,11 +50,11 @@ def fill(bootstrap: str) -> None:
 
 def produce(bootstrap: str, topic: str, numbers: Iterable[int]) -> None:
     """Append a record of each number to partition 0 of the topic, which is made where it is not there."""
-    admin = AdminClient({"bootstrap.servers": bootstrap})
+    admin = AdminClient(librdkafka(bootstrap))
     if topic not in admin.list_topics(timeout=TIMEOUT_S).topics:
         wanted = NewTopic(topic, 1, 1, config={"retention.ms": "-1"})
         admin.create_topics([wanted], request_timeout=TIMEOUT_S)[topic].result(TIMEOUT_S)
-    producer = Producer({"bootstrap.servers": bootstrap})
+    producer = Producer(librdkafka(bootstrap))
     for number in numbers:
         producer.produce(topic, **_record(0, number))
     assert producer.flush(TIMEOUT_S) == 0
@@ -61,7 +63,7 @@ def produce(bootstrap: str, topic: str, numbers: Iterable[int]) -> None:
 def ends(bootstrap: str) -> list[str]:
     """Where each partition ends that is not Kafka's own, as a checkpoint of Kafka's has it: "orders 0 40"."""
     # What is not committed counts, too.
-    settings = {"bootstrap.servers": bootstrap, "group.id": "ends", "isolation.level": "read_uncommitted"}
+    settings = {**librdkafka(bootstrap), "group.id": "ends", "isolation.level": "read_uncommitted"}
     consumer = Consumer(settings)
     topics = consumer.list_topics(timeout=TIMEOUT_S).topics
     found = []

@@ -18,6 +18,7 @@ from tests.conformance.java_program import JavaProcess
 from tests.support.node_processes import NodeProcesses
 from tests.support.polling import wait_until
 from tests.support.ports import free_addresses
+from tests.support.secured import java, librdkafka
 
 pytestmark = pytest.mark.conformance
 
@@ -73,7 +74,13 @@ class Workers:
         self._processes: dict[str, JavaProcess] = {}
 
     def start(self, name: str) -> None:
-        settings = {**WORKER, "bootstrap.servers": self._nodes.bootstrap, "listeners": f"http://{name}"}
+        security = {
+            f"{prefix}{name}": value
+            for prefix in ("", "admin.", "consumer.", "producer.")
+            for name, value in java(self._nodes.bootstrap).items()
+        }
+        servers = {"bootstrap.servers": self._nodes.bootstrap, "listeners": f"http://{name}"}
+        settings = {**WORKER, **security, **servers}
         path = self._directory / f"{name}.properties"
         path.write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
         log = self._directory / f"{name}.log"
@@ -131,7 +138,7 @@ def committed_lines(reader: Consumer, found: list[str]) -> int:
 
 
 def test_lines_of_a_file_come_exactly_once(nodes: NodeProcesses, tmp_path: Path) -> None:
-    admin = AdminClient({"bootstrap.servers": nodes.bootstrap})
+    admin = AdminClient(librdkafka(nodes.bootstrap))
     topic = NewTopic(TOPIC, 1, 3, config={"min.insync.replicas": "2"})
     admin.create_topics([topic])[TOPIC].result(60)
     source, target = tmp_path / "source", tmp_path / "target"
@@ -146,7 +153,7 @@ def test_lines_of_a_file_come_exactly_once(nodes: NodeProcesses, tmp_path: Path)
     write(200)
     reader = Consumer(
         {
-            "bootstrap.servers": nodes.bootstrap,
+            **librdkafka(nodes.bootstrap),
             "group.id": "readers",
             "isolation.level": "read_committed",
             "enable.auto.commit": False,

@@ -12,6 +12,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from tests.conformance.java_program import JavaProcess
 from tests.support.node_processes import NodeProcesses
 from tests.support.polling import wait_until
+from tests.support.secured import librdkafka
 
 pytestmark = pytest.mark.conformance
 
@@ -37,12 +38,12 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeProcesses]:
 
 @pytest.fixture(scope="module")
 def admin(nodes: NodeProcesses) -> AdminClient:
-    return AdminClient({"bootstrap.servers": nodes.bootstrap})
+    return AdminClient(librdkafka(nodes.bootstrap))
 
 
 def made_topic(nodes: NodeProcesses, admin: AdminClient, name: str) -> None:
     admin.create_topics([NewTopic(name, PARTITIONS, 3)])[name].result(TIMEOUT_S)
-    producer = Producer({"bootstrap.servers": nodes.bootstrap})
+    producer = Producer(librdkafka(nodes.bootstrap))
     for n in range(RECORDS):
         producer.produce(name, b"%d" % n, partition=n % PARTITIONS)
     assert producer.flush(TIMEOUT_S) == 0

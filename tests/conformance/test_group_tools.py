@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 from kreplica.cli.app import app
 from tests.conformance.kafka_peer import Node, PeerError, run_java
 from tests.support.polling import wait_until
+from tests.support.secured import kreplica_environment, librdkafka
 from tests.support.streams_member import (
     MEMBER_ID,
     StreamsMember,
@@ -59,9 +60,9 @@ def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 def fill(bootstrap: str, replicas: int) -> None:
-    admin = AdminClient({"bootstrap.servers": bootstrap})
+    admin = AdminClient(librdkafka(bootstrap))
     admin.create_topics([NewTopic("orders", 2, replicas)])["orders"].result(TIMEOUT_S)
-    producer = Producer({"bootstrap.servers": bootstrap})
+    producer = Producer(librdkafka(bootstrap))
     for number in range(20):
         producer.produce("orders", b"%d" % number, partition=number % 2)
     assert producer.flush(TIMEOUT_S) == 0
@@ -77,7 +78,7 @@ def consumer(bootstrap: str, group: str, **settings: Any) -> Consumer:
     more = {name.replace("_", "."): value for name, value in settings.items()}
     return Consumer(
         {
-            "bootstrap.servers": bootstrap,
+            **librdkafka(bootstrap),
             "group.id": group,
             "client.id": "reader",
             "enable.auto.commit": False,
@@ -217,7 +218,7 @@ def test_settings_of_groups_are_changed(tool: Tool) -> None:
 
 def ours(bootstrap: str, *arguments: str, exit_code: int = 0) -> list[dict[str, Any]]:
     """The facts that `kreplica group` prints."""
-    environment = {"KREPLICA_BOOTSTRAP": bootstrap}
+    environment = kreplica_environment(bootstrap)
     result = CliRunner().invoke(app, ("group", *arguments, "--json"), env=environment)
     assert result.exit_code == exit_code, (result.output, result.exception)
     return [json.loads(line) for line in result.stdout.splitlines()]

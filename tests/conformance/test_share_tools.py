@@ -11,6 +11,7 @@ from confluent_kafka import Producer, ShareConsumer
 
 from tests.conformance.kafka_peer import run_java
 from tests.support.polling import wait_until
+from tests.support.secured import librdkafka
 from tests.support.tcp_cluster import TcpClient, TcpCluster
 
 pytestmark = pytest.mark.conformance
@@ -48,7 +49,7 @@ def values(first: int, last: int) -> list[bytes]:
 
 
 def produce(cluster: TcpCluster, topic: str, records: list[bytes]) -> None:
-    producer = Producer({"bootstrap.servers": cluster.bootstrap_servers, "enable.idempotence": True})
+    producer = Producer({**librdkafka(cluster.bootstrap_servers), "enable.idempotence": True})
     for number, value in enumerate(records):
         producer.produce(topic, value, partition=number % 3)
     assert producer.flush(TIMEOUT_S) == 0
@@ -94,7 +95,7 @@ def test_a_dead_node_costs_no_record(cluster: TcpCluster, tool: Tool) -> None:
     lock, is_over = threading.Lock(), threading.Event()
 
     def work() -> None:
-        consumer = ShareConsumer({"bootstrap.servers": cluster.bootstrap_servers, "group.id": "workers"})
+        consumer = ShareConsumer({**librdkafka(cluster.bootstrap_servers), "group.id": "workers"})
         consumer.subscribe(["failing"])
         while not is_over.is_set():
             taken = [each.value() for each in consumer.poll(1.0) or () if each.error() is None]

@@ -25,6 +25,7 @@ from tests.conformance.make_fixtures import work
 from tests.conformance.spark_topics import START_MS
 from tests.support.node_processes import NodeProcesses
 from tests.support.polling import wait_until
+from tests.support.secured import java
 from tests.support.spark_session import READERS, spark_session
 
 pytestmark = pytest.mark.conformance
@@ -98,7 +99,8 @@ def on_kafka(kafka: Node, reader: dict[str, str], cluster: Place) -> list[Place]
 @pytest.fixture
 def on_kreplica(kreplica_node: NodeProcesses, reader: dict[str, str]) -> list[Place]:
     """Both formats on what a node of kreplica has."""
-    servers = {"kafka.bootstrap.servers": kreplica_node.bootstrap}
+    security = {f"kafka.{name}": value for name, value in java(kreplica_node.bootstrap).items()}
+    servers = {"kafka.bootstrap.servers": kreplica_node.bootstrap, **security}
     directory = {"path": str(kreplica_node.node_directory(1)), **reader}
     clusters = [
         Place("Spark's source on kreplica", "kafka", servers),

@@ -11,10 +11,11 @@ import pytest
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from tests.conformance.java_program import JavaProcess
+from tests.conformance.java_program import CLIENTS, JavaProcess
 from tests.conformance.kafka_peer import HERE
 from tests.support.node_processes import NodeProcesses
 from tests.support.polling import wait_until
+from tests.support.secured import librdkafka
 
 pytestmark = pytest.mark.conformance
 
@@ -52,13 +53,11 @@ class WordCount:
         self._protocol = protocol
         self._directory = directory
         self._random = random.Random(1)
-        self._producer = Producer(
-            {"bootstrap.servers": nodes.bootstrap, "enable.idempotence": True, "linger.ms": 5}
-        )
+        self._producer = Producer({**librdkafka(nodes.bootstrap), "enable.idempotence": True, "linger.ms": 5})
         self.expected: Counter[str] = Counter()
         self.found: dict[str, list[int]] = defaultdict(list)
         self._instances: dict[str, JavaProcess] = {}
-        admin = AdminClient({"bootstrap.servers": nodes.bootstrap})
+        admin = AdminClient(librdkafka(nodes.bootstrap))
         topics = [
             NewTopic(name, PARTITIONS, 3, config={"min.insync.replicas": "2"}) for name in (LINES, COUNTS)
         ]
@@ -66,7 +65,7 @@ class WordCount:
             created.result(60)
         self.reader = Consumer(
             {
-                "bootstrap.servers": nodes.bootstrap,
+                **librdkafka(nodes.bootstrap),
                 "group.id": "readers",
                 "isolation.level": "read_committed",
                 "enable.auto.commit": False,
@@ -79,7 +78,7 @@ class WordCount:
         directory.mkdir(parents=True, exist_ok=True)
         arguments = (self._nodes.bootstrap, str(directory), LINES, COUNTS, self._protocol)
         log = self._directory / f"{name}.log"
-        self._instances[name] = JavaProcess(log, "WordCount", *arguments, sources=(SOURCE,))
+        self._instances[name] = JavaProcess(log, "WordCount", *arguments, sources=(SOURCE, CLIENTS))
 
     def kill(self, name: str) -> None:
         self._instances.pop(name).kill()

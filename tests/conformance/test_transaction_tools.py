@@ -23,6 +23,7 @@ from kreplica.common.types import TopicPartition
 from tests.conformance.kafka_peer import Node, PeerError, dump_segments, run_java
 from tests.support.batches import build
 from tests.support.polling import wait_until
+from tests.support.secured import kreplica_environment, librdkafka
 from tests.support.sockets import until
 from tests.support.tcp_cluster import TcpClient, TcpCluster
 
@@ -57,14 +58,14 @@ def tool(cluster: TcpCluster) -> Tool:
 
 def create(cluster: TcpCluster, name: str) -> TopicPartition:
     arguments = ("topic", "create", name, "-r", str(len(cluster.nodes)))
-    result = CliRunner().invoke(app, arguments, env={"KREPLICA_BOOTSTRAP": cluster.bootstrap_servers})
+    result = CliRunner().invoke(app, arguments, env=kreplica_environment(cluster.bootstrap_servers))
     assert result.exit_code == 0, (result.output, result.exception)
     return TopicPartition(name, 0)
 
 
 def transactional(bootstrap: str, name: str, **settings: Any) -> Producer:
     more = {key.replace("_", "."): value for key, value in settings.items()}
-    producer = Producer({"bootstrap.servers": bootstrap, "transactional.id": name, **more})
+    producer = Producer({**librdkafka(bootstrap), "transactional.id": name, **more})
     producer.init_transactions(TIMEOUT_S)
     return producer
 
@@ -130,7 +131,7 @@ def test_a_hanging_transaction_is_found_and_aborted(cluster: TcpCluster, tool: T
     tool(TRANSACTIONS, "abort", *place)
     until(lambda: hanging() == [])
     read = CliRunner().invoke(
-        app, ["consume", "hanging", "--json"], env={"KREPLICA_BOOTSTRAP": cluster.bootstrap_servers}
+        app, ["consume", "hanging", "--json"], env=kreplica_environment(cluster.bootstrap_servers)
     )
     assert [json.loads(line)["value"] for line in read.stdout.splitlines()] == ["before", "behind"]
 
@@ -264,7 +265,7 @@ def test_our_commands_serve_an_operator_of_kafka(tmp_path: Path) -> None:
 
     def facts(*arguments: str) -> list[dict[str, Any]]:
         command = ["transactions", *arguments, "--json"]
-        result = CliRunner().invoke(app, command, env={"KREPLICA_BOOTSTRAP": node.bootstrap})
+        result = CliRunner().invoke(app, command, env=kreplica_environment(node.bootstrap))
         assert result.exit_code == 0, (result.output, result.exception)
         return [json.loads(line) for line in result.stdout.splitlines()]
 

@@ -18,6 +18,7 @@ from kreplica.broker.node_directories import is_formatted, read_properties
 from kreplica.cli import format as format_command
 from kreplica.common.types import Uuid
 from kreplica.runtime.storage import FileStorage
+from tests.support import secured
 from tests.support.ports import free_addresses
 from tests.support.serving import environment
 from tests.support.tcp_cluster import CLUSTER_ID
@@ -35,6 +36,7 @@ class NodeProcesses:
     `of_nodes` are properties of single nodes, under their names. `voters`: the number of first voters of a
     dynamic quorum (KIP-853); None: all nodes, statically. `cluster_ids`: for nodes that are formatted for
     another cluster. `joining`: nodes that know only bootstrap servers, and join the quorum on their own.
+    `is_secured`: whether they encrypt, log in and ask for rights.
     """
 
     def __init__(
@@ -46,6 +48,7 @@ class NodeProcesses:
         voters: int | None = None,
         cluster_ids: Mapping[int, str] | None = None,
         joining: Collection[int] = (),
+        is_secured: bool = secured.IS_ON,
         **settings: object,
     ) -> None:
         self.directory = directory
@@ -56,6 +59,11 @@ class NodeProcesses:
         self.addresses = dict(zip(self.ids, found[:nodes], strict=True))
         self.controllers = dict(zip(self.ids, found[nodes:], strict=True))
         self._joining = frozenset(joining)
+        self._is_secured = is_secured
+        if is_secured:
+            secured.add(self.addresses.values())
+        # Access rules allow clients nothing until all nodes have started.
+        self._is_to_allow = is_secured
         self._processes: dict[int, _NodeProcess] = {}
         directory.mkdir(parents=True, exist_ok=True)
         chance = random.SystemRandom()
@@ -120,6 +128,9 @@ class NodeProcesses:
             self.start(node_id, wait=False)
         for node_id in missing:
             self.wait_until_ready(node_id)
+        if self._is_to_allow:
+            secured.allow_everything(self.bootstrap)
+            self._is_to_allow = False
 
     def start(self, node_id: int, *, wait: bool = True) -> None:
         """Start the node on its current directory; with `wait`, return when it may lead."""
@@ -170,6 +181,7 @@ class NodeProcesses:
     def close(self) -> None:
         """Kill all nodes."""
         self.kill(*self.live)
+        secured.forget(self.addresses.values())
         for process in self._processes.values():
             process.close()
 
@@ -189,13 +201,15 @@ class NodeProcesses:
         listen, controller_listen = self.addresses[node_id], self.controllers[node_id]
         flags: dict[str, Any] = {
             "--node-id": node_id,
-            "--listen": f"{listen[0]}:{listen[1]}",
-            "--controller-listen": f"{controller_listen[0]}:{controller_listen[1]}",
             "--quorum": self.quorum if self._initial is None else None,
         }
+        if not self._is_secured:
+            flags["--listen"] = f"{listen[0]}:{listen[1]}"
+            flags["--controller-listen"] = f"{controller_listen[0]}:{controller_listen[1]}"
         given = [text for name, value in flags.items() if value is not None for text in (name, str(value))]
         directory = {"log.dirs": self.node_directory(node_id)}
-        settings = {**directory, **self.settings, **self._of_nodes.get(node_id, {})}
+        security = secured.node_properties(listen, controller_listen) if self._is_secured else {}
+        settings = {**directory, **security, **self.settings, **self._of_nodes.get(node_id, {})}
         if node_id in self._joining:
             others = [address for other, address in self.controllers.items() if other != node_id]
             settings["controller.quorum.bootstrap.servers"] = ",".join(f"{h}:{p}" for h, p in others)

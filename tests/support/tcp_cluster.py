@@ -28,6 +28,7 @@ from kreplica.runtime.tcp_node import TcpNode
 from kreplica.runtime.tcp_transport import TcpTransport
 from kreplica.runtime.tls import TlsSettings
 from kreplica.security.protocol import SecurityProtocol
+from tests.support import secured
 from tests.support.batches import build
 from tests.support.partitions import append_as_leader
 from tests.support.ports import free_addresses
@@ -56,12 +57,18 @@ class TcpCluster:
         settings: Mapping[str, object] = MappingProxyType({}),
     ) -> None:
         self.failures: list[BaseException] = []
+        if secured.IS_ON and login is None and tls is None:
+            login, tls, settings = secured.login(), secured.tls(), {**settings, **secured.SETTINGS}
         layout = new_layout(CLUSTER_ID, brokers, 0)
         is_open = login is None and tls is None
         addresses = free_addresses(brokers if is_open else 2 * brokers)
         self.addresses = dict(zip(layout.roles, addresses[:brokers], strict=True))
         # Those for clients, where clients log in and nodes do not.
         self.client_addresses = dict(zip(layout.roles, addresses[-brokers:], strict=True))
+        # Access rules allow clients nothing until it has started.
+        self._is_to_allow = secured.IS_ON and tls is not None and tls.keystore == secured.keys()
+        if self._is_to_allow:
+            secured.add(self.client_addresses.values())
         configs, listeners = {}, {}
         for node_id, address in self.addresses.items():
             of_node = [Listener("PLAINTEXT", Scope.ALL, address=address)]
@@ -97,6 +104,9 @@ class TcpCluster:
         """Start all nodes, and wait until each may lead."""
         for ready in [node.start().ready for node in self.nodes.values()]:
             ready.result(WAIT_S)
+        if self._is_to_allow:
+            secured.allow_everything(self.bootstrap_servers)
+            self._is_to_allow = False
 
     def __enter__(self) -> Self:
         self.start()
@@ -110,6 +120,7 @@ class TcpCluster:
         for node in self.nodes.values():
             if node.is_alive:
                 node.close()
+        secured.forget(self.client_addresses.values())
         assert self.failures == []
 
     @property
@@ -153,7 +164,10 @@ class TcpClient:
         self._thread = EventLoopThread("kreplica-client")
         self._thread.start()
         self._life = NodeLoops(self._thread)
-        self.transport = TcpTransport(self._life, cluster.addresses.get, client_id="client")
+        security = secured.transport(cluster.addresses.values())
+        self.transport = TcpTransport(
+            self._life, cluster.addresses.get, client_id="client", security=lambda _: security
+        )
         nodes: Any = lambda: cluster.live  # noqa: E731
         shared: dict[str, Any] = {"transport": self.transport, "loop": self._life.loop("client")}
         clock = SystemClock()

@@ -67,12 +67,12 @@ func (c *cluster) client(opts ...kgo.Opt) *kgo.Client {
 }
 
 func (c *cluster) with(opts []kgo.Opt) []kgo.Opt {
-	return append([]kgo.Opt{
+	return append(append([]kgo.Opt{
 		kgo.SeedBrokers(c.seeds...),
 		kgo.RecordPartitioner(kgo.ManualPartitioner()),
 		kgo.FetchMaxWait(100 * time.Millisecond),
 		kgo.MetadataMinAge(50 * time.Millisecond), // a broker may hear of a new topic a moment later
-	}, opts...)
+	}, security()...), opts...)
 }
 
 func (c *cluster) unique(kind string) string {

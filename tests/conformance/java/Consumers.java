@@ -50,7 +50,7 @@ public final class Consumers {
     private Consumers(String bootstrap, short replicas) {
         this.bootstrap = bootstrap;
         this.replicas = replicas;
-        this.admin = Admin.create(Map.of("bootstrap.servers", bootstrap));
+        this.admin = Admin.create(Clients.settings(bootstrap));
     }
 
     public static void main(String[] arguments) throws Exception {
@@ -249,8 +249,8 @@ public final class Consumers {
     }
 
     private KafkaConsumer<String, String> consumer(String group, Map<String, Object> more) {
-        Map<String, Object> settings = new HashMap<>(Map.of(
-            "bootstrap.servers", bootstrap,
+        Map<String, Object> settings = Clients.settings(bootstrap);
+        settings.putAll(Map.of(
             "group.id", group,
             "group.protocol", protocol,
             "enable.auto.commit", false,
@@ -328,7 +328,7 @@ public final class Consumers {
     }
 
     private void produce(String topic, int partitions, int count) throws Exception {
-        Map<String, Object> settings = Map.of("bootstrap.servers", bootstrap);
+        Map<String, Object> settings = Clients.settings(bootstrap);
         try (KafkaProducer<String, String> producer =
                 new KafkaProducer<>(settings, new StringSerializer(), new StringSerializer())) {
             IntStream.range(0, count).forEach(

@@ -41,7 +41,7 @@ public final class ShareGroups {
 
     private ShareGroups(String bootstrap) {
         this.bootstrap = bootstrap;
-        this.admin = Admin.create(Map.of("bootstrap.servers", bootstrap));
+        this.admin = Admin.create(Clients.settings(bootstrap));
     }
 
     public static void main(String[] arguments) throws Exception {
@@ -279,13 +279,15 @@ public final class ShareGroups {
     }
 
     private KafkaShareConsumer<String, String> consumer(String group, Map<String, Object> more) {
-        Map<String, Object> settings = new HashMap<>(Map.of("bootstrap.servers", bootstrap, "group.id", group));
+        Map<String, Object> settings = Clients.settings(bootstrap);
+        settings.put("group.id", group);
         settings.putAll(more);
         return new KafkaShareConsumer<>(settings, new StringDeserializer(), new StringDeserializer());
     }
 
     private KafkaProducer<String, String> producer(Map<String, Object> more) {
-        Map<String, Object> settings = new HashMap<>(Map.of("bootstrap.servers", bootstrap, "acks", "all"));
+        Map<String, Object> settings = Clients.settings(bootstrap);
+        settings.put("acks", "all");
         settings.putAll(more);
         return new KafkaProducer<>(settings, new StringSerializer(), new StringSerializer());
     }

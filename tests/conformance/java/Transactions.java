@@ -63,7 +63,7 @@ public final class Transactions {
 
     private Transactions(String bootstrap) {
         this.bootstrap = bootstrap;
-        this.admin = Admin.create(Map.of("bootstrap.servers", bootstrap));
+        this.admin = Admin.create(Clients.settings(bootstrap));
     }
 
     public static void main(String[] arguments) throws Exception {
@@ -550,7 +550,7 @@ public final class Transactions {
 
     private Properties settings(Map<String, ?> more) {
         Properties settings = new Properties();
-        settings.put("bootstrap.servers", bootstrap);
+        settings.putAll(Clients.settings(bootstrap));
         settings.putAll(more);
         return settings;
     }

@@ -25,7 +25,7 @@ public final class WordCount {
     public static void main(String[] arguments) {
         Properties settings = new Properties();
         settings.put("application.id", "word-count");
-        settings.put("bootstrap.servers", arguments[0]);
+        settings.putAll(Clients.settings(arguments[0]));
         settings.put("state.dir", arguments[1]);
         settings.put("processing.guarantee", "exactly_once_v2");
         settings.put("replication.factor", "3");

@@ -2,6 +2,7 @@
 'use strict'
 
 const assert = require('node:assert/strict')
+const fs = require('node:fs')
 const readline = require('node:readline')
 const { Kafka, CompressionTypes, ConfigResourceTypes, logLevel, Partitioners } = require('kafkajs')
 
@@ -10,7 +11,13 @@ const END = 'end of the partition'
 const FENCED = ['PRODUCER_FENCED', 'INVALID_PRODUCER_EPOCH']
 
 const [bootstrap, name] = process.argv.slice(2)
+const { CLIENT_CA, CLIENT_CERTIFICATE, CLIENT_MECHANISM, CLIENT_USER, CLIENT_PASSWORD } = process.env
+const file = path => path && fs.readFileSync(path)
 const kafka = new Kafka({
+  ssl: CLIENT_CA ? { ca: [file(CLIENT_CA)], key: file(CLIENT_CERTIFICATE), cert: file(CLIENT_CERTIFICATE) } : undefined,
+  sasl: CLIENT_MECHANISM
+    ? { mechanism: CLIENT_MECHANISM.toLowerCase(), username: CLIENT_USER, password: CLIENT_PASSWORD }
+    : undefined,
   clientId: 'conformance',
   brokers: (bootstrap ?? '').split(','),
   logLevel: logLevel.NOTHING,
