@@ -257,8 +257,13 @@ cdef class ServerConnection:
             self.transport.resume_reading()
 
     def give_up(self):
-        """Cancel the work on all answers: the connection is closed."""
+        """Cancel the work on all answers: the connection is closed. Nothing is served after this."""
         cdef list under_way = []
+        if self.authenticator is not None:
+            # The authenticator refers to the connection. Such a cycle would stay in memory until the garbage collector
+            # runs, and strangers can make many.
+            self.is_authenticated = False
+            self.authenticator = None
         cdef PendingAnswer answer
         while self.first is not None:
             answer = self.pop()
@@ -310,7 +315,7 @@ cdef class ServerConnection:
         self.append(answer)
         processor.memory.under_way_bytes += answer.size
         try:
-            if self.authenticator is not None and self.is_for_authenticator(frame):
+            if not self.is_authenticated or (self.authenticator is not None and self.is_for_authenticator(frame)):
                 self.authenticator.take(memoryview(frame), answer)
                 return 0
             if processor.gate is not None:
@@ -342,8 +347,6 @@ cdef class ServerConnection:
     cdef bint is_for_authenticator(self, object frame) except -1:
         cdef Py_buffer view
         cdef int key = -1
-        if not self.is_authenticated:
-            return True
         PyObject_GetBuffer(frame, &view, PyBUF_SIMPLE)
         if view.len >= 2:
             key = load16(<const uint8_t *> view.buf)

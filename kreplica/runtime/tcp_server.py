@@ -22,6 +22,7 @@ import errno
 import logging
 import os
 import socket
+import threading
 from collections import Counter, deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -34,6 +35,7 @@ from kreplica.common.errors import BrokerNotAvailable, KreplicaError, SaslAuthen
 from kreplica.runtime.bounded_log import BoundedLog
 from kreplica.runtime.connection_quotas import ConnectionQuotas
 from kreplica.runtime.event_loop import EventLoopThread
+from kreplica.runtime.heap import trim_heap
 from kreplica.runtime.tls import ServerTls
 from kreplica.security.distinguished_name import subject_of
 from kreplica.security.peer import ANONYMOUS, USER, KafkaPrincipal, Peer, host_text
@@ -60,6 +62,8 @@ TLS_HANDSHAKE_TIMEOUT_S = 10.0
 ACCEPT_BACKOFF_S = 0.1
 # The most connections that are held before they are closed; others are closed at once.
 MOST_HELD = 1_000
+# After this many connections were closed, and this much later, their memory is given back to the system.
+TRIM_AFTER, TRIM_DELAY_S = 200, 1.0
 
 
 class ConnectionLogin(NamedTuple):
@@ -195,6 +199,9 @@ class TcpServer:
         self._sweep: asyncio.TimerHandle | None = None
         self._opening: asyncio.Task[None] | None = None
         self._is_closed = False
+        # The number of closed connections whose memory the heap may still hold.
+        self._closed = 0
+        self._trim: asyncio.TimerHandle | None = None
 
     def bind(self, host: str, port: int) -> tuple[str, int]:
         """Bind the port (0: a free one); return the address. The host "" means all interfaces.
@@ -280,9 +287,13 @@ class TcpServer:
         """
         task = self.thread.loop.create_task(self._shake_hands(accepted, tls))
         self._handshakes[task] = None
-        task.add_done_callback(self._handshakes.pop)
+        task.add_done_callback(self._handshake_done)
         if len(self.connections) + len(self._handshakes) > self.quotas.most_of(self):
             next(iter(self._handshakes)).cancel()
+
+    def _handshake_done(self, task: asyncio.Task[None]) -> None:
+        del self._handshakes[task]
+        self._note_closed()
 
     async def _shake_hands(self, accepted: socket.socket, tls: ServerTls) -> None:
         try:
@@ -303,8 +314,9 @@ class TcpServer:
 
     async def _close(self) -> None:
         self._is_closed = True
-        if self._sweep is not None:
-            self._sweep.cancel()
+        for timer in (self._sweep, self._trim):
+            if timer is not None:
+                timer.cancel()
         for task in (*self._acceptors, *self._handshakes, *self._held):
             task.cancel()
         if self._opening is not None:
@@ -336,6 +348,16 @@ class TcpServer:
         if connection in self.connections:
             del self.connections[connection]
             self.quotas.discount(connection.host)
+            self._note_closed()
+
+    def _note_closed(self) -> None:
+        self._closed += 1
+        if self._closed >= TRIM_AFTER and self._trim is None:
+            self._trim = self.thread.loop.call_later(TRIM_DELAY_S, self._give_back)
+
+    def _give_back(self) -> None:
+        self._closed, self._trim = 0, None
+        threading.Thread(target=trim_heap, name="kreplica-trim", daemon=True).start()
 
     def count_client(self, client_id: str) -> None:
         """Add a connection to this client's count."""
@@ -403,9 +425,13 @@ class TcpConnection(ServerConnection, asyncio.BufferedProtocol):
         self._server.remove(self)
         if self._deadline is not None:
             self._deadline.cancel()
+            self._deadline = None
         if self._unmuting is not None:
             self._unmuting.cancel()
         self.give_up()
+        # With TLS the transport refers to this connection. Without this cycle the memory of both is free at
+        # once, and not at the garbage collector's next run.
+        self.transport = _CLOSED
         if self._server.on_lost is not None:
             self._server.on_lost(self)
 
@@ -474,6 +500,19 @@ class TcpConnection(ServerConnection, asyncio.BufferedProtocol):
     def note_received(self, size: int) -> None:
         """Count the memory of an incomplete large frame."""
         self._server.memory.receive(self, size)
+
+
+class _ClosedTransport:
+    """The transport of a closed connection: nothing is left to send or to read."""
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+    def abort(self) -> None:
+        """Do nothing."""
+
+
+_CLOSED = _ClosedTransport()
 
 
 class TlsConnection(TcpConnection):

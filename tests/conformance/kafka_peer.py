@@ -156,7 +156,7 @@ def java_command(main: str, *arguments: str, sources: tuple[Path, ...] = (), hea
     if file is not None and sources:
         options = [f"-Dclients.config={file}", *options]
     elif file is not None:
-        arguments = (*arguments, "--command-config", file)
+        arguments = ("--command-config", file, *arguments)
     return ["java", *options, main, *arguments]
 
 
