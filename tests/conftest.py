@@ -8,6 +8,7 @@ A callback of a future that fails is only logged, so a test in which one does ha
 
 import logging
 import os
+import sys
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -36,6 +37,14 @@ def _no_callback_fails(request):
     logger.removeHandler(failures)
     if request.node.get_closest_marker("callbacks_may_fail") is None:
         assert failures.records == []
+
+
+@pytest.fixture(autouse=True)
+def _own_audit():
+    """Refusals that an earlier test has counted are new ones here."""
+    audit = sys.modules.get("kreplica.broker.audit")
+    if audit is not None:
+        audit._REFUSALS.forget()
 
 
 @pytest.fixture(autouse=True)

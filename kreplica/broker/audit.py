@@ -1,20 +1,37 @@
 """The audit log: who failed to log in, was denied something, or changed what. One JSON object for each event.
 
+    {"event": "login failed", "principal": "User:ANONYMOUS", "host": "10.0.0.9", "listener": "CLIENTS",
+     "mechanism": "PLAIN", "why": "the user or the password is wrong"}
+    {"event": "denied", "principal": "User:alice", "host": "10.0.0.9", "listener": "CLIENTS",
+     "request": "Produce", "denied": ["WRITE TOPIC:orders"], "count": 1}
+    {"event": "change", "principal": "User:admin", "host": "10.0.0.9", "listener": "CLIENTS",
+     "request": "CreateTopics", "about": ["orders"], "count": 1, "errors": []}
+
 The logger is `kreplica.audit`: refusals are warnings, the rest is information. Nothing secret is written: a
 change is named by its request and what it is about, and never by its values. A request that a node forwards
-is logged by the controller, under the client that sent it. Any thread may call.
+is logged by the controller, under the client that sent it.
+
+A client that is refused the same thing in a loop must not fill the disk. The first refusal of each kind is
+logged at once. Those that follow within a minute are counted, and logged once more with the field `repeated`.
+A client that is refused more than MOST_KINDS different things in a minute gets one line for the others:
+
+    {"event": "more refusals", "principal": "User:alice", "host": "10.0.0.9", "repeated": 4711}
+
+Any thread may call.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
 from kreplica.common.error_code import ErrorCode
 from kreplica.common.future import Future
+from kreplica.common.locks import process_lock
 from kreplica.common.message import Message, fields_of
 from kreplica.common.messages.administration import (
     AlterConfigsRequest,
@@ -47,16 +64,81 @@ LOGGER = logging.getLogger("kreplica.audit")
 MOST_LISTED, LONGEST_NAME = 20, 120
 
 
+# How long refusals are counted, the different ones of one client in that time, and of all clients.
+SPAN_S, MOST_KINDS, MOST_OF_ALL = 60.0, 100, 10_000
+
+
 def audit(event: str, peer: Peer, *, is_refused: bool = False, **facts: object) -> None:
     """Log one event of the client `peer`; `facts` are text, numbers and lists of these."""
     level = logging.WARNING if is_refused else logging.INFO
-    if LOGGER.isEnabledFor(level):
-        who = {
-            "principal": str(peer.principal),
-            "host": peer.host.removeprefix("/"),
-            "listener": peer.listener,
-        }
-        LOGGER.log(level, "%s", json.dumps({"event": event, **who, **facts}))
+    if not LOGGER.isEnabledFor(level):
+        return
+    client = {"principal": str(peer.principal), "host": peer.host.removeprefix("/")}
+    fact = {"event": event, **client, "listener": peer.listener, **facts}
+    if not is_refused:
+        LOGGER.log(level, "%s", json.dumps(fact))
+        return
+    for line in _REFUSALS.take(fact, client, _now_s()):
+        LOGGER.log(level, "%s", line)
+
+
+def report_repeated() -> None:
+    """Log how often refusals were repeated, if their minute is over."""
+    for line in _REFUSALS.end_span(_now_s()):
+        LOGGER.warning("%s", line)
+
+
+def _now_s() -> float:
+    # The time that a line of the log has.
+    return LOGGER.makeRecord(LOGGER.name, logging.WARNING, "", 0, "", (), None).created
+
+
+class Refusals:
+    """The refusals of the current minute, and how often each was repeated.
+
+    Thread rule: any thread; `_lock` guards all fields.
+    """
+
+    def __init__(self) -> None:
+        self._lock = process_lock(self.forget)
+        self.forget()
+
+    def forget(self) -> None:
+        """Begin anew, and report nothing of what was counted."""
+        self._begin_s = 0.0
+        # By the text of the event: how often it came after the first time.
+        self._repeated: Counter[str] = Counter()
+        # By client: the number of different events.
+        self._kinds: Counter[str] = Counter()
+
+    def take(self, fact: Mapping[str, object], client: Mapping[str, str], now_s: float) -> list[str]:
+        """Return the lines to log for a refusal: itself if it is new, and those that are due."""
+        lines = self.end_span(now_s)
+        kind, who = json.dumps(fact), json.dumps(client)
+        with self._lock:
+            if kind in self._repeated:
+                self._repeated[kind] += 1
+            elif self._kinds[who] < MOST_KINDS and len(self._repeated) < MOST_OF_ALL:
+                self._kinds[who] += 1
+                self._repeated[kind] = 0
+                lines.append(kind)
+            else:
+                others = client if self._kinds[who] else {}
+                self._repeated[json.dumps({"event": "more refusals", **others})] += 1
+        return lines
+
+    def end_span(self, now_s: float) -> list[str]:
+        """Begin another minute if it is time; return the lines about what was repeated in the last one."""
+        with self._lock:
+            if 0 <= now_s - self._begin_s < SPAN_S:
+                return []
+            ended = self._repeated
+            self.forget()
+            self._begin_s = now_s
+        return [json.dumps({**json.loads(kind), "repeated": count}) for kind, count in ended.items() if count]
+
+
+_REFUSALS = Refusals()
 
 
 # ---- changes ---------------------------------------------------------------------------------------------

@@ -165,8 +165,9 @@ def _wire_name(topic: str) -> bytes:
 
 
 def _log_denials(peer: Peer, request: Any, denials: list[Denial]) -> None:
+    different = list(dict.fromkeys(denials))
     denied = [
-        f"{each.operation.name} {each.kind.name}:{each.name[:80]}" for each in denials[:MOST_DENIALS_LOGGED]
+        f"{each.operation.name} {each.kind.name}:{each.name[:80]}" for each in different[:MOST_DENIALS_LOGGED]
     ]
     name = type(request).__name__.removesuffix("Request")
-    audit("denied", peer, is_refused=True, request=name, denied=denied, count=len(denials))
+    audit("denied", peer, is_refused=True, request=name, denied=denied, count=len(different))

@@ -28,7 +28,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kreplica._core.server_connection import LaneGate, Processor, RequestMemory, ServerConnection
-from kreplica.broker.audit import audit
+from kreplica.broker.audit import audit, report_repeated
 from kreplica.broker.node_config import SocketServerConfig
 from kreplica.broker.request_channel import Answered, Cancellable
 from kreplica.common.errors import BrokerNotAvailable, KreplicaError, SaslAuthenticationFailed
@@ -327,6 +327,7 @@ class TcpServer:
         for connection in list(self.connections):
             connection.cut()
         self.closed.close()
+        report_repeated()
 
     # ---- connections --------------------------------------------------------------------------------------
 
@@ -376,6 +377,7 @@ class TcpServer:
         self._sweep = self.thread.loop.call_later(delay, self._close_idle)
 
     def _close_idle(self) -> None:
+        report_repeated()
         oldest = self._swept[0] if len(self._swept) == IDLE_SWEEPS else 0
         self._swept.append(self.processor.activity)
         for connection in list(self.connections):

@@ -13,10 +13,11 @@ from confluent_kafka import TopicPartition as At
 from confluent_kafka.admin import AdminClient, NewTopic
 from typer.testing import CliRunner
 
+from kreplica.cli import client_config
 from kreplica.cli.app import app
 from tests.conformance.kafka_peer import Node, PeerError, run_java
 from tests.support.polling import wait_until
-from tests.support.secured import kreplica_environment, librdkafka
+from tests.support.secured import java_file, kreplica_environment, librdkafka
 from tests.support.streams_member import (
     MEMBER_ID,
     StreamsMember,
@@ -283,8 +284,9 @@ def test_a_streams_group_is_described_reset_and_deleted(nodes: str, request: pyt
     servers: str = request.getfixturevalue(nodes)
 
     def run(*arguments: str) -> Any:
-        return CliRunner().invoke(app, arguments, env={"KREPLICA_BOOTSTRAP": servers})
+        return CliRunner().invoke(app, arguments, env=kreplica_environment(servers))
 
+    client_config.use(java_file(servers))
     member = StreamsMember(servers, "words", "orders", 2)
     streams = ("--bootstrap-server", servers, "--describe", "--group", "words")
     assert "Stable" in run_java(STREAMS_GROUPS, *streams, "--state")

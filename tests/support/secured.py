@@ -190,7 +190,7 @@ def java(bootstrap: str) -> dict[str, str]:
 
 
 def java_file(bootstrap: str) -> str | None:
-    """Return a file with the properties for clients in Java and `kreplica`; None where there are none."""
+    """Return a file with the properties for clients in Java and `kreplica`; None without any."""
     if not is_secured(bootstrap):
         return None
     path = _directory() / "client.properties"

@@ -37,6 +37,8 @@ var cases = map[string]func(*cluster){
 	"described":                   described,
 	"markers-of-an-administrator": markersOfAnAdministrator,
 	"outlives-nodes":              outlivesNodes,
+	"refused-login":               refusedLogin,
+	"refused-certificate":         refusedCertificate,
 }
 
 func main() {

@@ -1,10 +1,15 @@
 package main
 
 import (
+	"context"
 	"crypto/tls"
 	"crypto/x509"
+	"errors"
 	"os"
+	"strings"
+	"time"
 
+	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kgo"
 	"github.com/twmb/franz-go/pkg/sasl/plain"
 	"github.com/twmb/franz-go/pkg/sasl/scram"
@@ -41,4 +46,31 @@ func security() []kgo.Opt {
 		fail("CLIENT_MECHANISM=%s is not known", mechanism)
 	}
 	return opts
+}
+
+// refusedLogin is refused with the error of a wrong password.
+func refusedLogin(c *cluster) {
+	if err := c.refusal(); !errors.Is(err, kerr.SaslAuthenticationFailed) {
+		fail("expected SASL_AUTHENTICATION_FAILED, found %v", err)
+	}
+}
+
+// refusedCertificate is refused while it encrypts, or by the end of the connection.
+func refusedCertificate(c *cluster) {
+	err := c.refusal()
+	for _, words := range []string{"tls:", "EOF", "reset", "closed the connection"} {
+		if err != nil && strings.Contains(err.Error(), words) {
+			return
+		}
+	}
+	fail("expected the end of the connection, found %v", err)
+}
+
+// refusal returns the error of a client that asks for the first time.
+func (c *cluster) refusal() error {
+	ctx, cancel := context.WithTimeout(c.ctx, 30*time.Second)
+	defer cancel()
+	cl := c.client(kgo.RequestRetries(0))
+	defer cl.Close()
+	return cl.Ping(ctx)
 }

@@ -13,7 +13,7 @@ const FENCED = ['PRODUCER_FENCED', 'INVALID_PRODUCER_EPOCH']
 const [bootstrap, name] = process.argv.slice(2)
 const { CLIENT_CA, CLIENT_CERTIFICATE, CLIENT_MECHANISM, CLIENT_USER, CLIENT_PASSWORD } = process.env
 const file = path => path && fs.readFileSync(path)
-const kafka = new Kafka({
+const settings = {
   ssl: CLIENT_CA ? { ca: [file(CLIENT_CA)], key: file(CLIENT_CERTIFICATE), cert: file(CLIENT_CERTIFICATE) } : undefined,
   sasl: CLIENT_MECHANISM
     ? { mechanism: CLIENT_MECHANISM.toLowerCase(), username: CLIENT_USER, password: CLIENT_PASSWORD }
@@ -22,7 +22,8 @@ const kafka = new Kafka({
   brokers: (bootstrap ?? '').split(','),
   logLevel: logLevel.NOTHING,
   retry: { initialRetryTime: 50, maxRetryTime: 1000, retries: 30 },
-})
+}
+const kafka = new Kafka(settings)
 let made = 0
 let admin
 
@@ -389,7 +390,30 @@ const outlivesNodes = async () => {
   assert(expected.length >= 18, `only ${expected.length} transactions are committed`)
 }
 
+// ---- logins ----
+
+const refusal = async () => {
+  try {
+    await new Kafka({ ...settings, retry: { retries: 0 } }).admin().connect()
+  } catch (error) {
+    return error.cause ?? error
+  }
+  return undefined
+}
+
+const refusedLogin = async () => {
+  const error = await refusal()
+  assert.equal(error?.name, 'KafkaJSSASLAuthenticationError', `${error}`)
+}
+
+const refusedCertificate = async () => {
+  const error = await refusal()
+  assert(['KafkaJSConnectionError', 'KafkaJSConnectionClosedError'].includes(error?.name), `${error}`)
+}
+
+const refusals = { 'refused-login': refusedLogin, 'refused-certificate': refusedCertificate }
 const cases = {
+  ...refusals,
   records,
   groups,
   administration,
@@ -408,7 +432,7 @@ const cases = {
 
 const main = async () => {
   assert(Object.hasOwn(cases, name ?? ''), `usage: node cases.js BOOTSTRAP CASE, with one of ${Object.keys(cases).join()}`)
-  admin = await open(kafka.admin())
+  if (!Object.hasOwn(refusals, name)) admin = await open(kafka.admin())
   await cases[name]()
 }
 

@@ -11,9 +11,18 @@ from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, C
 
 import kreplica
 from kreplica.broker.api_versions import API_RANGES, request_type
-from kreplica.broker.audit import CHANGES
+from kreplica.broker.audit import (
+    CHANGES,
+    MOST_KINDS,
+    MOST_OF_ALL,
+    SPAN_S,
+    Refusals,
+    audit,
+    report_repeated,
+)
 from kreplica.broker.blank_answers import blank
 from kreplica.broker.controller_apis import OPERATIONS, OPERATIONS_OF_CLIENT
+from kreplica.security.peer import KafkaPrincipal, Peer
 
 WAIT_S = 30
 # Requests of nodes, and those that change nothing.
@@ -64,3 +73,65 @@ def test_changes_and_failures_are_logged(caplog: pytest.LogCaptureFixture) -> No
     assert failures[0]["mechanism"] == "PLAIN"
     assert "4711" not in caplog.text
     assert 'wrong"' not in caplog.text.replace('is wrong"', "")
+
+
+# ---- refusals in a loop ------------------------------------------------------------------------------------
+
+ALICE, BOB = ({"principal": f"User:{name}", "host": "10.0.0.9"} for name in ("alice", "bob"))
+
+
+def denied(client: dict[str, str], what: str) -> dict[str, object]:
+    return {"event": "denied", **client, "denied": [what]}
+
+
+def test_a_refusal_in_a_loop_is_logged_once_and_counted() -> None:
+    refusals = Refusals()
+    first = denied(ALICE, "WRITE TOPIC:orders")
+    lines = [line for at in range(1_000) for line in refusals.take(first, ALICE, 100.0 + at / 100)]
+    assert [json.loads(line) for line in lines] == [first]
+    # Another kind is not lost, and neither is the first one of the next minute.
+    second = denied(ALICE, "READ TOPIC:orders")
+    assert [json.loads(line) for line in refusals.take(second, ALICE, 111.0)] == [second]
+    later = [json.loads(line) for line in refusals.take(first, ALICE, 100.0 + SPAN_S)]
+    assert later == [{**first, "repeated": 999}, first]
+    assert refusals.end_span(100.0 + SPAN_S + 1) == []
+    assert refusals.end_span(100.0 + 2 * SPAN_S) == []
+
+
+def test_a_client_that_is_refused_many_things_hides_no_other_one() -> None:
+    refusals = Refusals()
+    lines = []
+    for number in range(10_000):
+        lines += refusals.take(denied(ALICE, f"READ TOPIC:{number}"), ALICE, 100.0)
+    assert len(lines) == MOST_KINDS
+    of_bob = denied(BOB, "READ TOPIC:1")
+    assert [json.loads(line) for line in refusals.take(of_bob, BOB, 100.0)] == [of_bob]
+    (summary,) = [json.loads(line) for line in refusals.end_span(100.0 + SPAN_S)]
+    assert summary == {"event": "more refusals", **ALICE, "repeated": 10_000 - MOST_KINDS}
+
+
+def test_many_clients_are_bounded_too() -> None:
+    refusals = Refusals()
+    lines = []
+    for number in range(2 * MOST_OF_ALL):
+        client = {"principal": "User:ANONYMOUS", "host": f"10.0.{number >> 8}.{number & 255}"}
+        lines += refusals.take(denied(client, "DESCRIBE TOPIC:orders"), client, 100.0)
+    assert len(lines) == MOST_OF_ALL
+    (summary,) = [json.loads(line) for line in refusals.end_span(100.0 + SPAN_S)]
+    assert summary == {"event": "more refusals", "repeated": MOST_OF_ALL}
+
+
+def test_a_clock_that_goes_back_begins_another_minute() -> None:
+    refusals = Refusals()
+    first = denied(ALICE, "WRITE TOPIC:orders")
+    assert len(refusals.take(first, ALICE, 1_000.0)) == 1
+    assert len(refusals.take(first, ALICE, 1_001.0)) == 0
+    assert len(refusals.take(first, ALICE, 10.0)) == 2
+
+
+def test_clients_that_are_denied_in_a_loop_log_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    peer = Peer("/10.0.0.9", KafkaPrincipal("User", "alice"), "CLIENTS")
+    for _ in range(100):
+        audit("denied", peer, is_refused=True, request="Fetch", denied=["READ TOPIC:orders"], count=1)
+    report_repeated()
+    assert len(caplog.records) == 1
