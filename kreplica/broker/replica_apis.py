@@ -21,7 +21,7 @@ from kreplica.common.errors import (
     NotLeaderOrFollower,
     known_error,
 )
-from kreplica.common.future import Future, all_of, failed, resolved, then
+from kreplica.common.future import Future, all_of, resolved, then
 from kreplica.common.messages.administration import (
     AlterReplicaLogDirPartitionResult,
     AlterReplicaLogDirsRequest,
@@ -121,18 +121,23 @@ class ReplicaApis:
         It comes from a transaction coordinator, or from an operator who aborts a transaction that no
         coordinator will end (`kafka-transactions abort`, `kreplica transactions abort`).
 
-        The future fails with InvalidRequest for a producer id or epoch that no producer can have. Errors of a
-        partition: InvalidProducerEpoch if the producer has written in a later epoch,
-        TransactionCoordinatorFenced if a later coordinator has written a marker, and those of any append.
+        Errors of a partition: InvalidRequest for a producer id or epoch that no producer can have,
+        InvalidProducerEpoch if the producer has written in a later epoch, TransactionCoordinatorFenced if a
+        later coordinator has written a marker, and those of any append.
         """
-        for marker in request.markers:
-            if marker.producer_id < 0 or marker.producer_epoch < 0:
-                text = f"a marker of producer id {marker.producer_id}, epoch {marker.producer_epoch}"
-                return failed(InvalidRequest(f"{text}: both must be 0 or more"))
         appended = all_of([self._append_marker(marker) for marker in request.markers])
         return then(appended, partial(_marked, request.markers))
 
     def _append_marker(self, marker: WritableTxnMarker) -> Future[Responses]:
+        if marker.producer_id < 0 or marker.producer_epoch < 0:
+            text = f"a marker of producer id {marker.producer_id}, epoch {marker.producer_epoch}"
+            refused = response_to(InvalidRequest(f"{text}: both must be 0 or more"))
+            asked = [
+                TopicPartition(each.name, number)
+                for each in marker.topics
+                for number in each.partition_indexes
+            ]
+            return resolved(dict.fromkeys(asked, refused))
         batch = build_end_transaction_marker(
             EndTransactionMarker(marker.transaction_result, marker.coordinator_epoch),
             producer_id=marker.producer_id,

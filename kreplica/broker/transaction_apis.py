@@ -101,6 +101,8 @@ INIT_PRODUCER_ID_FENCED, OTHERS_FENCED = 4, 2
 # CoordinatorLoadInProgress.
 TXN_OFFSET_COMMIT_ADDS, TXN_OFFSET_COMMIT_ABORTABLE, TXN_OFFSET_COMMIT_LOADING = 5, 4, 2
 TITLES = {state.title: state for state in TransactionState}
+# States of Kafka in which a tool never sees an id.
+NEVER_LISTED = {"Dead", "PrepareEpochFence"}
 
 
 class TransactionApis:
@@ -284,9 +286,10 @@ class TransactionApis:
         if not known:
             return resolved(_txn_committed(offsets, {}, context.api_version))
         try:
-            if request.producer_id < 0 or request.producer_epoch < 0:
-                text = f"there is no producer {request.producer_id} with epoch {request.producer_epoch}"
-                raise InvalidProducerIdMapping(text)
+            if request.producer_id < 0:
+                raise InvalidProducerIdMapping(f"there is no producer {request.producer_id}")
+            if request.producer_epoch < 0:
+                raise InvalidProducerEpoch(f"there is no epoch {request.producer_epoch}")
             at = self._partition_of_group(request.group_id)
         except KreplicaError as error:
             return resolved(_txn_committed(offsets, dict.fromkeys(known, error), context.api_version))
@@ -356,7 +359,9 @@ class TransactionApis:
         answer = partial(
             ListTransactionsResponse,
             throttle_time=NO_THROTTLE,
-            unknown_state_filters=tuple(each for each in request.state_filters if each not in TITLES),
+            unknown_state_filters=tuple(
+                each for each in request.state_filters if each not in TITLES and each not in NEVER_LISTED
+            ),
         )
         try:
             text = request.transactional_id_pattern

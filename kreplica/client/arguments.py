@@ -43,11 +43,27 @@ def subscribed(name: object) -> str:
 
 def group_id(name: object) -> str:
     """Return the group's id. Raises TypeError if it is not a str, ValueError if no request can name it."""
+    return _id("a group's id", name)
+
+
+def transactional_id(name: object) -> str:
+    """Return the transactional id. Raises as `group_id`, and ValueError if it is empty."""
+    found = _id("a transactional id", name)
+    if not found:
+        raise ValueError("the transactional id is empty: name the program's task, such as 'invoices-1'")
+    return found
+
+
+def _id(what: str, name: object) -> str:
     if not isinstance(name, str):
-        raise TypeError(f"a group's id must be a str, not {type(name).__name__}")
-    size = len(name.encode(errors="surrogatepass"))
+        raise TypeError(f"{what} must be a str, not {type(name).__name__}")
+    try:
+        size = len(name.encode())
+    except UnicodeEncodeError as error:
+        at, character = error.start, name[error.start]
+        raise ValueError(f"{what} must be text of UTF-8: character {at} is {character!r}") from None
     if size > LONGEST_ID:
-        raise ValueError(f"a group's id has at most {LONGEST_ID} bytes, not {size}")
+        raise ValueError(f"{what} has at most {LONGEST_ID} bytes, not {size}")
     return name
 
 

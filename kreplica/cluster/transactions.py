@@ -15,6 +15,7 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from kreplica.client import arguments
 from kreplica.client.arguments import milliseconds, offset_of, partition_of, topic_name
 from kreplica.client.client import Client
 from kreplica.client.coordinator_session import CoordinatorSession
@@ -70,11 +71,7 @@ class ClusterTransactions:
     def transaction(self, transactional_id: str, timeout: float) -> Transacting:
         """Return a transaction that has not begun. Raises TypeError, ValueError, ClusterClosed."""
         self.pending.require_open()
-        if not isinstance(transactional_id, str):
-            raise TypeError(f"a transactional id must be a str, not {type(transactional_id).__name__}")
-        if not transactional_id:
-            raise ValueError("the transactional id is empty: name the program's task, such as 'invoices-1'")
-        return Transacting(self, transactional_id, milliseconds(timeout))
+        return Transacting(self, arguments.transactional_id(transactional_id), milliseconds(timeout))
 
     def begin(self, transactional_id: str, timeout_ms: int) -> tuple[_Held, Future[int]]:
         """Begin a transaction; return the id's producer, a new one if the last was fenced, and a future."""
@@ -200,7 +197,7 @@ class Transacting:
         elif offsets is None:
             raise TypeError("a group has no offsets of its own: name them, or pass the consumer")
         else:
-            member = no_member(source)
+            member = no_member(arguments.group_id(source))
             given = _offsets(offsets)
             self._owner.require_partitions(given)
         session = self._owner.session(member.group_id)

@@ -16,6 +16,7 @@ from kreplica.common.types import AppendOrigin
 from kreplica.controller.cluster_control import ProducerIdControl
 from kreplica.coordinator.group_offsets import GroupOffsets
 from kreplica.coordinator.group_store import GroupShard
+from kreplica.coordinator.shard_store import ShardStore
 from kreplica.coordinator.transaction_coordinator import TransactionCoordinator, TransactionShard
 from kreplica.coordinator.transaction_markers import TransactionMarkers
 from kreplica.coordinator.transaction_metadata import (
@@ -181,6 +182,16 @@ def obey_replaced_coordinators(append: Replacement) -> Replacement:
         return append(info, *arguments)
 
     return obey
+
+
+@transaction_mutant(ShardStore, "_is_committed", SCRIPTED_TRANSACTION_MUTANTS)
+def serve_what_may_be_lost(_: Replacement) -> Replacement:
+    """A new coordinator acts on records that not all replicas in sync have (KIP-966)."""
+
+    def is_committed(*_: Any) -> bool:
+        return True
+
+    return is_committed
 
 
 @transaction_mutant(TransactionMarkers, "add")

@@ -34,7 +34,12 @@ from tests.mutants.transaction_mutants import SCRIPTED_TRANSACTION_MUTANTS
 ID = "id"
 STATE = TopicPartition("__transaction_state", 0)
 TIMEOUT_MS = 5_000
-SETTINGS = {"transaction.state.log.num.partitions": 1, "replica.socket.timeout.ms": TIMEOUT_MS}
+SETTINGS = {
+    "transaction.state.log.num.partitions": 1,
+    "replica.socket.timeout.ms": TIMEOUT_MS,
+    # A replica that is held up stays in sync.
+    "replica.lag.time.max.ms": 60_000,
+}
 
 
 class Stage:
@@ -107,13 +112,27 @@ class Stage:
         return code
 
     def end(self, *, commit: bool) -> None:
+        """End the transaction, and expect that the outcome is stored."""
+        assert self.cluster.result(self.ending(commit=commit)).error_code is ErrorCode.none
+
+    def ending(self, *, commit: bool) -> Future[Any]:
         request = EndTxnRequest(
             transactional_id=ID,
             producer_id=self.producer[0],
             producer_epoch=self.producer[1],
             committed=commit,
         )
-        assert self.ask(self.leader(STATE), VersionedRequest(request, 4)).error_code is ErrorCode.none
+        versioned = VersionedRequest(request, 4)
+        return self.endpoint.send(self.leader(STATE), versioned, timeout_ms=TIMEOUT_MS)
+
+    def move_coordinator(self, replicas: list[int]) -> None:
+        """Let the first of the replicas become the coordinator."""
+        admin = self.cluster.client.admin
+        self.cluster.result(admin.reassign(STATE, replicas))
+        self.cluster.scheduler.run_for(500)
+        self.cluster.result(admin.elect_leader(STATE))
+        self.cluster.scheduler.run_for(500)
+        assert self.leader(STATE) == replicas[0]
 
     def hold(self, name: str, *, sender: int, receiver: int, is_request: bool) -> Callable[[], None]:
         """Hold such messages until the returned function is called."""
@@ -152,12 +171,7 @@ def a_marker_of_a_replaced_coordinator_is_refused() -> bool:
     stage.cluster.scheduler.run_for(50)
     # Another broker becomes the coordinator, and completes the transaction.
     others = [each for each in stage.cluster.broker_ids if each != coordinator]
-    admin = stage.cluster.client.admin
-    stage.cluster.result(admin.reassign(STATE, [*others, coordinator]))
-    stage.cluster.scheduler.run_for(500)
-    stage.cluster.result(admin.elect_leader(STATE))
-    stage.cluster.scheduler.run_for(500)
-    assert stage.leader(STATE) != coordinator
+    stage.move_coordinator([*others, coordinator])
     stage.add()
     assert stage.produced(stage.produce(b"second")) is ErrorCode.none
     deliver()
@@ -178,8 +192,34 @@ def a_batch_that_was_verified_before_a_marker_is_refused_after_it() -> bool:
     return stage.produced(answer) is ErrorCode.invalid_txn_state and not stage.is_open()
 
 
+def a_decision_that_may_be_lost_is_not_carried_out() -> bool:
+    """Two of three replicas have the decision. The third is in sync without it, and may lead next."""
+    stage = Stage()
+    coordinator, behind = stage.leader(STATE), stage.leader(stage.at)
+    [other] = [each for each in stage.cluster.broker_ids if each not in (coordinator, behind)]
+    stage.add()
+    assert stage.produced(stage.produce(b"value")) is ErrorCode.none
+    network = stage.cluster.network
+    release = network.hold(
+        lambda message: message.is_request and (message.name, message.sender_id) == ("Fetch", behind)
+    )
+    stage.cluster.scheduler.run_for(1_000)
+    ending = stage.ending(commit=True)
+    stage.cluster.scheduler.run_for(500)
+    assert not ending.done()
+    stage.move_coordinator([other, behind, coordinator])
+    was_open = stage.is_open()
+    release()
+    for message in list(network.held):
+        network.release(message)
+    stage.cluster.scheduler.run_for(5_000)
+    assert not stage.is_open()
+    return was_open
+
+
 SCRIPTS: dict[str, Callable[[], bool]] = {
     "obey_replaced_coordinators": a_marker_of_a_replaced_coordinator_is_refused,
+    "serve_what_may_be_lost": a_decision_that_may_be_lost_is_not_carried_out,
     "keep_the_proof": a_batch_that_was_verified_before_a_marker_is_refused_after_it,
 }
 

@@ -8,7 +8,6 @@ from kreplica.common.error_code import ErrorCode
 from kreplica.common.errors import (
     CoordinatorLoadInProgress,
     CoordinatorNotAvailable,
-    InvalidRequest,
     KreplicaError,
     NotCoordinator,
 )
@@ -148,11 +147,10 @@ def test_offsets_of_a_transaction_are_not_committed_behind_the_coordinators_back
 @pytest.mark.parametrize(("producer", "epoch"), [(-1, 0), (7, -1)])
 def test_a_marker_of_no_producer_is_refused(producer: int, epoch: int) -> None:
     at = Replicas()
-    answer = at.broker().handle(WriteTxnMarkersRequest(markers=(marker(producer, epoch=epoch),)))
-    at.settle()
-    with pytest.raises(InvalidRequest, match="must be 0 or more"):
-        answer.result(0)
-    assert at.partition().local_log.log_end_offset == 0
+    begin(at, 8)
+    found = write(at, marker(producer, epoch=epoch), marker(8))
+    assert found == [(producer, 0, ErrorCode.invalid_request), (8, 0, ErrorCode.none)]
+    assert at.partition().local_log.log_end_offset == 2
 
 
 def test_a_marker_needs_enough_replicas_in_sync() -> None:

@@ -733,12 +733,16 @@ def test_offsets_of_unknown_partitions_ask_no_coordinator(stage: Stage) -> None:
 
 
 @pytest.mark.parametrize("verifies", [False, True])
-@pytest.mark.parametrize(("producer_id", "epoch"), [(-1, -1), (-1, 3), (7, -1)])
-def test_offsets_of_no_producer_are_refused(verifies: bool, producer_id: int, epoch: int) -> None:
+@pytest.mark.parametrize(
+    ("producer_id", "epoch", "code"), [(-1, -1, MAPPING), (-1, 3, MAPPING), (7, -1, OLD_EPOCH)]
+)
+def test_offsets_of_no_producer_are_refused(
+    verifies: bool, producer_id: int, epoch: int, code: ErrorCode
+) -> None:
     # No marker would ever end their transaction.
     stage = Stage(verifies=verifies)
     request = replace_fields(committing(), producer_id=producer_id, producer_epoch=epoch)
-    assert committed(stage, request, 3) == [MAPPING]
+    assert committed(stage, request, 3) == [code]
     assert (stage.groups.log.batches, stage.appends.asked) == ([], [])
 
 
@@ -865,6 +869,7 @@ def test_unknown_states_are_named_and_a_bad_pattern_is_refused(listing: Stage) -
     filters = ("Ongoing", "Prepared")
     assert listed(listing, state_filters=filters) == (OK, ["open-1", "open-2"], ("Prepared",))
     assert listed(listing, state_filters=("x",)) == (OK, [], ("x",))
+    assert listed(listing, state_filters=("Dead", "PrepareEpochFence")) == (OK, [], ())
     code = ErrorCode.invalid_regular_expression
     assert listed(listing, transactional_id_pattern="(") == (code, [], ())
 

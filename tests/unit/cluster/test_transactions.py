@@ -302,6 +302,9 @@ def test_wrong_arguments_are_refused(sim):
         sim.transaction(7)
     with pytest.raises(ValueError, match="empty"):
         sim.transaction("")
+    for bad, error in (("\u00fc" * 20_000, "at most 32767 bytes, not 40000"), ("a\ud800", "character 1 is")):
+        with pytest.raises(ValueError, match=error):
+            sim.transaction(bad)
     with pytest.raises(InvalidTransactionTimeout, match=r"a: .*86400000 ms.* transaction\.max\.timeout\.ms"):
         with sim.transaction("a", timeout=86_400):
             pass
@@ -310,6 +313,9 @@ def test_wrong_arguments_are_refused(sim):
             txn.append("u", [b"1"])
         with pytest.raises(TypeError, match="group"):
             txn.commit_offsets(7, {("t", 0): 1})
+        for group in ("g" * 40_000, "\ud800"):
+            with pytest.raises(ValueError, match="a group's id"):
+                txn.commit_offsets(group, {("t", 0): 1})
         with pytest.raises(TypeError):
             txn.commit_offsets("g", {("t", 0): None})
         for offsets in ([("t", 0)], {"t": 1}, {("t", 0, 1): 1}):
