@@ -53,6 +53,7 @@ from kreplica.coordinator.metadata_hash import group_hash, topic_hash
 from kreplica.coordinator.modern_group import Partitions, union_of
 from kreplica.metadata.cluster_metadata import ClusterMetadata
 from kreplica.metadata.registrations import TopicRegistration
+from kreplica.replica.hosted_partitions import INTERNAL_TOPICS
 
 # The level of the feature group.version with groups of the consumer protocol.
 CONSUMER_LEVEL = 1
@@ -170,7 +171,11 @@ class MetadataTopics:
         self._hashes: dict[str, tuple[TopicRegistration, dict[int, str], int]] = {}
 
     def names(self) -> Iterable[str]:
-        return self.metadata.topics.keys()
+        """Return the topics that regular expressions find: all but internal ones, which have to be named.
+
+        A group that reads __consumer_offsets by accident would read its own commits for ever.
+        """
+        return self.metadata.topics.keys() - INTERNAL_TOPICS
 
     def topic_id(self, name: str) -> Uuid | None:
         topic = self.metadata.topics.get(name)

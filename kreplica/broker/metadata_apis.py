@@ -46,11 +46,11 @@ from kreplica.common.types import Uuid, check_topic_name
 from kreplica.common.wire import NO_THROTTLE, topic_id_of, uuid_of
 from kreplica.metadata.cluster_metadata import ClusterMetadata
 from kreplica.metadata.registrations import BrokerRegistration, PartitionRegistration, TopicRegistration
+from kreplica.replica.hosted_partitions import INTERNAL_TOPICS
 
 _partition = maker(MetadataResponsePartition)
 _described = maker(DescribeTopicPartitionsResponsePartition)
 
-INTERNAL_TOPICS = frozenset({"__consumer_offsets", "__transaction_state", "__share_group_state"})
 BROKERS = 1
 # Clients of earlier versions do not know LISTENER_NOT_FOUND.
 LISTENER_ERRORS = 6

@@ -14,7 +14,6 @@ from typing import Any
 
 from kreplica.broker.auto_topic_creation_manager import BY_DEFAULT, AutoTopicCreationManager
 from kreplica.broker.kraft_metadata_cache import KRaftMetadataCache
-from kreplica.broker.metadata_apis import INTERNAL_TOPICS
 from kreplica.broker.request_context import IN_PROCESS, RequestContext
 from kreplica.common.error_code import ErrorCode
 from kreplica.common.errors import (
@@ -56,6 +55,7 @@ from kreplica.coordinator.streams_groups import (
     StreamsSettings,
 )
 from kreplica.coordinator.streams_topology import InternalTopic, TopologyStatus, required_topics
+from kreplica.replica.hosted_partitions import INTERNAL_TOPICS
 
 # The level of the feature streams.version with streams groups.
 STREAMS_LEVEL = 1

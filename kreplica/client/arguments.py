@@ -6,7 +6,7 @@ Stateless; any thread.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from operator import index
 from typing import Any
 
@@ -39,6 +39,22 @@ def topic_name(name: object) -> str:
 def subscribed(name: object) -> str:
     """Return the name of a topic to read. Raises TypeError, InvalidTopic."""
     return check_topic_name(topic_name(name))
+
+
+def subscribed_names(topics: object) -> list[str]:
+    """Return the names of topics to read, of one or a sequence. Raises TypeError, InvalidTopic."""
+    if isinstance(topics, str):
+        return [subscribed(topics)]
+    if isinstance(topics, (bytes, bytearray)) or not isinstance(topics, Iterable):
+        raise TypeError(f"topics must be a name or a list of names, not {type(topics).__name__}")
+    return [subscribed(each) for each in topics]
+
+
+def topic_pattern(pattern: object) -> str | None:
+    """Return the regular expression. Raises TypeError unless it is None or a str."""
+    if pattern is not None and not isinstance(pattern, str):
+        raise TypeError(f"a pattern of topics' names must be a str, not {type(pattern).__name__}")
+    return pattern
 
 
 def group_id(name: object) -> str:

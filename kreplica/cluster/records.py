@@ -16,7 +16,14 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from kreplica._core.record import Record
-from kreplica.client.arguments import choice, group_id, milliseconds, offset_of, subscribed
+from kreplica.client.arguments import (
+    choice,
+    group_id,
+    milliseconds,
+    offset_of,
+    subscribed_names,
+    topic_pattern,
+)
 from kreplica.client.client import Client
 from kreplica.client.client_config import ISOLATION_LEVEL, ConsumerConfig, Isolation, Protocol
 from kreplica.client.fetcher import EARLIEST, LATEST, Fetched, Fetcher
@@ -437,8 +444,8 @@ class ClusterRecords:
         Raises InvalidConfig, InvalidRequest, InvalidTopic, TypeError, ValueError.
         """
         self._pending.require_open()
-        names = _names(topics)
-        if not names and pattern is None:
+        names, wanted = subscribed_names(topics), topic_pattern(pattern) or None
+        if not names and wanted is None:
             raise ValueError("a consumer reads something: name topics, or a pattern of their names")
         given = dict(config or {})
         if isolation is not None:
@@ -452,7 +459,7 @@ class ClusterRecords:
         made = consumer_config(given, self._consumer)
         if made.group_protocol is None:
             made = replace(made, group_protocol=self._protocol())
-        member = self._client.consumer(group_id(group), names, made, pattern=pattern)
+        member = self._client.consumer(group_id(group), names, made, pattern=wanted)
         return Consuming(member, None if timeout is None else milliseconds(timeout))
 
     def _protocol(self) -> Protocol:
@@ -479,8 +486,7 @@ class ClusterRecords:
         self._pending.require_open()
         if max_records is not None and not 0 < max_records <= INT32_MAX:
             raise ValueError(f"max_records={max_records} must be from 1 to {INT32_MAX}")
-        return self._client.share_consumer(group_id(group), _names(topics), max_records, self._consumer)
-
-
-def _names(topics: str | Sequence[str]) -> list[str]:
-    return [subscribed(each) for each in ([topics] if isinstance(topics, str) else topics)]
+        names = subscribed_names(topics)
+        if not names:
+            raise ValueError("a share consumer reads something: name topics")
+        return self._client.share_consumer(group_id(group), names, max_records, self._consumer)

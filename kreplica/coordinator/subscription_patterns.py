@@ -12,6 +12,8 @@ differences are few:
     a group with a name that is not ASCII           refused    accepted
     `a{99999999999}`                                refused    matches itself
 
+Kafka's patterns also find internal topics, as `.*` would; here these have to be named.
+
 Pure functions, but for `TopicPatterns`, which belongs to one loop.
 """
 

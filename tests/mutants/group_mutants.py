@@ -8,12 +8,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from kreplica.common.dataclass import replace
 from kreplica.common.future import Future, resolved
+from kreplica.coordinator import consumer_groups
 from kreplica.coordinator.consumer_group import ConsumerGroup, CurrentAssignment, Reconciliation
 from kreplica.coordinator.consumer_groups import ConsumerGroups
-from kreplica.coordinator.group_records import ConsumerGroupTargetAssignmentMemberKey
+from kreplica.coordinator.group_records import (
+    ConsumerGroupMemberMetadataKey,
+    ConsumerGroupTargetAssignmentMemberKey,
+)
 from kreplica.coordinator.modern_groups import ModernGroups
 from kreplica.coordinator.shard_writer import ShardWriter
+from kreplica.coordinator.share_group import ShareStates
+from kreplica.coordinator.share_group_offset import ShareGroupOffset
+from kreplica.coordinator.share_groups import ShareGroups
 from kreplica.coordinator.streams_group import StreamsGroup
 from kreplica.share.persister import SharePersister
 from kreplica.share.share_partition import SharePartition
@@ -121,3 +129,135 @@ def give_tasks_at_once(_: Replacement) -> Replacement:
         return True
 
     return is_free
+
+
+@group_mutant(Reconciliation, "_trimmed")
+def keep_topics_that_were_dropped(_: Replacement) -> Replacement:
+    """A member keeps topics that it no longer subscribes to (KAFKA-19431)."""
+
+    def keep(_: Any, current: CurrentAssignment) -> CurrentAssignment:
+        return current
+
+    return keep
+
+
+@group_mutant(ConsumerGroups, "replace_static")
+def replace_static_members_in_memory(replace_static: Replacement) -> Replacement:
+    """The new process of a static member is in memory only (KAFKA-10284)."""
+
+    def replace_in_memory(groups: Any, shard: Any, group: Any, old_id: str, new_id: str, _: Any) -> None:
+        replace_static(groups, shard, group, old_id, new_id, shard.writer._apply)
+
+    return replace_in_memory
+
+
+@group_mutant(consumer_groups, "_check_epoch")
+def refuse_the_epoch_before(check: Replacement) -> Replacement:
+    """A member whose last answer was lost is fenced."""
+
+    def refuse(group: Any, asked: Any) -> None:
+        check(group, asked._replace(owned=None))
+
+    return refuse
+
+
+@group_mutant(ConsumerGroup, "check_commit")
+def take_offsets_of_any_epoch(_: Replacement) -> Replacement:
+    """A member commits offsets of partitions that it has lost."""
+
+    def take(_: Any, __: Any, ___: Any, ____: Any) -> None:
+        pass
+
+    return take
+
+
+@group_mutant(ShardWriter, "when_committed")
+def read_what_is_not_stored_yet(_: Replacement) -> Replacement:
+    """Offsets are read before their records are below the high watermark."""
+
+    def at_once(_: Any, then: Callable[[Any], None]) -> None:
+        then(None)
+
+    return at_once
+
+
+@group_mutant(ConsumerGroups, "_forget")
+def forget_only_assignments(forget: Replacement) -> Replacement:
+    """A static member stays in its group when its next process takes its place."""
+
+    def forget_some(groups: Any, shard: Any, group: Any, member_id: str, put: Any) -> None:
+        def keep_member(key: Any, value: Any) -> None:
+            if not isinstance(key, ConsumerGroupMemberMetadataKey):
+                put(key, value)
+
+        is_static = group.members[member_id].instance_id is not None
+        forget(groups, shard, group, member_id, keep_member if is_static else put)
+
+    return forget_some
+
+
+@group_mutant(consumer_groups, "_drop_unused_regex")
+def keep_regexes(_: Replacement) -> Replacement:
+    """The topics of a regular expression stay when no member uses it."""
+
+    def keep(_: Any, __: Any, ___: Any) -> None:
+        pass
+
+    return keep
+
+
+@group_mutant(ConsumerGroup, "put_target")
+def take_nothing_from_targets(put_target: Replacement) -> Replacement:
+    """What goes to another member stays in the target of the first."""
+
+    def put(group: Any, member_id: str, value: Any) -> None:
+        before = group.targets.get(member_id)
+        put_target(group, member_id, value)
+        if value is not None and before:
+            group.targets[member_id] = {**before, **group.targets[member_id]}
+
+    return put
+
+
+@group_mutant(SharePartition, "acquire")
+def deliver_for_ever(acquire: Replacement) -> Replacement:
+    """A share group delivers records more often than its limit."""
+
+    def without_limit(partition: Any, *arguments: Any, **named: Any) -> Any:
+        partition.settings = partition.settings._replace(delivery_count_limit=99)
+        return acquire(partition, *arguments, **named)
+
+    return without_limit
+
+
+@group_mutant(SharePartition, "_lock_until")
+def lock_without_a_timer(_: Replacement) -> Replacement:
+    """The lock of a record that a member has acquired never runs out (KAFKA-18084)."""
+
+    def lock(_: Any, batch: Any, deadline_ms: int) -> None:
+        batch.deadline_ms = deadline_ms
+
+    return lock
+
+
+@group_mutant(ShareGroups, "assign")
+def assign_what_is_not_initialized(assign: Replacement) -> Replacement:
+    """A share group assigns partitions before their states are initialized."""
+
+    def assign_known(groups: Any, group: Any, put: Any) -> None:
+        states = group.states
+        group.states = ShareStates(states.initializing, states.known, states.deleting, states.names)
+        assign(groups, group, put)
+        group.states = states
+
+    return assign_known
+
+
+@group_mutant(ShareGroupOffset, "updated")
+def go_back_to_any_start(updated: Replacement) -> Replacement:
+    """The start of a share partition falls to what an update says."""
+
+    def go_back(state: ShareGroupOffset, update: Any) -> ShareGroupOffset:
+        return replace(updated(state, update), start_offset=update.start_offset)
+
+    return go_back

@@ -12,6 +12,7 @@ from typing import Any
 
 from kreplica._core.batch_builder import BatchBuilder
 from kreplica._core.records import RecordBatch, batches
+from kreplica.common.share_state import ACQUIRED, SharePartitionKey
 from kreplica.common.types import Uuid
 from kreplica.coordinator.consumer_group import LEAVE_STATIC_EPOCH, ConsumerGroup, MemberState
 from kreplica.coordinator.group_records import (
@@ -23,7 +24,10 @@ from kreplica.coordinator.group_records import (
 )
 from kreplica.coordinator.group_store import GroupShard
 from kreplica.coordinator.modern_group import ModernGroup, ReconciledGroup
+from kreplica.coordinator.share_group import ShareGroup
+from kreplica.coordinator.share_group_offset import ShareGroupOffset
 from kreplica.coordinator.streams_group import ACTIVE, OwnedTasksTuple, StreamsGroup
+from kreplica.share.share_partition import NEVER, SETTLED, SharePartition
 from kreplica.sim.invariants.violation import InvariantViolated
 
 READ_BYTES = 1 << 20
@@ -155,6 +159,50 @@ def check_28_tasks(group: StreamsGroup) -> None:
         several = [each for counts in (active, of_processes) for each, count in counts.items() if count > 1]
         if several:
             raise violated(number, f"{several} are with several members or in two roles: {facts}")
+
+
+# ---- after each step of a share partition ------------------------------------------------------------------
+
+
+def check_20_locks(share: SharePartition, at: SharePartitionKey) -> None:
+    """20. Each record is in one state, and one that is acquired has an owner and a lock that ends."""
+    locks = {(id(batch), deadline_ms) for deadline_ms, _, batch in share._locks}
+    last = share.start_offset - 1
+    for batch in share.batches():
+        if batch.first_offset <= last:
+            raise violated("20", f"{batch} of {at} begins before the end {last} of the one before it")
+        last = batch.last_offset
+        is_locked = batch.deadline_ms != NEVER and (id(batch), batch.deadline_ms) in locks
+        is_changing = batch.target != SETTLED  # then a lock that has run out ends with the change
+        if batch.state == ACQUIRED and not (batch.member_id and (is_locked or is_changing)):
+            raise violated("20", f"{batch} of {at} belongs to {batch.member_id!r} without a lock")
+
+
+def check_21_counts(share: SharePartition, at: SharePartitionKey) -> None:
+    """21. No record is acquired more often than the limit."""
+    limit = share.settings.delivery_count_limit
+    for batch in share.batches():
+        if batch.delivery_count > limit:
+            raise violated("21", f"{batch} of {at} is acquired for the {batch.delivery_count}th time")
+
+
+def check_24_states(before: ShareGroupOffset, now: ShareGroupOffset, at: SharePartitionKey) -> None:
+    """23, 24. The start offset of a share partition does not fall until its state is initialized again, and
+    neither does any epoch."""
+    if now.state_epoch < before.state_epoch or now.leader_epoch < before.leader_epoch:
+        if (now.state_epoch, now.create_timestamp) <= (before.state_epoch, before.create_timestamp):
+            raise violated("24", f"the state of {at} becomes {now} after {before}")
+    elif now.state_epoch == before.state_epoch and now.start_offset < before.start_offset:
+        raise violated("23", f"{at} starts at {now.start_offset} after {before.start_offset}")
+
+
+def check_27_initialized(group: ShareGroup, name_of: Callable[[Uuid], str | None]) -> None:
+    """27. A share partition is a target only when its state is initialized. `name_of`: as in check_3."""
+    for member_id, target in group.targets.items():
+        for topic_id, numbers in target.items():
+            early = numbers - group.states.initialized.get(topic_id, frozenset())
+            if early and name_of(topic_id) is not None:
+                raise violated("27", f"{member_id} gets {sorted(early)} of {topic_id}: {group.states}")
 
 
 # ---- what is committed -------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """GroupChecker: checks the invariants of modern groups (group_rules) in a run of whole nodes.
 
-After an event of a coordinator: its groups in memory. After an answer to a heartbeat: that its epoch is below
+After an event of a coordinator: its groups in memory, or the states of share partitions. After an event of
+their leader: the records that members have acquired. After an answer to a heartbeat: that its epoch is below
 the high watermark. When all is quiet after a round of faults: memory and log. Thread rule: one thread.
 """
 
@@ -13,20 +14,26 @@ from typing import Any
 from kreplica._core.records import batches
 from kreplica.common.error_code import ErrorCode
 from kreplica.common.errors import DamagedLog, InvalidCrc
+from kreplica.common.share_state import SharePartitionKey
+from kreplica.common.types import TopicPartition
 from kreplica.coordinator.consumer_group import ConsumerGroup
 from kreplica.coordinator.group_coordinator import GroupCoordinator
 from kreplica.coordinator.group_store import GroupShard
 from kreplica.coordinator.modern_group import ModernGroup, ReconciledGroup
+from kreplica.coordinator.share_group import ShareGroup
+from kreplica.coordinator.share_group_offset import ShareGroupOffset
 from kreplica.coordinator.streams_group import StreamsGroup
 from kreplica.sim.invariants import group_rules as rules
 from kreplica.sim.network import Message
 from kreplica.sim.nodes.group_members import ConsumerMembers, GroupMembers
 from kreplica.sim.nodes.node_checker import NodeChecker
 from kreplica.sim.nodes.node_cluster import NodeCluster
+from kreplica.sim.nodes.share_members import SHARE_STATE
 from kreplica.sim.nodes.streams_members import StreamsMember, StreamsMembers
 from kreplica.sim.scheduler import SimEvent
 
-COORDINATOR_LOOP = "groups"
+# The loops of group coordinators, of the leaders of share partitions, and of share coordinators.
+COORDINATOR_LOOP, SHARE_LOOP, STATE_LOOP = "groups", "share-partitions", "share-coordinator"
 HEARTBEATS = frozenset({"ConsumerGroupHeartbeat", "ShareGroupHeartbeat", "StreamsGroupHeartbeat"})
 
 
@@ -63,6 +70,7 @@ class GroupChecker:
         self._asked: dict[int, Any] = {}  # requests by their number
         self._answered: list[partial[None]] = []
         self._committed = CommittedEpochs()
+        self._states: dict[SharePartitionKey, ShareGroupOffset] = {}
         checker.heard |= HEARTBEATS
         checker.message_listeners.append(self._heard)
         checker.event_listeners.append(self._after)
@@ -80,6 +88,10 @@ class GroupChecker:
             for shard in () if coordinator is None else coordinator.shards:
                 if shard.is_current:
                     self._check_groups(coordinator, shard)
+        elif event is not None and event.summary == SHARE_LOOP:
+            self._check_shares(event.node_id)
+        elif event is not None and event.summary == STATE_LOOP:
+            self._check_states(event.node_id)
 
     def _check_groups(self, coordinator: Any, shard: GroupShard) -> None:
         for groups in coordinator._kinds:
@@ -96,6 +108,32 @@ class GroupChecker:
                     rules.check_13_targets(group)
                 elif isinstance(group, StreamsGroup):
                     rules.check_28_tasks(group)
+                elif isinstance(group, ShareGroup):
+                    rules.check_27_initialized(group, groups._topics.name_of)
+
+    def _check_shares(self, node_id: int) -> None:
+        node = self._cluster.node(node_id)
+        shares = None if node is None else node._shares
+        for at, leader in {} if shares is None else shares.manager._leaders.items():
+            if leader.share is not None:
+                rules.check_20_locks(leader.share, at)
+                rules.check_21_counts(leader.share, at)
+
+    def _check_states(self, node_id: int) -> None:
+        """Compare what is committed at a share coordinator with what was so before."""
+        node = self._cluster.node(node_id)
+        publisher = None if node is None else node._share_publisher
+        views = self._checker.view.partitions
+        for shard in () if publisher is None else publisher._states.shards:
+            view = views.get(TopicPartition(SHARE_STATE, shard.partition))
+            is_leader = view is not None and view.decided is not None and view.decided.leader == node_id
+            if not (is_leader and shard.is_active and shard.is_current and shard.writer.is_idle):
+                continue
+            for at, state in shard.states.items():
+                before = self._states.get(at)
+                if before is not None:
+                    rules.check_24_states(before, state, at)
+                self._states[at] = state
 
     def _heard(self, what: str, message: Message) -> None:
         if message.name not in HEARTBEATS:

@@ -560,11 +560,16 @@ class ConsumerMembers(GroupMembers):
         return next((each for each in reversed(self._commits.get(at, ())) if each.status == "acked"), None)
 
     def read(self, at: Work, value: int, least: Commit | None) -> None:
-        """8, 9. The offset is of `least` or a later commit, and none that was never sent."""
+        """8, 9. The offset is of `least` or a later commit, and none that was never sent.
+
+        `least`: the last one that was acknowledged or read before.
+        """
         commits = self._commits.get(at, ())
         found = next((each for each in commits if each.value == value), None)
         if found is None and value != -1:
             self.violated("9", f"the offset of {at} is {value}, which no member has committed")
+        if found is not None:
+            found.status = "acked"  # what was read once never goes
         if least is None or value >= least.value:
             return
         # A request that was given up may arrive behind the next one of the same member.

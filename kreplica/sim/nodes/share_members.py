@@ -46,7 +46,7 @@ from kreplica.sim.nodes.node_cluster import NodeCluster, SimClient
 
 SHARE_STATE = "__share_group_state"
 SHARE = 2
-DELIVERY_LIMIT = 5
+DELIVERY_LIMIT = 3
 MOST_RECORDS = 20
 ACCEPT, RELEASE, REJECT = 1, 2, 3
 NO_TIME = timedelta(0)
@@ -183,7 +183,10 @@ class ShareMembers(GroupMembers):
         super().prepare()
         key = f"{self.group_id}:{Uuid(bytes(15) + bytes([7]))}:0"
         self.make_topic(SHARE_STATE, FindCoordinatorRequest(key_type=SHARE, coordinator_keys=(key,)))
-        settings = {"share.auto.offset.reset": "earliest"}
+        settings = {
+            "share.auto.offset.reset": "earliest",
+            "share.delivery.count.limit": str(DELIVERY_LIMIT),
+        }
         self.cluster.result(self.cluster.client.admin.alter_config(self.group_id, settings, kind="group"))
 
     def new_member(self, client: SimClient, name: str, random: Random) -> ShareMember:

@@ -159,6 +159,19 @@ def test_a_consumer_reads_something(cluster):
         cluster.consume(group="g")
 
 
+@pytest.mark.parametrize("pattern", [5, b"o.*"])
+def test_a_pattern_is_text(cluster, pattern):
+    with pytest.raises(TypeError, match="pattern"):
+        cluster.consume(pattern=pattern, group="g")
+
+
+def test_a_pattern_finds_no_internal_topic(cluster):
+    put(cluster, b"a")
+    found = list(cluster.consume(pattern=".*", group="all", timeout=1))  # it does not read its own commits
+    assert b"a" in [record.value for record in found]
+    assert all(record.key is None for record in found)
+
+
 def test_the_brokers_reason_is_shown(cluster):
     with pytest.raises(errors.InvalidRegularExpression, match=r"\(\?=a\).*invalid perl operator"):
         list(cluster.consume(pattern="(?=a)a", group="g"))
