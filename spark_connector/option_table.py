@@ -148,7 +148,17 @@ OPTIONS = (
         "whether to encrypt and to log in; default: plaintext",
         ("plaintext", "ssl", "sasl_plaintext", "sasl_ssl"),
     ),
-    Option("kafka.ssl.truststore.type", _ALL, _CLUSTER, "format of the trust store", ("pem",)),
+    Option("kafka.ssl.truststore.type", _ALL, _CLUSTER, "format of the trust store", ("pem", "pkcs12")),
+    Option("kafka.ssl.truststore.password", _ALL, _CLUSTER, "password of a trust store in PKCS12"),
+    Option("kafka.ssl.keystore.type", _ALL, _CLUSTER, "format of the key store", ("pem", "pkcs12")),
+    Option(
+        "kafka.ssl.keystore.location",
+        _ALL,
+        _CLUSTER,
+        "file on every machine of the job with the job's key and certificate, for brokers that ask for one",
+    ),
+    Option("kafka.ssl.keystore.password", _ALL, _CLUSTER, "password of a key store in PKCS12"),
+    Option("kafka.ssl.key.password", _ALL, _CLUSTER, "password of a key in PEM"),
     Option(
         "kafka.ssl.truststore.location",
         _ALL,

@@ -32,6 +32,11 @@ SECURITY = (
     "security.protocol",
     "ssl.truststore.type",
     "ssl.truststore.location",
+    "ssl.truststore.password",
+    "ssl.keystore.type",
+    "ssl.keystore.location",
+    "ssl.keystore.password",
+    "ssl.key.password",
     "ssl.endpoint.identification.algorithm",
     "sasl.mechanism",
     "sasl.jaas.config",
@@ -231,7 +236,7 @@ def _one_source(options: _Options) -> tuple[tuple[str, ...], str | None]:
 def _security(options: _Options) -> dict[str, str]:
     """Return the properties with which Kafka's clients connect. Raises OptionError."""
     found = {name: value for name in SECURITY if (value := options.text(f"kafka.{name}")) is not None}
-    for name in ("security.protocol", "sasl.mechanism", "ssl.truststore.type"):
+    for name in ("security.protocol", "sasl.mechanism", "ssl.truststore.type", "ssl.keystore.type"):
         if name in found:
             found[name] = found[name].upper()
     try:

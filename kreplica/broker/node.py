@@ -49,7 +49,7 @@ from kreplica.broker.handover_requests import HandoverRequests
 from kreplica.broker.kraft_metadata_cache import KRaftMetadataCache
 from kreplica.broker.metadata_apis import MetadataApis, SuspectedBrokers
 from kreplica.broker.node_config import NodeConfig, NodePorts
-from kreplica.broker.node_directories import check_files, read_properties
+from kreplica.broker.node_directories import bootstrap_credentials, check_files, read_properties
 from kreplica.broker.node_settings import OF_PROCESS, known_names
 from kreplica.broker.producer_id_manager import ProducerIdManager
 from kreplica.broker.request_context import IN_PROCESS, RequestContext
@@ -103,7 +103,7 @@ from kreplica.log.file_names import CLUSTER_METADATA_DIRECTORY
 from kreplica.metadata.control_records import VoterEndpoint
 from kreplica.metadata.image_writer import ImageWriter
 from kreplica.metadata.metadata_loader import MetadataLoader
-from kreplica.metadata.records import Endpoint
+from kreplica.metadata.records import Endpoint, UserScramCredentialRecord
 from kreplica.metadata.snapshot_generator import SnapshotGenerator
 from kreplica.raft.kafka_metadata_log import KafkaMetadataLog
 from kreplica.raft.kafka_raft_client import KafkaRaftClient
@@ -209,6 +209,8 @@ class Node:
         self._handlers: dict[type[Any], Callable[[Any], Future[Any]]] = {}
         secret = config.delegation_token.delegation_token_secret_key
         self._token_credentials = None if secret is None else TokenCredentials(secret)
+        # The users that the node was formatted with.
+        self._first_users: list[UserScramCredentialRecord] = []
         self._knows_cluster = False  # the whole metadata has been published since the start
         # Take requests that need no decision, while this node answers any; else None.
         self.produce_lane: ProduceLane | None = None
@@ -256,6 +258,7 @@ class Node:
         try:
             directory_id = self._open_directories()
             check_files(self.config, self._ports.storage)
+            self._first_users = bootstrap_credentials(self.config, self._ports.storage)
             self._open_quorum(directory_id)
             if "broker" in self.config.roles:
                 self._make_broker()
@@ -379,6 +382,7 @@ class Node:
             fixed_settings=frozenset(known_names(config)).union(OF_PROCESS),
             check_group_settings=lambda settings: check_group_settings(settings, config.group),
             tokens=config.delegation_token,
+            credentials=self._first_users,
             clock=ports.clock,
             random=ports.random,
             loop=ports.loop("controller"),
@@ -702,7 +706,11 @@ class Node:
         """Return the user's credential from the metadata, or None."""
         if not self.is_open:
             return None
-        found = self.loader.published.scram_credentials.get((user, mechanism.value))
+        metadata, key = self.loader.published, (user, mechanism.value)
+        found = metadata.scram_credentials.get(key)
+        if not metadata.features:
+            # Before the cluster's first records are known, which is after nodes have logged in to each other.
+            found = {(each.name, each.mechanism): each for each in self._first_users}.get(key)
         if found is None:
             return None
         return ScramCredential(found.salt, found.stored_key, found.server_key, found.iterations)

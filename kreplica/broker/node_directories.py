@@ -2,14 +2,14 @@
 
 Formatting does what Kafka's `kafka-storage format` does: each directory gets its meta.properties, and the
 metadata directory also gets a snapshot with the quorum's first voters, if the metadata log is to name them
-(KIP-853). `check_files` reads the small files before a start, so that a node refused because of one of them
-finds its disk unchanged after the file is repaired. `recover_election` helps a voter whose stored election
-allows no further one. No state; one thread.
+(KIP-853), and one with the first users, if there are any. `check_files` reads the small files before a start,
+so that a node refused because of one of them finds its disk unchanged after the file is repaired.
+`recover_election` helps a voter whose stored election allows no further one. No state; one thread.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from posixpath import dirname
@@ -17,13 +17,17 @@ from typing import NamedTuple
 
 from kreplica.broker.node_config import NodeConfig
 from kreplica.common.dataclass import replace
-from kreplica.common.errors import InvalidFile
+from kreplica.common.errors import InvalidFile, KafkaStorageError, KreplicaError
 from kreplica.common.ports import Clock, Random, Storage, Workers
 from kreplica.common.quorum_state import LAST_EPOCH, QuorumStateData
 from kreplica.common.types import Uuid
+from kreplica.controller.feature_control import bootstrap_records
 from kreplica.log.file_names import CLUSTER_METADATA_DIRECTORY, parse_directory_name
 from kreplica.log.log_directory import LogDirectory
 from kreplica.log.meta_properties import MetaProperties, MetaPropertiesFile
+from kreplica.metadata.batch_reader import decoded_batches
+from kreplica.metadata.records import MetadataRecord, UserScramCredentialRecord
+from kreplica.metadata.serde import ApiMessageAndVersion
 from kreplica.raft.kafka_metadata_log import KafkaMetadataLog
 from kreplica.raft.quorum_state import FileBasedStateStore, require_own
 from kreplica.raft.snapshots import (
@@ -36,7 +40,9 @@ from kreplica.raft.voter_set import ReplicaKey, VoterNode, VoterSet
 
 # The level of a quorum whose voters are named by records (KIP-853).
 KRAFT_VERSION = 1
-# Suffix of the metadata log's directory until it is complete.
+# Records that the first controller writes into the metadata log: Kafka's name.
+BOOTSTRAP_RECORDS = "bootstrap.checkpoint"
+# Suffix of what is being written.
 MAKING_SUFFIX = ".formatting"
 # A voter may have voted in epochs after that of its last record, and must not vote in them again. More
 # elections than this without a single record would take at least a day.
@@ -124,12 +130,14 @@ def format_node(
     storage: Storage,
     clock: Clock,
     initial_voters: VoterSet | None = None,
+    credentials: Sequence[UserScramCredentialRecord] = (),
 ) -> None:
     """Write the files that make the directories this node's. Existing files are kept.
 
     `ids`: by directory. `initial_voters`: the same for every node of the quorum, each with the id of its
-    metadata directory. The meta.properties of the metadata directory is written last, so that formatting is
-    atomic. Raises KafkaStorageError, and as `directory_ids`.
+    metadata directory. `credentials`: of users who log in from the first start on. The meta.properties of the
+    metadata directory is written last, so that formatting is atomic. Raises KafkaStorageError, and as
+    `directory_ids`.
     """
     for path in config.all_directories:
         read_properties(config, storage, path)
@@ -138,6 +146,8 @@ def format_node(
         if path == config.metadata_directory and initial_voters is not None:
             _write_bootstrap_snapshot(f"{path}/{CLUSTER_METADATA_DIRECTORY}", storage, clock, initial_voters)
         if MetaPropertiesFile(storage, path).read() is None:
+            if path == config.metadata_directory and credentials:
+                _write_bootstrap_records(path, storage, clock, credentials)
             properties = MetaProperties(config.cluster_id, config.node_id, ids[path])
             MetaPropertiesFile(storage, path).write(properties)
             storage.sync_directory(dirname(path))
@@ -149,16 +159,59 @@ def _write_bootstrap_snapshot(directory: str, storage: Storage, clock: Clock, vo
     making = f"{directory}{MAKING_SUFFIX}"
     storage.remove_tree(making)
     storage.make_directory(making)
-    raw = FileRawSnapshotWriter(storage, making, BOOTSTRAP_SNAPSHOT_ID, 1, lambda _: None)
+    _write_snapshot(making, storage, clock, voters=voters, kraft_version=KRAFT_VERSION)
+    storage.rename(making, directory)
+
+
+def _write_snapshot(
+    directory: str,
+    storage: Storage,
+    clock: Clock,
+    records: Sequence[ApiMessageAndVersion[MetadataRecord]] = (),
+    *,
+    voters: VoterSet | None = None,
+    kraft_version: int = 0,
+) -> None:
+    """Write the snapshot with the id of the first one into a directory."""
+    raw = FileRawSnapshotWriter(storage, directory, BOOTSTRAP_SNAPSHOT_ID, 1, lambda _: None)
     with RecordsSnapshotWriter(
         raw,
         clock,
         last_contained_log_timestamp=clock.time_ms(),
         voters=voters,
-        kraft_version=KRAFT_VERSION,
+        kraft_version=kraft_version,
     ) as writer:
+        writer.append(records)
         writer.freeze()
-    storage.rename(making, directory)
+
+
+def _write_bootstrap_records(
+    path: str, storage: Storage, clock: Clock, credentials: Sequence[UserScramCredentialRecord]
+) -> None:
+    """Write the first records of the metadata log, as Kafka does, which has the feature levels among them."""
+    making = f"{path}/{BOOTSTRAP_RECORDS}{MAKING_SUFFIX}"
+    storage.remove_tree(making)
+    storage.make_directory(making)
+    _write_snapshot(making, storage, clock, bootstrap_records(credentials))
+    storage.rename(f"{making}/{snapshot_name(BOOTSTRAP_SNAPSHOT_ID)}", f"{path}/{BOOTSTRAP_RECORDS}")
+    storage.remove_tree(making)
+
+
+def bootstrap_credentials(config: NodeConfig, storage: Storage) -> list[UserScramCredentialRecord]:
+    """Return the users that the node's metadata directory was formatted with.
+
+    Raises InvalidFile, KafkaStorageError.
+    """
+    path = f"{config.metadata_directory}/{BOOTSTRAP_RECORDS}"
+    if not storage.exists(path):
+        return []
+    try:
+        records = [record for batch in decoded_batches(storage.read_file(path)) for record in batch.records]
+    except KafkaStorageError:
+        raise
+    except KreplicaError as error:
+        raise InvalidFile(f"{path} cannot be read ({error}): format the node again") from error
+    return [each.message for each in records if isinstance(each.message, UserScramCredentialRecord)]
 
 
 def check_files(config: NodeConfig, storage: Storage) -> None:

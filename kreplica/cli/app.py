@@ -461,6 +461,13 @@ def format_directories(
             help="First voters of a quorum whose voters can change later; the same on all nodes.",
         ),
     ] = None,
+    add_scram: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="MECHANISM=[name=NAME,password=PASSWORD,...]",
+            help="User who logs in by SCRAM from the first start on, the same on all nodes; may be repeated.",
+        ),
+    ] = None,
     ignore_formatted: Annotated[
         bool,
         typer.Option("--ignore-formatted", help="Skip directories that are already formatted for this node."),
@@ -483,10 +490,12 @@ def format_directories(
 
     paths = [str(path.absolute()) for path in directory]
     if is_recovery:
-        if cluster_id is not None or initial_controllers is not None or ignore_formatted:
+        if cluster_id is not None or initial_controllers is not None or ignore_formatted or add_scram:
             raise typer.BadParameter("--recover takes only --directory, --node-id and --json")
         raise typer.Exit(command.recover(paths, node_id, as_json))
-    code = command.run(paths, node_id, cluster_id, ignore_formatted, as_json, initial_controllers)
+    code = command.run(
+        paths, node_id, cluster_id, ignore_formatted, as_json, initial_controllers, add_scram or ()
+    )
     raise typer.Exit(code)
 
 

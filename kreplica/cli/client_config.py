@@ -7,23 +7,37 @@
 MODULE is Kafka's, such as org.apache.kafka.common.security.scram.ScramLoginModule. librdkafka's names
 sasl.username and sasl.password do the same as sasl.jaas.config. With OAUTHBEARER the properties are those of
 a node: sasl.oauthbearer.token.endpoint.url with an endpoint for client credentials or the file URL of a
-token, sasl.oauthbearer.allowed.urls, and so on. Other properties go to the stock client as they are;
-ssl.truststore.location names certificates in PEM. The file is chosen once for a process, by
-`--command-config`.
+token, sasl.oauthbearer.allowed.urls, and so on. Other properties go to the stock client as they are. Key
+stores and trust stores are those of Kafka's clients, in PEM or PKCS12. The file is chosen once for a process,
+by `--command-config`.
 """
 
 from __future__ import annotations
 
 import ssl
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from kreplica.common.errors import InvalidConfig
+from kreplica.runtime.cipher_suites import VERSIONS, CipherSuites
+from kreplica.runtime.key_store import (
+    PEM,
+    KeyStore,
+    TrustStore,
+    held_file,
+    key_store_of,
+    pem_of,
+    trust_store_of,
+)
+from kreplica.runtime.tls import ClientTls, TrustSettings
 from kreplica.security.client_login import ClientLogin
 from kreplica.security.jaas import parse_jaas
 from kreplica.security.oauthbearer import OAUTHBEARER
 from kreplica.security.protocol import SecurityProtocol
 from kreplica.security.sasl import Secret
+
+# Properties of Kafka's own clients that the stock client does not know.
+OF_JAVA = ("ssl.keystore.", "ssl.truststore.", "ssl.enabled.protocols", "ssl.cipher.suites")
 
 
 class ClientConfig(NamedTuple):
@@ -85,20 +99,48 @@ def _by_token(found: dict[str, str], tls: ssl.SSLContext | None) -> ClientConfig
 
 def _tls(found: dict[str, str]) -> ssl.SSLContext:
     """Return the context of our own connections; give the stock client its names of properties."""
-    kind = found.pop("ssl.truststore.type", "PEM")
-    if kind != "PEM":
-        raise InvalidConfig(f"ssl.truststore.type={kind[:40]} must be PEM")
-    trusted = found.pop("ssl.truststore.location", found.get("ssl.ca.location"))
+    trusted = found.pop("ssl.ca.location", None)
     if trusted is not None:
-        found["ssl.ca.location"] = trusted
-    try:
-        made = ssl.create_default_context(cafile=trusted)
-    except OSError as error:
-        raise InvalidConfig(f"ssl.truststore.location={trusted}: no certificates in PEM ({error})") from None
-    if found.get("ssl.endpoint.identification.algorithm", "https") in ("", "none"):
+        found.setdefault("ssl.truststore.location", trusted)
+    truststore, own = trust_store_of(found.get, "the client"), key_store_of(found.get, "the client")
+    algorithm = found.get("ssl.endpoint.identification.algorithm", "https")
+    versions = _words(found, "ssl.enabled.protocols") or VERSIONS
+    suites = CipherSuites.of(tuple(versions), _words(found, "ssl.cipher.suites"))
+    made = ClientTls(TrustSettings(truststore, algorithm not in ("", "none"), suites, own)).context()
+    for name in [each for each in found if each.startswith(OF_JAVA)]:
+        del found[name]
+    if suites.ciphers:
+        found["ssl.cipher.suites"] = suites.ciphers
+    if not made.check_hostname:
         found["ssl.endpoint.identification.algorithm"] = "none"
-        made.check_hostname = False
+    if truststore is not None:
+        found["ssl.ca.location"] = _path(truststore, lambda: Secret(pem_of(truststore.read())))
+    if own is not None:
+        path = _path(own, lambda: own.read().pem)
+        found |= {"ssl.certificate.location": path, "ssl.key.location": path}
+    elif "ssl.certificate.location" in found:
+        _load_own(made, found)
     return made
+
+
+def _words(found: Mapping[str, str], name: str) -> list[str]:
+    return [word for each in found.get(name, "").split(",") if (word := each.strip())]
+
+
+def _path(store: KeyStore | TrustStore, pem: Callable[[], Secret]) -> str:
+    """Return a file of the store in PEM, which is the only format that the stock client reads from files."""
+    return store.location if store.type == PEM and store.location else held_file(pem())
+
+
+def _load_own(context: ssl.SSLContext, found: Mapping[str, str]) -> None:
+    """Use the key that librdkafka's own properties name."""
+    path = found["ssl.certificate.location"]
+    try:
+        context.load_cert_chain(path, found.get("ssl.key.location"), found.get("ssl.key.password", ""))
+    except OSError as error:
+        raise InvalidConfig(
+            f"ssl.certificate.location={path}: no certificate and key that fit each other ({error})"
+        ) from None
 
 
 def _login(found: dict[str, str]) -> ClientLogin:

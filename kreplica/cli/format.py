@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+from collections.abc import Sequence
 
 from kreplica.broker.node_config import NodeConfig
 from kreplica.broker.node_directories import (
@@ -14,6 +15,7 @@ from kreplica.broker.node_directories import (
     recover_election,
 )
 from kreplica.cli.output import print_json, refuse
+from kreplica.cli.scram_argument import parse_credentials
 from kreplica.common.errors import InvalidConfig, InvalidRequest
 from kreplica.common.types import Uuid
 from kreplica.raft.voter_set import ReplicaKey, VoterNode, VoterSet
@@ -33,12 +35,14 @@ def run(
     ignore_formatted: bool,
     as_json: bool,
     initial_controllers: str | None = None,
+    add_scram: Sequence[str] = (),
 ) -> int:
     """Format the directories; returns the exit code. The first directory gets the metadata log.
 
     `initial_controllers`: the first voters of a quorum whose voters can change (KIP-853), as
-    `id@host:port:directory-id,...`; the same for all nodes, also for those added later. Raises InvalidConfig,
-    InvalidFile if a directory belongs to another node, InconsistentClusterId, KafkaStorageError.
+    `id@host:port:directory-id,...`; the same for all nodes, also for those added later. `add_scram`: users,
+    see scram_argument. Raises InvalidConfig, InvalidFile if a directory belongs to another node,
+    InconsistentClusterId, KafkaStorageError.
     """
     chance = random.SystemRandom()
     cluster_id = str(Uuid.generate(chance)) if cluster_id is None else cluster_id
@@ -49,13 +53,16 @@ def run(
     config = NodeConfig(node_id=node_id, cluster_id=cluster_id, directories=tuple(directories))
     storage = FileStorage()
     voters = None if initial_controllers is None else parse_controllers(initial_controllers)
+    credentials = parse_credentials(add_scram, chance)
     ids = directory_ids(config, storage, chance)
     own = None if voters is None else voters.voters.get(node_id)
     if own is not None:
         _take_id(config, storage, ids, own.voter_key.directory_id)
     if is_formatted(config, storage) and not ignore_formatted:
         return refuse(f"{directories[0]} is formatted already")
-    format_node(config, ids, storage=storage, clock=SystemClock(), initial_voters=voters)
+    format_node(
+        config, ids, storage=storage, clock=SystemClock(), initial_voters=voters, credentials=credentials
+    )
     for path in config.all_directories:
         if as_json:
             print_json(

@@ -20,7 +20,7 @@ from kreplica.common.messages.administration import (
 from kreplica.common.wire import NO_THROTTLE
 from kreplica.controller.controller_broker_request_batch import ControllerResult, Records
 from kreplica.metadata.cluster_metadata import ClusterMetadata
-from kreplica.metadata.records import FeatureLevelRecord, SupportedFeature
+from kreplica.metadata.records import FeatureLevelRecord, SupportedFeature, UserScramCredentialRecord
 from kreplica.metadata.serde import in_lowest_version
 
 METADATA_VERSION = "metadata.version"
@@ -44,13 +44,16 @@ SUPPORTED_FEATURES = (
 )
 
 
-def bootstrap_records() -> Records:
-    """Return the first records of a new cluster: the highest feature levels that this version supports."""
-    return tuple(
+def bootstrap_records(credentials: Iterable[UserScramCredentialRecord] = ()) -> Records:
+    """Return the first records of a new cluster: the highest feature levels that this version supports, and
+    the users that its controllers were formatted with.
+    """
+    levels = (
         in_lowest_version(FeatureLevelRecord(name=each.name, feature_level=each.max_supported_version))
         for each in SUPPORTED_FEATURES
         if each.max_supported_version > 0
     )
+    return (*levels, *map(in_lowest_version, credentials))
 
 
 def check_supported(levels: dict[str, int], supported: Iterable[SupportedFeature], who: str) -> None:

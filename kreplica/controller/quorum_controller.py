@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
@@ -35,7 +35,7 @@ from kreplica.controller.state_change_logger import StateChangeLogger
 from kreplica.metadata.cluster_metadata import ClusterMetadata, MetadataDelta
 from kreplica.metadata.image_format import OffsetAndEpoch
 from kreplica.metadata.metadata_loader import LeaderAndEpoch
-from kreplica.metadata.records import NoOpRecord
+from kreplica.metadata.records import NoOpRecord, UserScramCredentialRecord
 from kreplica.security.delegation_token import DelegationTokenConfig
 
 LOGGER = logging.getLogger(__name__)
@@ -82,6 +82,7 @@ class QuorumController:
         fixed_settings: Collection[str] = (),
         check_group_settings: CheckSettings = accept,
         tokens: DelegationTokenConfig | None = None,
+        credentials: Sequence[UserScramCredentialRecord] = (),
         clock: Clock,
         random: Random,
         loop: Loop,
@@ -98,6 +99,7 @@ class QuorumController:
         self._fixed_settings = fixed_settings
         self._check_group_settings = check_group_settings
         self._tokens = tokens or DelegationTokenConfig()
+        self._credentials = credentials
         self._clock = clock
         self._random = random
         self._loop = loop
@@ -297,7 +299,7 @@ class QuorumController:
             # (KIP-868).
             self._require("abortTransaction", lambda term: term.abort_transaction("a new controller"))
         if not metadata.features:
-            self._require("bootstrap", lambda _: ControllerResult(bootstrap_records(), None))
+            self._require("bootstrap", lambda _: ControllerResult(bootstrap_records(self._credentials), None))
         self._require("startup", lambda term: term.machines.startup())
         self._require("sessions", self._begin_sessions)
         self._start_timers()

@@ -8,14 +8,16 @@ OpenSSL takes keys from files only, so PEM that is in memory goes through a file
 
 from __future__ import annotations
 
+import atexit
 import base64
 import binascii
 import contextlib
+import hashlib
 import os
 import re
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 from kreplica.common.dataclass import dataclass
 from kreplica.common.errors import InvalidConfig
@@ -321,17 +323,26 @@ def file_of(secret: Secret) -> Iterator[str]:
 
     On Linux it is in memory only.
     """
-    data = secret.value.encode("latin-1")
-    if hasattr(os, "memfd_create"):
-        descriptor = os.memfd_create("key", os.MFD_CLOEXEC)
-        try:
-            with os.fdopen(descriptor, "wb", closefd=False) as file:
-                file.write(data)
-            yield f"/proc/self/fd/{descriptor}"
-        finally:
-            os.close(descriptor)
-        return
-    with tempfile.NamedTemporaryFile() as file:  # mode 0600
-        file.write(data)
+    with _private_file() as file:
+        file.write(secret.value.encode("latin-1"))
         file.flush()
-        yield file.name
+        yield f"/proc/self/fd/{file.name}" if isinstance(file.name, int) else file.name
+
+
+def _private_file() -> IO[bytes]:
+    if hasattr(os, "memfd_create"):
+        return os.fdopen(os.memfd_create("key", os.MFD_CLOEXEC), "wb")
+    return tempfile.NamedTemporaryFile()  # mode 0600
+
+
+_held = contextlib.ExitStack()
+atexit.register(_held.close)
+_paths: dict[bytes, str] = {}
+
+
+def held_file(secret: Secret) -> str:
+    """Return the path of such a file that stays until the process ends; equal texts share one."""
+    digest = hashlib.sha256(secret.value.encode()).digest()
+    if digest not in _paths:
+        _paths[digest] = _held.enter_context(file_of(secret))
+    return _paths[digest]

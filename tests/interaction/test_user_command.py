@@ -98,8 +98,11 @@ def test_a_wrong_password_is_said(operator: Operator) -> None:
     ("text", "words"),
     [
         ("security.protocol=KERBEROS", "security.protocol=KERBEROS must be one of PLAINTEXT, SSL"),
-        ("security.protocol=SSL\nssl.truststore.location=/no/such", "no certificates in PEM"),
-        ("security.protocol=SSL\nssl.truststore.type=JKS", "ssl.truststore.type=JKS must be PEM"),
+        ("security.protocol=SSL\nssl.truststore.location=/no/such", "/no/such: No such file"),
+        (
+            "security.protocol=SSL\nssl.truststore.type=JKS",
+            "=JKS for the client must be PEM or PKCS12",
+        ),
         ("security.protocol=SASL_PLAINTEXT", "sasl.mechanism= must be one of PLAIN"),
         ("security.protocol=SASL_PLAINTEXT\nsasl.mechanism=PLAIN", "the user or the password is missing"),
         ("security.protocol=SASL_PLAINTEXT\nsasl.mechanism=PLAIN\nsasl.jaas.config=x", "must be a module"),

@@ -118,8 +118,8 @@ OF_A_CLUSTER = [
         "'KERBEROS' is not one of plaintext, ssl, sasl_plaintext, sasl_ssl",
     ),
     ("kafka.sasl.mechanism", "GSSAPI", "'GSSAPI' is not one of plain, scram-sha-256, scram-sha-512"),
-    ("kafka.ssl.truststore.type", "JKS", "'JKS' is not supported, only pem"),
-    ("kafka.ssl.truststore.password", "x", f"not supported: {OTHERS}. Remove it"),
+    ("kafka.ssl.truststore.type", "JKS", "'JKS' is not one of pem, pkcs12"),
+    ("kafka.ssl.keystore.key", "x", f"not supported: {OTHERS}. Remove it"),
     ("kafka.sasl.kerberos.service.name", "x", f"not supported: {OTHERS}. Remove it"),
     ("groupIdPrefix", "mine", "not supported: no consumer group is joined"),
     ("kafka.group.id", "mine", "not supported: no consumer group is joined"),
@@ -188,7 +188,7 @@ def test_what_a_write_cannot_honour_is_refused(
 def test_a_stream_that_trusts_no_one_is_not_begun(
     spark: SparkSession, server: socket.socket, tmp_path: Path
 ) -> None:
-    text = "ssl.truststore.location=/no/such.pem: no certificates in PEM"
+    text = "ssl.truststore.location=/no/such.pem: No such file"
     secure = {
         **at(server),
         "kafka.security.protocol": "SSL",
@@ -222,7 +222,7 @@ def test_what_is_of_clusters_means_nothing_for_directories(node: Path, name: str
         ),
         (
             {"security.protocol": "SSL", "ssl.truststore.location": "/no/such"},
-            "ssl.truststore.location=/no/such: no certificates",
+            "ssl.truststore.location=/no/such: No such file",
         ),
     ],
 )
