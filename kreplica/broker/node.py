@@ -100,6 +100,7 @@ from kreplica.coordinator.group_coordinator import GroupCoordinator
 from kreplica.coordinator.group_settings import check_group_settings
 from kreplica.coordinator.transaction_coordinator import TransactionCoordinator
 from kreplica.log.file_names import CLUSTER_METADATA_DIRECTORY
+from kreplica.metadata.cluster_metadata import ClusterMetadata
 from kreplica.metadata.control_records import VoterEndpoint
 from kreplica.metadata.image_writer import ImageWriter
 from kreplica.metadata.metadata_loader import MetadataLoader
@@ -388,6 +389,8 @@ class Node:
             loop=ports.loop("controller"),
             metrics=self.metrics,
         )
+        # As in Kafka, these are answered by controllers that are no brokers, too.
+        self._handlers = {**_described(lambda: loader.published), **self._handlers}
         self.raft.watch_commits(self.controller.on_commit)
         self._controller_apis = ControllerApis(self.controller, self.quotas.mutation)
         loader.install_publishers([self.controller])
@@ -525,10 +528,7 @@ class Node:
         self._handlers = {
             DescribeConfigsRequest: configs.handle_describe_configs,
             ListConfigResourcesRequest: configs.handle_list_config_resources,
-            DescribeUserScramCredentialsRequest: lambda request: resolved(
-                describe_credentials(request, cache.metadata)
-            ),
-            DescribeAclsRequest: lambda request: resolved(describe_acls(request, cache.metadata)),
+            **_described(lambda: cache.metadata),
             DescribeClientQuotasRequest: lambda request: resolved(describe_quotas(request, cache.metadata)),
             **self._groups.handlers,
             **share_apis.handlers,
@@ -862,6 +862,16 @@ class Node:
                     stack.callback(each.close if in_order else each.abandon)
             if raft is not None:
                 stack.callback(raft.close)
+
+
+def _described(metadata: Callable[[], ClusterMetadata]) -> dict[type[Any], Callable[[Any], Future[Any]]]:
+    """Return the handlers that describe users and access rules."""
+    return {
+        DescribeUserScramCredentialsRequest: lambda request: resolved(
+            describe_credentials(request, metadata())
+        ),
+        DescribeAclsRequest: lambda request: resolved(describe_acls(request, metadata())),
+    }
 
 
 class ControlledShutdown:

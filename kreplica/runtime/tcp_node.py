@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 from kreplica.broker.api_versions import Scope
@@ -27,6 +29,7 @@ from kreplica.common.future import Future, pass_on
 from kreplica.common.messages.data import MetadataRequest
 from kreplica.log.file_names import CLUSTER_METADATA_DIRECTORY
 from kreplica.log.meta_properties import MetaPropertiesFile
+from kreplica.runtime.certificate_watch import LOOK_EVERY_S, CertificateWatch
 from kreplica.runtime.clock import SystemClock
 from kreplica.runtime.connection_quotas import ConnectionQuotas
 from kreplica.runtime.disk_threads import NodeDisks
@@ -39,7 +42,7 @@ from kreplica.runtime.scheduler import ThreadWorkers
 from kreplica.runtime.storage import FileStorage, RevocableStorage
 from kreplica.runtime.tcp_server import ConnectionLogin, TcpServer
 from kreplica.runtime.tcp_transport import IN_PLAIN, Address, NodeSecurity, TcpTransport
-from kreplica.runtime.tls import ServerTls
+from kreplica.runtime.tls import ServerTls, StoreTls
 
 # A client whose leader was killed asks for the new one at once, perhaps before this node has seen its own
 # connections to that leader close. If the answer is unchanged, or says that there is no leader, librdkafka
@@ -61,7 +64,8 @@ class TcpNode:
     """Runs a node with TCP listeners.
 
     `listeners`: where it listens, and for whom. `address(node_id)`: where each node listens for other nodes.
-    `on_failure(error)`: called when the node fails. `security(node_id)`: how to connect to a node.
+    `on_failure(error)`: called when the node fails. `security(node_id)`: how to connect to a node. `trusts`:
+    whom the node trusts when it connects to others, by the names of their listeners.
     """
 
     def __init__(
@@ -71,10 +75,12 @@ class TcpNode:
         address: Callable[[int], Address | None],
         on_failure: Callable[[BaseException], None],
         security: Callable[[int], NodeSecurity] = lambda _: IN_PLAIN,
+        trusts: Mapping[str, StoreTls] = MappingProxyType({}),
     ) -> None:
         self.config = config
         self.listeners = tuple(listeners)
         self._security = security
+        self._trusts = trusts
         self._address = address
         self._on_failure = on_failure
         self._life: _Life | None = None
@@ -105,7 +111,7 @@ class TcpNode:
         if self._life is not None:
             raise InvalidRequest(f"node {self.config.node_id} is running already")
         life = _Life(self.config, self.listeners, self._address, self._on_failure, self._security)
-        life.start()
+        life.start(self._trusts)
         self._life = life
         return life.node
 
@@ -256,7 +262,16 @@ class _Life:
             listener.login, self._thread, lambda: channel, node.scram_credential, node.token_login
         )
 
-    def start(self) -> None:
+    async def _watch_certificates(self, trusts: Mapping[str, StoreTls]) -> None:
+        stores = [(each.name, server.tls) for each, server in self._servers if server.tls is not None]
+        watch = CertificateWatch([*stores, *trusts.items()], self.node.metrics, time.time)
+        self._look_at_certificates(watch)
+
+    def _look_at_certificates(self, watch: CertificateWatch) -> None:
+        watch.look()
+        self._thread.loop.call_later(LOOK_EVERY_S, self._look_at_certificates, watch)
+
+    def start(self, trusts: Mapping[str, StoreTls]) -> None:
         """Bind the ports, then serve while the node opens its logs: the quorum does not wait for that.
 
         Listeners that do not start early serve once the node knows the access rules.
@@ -266,6 +281,7 @@ class _Life:
         try:
             for listener, server in self.servers:
                 self.addresses[listener.name] = server.bind(*listener.address)
+            self._thread.run(self._watch_certificates(trusts))
             self.node.listens_at({name: port for name, (_, port) in self.addresses.items()})
             later = []
             for listener, server in self.servers:
@@ -362,7 +378,12 @@ class KafkaRaftServer(TcpNode):
         self._voters = parsed.voters
         self._to_brokers, self._to_controllers = parsed.to_brokers, parsed.to_controllers
         super().__init__(
-            parsed.node, parsed.listeners, self._address_of_node, on_failure, self._security_to_node
+            parsed.node,
+            parsed.listeners,
+            self._address_of_node,
+            on_failure,
+            self._security_to_node,
+            _trusts(parsed),
         )
 
     def _security_to_node(self, node_id: int) -> NodeSecurity:
@@ -381,6 +402,13 @@ class KafkaRaftServer(TcpNode):
         if voter is not None or registration is None or not registration.endpoints:
             return voter
         return registration.address(self.config.inter_broker_listener)
+
+
+def _trusts(parsed: KafkaConfig) -> dict[str, StoreTls]:
+    """Return the trust stores for other nodes, by the names of the listeners that they are for."""
+    node = parsed.node
+    found = {node.inter_broker_listener: parsed.to_brokers, node.controller_listener: parsed.to_controllers}
+    return {name: each.tls for name, each in found.items() if each.tls is not None}
 
 
 def cluster_id_of(directory: str) -> str:

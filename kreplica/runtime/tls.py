@@ -57,10 +57,10 @@ class TrustSettings:
     own: KeyStore | None = None
 
 
-class _StoreTls:
+class StoreTls:
     """A TLS context from stores, made anew when a file changes. Raises InvalidConfig at the start.
 
-    `certificates`: those in use, by the kind of their store.
+    `certificates`: those in use, by the kind of their store, KEY or TRUST.
     """
 
     def __init__(self, keystore: KeyStore | None, truststore: TrustStore | None) -> None:
@@ -107,7 +107,7 @@ class _StoreTls:
         """Raise InvalidConfig if the new certificate may not replace the old one."""
 
 
-class ClientTls(_StoreTls):
+class ClientTls(StoreTls):
     """Makes TLS contexts for connections to other nodes."""
 
     def __init__(self, settings: TrustSettings) -> None:
@@ -127,7 +127,7 @@ class ClientTls(_StoreTls):
         return made
 
 
-class ServerTls(_StoreTls):
+class ServerTls(StoreTls):
     """Makes TLS contexts for the connections of a listener."""
 
     def __init__(self, settings: TlsSettings) -> None:

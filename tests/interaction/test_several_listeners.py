@@ -20,6 +20,7 @@ from kreplica.broker.api_versions import API_RANGES, Scope
 from kreplica.broker.node_config import STANDARD_AUTHORIZER
 from kreplica.cli.format import run as format_directories
 from kreplica.common.error_code import ErrorCode
+from kreplica.common.messages.administration import DescribeAclsRequest
 from kreplica.common.messages.data import (
     ApiVersionsRequest,
     DescribeClusterRequest,
@@ -28,6 +29,7 @@ from kreplica.common.messages.data import (
     MetadataRequest,
 )
 from kreplica.common.messages.groups import FindCoordinatorRequest
+from kreplica.common.messages.users import DescribeUserScramCredentialsRequest
 from kreplica.runtime.tcp_node import KafkaRaftServer
 from tests.support.asking import answer, is_closed_for_key
 from tests.support.polling import wait_until
@@ -229,6 +231,41 @@ def test_a_client_waits_until_the_broker_knows_the_access_rules(tmp_path: Path) 
         assert len(answer(brokers.at(2, "CLIENTS"), ALL_TOPICS).brokers) == 2
     finally:
         brokers.close()
+
+
+def test_a_controller_that_is_no_broker_describes_users_and_rules(tmp_path: Path) -> None:
+    logs, [address] = str(tmp_path / "node"), free_addresses(1)
+    format_directories([logs], 1, CLUSTER_ID, True, True)
+    at = "{}:{}".format(*address)
+    failures: list[BaseException] = []
+    server = KafkaRaftServer(
+        {
+            "node.id": 1,
+            "log.dirs": logs,
+            "process.roles": "controller",
+            "listeners": f"CONTROLLER://{at}",
+            "controller.quorum.voters": f"1@{at}",
+            "authorizer.class.name": STANDARD_AUTHORIZER,
+            "super.users": "User:ANONYMOUS",
+        },
+        failures.append,
+    )
+    server.start()
+    try:
+        rules = DescribeAclsRequest(
+            resource_type_filter=1,
+            resource_name_filter=None,
+            principal_filter=None,
+            host_filter=None,
+            operation=1,
+            permission_type=1,
+        )
+        wait_until(server.node.knows_rules.done, "the rules are known")
+        assert answer(address, rules).error_code is ErrorCode.none
+        assert answer(address, DescribeUserScramCredentialsRequest(users=None)).results == ()
+    finally:
+        server.close()
+    assert failures == []
 
 
 def test_a_port_that_is_taken_names_the_address(tmp_path: Path) -> None:

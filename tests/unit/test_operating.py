@@ -46,7 +46,7 @@ def config(tmp_path: Path) -> Path:
 def test_the_configuration_is_one_of_three_nodes(config: Path) -> None:
     made = KafkaConfig.parse(read_config_file(str(config)), "5L6g3nShT-eMCtK--X86sw")
     assert made.node.roles == {"broker", "controller"}
-    assert list(made.listeners) == [("10.0.0.1", 9092), ("10.0.0.1", 9093)]
+    assert [each.address for each in made.listeners] == [("10.0.0.1", 9092), ("10.0.0.1", 9093)]
     assert list(made.voters) == [1, 2, 3]
     assert made.node.log.min_insync_replicas == 2
 
@@ -56,7 +56,7 @@ def test_the_login_is_that_of_the_shown_client(config: Path, tmp_path: Path) -> 
         parse_properties(text.encode(), "the page") for text in blocks("properties")
     )
     made = KafkaConfig.parse({**read_config_file(str(config)), **of_node}, "5L6g3nShT-eMCtK--X86sw")
-    clients, nodes, controllers = made.listeners.values()
+    clients, nodes, controllers = made.listeners
     assert (clients.name, nodes.login, controllers.login) == ("CLIENTS", None, None)
     trusted = tmp_path / "ca.pem"
     trustme.CA().cert_pem.write_to_path(str(trusted))
@@ -72,9 +72,7 @@ def test_the_login_is_that_of_the_shown_client(config: Path, tmp_path: Path) -> 
     key = trustme.CA().issue_cert("10.0.0.1").private_key_and_cert_chain_pem
     key.write_to_path(str(tmp_path / "node.pem"))
     trusting |= {"ssl.keystore.location": str(tmp_path / "node.pem"), "ssl.truststore.location": str(trusted)}
-    clients = next(
-        iter(KafkaConfig.parse({**read_config_file(str(config)), **trusting}, "c").listeners.values())
-    )
+    clients = KafkaConfig.parse({**read_config_file(str(config)), **trusting}, "c").listeners[0]
     assert clients.principals is not None
     assert clients.principals.name("CN=alice,O=example") == "alice"
 

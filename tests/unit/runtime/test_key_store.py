@@ -30,10 +30,10 @@ PASSWORD = "sesame"
 class Made:
     """A key, its certificate, and the authority that signed that through another one."""
 
-    def __init__(self) -> None:
-        root_key, self.root = certificate("root")
-        middle_key, self.middle = certificate("middle", root_key, self.root)
-        self.key, self.leaf = certificate("node", middle_key, self.middle, hosts=["localhost"])
+    def __init__(self, days: int = 90) -> None:
+        root_key, self.root = certificate("root", days=days)
+        middle_key, self.middle = certificate("middle", root_key, self.root, days=days)
+        self.key, self.leaf = certificate("node", middle_key, self.middle, hosts=["localhost"], days=days)
         self.chain = [self.leaf, self.middle]
 
     def key_pem(self, password: str = "", form: Any = serialization.PrivateFormat.PKCS8) -> str:
@@ -58,7 +58,12 @@ class Made:
 
 
 def certificate(
-    name: str, signer: Any = None, issuer: Any = None, hosts: Sequence[str] = (), key: Any = None
+    name: str,
+    signer: Any = None,
+    issuer: Any = None,
+    hosts: Sequence[str] = (),
+    key: Any = None,
+    days: int = 90,
 ) -> tuple[Any, x509.Certificate]:
     own = ec.generate_private_key(ec.SECP256R1()) if key is None else key
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
@@ -69,7 +74,7 @@ def certificate(
         .public_key(own.public_key())
         .serial_number(x509.random_serial_number())
         .not_valid_before(NOW - datetime.timedelta(days=1))
-        .not_valid_after(NOW + datetime.timedelta(days=90))
+        .not_valid_after(NOW + datetime.timedelta(days=days))
         .add_extension(x509.BasicConstraints(ca=not hosts, path_length=None), critical=True)
     )
     if hosts:
