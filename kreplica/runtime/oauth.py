@@ -27,6 +27,7 @@ from kreplica.common.locks import Lock
 from kreplica.common.ports import Clock, Loop
 from kreplica.common.settings import BOOLEAN, Kind, checked, int32, int64
 from kreplica.runtime.http_fetch import fetch, in_background, parse_url
+from kreplica.runtime.key_store import trust_store_of
 from kreplica.runtime.tls import ClientTls, TrustSettings
 from kreplica.security.jaas import JaasLogin
 from kreplica.security.jwks_cache import JwksCache, JwksTimes, unsecured
@@ -84,9 +85,8 @@ def _allowed_url(get: Get, name: str) -> SplitResult:
 
 def _trust(jaas: JaasLogin | None) -> Callable[[], ssl.SSLContext]:
     """Return the TLS for a provider, whose certificates the login module's options may name."""
-    name = "ssl.truststore.location"
-    location = Secret("") if jaas is None else jaas.options.get(name, Secret(""))
-    return ClientTls(TrustSettings(location.value)).context
+    options = {} if jaas is None else {name: each.value for name, each in jaas.options.items()}
+    return ClientTls(TrustSettings(trust_store_of(options.get, "the login module"))).context
 
 
 # ---- a listener -------------------------------------------------------------------------------------------

@@ -263,7 +263,7 @@ class _Life:
         )
 
     async def _watch_certificates(self, trusts: Mapping[str, StoreTls]) -> None:
-        stores = [(each.name, server.tls) for each, server in self._servers if server.tls is not None]
+        stores = [(each.name, server.tls) for each, server in self.servers if server.tls is not None]
         watch = CertificateWatch([*stores, *trusts.items()], self.node.metrics, time.time)
         self._look_at_certificates(watch)
 

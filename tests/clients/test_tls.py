@@ -180,7 +180,7 @@ def test_unfinished_handshakes_keep_no_client_out(
     [server] = [
         server
         for node in cluster[1].nodes.values()
-        for listener, server in node._alive()._servers
+        for listener, server in node._alive().servers
         if listener.address == address
     ]
     monkeypatch.setattr(server, "config", server.config.replace({"max.connections": 8}))
