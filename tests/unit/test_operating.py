@@ -101,10 +101,9 @@ def test_bounds_are_the_defaults() -> None:
         for name, value in zip(re.findall(r"`([\w.]+)`", names), values.split(", "), strict=True):
             number, _, unit_name = value.partition(" ")
             documented[name] = int(number) * UNITS.get(unit_name, 1)
-    defaults = SocketServerConfig()
-    assert documented == {
-        each.name.replace("_", "."): getattr(defaults, each.name) for each in fields(SocketServerConfig)
-    }
+    made = SocketServerConfig()
+    defaults = {each.name.replace("_", "."): getattr(made, each.name) for each in fields(made)}
+    assert documented == {name: value for name, value in defaults.items() if isinstance(value, int)}
 
 
 def test_timeouts_are_the_defaults() -> None:
