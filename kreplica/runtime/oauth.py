@@ -86,7 +86,7 @@ def _allowed_url(get: Get, name: str) -> SplitResult:
 def _trust(jaas: JaasLogin | None) -> Callable[[], ssl.SSLContext]:
     """Return the TLS for a provider, whose certificates the login module's options may name."""
     options = {} if jaas is None else {name: each.value for name, each in jaas.options.items()}
-    return ClientTls(TrustSettings(trust_store_of(options.get, "the login module"))).context
+    return ClientTls(TrustSettings(trust_store_of(options.get, "OAUTHBEARER"))).context
 
 
 # ---- a listener -------------------------------------------------------------------------------------------

@@ -93,6 +93,13 @@ def spark_jars() -> list[str]:
 
 
 @functools.cache
+def oidc_jars() -> Path:
+    """The directory of the jars of an OpenID Connect server. Raises PeerError."""
+    pom = HERE / "oidc" / "pom.xml"
+    return made("oidc-jars", [pom], lambda target: _resolve(target, pom))
+
+
+@functools.cache
 def classes(*sources: Path) -> Path:
     """The directory of the classes compiled from `sources` (Java files) against Kafka's jars."""
     return made("classes", sources, lambda target: _compile(sources, target))
