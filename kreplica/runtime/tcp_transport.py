@@ -68,6 +68,8 @@ LANES: dict[type[Any], str] = {
 # The size of a correlation id alone.
 SMALLEST_RESPONSE = 4
 MAX_CORRELATION_ID = 0x7FFFFFFF
+# A node logs in again when this part of its session is over.
+RENEWED_AFTER = 0.8
 # The resolution of uvloop's timers, which may fire early by this much.
 CLOCK_TICK_S = 0.001
 
@@ -280,6 +282,8 @@ class PeerConnection:
         self._failures = 0
         self._retries_at = 0.0  # in the loop's time, like the next field
         self._used_at = 0.0
+        # When to log in again, on another connection: the session on this one ends soon after.
+        self._renews_at = math.inf
         # One alarm for all calls, which may fire for an answered one: a timer per call would cost as much as
         # the rest of the call.
         self._alarm: asyncio.TimerHandle | None = None
@@ -299,6 +303,13 @@ class PeerConnection:
         """Write the request, or queue it until connected; fail it if an attempt failed a moment ago."""
         if self._alarm is None or call.deadline < self._alarm_at:
             self._arm(call.deadline)
+        if (
+            self._socket is not None
+            and not self._in_flight
+            and self._transport.loop.time() >= self._renews_at
+        ):
+            self._socket.cut()
+            self._socket = None
         if self._socket is not None:
             self._write(self._socket, call)
             return
@@ -390,11 +401,16 @@ class PeerConnection:
 
     async def _log_in(self, socket: _Socket, login: ClientLogin) -> None:
         ready = await asyncio.wrap_future(login.ready())
-        steps, answer = ready.steps(SystemRandom()), None
+        steps = ready.steps(SystemRandom())
+        answer: Any = None
+        self._renews_at = math.inf
         while True:
             try:
                 request = steps.send(answer)
             except StopIteration:
+                lifetime_s = answer.session_lifetime.total_seconds()
+                if lifetime_s:
+                    self._renews_at = self._transport.loop.time() + RENEWED_AFTER * lifetime_s
                 return
             frame = await socket.ask(request_frame(request, 0, self._transport.client_id))
             kind = response_type(request.__api_key__, request.__version__)

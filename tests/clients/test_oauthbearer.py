@@ -22,13 +22,17 @@ from typer.testing import CliRunner
 
 from kreplica.cli import client_config
 from kreplica.cli.app import app
+from kreplica.common.messages.data import MetadataRequest
+from kreplica.runtime.event_loop import EventLoopThread, NodeLoops
 from kreplica.runtime.listener import ALL_MECHANISMS, Login
-from kreplica.runtime.oauth import OAuthBearerSettings
+from kreplica.runtime.oauth import OAuthBearerSettings, TokenFetcher
+from kreplica.runtime.tcp_transport import NodeSecurity, TcpTransport
+from kreplica.security.client_login import ClientLogin
 from kreplica.security.oauthbearer import OAUTHBEARER
 from kreplica.security.sasl import Secret
 from tests.support.sockets import until
 from tests.support.tcp_cluster import TcpCluster
-from tests.support.tokens import AUDIENCE, CLIENT_ID, CLIENT_SECRET, ISSUER, Issuer, Provider
+from tests.support.tokens import AUDIENCE, CLIENT_ID, CLIENT_SECRET, ISSUER, LIFETIME_S, Issuer, Provider
 
 WAIT_S = 30
 
@@ -228,6 +232,42 @@ def test_a_long_producer_goes_on_over_many_short_tokens(servers: str, provider: 
     assert producer.flush(WAIT_S) == 0
     assert not failed
     assert len(made) > 2
+
+
+def test_a_node_logs_in_by_tokens_and_again_before_they_expire(servers: str, provider: Provider) -> None:
+    host, _, port = servers.partition(":")
+    properties = {
+        "sasl.oauthbearer.token.endpoint.url": provider.token_url,
+        "sasl.oauthbearer.allowed.urls": provider.token_url,
+        "sasl.oauthbearer.client.credentials.client.id": CLIENT_ID,
+        "sasl.oauthbearer.client.credentials.client.secret": CLIENT_SECRET,
+    }
+    login = ClientLogin.by_token(TokenFetcher.read(properties.get, None))
+    asked = MetadataRequest(topics=(), allow_auto_topic_creation=False)
+    thread = EventLoopThread("node")
+    thread.start()
+    life = NodeLoops(thread)
+    transport = TcpTransport(
+        life,
+        lambda _: (host, int(port)),
+        client_id="node-9",
+        security=lambda _: NodeSecurity(None, login),
+    )
+    provider.lifetime_s = 2
+    before = provider.requests.count("/token")
+    try:
+
+        def ask() -> bool:
+            # No request fails meanwhile, over several tokens.
+            transport.send(1, asked, timeout_ms=20_000).result(WAIT_S)
+            return provider.requests.count("/token") >= before + 3
+
+        until(ask)
+    finally:
+        provider.lifetime_s = LIFETIME_S
+        life.leave()
+        transport.close()
+        thread.stop()
 
 
 @pytest.mark.parametrize("kind", ["endpoint", "file"])

@@ -18,8 +18,8 @@ from kreplica.runtime.oauth import OAuthBearerSettings
 from kreplica.security.jaas import OAUTHBEARER_MODULE
 from kreplica.security.oauthbearer import OAUTHBEARER
 from tests.conformance.kafka_peer import PeerError, oidc_jars, run_java
+from tests.support.polling import wait_until
 from tests.support.ports import free_addresses
-from tests.support.sockets import until
 from tests.support.tcp_cluster import TcpCluster
 
 pytestmark = pytest.mark.conformance
@@ -53,7 +53,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     log = tmp_path_factory.mktemp("oidc") / "log"
     with log.open("wb") as output:
         process = subprocess.Popen(
-            ["java", "-Xmx256m", "-cp", f"{oidc_jars()}/*", SERVER],
+            ["java", "-Xmx256m", "-XX:TieredStopAtLevel=1", "-cp", f"{oidc_jars()}/*", SERVER],
             env=environment,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -68,7 +68,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             except urllib.error.URLError:
                 return False
 
-        until(is_alive)
+        wait_until(is_alive, "the OpenID Connect server answers", timeout_s=120)
         yield f"http://{host}:{port}"
     finally:
         process.kill()
