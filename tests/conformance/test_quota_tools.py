@@ -40,14 +40,11 @@ def quota(bootstrap: str, *arguments: str) -> list[dict[str, Any]]:
     return found
 
 
+# Each needs three starts of a JVM.
 ENTITIES = [
     (("users", "alice"),),
-    (("users", None),),
-    (("clients", "loader"),),
     (("clients", None),),
     (("users", "alice"), ("clients", "loader")),
-    (("users", "alice"), ("clients", None)),
-    (("users", None), ("clients", "loader")),
     (("users", None), ("clients", None)),
     (("ips", "10.0.0.1"),),
     (("ips", None),),
