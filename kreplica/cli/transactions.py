@@ -17,6 +17,7 @@ from kreplica.cli.output import Fact, print_facts, print_json, say
 from kreplica.common.dataclass import dataclass
 from kreplica.common.errors import (
     CoordinatorNotAvailable,
+    InvalidRequest,
     InvalidTxnState,
     KreplicaError,
     LeaderNotAvailable,
@@ -260,8 +261,10 @@ def _listed(broker: int, found: Any) -> Fact:
 def describe(bootstrap: str, transactional_ids: Sequence[str], as_json: bool) -> int:
     """Print the state of these transactional ids; returns the exit code.
 
-    Raises TransactionalIdNotFound, CoordinatorNotAvailable, and the coordinators' errors.
+    Raises InvalidRequest, TransactionalIdNotFound, CoordinatorNotAvailable, and the coordinators' errors.
     """
+    if not all(transactional_ids):
+        raise InvalidRequest("a transactional id is empty: name one, as `transactions list` shows them")
     with Leaders(bootstrap) as leaders:
         leaders.leaders_of(None)
         facts = [_described(leaders, name) for name in transactional_ids]

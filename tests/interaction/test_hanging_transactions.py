@@ -15,6 +15,7 @@ from kreplica.cli.kafka_connection import any_broker
 from kreplica.cli.transactions import Leaders
 from kreplica.common.errors import (
     InvalidRegularExpression,
+    InvalidRequest,
     InvalidTxnState,
     NetworkException,
     TransactionalIdNotFound,
@@ -214,6 +215,7 @@ def test_the_transactions_of_all_coordinators_are_listed_and_described(cluster: 
         (("list", "--state", "Sleeping"), InvalidTxnState),
         (("list", "--pattern", "("), InvalidRegularExpression),
         (("describe", "missing"), TransactionalIdNotFound),
+        (("describe", "missing", ""), InvalidRequest),
     ],
 )
 def test_what_cannot_be_listed_or_described_is_refused(
