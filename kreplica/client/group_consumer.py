@@ -40,7 +40,6 @@ from kreplica.common.errors import (
     StaleMemberEpoch,
     UnknownMemberId,
     UnknownTopicOrPartition,
-    UnstableOffsetCommit,
     known_error,
 )
 from kreplica.common.future import Future, pass_on, resolved, then
@@ -514,10 +513,7 @@ def records_from(fetched: Fetched, offset: int) -> tuple[list[Record], int]:
 
 
 def _fetch_error(response: Any) -> KreplicaError | None:
+    """Return the first error of the group or of a partition: none of them means that there is no offset."""
     group = response.groups[0]
-    for topic in group.topics:
-        for each in topic.partitions:
-            # A transaction that commits another offset has not ended.
-            if each.error_code == UnstableOffsetCommit.code:
-                return error_of(each.error_code)
-    return error_of(group.error_code)
+    codes = (each.error_code for topic in group.topics for each in topic.partitions)
+    return error_of(group.error_code) or next(filter(None, map(error_of, codes)), None)

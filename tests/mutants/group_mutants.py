@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from kreplica.broker.share_fetch_apis import ShareGroupConfigs
 from kreplica.common.dataclass import replace
 from kreplica.common.future import Future, resolved
 from kreplica.coordinator import consumer_groups
@@ -131,26 +132,6 @@ def give_tasks_at_once(_: Replacement) -> Replacement:
     return is_free
 
 
-@group_mutant(Reconciliation, "_trimmed")
-def keep_topics_that_were_dropped(_: Replacement) -> Replacement:
-    """A member keeps topics that it no longer subscribes to (KAFKA-19431)."""
-
-    def keep(_: Any, current: CurrentAssignment) -> CurrentAssignment:
-        return current
-
-    return keep
-
-
-@group_mutant(ConsumerGroups, "replace_static")
-def replace_static_members_in_memory(replace_static: Replacement) -> Replacement:
-    """The new process of a static member is in memory only (KAFKA-10284)."""
-
-    def replace_in_memory(groups: Any, shard: Any, group: Any, old_id: str, new_id: str, _: Any) -> None:
-        replace_static(groups, shard, group, old_id, new_id, shard.writer._apply)
-
-    return replace_in_memory
-
-
 @group_mutant(consumer_groups, "_check_epoch")
 def refuse_the_epoch_before(check: Replacement) -> Replacement:
     """A member whose last answer was lost is fenced."""
@@ -161,29 +142,9 @@ def refuse_the_epoch_before(check: Replacement) -> Replacement:
     return refuse
 
 
-@group_mutant(ConsumerGroup, "check_commit")
-def take_offsets_of_any_epoch(_: Replacement) -> Replacement:
-    """A member commits offsets of partitions that it has lost."""
-
-    def take(_: Any, __: Any, ___: Any, ____: Any) -> None:
-        pass
-
-    return take
-
-
-@group_mutant(ShardWriter, "when_committed")
-def read_what_is_not_stored_yet(_: Replacement) -> Replacement:
-    """Offsets are read before their records are below the high watermark."""
-
-    def at_once(_: Any, then: Callable[[Any], None]) -> None:
-        then(None)
-
-    return at_once
-
-
 @group_mutant(ConsumerGroups, "_forget")
 def forget_only_assignments(forget: Replacement) -> Replacement:
-    """A static member stays in its group when its next process takes its place."""
+    """A static member stays in its group after it was removed."""
 
     def forget_some(groups: Any, shard: Any, group: Any, member_id: str, put: Any) -> None:
         def keep_member(key: Any, value: Any) -> None:
@@ -219,17 +180,6 @@ def take_nothing_from_targets(put_target: Replacement) -> Replacement:
     return put
 
 
-@group_mutant(SharePartition, "acquire")
-def deliver_for_ever(acquire: Replacement) -> Replacement:
-    """A share group delivers records more often than its limit."""
-
-    def without_limit(partition: Any, *arguments: Any, **named: Any) -> Any:
-        partition.settings = partition.settings._replace(delivery_count_limit=99)
-        return acquire(partition, *arguments, **named)
-
-    return without_limit
-
-
 @group_mutant(SharePartition, "_lock_until")
 def lock_without_a_timer(_: Replacement) -> Replacement:
     """The lock of a record that a member has acquired never runs out (KAFKA-18084)."""
@@ -261,3 +211,14 @@ def go_back_to_any_start(updated: Replacement) -> Replacement:
         return replace(updated(state, update), start_offset=update.start_offset)
 
     return go_back
+
+
+@group_mutant(ShareGroupConfigs, "__call__")
+def deliver_for_ever(config_of: Replacement) -> Replacement:
+    """A share group delivers records more often than its limit."""
+
+    def without_limit(configs: Any, group_id: str) -> Any:
+        config = config_of(configs, group_id)
+        return config._replace(settings=config.settings._replace(delivery_count_limit=10))
+
+    return without_limit

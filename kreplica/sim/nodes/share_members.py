@@ -46,7 +46,7 @@ from kreplica.sim.nodes.node_cluster import NodeCluster, SimClient
 
 SHARE_STATE = "__share_group_state"
 SHARE = 2
-DELIVERY_LIMIT = 3
+DELIVERY_LIMIT = 2
 MOST_RECORDS = 20
 ACCEPT, RELEASE, REJECT = 1, 2, 3
 NO_TIME = timedelta(0)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import random
+from types import SimpleNamespace
 
 import pytest
 
+from kreplica.client.group_consumer import _fetch_error
 from kreplica.client.transaction_manager import no_member
 from kreplica.common import errors
 from kreplica.common.messages.groups import (
@@ -378,3 +380,18 @@ def test_a_reader_waits_for_the_transaction_that_commits_its_offset(cluster, con
 def test_an_isolation_that_does_not_exist_is_refused():
     with pytest.raises(errors.InvalidConfig, match="read_committed"):
         dataclasses.replace(CLASSIC, isolation_level="serializable")
+
+
+@pytest.mark.parametrize(
+    ("of_group", "of_partition", "expected"),
+    [
+        (0, 0, type(None)),
+        (113, 0, errors.StaleMemberEpoch),  # a client that took this for "no offset" skipped records
+        (0, 29, errors.TopicAuthorizationFailed),
+        (0, 88, errors.UnstableOffsetCommit),
+    ],
+)
+def test_an_error_is_not_taken_for_a_missing_offset(of_group, of_partition, expected):
+    partitions = [SimpleNamespace(error_code=code) for code in (0, of_partition)]
+    group = SimpleNamespace(error_code=of_group, topics=[SimpleNamespace(partitions=partitions)])
+    assert type(_fetch_error(SimpleNamespace(groups=[group]))) is expected

@@ -221,7 +221,7 @@ def test_another_subscription_is_another_epoch(stage):
     assert stage.beat("a", 3, topics=["t", "u"]).member_epoch == 3
 
 
-def test_a_member_loses_what_it_no_longer_subscribes_to_before_the_next_assignment():
+def test_kafka_19431_a_member_loses_what_it_no_longer_subscribes_to_before_the_next_assignment():
     stage = ConsumerStage(assignment_interval_ms=10_000)
     stage.beat("a", topics=["t", "u"])
     answer = stage.beat("a", 2, topics=["t"], owned=owned(t=[0, 1], u=[0]))
