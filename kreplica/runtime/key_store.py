@@ -13,6 +13,7 @@ import base64
 import binascii
 import contextlib
 import hashlib
+import hmac
 import os
 import re
 import tempfile
@@ -133,7 +134,9 @@ def key_store_of(get: Get, owner: str) -> KeyStore | None:
     if kind == PKCS12:
         if password is None:
             raise InvalidConfig(f"ssl.keystore.password is missing for {owner}, for a key store in PKCS12")
-        if key_password is not None and key_password.value != password.value:
+        if key_password is not None and not hmac.compare_digest(
+            key_password.value.encode(), password.value.encode()
+        ):
             raise InvalidConfig(
                 f"ssl.key.password for {owner} differs from ssl.keystore.password: the key of a PKCS12 store"
                 " has the store's password"

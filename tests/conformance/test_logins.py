@@ -21,6 +21,7 @@ from confluent_kafka.admin import (
 )
 from confluent_kafka.admin import ScramMechanism as Mechanism
 
+from kreplica.runtime.key_store import PEM, KeyStore, TrustStore
 from kreplica.runtime.listener import MECHANISMS, PLAIN, Login
 from kreplica.runtime.tls import TlsSettings
 from kreplica.security.jaas import PLAIN_MODULE, SCRAM_MODULE
@@ -70,7 +71,7 @@ def sasl(
 ) -> Iterator[tuple[str, TcpCluster]]:
     """A node at which alice logs in by each mechanism, and its protocol."""
     login = Login(mechanisms=MECHANISMS, passwords={USER: Secret(PASSWORD)})
-    tls = TlsSettings(certificates.of_node) if request.param == "SASL_SSL" else None
+    tls = TlsSettings(KeyStore(PEM, certificates.of_node)) if request.param == "SASL_SSL" else None
     with TcpCluster(tmp_path_factory.mktemp("nodes"), 1, login, tls) as made:
         admin = AdminClient(
             {
@@ -93,7 +94,11 @@ def sasl(
 @pytest.fixture(scope="module")
 def mutual(tmp_path_factory: pytest.TempPathFactory, certificates: Certificates) -> Iterator[TcpCluster]:
     """A node whose clients need certificates."""
-    tls = TlsSettings(certificates.of_node, client_auth="required", truststore=certificates.trusted)
+    tls = TlsSettings(
+        KeyStore(PEM, certificates.of_node),
+        client_auth="required",
+        truststore=TrustStore(PEM, certificates.trusted),
+    )
     with TcpCluster(tmp_path_factory.mktemp("nodes"), 1, None, tls) as made:
         yield made
 

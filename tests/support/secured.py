@@ -29,6 +29,7 @@ from confluent_kafka.admin import (
 )
 
 from kreplica.broker.node_config import STANDARD_AUTHORIZER
+from kreplica.runtime.key_store import PEM, KeyStore, TrustStore
 from kreplica.runtime.listener import PLAIN, Login
 from kreplica.runtime.tcp_transport import IN_PLAIN, NodeSecurity
 from kreplica.runtime.tls import ClientTls, TlsSettings, TrustSettings
@@ -107,7 +108,7 @@ def login() -> Login:
 
 def tls() -> TlsSettings:
     """Return how nodes of this process encrypt."""
-    return TlsSettings(keys())
+    return TlsSettings(KeyStore(PEM, keys()))
 
 
 # Nodes of one process do not log in to each other.
@@ -222,5 +223,6 @@ def transport(addresses: Iterable[Address]) -> NodeSecurity:
     if not is_secured(",".join(f"{host}:{port}" for host, port in addresses)):
         return IN_PLAIN
     return NodeSecurity(
-        ClientTls(TrustSettings(trusted())), ClientLogin(PLAIN, CLIENT, Secret(PASSWORDS[CLIENT]))
+        ClientTls(TrustSettings(TrustStore(PEM, trusted()))),
+        ClientLogin(PLAIN, CLIENT, Secret(PASSWORDS[CLIENT])),
     )

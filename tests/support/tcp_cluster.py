@@ -66,7 +66,7 @@ class TcpCluster:
         # Those for clients, where clients log in and nodes do not.
         self.client_addresses = dict(zip(layout.roles, addresses[-brokers:], strict=True))
         # Access rules allow clients nothing until it has started.
-        self._is_to_allow = secured.IS_ON and tls is not None and tls.keystore == secured.keys()
+        self._is_to_allow = secured.IS_ON and tls is not None and tls == secured.tls()
         if self._is_to_allow:
             secured.add(self.client_addresses.values())
         configs, listeners = {}, {}
