@@ -14,6 +14,7 @@
 #   make soak         load three processes for an hour and kill one every five minutes
 #   make sanitize     run the core's tests under AddressSanitizer and UBSan
 #   make conformance  exchange data with a real Kafka; run clients in Java, Go and JavaScript; skips what is missing
+#   make conformance-secured  the same and tests/clients, over SASL_SSL with access rules on
 #   make crash        test kills, power cuts, refused system calls, interrupts (KILLS=3000 CUTS=10000 INTERRUPT_STRIDE=1)
 #   make kills        kill and pause processes at length, under stock clients and Spark (NODE_KILLS=200)
 #   make flips        test every bit flip and truncation of a large segment (FLIP_BYTES=1048576)
@@ -55,7 +56,7 @@ PYTEST := $(BIN)/python -m pytest -p no:benchmark
 INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 INSTALL_SELF := KREPLICA_PURE=1 $(INSTALL) --quiet --no-build-isolation
 
-.PHONY: build test lint format demo bench bench-peers bench-spark bench-curves bench-page settings pictures bench-compare soak sanitize conformance crash kills flips fuzz sim wheel-check constraints \
+.PHONY: build test lint format demo bench bench-peers bench-spark bench-curves bench-page settings pictures bench-compare soak sanitize conformance conformance-secured crash kills flips fuzz sim wheel-check constraints \
 	clean distclean
 
 # ---- environment and build ---------------------------------------------------------------------------
@@ -118,6 +119,10 @@ sim: .make/build
 
 conformance: .make/build
 	$(PYTEST) tests/conformance -m conformance
+
+# The same tests, and those with Python's clients, where all of our nodes encrypt, log in and ask for rights.
+conformance-secured: .make/build
+	KREPLICA_SECURED=1 $(PYTEST) tests/clients tests/conformance -m 'conformance or not conformance'
 
 # The interpreter itself is not instrumented: the runtime library has to be there before it (LD_PRELOAD),
 # memory has to come from malloc and not from Python's own pools to be watched, and what the interpreter keeps
