@@ -2,8 +2,8 @@
 
 The metric NotAfterTimestampSeconds of a store is the first end among its certificates, in seconds since 1970.
 A certificate that ends within 30 days, or has ended, is logged at the start and then once a day. Dates are
-read by the package `cryptography`; without it they are unknown. Thread rule: `look` belongs to the loop of the
-listeners; any thread may read the metrics.
+read by the package `cryptography`; without it they are unknown. Thread rule: `look` belongs to the loop of
+the listeners; any thread may read the metrics.
 """
 
 from __future__ import annotations
