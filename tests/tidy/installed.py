@@ -1,4 +1,4 @@
-"""Run by `make wheel-check` in an environment that has the wheel and nothing of the source tree."""
+"""Run by `make wheels` in an environment that has the wheel and nothing of the source tree."""
 
 import importlib
 import importlib.metadata
