@@ -15,6 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from kreplica._core.batch_builder import require_list
+from kreplica._core.future_state import FINISHED, PENDING
 from kreplica._core.partitioner import partitions_of
 from kreplica._core.produce_frames import PRODUCE_VERSION, read_produce_answer
 from kreplica._core.produce_lane import wire_name
@@ -48,8 +49,6 @@ from kreplica.common.errors import (
     timed_out,
 )
 from kreplica.common.future import (
-    FINISHED,
-    PENDING,
     Future,
     all_of,
     fail_all,
