@@ -2,6 +2,8 @@
 
 from collections import deque
 
+cimport cython
+
 cdef extern from "Python.h":
     unsigned long PyThread_get_thread_ident() noexcept nogil
 
@@ -34,10 +36,14 @@ cdef class TaskQueue:
 
     def post(self, task):
         """Run `task` soon. If it belongs to no node, its error is reported as the event loop's."""
+        self.put(task)
+
+    cdef int put(self, object task) except -1:
         self.tasks.append(task)
         if not self.is_woken:
             self.is_woken = True
             self.wake_soon()
+        return 0
 
     def begin_turn(self):
         """Defer tasks posted from now on until `end_turn`; call in the loop's thread.
@@ -77,3 +83,50 @@ cdef class TaskQueue:
             self.wake_soon()
             raise
         self.wake_soon()
+
+
+cdef class LifeOfTasks:
+    """The tasks of one life of a node in the queue `thread`; after `is_alive` has become False none of them runs."""
+
+    def __init__(self, TaskQueue thread not None):
+        self.thread = thread
+        self.is_alive = True
+
+    def run_task(self, name, task):
+        """Run a task of this life, unless the life has ended; call in the loop's thread."""
+        self.run(name, task)
+
+    cdef int run(self, object name, object task) except -1:
+        if not self.is_alive:
+            return 0
+        try:
+            task()
+        except BaseException as error:
+            self.thread.report(name, error)
+        return 0
+
+
+@cython.final
+@cython.freelist(64)
+cdef class LifeTask:
+    # A posted task of a life.
+    cdef LifeOfTasks life
+    cdef object name
+    cdef object task
+
+    def __call__(self):
+        self.life.run(self.name, self.task)
+
+
+cdef class PostingLoop:
+    """Posts the tasks of one object of a life. `name`: under which their errors are reported."""
+
+    def __init__(self, LifeOfTasks life not None, name not None):
+        self.life = life
+        self.name = name
+
+    def post(self, task):
+        """Run `task` soon."""
+        cdef LifeTask posted = LifeTask.__new__(LifeTask)
+        posted.life, posted.name, posted.task = self.life, self.name, task
+        self.life.thread.put(posted)

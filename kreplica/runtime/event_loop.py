@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from kreplica._core.frame_reader import ReceiveBuffer
-from kreplica._core.task_queue import TaskQueue
+from kreplica._core.task_queue import LifeOfTasks, PostingLoop, TaskQueue
 from kreplica.runtime.scheduler import OnError, log_error
 
 T = TypeVar("T")
@@ -109,12 +109,10 @@ class EventLoopThread(TaskQueue):
         self.on_error("event loop", error)
 
 
-class NodeLoops:
+class NodeLoops(LifeOfTasks):
     """One life of a node: implements the Scheduler port and creates the node's Loops."""
 
-    def __init__(self, thread: EventLoopThread) -> None:
-        self.thread = thread
-        self.is_alive = True
+    thread: EventLoopThread
 
     def loop(self, name: str) -> EventLoop:
         """Return a Loop for an object of this life of the node."""
@@ -135,28 +133,15 @@ class NodeLoops:
         """Report the error of a task of this life."""
         self.thread.report(name, error)
 
-    def run_task(self, name: str, task: Task) -> None:
-        """Run a task of this life, unless the life has ended; call in the loop's thread."""
-        if not self.is_alive:
-            return
-        try:
-            task()
-        except BaseException as error:
-            self.thread.report(name, error)
 
-
-class EventLoop:
+class EventLoop(PostingLoop):
     """Implements `kreplica.common.ports.Loop`; all loops of a thread share one queue."""
 
-    __slots__ = ("_life", "name")
+    __slots__ = ("_life",)
 
     def __init__(self, life: NodeLoops, name: str) -> None:
+        super().__init__(life, name)
         self._life = life
-        self.name = name
-
-    def post(self, task: Task) -> None:
-        """Run `task` soon."""
-        self._life.thread.post(partial(self._life.run_task, self.name, task))
 
     def post_later(self, task: Task, delay_ms: int) -> LoopTimer:
         """Run `task` in this loop after `delay_ms`."""
