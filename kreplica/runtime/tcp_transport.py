@@ -20,19 +20,18 @@ import asyncio
 import logging
 import math
 import ssl
-from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
 from random import SystemRandom
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kreplica._core.frame_reader import FrameReader
+from kreplica._core.client_connection import ClientCall, ClientConnection, ClientSocket
 from kreplica.broker.api_versions import response_type
 from kreplica.common.dataclass import dataclass
 from kreplica.common.encoded_request import EncodedRequest
-from kreplica.common.errors import InvalidRequest, KreplicaError, NetworkException, NodeUnreachable
+from kreplica.common.errors import KreplicaError, NetworkException, NodeUnreachable
 from kreplica.common.future import Future
-from kreplica.common.message_reader import NUMBER_BYTES, read_response
+from kreplica.common.message_reader import read_response
 from kreplica.common.message_writer import request_frame
 from kreplica.common.messages.controllers import EnvelopeRequest
 from kreplica.common.messages.data import FetchRequest, ProduceRequest
@@ -67,7 +66,6 @@ LANES: dict[type[Any], str] = {
 }
 # The size of a correlation id alone.
 SMALLEST_RESPONSE = 4
-MAX_CORRELATION_ID = 0x7FFFFFFF
 # A node logs in again when this part of its session is over.
 RENEWED_AFTER = 0.8
 # The resolution of uvloop's timers, which may fire early by this much.
@@ -90,29 +88,6 @@ class TcpTransportConfig:
     socket_response_max_bytes: int = 256 << 20
     max_fetch_connections: int = 16
     idle_ms: int = 1_000
-
-
-class _Call:
-    """A pending request and its future."""
-
-    __slots__ = ("deadline", "encoded", "future", "kind", "number", "request")
-
-    def __init__(self, request: Any) -> None:
-        self.request = request
-        self.encoded = request if isinstance(request, EncodedRequest) else None
-        self.kind: type[Any] = request.__class__ if self.encoded is None else self.encoded.kind
-        self.future: Future[Any] = Future()
-        self.number = 0
-        self.deadline = 0.0  # in the loop's time
-
-    def end(self, error: BaseException | None, response: Any = None) -> None:
-        """Resolve the future, unless it is resolved."""
-        if self.future.done():
-            return
-        if error is not None:
-            self.future.set_exception(error)
-        else:
-            self.future.set_result(response)
 
 
 class NodeSecurity(NamedTuple):
@@ -159,13 +134,18 @@ class TcpTransport:
 
     def send(self, node_id: int, request: Any, *, timeout_ms: int) -> Future[Any]:
         """Send `request` to the node; see the port."""
-        call = _Call(request)
-        task = partial(self._send, node_id, call, timeout_ms)
-        if self._loops.thread.is_current():
-            task()
+        future: Future[Any] = Future()
+        if isinstance(request, EncodedRequest):
+            call = ClientCall(request, request.kind, request, future)
         else:
-            self._loops.thread.post(task)
-        return call.future
+            kind = request.__class__
+            is_answered = kind is not ProduceRequest or request.acks != 0
+            call = ClientCall(request, kind, None, future, is_answered=is_answered)
+        if self._loops.thread.is_current():
+            self._send(node_id, call, timeout_ms)
+        else:
+            self._loops.thread.post(partial(self._send, node_id, call, timeout_ms))
+        return future
 
     def watch_connections(self, listener: Callable[[int], object]) -> None:
         """Call `listener(node_id)` when that node closes a connection to it; see the port."""
@@ -187,7 +167,7 @@ class TcpTransport:
             for connection in peer.connections():
                 connection.give_up("closed")
 
-    def _send(self, node_id: int, call: _Call, timeout_ms: int) -> None:
+    def _send(self, node_id: int, call: ClientCall, timeout_ms: int) -> None:
         if self._is_closed:
             return
         peer = self._peers.get(node_id)
@@ -266,91 +246,67 @@ class _Peer:
         return least
 
 
-class PeerConnection:
+class PeerConnection(ClientConnection):
     """One connection to a peer, reopened after losses; at most one socket at a time."""
 
     def __init__(self, transport: TcpTransport, peer: _Peer) -> None:
+        super().__init__(transport.client_id, transport.loop.time)
         self._transport = transport
         self._peer = peer
         self._node_id = peer.node_id
-        self._waiting: deque[_Call] = deque()  # calls that wait for the connection
-        self._in_flight: deque[_Call] = deque()
-        self._socket: _Socket | None = None
         self._attempt: asyncio.Task[None] | None = None
-        self._numbers = 0
-        self._has_answered = False  # whether the peer has answered on the current socket
         self._failures = 0
-        self._retries_at = 0.0  # in the loop's time, like the next field
-        self._used_at = 0.0
-        # When to log in again, on another connection: the session on this one ends soon after.
-        self._renews_at = math.inf
+        self._retries_at = 0.0  # in the loop's time
         # One alarm for all calls, which may fire for an answered one: a timer per call would cost as much as
         # the rest of the call.
         self._alarm: asyncio.TimerHandle | None = None
-        self._alarm_at = 0.0
 
-    @property
-    def load(self) -> int:
-        """The number of unanswered requests."""
-        return len(self._waiting) + len(self._in_flight)
+    def renew(self) -> None:
+        """Let the next request log in again, on another connection: the session on this one ends soon."""
+        socket, self.socket, self.renews_at = self.socket, None, 0.0
+        socket.cut()
 
-    @property
-    def is_connected(self) -> bool:
-        """Whether the connection has a socket."""
-        return self._socket is not None
-
-    def send(self, call: _Call) -> None:
-        """Write the request, or queue it until connected; fail it if an attempt failed a moment ago."""
-        if self._alarm is None or call.deadline < self._alarm_at:
-            self._arm(call.deadline)
-        if (
-            self._socket is not None
-            and not self._in_flight
-            and self._transport.loop.time() >= self._renews_at
-        ):
-            self._socket.cut()
-            self._socket = None
-        if self._socket is not None:
-            self._write(self._socket, call)
-            return
+    def wait_for_socket(self, call: ClientCall) -> None:
+        """Queue the request until connected; fail it if an attempt failed a moment ago."""
         if self._attempt is None:
             if self._transport.loop.time() < self._retries_at:
                 text = f"node {self._node_id} is unreachable: the last connection attempt failed just now"
                 call.end(NodeUnreachable(text))
                 return
             self._attempt = self._transport.loop.create_task(self._connect())
-        self._waiting.append(call)
+        self.waiting.append(call)
 
-    def _arm(self, at: float) -> None:
+    def arm(self, at: float) -> None:
+        """Look for late calls at that time."""
         if self._alarm is not None:
             self._alarm.cancel()
-        self._alarm_at = at
+        self.alarm_at = at
         self._alarm = self._transport.loop.call_at(at, self._expire)
 
     def _expire(self) -> None:
         """Fail calls that are past their deadlines."""
-        self._alarm = None
+        self._alarm, self.alarm_at = None, 0.0
         due = self._transport.loop.time() + CLOCK_TICK_S
-        for call in [each for each in self._waiting if each.deadline <= due]:
-            self._waiting.remove(call)
+        for call in [each for each in self.waiting if each.deadline <= due]:
+            self.waiting.remove(call)
             call.end(NodeUnreachable(f"no connection to node {self._node_id} within the request's timeout"))
-        if any(each.deadline <= due for each in self._in_flight):
+        if any(each.deadline <= due for each in self.in_flight):
             self.give_up(f"node {self._node_id} did not answer within the request's timeout")
-        left = [each.deadline for each in (*self._waiting, *self._in_flight)]
+        left = [each.deadline for each in (*self.waiting, *self.in_flight)]
         if left:
-            self._arm(min(left))
+            self.arm(min(left))
 
     def give_up(self, why: str) -> None:
         """Close the socket, if any, and fail all pending calls."""
-        socket, self._socket = self._socket, None
+        socket, self.socket = self.socket, None
         attempt, self._attempt = self._attempt, None
         if attempt is not None:
             attempt.cancel()
         if socket is not None:
             socket.cut()
-        calls = [*self._in_flight, *self._waiting]
-        self._in_flight.clear()
-        self._waiting.clear()
+        calls = [*self.in_flight, *self.waiting]
+        self.in_flight.clear()
+        self.waiting.clear()
         for call in calls:
             call.end(NetworkException(why))
 
@@ -376,12 +332,12 @@ class PeerConnection:
         if socket.is_closed:
             self._failed(f"node {self._node_id} closed the connection")
             return
-        self._socket = socket
-        self._has_answered = False
-        waiting = list(self._waiting)
-        self._waiting.clear()
+        self.socket = socket
+        self.has_answered = False
+        waiting = list(self.waiting)
+        self.waiting.clear()
         for call in waiting:
-            self._write(socket, call)
+            self.send(call)
 
     async def _open(self, host: str, port: int) -> _Socket:
         """Connect, and log in where that is asked for. Raises OSError, KreplicaError."""
@@ -403,14 +359,14 @@ class PeerConnection:
         ready = await asyncio.wrap_future(login.ready())
         steps = ready.steps(SystemRandom())
         answer: Any = None
-        self._renews_at = math.inf
+        self.renews_at = 0.0
         while True:
             try:
                 request = steps.send(answer)
             except StopIteration:
                 lifetime_s = answer.session_lifetime.total_seconds()
                 if lifetime_s:
-                    self._renews_at = self._transport.loop.time() + RENEWED_AFTER * lifetime_s
+                    self.renews_at = self._transport.loop.time() + RENEWED_AFTER * lifetime_s
                 return
             frame = await socket.ask(request_frame(request, 0, self._transport.client_id))
             kind = response_type(request.__api_key__, request.__version__)
@@ -428,129 +384,80 @@ class PeerConnection:
 
     # ---- messages -----------------------------------------------------------------------------------------
 
-    def _write(self, socket: _Socket, call: _Call) -> None:
-        request = call.request
-        self._numbers = call.number = (self._numbers + 1) & MAX_CORRELATION_ID
-        client_id = self._transport.client_id
-        try:
-            if call.encoded is not None:
-                buffers = [call.encoded.frame(call.number, client_id)]
-            else:
-                buffers = request_frame(request, call.number, client_id)
-        except Exception as error:
-            # Invalid fields concern only this caller, not the other requests on the connection.
-            call.end(error)
-            return
-        self._used_at = self._transport.loop.time()
-        socket.write(buffers)
-        if isinstance(request, ProduceRequest) and request.acks == 0:
-            call.end(None)
-        else:
-            self._in_flight.append(call)
+    def buffers_of(self, request: Any, number: int) -> list[Any]:
+        """Return the frame of a message."""
+        return request_frame(request, number, self._transport.client_id)
 
-    def received(self, frame: memoryview) -> None:
-        """Handle a response. Raises InvalidRequest for one that was not requested, or that cannot be read."""
-        number = int.from_bytes(frame[:NUMBER_BYTES], "big")
-        if not self._in_flight or self._in_flight[0].number != number:
-            raise InvalidRequest(f"a response to request {number}, which is not the next one")
-        call = self._in_flight[0]
-        if call.encoded is not None:
-            response = call.encoded.read(frame)
-        else:
-            response = read_response(response_type(call.kind.__api_key__, call.kind.__version__), frame)
-        self._in_flight.popleft()
-        self._used_at = self._transport.loop.time()
-        self._has_answered = True
-        call.end(None, response)
+    def response_in(self, call: ClientCall, frame: memoryview) -> Any:
+        """Return the message in the frame of a response. Raises InvalidRequest if it cannot be read."""
+        return read_response(response_type(call.kind.__api_key__, call.kind.__version__), frame)
 
     def lost(self, socket: _Socket, why: str) -> None:
         """Handle the loss of the socket: the peer closed it, or it broke."""
-        if self._socket is not socket:
+        if self.socket is not socket:
             return
-        self._socket = None
+        self.socket = None
         now_s, idle_s = self._transport.loop.time(), self._transport.config.idle_ms / 1000
-        was_idle = not self._in_flight and now_s - self._used_at >= idle_s
+        was_idle = not self.in_flight and now_s - self.used_at >= idle_s
         text = f"the connection to node {self._node_id} broke: {why}"
         self.give_up(text)
         # A node that is still starting accepts connections and closes them at the first request.
-        if self._has_answered and not was_idle and not self._transport.is_shutting_down:
+        if self.has_answered and not was_idle and not self._transport.is_shutting_down:
             self._transport.log.log(f"to node {self._node_id}", "%s", text)
         if self._peer.connection_lost(now_s, was_idle=was_idle):
             self._transport.tell_of_closed(self._node_id)
 
 
-class _Socket(asyncio.BufferedProtocol):
+class _Socket(ClientSocket, asyncio.BufferedProtocol):
     """One socket of a connection."""
 
+    bad_answer = KreplicaError
+
     def __init__(self, connection: PeerConnection) -> None:
-        self.is_closed = False
-        self._connection = connection
-        self._thread = connection._transport.thread
-        self._reader = FrameReader(
-            self._thread.received,
+        transport = connection._transport
+        super().__init__(
+            connection,
+            transport.thread,
+            transport.thread.received,
             min_bytes=SMALLEST_RESPONSE,
-            max_bytes=connection._transport.config.socket_response_max_bytes,
+            max_bytes=transport.config.socket_response_max_bytes,
         )
-        self._transport: Any = None
-        # The answer that a login waits for.
-        self._awaited: asyncio.Future[memoryview] | None = None
+        self._loop = transport.loop
 
     async def ask(self, buffers: list[Any]) -> memoryview:
         """Send a request of a login and return the frame of its answer. Raises NetworkException."""
         if self.is_closed:
             raise NetworkException("the connection was closed during the login")
-        self._awaited = self._thread.loop.create_future()
-        self.write(buffers)
+        awaited: asyncio.Future[memoryview] = self._loop.create_future()
+        self.awaited = awaited
+        self.transport.writelines(buffers)
         try:
-            return await self._awaited
+            return await awaited
         finally:
-            self._awaited = None
+            self.awaited = None
 
     def connection_made(self, transport: Any) -> None:
-        self._transport = transport
+        self.transport = transport
 
     def eof_received(self) -> None:
-        self._lost("closed")
+        self.lost("closed")
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._lost(repr(exc) if exc else "closed")
+        self.lost(repr(exc) if exc else "closed")
 
-    def get_buffer(self, sizehint: int) -> Buffer:  # noqa: ARG002
-        return self._reader.get_buffer()
-
-    def buffer_updated(self, nbytes: int) -> None:
-        self._reader.buffer_updated(nbytes)
-        is_turn = self._thread.begin_turn()
-        try:
-            while (frame := self._reader.next()) is not None:
-                if self._awaited is None:
-                    self._connection.received(memoryview(frame))
-                elif not self._awaited.done():
-                    self._awaited.set_result(memoryview(bytes(frame)))
-        except KreplicaError as error:
-            # The position of the next response is unknown.
-            self._transport.abort()
-            self._lost(str(error))
-        finally:
-            if is_turn:
-                self._thread.end_turn()
-
-    def _lost(self, why: str) -> None:
+    def lost(self, why: str) -> None:
+        """Notify the connection once that the socket has ended."""
         if not self.is_closed:
             self.is_closed = True
-            if self._awaited is not None and not self._awaited.done():
-                self._awaited.set_exception(NetworkException(f"the connection was lost at the login: {why}"))
-            self._connection.lost(self, why)
-
-    def write(self, buffers: list[Any]) -> None:
-        """Write the buffers after earlier ones."""
-        self._transport.writelines(buffers)
+            if self.awaited is not None and not self.awaited.done():
+                self.awaited.set_exception(NetworkException(f"the connection was lost at the login: {why}"))
+            self.connection.lost(self, why)
 
     def cut(self) -> None:
         """Close the socket without notifying its connection."""
         if not self.is_closed:
             self.is_closed = True
-            self._transport.abort()
+            self.transport.abort()
 
 
 class _TlsSocket(_Socket):
