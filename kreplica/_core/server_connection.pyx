@@ -227,6 +227,7 @@ cdef class ServerConnection:
 
     def buffer_updated(self, int64_t nbytes):
         cdef int64_t receiving
+        self.processor.tasks.callbacks += 1
         self.reader.buffer_updated(nbytes)
         self.serve()
         receiving = self.reader.receiving()

@@ -16,8 +16,13 @@ cdef class TaskQueue:
     cdef unsigned long thread     # the loop's thread, once it runs
     cdef object monotonic         # the clock, from then on
     cdef bint is_woken            # a run is scheduled or under way
+    # Several callbacks come in one turn of the loop, so tasks wait for all of them; and how many came lately.
+    cdef bint is_shared
+    cdef unsigned int callbacks
+    cdef unsigned int turns
 
     cdef int put(self, object task) except -1
+    cdef int run(self) except -1
 
 
 cdef class LifeOfTasks:

@@ -9,6 +9,7 @@ cdef extern from "Python.h":
 
 cdef enum:
     AT_ONCE = 64
+    TURNS_A_LOOK = 17              # how often to look for others; odd, so that it is not always the last of several
 
 # Tasks to run before sockets and timers get their turn: this many, or the first after which so much time has
 # passed. Work in steps, such as taking 1,000 roles, posts its next step after each.
@@ -18,8 +19,9 @@ cdef double TURN = TURN_S
 
 
 cdef class TaskQueue:
-    """Posted tasks. A subclass overrides `wake_soon()`, which schedules `run_tasks` in the loop, and
-    `report(name, error)`, which takes a task's error and raises what must end the thread.
+    """Posted tasks. A subclass overrides `wake_soon()` and `look_soon()`, which schedule `run_tasks` and `look` behind
+    the callbacks of this turn of the loop, and `report(name, error)`, which takes a task's error and raises what must
+    end the thread.
     """
 
     def __cinit__(self, *_arguments, **_options):
@@ -46,24 +48,38 @@ cdef class TaskQueue:
         return 0
 
     def begin_turn(self):
-        """Defer tasks posted from now on until `end_turn`; call in the loop's thread.
+        """Note a callback of a socket or the disk, and defer tasks posted from now on until `end_turn`.
 
-        Call `end_turn` if this returns True. A socket callback thus saves a round trip through the event loop.
+        Call in the loop's thread, and call `end_turn` if this returns True. The tasks of a callback that comes alone
+        thus save a round trip through the event loop. If others come in the same turn of the loop, this returns False:
+        the tasks of all of them then run together behind the last one, and share writes and wake-ups.
         """
-        if self.is_woken:
+        self.callbacks += 1
+        if self.is_woken or self.is_shared:
             return False
         self.is_woken = True
         return True
 
     def end_turn(self):
-        """Run tasks posted since `begin_turn`, as many as a turn takes; never raises a task's error.
+        """Run tasks posted since `begin_turn`, as many as a turn takes; never raises a task's error."""
+        self.turns += 1
+        if self.turns % TURNS_A_LOOK == 0:
+            self.callbacks = 1
+            self.look_soon()
+        self.run()
 
-        The rest runs in the next turn of the event loop, after other sockets.
-        """
-        self.run_tasks()
+    def look(self):
+        """Note whether other callbacks came in the turn of the loop that is over."""
+        self.is_shared = self.callbacks > 1
 
     def run_tasks(self):
         """Run the posted tasks of one turn; leave the rest to the next turn of the event loop."""
+        if self.is_shared:
+            self.look()
+        self.callbacks = 0
+        self.run()
+
+    cdef int run(self) except -1:
         cdef object tasks = self.tasks
         cdef double until = <double> self.monotonic() + TURN
         cdef int _
@@ -71,7 +87,7 @@ cdef class TaskQueue:
             for _ in range(AT_ONCE):
                 if not tasks:
                     self.is_woken = False
-                    return
+                    return 0
                 try:
                     tasks.popleft()()
                 except BaseException as error:
@@ -83,6 +99,7 @@ cdef class TaskQueue:
             self.wake_soon()
             raise
         self.wake_soon()
+        return 0
 
 
 cdef class LifeOfTasks:

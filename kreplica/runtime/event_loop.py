@@ -85,6 +85,10 @@ class EventLoopThread(TaskQueue):
             if not self.loop.is_closed():
                 raise
 
+    def look_soon(self) -> None:
+        """Let the queue look what else came in this turn of the loop."""
+        self.loop.call_soon(self.look)
+
     def _run(self) -> None:
         self.begin_here(time.monotonic)
         asyncio.set_event_loop(self.loop)

@@ -474,6 +474,9 @@ class TasksOfTest(TaskQueue):
     def wake_soon(self) -> None:
         pass
 
+    def look_soon(self) -> None:
+        pass
+
     def report(self, name: str, error: BaseException) -> None:
         raise AssertionError(name) from error
 

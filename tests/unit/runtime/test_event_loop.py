@@ -63,7 +63,7 @@ def test_tasks_run_in_order_in_one_thread_and_not_inside_post(life: NodeLoops) -
     assert threading.get_ident() not in threads
 
 
-def test_what_is_posted_in_a_turn_runs_at_its_end(thread: EventLoopThread, life: NodeLoops) -> None:
+def test_what_a_callback_alone_posts_runs_at_its_end(thread: EventLoopThread, life: NodeLoops) -> None:
     ran: list[str] = []
     done: SimpleQueue[bool] = SimpleQueue()
     loop = life.loop("it")
@@ -72,9 +72,6 @@ def test_what_is_posted_in_a_turn_runs_at_its_end(thread: EventLoopThread, life:
         assert thread.begin_turn()
         assert not thread.begin_turn(), "a turn within a turn"
         loop.post(lambda: ran.append("own"))
-        other = threading.Thread(target=loop.post, args=(lambda: ran.append("another thread's"),))
-        other.start()
-        other.join()
         assert ran == []
         thread.end_turn()
         ran.append("after")
@@ -82,7 +79,74 @@ def test_what_is_posted_in_a_turn_runs_at_its_end(thread: EventLoopThread, life:
 
     thread.loop.call_soon_threadsafe(turn)
     assert done.get(timeout=WAIT_S)
-    assert ran == ["own", "another thread's", "after"]
+    assert ran == ["own", "after"]
+
+
+def test_callbacks_that_come_together_wait_for_each_other_until_they_come_alone(
+    thread: EventLoopThread, life: NodeLoops
+) -> None:
+    ran: list[str] = []
+    done: SimpleQueue[list[str]] = SimpleQueue()
+    loop = life.loop("it")
+
+    def callback() -> None:
+        is_turn = thread.begin_turn()
+        loop.post(lambda: ran.append("task"))
+        if is_turn:
+            thread.end_turn()
+        ran.append("callback")
+
+    def together(turns: int) -> None:
+        ran.clear()
+        thread.loop.call_soon(callback)
+        thread.loop.call_soon(callback)
+        thread.loop.call_soon(look, turns)
+
+    def look(turns: int) -> None:
+        if ran == ["callback", "callback"] or not turns:
+            done.put(list(ran))
+            thread.loop.call_soon(alone)
+        else:
+            together(turns - 1)
+
+    def alone() -> None:
+        # The tasks of both have run, and nothing shares the next turn.
+        done.put(list(ran))
+        ran.clear()
+        callback()
+        thread.loop.call_soon(lambda: (callback(), done.put(list(ran))))
+
+    thread.loop.call_soon_threadsafe(together, 100)
+    assert done.get(timeout=WAIT_S) == ["callback", "callback"]
+    assert done.get(timeout=WAIT_S) == ["callback", "callback", "task", "task"]
+    assert done.get(timeout=WAIT_S) == ["callback", "task", "task", "callback"]
+
+
+def test_what_callbacks_of_a_turn_post_runs_once_all_of_them_are_done(
+    thread: EventLoopThread, life: NodeLoops
+) -> None:
+    ran: list[str] = []
+    done: SimpleQueue[bool] = SimpleQueue()
+    loop = life.loop("it")
+
+    def first() -> None:
+        loop.post(lambda: ran.append("own"))
+        other = threading.Thread(target=loop.post, args=(lambda: ran.append("another thread's"),))
+        other.start()
+        other.join()
+        ran.append("first")
+
+    def second() -> None:
+        ran.append("second")
+        loop.post(lambda: done.put(True))
+
+    def both() -> None:
+        thread.loop.call_soon(first)
+        thread.loop.call_soon(second)
+
+    thread.loop.call_soon_threadsafe(both)
+    assert done.get(timeout=WAIT_S)
+    assert ran == ["first", "second", "own", "another thread's"]
 
 
 def test_a_turn_that_posts_many_lets_the_sockets_have_theirs(
@@ -93,12 +157,10 @@ def test_a_turn_that_posts_many_lets_the_sockets_have_theirs(
     loop = life.loop("it")
 
     def turn() -> None:
-        thread.begin_turn()
         for number in range(2 * TASKS_OF_A_TURN):
             loop.post(lambda number=number: ran.append(number))
-        thread.end_turn()
         loop.post(lambda: done.put(len(ran)))
-        done.put(len(ran))
+        thread.loop.call_soon(lambda: done.put(len(ran)))
 
     thread.loop.call_soon_threadsafe(turn)
     assert done.get(timeout=WAIT_S) == TASKS_OF_A_TURN
@@ -134,7 +196,7 @@ def test_slow_tasks_that_go_on_and_on_leave_timers_and_sockets_their_turns(life:
 
 
 @pytest.mark.parametrize("kind", [ValueError, asyncio.CancelledError])
-def test_a_task_that_fails_at_the_end_of_a_turn_is_its_own_loops_alone(
+def test_a_task_that_fails_is_its_own_loops_alone(
     thread: EventLoopThread, life: NodeLoops, failures: Failures, kind: type[BaseException]
 ) -> None:
     done: SimpleQueue[str] = SimpleQueue()
@@ -144,12 +206,10 @@ def test_a_task_that_fails_at_the_end_of_a_turn_is_its_own_loops_alone(
         raise error
 
     def turn() -> None:
-        thread.begin_turn()
         life.loop("faulty").post(lambda: fail(errors[0]))
         thread.post(lambda: fail(errors[1]))
         life.loop("other").post(lambda: done.put("the next task"))
-        thread.end_turn()
-        done.put("the connection")
+        thread.loop.call_soon(lambda: done.put("the connection"))
 
     thread.loop.call_soon_threadsafe(turn)
     assert done.get(timeout=WAIT_S) == "the next task"
