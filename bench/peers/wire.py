@@ -127,6 +127,7 @@ class Bench:
             Row("nodes' CPU of a transaction", "ms", more_is_better=False),
         ]
         yield rows, self._small_transactions
+        yield [Row("transactions, one producer", "commits/s")], self._transactions_alone
         commit = Row("commit, p50", "us", 0.7, more_is_better=False)
         commits = self._count(1_000)
         yield (
@@ -181,6 +182,10 @@ class Bench:
 
         spent_s = work.spent_s(cluster, run)
         return [*rates, spent_s * 1000 / count]
+
+    def _transactions_alone(self, cluster: Any) -> list[float]:
+        topic, count = self._topic(cluster), self._count(1_000)
+        return [transacting.transactions_rate(cluster.bootstrap, topic, producers=1, transactions=count)]
 
     def _transactional_share(self, cluster: Any) -> list[float]:
         topic, records = self._topic(cluster), self._count(1_000_000)
