@@ -1,15 +1,17 @@
 """A client of a running cluster, kreplica's or Kafka's: lists partitions, fetches and appends.
 
 Requests about a partition go to its leader, those about a group or a transactional id to its coordinator. If
-the broker is gone, the client looks for the new one for up to TIMEOUT_S. A request covers one partition,
-because a Spark task reads or writes one partition.
-Ownership: the connections; a pickled client has none. Thread rule: one thread.
+the broker is gone, the client looks for the new one for up to TIMEOUT_S. Fetch and Produce cover one
+partition, because a Spark task reads or writes one; ListOffsets covers all partitions of a leader.
+Ownership: the connections; a pickled client has none. A Spark worker keeps its client, with the connections,
+from one task to the next. Thread rule: one thread.
 """
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
 from typing import Any, NamedTuple, TypeVar
 
@@ -23,8 +25,10 @@ from kreplica.common.errors import (
     LeaderNotAvailable,
     NetworkException,
     RequestTimedOut,
+    UnknownTopicOrPartition,
 )
 from kreplica.common.message import in_version, maker
+from kreplica.common.messages.administration import CreatableTopic, CreateTopicsRequest
 from kreplica.common.messages.data import (
     ApiVersionsRequest,
     FetchPartition,
@@ -51,6 +55,10 @@ from kreplica.common.wire import error_of
 from spark_connector.option_table import OptionError
 
 TIMEOUT_S = 60.0
+# A cluster that has never answered is more likely named wrongly than out of order.
+FIRST_CONTACT_S = 10.0
+# Brokers learn of a new topic within this time; later it is a topic that does not exist.
+UNKNOWN_S = 3.0
 BACKOFF_S = 0.1
 # The markers of the previous transaction are on their way; this takes some milliseconds.
 CONCURRENT_BACKOFF_S = 0.02
@@ -81,6 +89,7 @@ VERSIONS: dict[Any, int] = {
     AddOffsetsToTxnRequest: 3,
     AddPartitionsToTxnRequest: 3,
     ApiVersionsRequest: 3,
+    CreateTopicsRequest: 5,
     EndTxnRequest: 3,
     FetchRequest: 12,
     FindCoordinatorRequest: 3,
@@ -121,17 +130,21 @@ class ClusterClient:
         self._leaders: dict[TopicPartition, Leader] = {}
         self._coordinators: dict[tuple[int, str], Address] = {}
         self._connections: dict[Address, KafkaConnection] = {}
+        # A connection whose request failed in the middle is not used again.
+        self._in_use: set[Address] = set()
+        self._has_answered = False
+        self._is_kept = False
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_connections": {}, "_security": None}
+    def __reduce__(self) -> Any:
+        return _of_this_process, (self._servers, self._properties, self._leaders)
 
     def __str__(self) -> str:
         return f"the cluster at {self._servers}"
 
     def close(self) -> None:
-        for connection in self._connections.values():
-            connection.__exit__(None, None, None)
-        self._connections.clear()
+        """Close the connections; a worker's client keeps those that can be used again."""
+        for address in list(self._in_use if self._is_kept else self._connections):
+            self._drop(address)
 
     # ---- requests -----------------------------------------------------------------------------------------
 
@@ -141,24 +154,45 @@ class ClusterClient:
         return sorted(self._leaders)
 
     def offset(self, at: TopicPartition, timestamp: int, isolation_level: int) -> int:
-        """Return the offset that ListOffsets answers.
+        """Return the offset of one partition, as `offsets` does."""
+        return self.offsets({at: timestamp}, isolation_level)[at]
 
-        `timestamp` -2 asks for the first offset, -1 for the end. A time in ms asks for the first offset with
+    def offsets(
+        self, wanted: Mapping[TopicPartition, int], isolation_level: int
+    ) -> dict[TopicPartition, int]:
+        """Return the offsets that ListOffsets answers for these timestamps, with one request per leader.
+
+        Timestamp -2 asks for the first offset, -1 for the end. A time in ms asks for the first offset with
         that time or a later one; the answer is -1 if there is no such record.
         """
+        found: dict[TopicPartition, int] = {}
 
-        def ask() -> int:
-            leader = self._leader(at)
-            wanted = _list_partition(
-                partition_index=at.partition, current_leader_epoch=leader.epoch, timestamp=timestamp
-            )
-            topics = (_list_topic(name=at.topic, partitions=(wanted,)),)
-            request = _list(replica_id=CONSUMER, isolation_level=isolation_level, topics=topics)
-            answer = self._ask(leader.address, request).topics[0].partitions[0]
-            _raise(answer.error_code, at)
-            return int(answer.offset)
+        def ask() -> dict[TopicPartition, int]:
+            problem: KreplicaError | None = None
+            left = [at for at in wanted if at not in found]
+            for address, mine in self._by_leader(left).items():
+                request = _list_request(wanted, mine, isolation_level)
+                for topic in self._ask(address, request).topics:
+                    for each in topic.partitions:
+                        at = TopicPartition(topic.name, each.partition_index)
+                        error = error_of(each.error_code, str(at))
+                        if error is None:
+                            found[at] = int(each.offset)
+                        problem = problem or error
+            if problem is not None:
+                raise problem
+            return found
 
         return self._retrying(ask)
+
+    def _by_leader(self, wanted: Iterable[TopicPartition]) -> dict[Address, dict[TopicPartition, int]]:
+        """Return the leader epochs of the partitions, by the address of their leader."""
+        found: dict[Address, dict[TopicPartition, int]] = {}
+        for at in wanted:
+            leader = self._leader(at)
+            assert leader.address is not None
+            found.setdefault(leader.address, {})[at] = leader.epoch
+        return found
 
     def fetch(self, at: TopicPartition, offset: int, isolation_level: int) -> Any:
         """Fetch records from `offset` on; return the partition's part of the response.
@@ -166,6 +200,28 @@ class ClusterClient:
         Raises OffsetOutOfRange, and RequestTimedOut if there are no records.
         """
         return self._retrying(lambda: self._fetch(at, offset, isolation_level))
+
+    def create_topic(self, name: str, partitions: int, replication_factor: int) -> None:
+        """Create a topic and wait for its leaders. Raises TopicAlreadyExists or the cluster's other error."""
+        wanted = CreatableTopic(
+            name=name,
+            num_partitions=partitions,
+            replication_factor=replication_factor,
+            assignments=(),
+            configs=(),
+        )
+
+        def ask() -> None:
+            (answer,) = self._any(CreateTopicsRequest(topics=(wanted,))).topics
+            _raise(answer.error_code, answer.error_message or name)
+
+        def look() -> None:
+            self._refresh()
+            for number in range(partitions):
+                self._leader(TopicPartition(name, number))
+
+        self._retrying(ask)
+        self._retrying(look)
 
     def producer_id(self) -> tuple[int, int]:
         """Request a new producer id; return it with its epoch."""
@@ -279,7 +335,9 @@ class ClusterClient:
         if at not in self._leaders:
             self._refresh()
         leader = self._leaders.get(at)
-        if leader is None or leader.address is None:
+        if leader is None:
+            raise UnknownTopicOrPartition(f"{at}: {self} has no such partition")
+        if leader.address is None:
             raise LeaderNotAvailable(f"{at}: no leader in {self}")
         return leader
 
@@ -315,9 +373,8 @@ class ClusterClient:
         failed: list[str] = []
         for address in dict.fromkeys([*self._connections, *self._bootstrap, *known]):
             try:
-                return self._connection(address).ask(in_version(request, VERSIONS[type(request)]))
+                return self._ask(address, request)
             except NetworkException as error:
-                self._drop(address)
                 failed.append(str(error))
         raise NetworkException(
             f"kafka.bootstrap.servers: no server answers, check the addresses: {'; '.join(failed)}"
@@ -326,10 +383,15 @@ class ClusterClient:
     def _ask(self, address: Address | None, request: Any) -> Any:
         assert address is not None
         try:
-            return self._connection(address).ask(in_version(request, VERSIONS[type(request)]))
+            connection = self._connection(address)
+            self._in_use.add(address)
+            answer = connection.ask(in_version(request, VERSIONS[type(request)]))
         except NetworkException:
             self._drop(address)
             raise
+        self._in_use.discard(address)
+        self._has_answered = True
+        return answer
 
     def _connection(self, address: Address) -> KafkaConnection:
         connection = self._connections.get(address)
@@ -344,27 +406,67 @@ class ClusterClient:
         return connection
 
     def _drop(self, address: Address) -> None:
+        self._in_use.discard(address)
         connection = self._connections.pop(address, None)
         if connection is not None:
             connection.__exit__(None, None, None)
 
+    def _patience_s(self, error: KreplicaError) -> float:
+        if not self._has_answered:
+            return FIRST_CONTACT_S
+        return UNKNOWN_S if isinstance(error, UnknownTopicOrPartition) else TIMEOUT_S
+
     def _retrying(self, ask: Callable[[], T]) -> T:
-        deadline = time.monotonic() + TIMEOUT_S
+        began = time.monotonic()
         while True:
             try:
                 return ask()
             except ConcurrentTransactions:
-                if time.monotonic() > deadline:
+                if time.monotonic() - began > TIMEOUT_S:
                     raise
                 time.sleep(CONCURRENT_BACKOFF_S)
                 continue
             except KreplicaError as error:
-                if not error.retriable or isinstance(error, CorruptMessage) or time.monotonic() > deadline:
+                if not error.retriable or isinstance(error, CorruptMessage):
+                    raise
+                if time.monotonic() - began > self._patience_s(error):
                     raise
             # The leader or the coordinator may have changed.
             self._leaders.clear()
             self._coordinators.clear()
             time.sleep(BACKOFF_S)
+
+
+# The clients that this process keeps, by servers and security.
+_kept: dict[Any, ClusterClient] = {}
+
+
+def _of_this_process(
+    servers: str, security: Mapping[str, str], leaders: dict[TopicPartition, Leader]
+) -> ClusterClient:
+    """Return the client that this Spark worker keeps; in other processes a new one."""
+    if "SPARK_REUSE_WORKER" not in os.environ:
+        found = ClusterClient(servers, security)
+    else:
+        key = servers, tuple(sorted(security.items()))
+        found = _kept[key] = _kept.get(key) or ClusterClient(servers, security)
+        found._is_kept = True
+    found._leaders = found._leaders or dict(leaders)
+    return found
+
+
+def _list_request(
+    wanted: Mapping[TopicPartition, int], epochs: Mapping[TopicPartition, int], isolation_level: int
+) -> Any:
+    topics: dict[str, list[Any]] = {}
+    for at, epoch in epochs.items():
+        each = _list_partition(partition_index=at.partition, current_leader_epoch=epoch, timestamp=wanted[at])
+        topics.setdefault(at.topic, []).append(each)
+    return _list(
+        replica_id=CONSUMER,
+        isolation_level=isolation_level,
+        topics=tuple(_list_topic(name=name, partitions=tuple(each)) for name, each in topics.items()),
+    )
 
 
 def _raise(code: Any, what: object) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from kreplica._core.arrow import to_arrow
 from kreplica._core.columns import ColumnBuilder
 from kreplica._core.records import batches
-from kreplica.common.errors import CorruptMessage, OffsetOutOfRange
+from kreplica.common.errors import CorruptMessage, OffsetOutOfRange, UnknownTopicOrPartition
 from kreplica.common.types import INT64_MAX, TopicPartition
 from spark_connector.cluster_client import ClusterClient
 from spark_connector.log_source import PIECE_BYTES, PIECE_ROWS, Bounds, LogRange, lost
@@ -44,21 +44,36 @@ class ClusterSource:
         return self._client.partitions()
 
     def bounds(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, Bounds]:
+        try:
+            return self._bounds(partitions)
+        except UnknownTopicOrPartition:
+            known = set(self._client.partitions())
+            gone = [at for at in partitions if at not in known]
+            if not gone:
+                raise
+            for at in gone:
+                lost(self._fail, f"{at}: the partition no longer exists")
+            return self._bounds([at for at in partitions if at in known])
+
+    def _bounds(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, Bounds]:
         level = ISOLATION_LEVEL[self._isolation]
-        found = {}
-        for at in partitions:
-            end = self._client.offset(at, LATEST, level)
-            found[at] = Bounds(
-                self._client.offset(at, EARLIEST, level), end, self._client.offset(at, LATEST, 0)
-            )
-        return found
+        # The end of committed records comes first, so that it is not above the log's.
+        stable = self._client.offsets(dict.fromkeys(partitions, LATEST), level)
+        ends = self._client.offsets(dict.fromkeys(partitions, LATEST), 0) if level else stable
+        starts = self._client.offsets(dict.fromkeys(partitions, EARLIEST), 0)
+        return {at: Bounds(starts[at], stable[at], ends[at]) for at in partitions}
 
     def place(self, at: TopicPartition) -> str:  # noqa: ARG002 (the leader at the time of the read)
         return ""
 
-    def offset_for_timestamp(self, at: TopicPartition, timestamp: int) -> int | None:
-        offset = self._client.offset(at, timestamp, ISOLATION_LEVEL[self._isolation])
-        return None if offset < 0 else offset
+    def offsets_for_timestamps(
+        self, times: Mapping[TopicPartition, int]
+    ) -> Mapping[TopicPartition, int | None]:
+        found = self._client.offsets(times, ISOLATION_LEVEL[self._isolation])
+        return {at: None if offset < 0 else offset for at, offset in found.items()}
+
+    def size(self, at: TopicPartition, start: int, stop: int) -> int:
+        raise NotImplementedError("maxBytesPerPartition has no effect in a cluster")
 
     def cuts(self, at: TopicPartition, start: int, stop: int, limit: int) -> list[int]:  # noqa: ARG002
         return list(range(start + limit, stop, limit))
@@ -82,6 +97,9 @@ class ClusterSource:
             except OffsetOutOfRange:
                 offset = self._after_loss(wanted, offset)
                 continue
+            except UnknownTopicOrPartition:
+                lost(self._fail, f"{wanted.at}: the partition no longer exists")
+                break
             builder.hide_aborted(aborted)
             # The first batch may begin below the requested offset.
             builder.next_offset = position = 0

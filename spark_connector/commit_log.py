@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from typing import Any, Protocol
@@ -28,6 +29,8 @@ from spark_connector.sink_rows import Staged, StagedFile, staged_batches, sync
 VERSION = 0
 # Its presence says that batches may have been written without this log.
 LEFT = "left"
+# A file that a machine which sees the driver's directory sees, too.
+TOKEN = "token"
 # Spark repeats only the last batch; the others are kept for inspection.
 KEPT_COMMITS = 100
 # For each partition, the paths of the files with its rows, in order.
@@ -122,6 +125,15 @@ class LogDirectory:
 
     def __init__(self, path: str) -> None:
         self._path = os.path.abspath(path)
+        self._token = _token(os.path.join(f"{self._path}.spark", TOKEN))
+
+    def is_here(self) -> bool:
+        """Return whether this machine sees the driver's directory."""
+        try:
+            with open(os.path.join(f"{self._path}.spark", TOKEN), encoding="ascii") as file:
+                return file.read() == self._token
+        except FileNotFoundError:
+            return False
 
     def counts(self) -> dict[str, int]:
         """Return the number of partitions of each topic; empty if the directory does not exist."""
@@ -136,13 +148,15 @@ class LogDirectory:
         """Return the commits of this writer."""
         return CommitLog(os.path.join(f"{self._path}.spark", writer), self)
 
-    def staging(self, writer: str, batch_id: int) -> str:
-        """Return the directory in which the batch's tasks stage their rows."""
-        return self.commits(writer).staging(batch_id)
+    def staging(self, writer: str, batch_id: int) -> str | None:
+        """Return the directory in which a task stages its rows; None if the driver would not find them."""
+        return self.commits(writer).staging(batch_id) if self.is_here() else None
 
     def commit(self, writer: str, batch_id: int, staged: Sequence[Staged]) -> bool:
         """Append the staged rows, unless the batch is already written. Returns False if it is."""
-        return self.commits(writer).commit(batch_id, [file for each in staged for file in each.files])
+        commits = self.commits(writer)
+        directory = commits.staging(batch_id)
+        return commits.commit(batch_id, [file for each in staged for file in each.in_directory(directory)])
 
     def discard(self, writer: str, batch_id: int) -> None:
         """Remove the staged rows of the batch, unless an interrupted commit needs them."""
@@ -225,6 +239,21 @@ def _read(path: str) -> tuple[list[StagedFile], Facts]:
         return [StagedFile(at_of(each), str(each["name"])) for each in found["files"]], found
     except (KeyError, TypeError, ValueError) as error:
         raise InvalidFile(f"{path}: {error!r}") from error
+
+
+def _token(path: str) -> str:
+    """Return the content of the file, which is made if it does not exist."""
+    if not os.path.exists(path):
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        made = f"{path}-{uuid.uuid4().hex}"
+        with open(made, "w", encoding="ascii") as file:
+            file.write(uuid.uuid4().hex)
+        # Of two writers the first one wins.
+        with suppress(FileExistsError):
+            os.link(made, path)
+        os.remove(made)
+    with open(path, encoding="ascii") as file:
+        return file.read()
 
 
 def at_of(found: Facts) -> TopicPartition:

@@ -16,8 +16,10 @@ from bindings.partition_directories import PartitionDirectories, open_log
 from kreplica.common.errors import DamagedLog, InvalidFile, KafkaStorageError, OffsetOutOfRange
 from kreplica.common.types import TopicPartition
 from kreplica.log.column_reader import ColumnReader, arrow_batches
+from kreplica.log.damage import Damage
 from kreplica.log.unified_log import UnifiedLog
 from spark_connector.log_source import PIECE_BYTES, PIECE_ROWS, Bounds, LogRange, logger, lost
+from spark_connector.path_patterns import matching
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch as ArrowRecordBatch
@@ -49,13 +51,16 @@ class DirectorySource:
     # ---- planning ------------------------------------------------------------------------------------------
 
     def partitions(self) -> Sequence[TopicPartition]:
-        self._found = PartitionDirectories.find(self._paths)
-        return self._found.partitions
+        return self._find().partitions
+
+    def _find(self) -> PartitionDirectories:
+        self._found = PartitionDirectories.find(matching(self._paths))
+        return self._found
 
     def place(self, at: TopicPartition) -> str:
         found = self._found
         if found is None or at not in found.partitions:
-            self._found = found = PartitionDirectories.find(self._paths)
+            found = self._find()
         if at not in found.partitions:
             raise InvalidFile(f"{at}: {self} has no such partition")
         return found.directory(at)
@@ -96,10 +101,27 @@ class DirectorySource:
         logger.warning("%s: reading stops before damaged records, %s", log.topic_partition, damage)
         return end
 
-    def offset_for_timestamp(self, at: TopicPartition, timestamp: int) -> int | None:
+    def offsets_for_timestamps(
+        self, times: Mapping[TopicPartition, int]
+    ) -> Mapping[TopicPartition, int | None]:
+        return {at: self._offset_for_timestamp(at, time) for at, time in times.items()}
+
+    def _offset_for_timestamp(self, at: TopicPartition, timestamp: int) -> int | None:
         with closing(open_log(self.place(at))) as log:
             found = log.offset_for_timestamp(timestamp)
         return None if found is None else found.offset
+
+    def size(self, at: TopicPartition, start: int, stop: int) -> int:
+        found = 0.0
+        with closing(open_log(self.place(at))) as log:
+            segments = list(log.local.segments)
+            ends = [*(each.base_offset for each in segments[1:]), log.log_end_offset]
+            for segment, end in zip(segments, ends, strict=True):
+                offsets = end - segment.base_offset
+                wanted = min(stop, end) - max(start, segment.base_offset)
+                if wanted > 0:
+                    found += segment.size * wanted / offsets
+        return int(found)
 
     def cuts(self, at: TopicPartition, start: int, stop: int, limit: int) -> list[int]:
         found = []
@@ -159,14 +181,31 @@ class DirectorySource:
     ) -> Iterator[ArrowRecordBatch]:
         try:
             yield from arrow_batches(reader, columns)
-        except DamagedLog:
-            raise
+        except DamagedLog as error:
+            gap = _gap(wanted.place, error.where)
+            if gap is None:
+                raise DamagedLog(f"{error}; skipDamaged=true skips them", where=error.where) from error
+            lost(self._fail, f"{wanted.at}: records no longer exist, {gap}")
+            yield from self.read(wanted._replace(start=min(gap.stop_offset, wanted.stop)), columns)
         except (KafkaStorageError, OffsetOutOfRange):
             # The writer may have deleted a file before it was mapped.
             with closing(open_log(wanted.place)) as log:
                 if log.log_start_offset <= reader.next_offset:
                     raise
             yield from self.read(wanted._replace(start=reader.next_offset), columns)
+
+
+def _gap(directory: str, offset: int | None) -> Damage | None:
+    """Return the loss at this offset if a file is missing or ends early; None if there are damaged bytes."""
+    with closing(open_log(directory)) as log:
+        start = log.log_start_offset if offset is None else offset
+        probe = ColumnReader(
+            log, ["offset"], start=start, stop=start + 1, isolation="log_end", skip_damaged=True, own=True
+        )
+        for _ in probe:
+            pass
+        found = probe.skipped
+    return found[0] if found and found[0].position == found[0].end_position else None
 
 
 def _boundary(log: UnifiedLog, start: int, wanted: int) -> int:

@@ -27,11 +27,13 @@ from spark_connector.option_table import as_lines
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+    from pyspark.sql.datasource import DataSource
 
 logger = logging.getLogger(__name__)
 
 SOURCES = Path(__file__).parent / "jvm"
 PROVIDER = "org.kreplica.spark.KreplicaProvider"
+PYTHON_HALF = "org.kreplica.spark.PythonHalf"
 # Spark's setting for the class that writes checkpoints, and the jar's class for it.
 CHECKPOINTS_SETTING = "spark.sql.streaming.checkpointFileManagerClass"
 CHECKPOINTS = "org.kreplica.spark.LocalCheckpoints"
@@ -106,6 +108,26 @@ def share_python(spark: SparkSession) -> None:
     )
     if not is_chosen and str(spark.sparkContext.master).startswith("local"):
         spark.sparkContext.pythonExec = sys.executable
+
+
+def share_source(spark: SparkSession, source: type[DataSource]) -> None:
+    """Let all sessions of this JVM use the source in Python, also those that newSession creates.
+
+    Spark registers it in one session only.
+    """
+    from pyspark.sql.udf import _wrap_function
+
+    jvm: Any = spark._jvm
+    made = jvm.org.apache.spark.sql.execution.datasources.v2.python.UserDefinedPythonDataSource(
+        _wrap_function(spark.sparkContext, source)
+    )
+    # Py4J finds no class of a jar that was added later, so ask the class loader.
+    loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()
+    share = next(each for each in loader.loadClass(PYTHON_HALF).getMethods() if each.getName() == "share")
+    gateway: Any = spark.sparkContext._gateway
+    arguments = gateway.new_array(jvm.java.lang.Object, 2)
+    arguments[0], arguments[1] = source.name(), made
+    share.invoke(None, arguments)
 
 
 def hasten_checkpoints(spark: SparkSession) -> None:

@@ -66,8 +66,13 @@ class LogSource(Protocol):
     def place(self, at: TopicPartition) -> str:
         """Return where a reading task finds the partition."""
 
-    def offset_for_timestamp(self, at: TopicPartition, timestamp: int) -> int | None:
-        """Return the first offset with this time (ms since 1970) or a later one, else None."""
+    def offsets_for_timestamps(
+        self, times: Mapping[TopicPartition, int]
+    ) -> Mapping[TopicPartition, int | None]:
+        """Return, by partition, the first offset with this time (ms since 1970) or a later one, else None."""
+
+    def size(self, at: TopicPartition, start: int, stop: int) -> int:
+        """Estimate the bytes of the records in [start, stop)."""
 
     def cuts(self, at: TopicPartition, start: int, stop: int, limit: int) -> list[int]:
         """Return offsets between `start` and `stop` that split the range into pieces of about `limit`."""

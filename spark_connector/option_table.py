@@ -58,13 +58,18 @@ _NO_GROUP = "no consumer group is joined, and a stream's offsets lie in its chec
 _NO_CONSUMER = "Kafka's consumer is not used; a request is retried for 60 s"
 
 OPTIONS = (
-    Option("path", _ALL, _DIRECTORIES, "a log directory with partitions, or a partition's directory"),
+    Option(
+        "path",
+        _ALL,
+        _DIRECTORIES,
+        "a log directory with partitions, or a partition's directory; or a pattern such as /logs/{a,b}*",
+    ),
     Option("paths", _READ, _DIRECTORIES, "several such directories, as a JSON array; load([...]) creates it"),
     Option(
         "reader", _ALL, _ANYWHERE, "which reader reads; writes always use Python", ("auto", "jvm", "python")
     ),
     Option("subscribe", _READ, _ANYWHERE, "topic names, separated by commas"),
-    Option("subscribePattern", _READ, _ANYWHERE, "regular expression to find in topic names"),
+    Option("subscribePattern", _READ, _ANYWHERE, "regular expression of Java's to find in topic names"),
     Option("assign", _READ, _ANYWHERE, 'partitions, as JSON: {"topic": [0, 1]}'),
     Option("startingOffsets", _READ, _ANYWHERE, 'earliest, latest, or JSON: {"topic": {"0": 23, "1": -2}}'),
     Option("startingTimestamp", _READ, _ANYWHERE, "a time in ms since 1970 for all partitions"),
@@ -83,6 +88,12 @@ OPTIONS = (
     ),
     Option("minPartitions", _READ, _ANYWHERE, "minimum number of tasks"),
     Option("maxRecordsPerPartition", _READ, _ANYWHERE, "maximum number of records in a task"),
+    Option(
+        "maxBytesPerPartition",
+        _READ,
+        _DIRECTORIES,
+        "about the maximum size of a task's records, such as 128m",
+    ),
     Option("maxOffsetsPerTrigger", _STREAM, _ANYWHERE, "maximum number of records in a batch of a stream"),
     Option("minOffsetsPerTrigger", _STREAM, _ANYWHERE, "minimum number of records in a batch of a stream"),
     Option("maxTriggerDelay", _STREAM, _ANYWHERE, "maximum wait for minOffsetsPerTrigger; default 15m"),
@@ -90,7 +101,7 @@ OPTIONS = (
         "failOnDataLoss",
         _READ,
         _ANYWHERE,
-        "if records are gone: fail, or warn and continue",
+        "if records or partitions are gone: fail, or warn and continue",
         ("true", "false"),
     ),
     Option("includeHeaders", _READ, _ANYWHERE, "add the column headers", ("true", "false")),
@@ -100,6 +111,26 @@ OPTIONS = (
         _DIRECTORIES,
         "skip damaged records with a warning, instead of failing",
         ("true", "false"),
+    ),
+    Option(
+        "value.format",
+        _READ,
+        _ANYWHERE,
+        "decode value; bytes that cannot be decoded are in the column undecoded; needs the jar",
+        ("string", "json", "avro", "protobuf"),
+    ),
+    Option(
+        "value.schema",
+        _READ,
+        _ANYWHERE,
+        "schema of the values (JSON: id long, name string), or a file or URL that has it; that of JSON may be"
+        " left out, and is inferred from the first records",
+    ),
+    Option(
+        "value.registry",
+        _READ,
+        _ANYWHERE,
+        "URL of a schema registry, or a JSON file of schemas by id, for Avro values that name theirs",
     ),
     Option("topic", _WRITE, _ANYWHERE, "topic for rows without a column topic"),
     Option("checkpointLocation", _WRITE, _ANYWHERE, "Spark's own: directory of a stream's checkpoint"),

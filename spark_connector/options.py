@@ -17,6 +17,7 @@ from typing import Literal
 from kreplica.cli import client_config
 from kreplica.common.errors import InvalidConfig
 from kreplica.common.types import INT32_MAX, INT64_MAX
+from spark_connector import topic_pattern
 from spark_connector.offsets import (
     EARLIEST,
     LATEST,
@@ -45,6 +46,7 @@ ISOLATION_LEVELS = {"read_uncommitted": "high_watermark", "read_committed": "txn
 ONLY_ONE_SUBSCRIPTION = "name exactly one of the options subscribe, subscribePattern and assign"
 DEFAULT_MAX_TRIGGER_DELAY_MS = 15 * 60_000
 _DURATION = re.compile(r"\s*(\d+)\s*(ms|s|m|min|h|d)?\s*")
+_SIZE = re.compile(r"(\d{1,6}|\d{1,15}(?=b?$))([kmgt]?)b?")
 _UNIT_MS = {None: 1, "ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
@@ -90,6 +92,7 @@ class ReadOptions:
     no_match_is_latest: bool
     min_partitions: int | None
     max_records_per_partition: int | None
+    max_bytes_per_partition: int | None
     max_offsets_per_trigger: int | None
     min_offsets_per_trigger: int | None
     max_trigger_delay_ms: int
@@ -124,6 +127,10 @@ def parse_read(given: Mapping[str, str], *, streaming: bool) -> ReadOptions:
     paths, servers = _one_source(options)
     check(given, Use.STREAM if streaming else Use.BATCH, _place(servers))
     options.refuse_jvm()
+    if options.has("value.format"):
+        raise OptionError(
+            "value.format: values are decoded in Spark's JVM, which lacks spark_connector.jar()"
+        )
     starting = _position(options, "starting", LATEST if streaming else EARLIEST)
     ending = _position(options, "ending", LATEST)
     if not streaming:
@@ -138,6 +145,7 @@ def parse_read(given: Mapping[str, str], *, streaming: bool) -> ReadOptions:
         no_match_is_latest=strategy == "latest",
         min_partitions=options.count("minPartitions"),
         max_records_per_partition=options.count("maxRecordsPerPartition"),
+        max_bytes_per_partition=options.bytes("maxBytesPerPartition"),
         max_offsets_per_trigger=options.count("maxOffsetsPerTrigger"),
         min_offsets_per_trigger=options.count("minOffsetsPerTrigger"),
         max_trigger_delay_ms=options.duration_ms("maxTriggerDelay", DEFAULT_MAX_TRIGGER_DELAY_MS),
@@ -164,6 +172,18 @@ def parse_write(given: Mapping[str, str]) -> WriteOptions:
         options.count("kafka.transaction.timeout.ms", INT32_MAX),
         _security(options),
     )
+
+
+def parse_connection(given: Mapping[str, str]) -> tuple[str, dict[str, str]]:
+    """Return the addresses of a cluster, and the properties with which Kafka's clients connect.
+
+    Raises OptionError.
+    """
+    options = _Options(given)
+    servers = options.text("kafka.bootstrap.servers")
+    if servers is None:
+        raise OptionError("name kafka.bootstrap.servers, a running cluster")
+    return servers, _security(options)
 
 
 def _checkpoint(options: _Options) -> str | None:
@@ -203,6 +223,15 @@ class _Options:
             limit = "" if maximum == INT64_MAX else f" up to {maximum}"
             raise OptionError(f"{name}: {value!r} is not a positive integer{limit}")
         return int(value)
+
+    def bytes(self, name: str) -> int | None:
+        value = self.text(name)
+        if value is None:
+            return None
+        found = _SIZE.fullmatch(value.lower())
+        if found is None or int(found[1]) == 0:
+            raise OptionError(f"{name}: {value!r} is not a size such as 134217728, 128m or 1g")
+        return int(found[1]) << 10 * " kmgt".index(found[2] or " ")
 
     def boolean(self, name: str, default: bool) -> bool:
         return self.choice(name, str(default)) == "true"
@@ -290,8 +319,8 @@ def _subscription(options: _Options, *, may_be_all: bool) -> Subscription:
         return Subscription("subscribe", topics)
     if given == ["subscribePattern"]:
         try:
-            re.compile(text)
-        except re.error as error:
+            topic_pattern.compiled(text)
+        except ValueError as error:
             raise OptionError(f"subscribePattern: {text!r} is not a regular expression: {error}") from error
         return Subscription("subscribePattern", pattern=text)
     return Subscription("assign", partitions=_checked(parse_assignment, "assign", text))

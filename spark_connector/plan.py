@@ -85,9 +85,10 @@ def resolve(
         _require_all(position, times, bounds)
     else:
         return {at: each.start if position.default == EARLIEST else each.end for at, each in bounds.items()}
+    offsets = source.offsets_for_timestamps(times)
     found = {}
     for at, each in bounds.items():
-        offset = source.offset_for_timestamp(at, times[at])
+        offset = offsets[at]
         if offset is None and is_start and not options.no_match_is_latest:
             raise OptionError(
                 f"{position.option}: {at} has no record at or after {times[at]}; with "
@@ -142,12 +143,15 @@ def _require_all(position: Position, given: Offsets, bounds: Mapping[TopicPartit
 def split(ranges: Sequence[LogRange], source: LogSource, options: ReadOptions) -> list[LogRange]:
     """Split the ranges into tasks at batch boundaries, without empty ones.
 
-    A task has at most maxRecordsPerPartition records; at least minPartitions tasks have about equal length.
+    A task has at most maxRecordsPerPartition records, and about maxBytesPerPartition at most; at least
+    minPartitions tasks have about equal length.
     """
-    ranges = [each for each in ranges if each.start < each.stop]
-    if options.max_records_per_partition is not None:
-        limit = options.max_records_per_partition
-        ranges = [piece for each in ranges for piece in _parts(each, source, limit)]
+    ranges = [
+        piece
+        for each in ranges
+        if each.start < each.stop
+        for piece in _parts(each, source, _most_records(each, source, options))
+    ]
     if options.min_partitions is None or len(ranges) >= options.min_partitions or not ranges:
         return ranges
     total = sum(each.stop - each.start for each in ranges)
@@ -157,6 +161,15 @@ def split(ranges: Sequence[LogRange], source: LogSource, options: ReadOptions) -
         count = max(1, -(-size * options.min_partitions // total))
         found += _parts(each, source, -(-size // count))
     return found
+
+
+def _most_records(wanted: LogRange, source: LogSource, options: ReadOptions) -> int:
+    count = wanted.stop - wanted.start
+    most = options.max_records_per_partition or count
+    if options.max_bytes_per_partition is not None:
+        tasks = -(-source.size(wanted.at, wanted.start, wanted.stop) // options.max_bytes_per_partition)
+        most = min(most, -(-count // max(1, tasks)))
+    return most
 
 
 def _parts(wanted: LogRange, source: LogSource, limit: int) -> list[LogRange]:

@@ -1,6 +1,7 @@
 """The columns of format("kafka"), and their conversion from a log's columns.
 
 A schema given with `.schema(...)` selects some of these columns, in any order; the others are not read.
+It may declare key and value as string.
 Thread rule: pure functions; a RowShape is immutable.
 """
 
@@ -69,7 +70,8 @@ class RowShape:
             if field is None:
                 names = ", ".join(each.name for each in SCHEMA_WITH_HEADERS)
                 raise SchemaError(f"schema: unknown column {given.name!r}; there are {names}")
-            if field.dataType != given.dataType:
+            is_text = field.name in ("key", "value") and given.dataType == StringType()
+            if field.dataType != given.dataType and not is_text:
                 wanted, has = given.dataType.simpleString(), field.dataType.simpleString()
                 raise SchemaError(f"schema: column {given.name} is {has}, not {wanted}")
         self._names = [field.name.lower() for field in schema]
@@ -99,7 +101,10 @@ class RowShape:
             return _microseconds(array, kind, at)
         if name == "timestamptype":
             return array.indices.cast(kind)
-        return _headers(array, kind) if name == "headers" else array
+        if name == "headers":
+            return _headers(array, kind)
+        # Spark's strings may have invalid UTF-8, too.
+        return array if array.type == kind else array.cast(kind, safe=False)
 
 
 def _microseconds(array: Any, kind: Any, at: TopicPartition) -> Any:

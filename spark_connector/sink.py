@@ -38,9 +38,7 @@ if TYPE_CHECKING:
 class _Writer:
     """The common part of both kinds of writes. Raises OptionError, SinkError."""
 
-    def __init__(self, options: WriteOptions, schema: StructType, overwrite: bool, *, stream: bool) -> None:
-        if overwrite:
-            raise SinkError("a log can only be appended to: use mode append")
+    def __init__(self, options: WriteOptions, schema: StructType, *, stream: bool) -> None:
         check_schema(schema, options.topic)
         self._topic = options.topic
         self._destination: LogDirectory | Cluster
@@ -105,8 +103,8 @@ def _by_writer(messages: Sequence[WriterCommitMessage | None]) -> Mapping[str, l
 class KreplicaStreamWriter(_Writer, DataSourceStreamArrowWriter):
     """The sink of a stream."""
 
-    def __init__(self, options: WriteOptions, schema: StructType, overwrite: bool) -> None:
-        super().__init__(options, schema, overwrite, stream=True)
+    def __init__(self, options: WriteOptions, schema: StructType) -> None:
+        super().__init__(options, schema, stream=True)
 
     def write(self, iterator: Iterator[ArrowRecordBatch]) -> WriterCommitMessage:
         context = TaskContext.get()
@@ -121,7 +119,9 @@ class KreplicaWriter(_Writer, DataSourceArrowWriter):
     """A batch write."""
 
     def __init__(self, options: WriteOptions, schema: StructType, overwrite: bool) -> None:
-        super().__init__(options, schema, overwrite, stream=False)
+        if overwrite:
+            raise SinkError("a log can only be appended to: use mode append")
+        super().__init__(options, schema, stream=False)
         self._writer = f"batch-{uuid.uuid4().hex}"
 
     def write(self, iterator: Iterator[ArrowRecordBatch]) -> WriterCommitMessage:

@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 BATCH_BYTES = 1 << 19
 # Fits the default of max.message.bytes, with the batch's own overhead.
 MAX_RECORD_BYTES = 1_000_000
+TOO_LARGE = f"; the maximum is {MAX_RECORD_BYTES}: leave such rows out, or store their contents elsewhere"
 # The most that a task may send to the driver, if they share no directory.
 MAX_MESSAGE_BYTES = 256 << 20
 # The approximate overhead of a record besides its key, value and headers.
 ROW_BYTES = 16
-KNOWN = ("key", "value", "headers", "topic", "partition")
 HEADERS = pyarrow.list_(pyarrow.struct([("key", pyarrow.string()), ("value", pyarrow.binary())]))
 STAGED = pyarrow.schema([("key", pyarrow.binary()), ("value", pyarrow.binary()), ("headers", HEADERS)])
 
@@ -86,11 +86,8 @@ class Staged(WriterCommitMessage):
 
 
 def check_schema(schema: StructType, topic: str | None) -> None:
-    """Check the columns and the topic's name. Raises SinkError for columns that a sink does not accept."""
+    """Check the columns' types and the topic's name. Other columns are ignored. Raises SinkError."""
     kinds = {field.name.lower(): field.dataType.simpleString() for field in schema}
-    unknown = [name for name in kinds if name not in KNOWN]
-    if unknown:
-        raise SinkError(f"unknown column {unknown[0]!r}; a sink accepts {', '.join(KNOWN)}")
     wanted = {
         "value": ("binary", "string"),
         "key": ("binary", "string"),
@@ -98,11 +95,11 @@ def check_schema(schema: StructType, topic: str | None) -> None:
         "partition": ("int",),
         "headers": ("array<struct<key:string,value:binary>>",),
     }
-    for name, kind in kinds.items():
-        if kind not in wanted[name]:
-            raise SinkError(f"column {name} must be {' or '.join(wanted[name])}, not {kind}")
+    for name, accepted in wanted.items():
+        if name in kinds and kinds[name] not in accepted:
+            raise SinkError(f"column {name} must be {' or '.join(accepted)}, not {kinds[name]}")
     if "value" not in kinds:
-        raise SinkError("a sink needs a column value")
+        raise SinkError(f"a sink needs a column value; the columns are {', '.join(kinds)}")
     if topic is None and "topic" not in kinds:
         raise SinkError("set the option topic, or give each row a column topic")
     if topic is not None:
@@ -218,10 +215,10 @@ def _check(rows: ArrowRecordBatch) -> None:
     for name in ("key", "value"):
         longest = compute.max(compute.binary_length(rows.column(name))).as_py() or 0
         if longest > MAX_RECORD_BYTES:
-            raise MessageTooLarge(f"a {name} has {longest} bytes; the maximum is {MAX_RECORD_BYTES}")
+            raise MessageTooLarge(f"a {name} has {longest} bytes{TOO_LARGE}")
     longest = compute.max(_row_bytes(rows)).as_py() or 0
     if longest > MAX_RECORD_BYTES + ROW_BYTES:
-        raise MessageTooLarge(f"a record has {longest} bytes; the maximum is {MAX_RECORD_BYTES}")
+        raise MessageTooLarge(f"a record has {longest} bytes{TOO_LARGE}")
     headers = rows.column("headers").flatten()
     if headers.null_count or headers.field("key").null_count:
         raise SinkError("column headers: a header has no key")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
+from pyspark.errors import PySparkException
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
@@ -19,6 +20,7 @@ from spark_connector import schema as schemas
 from spark_connector.options import parse_read, parse_write
 from spark_connector.readers import KreplicaReader, KreplicaStreamReader
 from spark_connector.sink import KreplicaStreamWriter, KreplicaWriter
+from spark_connector.topics_source import KreplicaTopics
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -48,8 +50,9 @@ class KreplicaDataSource(DataSource):
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         return KreplicaWriter(parse_write(self.options), schema, overwrite)
 
-    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
-        return KreplicaStreamWriter(parse_write(self.options), schema, overwrite)
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: ARG002
+        # Output mode complete asks to overwrite; as with Spark's Kafka sink, its rows are appended.
+        return KreplicaStreamWriter(parse_write(self.options), schema)
 
 
 class KreplicaPythonDataSource(KreplicaDataSource):
@@ -72,9 +75,24 @@ def register(spark: SparkSession) -> None:
     try:
         jvm_reader.add_to(spark)
     except jvm_reader.NoJvmReader as reason:
-        spark.dataSource.register(KreplicaDataSource)
-        logger.info("format kreplica: Python reads, because the JVM reader is not available: %s", reason)
+        _register_python(spark, reason)
     else:
         jvm_reader.hasten_checkpoints(spark)
-        spark.dataSource.register(KreplicaPythonDataSource)
+        jvm_reader.share_source(spark, KreplicaPythonDataSource)
+        jvm_reader.share_source(spark, KreplicaTopics)
         logger.info("format kreplica: the JVM reads directories; reader=python selects Python")
+
+
+def _register_python(spark: SparkSession, reason: jvm_reader.NoJvmReader) -> None:
+    """Register the Python reader, or both if the session's server has the jar."""
+    try:
+        spark.dataSource.register(KreplicaDataSource)
+    except PySparkException as error:
+        if error.getCondition() != "DATA_SOURCE_ALREADY_EXISTS":
+            raise
+        # spark.jars of the server has the jar, which provides the format and looks for this name.
+        spark.dataSource.register(KreplicaPythonDataSource)
+        spark.dataSource.register(KreplicaTopics)
+        logger.info("format kreplica: the server's JVM reads directories; reader=python selects Python")
+        return
+    logger.info("format kreplica: Python reads, because the JVM reader is not available: %s", reason)

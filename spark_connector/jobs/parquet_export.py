@@ -157,7 +157,7 @@ def check_columns(columns: Sequence[str]) -> None:
 def _sole_writer(spark: SparkSession, out: str) -> Iterator[None]:
     """Lock `out` for one run, and remove the staging directories that killed runs have left.
 
-    Raises JobError if another run on this machine has the lock, or if `out` has records but no checkpoint.
+    Raises JobError if another run on this machine has the lock, or if `out` has files but no checkpoint.
     """
     jvm: Any = spark._jvm
     path = partial(jvm.org.apache.hadoop.fs.Path, out)
@@ -171,8 +171,10 @@ def _sole_writer(spark: SparkSession, out: str) -> Iterator[None]:
         except LogDirLocked as error:
             raise JobError(f"{out}: another run is writing to it; wait for it to end") from error
     try:
-        if files.globStatus(path("topic=*")) and not files.exists(path(CHECKPOINT)):
-            raise JobError(f"{out}: has records but no {CHECKPOINT} saying which; name another directory")
+        foreign = files.globStatus(path("[^._]*"))
+        if foreign and not files.exists(path(CHECKPOINT)):
+            name = foreign[0].getPath().getName()
+            raise JobError(f"{out}: has {name} but no {CHECKPOINT} saying what it is; name another directory")
         for found in files.globStatus(path(STAGING)) or ():
             if found.getModificationTime() < stale_ms:
                 files.delete(found.getPath(), True)

@@ -51,6 +51,27 @@ final class Columns {
         return -1;
     }
 
+    static String name(int number) {
+        return NAMES[number];
+    }
+
+    /** Returns the place of a column in a schema, -1 if it is not there. */
+    static int index(StructType schema, int number) {
+        StructField[] fields = schema.fields();
+        for (int i = 0; i < fields.length; i++) {
+            if (number(fields[i].name()) == number) {
+                return i;
+            }
+        }
+        return -1;
+    }
+
+    /** Returns whether a sink takes the column; it ignores others, as Spark's Kafka sink does. */
+    static boolean isWritten(String name) {
+        int number = number(name);
+        return number >= 0 && number <= PARTITION || number == HEADERS;
+    }
+
     /** Checks a user's schema. Raises ReadException for an unknown column or a wrong type. */
     static void check(StructType schema) {
         StructField[] fields = schema.fields();
@@ -60,7 +81,8 @@ final class Columns {
             if (number < 0) {
                 throw new ReadException("schema: unknown column '" + name + "'; there are " + String.join(", ", NAMES));
             }
-            if (!TYPES[number].sameType(fields[i].dataType())) {
+            boolean isText = number <= VALUE && fields[i].dataType().sameType(DataTypes.StringType);
+            if (!isText && !TYPES[number].sameType(fields[i].dataType())) {
                 throw new ReadException("schema: column " + name + " is " + TYPES[number].simpleString() + ", not "
                     + fields[i].dataType().simpleString());
             }

@@ -1,6 +1,15 @@
 package org.kreplica.spark;
 
 import java.io.IOException;
+import java.util.Arrays;
+import java.util.List;
+import org.apache.spark.sql.connector.expressions.Expression;
+import org.apache.spark.sql.connector.expressions.NamedReference;
+import org.apache.spark.sql.connector.expressions.aggregate.AggregateFunc;
+import org.apache.spark.sql.connector.expressions.aggregate.CountStar;
+import org.apache.spark.sql.connector.expressions.aggregate.Max;
+import org.apache.spark.sql.connector.expressions.aggregate.Min;
+import org.apache.spark.sql.connector.metric.CustomTaskMetric;
 import org.apache.spark.sql.connector.read.PartitionReader;
 import org.apache.spark.sql.execution.vectorized.ConstantColumnVector;
 import org.apache.spark.sql.types.StructField;
@@ -14,15 +23,24 @@ import org.kreplica.spark.Planner.LogRange;
 import org.kreplica.spark.ReaderFactory.ReadSettings;
 
 /**
- * Returns the number of records in a task's range as one row, counted from batch headers and not from offsets.
+ * Returns the number of records in a task's range as one row, counted from batch headers and not from offsets, and the
+ * least and the largest offset of a record.
  *
  * Checksums are verified, so that damaged records are not counted. Records are read only of batches that the range
- * cuts. One thread.
+ * cuts, and for offsets of batches from which compaction has removed records. One thread.
  */
 final class CountReader implements PartitionReader {
+    private static final String COUNT = "count(*)";
+    private static final String LEAST = "min(offset)";
+    private static final String MOST = "max(offset)";
+
     private final RangeWalk walk;
     private final BatchRecords records;
     private final StructType schema;
+    private final boolean needsOffsets;
+    private long count;
+    private long least;
+    private long most;
     private boolean isDone;
     private ColumnarBatch found;
 
@@ -30,6 +48,20 @@ final class CountReader implements PartitionReader {
         walk = new RangeWalk(range, settings);
         records = new BatchRecords(walk, settings.skipDamaged);
         this.schema = schema;
+        List names = Arrays.asList(schema.fieldNames());
+        needsOffsets = names.contains(LEAST) || names.contains(MOST);
+    }
+
+    /** Returns the name of the column for a function, null for one that this class does not compute. */
+    static String nameOf(AggregateFunc function) {
+        if (function instanceof CountStar) {
+            return COUNT;
+        }
+        Expression of = function instanceof Min ? ((Min) function).column()
+            : function instanceof Max ? ((Max) function).column() : null;
+        boolean isOffset = of instanceof NamedReference && ((NamedReference) of).fieldNames().length == 1
+            && Columns.number(((NamedReference) of).fieldNames()[0]) == Columns.OFFSET;
+        return !isOffset ? null : function instanceof Min ? LEAST : MOST;
     }
 
     public boolean next() throws IOException {
@@ -38,9 +70,9 @@ final class CountReader implements PartitionReader {
         }
         isDone = true;
         try {
-            long count = count();
+            count();
             // Without a group an empty count is a row; a group without records has no row.
-            found = count > 0 || !isGrouped() ? row(count) : null;
+            found = count > 0 || !isGrouped() ? row() : null;
         } catch (IOException error) {
             throw ReadException.of(error);
         }
@@ -48,62 +80,71 @@ final class CountReader implements PartitionReader {
     }
 
     private boolean isGrouped() {
-        StructField[] fields = schema.fields();
-        boolean grouped = false;
-        for (int i = 0; i < fields.length; i++) {
-            grouped = grouped || Columns.number(fields[i].name()) >= 0;
-        }
-        return grouped;
+        return Columns.index(schema, Columns.TOPIC) >= 0 || Columns.index(schema, Columns.PARTITION) >= 0;
     }
 
-    private long count() throws IOException {
-        long count = 0;
+    private void count() throws IOException {
         while (walk.next()) {
             BatchHeader header = walk.header();
-            if (header.baseOffset >= walk.start() && header.lastOffset < walk.stop()) {
-                count += header.recordCount;
+            boolean isInside = header.baseOffset >= walk.start() && header.lastOffset < walk.stop();
+            boolean isWhole = header.recordCount == header.lastOffset - header.baseOffset + 1;
+            if (isInside && (isWhole || !needsOffsets)) {
+                add(header.recordCount, header.baseOffset, header.lastOffset);
             } else {
-                count += countInRange();
+                countInRange();
             }
         }
-        return count;
     }
 
-    private long countInRange() throws IOException {
-        long count = 0;
+    private void add(long records, long first, long last) {
+        least = count == 0 ? first : least;
+        most = last;
+        count += records;
+    }
+
+    private void countInRange() throws IOException {
         records.reuse();
         if (!records.open()) {
-            return 0;
+            return;
         }
         RecordCursor cursor = records.cursor;
         try {
             while (cursor.left > 0) {
                 cursor.next();
-                count += cursor.offset >= walk.start() && cursor.offset < walk.stop() ? 1 : 0;
+                if (cursor.offset >= walk.start() && cursor.offset < walk.stop()) {
+                    add(1, cursor.offset, cursor.offset);
+                }
             }
         } catch (BadRecords error) {
             walk.skipRecords(error.getMessage());
         }
-        return count;
     }
 
-    private ColumnarBatch row(long count) {
+    private ColumnarBatch row() {
         StructField[] fields = schema.fields();
         ColumnVector[] columns = new ColumnVector[fields.length];
         for (int i = 0; i < fields.length; i++) {
             ConstantColumnVector column = new ConstantColumnVector(1, fields[i].dataType());
+            String name = fields[i].name();
             column.setNotNull();
-            int number = Columns.number(fields[i].name());
-            if (number == Columns.TOPIC) {
+            if (Columns.number(name) == Columns.TOPIC) {
                 column.setUtf8String(UTF8String.fromString(walk.range.at.topic));
-            } else if (number == Columns.PARTITION) {
+            } else if (Columns.number(name) == Columns.PARTITION) {
                 column.setInt(walk.range.at.partition);
-            } else {
+            } else if (name.equals(COUNT)) {
                 column.setLong(count);
+            } else if (count == 0) {
+                column.setNull();
+            } else {
+                column.setLong(name.equals(LEAST) ? least : most);
             }
             columns[i] = column;
         }
         return new ColumnarBatch(columns, 1);
+    }
+
+    public CustomTaskMetric[] currentMetricsValues() {
+        return ReadMetrics.of(walk, count);
     }
 
     public Object get() {

@@ -19,6 +19,7 @@ import java.util.regex.Pattern;
 /** The options that the user gave, by name in any case; getters raise ReadException for a wrong value. */
 final class GivenOptions {
     private static final Pattern DURATION = Pattern.compile("\\s*(\\d{1,18})\\s*(ms|s|m|min|h|d)?\\s*");
+    private static final Pattern SIZE = Pattern.compile("(\\d{1,6}|\\d{1,15}(?=b?$))([kmgt]?)b?");
     private final Map given = new HashMap();
 
     GivenOptions(Map options) {
@@ -45,10 +46,10 @@ final class GivenOptions {
         return value == null ? null : value.trim();
     }
 
-    /** Returns the directories as they were given, null if a cluster is named instead. */
+    /** Returns the directories or the cluster, for a person. */
     String where() {
-        String path = text("path");
-        return path == null ? text("paths") : path;
+        String path = has("path") ? text("path") : text("paths");
+        return path == null ? "the cluster at " + text("kafka.bootstrap.servers") : path;
     }
 
     /** Returns a positive number, -1 if not given. */
@@ -62,6 +63,19 @@ final class GivenOptions {
             throw new ReadException(name + ": '" + value + "' is not a positive integer");
         }
         return found;
+    }
+
+    /** Returns a size such as 64m as bytes, -1 if not given. */
+    long bytes(String name) {
+        String value = text(name);
+        if (value == null) {
+            return -1;
+        }
+        Matcher found = SIZE.matcher(value.toLowerCase(Locale.ROOT));
+        if (!found.matches() || Long.parseLong(found.group(1)) == 0) {
+            throw new ReadException(name + ": '" + value + "' is not a size such as 134217728, 128m or 1g");
+        }
+        return Long.parseLong(found.group(1)) << 10 * " kmgt".indexOf((found.group(2) + " ").charAt(0));
     }
 
     /** Returns the number that the digits represent, -1 for anything else. */
@@ -180,6 +194,16 @@ final class GivenOptions {
                     throw new ReadException(spelled + ": '" + value + "' " + isWrong(row));
                 }
             }
+        }
+
+        /** Returns whether the option may have an effect in one of these uses; true if it is unknown. */
+        static boolean isFor(String name, String uses) {
+            String[] row = TABLE.row(name.toLowerCase(Locale.ROOT));
+            boolean found = row == null || row[1].isEmpty();
+            for (int i = 0; row != null && i < uses.split(",").length; i++) {
+                found = found || has(row[1], uses.split(",")[i]);
+            }
+            return found;
         }
 
         /** Returns whether a cluster is read; false if paths are given as well, which is refused elsewhere. */

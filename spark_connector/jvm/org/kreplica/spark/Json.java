@@ -67,6 +67,13 @@ final class Json {
         return found;
     }
 
+    /** Returns the text of a member, null if the object has no such text. */
+    static String member(String option, String text, String name) {
+        JsonNode found = tree(option, text, "is not JSON");
+        JsonNode member = found == null ? null : found.get(name);
+        return member == null || !member.isTextual() ? null : member.asText();
+    }
+
     static List texts(String option, String text) {
         JsonNode found = tree(option, text, "not JSON");
         List texts = new ArrayList();

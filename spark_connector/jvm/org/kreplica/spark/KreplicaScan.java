@@ -2,17 +2,25 @@ package org.kreplica.spark;
 
 import java.io.IOException;
 import java.util.ArrayList;
+import java.util.Collections;
+import java.util.HashMap;
+import java.util.HashSet;
 import java.util.Iterator;
 import java.util.List;
 import java.util.Map;
+import java.util.Optional;
 import java.util.OptionalLong;
+import java.util.Set;
 import java.util.SortedMap;
 import org.apache.spark.sql.connector.expressions.Expression;
+import org.apache.spark.sql.connector.expressions.Expressions;
 import org.apache.spark.sql.connector.expressions.NamedReference;
+import org.apache.spark.sql.connector.expressions.SortDirection;
+import org.apache.spark.sql.connector.expressions.SortOrder;
 import org.apache.spark.sql.connector.expressions.aggregate.AggregateFunc;
 import org.apache.spark.sql.connector.expressions.aggregate.Aggregation;
-import org.apache.spark.sql.connector.expressions.aggregate.CountStar;
 import org.apache.spark.sql.connector.expressions.filter.Predicate;
+import org.apache.spark.sql.connector.metric.CustomMetric;
 import org.apache.spark.sql.connector.read.Batch;
 import org.apache.spark.sql.connector.read.InputPartition;
 import org.apache.spark.sql.connector.read.PartitionReaderFactory;
@@ -22,7 +30,14 @@ import org.apache.spark.sql.connector.read.SupportsPushDownAggregates;
 import org.apache.spark.sql.connector.read.SupportsPushDownLimit;
 import org.apache.spark.sql.connector.read.SupportsPushDownRequiredColumns;
 import org.apache.spark.sql.connector.read.SupportsPushDownV2Filters;
+import org.apache.spark.sql.connector.read.SupportsReportOrdering;
+import org.apache.spark.sql.connector.read.SupportsReportPartitioning;
 import org.apache.spark.sql.connector.read.SupportsReportStatistics;
+import org.apache.spark.sql.connector.read.SupportsRuntimeV2Filtering;
+import org.apache.spark.sql.connector.read.colstats.ColumnStatistics;
+import org.apache.spark.sql.connector.read.partitioning.KeyGroupedPartitioning;
+import org.apache.spark.sql.connector.read.partitioning.Partitioning;
+import org.apache.spark.sql.connector.read.partitioning.UnknownPartitioning;
 import org.apache.spark.sql.connector.read.streaming.MicroBatchStream;
 import org.apache.spark.sql.types.DataTypes;
 import org.apache.spark.sql.types.StructField;
@@ -32,7 +47,8 @@ import org.kreplica.spark.Planner.LogRange;
 import org.kreplica.spark.ReaderFactory.ReadSettings;
 
 /** A batch read, planned when it is first used; or the way to a stream. One thread. */
-final class KreplicaScan implements Scan, Batch, SupportsReportStatistics {
+final class KreplicaScan implements Scan, Batch, SupportsReportStatistics, SupportsReportPartitioning,
+    SupportsReportOrdering, SupportsRuntimeV2Filtering {
     // The size of a row without its key and value.
     private static final long ROW_BYTES = 24;
 
@@ -61,7 +77,66 @@ final class KreplicaScan implements Scan, Batch, SupportsReportStatistics {
 
     public String description() {
         String limited = limit >= 0 ? " [limit " + limit + "]" : "";
-        return "kreplica " + new GivenOptions(given).where() + (counts ? " [counts]" : "") + limited;
+        String counted = counts ? " [" + String.join(", ", schema.fieldNames()) + "]" : "";
+        return "kreplica " + ReadOptions.places(given).where() + filters + counted + limited;
+    }
+
+    public CustomMetric[] supportedCustomMetrics() {
+        return ReadMetrics.all();
+    }
+
+    // ---- what Spark's planner may know of the rows -----------------------------------------------------------------
+
+    /** Reports that a task has the records of one partition, if the rows name it. */
+    public Partitioning outputPartitioning() {
+        plan();
+        if (counts || !has(Columns.TOPIC) || !has(Columns.PARTITION)) {
+            return new UnknownPartitioning(tasks.length);
+        }
+        Set found = new HashSet();
+        for (int i = 0; i < tasks.length; i++) {
+            found.add(tasks[i].at);
+        }
+        Expression[] keys = {Expressions.identity("topic"), Expressions.identity("partition")};
+        return new KeyGroupedPartitioning(keys, found.size());
+    }
+
+    /** Reports that the records of a task are in the order of their offsets. */
+    public SortOrder[] outputOrdering() {
+        if (counts || !has(Columns.OFFSET)) {
+            return new SortOrder[0];
+        }
+        return new SortOrder[] {Expressions.sort(Expressions.column("offset"), SortDirection.ASCENDING)};
+    }
+
+    /** Returns the columns by which a join may leave out whole tasks, once it knows its other side. */
+    public NamedReference[] filterAttributes() {
+        List found = new ArrayList();
+        int[] columns = {Columns.TOPIC, Columns.PARTITION, Columns.OFFSET};
+        for (int i = 0; i < columns.length; i++) {
+            if (!counts && has(columns[i])) {
+                found.add(Expressions.column(Columns.name(columns[i])));
+            }
+        }
+        return (NamedReference[]) found.toArray(new NamedReference[0]);
+    }
+
+    public void filter(Predicate[] predicates) {
+        plan();
+        PushedFilters found = new PushedFilters();
+        found.push(predicates, new ArrayList());
+        List left = new ArrayList();
+        for (int i = 0; i < tasks.length; i++) {
+            LogRange range = found.admits(tasks[i].at) ? found.within(tasks[i]) : null;
+            if (range != null && range.start < range.stop) {
+                left.add(range);
+            }
+        }
+        tasks = (LogRange[]) left.toArray(new LogRange[0]);
+    }
+
+    private boolean has(int column) {
+        return Columns.index(schema, column) >= 0;
     }
 
     public Scan.ColumnarSupportMode columnarSupportMode() {
@@ -98,6 +173,10 @@ final class KreplicaScan implements Scan, Batch, SupportsReportStatistics {
 
             public OptionalLong numRows() {
                 return streams ? OptionalLong.empty() : OptionalLong.of(rows);
+            }
+
+            public Map columnStats() {
+                return streams || counts ? Collections.emptyMap() : ColumnFacts.of(schema, tasks, rows);
             }
         };
     }
@@ -147,11 +226,7 @@ final class KreplicaScan implements Scan, Batch, SupportsReportStatistics {
         for (int i = 0; i < schema.fields().length; i++) {
             small = small && Columns.number(schema.fields()[i].name()) > Columns.VALUE;
         }
-        for (int i = log.segmentOf(range.start); i < log.segments.length; i++) {
-            if (log.segments[i].baseOffset < range.stop && range.start < range.stop) {
-                bytes += log.segments[i].size;
-            }
-        }
+        bytes += log.bytes(range.start, range.stop);
         bytes = small ? rows * ROW_BYTES : bytes;
     }
 
@@ -189,7 +264,10 @@ final class KreplicaScan implements Scan, Batch, SupportsReportStatistics {
             return true;
         }
 
-        /** Pushes COUNT(*), of everything or by topic and partition; each task counts its part. */
+        /**
+         * Pushes COUNT(*), MIN(offset) and MAX(offset), of everything or by topic and partition. Each task returns its
+         * part.
+         */
         public boolean pushAggregation(Aggregation aggregation) {
             AggregateFunc[] functions = aggregation.aggregateExpressions();
             Expression[] groups = aggregation.groupByExpressions();
@@ -204,10 +282,11 @@ final class KreplicaScan implements Scan, Batch, SupportsReportStatistics {
                 fields[i] = schema.apply(schema.fieldIndex(names[0]));
             }
             for (int i = 0; i < functions.length; i++) {
-                if (!(functions[i] instanceof CountStar)) {
+                String name = CountReader.nameOf(functions[i]);
+                if (name == null) {
                     return false;
                 }
-                fields[groups.length + i] = DataTypes.createStructField("count(*)", DataTypes.LongType, false);
+                fields[groups.length + i] = DataTypes.createStructField(name, DataTypes.LongType, true);
             }
             schema = DataTypes.createStructType(fields);
             counts = true;
@@ -217,5 +296,61 @@ final class KreplicaScan implements Scan, Batch, SupportsReportStatistics {
         public Scan build() {
             return new KreplicaScan(options, schema, filters, counts, limit);
         }
+    }
+}
+
+/** What a plan knows of the columns: how many values there are at most, and between which offsets. Immutable. */
+final class ColumnFacts implements ColumnStatistics {
+    private final long distinct;
+    private final Object least;
+    private final Object most;
+
+    private ColumnFacts(long distinct, Object least, Object most) {
+        this.distinct = distinct;
+        this.least = least;
+        this.most = most;
+    }
+
+    static Map of(StructType schema, LogRange[] tasks, long rows) {
+        Set topics = new HashSet();
+        Set partitions = new HashSet();
+        long first = Long.MAX_VALUE;
+        long last = 0;
+        for (int i = 0; i < tasks.length; i++) {
+            topics.add(tasks[i].at.topic);
+            partitions.add(Integer.valueOf(tasks[i].at.partition));
+            first = Math.min(first, tasks[i].start);
+            last = Math.max(last, tasks[i].stop - 1);
+        }
+        Map found = new HashMap();
+        if (tasks.length > 0) {
+            put(found, schema, Columns.TOPIC, new ColumnFacts(topics.size(), null, null));
+            put(found, schema, Columns.PARTITION, new ColumnFacts(partitions.size(), null, null));
+            long offsets = Math.min(rows, last - first + 1);
+            put(found, schema, Columns.OFFSET, new ColumnFacts(offsets, Long.valueOf(first), Long.valueOf(last)));
+        }
+        return found;
+    }
+
+    private static void put(Map found, StructType schema, int column, ColumnFacts facts) {
+        if (Columns.index(schema, column) >= 0) {
+            found.put(Expressions.column(Columns.name(column)), facts);
+        }
+    }
+
+    public OptionalLong distinctCount() {
+        return OptionalLong.of(distinct);
+    }
+
+    public Optional min() {
+        return Optional.ofNullable(least);
+    }
+
+    public Optional max() {
+        return Optional.ofNullable(most);
+    }
+
+    public OptionalLong nullCount() {
+        return OptionalLong.of(0);
     }
 }

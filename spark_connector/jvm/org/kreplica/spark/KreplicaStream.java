@@ -40,10 +40,16 @@ final class KreplicaStream implements MicroBatchStream, SupportsTriggerAvailable
     private SortedMap target;
     private long lastBatchNs = -1;
     private LogOffsets reported;
+    private final KnownLogs known;
 
     KreplicaStream(ReadOptions options, StructType schema) {
         this.options = options;
         this.schema = schema;
+        known = new KnownLogs(options);
+    }
+
+    public String toString() {
+        return "kreplica " + options.where();
     }
 
     // ---- offsets ---------------------------------------------------------------------------------------------------
@@ -109,8 +115,7 @@ final class KreplicaStream implements MicroBatchStream, SupportsTriggerAvailable
     private SortedMap latest(SortedMap begin) {
         SortedMap found = new TreeMap();
         try {
-            Planner planner = new Planner(options);
-            SortedMap bounds = planner.bounds(planner.subscribed(false));
+            SortedMap bounds = known.bounds();
             for (Iterator i = bounds.entrySet().iterator(); i.hasNext();) {
                 Map.Entry entry = (Map.Entry) i.next();
                 Bounds each = (Bounds) entry.getValue();
@@ -148,7 +153,7 @@ final class KreplicaStream implements MicroBatchStream, SupportsTriggerAvailable
             for (Iterator i = latest.keySet().iterator(); i.hasNext();) {
                 TopicPartition at = (TopicPartition) i.next();
                 if (!found.containsKey(at)) {
-                    planner = planner == null ? new Planner(options) : planner;
+                    planner = planner == null ? new Planner(options, known.directories()) : planner;
                     found.put(at, Long.valueOf(planner.bounds(at).start));
                 }
             }
@@ -185,7 +190,7 @@ final class KreplicaStream implements MicroBatchStream, SupportsTriggerAvailable
     }
 
     private LogRange[] plan(SortedMap begin, SortedMap stop) throws IOException {
-        Planner planner = new Planner(options);
+        Planner planner = new Planner(options, known.directories());
         SortedSet named = new TreeSet(begin.keySet());
         named.addAll(stop.keySet());
         List ranges = new ArrayList();

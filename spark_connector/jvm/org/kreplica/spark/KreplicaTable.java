@@ -1,44 +1,64 @@
 package org.kreplica.spark;
 
 import java.io.IOException;
-import java.util.EnumSet;
-import java.util.HashMap;
+import java.util.Arrays;
+import java.util.Collections;
+import java.util.HashSet;
 import java.util.Iterator;
+import java.util.Locale;
 import java.util.Map;
 import java.util.Set;
+import java.util.TreeMap;
 import org.apache.spark.sql.connector.catalog.Column;
 import org.apache.spark.sql.connector.catalog.SupportsRead;
 import org.apache.spark.sql.connector.catalog.SupportsWrite;
 import org.apache.spark.sql.connector.catalog.Table;
 import org.apache.spark.sql.connector.catalog.TableCapability;
-import org.apache.spark.sql.connector.expressions.Transform;
 import org.apache.spark.sql.connector.read.ScanBuilder;
 import org.apache.spark.sql.connector.write.LogicalWriteInfo;
 import org.apache.spark.sql.connector.write.WriteBuilder;
-import org.apache.spark.sql.execution.datasources.v2.python.PythonDataSourceV2;
 import org.apache.spark.sql.types.StructField;
 import org.apache.spark.sql.types.StructType;
 import org.apache.spark.sql.util.CaseInsensitiveStringMap;
-import org.apache.spark.unsafe.Platform;
+import org.kreplica.spark.AppendWrite.AppendBuilder;
+import org.kreplica.spark.DecodedScan.DecodedBuilder;
 import org.kreplica.spark.GivenOptions.OptionTable;
 import org.kreplica.spark.KreplicaScan.KreplicaScanBuilder;
 import org.kreplica.spark.ReadException.NotForThisReader;
-import scala.Some;
 
 /** Logs as a table: reads directories here, and passes everything else to Python. */
 final class KreplicaTable implements SupportsRead, SupportsWrite {
+    private final String name;
     private final StructType schema;
     private final Map given;
-    private final PythonSource python;
+    private final boolean takesBatches;
+    private final Map properties;
 
-    KreplicaTable(StructType schema, Map given, PythonSource python) {
+    /** `takesBatches`: whether Spark writes batches by its newer interface. */
+    KreplicaTable(String name, StructType schema, Map given, boolean takesBatches) {
+        this(name, schema, given, takesBatches, Collections.emptyMap());
+    }
+
+    /** `properties`: what DESCRIBE shows. */
+    KreplicaTable(String name, StructType schema, Map given, boolean takesBatches, Map properties) {
+        this.name = name;
         this.schema = schema;
         this.given = given;
-        this.python = python;
+        this.takesBatches = takesBatches;
+        this.properties = properties;
     }
 
     public String name() {
-        return KreplicaProvider.FORMAT;
+        return name;
+    }
+
+    public Map properties() {
+        return properties;
+    }
+
+    /** What Spark shows of a sink in a query's progress. */
+    public String toString() {
+        return name + " " + new GivenOptions(given).where();
     }
 
     public Column[] columns() {
@@ -51,64 +71,57 @@ final class KreplicaTable implements SupportsRead, SupportsWrite {
     }
 
     public Set capabilities() {
-        return EnumSet.of(TableCapability.BATCH_READ, TableCapability.BATCH_WRITE, TableCapability.MICRO_BATCH_READ,
-            TableCapability.STREAMING_WRITE, TableCapability.TRUNCATE);
+        return new HashSet(Arrays.asList(new Object[] {
+            takesBatches ? TableCapability.BATCH_WRITE : TableCapability.V1_BATCH_WRITE,
+            TableCapability.ACCEPT_ANY_SCHEMA, TableCapability.BATCH_READ, TableCapability.MICRO_BATCH_READ,
+            TableCapability.STREAMING_WRITE, TableCapability.TRUNCATE,
+        }));
     }
 
     public ScanBuilder newScanBuilder(CaseInsensitiveStringMap options) {
-        Map all = new HashMap(given);
-        all.putAll(options.asCaseSensitiveMap());
-        String reason = ReaderChoice.reasonForPython(all);
+        Map all = all(options, OptionTable.BATCH + "," + OptionTable.STREAM);
+        ValueFormat format = ValueFormat.of(all);
+        if (format == null) {
+            return builder(all, schema);
+        }
+        Map rest = new TreeMap(String.CASE_INSENSITIVE_ORDER);
+        for (Iterator i = all.entrySet().iterator(); i.hasNext();) {
+            Map.Entry each = (Map.Entry) i.next();
+            if (!((String) each.getKey()).toLowerCase(Locale.ROOT).startsWith("value.")) {
+                rest.put(each.getKey(), each.getValue());
+            }
+        }
+        boolean withHeaders = Columns.index(schema, Columns.HEADERS) >= 0;
+        StructType raw = Columns.schema(withHeaders);
+        return new DecodedBuilder(builder(rest, raw), raw, schema, format);
+    }
+
+    private static ScanBuilder builder(Map options, StructType schema) {
+        String reason = ReaderChoice.reasonForPython(options);
         if (reason == null) {
             Columns.check(schema);
-            return new KreplicaScanBuilder(all, schema);
+            return new KreplicaScanBuilder(options, schema);
         }
-        return ((SupportsRead) python.table(schema, given, schema, options)).newScanBuilder(options);
+        return PythonHalf.newScanBuilder(schema, options);
     }
 
     public WriteBuilder newWriteBuilder(LogicalWriteInfo info) {
-        Map all = new HashMap(given);
-        all.putAll(info.options().asCaseSensitiveMap());
+        Map all = all(info.options(), OptionTable.WRITE);
         OptionTable.check(new GivenOptions(all), OptionTable.WRITE);
-        return ((SupportsWrite) python.table(schema, given, info.schema(), info.options())).newWriteBuilder(info);
+        return new AppendBuilder(PythonHalf.newWriteBuilder(schema, all, info), all);
     }
 
-    /** The data source in Python, which the session has registered under its own name. */
-    static final class PythonSource {
-        /** The name under which spark_connector registers it. */
-        static final String FORMAT = "kreplica-python";
-
-        /** Returns the table for these options. Raises ReadException if workers lack the packages. */
-        Table table(StructType schema, Map given, StructType asked, CaseInsensitiveStringMap options) {
-            PythonDataSourceV2 source = new PythonDataSourceV2();
-            source.setShortName(FORMAT);
-            try {
-                Table table = source.getTable(schema, new Transform[0], given);
-                // Spark would do this later, and then skip it.
-                source.getOrCreateDataSourceInPython(FORMAT, options, new Some(asked));
-                return table;
-            } catch (Exception error) {
-                String text = String.valueOf(error.getMessage());
-                if (isOfAnotherPython(text)) {
-                    throw new ReadException("Spark's workers run another Python than the driver: set PYSPARK_PYTHON to "
-                        + System.getProperty("kreplica.driver.python", "the driver's") + "\n" + text, error);
-                }
-                // As it is: a method of Scala's declares none, and raises any.
-                Platform.throwException(error);
-                return null;
+    /** Returns the options for one of these uses. Those that a catalog stores may be for another one. */
+    private Map all(CaseInsensitiveStringMap options, String uses) {
+        Map all = new TreeMap(String.CASE_INSENSITIVE_ORDER);
+        for (Iterator i = given.entrySet().iterator(); i.hasNext();) {
+            Map.Entry each = (Map.Entry) i.next();
+            if (options.containsKey(each.getKey()) || OptionTable.isFor((String) each.getKey(), uses)) {
+                all.put(each.getKey(), each.getValue());
             }
         }
-
-        private static boolean isOfAnotherPython(String text) {
-            String[] signs =
-                {"ModuleNotFoundError", "No module named", "PYTHON_VERSION_MISMATCH", "Cannot run program"};
-            for (int i = 0; i < signs.length; i++) {
-                if (text.contains(signs[i])) {
-                    return true;
-                }
-            }
-            return false;
-        }
+        all.putAll(options.asCaseSensitiveMap());
+        return all;
     }
 }
 

@@ -29,16 +29,20 @@ final class LogEnd {
 
     /** Returns the first offset, the end for a reader, and the log end. Plans use these. */
     static Bounds of(PartitionLog log, ReadOptions options) throws IOException {
-        LogStanding standing = log.standing;
-        if (standing != null) {
-            long end = options.committed ? standing.lastStableOffset : standing.highWatermark;
-            return new Bounds(log.logStartOffset, Math.max(end, log.logStartOffset), standing.logEndOffset);
+        if (log.standing != null) {
+            return published(log.standing, log.logStartOffset, options);
         }
         String parent = new File(log.directory).getParent();
         if (PartitionLog.isTaken(parent)) {
             return bounds(log, Checkpoints.highWatermark(parent, log.at), options);
         }
         return bounds(log, lastWhole(log, options), options);
+    }
+
+    /** Returns the bounds that a writer of kreplica's has published for a log that begins at `start`. */
+    static Bounds published(LogStanding standing, long start, ReadOptions options) {
+        long end = options.committed ? standing.lastStableOffset : standing.highWatermark;
+        return new Bounds(start, Math.max(end, start), standing.logEndOffset);
     }
 
     private static Bounds bounds(PartitionLog log, long found, ReadOptions options) throws IOException {
@@ -49,7 +53,7 @@ final class LogEnd {
 
     private static long lastWhole(PartitionLog log, ReadOptions options) throws IOException {
         Segment last = log.segments[log.segments.length - 1];
-        LogWalk walk = new LogWalk(log, last.baseOffset, Long.MAX_VALUE, true, promised(log));
+        LogWalk walk = new LogWalk(log, last.baseOffset, Long.MAX_VALUE);
         try {
             while (walk.next()) {
                 continue;
@@ -82,7 +86,7 @@ final class LogEnd {
     private static long firstUnstable(PartitionLog log, long end) throws IOException {
         Map open = new HashMap();
         long from = newestSnapshot(log, end, open);
-        LogWalk walk = new LogWalk(log, from, end, true, promised(log));
+        LogWalk walk = new LogWalk(log, from, end);
         try {
             while (walk.next()) {
                 BatchHeader batch = walk.header;

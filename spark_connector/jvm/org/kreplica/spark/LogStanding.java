@@ -82,6 +82,13 @@ final class LogStanding {
         return checksum.getValue() == (data.getLong(slot + 72) & 0xffffffffL) ? new LogStanding(data, slot) : null;
     }
 
+    /** Returns whether the writer has done nothing but append, and published more, since an earlier state. */
+    boolean continues(LogStanding before) {
+        return before != null && logStartOffset == before.logStartOffset && activeBaseOffset == before.activeBaseOffset
+            && isClean == before.isClean && hasGaps == before.hasGaps && cuts == before.cuts
+            && segments == before.segments && bootId.equals(before.bootId) && logEndOffset >= before.logEndOffset;
+    }
+
     /** Returns whether the state is still true: the log was closed properly, or written since the machine booted. */
     boolean isLive() throws IOException {
         if (isClean) {

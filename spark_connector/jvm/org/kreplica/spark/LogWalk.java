@@ -20,10 +20,14 @@ final class LogWalk {
     long nextOffset;
     /** Whether the walk has reached the end of the log. */
     boolean isAtEnd;
+    /** The number of batches returned, and their bytes. */
+    long batches;
+    long bytes;
     private final PartitionLog log;
     private final long start;
     private final long stop;
     private final boolean skipDamaged;
+    private final boolean failOnDataLoss;
     /** The offset up to which the end of a Kafka log is known to be on disk; -1 for other logs. */
     private final long promised;
     private final SegmentWindow window = new SegmentWindow();
@@ -33,12 +37,19 @@ final class LogWalk {
     private int givenPosition;
     private int givenIndex;
 
-    LogWalk(PartitionLog log, long start, long stop, boolean skipDamaged, long promised) throws IOException {
+    /** A walk that skips damage and gaps. */
+    LogWalk(PartitionLog log, long start, long stop) throws IOException {
+        this(log, start, stop, true, false);
+    }
+
+    LogWalk(PartitionLog log, long start, long stop, boolean skipDamaged, boolean failOnDataLoss)
+        throws IOException {
         this.log = log;
         this.start = start;
         this.stop = stop;
         this.skipDamaged = skipDamaged;
-        this.promised = promised;
+        this.failOnDataLoss = failOnDataLoss;
+        promised = LogEnd.promised(log);
         number = log.segmentOf(start);
         Segment segment = log.segments[number];
         nextOffset = segment.baseOffset;
@@ -96,6 +107,8 @@ final class LogWalk {
             position += header.size;
             nextOffset = header.lastOffset + 1;
             if (!passed) {
+                batches++;
+                bytes += header.size;
                 givenIndex = window.at(givenPosition, header.size);
                 return true;
             }
@@ -214,10 +227,13 @@ final class LogWalk {
         if (range.next >= 0 && range.next <= start || range.first >= stop) {
             return;
         }
-        if (!skipDamaged) {
+        if (range.isGone && !skipDamaged) {
+            ReadException.lost(failOnDataLoss, log.at + ": records no longer exist, " + range);
+        } else if (!skipDamaged) {
             throw new ReadException(log.at + ": damaged records, " + range + "; skipDamaged=true skips them");
+        } else {
+            KreplicaProvider.LOGGER.warn("{}: skipped damaged records, {}", log.at, range);
         }
-        KreplicaProvider.LOGGER.warn("{}: skipped damaged records, {}", log.at, range);
         lost.add(range);
     }
 
@@ -225,11 +241,14 @@ final class LogWalk {
     static final class LostRange {
         final long first;
         final long next;
+        /** Whether a file is missing or ends early, so that there are no damaged bytes. */
+        final boolean isGone;
         private final String text;
 
         LostRange(long first, long next, String path, int position, int endPosition, String reason) {
             this.first = first;
             this.next = next;
+            isGone = position == endPosition;
             text = "offsets " + first + " to " + (next < 0 ? "the end" : String.valueOf(next - 1)) + " (" + path
                 + ", bytes " + position + " to " + endPosition + ": " + reason + ")";
         }

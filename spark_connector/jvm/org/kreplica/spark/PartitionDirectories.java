@@ -2,9 +2,11 @@ package org.kreplica.spark;
 
 import java.io.File;
 import java.io.IOException;
+import java.net.URI;
 import java.nio.file.DirectoryIteratorException;
 import java.nio.file.DirectoryStream;
 import java.nio.file.Files;
+import java.nio.file.LinkOption;
 import java.nio.file.NoSuchFileException;
 import java.nio.file.NotDirectoryException;
 import java.nio.file.Path;
@@ -16,17 +18,23 @@ import java.util.List;
 import java.util.Set;
 import java.util.SortedMap;
 import java.util.TreeMap;
+import org.apache.hadoop.conf.Configuration;
+import org.apache.hadoop.fs.FileStatus;
+import org.apache.hadoop.fs.FileSystem;
+import org.apache.hadoop.fs.RawLocalFileSystem;
 import org.kreplica.spark.ReadException.NotForThisReader;
 
 /**
  * The directories of each partition. A path is a partition's directory or one that holds several, such as a node's
- * log directory. Immutable after `find`.
+ * log directory, or a pattern of Hadoop's for such paths. Immutable after `find`.
  */
 final class PartitionDirectories {
     private final List paths;
     private final SortedMap directories = new TreeMap();
     /** The reason why a partition's directory could not be listed, by partition. */
     private final SortedMap unreadable = new TreeMap();
+    /** Whether a directory that has a partition's name held no segment yet. */
+    private boolean mayGrow;
 
     private PartitionDirectories(List paths) {
         this.paths = paths;
@@ -36,7 +44,63 @@ final class PartitionDirectories {
     static PartitionDirectories find(List paths) throws IOException {
         PartitionDirectories found = new PartitionDirectories(paths);
         for (Iterator i = paths.iterator(); i.hasNext();) {
-            found.look((String) i.next());
+            List places = places((String) i.next());
+            for (Iterator j = places.iterator(); j.hasNext();) {
+                found.look((String) j.next());
+            }
+        }
+        return found;
+    }
+
+    /** Returns whether the directory does not exist yet, or has nothing with the name of a partition. */
+    static boolean isEmpty(String path) throws IOException {
+        try {
+            String[] names = Listing.names(path);
+            for (int i = 0; i < names.length; i++) {
+                if (TopicPartition.ofDirectory(names[i]) != null) {
+                    return false;
+                }
+            }
+            return !holdsSegment(names);
+        } catch (NoSuchFileException error) {
+            return true;
+        }
+    }
+
+    /** Returns the paths that match, in order, if the given one does not exist and is a pattern. */
+    private static List places(String given) throws IOException {
+        boolean isPattern = given.matches(".*[*?\\[{].*") && !new File(given).exists();
+        if (!isPattern) {
+            return Collections.singletonList(given);
+        }
+        FileSystem files = new RawLocalFileSystem();
+        files.initialize(URI.create("file:///"), new Configuration(false));
+        FileStatus[] matches;
+        try {
+            matches = files.globStatus(new org.apache.hadoop.fs.Path(new File(given).getAbsolutePath()));
+        } finally {
+            files.close();
+        }
+        List found = new ArrayList();
+        for (int i = 0; matches != null && i < matches.length; i++) {
+            found.add(matches[i].getPath().toUri().getPath());
+        }
+        if (found.isEmpty()) {
+            throw new ReadException(given + ": no directory matches this pattern");
+        }
+        Collections.sort(found);
+        return found;
+    }
+
+    /** Returns the times at which the paths were changed last; null if that does not show new partitions. */
+    List times() throws IOException {
+        List found = new ArrayList();
+        for (Iterator i = paths.iterator(); i.hasNext();) {
+            java.nio.file.Path path = Paths.get((String) i.next(), new String[0]);
+            if (mayGrow || !unreadable.isEmpty() || !Files.isDirectory(path, new LinkOption[0])) {
+                return null;
+            }
+            found.add(Files.getLastModifiedTime(path, new LinkOption[0]));
         }
         return found;
     }
@@ -68,6 +132,8 @@ final class PartitionDirectories {
             if (at != null && isPartition(at, directory)) {
                 add(at, directory);
                 isEmpty = false;
+            } else if (at != null) {
+                mayGrow = true;
             }
         }
         if (isEmpty) {

@@ -235,6 +235,19 @@ final class PartitionLog {
         return Math.max(0, found >= 0 ? found : -found - 2);
     }
 
+    /** Estimates the bytes of the records in [start, stop): of a segment that the range cuts, a share. */
+    long bytes(long start, long stop) {
+        double found = 0;
+        for (int i = segmentOf(start); i < segments.length && segments[i].baseOffset < stop; i++) {
+            long first = segments[i].baseOffset;
+            long end = i + 1 < segments.length ? segments[i + 1].baseOffset
+                : standing != null ? Math.max(standing.logEndOffset, first + 1) : Math.max(stop, first + 1);
+            long wanted = Math.max(0, Math.min(stop, end) - Math.max(start, first));
+            found += (double) segments[i].size * wanted / Math.max(1, end - first);
+        }
+        return (long) found;
+    }
+
     /** Opens the files to be read, from this segment on. */
     void hold(int number) throws IOException {
         int end = Math.min(segments.length, number + HELD);

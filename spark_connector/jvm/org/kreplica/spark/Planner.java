@@ -10,7 +10,11 @@ import java.util.Map;
 import java.util.SortedMap;
 import java.util.SortedSet;
 import java.util.TreeMap;
+import org.apache.spark.sql.catalyst.InternalRow;
+import org.apache.spark.sql.catalyst.expressions.GenericInternalRow;
+import org.apache.spark.sql.connector.read.HasPartitionKey;
 import org.apache.spark.sql.connector.read.InputPartition;
+import org.apache.spark.unsafe.types.UTF8String;
 import org.kreplica.spark.BatchRecords.BadRecords;
 import org.kreplica.spark.BatchRecords.RecordCursor;
 import org.kreplica.spark.LogEnd.Bounds;
@@ -30,8 +34,12 @@ final class Planner {
 
     /** Lists the directories as they are now. */
     Planner(ReadOptions options) throws IOException {
+        this(options, PartitionDirectories.find(options.paths));
+    }
+
+    Planner(ReadOptions options, PartitionDirectories directories) {
         this.options = options;
-        directories = PartitionDirectories.find(options.paths);
+        this.directories = directories;
     }
 
     /**
@@ -155,12 +163,12 @@ final class Planner {
 
     /** Returns a range of a partition. */
     LogRange range(TopicPartition at, long start, long stop) throws IOException {
-        return new LogRange(at, log(at).directory, start, stop, Long.MIN_VALUE);
+        return new LogRange(at, log(at).directory, start, stop, Long.MIN_VALUE, Long.MAX_VALUE);
     }
 
     /**
      * Splits the ranges into tasks at batch boundaries, without empty ones. A task has at most maxRecordsPerPartition
-     * records; at least minPartitions tasks have about equal length.
+     * records, and about maxBytesPerPartition at most; at least minPartitions tasks have about equal length.
      */
     LogRange[] split(List ranges) throws IOException {
         List found = new ArrayList();
@@ -168,7 +176,7 @@ final class Planner {
         for (Iterator i = ranges.iterator(); i.hasNext();) {
             LogRange range = (LogRange) i.next();
             if (range.start < range.stop) {
-                parts(range, options.maxRecordsPerPartition, found);
+                parts(range, mostRecords(range), found);
                 total += range.stop - range.start;
             }
         }
@@ -185,6 +193,18 @@ final class Planner {
             found = parted;
         }
         return (LogRange[]) found.toArray(new LogRange[0]);
+    }
+
+    /** Returns the limit of records in a task, -1 for no limit. */
+    private long mostRecords(LogRange range) throws IOException {
+        long limit = options.maxRecordsPerPartition;
+        if (options.maxBytesPerPartition > 0) {
+            long bytes = log(range.at).bytes(range.start, range.stop);
+            long tasks = Math.max(1, (bytes + options.maxBytesPerPartition - 1) / options.maxBytesPerPartition);
+            long size = (range.stop - range.start + tasks - 1) / tasks;
+            limit = limit < 0 ? size : Math.min(limit, size);
+        }
+        return limit;
     }
 
     private void parts(LogRange range, long limit, List into) throws IOException {
@@ -222,27 +242,35 @@ final class Planner {
     }
 
     /** The work of one task: the offsets [start, stop) of the partition in a directory. Immutable. */
-    static final class LogRange implements InputPartition {
-        private static final long serialVersionUID = 1;
-        static final LogRange NOTHING = new LogRange(new TopicPartition("", 0), null, 0, 0, Long.MIN_VALUE);
+    static final class LogRange implements InputPartition, HasPartitionKey {
+        private static final long serialVersionUID = 2;
+        static final LogRange NOTHING =
+            new LogRange(new TopicPartition("", 0), null, 0, 0, Long.MIN_VALUE, Long.MAX_VALUE);
 
         final TopicPartition at;
         final String directory;
         final long start;
         final long stop;
-        /** The earliest wanted time (ms since 1970); a reader may also return earlier records. */
+        /** The earliest and the latest wanted time (ms since 1970). */
         final long fromTime;
+        final long toTime;
 
-        LogRange(TopicPartition at, String directory, long start, long stop, long fromTime) {
+        LogRange(TopicPartition at, String directory, long start, long stop, long fromTime, long toTime) {
             this.at = at;
             this.directory = directory;
             this.start = start;
             this.stop = stop;
             this.fromTime = fromTime;
+            this.toTime = toTime;
         }
 
         LogRange between(long first, long end) {
-            return new LogRange(at, directory, first, end, fromTime);
+            return new LogRange(at, directory, first, end, fromTime, toTime);
+        }
+
+        public InternalRow partitionKey() {
+            Object[] values = {UTF8String.fromString(at.topic), Integer.valueOf(at.partition)};
+            return new GenericInternalRow(values);
         }
     }
 
@@ -269,7 +297,7 @@ final class Planner {
         }
 
         private static long search(PartitionLog log, long first, long end, long timestamp) throws IOException {
-            LogRange range = new LogRange(log.at, log.directory, first, end, timestamp);
+            LogRange range = new LogRange(log.at, log.directory, first, end, timestamp, Long.MAX_VALUE);
             // The times of damaged records are unknown; the answer is the first readable record.
             RangeWalk walk = new RangeWalk(log, range);
             try {

@@ -1,9 +1,11 @@
 package org.kreplica.spark;
 
+import java.time.Instant;
 import java.util.ArrayList;
 import java.util.HashSet;
 import java.util.List;
 import java.util.Set;
+import java.util.TreeSet;
 import org.apache.spark.sql.connector.expressions.Expression;
 import org.apache.spark.sql.connector.expressions.Literal;
 import org.apache.spark.sql.connector.expressions.NamedReference;
@@ -16,7 +18,7 @@ import org.kreplica.spark.Planner.TimestampSearch;
  * Turns filters on offset, partition, topic and timestamp into ranges, so that excluded records are not read.
  *
  * Filters on offset, partition and topic are exact, so Spark need not repeat them, and may push a limit or a count as
- * well. A filter on timestamp only bounds where to begin. One thread.
+ * well. A filter on timestamp spares Spark most of the other records, and Spark repeats it. One thread.
  */
 final class PushedFilters {
     private static final long MICROSECONDS = 1000;
@@ -24,6 +26,7 @@ final class PushedFilters {
     private long first;
     private long stop = Long.MAX_VALUE;
     private long fromTime = Long.MIN_VALUE;
+    private long toTime = Long.MAX_VALUE;
     private Set partitions;
     private Set topics;
 
@@ -48,7 +51,7 @@ final class PushedFilters {
             return false;
         }
         if (predicate.name().equals("IN")) {
-            return pushIn(children);
+            return column(children[0]) == Columns.OFFSET ? boundByOffsets(children) : pushIn(children);
         }
         Object value = literal(children[1]);
         return value != null && pushComparison(predicate.name(), column(children[0]), value);
@@ -71,6 +74,23 @@ final class PushedFilters {
         return true;
     }
 
+    /** Bounds the range by the least and the largest offset; Spark chooses among the records between them. */
+    private boolean boundByOffsets(Expression[] children) {
+        long least = Long.MAX_VALUE;
+        long most = -1;
+        for (int i = 1; i < children.length; i++) {
+            Object value = literal(children[i]);
+            if (!(value instanceof Long)) {
+                return false;
+            }
+            least = Math.min(least, ((Long) value).longValue());
+            most = Math.max(most, ((Long) value).longValue());
+        }
+        pushOffset(">=", least);
+        pushOffset("<=", most);
+        return false;
+    }
+
     private boolean pushComparison(String name, int column, Object value) {
         boolean equal = name.equals("=") || name.equals("<=>");
         if (column == Columns.PARTITION || column == Columns.TOPIC) {
@@ -88,6 +108,9 @@ final class PushedFilters {
         long number = ((Long) value).longValue();
         if (column == Columns.TIMESTAMP && (equal || name.equals(">") || name.equals(">="))) {
             fromTime = Math.max(fromTime, Math.floorDiv(number, MICROSECONDS));
+        }
+        if (column == Columns.TIMESTAMP && (equal || name.equals("<") || name.equals("<="))) {
+            toTime = Math.min(toTime, Math.floorDiv(number, MICROSECONDS));
         }
         return column == Columns.OFFSET && pushOffset(equal ? "=" : name, number);
     }
@@ -147,6 +170,36 @@ final class PushedFilters {
             long found = TimestampSearch.offsetFor(log, logEnd, fromTime);
             begin = found < 0 ? end : Math.max(begin, found);
         }
-        return new LogRange(range.at, range.directory, begin, Math.max(begin, end), fromTime);
+        return new LogRange(range.at, range.directory, begin, Math.max(begin, end), fromTime, toTime);
+    }
+
+    /** Returns the range cut down by filters on offsets alone. */
+    LogRange within(LogRange range) {
+        long begin = Math.max(range.start, first);
+        return range.between(begin, Math.max(begin, Math.min(range.stop, stop)));
+    }
+
+    /** Returns the filters as explain shows them. */
+    public String toString() {
+        List found = new ArrayList();
+        if (topics != null) {
+            found.add("topic in " + new TreeSet(topics));
+        }
+        if (partitions != null) {
+            found.add("partition in " + new TreeSet(partitions));
+        }
+        if (first > 0) {
+            found.add("offset >= " + first);
+        }
+        if (stop < Long.MAX_VALUE) {
+            found.add("offset < " + stop);
+        }
+        if (fromTime > Long.MIN_VALUE) {
+            found.add("timestamp >= " + Instant.ofEpochMilli(fromTime));
+        }
+        if (toTime < Long.MAX_VALUE) {
+            found.add("timestamp <= " + Instant.ofEpochMilli(toTime));
+        }
+        return found.isEmpty() ? "" : " [filters: " + String.join(", ", found) + "]";
     }
 }

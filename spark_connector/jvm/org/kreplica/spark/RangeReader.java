@@ -2,6 +2,7 @@ package org.kreplica.spark;
 
 import java.io.IOException;
 import java.nio.ByteBuffer;
+import org.apache.spark.sql.connector.metric.CustomTaskMetric;
 import org.apache.spark.sql.connector.read.PartitionReader;
 import org.apache.spark.sql.types.StructType;
 import org.apache.spark.sql.vectorized.ColumnarBatch;
@@ -19,6 +20,7 @@ final class RangeReader implements PartitionReader {
     private final BatchRecords records;
     private final RowBatch rows;
     private long rowsLeft;
+    private long rowsRead;
     private boolean isOpen;
     private boolean isDone;
     private ColumnarBatch found;
@@ -65,6 +67,7 @@ final class RangeReader implements PartitionReader {
             }
         }
         rowsLeft -= rows.rows();
+        rowsRead += rows.rows();
         found = rows.rows() > 0 ? rows.finish(bytes) : null;
         return found != null;
     }
@@ -79,13 +82,15 @@ final class RangeReader implements PartitionReader {
         RecordCursor cursor = records.cursor;
         long start = walk.start();
         long stop = walk.stop();
+        long from = walk.range.fromTime;
+        long to = walk.range.toTime;
         int room = (int) Math.min(rowsLeft, RowBatch.CAPACITY);
         try {
             while (cursor.left > 0 && rows.rows() < room) {
                 cursor.next();
                 if (cursor.offset >= stop) {
                     cursor.left = 0;
-                } else if (cursor.offset >= start) {
+                } else if (cursor.offset >= start && cursor.timestamp >= from && cursor.timestamp <= to) {
                     rows.add(cursor);
                 }
             }
@@ -94,6 +99,10 @@ final class RangeReader implements PartitionReader {
             cursor.left = 0;
         }
         isOpen = cursor.left > 0;
+    }
+
+    public CustomTaskMetric[] currentMetricsValues() {
+        return ReadMetrics.of(walk, rowsRead);
     }
 
     public Object get() {

@@ -48,7 +48,7 @@ final class RangeWalk {
             stop = Math.max(start, end(log));
             wasWhole = stop == range.stop;
             aborted = settings.committed ? AbortedTransactions.of(log, start, stop) : null;
-            walk = new LogWalk(log, start, stop, settings.skipDamaged, LogEnd.promised(log));
+            walk = new LogWalk(log, start, stop, settings.skipDamaged, failOnDataLoss);
             isMade = true;
         } finally {
             if (!isMade) {
@@ -66,7 +66,7 @@ final class RangeWalk {
         stop = range.stop;
         wasWhole = false;
         aborted = null;
-        walk = new LogWalk(log, start, stop, true, LogEnd.promised(log));
+        walk = new LogWalk(log, start, stop);
     }
 
     private long first(PartitionLog log) {
@@ -101,6 +101,15 @@ final class RangeWalk {
         return stop;
     }
 
+    /** The number of batches that were read, and their bytes. */
+    long batches() {
+        return walk == null ? 0 : walk.batches;
+    }
+
+    long bytes() {
+        return walk == null ? 0 : walk.bytes;
+    }
+
     BatchHeader header() {
         return walk.header;
     }
@@ -133,7 +142,10 @@ final class RangeWalk {
         while (start < stop && walk.next()) {
             BatchHeader batch = walk.header;
             boolean admitted = aborted == null || aborted.admits(batch);
-            if (admitted && !batch.isControl() && batch.recordCount > 0 && batch.maxTimestamp >= range.fromTime) {
+            // All records of a batch in append time have the same time; of others only the latest is known.
+            boolean isLate = batch.isLogAppendTime() && batch.maxTimestamp > range.toTime;
+            boolean isWanted = batch.recordCount > 0 && batch.maxTimestamp >= range.fromTime && !isLate;
+            if (admitted && !batch.isControl() && isWanted) {
                 return true;
             }
         }

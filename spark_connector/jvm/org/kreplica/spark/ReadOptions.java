@@ -30,6 +30,7 @@ final class ReadOptions {
     final boolean noMatchIsLatest;
     final long minPartitions;
     final long maxRecordsPerPartition;
+    final long maxBytesPerPartition;
     final long maxOffsetsPerTrigger;
     final long minOffsetsPerTrigger;
     final long maxTriggerDelayMs;
@@ -80,7 +81,7 @@ final class ReadOptions {
     }
 
     /** Whether the option says how to connect to a cluster, which is Python's to check. */
-    private static boolean isOfConnection(String name) {
+    static boolean isOfConnection(String name) {
         return name.equals(SERVERS) || name.startsWith("kafka.security.") || name.startsWith("kafka.ssl.")
             || name.startsWith("kafka.sasl.");
     }
@@ -105,6 +106,7 @@ final class ReadOptions {
         subscription = Subscription.of(options);
         minPartitions = options.count("minPartitions");
         maxRecordsPerPartition = options.count("maxRecordsPerPartition");
+        maxBytesPerPartition = options.bytes("maxBytesPerPartition");
         maxOffsetsPerTrigger = options.count("maxOffsetsPerTrigger");
         minOffsetsPerTrigger = options.count("minOffsetsPerTrigger");
         maxTriggerDelayMs = options.durationMs("maxTriggerDelay", DEFAULT_MAX_TRIGGER_DELAY_MS);
@@ -112,6 +114,11 @@ final class ReadOptions {
         skipDamaged = options.isTrue("skipDamaged", false);
         String[] levels = {"read_uncommitted", "read_committed"};
         committed = options.choice("kafka.isolation.level", levels).equals("read_committed");
+    }
+
+    /** Returns the directories and what is read of them, for a person. */
+    String where() {
+        return String.join(", ", paths) + subscription;
     }
 
     /** Returns the paths from `path`, or from `paths`, a JSON array that load([...]) creates. */
@@ -250,6 +257,16 @@ final class Subscription {
             return new Subscription(null, null, Json.assignment(given, text));
         }
         return given.equals("subscribe") ? byName(text) : byPattern(text);
+    }
+
+    public String toString() {
+        if (topics != null) {
+            return " [subscribe " + String.join(", ", topics) + "]";
+        }
+        if (pattern != null) {
+            return " [subscribePattern " + pattern + "]";
+        }
+        return assigned == null ? "" : " [assign " + assigned.keySet().toString().replaceAll("[\\[\\]]", "") + "]";
     }
 
     private static Subscription byName(String text) {

@@ -1,0 +1,45 @@
+"""Find the directories that a pattern names, as Spark's file sources do: *, ?, [ab], [^ab] and {a,b}.
+
+Thread rule: pure functions of the file system.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+from collections.abc import Iterable, Iterator
+
+from spark_connector.option_table import OptionError
+
+_SPECIAL = re.compile(r"[*?\[{]")
+_BRACES = re.compile(r"\{([^{}]*)\}")
+
+
+def matching(paths: Iterable[str]) -> list[str]:
+    """Return the paths, and in place of a pattern those that match it, sorted.
+
+    Raises OptionError if none do.
+
+    A path that exists is no pattern, whatever its name is.
+    """
+    return [found for path in paths for found in _matching(path)]
+
+
+def _matching(path: str) -> list[str]:
+    if not _SPECIAL.search(path) or os.path.lexists(path):
+        return [path]
+    found = sorted({each for plain in _without_braces(path) for each in glob.glob(plain.replace("[^", "[!"))})
+    if not found:
+        raise OptionError(f"{path}: no directory matches this pattern")
+    return found
+
+
+def _without_braces(pattern: str) -> Iterator[str]:
+    """Yield a pattern for each alternative; the innermost braces first."""
+    braces = _BRACES.search(pattern)
+    if braces is None:
+        yield pattern
+        return
+    for each in braces[1].split(","):
+        yield from _without_braces(pattern[: braces.start()] + each + pattern[braces.end() :])
