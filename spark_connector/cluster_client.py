@@ -59,6 +59,7 @@ TIMEOUT_S = 60.0
 FIRST_CONTACT_S = 10.0
 # Brokers learn of a new topic within this time; later it is a topic that does not exist.
 UNKNOWN_S = 3.0
+VERSION_S = 30.0
 BACKOFF_S = 0.1
 # The markers of the previous transaction are on their way; this takes some milliseconds.
 CONCURRENT_BACKOFF_S = 0.02
@@ -133,6 +134,8 @@ class ClusterClient:
         # A connection whose request failed in the middle is not used again.
         self._in_use: set[Address] = set()
         self._has_answered = False
+        # The level of transaction.version, and until when it counts.
+        self._transaction_version: tuple[int | None, float] = (None, 0.0)
         self._is_kept = False
 
     def __reduce__(self) -> Any:
@@ -152,6 +155,10 @@ class ClusterClient:
         """Return all partitions of the cluster, sorted."""
         self._retrying(self._refresh)
         return sorted(self._leaders)
+
+    def knows(self, wanted: Iterable[TopicPartition]) -> bool:
+        """Return whether the cluster had these partitions when it was asked last."""
+        return all(at in self._leaders for at in wanted)
 
     def offset(self, at: TopicPartition, timestamp: int, isolation_level: int) -> int:
         """Return the offset of one partition, as `offsets` does."""
@@ -234,7 +241,19 @@ class ClusterClient:
         return self._retrying(ask)
 
     def transaction_version(self) -> int | None:
-        """Return the finalized level of transaction.version; None if the cluster has no transactions."""
+        """Return the finalized level of transaction.version; None if the cluster has no transactions.
+
+        A worker's client asks once in VERSION_S.
+        """
+        level, until = self._transaction_version
+        if time.monotonic() < until:
+            return level
+        level = self._asked_transaction_version()
+        if self._is_kept:
+            self._transaction_version = level, time.monotonic() + VERSION_S
+        return level
+
+    def _asked_transaction_version(self) -> int | None:
 
         def ask() -> int | None:
             request = ApiVersionsRequest(client_software_name="kreplica", client_software_version="1")

@@ -323,9 +323,12 @@ class Cluster:
 
 def require_partitions(client: ClusterClient, wanted: Iterable[TopicPartition]) -> None:
     """Check that the cluster has these partitions. Raises SinkError for one that does not exist."""
+    wanted = set(wanted)
+    if client.knows(wanted):
+        return
     known = set(client.partitions())
     topics = {at.topic for at in known}
-    for at in wanted:
+    for at in sorted(wanted):
         if at.topic not in topics:
             raise SinkError(f"topic {at.topic!r} does not exist in {client}; create it first")
         if at not in known:

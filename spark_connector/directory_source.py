@@ -183,9 +183,10 @@ class DirectorySource:
             yield from arrow_batches(reader, columns)
         except DamagedLog as error:
             gap = _gap(wanted.place, error.where)
-            if gap is None:
-                raise DamagedLog(f"{error}; skipDamaged=true skips them", where=error.where) from error
-            lost(self._fail, f"{wanted.at}: records no longer exist, {gap}")
+            if gap is None or self._fail:
+                also = "" if gap is None else ", and so does failOnDataLoss=false"
+                raise DamagedLog(f"{error}; skipDamaged=true skips them{also}", where=error.where) from error
+            logger.warning("%s: skipped damaged records, %s", wanted.at, gap)
             yield from self.read(wanted._replace(start=min(gap.stop_offset, wanted.stop)), columns)
         except (KafkaStorageError, OffsetOutOfRange):
             # The writer may have deleted a file before it was mapped.

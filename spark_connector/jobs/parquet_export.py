@@ -20,12 +20,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from pyspark.errors import AnalysisException
 from pyspark.sql import Observation, functions
 
 from kreplica.common.errors import LogDirLocked
 from kreplica.common.types import INT64_MAX
 from kreplica.runtime.storage import FileStorage
 from spark_connector.jobs.records import COLUMNS, JobError, Source, options_of, select
+from spark_connector.jobs.spread import is_remote
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -81,7 +83,7 @@ def export(
     options = options_of(source, startingOffsets="earliest", includeHeaders="true", **limit)
     run = _Run(target, columns, file_rows)
     started = time.monotonic()
-    with _sole_writer(spark, target):
+    with _checked(spark, target) if is_remote(spark) else _sole_writer(spark, target):
         query = (
             spark.readStream.format("kreplica")
             .options(**options)
@@ -95,7 +97,14 @@ def export(
             query.awaitTermination()
         finally:
             query.stop()
-    return Exported(run.rows, run.batches, time.monotonic() - started, _end(query.lastProgress))
+    seconds = time.monotonic() - started
+    if is_remote(spark):
+        # The batches were written in the server's process, which has kept `run`.
+        numbers = [each["batchId"] for each in query.recentProgress]
+        written = spark.read.parquet(target).where(functions.col("batch").isin(numbers)) if numbers else None
+        rows = written.count() if written is not None else 0
+        return Exported(rows, len(numbers), seconds, _end(query.lastProgress))
+    return Exported(run.rows, run.batches, seconds, _end(query.lastProgress))
 
 
 class _Run:
@@ -151,6 +160,27 @@ def check_columns(columns: Sequence[str]) -> None:
         raise JobError("a column is named twice")
     if not set(columns) - set(PARTITIONED_BY):
         raise JobError("name a column besides topic and partition, which become directories")
+
+
+@contextmanager
+def _checked(spark: SparkSession, out: str) -> Iterator[None]:
+    """Check `out` through the server of Spark Connect; only its file system has it.
+
+    Raises JobError if it has files but no checkpoint. A second run at the same time is not noticed.
+    """
+
+    def has_files(path: str) -> bool:
+        try:
+            found = spark.read.format("binaryFile").option("recursiveFileLookup", True).load(path)
+            return bool(found.select("path").limit(1).collect())
+        except AnalysisException as error:
+            if error.getCondition() != "PATH_NOT_FOUND":
+                raise
+            return False
+
+    if has_files(out) and not has_files(f"{out}/{CHECKPOINT}/offsets"):
+        raise JobError(f"{out}: has files but no {CHECKPOINT} saying what they are; name another directory")
+    yield
 
 
 @contextmanager

@@ -157,7 +157,7 @@ def test_what_is_wrong_comes_before_a_traceback(spark: SparkSession, node: Path,
     ("schema", "text"),
     [
         ("offset long, colour string", "unknown column 'colour'; there are key, value, topic"),
-        ("offset long, value string", "column value is binary, not string"),
+        ("offset long, value int", "column value is binary, not int"),
     ],
 )
 def test_a_schema_that_there_is_not(

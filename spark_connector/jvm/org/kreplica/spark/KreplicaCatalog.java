@@ -20,7 +20,7 @@ import org.apache.spark.sql.connector.catalog.Identifier;
 import org.apache.spark.sql.connector.catalog.Table;
 import org.apache.spark.sql.connector.catalog.TableCatalog;
 import org.apache.spark.sql.connector.catalog.TableChange;
-import org.apache.spark.sql.connector.expressions.Transform;
+import org.apache.spark.sql.connector.catalog.TableInfo;
 import org.apache.spark.sql.types.StructType;
 import org.apache.spark.sql.util.CaseInsensitiveStringMap;
 
@@ -91,7 +91,7 @@ public final class KreplicaCatalog implements TableCatalog {
     }
 
     /** Creates a topic with the properties partitions and, in a cluster, replication.factor. */
-    public Table createTable(Identifier identifier, StructType schema, Transform[] partitioning, Map properties)
+    public Table createTable(Identifier identifier, TableInfo info)
         throws TableAlreadyExistsException, NoSuchNamespaceException {
         if (identifier.namespace().length > 0) {
             throw new NoSuchNamespaceException(identifier.namespace());
@@ -100,18 +100,18 @@ public final class KreplicaCatalog implements TableCatalog {
         if (!topic.matches("[a-zA-Z0-9._-]{1,249}") || topic.matches("\\.{1,2}")) {
             throw new ReadException("'" + topic + "' is not a topic's name: use letters, digits, '.', '_' and '-'");
         }
-        if (partitioning.length > 0) {
+        if (info.partitions().length > 0) {
             throw new ReadException("a topic has no columns to be partitioned by: set TBLPROPERTIES ('partitions' = 3)");
         }
-        Columns.check(schema);
-        int partitions = count(properties, PARTITIONS, 1);
+        Columns.check(info.schema());
+        int partitions = count(info.properties(), PARTITIONS, 1);
         if (topics().containsKey(topic)) {
             throw new TableAlreadyExistsException(identifier);
         }
         if (options.containsKey("path")) {
             createDirectories(topic, partitions);
         } else {
-            PythonHalf.createTopic(options, topic, partitions, count(properties, REPLICATION_FACTOR, -1));
+            PythonHalf.createTopic(options, topic, partitions, count(info.properties(), REPLICATION_FACTOR, -1));
         }
         return table(topic, partitions);
     }
@@ -171,7 +171,7 @@ public final class KreplicaCatalog implements TableCatalog {
         return found;
     }
 
-    public Table alterTable(Identifier identifier, TableChange[] changes) {
+    public Table alterTable(Identifier identifier, TableChange... changes) {
         throw new ReadException("a topic is not changed here: use kreplica topic, or Kafka's own tools");
     }
 

@@ -221,28 +221,35 @@ final class KreplicaStream implements MicroBatchStream, SupportsTriggerAvailable
         return new ReaderFactory(schema, new ReadSettings(options), -1, false);
     }
 
-    /** Returns the stream's lag, under the names that Spark's Kafka source uses. */
     public Map metrics(Optional consumed) {
+        return lag(reported, consumed);
+    }
+
+    /** Returns the lag of a stream behind the latest offsets, under the names that Spark's Kafka source uses. */
+    static Map lag(Offset latest, Optional consumed) {
         Map found = new HashMap();
-        if (reported == null || !consumed.isPresent() || reported.offsets.isEmpty()) {
+        if (latest == null || !consumed.isPresent()) {
             return found;
         }
         // Before the first batch of a restarted query, use the checkpoint's form.
+        SortedMap ends = LogOffsets.of(latest.json()).offsets;
         SortedMap reached = LogOffsets.of(((Offset) consumed.get()).json()).offsets;
         long least = Long.MAX_VALUE;
         long most = 0;
         long sum = 0;
-        for (Iterator i = reported.offsets.keySet().iterator(); i.hasNext();) {
+        for (Iterator i = ends.keySet().iterator(); i.hasNext();) {
             Object at = i.next();
-            long behind = offset(reported.offsets, at) - (reached.containsKey(at) ? offset(reached, at) : 0);
-            behind = Math.max(0, behind);
+            long behind = Math.max(0, offset(ends, at) - (reached.containsKey(at) ? offset(reached, at) : 0));
             least = Math.min(least, behind);
             most = Math.max(most, behind);
             sum += behind;
         }
-        found.put("minOffsetsBehindLatest", String.valueOf(least));
-        found.put("maxOffsetsBehindLatest", String.valueOf(most));
-        found.put("avgOffsetsBehindLatest", String.valueOf((double) sum / reported.offsets.size()));
+        if (!ends.isEmpty()) {
+            found.put("minOffsetsBehindLatest", String.valueOf(least));
+            found.put("maxOffsetsBehindLatest", String.valueOf(most));
+            found.put("avgOffsetsBehindLatest", String.valueOf((double) sum / ends.size()));
+            found.put("offsetsBehindLatest", String.valueOf(sum));
+        }
         return found;
     }
 

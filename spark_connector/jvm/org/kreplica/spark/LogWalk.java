@@ -227,13 +227,11 @@ final class LogWalk {
         if (range.next >= 0 && range.next <= start || range.first >= stop) {
             return;
         }
-        if (range.isGone && !skipDamaged) {
-            ReadException.lost(failOnDataLoss, log.at + ": records no longer exist, " + range);
-        } else if (!skipDamaged) {
-            throw new ReadException(log.at + ": damaged records, " + range + "; skipDamaged=true skips them");
-        } else {
-            KreplicaProvider.LOGGER.warn("{}: skipped damaged records, {}", log.at, range);
+        if (!skipDamaged && (failOnDataLoss || !range.isGone)) {
+            throw new ReadException(log.at + ": damaged records, " + range + "; skipDamaged=true skips them"
+                + (range.isGone ? ", and so does failOnDataLoss=false" : ""));
         }
+        KreplicaProvider.LOGGER.warn("{}: skipped damaged records, {}", log.at, range);
         lost.add(range);
     }
 

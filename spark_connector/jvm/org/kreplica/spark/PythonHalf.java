@@ -18,6 +18,7 @@ import java.util.LinkedHashSet;
 import java.util.List;
 import java.util.Locale;
 import java.util.Map;
+import java.util.Optional;
 import java.util.Set;
 import java.util.concurrent.ConcurrentHashMap;
 import java.util.regex.Matcher;
@@ -36,6 +37,8 @@ import org.apache.spark.sql.connector.read.PartitionReaderFactory;
 import org.apache.spark.sql.connector.read.Scan;
 import org.apache.spark.sql.connector.read.ScanBuilder;
 import org.apache.spark.sql.connector.read.streaming.MicroBatchStream;
+import org.apache.spark.sql.connector.read.streaming.Offset;
+import org.apache.spark.sql.connector.read.streaming.ReportsSourceMetrics;
 import org.apache.spark.sql.connector.write.BatchWrite;
 import org.apache.spark.sql.connector.write.DataWriter;
 import org.apache.spark.sql.connector.write.DataWriterFactory;
@@ -255,6 +258,8 @@ public final class PythonHalf {
         }));
 
         private final Object inner;
+        /** The latest offsets that a stream has reported, for its metrics. */
+        private transient Offset latest;
 
         private PlainErrors(Object inner) {
             this.inner = inner;
@@ -267,6 +272,10 @@ public final class PythonHalf {
         /** Returns an object with all interfaces of another, whose calls this handler gets. */
         static Object proxy(Object inner, InvocationHandler handler) {
             Class[] interfaces = interfaces(inner.getClass());
+            if (inner instanceof MicroBatchStream && !(inner instanceof ReportsSourceMetrics)) {
+                interfaces = (Class[]) Arrays.copyOf(interfaces, interfaces.length + 1);
+                interfaces[interfaces.length - 1] = ReportsSourceMetrics.class;
+            }
             return Proxy.newProxyInstance(PlainErrors.class.getClassLoader(), interfaces, handler);
         }
 
@@ -282,11 +291,17 @@ public final class PythonHalf {
             if (method.getName().equals("equals") && arguments != null && arguments.length == 1) {
                 return Boolean.valueOf(inner.equals(plain(arguments[0])));
             }
+            if (method.getDeclaringClass() == ReportsSourceMetrics.class && !(inner instanceof ReportsSourceMetrics)) {
+                return KreplicaStream.lag(latest, (Optional) arguments[0]);
+            }
             Object found;
             try {
                 found = method.invoke(inner, arguments);
             } catch (InvocationTargetException error) {
                 throw declared(method, PythonError.plain(error.getCause()));
+            }
+            if (method.getName().equals("reportLatestOffset")) {
+                latest = (Offset) found;
             }
             if (found != null && PASSED_ON.contains(method.getReturnType())) {
                 return found == inner ? proxy : in(found);
@@ -348,10 +363,6 @@ public final class PythonHalf {
 
         public CustomTaskMetric[] currentMetricsValues() {
             return inner.currentMetricsValues();
-        }
-
-        public void initMetricsValues(CustomTaskMetric[] metrics) {
-            inner.initMetricsValues(metrics);
         }
 
         public void close() throws IOException {
