@@ -37,14 +37,15 @@ def formatted(directory: Path) -> Path:
 
 
 def watched_metrics() -> list[str]:
-    """The names of the metrics that docs/OPERATING.md recommends to watch, those of share groups left out.
+    """The names of the metrics that docs/OPERATING.md recommends to watch, on a node without share groups or TLS.
 
-    They come with the first share group: tests/unit/broker/test_share_fetch_apis.py looks at them.
+    Those come with the first share group or certificate: test_share_fetch_apis.py and test_certificate_watch.py
+    look at them.
     """
     section = (ROOT / "docs/OPERATING.md").read_text().split("## What to watch")[1]
     names = re.findall(r"`((?:kafka|process)_\w+)`", section)
     assert len(names) > 4
-    return [name for name in names if "_Share" not in name]
+    return [name for name in names if "_Share" not in name and "_Certificates" not in name]
 
 
 def flags(directory: Path, port: int) -> list[object]:

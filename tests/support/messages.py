@@ -17,6 +17,7 @@ from kreplica.broker import api_versions
 from kreplica.common.error_code import ErrorCode
 from kreplica.common.message import REQUESTS, RESPONSES, Field, Message, at, fields_of
 
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 IDS = st.one_of(st.none(), st.integers(1, 2**128 - 1).map(lambda number: uuid.UUID(int=number)))
 PLAIN: dict[str, st.SearchStrategy[Any]] = {
     **{f"int{bits}": st.integers(-(1 << bits - 1), (1 << bits - 1) - 1) for bits in (8, 16, 32, 64)},
@@ -28,11 +29,18 @@ PLAIN: dict[str, st.SearchStrategy[Any]] = {
     "timedelta_i32": st.integers(0, 2**31 - 1).map(lambda ms: timedelta(milliseconds=ms)),
     "timedelta_i64": st.integers(0, 2**40).map(lambda ms: timedelta(milliseconds=ms)),
     "datetime_i64": st.integers(0, 2**40).map(
-        lambda ms: datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=ms)
+        lambda ms: EPOCH + timedelta(milliseconds=ms)
     ),
     "string": st.text(st.characters(codec="utf-8"), max_size=8),
     "bytes": st.binary(max_size=8),
     "records": st.binary(max_size=8),
+}
+
+
+# Numbers of ms here, which may be below 0 or far away; kio has times for them, and reads no others.
+OF_TIME = {
+    *("max_lifetime", "renew_period", "expiry_time_period"),
+    *("issue_timestamp", "expiry_timestamp", "max_timestamp"),
 }
 
 
@@ -57,6 +65,8 @@ def messages(kind: type[Message], version: int | None = None) -> st.SearchStrate
 
 def _values(field: Field, version: int) -> st.SearchStrategy[Any]:
     each = PLAIN[field.kind.name] if field.kind else messages(field.structure, version)
+    if field.kind is not None and field.kind.name == "int64" and field.name in OF_TIME:
+        each = st.integers(0, 2**40)
     if field.is_array:
         each = st.lists(each, max_size=3).map(tuple)
     is_nullable = field.is_nullable and version >= field.nullable_since
@@ -87,10 +97,20 @@ def _kio_value(value: Any, entity: type[Any] | None) -> Any:
     assert entity is not None
     return entity(
         **{
-            field.name: _kio_value(getattr(value, field.name), _entity_in(field.type))
+            field.name: _kio_time(
+                _kio_value(getattr(value, field.name), _entity_in(field.type)), field.metadata.get("kafka_type")
+            )
             for field in dataclasses.fields(entity)
         }
     )
+
+
+def _kio_time(value: Any, kind: str | None) -> Any:
+    if isinstance(value, int) and kind == "timedelta_i64":
+        return timedelta(milliseconds=value)
+    if isinstance(value, int) and kind == "datetime_i64":
+        return EPOCH + timedelta(milliseconds=value)
+    return value
 
 
 def _entity_in(hint: Any) -> type[Any] | None:
@@ -107,13 +127,21 @@ def _own_value(value: Any, kind: type[Message] | None) -> Any:
     if not dataclasses.is_dataclass(value):
         return value
     assert kind is not None
-    structures = {field.name: field.structure for field in fields_of(kind)}
+    own = {field.name: field for field in fields_of(kind)}
     return kind(
         **{
-            field.name: _own_value(getattr(value, field.name), structures[field.name])
+            field.name: _own_time(
+                _own_value(getattr(value, field.name), own[field.name].structure), own[field.name]
+            )
             for field in dataclasses.fields(value)
         }
     )
+
+
+def _own_time(value: Any, field: Field) -> Any:
+    if field.kind is None or field.kind.name != "int64" or not isinstance(value, (timedelta, datetime)):
+        return value
+    return (value - EPOCH if isinstance(value, datetime) else value) // timedelta(milliseconds=1)
 
 
 def written(message: Message) -> bytes:

@@ -28,6 +28,8 @@ OURS = {
     "kafka.server:type=FetcherStats,name=DeclinedPartitions,brokerHost,brokerPort,clientId,reason",
     "kafka.server:type=FetcherStats,name=requestTime,brokerHost,brokerPort,clientId",
     "kafka.server:type=FetcherStats,name=totalTime,brokerHost,brokerPort,clientId",
+    # Kafka has it, too, and the recorded list does not.
+    "kafka.server:type=Request,name=exempt-request-time",
     # Of the metadata on each node; Kafka has them in KafkaController and broker-metadata-metrics.
     "kafka.server:type=MetadataLoader,name=LastAppliedRecordOffset",
     "kafka.server:type=MetadataLoader,name=MetadataApplyErrorCount",
