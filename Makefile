@@ -56,7 +56,7 @@ PYTEST := $(BIN)/python -m pytest -p no:benchmark
 INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 INSTALL_SELF := KREPLICA_PURE=1 $(INSTALL) --quiet --no-build-isolation
 
-.PHONY: build test lint format demo bench bench-peers bench-spark bench-curves bench-page settings pictures bench-compare soak sanitize conformance conformance-secured crash kills flips fuzz sim wheels constraints \
+.PHONY: build test lint types format demo bench bench-peers bench-spark bench-curves bench-page settings pictures bench-compare soak sanitize conformance conformance-secured crash kills flips fuzz sim wheels constraints \
 	clean distclean
 
 # ---- environment and build ---------------------------------------------------------------------------
@@ -91,10 +91,20 @@ lint: .make/build
 	ruff check .
 	ruff format --check .
 	cython-lint kreplica
-	mypy
+	$(MAKE) types
 	stubtest --concise --mypy-config-file pyproject.toml --ignore-unused-allowlist --ignore-disjoint-bases \
 		--allowlist tests/tidy/stubtest-allowlist.txt kreplica._core
 	$(PYTEST) tests/tidy --quiet
+
+# mypy finds modules by their files' places: here all packages are where their names say.
+TYPED := build/typed
+types: .make/build
+	rm -rf $(TYPED) && mkdir -p $(TYPED)/kreplica
+	ln -s $(CURDIR)/kreplica/* $(TYPED)/kreplica
+	ln -s $(CURDIR)/bindings $(TYPED)/kreplica/arrow
+	ln -s $(CURDIR)/spark_connector $(TYPED)/kreplica/spark
+	ln -s $(CURDIR)/pyspark_kreplica $(TYPED)
+	cd $(TYPED) && mypy --config-file $(CURDIR)/pyproject.toml --cache-dir $(CURDIR)/.mypy_cache
 
 format: .make/build
 	ruff check --fix .

@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 
 from Cython.Build import cythonize
-from setuptools import Extension, setup
+from setuptools import Extension, find_packages, setup
 from setuptools.command.build_ext import build_ext
 from setuptools.errors import CompileError
 
@@ -89,13 +89,25 @@ class BuildCore(build_ext):
             compiler = " ".join(self.compiler.compiler[:1])
             sys.exit(
                 f"kreplica: cannot compile with {compiler!r}: install a C compiler and Python's headers"
-                " (Debian: apt install gcc python3-dev; macOS: xcode-select --install), or a wheel of kreplica"
+                " (apt install gcc python3-dev, or xcode-select --install), or use a wheel of kreplica"
             )
         super().build_extensions()
 
 
+# Packages whose sources stand beside the package, by their importable names.
+BESIDE = {"kreplica.arrow": "bindings", "kreplica.spark": "spark_connector"}
+
+
+def packages() -> list[str]:
+    """Return all packages; those beside are named as they are imported."""
+    beside = [f"{name}.{each}" for name, folder in BESIDE.items() for each in find_packages(folder)]
+    return [*find_packages(include=["kreplica", "kreplica.*", "pyspark_kreplica"]), *BESIDE, *beside]
+
+
 os.chdir(ROOT)
 setup(
+    packages=packages(),
+    package_dir=BESIDE,
     cmdclass={"build_ext": BuildCore},
     ext_modules=cythonize(
         [] if PURE else [extension(source) for source in sorted(CORE.glob("*.pyx"))],

@@ -12,8 +12,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import kreplica.spark
+
 import kreplica
-import spark_connector
 from bench.peers.spark import processes, session
 
 GIB = 1 << 30
@@ -37,7 +38,7 @@ def grow(directory: Path, gib: int) -> int:
 @contextmanager
 def spark_with_both_readers() -> Iterator[Any]:
     """Yield a session on two cores."""
-    spark_connector.use_java()
+    kreplica.spark.use_java()
     with session(PARTITIONS, []) as spark:
         yield spark
 

@@ -4,7 +4,7 @@
 pyarrow, polars, DuckDB and everything else that supports Arrow's C interface accept it directly.
 """
 
-from bindings.arrow_stream import ArrowStream, scan
-from bindings.partition_directories import PartitionDirectories
+from kreplica.arrow.arrow_stream import ArrowStream, scan
+from kreplica.arrow.partition_directories import PartitionDirectories
 
 __all__ = ["ArrowStream", "PartitionDirectories", "scan"]

@@ -16,7 +16,8 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from bindings.partition_directories import PartitionDirectories, open_log
+from kreplica.arrow.partition_directories import PartitionDirectories, open_log
+
 from kreplica.common.types import TopicPartition
 from kreplica.log.column_reader import COLUMNS, ColumnReader, arrow_batches
 from kreplica.log.damage import Damage

@@ -1,4 +1,4 @@
-"""`python -m bindings.c_flags`: prints the flags that a C compiler needs to build a program with kreplica.h.
+"""`python -m kreplica.arrow.c_flags`: prints a C compiler's flags for a program with kreplica.h.
 
 The flags name kreplica.c, which is compiled into the program, and the library of this interpreter. The
 program must find this interpreter's packages: set KREPLICA_PYTHON to the interpreter, or pass its path to

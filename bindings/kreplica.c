@@ -104,7 +104,7 @@ static int raised(void) {
 static int import_api(void) {
     PyGILState_STATE state = PyGILState_Ensure();
     int code = KREPLICA_OK;
-    PyObject *module = PyImport_ImportModule("bindings.c_api");
+    PyObject *module = PyImport_ImportModule("kreplica.arrow.c_api");
     if (module == NULL) {
         code = raised();
     }
@@ -356,7 +356,7 @@ int kreplica_append(kreplica_log *log, const kreplica_record *records, size_t co
 static int hold(held_records *held, PyObject *piece) {
     Py_ssize_t n;
     if (!PyTuple_Check(piece) || PyTuple_GET_SIZE(piece) != 2 + BUFFERS) {
-        PyErr_SetString(PyExc_TypeError, "bindings.c_api has a different version than kreplica.c");
+        PyErr_SetString(PyExc_TypeError, "kreplica.arrow.c_api has a different version than kreplica.c");
         return -1;
     }
     held->records.count = PyLong_AsLongLong(PyTuple_GET_ITEM(piece, 0));

@@ -3,9 +3,9 @@
  *
  * These functions run the engine of the Python package, including its native core, in this process, with the same
  * recovery, locks and files. Batches, and never single records, are passed between C and Python.
- * `python -m bindings.c_flags` prints the compiler's arguments, including kreplica.c:
+ * `python -m kreplica.arrow.c_flags` prints the compiler's arguments, including kreplica.c:
  *
- *     cc program.c $(python -m bindings.c_flags) -o program
+ *     cc program.c $(python -m kreplica.arrow.c_flags) -o program
  *
  * Errors: a function returns KREPLICA_OK or one of the codes below. After an error nothing was done, and
  * kreplica_error() describes the error.

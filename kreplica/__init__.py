@@ -3,8 +3,9 @@
 A durable, replicated, partitioned log that a program opens like a database. `Log` is the log of a single
 partition. `Cluster` runs brokers and controllers in one process, with real replication; `Simulation` is such
 a cluster under a virtual clock, with injected faults. `embedding` replicates inside a program that makes the
-decisions itself, with `ReplicaManager` and `Partition`; `aio` has Log and Cluster for asyncio. Each name is
-imported on first use, so `import kreplica` alone costs nothing.
+decisions itself, with `ReplicaManager` and `Partition`; `aio` has Log and Cluster for asyncio; `arrow` reads
+many logs as one Arrow stream, and `spark` is a Spark data source. Each name is imported on first use, so
+`import kreplica` alone costs nothing. The last two import this package, and so are not in `__all__`.
 """
 
 from importlib import import_module as _import_module
@@ -62,9 +63,11 @@ _MODULES = {
     "Simulation": "kreplica.cluster.simulation",
     "TopicPartition": "kreplica.common.types",
     "aio": "kreplica.aio",
+    "arrow": "kreplica.arrow",
     "embedding": "kreplica.embedding",
     "enable_logging": "kreplica.runtime.log_output",
     "errors": "kreplica.common.errors",
+    "spark": "kreplica.spark",
 }
 
 

@@ -5,6 +5,6 @@ Spark looks for a `DefaultSource` in each package whose name begins with pyspark
 Thread rule: as Spark's.
 """
 
-from spark_connector.source import KreplicaDataSource as DefaultSource
+from kreplica.spark.source import KreplicaDataSource as DefaultSource
 
 __all__ = ["DefaultSource"]

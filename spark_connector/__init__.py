@@ -1,6 +1,6 @@
 """Read and write kreplica's and Kafka's logs with Spark: `register(spark)`, then format("kreplica").
 
-    spark_connector.register(spark)
+    kreplica.spark.register(spark)
     spark.read.format("kreplica").load("data")
 
 The format has two readers. A session with a JVM of its own reads directories there, with a jar that is built
@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from spark_connector.java_runtime import use_java
-from spark_connector.offsets import lag
+from kreplica.spark.java_runtime import use_java
+from kreplica.spark.offsets import lag
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -23,7 +23,7 @@ __all__ = ["jar", "lag", "register", "use_java"]
 
 def register(spark: SparkSession) -> None:
     """Register format("kreplica") with the session, and let filters use the logs' indexes."""
-    from spark_connector.source import register as register_source
+    from kreplica.spark.source import register as register_source
 
     register_source(spark)
 
@@ -33,6 +33,6 @@ def jar() -> str:
 
     Set `spark.jars` to it where a running session accepts no jar. Raises NoJvmReader.
     """
-    from spark_connector.jvm_reader import jar as made
+    from kreplica.spark.jvm_reader import jar as made
 
     return made()

@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
 from typing import Any, NamedTuple, TypeVar
 
+from kreplica.spark.option_table import OptionError
+
 from kreplica.cli import client_config
 from kreplica.cli.client_config import ClientConfig
 from kreplica.cli.kafka_connection import KafkaConnection, parse_bootstrap
@@ -52,7 +54,6 @@ from kreplica.common.messages.transactions import (
 )
 from kreplica.common.types import TopicPartition
 from kreplica.common.wire import error_of
-from spark_connector.option_table import OptionError
 
 TIMEOUT_S = 60.0
 # A cluster that has never answered is more likely named wrongly than out of order.

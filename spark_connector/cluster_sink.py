@@ -24,6 +24,12 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from kreplica.spark.cluster_client import ClusterClient
+from kreplica.spark.commit_log import CommitLog, Facts, Files, at_of, partition_counts, paths_of
+from kreplica.spark.offsets import LATEST
+from kreplica.spark.producers import IdempotentProducer, TransactionalProducer, sequence_after
+from kreplica.spark.sink_rows import Rows, SinkError, Staged, staged_batches
+
 from kreplica._core.records import batches
 from kreplica.common.errors import (
     InvalidFile,
@@ -37,16 +43,11 @@ from kreplica.common.errors import (
     UnknownProducerId,
 )
 from kreplica.common.types import INT32_MAX, TopicPartition
-from spark_connector.cluster_client import ClusterClient
-from spark_connector.commit_log import CommitLog, Facts, Files, at_of, partition_counts, paths_of
-from spark_connector.offsets import LATEST
-from spark_connector.producers import IdempotentProducer, TransactionalProducer, sequence_after
-from spark_connector.sink_rows import Rows, SinkError, Staged, staged_batches
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch as ArrowRecordBatch
 
-LOGGER = logging.getLogger("spark_connector")
+LOGGER = logging.getLogger("kreplica.spark")
 
 UNCOMMITTED = 0
 TRANSACTIONS, IDEMPOTENT = "transactions", "idempotent"

@@ -10,14 +10,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from kreplica.spark.cluster_client import ClusterClient
+from kreplica.spark.log_source import PIECE_BYTES, PIECE_ROWS, Bounds, LogRange, lost
+from kreplica.spark.offsets import EARLIEST, LATEST
+
 from kreplica._core.arrow import to_arrow
 from kreplica._core.columns import ColumnBuilder
 from kreplica._core.records import batches
 from kreplica.common.errors import CorruptMessage, OffsetOutOfRange, UnknownTopicOrPartition
 from kreplica.common.types import INT64_MAX, TopicPartition
-from spark_connector.cluster_client import ClusterClient
-from spark_connector.log_source import PIECE_BYTES, PIECE_ROWS, Bounds, LogRange, lost
-from spark_connector.offsets import EARLIEST, LATEST
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch as ArrowRecordBatch

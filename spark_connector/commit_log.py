@@ -19,12 +19,12 @@ from contextlib import ExitStack, suppress
 from typing import Any, Protocol
 
 import pyarrow
+from kreplica.arrow.partition_directories import PartitionDirectories
+from kreplica.spark.sink_rows import Staged, StagedFile, staged_batches, sync
 
 import kreplica
-from bindings.partition_directories import PartitionDirectories
 from kreplica.common.errors import InvalidFile
 from kreplica.common.types import TopicPartition
-from spark_connector.sink_rows import Staged, StagedFile, staged_batches, sync
 
 VERSION = 0
 # Its presence says that batches may have been written without this log.

@@ -12,14 +12,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
-from bindings.partition_directories import PartitionDirectories, open_log
+from kreplica.arrow.partition_directories import PartitionDirectories, open_log
+from kreplica.spark.log_source import PIECE_BYTES, PIECE_ROWS, Bounds, LogRange, logger, lost
+from kreplica.spark.path_patterns import matching
+
 from kreplica.common.errors import DamagedLog, InvalidFile, KafkaStorageError, OffsetOutOfRange
 from kreplica.common.types import TopicPartition
 from kreplica.log.column_reader import ColumnReader, arrow_batches
 from kreplica.log.damage import Damage
 from kreplica.log.unified_log import UnifiedLog
-from spark_connector.log_source import PIECE_BYTES, PIECE_ROWS, Bounds, LogRange, logger, lost
-from spark_connector.path_patterns import matching
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch as ArrowRecordBatch

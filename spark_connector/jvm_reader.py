@@ -20,10 +20,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyspark
+from kreplica.spark.java_runtime import cache_directory, version_of
+from kreplica.spark.option_table import as_lines
 from pyspark.find_spark_home import _find_spark_home
-
-from spark_connector.java_runtime import cache_directory, version_of
-from spark_connector.option_table import as_lines
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -87,7 +86,7 @@ def add_to(spark: SparkSession) -> None:
     while loader is not None and loader.getClass().getName() != _LOADER:
         loader = loader.getParent()
     if loader is None:
-        raise NoJvmReader("the running driver accepts no jar: set spark.jars to spark_connector.jar()")
+        raise NoJvmReader("the running driver accepts no jar: set spark.jars to kreplica.spark.jar()")
     loader.addURL(jvm.java.io.File(path).toURI().toURL())
     if not _is_one_process(spark):
         spark.sparkContext._jsc.addJar(path)

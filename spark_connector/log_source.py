@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pyarrow import RecordBatch as ArrowRecordBatch
 
 
-logger = logging.getLogger("spark_connector")
+logger = logging.getLogger("kreplica.spark")
 
 # Limits of a batch of rows passed to Spark: as many rows as Spark's own readers use, and bounded memory.
 PIECE_ROWS = 1 << 15

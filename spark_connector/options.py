@@ -14,11 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from kreplica.cli import client_config
-from kreplica.common.errors import InvalidConfig
-from kreplica.common.types import INT32_MAX, INT64_MAX
-from spark_connector import topic_pattern
-from spark_connector.offsets import (
+from kreplica.spark import topic_pattern
+from kreplica.spark.offsets import (
     EARLIEST,
     LATEST,
     OffsetsByPartition,
@@ -26,7 +23,11 @@ from spark_connector.offsets import (
     parse_offsets,
     parse_timestamps,
 )
-from spark_connector.option_table import OptionError, Place, Use, check
+from kreplica.spark.option_table import OptionError, Place, Use, check
+
+from kreplica.cli import client_config
+from kreplica.common.errors import InvalidConfig
+from kreplica.common.types import INT32_MAX, INT64_MAX
 
 # How to connect to a cluster, by Kafka's names.
 SECURITY = (
@@ -128,9 +129,7 @@ def parse_read(given: Mapping[str, str], *, streaming: bool) -> ReadOptions:
     check(given, Use.STREAM if streaming else Use.BATCH, _place(servers))
     options.refuse_jvm()
     if options.has("value.format"):
-        raise OptionError(
-            "value.format: values are decoded in Spark's JVM, which lacks spark_connector.jar()"
-        )
+        raise OptionError("value.format: values are decoded in Spark's JVM, which lacks kreplica.spark.jar()")
     starting = _position(options, "starting", LATEST if streaming else EARLIEST)
     ending = _position(options, "ending", LATEST)
     if not streaming:

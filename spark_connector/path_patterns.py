@@ -10,7 +10,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator
 
-from spark_connector.option_table import OptionError
+from kreplica.spark.option_table import OptionError
 
 _SPECIAL = re.compile(r"[*?\[{]")
 _BRACES = re.compile(r"\{([^{}]*)\}")

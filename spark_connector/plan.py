@@ -10,11 +10,12 @@ import re
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
+from kreplica.spark.log_source import Bounds, LogRange, LogSource, lost
+from kreplica.spark.offsets import EARLIEST, LATEST, flat
+from kreplica.spark.option_table import OptionError
+from kreplica.spark.options import Position, ReadOptions, Subscription
+
 from kreplica.common.types import TopicPartition
-from spark_connector.log_source import Bounds, LogRange, LogSource, lost
-from spark_connector.offsets import EARLIEST, LATEST, flat
-from spark_connector.option_table import OptionError
-from spark_connector.options import Position, ReadOptions, Subscription
 
 Offsets = dict[TopicPartition, int]
 

@@ -11,6 +11,8 @@ from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from kreplica.spark.cluster_client import GROUP, TRANSACTION, ClusterClient
+
 from kreplica._core.arrow import record_columns
 from kreplica._core.batch_builder import BatchBuilder
 from kreplica.common.errors import DuplicateSequenceNumber, OperationNotAttempted
@@ -27,7 +29,6 @@ from kreplica.common.messages.transactions import (
 )
 from kreplica.common.types import INT32_MAX, TopicPartition
 from kreplica.runtime.clock import SystemClock
-from spark_connector.cluster_client import GROUP, TRANSACTION, ClusterClient
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch as ArrowRecordBatch

@@ -14,6 +14,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from kreplica.spark import plan
+from kreplica.spark.log_source import LogRange, LogSource, lost
+from kreplica.spark.offsets import from_json, to_json
+from kreplica.spark.options import ReadOptions
+from kreplica.spark.plan import Offsets
+from kreplica.spark.schema import RowShape
+from kreplica.spark.worker import settle
 from pyspark.sql.datasource import (
     DataSourceReader,
     DataSourceStreamReader,
@@ -37,13 +44,6 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from kreplica.common.types import TopicPartition
-from spark_connector import plan
-from spark_connector.log_source import LogRange, LogSource, lost
-from spark_connector.offsets import from_json, to_json
-from spark_connector.options import ReadOptions
-from spark_connector.plan import Offsets
-from spark_connector.schema import RowShape
-from spark_connector.worker import settle
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch as ArrowRecordBatch
@@ -101,12 +101,12 @@ def source_of(options: ReadOptions) -> LogSource:
     """Return the source that the options name. Raises KreplicaError."""
     # Imported here, because a worker uses only one of them.
     if options.bootstrap_servers is not None:
-        from spark_connector.cluster_source import ClusterSource
+        from kreplica.spark.cluster_source import ClusterSource
 
         return ClusterSource(
             options.bootstrap_servers, options.isolation, options.fail_on_data_loss, options.security
         )
-    from spark_connector.directory_source import DirectorySource
+    from kreplica.spark.directory_source import DirectorySource
 
     return DirectorySource(
         options.paths,

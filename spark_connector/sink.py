@@ -16,6 +16,12 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from kreplica.spark.cluster_client import ClusterClient
+from kreplica.spark.cluster_sink import Cluster, Scratch, this_machine
+from kreplica.spark.commit_log import LogDirectory
+from kreplica.spark.options import WriteOptions
+from kreplica.spark.sink_rows import Rows, SinkError, Staged, StagedFile, Staging, check_schema
+from kreplica.spark.worker import settle
 from pyspark import TaskContext
 from pyspark.sql.datasource import (
     DataSourceArrowWriter,
@@ -23,13 +29,6 @@ from pyspark.sql.datasource import (
     WriterCommitMessage,
 )
 from pyspark.sql.types import StructType
-
-from spark_connector.cluster_client import ClusterClient
-from spark_connector.cluster_sink import Cluster, Scratch, this_machine
-from spark_connector.commit_log import LogDirectory
-from spark_connector.options import WriteOptions
-from spark_connector.sink_rows import Rows, SinkError, Staged, StagedFile, Staging, check_schema
-from spark_connector.worker import settle
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch as ArrowRecordBatch

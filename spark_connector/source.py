@@ -5,6 +5,12 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
+from kreplica.spark import jvm_reader
+from kreplica.spark import schema as schemas
+from kreplica.spark.options import parse_read, parse_write
+from kreplica.spark.readers import KreplicaReader, KreplicaStreamReader
+from kreplica.spark.sink import KreplicaStreamWriter, KreplicaWriter
+from kreplica.spark.topics_source import KreplicaTopics
 from pyspark.errors import PySparkException
 from pyspark.sql.datasource import (
     DataSource,
@@ -14,13 +20,6 @@ from pyspark.sql.datasource import (
     DataSourceWriter,
 )
 from pyspark.sql.types import StructType
-
-from spark_connector import jvm_reader
-from spark_connector import schema as schemas
-from spark_connector.options import parse_read, parse_write
-from spark_connector.readers import KreplicaReader, KreplicaStreamReader
-from spark_connector.sink import KreplicaStreamWriter, KreplicaWriter
-from spark_connector.topics_source import KreplicaTopics
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -8,6 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 
+from kreplica.spark.cluster_client import ClusterClient
+from kreplica.spark.commit_log import partition_counts
+from kreplica.spark.options import parse_connection
 from pyspark.sql import Row
 from pyspark.sql.datasource import (
     DataSource,
@@ -17,10 +20,6 @@ from pyspark.sql.datasource import (
     WriterCommitMessage,
 )
 from pyspark.sql.types import StructType
-
-from spark_connector.cluster_client import ClusterClient
-from spark_connector.commit_log import partition_counts
-from spark_connector.options import parse_connection
 
 
 class KreplicaTopics(DataSource):

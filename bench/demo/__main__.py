@@ -16,12 +16,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
+from kreplica.spark.java_runtime import NoJavaRuntime
+
 from bench.demo.demo import Demo
 from bench.demo.flights import NoFlights, load
 from bench.demo.producing import ProducingFailed
 from bench.demo.telling import Teller
 from bench.demo.watching import NotInTime
-from spark_connector.java_runtime import NoJavaRuntime
 
 DIRECTORY = Path(__file__).parents[2] / "build" / "demo"
 IMAGE = "flights.png"

@@ -17,7 +17,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-import spark_connector
+import kreplica.spark
+
 from bench.demo.flights import NUMBER
 from bench.demo.sums import FEWEST_DEPARTURES, Route, RouteSums, Sums, WorstRoutes
 
@@ -59,7 +60,7 @@ def session(directory: Path) -> Iterator[SparkSession]:
     """
     from pyspark.sql import SparkSession
 
-    spark_connector.use_java()
+    kreplica.spark.use_java()
     directory.mkdir(parents=True, exist_ok=True)
     # Spark's workers are new processes; they use this interpreter and this tree's packages.
     os.environ["PYSPARK_PYTHON"] = sys.executable
@@ -90,7 +91,7 @@ def session(directory: Path) -> Iterator[SparkSession]:
     gateway = spark.sparkContext._gateway
     try:
         signal.signal(signal.SIGINT, handler)
-        spark_connector.register(spark)
+        kreplica.spark.register(spark)
         yield spark
         spark.stop()
         gateway.shutdown()

@@ -22,15 +22,15 @@ from pathlib import Path
 from typing import Any
 
 import confluent_kafka
+import kreplica.spark
 from confluent_kafka.admin import AdminClient, NewTopic
+from kreplica.spark.jvm_reader import CHECKPOINTS_SETTING
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from rich.console import Console
 
 import kreplica
-import spark_connector
 from bench.peers.rows import KAFKA, OURS, Row, print_figure, table_of, write
-from spark_connector.jvm_reader import CHECKPOINTS_SETTING
 from tests.conformance.kafka_peer import Node, missing, spark_jars
 
 ROOT = Path(__file__).parents[2]
@@ -122,7 +122,7 @@ def session(cores: int, jars: list[str]) -> Iterator[SparkSession]:
     if jars:
         builder = builder.config("spark.jars", ",".join(jars))
     spark = builder.getOrCreate()
-    spark_connector.register(spark)
+    kreplica.spark.register(spark)
     try:
         yield spark
     finally:
@@ -313,7 +313,7 @@ def main() -> None:
     asked = parser.parse_args()
     if asked.kafka and (reason := missing()):
         raise SystemExit(f"Kafka is not available: {reason}")
-    spark_connector.use_java()
+    kreplica.spark.use_java()
     shutil.rmtree(SCRATCH, ignore_errors=True)
     SCRATCH.mkdir(parents=True)
     counts = {size: asked.rows if size == SIZES[0] else asked.rows // 5 for size in SIZES}

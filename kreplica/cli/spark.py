@@ -1,6 +1,6 @@
 """`--engine spark`: the same commands on Spark, for archives larger than one machine.
 
-Only this file of the package uses spark_connector. It is imported when a command runs, so other commands do
+Only this file of the commands uses kreplica.spark. It is imported when a command runs, so other commands do
 not need pyspark.
 """
 
@@ -33,7 +33,7 @@ def verify(paths: Sequence[str], master: str, as_json: bool) -> int:
     """Run `verify` on Spark, with the output of kreplica.cli.verify.run in another order."""
 
     def run(spark: SparkSession) -> int:
-        from spark_connector import jobs
+        from kreplica.spark import jobs
 
         rows = jobs.verify(spark, paths).toLocalIterator()
         problems = (Problem(row.path, row.kind, row.text, row.offset, row.position) for row in rows)
@@ -46,7 +46,7 @@ def diff(left: str, right: str, by_record: bool, master: str, as_json: bool) -> 
     """Run `diff` on Spark, with the output of kreplica.cli.diff.run."""
 
     def run(spark: SparkSession) -> int:
-        from spark_connector import jobs
+        from kreplica.spark import jobs
 
         rows = jobs.compare(spark, left, right, by_record=by_record).orderBy("topic", "partition")
         facts = (json.loads(row.report) for row in rows.toLocalIterator())
@@ -66,7 +66,7 @@ def offsets(
     """Run `offsets` on Spark, with the output of kreplica.cli.offsets.run."""
 
     def run(spark: SparkSession) -> int:
-        from spark_connector.jobs import offsets_table
+        from kreplica.spark.jobs import offsets_table
 
         rows = offsets_table.rows(spark, paths, topics=topics, level=isolation, group=group)
         offsets_command.report(rows, as_json)
@@ -99,7 +99,7 @@ def export(
     }
 
     def run(spark: SparkSession) -> int:
-        from spark_connector import jobs
+        from kreplica.spark import jobs
 
         try:
             write = jobs.export_latest if latest else jobs.export
@@ -121,7 +121,7 @@ def _with_spark(master: str, command: Callable[[SparkSession], int]) -> int:
     try:
         from pyspark.errors import PySparkException
 
-        from spark_connector.java_runtime import NoJavaRuntime
+        from kreplica.spark.java_runtime import NoJavaRuntime
     except ImportError as error:
         package = (error.name or "").partition(".")[0]
         if package not in ("pyspark", "py4j", "pyarrow"):
@@ -148,12 +148,12 @@ def _session(master: str) -> Iterator[SparkSession]:
     """
     from pyspark.sql import SparkSession
 
-    import spark_connector
+    import kreplica.spark
 
     running = SparkSession.getActiveSession()
     session = _new_session(master) if running is None else running
     try:
-        spark_connector.register(session)
+        kreplica.spark.register(session)
         yield session
     finally:
         if running is None:
@@ -163,9 +163,9 @@ def _session(master: str) -> Iterator[SparkSession]:
 def _new_session(master: str) -> SparkSession:
     from pyspark.sql import SparkSession
 
-    import spark_connector
+    import kreplica.spark
 
-    spark_connector.use_java()
+    kreplica.spark.use_java()
     builder = (
         SparkSession.builder.master(master)
         .appName("kreplica")
@@ -187,6 +187,6 @@ def _told(text: str) -> str:
     """Return the essential line of one of Spark's messages, which contain whole stacks: kreplica's error if
     there is one, else the last of Python's, else the first line."""
     found = [match for line in text.splitlines() if (match := _ERROR.fullmatch(line.strip()))]
-    own = [match["said"] for match in found if match["package"] in ("kreplica", "spark_connector")]
+    own = [match["said"] for match in found if match["package"] == "kreplica"]
     others = [match["said"] for match in found if match["package"] == "pyspark"]
     return (own or others or [text.strip().partition("\n")[0]])[-1]

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from kreplica.spark.jobs.spread import Row, spread
 from pyspark.sql.functions import explode
 from pyspark.sql.types import ArrayType, IntegerType, LongType, StringType, StructField, StructType
 
@@ -21,7 +22,6 @@ from kreplica.log.file_names import parse_directory_name
 from kreplica.log.verify import total_bytes
 from kreplica.runtime.clock import SystemClock
 from kreplica.runtime.storage import FileStorage
-from spark_connector.jobs.spread import Row, spread
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

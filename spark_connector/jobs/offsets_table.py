@@ -12,6 +12,8 @@ from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
+from kreplica.spark.jobs.records import JobError, Path, local_paths
+from kreplica.spark.jobs.spread import Row, spread
 from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType
 
 from kreplica.common.errors import InvalidFile
@@ -20,8 +22,6 @@ from kreplica.log.record_counts import LogBounds, RecordCounts, bounds_of, count
 from kreplica.log.replica_directories import Replica, open_replica
 from kreplica.runtime.clock import SystemClock
 from kreplica.runtime.storage import FileStorage
-from spark_connector.jobs.records import JobError, Path, local_paths
-from spark_connector.jobs.spread import Row, spread
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

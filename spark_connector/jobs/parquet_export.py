@@ -20,14 +20,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from kreplica.spark.jobs.records import COLUMNS, JobError, Source, options_of, select
+from kreplica.spark.jobs.spread import is_remote
 from pyspark.errors import AnalysisException
 from pyspark.sql import Observation, functions
 
 from kreplica.common.errors import LogDirLocked
 from kreplica.common.types import INT64_MAX
 from kreplica.runtime.storage import FileStorage
-from spark_connector.jobs.records import COLUMNS, JobError, Source, options_of, select
-from spark_connector.jobs.spread import is_remote
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

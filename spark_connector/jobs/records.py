@@ -11,9 +11,8 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, TypeAlias
 
+from kreplica.spark.schema import HEADERS
 from pyspark.sql import functions
-
-from spark_connector.schema import HEADERS
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

@@ -12,6 +12,8 @@ from dataclasses import asdict
 from itertools import chain
 from typing import TYPE_CHECKING
 
+from kreplica.spark.jobs.records import Path, local_paths
+from kreplica.spark.jobs.spread import Row, spread
 from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType
 
 from kreplica.common.errors import InvalidFile
@@ -19,8 +21,6 @@ from kreplica.log.file_names import parse_directory_name
 from kreplica.log.verify import Part, PartKind, Problem, holds_log, parts, verify_part
 from kreplica.raft.metadata_log_directory import METADATA_LOG, verify_snapshots
 from kreplica.runtime.storage import FileStorage
-from spark_connector.jobs.records import Path, local_paths
-from spark_connector.jobs.spread import Row, spread
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

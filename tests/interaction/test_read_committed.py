@@ -12,9 +12,9 @@ import polars
 import pytest
 from typer.testing import CliRunner
 
-import bindings
 import kreplica
 import kreplica.aio
+from kreplica import arrow
 from kreplica.cli.app import app
 from tests.support.transaction_history import HistoryWriter
 
@@ -51,10 +51,10 @@ def by_every_reader(path: Path, scratch: Path) -> Iterator[tuple[str, Rows]]:
         both += log.read(middle, isolation="txn_committed")
         yield "in two parts", [(each.offset, each.value) for each in both]
     for views in (False, True):
-        stream = bindings.scan(path, columns=["offset", "value"], isolation="txn_committed", views=views)
+        stream = arrow.scan(path, columns=["offset", "value"], isolation="txn_committed", views=views)
         table = stream.to_arrow()
         yield f"scan, views={views}", of_columns(table["offset"].to_pylist(), table["value"].to_pylist())
-    stream = bindings.scan(path, columns=["offset", "value"], isolation="txn_committed")
+    stream = arrow.scan(path, columns=["offset", "value"], isolation="txn_committed")
     frame = polars.from_arrow(stream.to_arrow())
     yield "Polars", of_columns(frame["offset"].to_list(), frame["value"].to_list())
     yield "DuckDB", duckdb.sql("select * from stream order by 1").fetchall()

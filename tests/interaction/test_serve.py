@@ -37,10 +37,10 @@ def formatted(directory: Path) -> Path:
 
 
 def watched_metrics() -> list[str]:
-    """The names of the metrics that docs/OPERATING.md recommends to watch, on a node without share groups or TLS.
+    """The names of the metrics that docs/OPERATING.md recommends to watch on every node.
 
-    Those come with the first share group or certificate: test_share_fetch_apis.py and test_certificate_watch.py
-    look at them.
+    Others come with the first share group or certificate: test_share_fetch_apis.py and
+    test_certificate_watch.py look at them.
     """
     section = (ROOT / "docs/OPERATING.md").read_text().split("## What to watch")[1]
     names = re.findall(r"`((?:kafka|process)_\w+)`", section)

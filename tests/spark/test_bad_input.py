@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kreplica.spark.option_table import OptionError
+from kreplica.spark.schema import SchemaError
+from kreplica.spark.source import KreplicaDataSource
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
 import kreplica
 from kreplica.common.errors import KreplicaError
-from spark_connector.option_table import OptionError
-from spark_connector.schema import SchemaError
-from spark_connector.source import KreplicaDataSource
 from tests.support.spark_session import READERS, reading_by
 
 

@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kreplica.spark.log_source import DataLossError
+from kreplica.spark.option_table import OptionError
+from kreplica.spark.options import parse_read
+from kreplica.spark.readers import KreplicaReader
+from kreplica.spark.schema import SCHEMA
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 import kreplica
-from spark_connector.log_source import DataLossError
-from spark_connector.option_table import OptionError
-from spark_connector.options import parse_read
-from spark_connector.readers import KreplicaReader
-from spark_connector.schema import SCHEMA
 from tests.support.spark_session import reading_by
 
 T0 = 1_700_000_000_000
@@ -227,7 +227,7 @@ def test_retention_between_the_plan_and_the_read(tmp_path: Path) -> None:
 
 
 def test_retention_takes_nothing_from_under_a_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("spark_connector.directory_source.PIECE_ROWS", 1)
+    monkeypatch.setattr("kreplica.spark.directory_source.PIECE_ROWS", 1)
     with kreplica.Log.open(tmp_path / "t-0", segment_bytes=500, retention_bytes=500) as log:
         for n in range(40):
             log.append([b"%d" % n])

@@ -12,14 +12,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import kreplica.spark
 import pytest
+from kreplica.spark.jvm_reader import CHECKPOINTS, CHECKPOINTS_SETTING
+from kreplica.spark.worker import settle
 from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
 import kreplica
-import spark_connector
-from spark_connector.jvm_reader import CHECKPOINTS, CHECKPOINTS_SETTING
-from spark_connector.worker import settle
 from tests.support.spark_session import READERS
 
 HADOOPS = "org.apache.spark.sql.execution.streaming.checkpointing.FileContextBasedCheckpointFileManager"
@@ -191,7 +191,7 @@ def test_what_is_no_plain_local_directory_is_left_to_spark(spark: SparkSession, 
 def test_registering_keeps_what_a_session_has_chosen(spark: SparkSession) -> None:
     assert spark.conf.get(CHECKPOINTS_SETTING) == CHECKPOINTS
     with written_by(spark, HADOOPS):
-        spark_connector.register(spark)
+        kreplica.spark.register(spark)
         assert spark.conf.get(CHECKPOINTS_SETTING) == HADOOPS
 
 

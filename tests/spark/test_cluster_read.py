@@ -9,17 +9,17 @@ import pyarrow
 import pytest
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
+from kreplica.spark import cluster_client
+from kreplica.spark.log_source import DataLossError
+from kreplica.spark.option_table import OptionError
+from kreplica.spark.options import parse_read
+from kreplica.spark.readers import KreplicaReader, KreplicaStreamReader
+from kreplica.spark.schema import SCHEMA, SCHEMA_WITH_HEADERS
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 import kreplica
 from kreplica.common.errors import NetworkException
-from spark_connector import cluster_client
-from spark_connector.log_source import DataLossError
-from spark_connector.option_table import OptionError
-from spark_connector.options import parse_read
-from spark_connector.readers import KreplicaReader, KreplicaStreamReader
-from spark_connector.schema import SCHEMA, SCHEMA_WITH_HEADERS
 
 TIMEOUT_S = 60
 

@@ -8,17 +8,17 @@ from typing import Any
 
 import pyarrow
 import pytest
+from kreplica.spark.cluster_client import ClusterClient
+from kreplica.spark.cluster_sink import Cluster
+from kreplica.spark.commit_log import CommitLog
+from kreplica.spark.producers import IdempotentProducer, sequence_after
+from kreplica.spark.sink_rows import Rows, StagedFile, Staging
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 import kreplica
 from kreplica.common.errors import InvalidFile
 from kreplica.common.types import INT32_MAX, TopicPartition
-from spark_connector.cluster_client import ClusterClient
-from spark_connector.cluster_sink import Cluster
-from spark_connector.commit_log import CommitLog
-from spark_connector.producers import IdempotentProducer, sequence_after
-from spark_connector.sink_rows import Rows, StagedFile, Staging
 
 TIMEOUT_S = 60
 TOPICS = ("batch", "transactions", "idempotent", "commits", "order", "stranger", "sequences")
@@ -148,7 +148,7 @@ def test_a_commit_that_was_cut_off_is_carried_out(
     with monkeypatch.context() as patch:
         patch.setattr(ClusterClient, "produce", dying)
         if before == 3:
-            patch.setattr("spark_connector.commit_log.os.replace", fail_for("committed"))
+            patch.setattr("kreplica.spark.commit_log.os.replace", fail_for("committed"))
         with pytest.raises(KeyboardInterrupt):
             commits.commit(1, files)
     assert commits.commit(1, stage(commits, 1, "commits", rows(5, 4, 3, 2, 1)))

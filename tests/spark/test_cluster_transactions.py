@@ -10,6 +10,11 @@ from typing import Any
 
 import pyarrow
 import pytest
+from kreplica.spark import cluster_sink, sink_rows
+from kreplica.spark.cluster_client import ClusterClient
+from kreplica.spark.cluster_sink import IDEMPOTENT, TRANSACTIONS, Cluster, Scratch, this_machine
+from kreplica.spark.offsets import LATEST
+from kreplica.spark.sink_rows import Rows, SinkError, Staged, Staging
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
@@ -18,11 +23,6 @@ from kreplica.common.errors import InvalidTransactionTimeout, MessageTooLarge, T
 from kreplica.common.messages.data import ProduceRequest
 from kreplica.common.messages.transactions import EndTxnRequest
 from kreplica.common.types import TopicPartition
-from spark_connector import cluster_sink, sink_rows
-from spark_connector.cluster_client import ClusterClient
-from spark_connector.cluster_sink import IDEMPOTENT, TRANSACTIONS, Cluster, Scratch, this_machine
-from spark_connector.offsets import LATEST
-from spark_connector.sink_rows import Rows, SinkError, Staged, Staging
 from tests.support.failing_tasks import ROWS
 from tests.support.polling import wait_until
 from tests.support.serving import environment

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 from confluent_kafka.admin import AdminClient
+from kreplica.spark.cluster_source import ClusterSource
+from kreplica.spark.log_source import DataLossError, LogRange
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 import kreplica
 from kreplica.common.types import TopicPartition
-from spark_connector.cluster_source import ClusterSource
-from spark_connector.log_source import DataLossError, LogRange
 from tests.support.polling import wait_until
 from tests.support.spark_session import reading_by
 

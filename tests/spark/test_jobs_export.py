@@ -10,6 +10,9 @@ from typing import Any
 
 import pyarrow.dataset
 import pytest
+from kreplica.spark import jobs
+from kreplica.spark.jobs import parquet_export
+from kreplica.spark.jobs.parquet_export import CHECKPOINT
 from pyarrow import parquet
 from pyspark.sql import DataFrame, SparkSession
 from typer.testing import CliRunner
@@ -17,9 +20,6 @@ from typer.testing import CliRunner
 import kreplica
 from kreplica.cli.app import app
 from kreplica.runtime.storage import FileStorage
-from spark_connector import jobs
-from spark_connector.jobs import parquet_export
-from spark_connector.jobs.parquet_export import CHECKPOINT
 from tests.conformance.expectation import FIXTURES
 from tests.support.spark_session import reading_by
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from kreplica.spark import jobs
 from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
@@ -12,7 +13,6 @@ import kreplica
 from kreplica.cli.app import app
 from kreplica.common.errors import InvalidFile
 from kreplica.log import record_counts
-from spark_connector import jobs
 from tests.conformance.expectation import FIXTURES
 
 KAFKA = FIXTURES / "clean" / "logs"

@@ -10,6 +10,8 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from kreplica.spark import jobs
+from kreplica.spark.jobs.spread import shared_out
 from pyspark.sql import DataFrame, SparkSession
 from typer.testing import CliRunner
 
@@ -18,8 +20,6 @@ from kreplica.common.errors import InvalidFile
 from kreplica.log.verify import Problem, verify
 from kreplica.raft.metadata_log_directory import verify_snapshots
 from kreplica.runtime.storage import FileStorage
-from spark_connector import jobs
-from spark_connector.jobs.spread import shared_out
 from tests.conformance.expectation import FIXTURES
 from tests.unit.log.diff.replicas import batch, replica
 

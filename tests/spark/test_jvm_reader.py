@@ -16,14 +16,14 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import kreplica.spark
 import pytest
+from kreplica.spark import jvm_reader
 from pyspark import SparkContext
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, Row, SparkSession
 
 import kreplica
-import spark_connector
-from spark_connector import jvm_reader
 from tests.conformance.expectation import FIXTURES
 from tests.support.polling import wait_until
 
@@ -58,10 +58,10 @@ def fill(directory: Path, batches: int, size: int = 5, **options: Any) -> None:
 def test_the_jar_is_made_once_and_of_the_same_bytes(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = Path(spark_connector.jar())
+    made = Path(kreplica.spark.jar())
     assert made.exists()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    again = Path(spark_connector.jar())
+    again = Path(kreplica.spark.jar())
     assert again.name == made.name
     assert again.read_bytes() == made.read_bytes()
     assert [path.name for path in again.parent.iterdir()] == [made.name]
@@ -146,7 +146,7 @@ def test_a_session_without_a_jvm_has_the_python_reader(caplog: pytest.LogCapture
 
     session: Any = Connect()
     with caplog.at_level("INFO"):
-        spark_connector.register(session)
+        kreplica.spark.register(session)
     assert session.registered == ["kreplica"]
     assert "the JVM reader is not available: a Spark Connect session" in caplog.text
 
@@ -323,7 +323,7 @@ def context(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sp
     yield spark.sparkContext
     spark.sparkContext.pythonExec = chosen
     monkeypatch.undo()
-    spark_connector.register(spark)
+    kreplica.spark.register(spark)
 
 
 def test_workers_here_run_the_drivers_python(
@@ -331,7 +331,7 @@ def test_workers_here_run_the_drivers_python(
 ) -> None:
     fill(tmp_path / "t-0", 2)
     context.pythonExec = "python3-that-is-not-there"
-    spark_connector.register(spark)
+    kreplica.spark.register(spark)
     assert read(spark, tmp_path, reader="python").count() == 10
 
 
@@ -345,7 +345,7 @@ def test_another_python_is_named_first(
     other.chmod(0o755)
     monkeypatch.setenv("PYSPARK_PYTHON", str(other))
     context.pythonExec = str(other)
-    spark_connector.register(spark)
+    kreplica.spark.register(spark)
     said = f"^Spark's workers run another Python than the driver: set PYSPARK_PYTHON to {sys.executable}\n"
     with pytest.raises(PySparkException, match=re.escape(said[1:-1])) as raised:
         read(spark, tmp_path, reader="python").count()
@@ -423,5 +423,5 @@ def test_a_checkpoint_may_change_the_reader(spark: SparkSession, tmp_path: Path)
         row.offset for row in spark.read.parquet(str(tmp_path / "out")).where("partition = 0").collect()
     ]
     assert sorted(offsets) == list(range(25))
-    assert sum(spark_connector.lag(progress).values()) == 0
+    assert sum(kreplica.spark.lag(progress).values()) == 0
     assert json.loads(progress.sources[0].endOffset) == {"t": {"0": 25, "1": 5, "2": 5, "3": 5}}

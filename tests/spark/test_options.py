@@ -9,16 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kreplica.spark.option_table import OptionError, as_markdown
+from kreplica.spark.options import parse_read, parse_write
+from kreplica.spark.schema import SchemaError
+from kreplica.spark.sink_rows import SinkError
+from kreplica.spark.source import KreplicaDataSource
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StringType, StructField, StructType
 
 import kreplica
-from spark_connector.option_table import OptionError, as_markdown
-from spark_connector.options import parse_read, parse_write
-from spark_connector.schema import SchemaError
-from spark_connector.sink_rows import SinkError
-from spark_connector.source import KreplicaDataSource
 
 
 @pytest.fixture(scope="module")

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from kreplica.spark.option_table import OptionError
+from kreplica.spark.path_patterns import matching
 from pyspark.sql import SparkSession
 
 import kreplica
-from spark_connector.option_table import OptionError
-from spark_connector.path_patterns import matching
 
 
 @pytest.fixture(scope="module")

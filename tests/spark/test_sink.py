@@ -7,14 +7,9 @@ from typing import Any
 
 import pyarrow
 import pytest
-from pyspark.sql import SparkSession
-from pyspark.sql.types import StructType
-
-import kreplica
-from kreplica.common.errors import InvalidFile, MessageTooLarge
-from spark_connector import commit_log
-from spark_connector.commit_log import CommitLog, LogDirectory
-from spark_connector.sink_rows import (
+from kreplica.spark import commit_log
+from kreplica.spark.commit_log import CommitLog, LogDirectory
+from kreplica.spark.sink_rows import (
     HEADERS,
     Rows,
     SinkError,
@@ -23,6 +18,11 @@ from spark_connector.sink_rows import (
     check_schema,
     staged_batches,
 )
+from pyspark.sql import SparkSession
+from pyspark.sql.types import StructType
+
+import kreplica
+from kreplica.common.errors import InvalidFile, MessageTooLarge
 
 
 def values(directory: Path) -> list[bytes | None]:

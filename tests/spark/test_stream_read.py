@@ -7,20 +7,20 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import kreplica.spark
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from kreplica.spark.directory_source import DirectorySource
+from kreplica.spark.log_source import Bounds, DataLossError
+from kreplica.spark.options import parse_read
+from kreplica.spark.readers import KreplicaStreamReader, shared_out
+from kreplica.spark.schema import SCHEMA
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows, ReadMinRows
 
 import kreplica
-import spark_connector
 from kreplica.common.types import TopicPartition
-from spark_connector.directory_source import DirectorySource
-from spark_connector.log_source import Bounds, DataLossError
-from spark_connector.options import parse_read
-from spark_connector.readers import KreplicaStreamReader, shared_out
-from spark_connector.schema import SCHEMA
 from tests.support.spark_session import reading_by
 
 
@@ -87,7 +87,7 @@ def test_every_record_once_over_restarts(spark: SparkSession, tmp_path: Path) ->
     progress = run_once(spark, node, work, maxOffsetsPerTrigger=6)
     batches = [each for each in progress if each.numInputRows]
     assert [each.numInputRows for each in batches] == [6, 6, 2]
-    assert [sum(spark_connector.lag(each).values()) for each in batches] == [8, 2, 0]
+    assert [sum(kreplica.spark.lag(each).values()) for each in batches] == [8, 2, 0]
     append(node / "t-0", 3)
     append(node / "t-2", 5)  # a partition that is new
     run_once(spark, node, work)
@@ -136,7 +136,7 @@ def test_limits(tmp_path: Path) -> None:
 
 def test_a_batch_waits_until_it_is_worth_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [1000.0]
-    monkeypatch.setattr("spark_connector.readers.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("kreplica.spark.readers.time.monotonic", lambda: now[0])
     append(tmp_path / "t-0", 2)
     stream = stream_reader(tmp_path, minOffsetsPerTrigger="5", maxTriggerDelay="10s")
     limit = stream.getDefaultReadLimit()

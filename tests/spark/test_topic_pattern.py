@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pytest
-
-from spark_connector.topic_pattern import compiled
+from kreplica.spark.topic_pattern import compiled
 
 
 @pytest.mark.parametrize(

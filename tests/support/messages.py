@@ -28,9 +28,7 @@ PLAIN: dict[str, st.SearchStrategy[Any]] = {
     "error_code": st.sampled_from(sorted(ErrorCode)),
     "timedelta_i32": st.integers(0, 2**31 - 1).map(lambda ms: timedelta(milliseconds=ms)),
     "timedelta_i64": st.integers(0, 2**40).map(lambda ms: timedelta(milliseconds=ms)),
-    "datetime_i64": st.integers(0, 2**40).map(
-        lambda ms: EPOCH + timedelta(milliseconds=ms)
-    ),
+    "datetime_i64": st.integers(0, 2**40).map(lambda ms: EPOCH + timedelta(milliseconds=ms)),
     "string": st.text(st.characters(codec="utf-8"), max_size=8),
     "bytes": st.binary(max_size=8),
     "records": st.binary(max_size=8),
@@ -98,7 +96,8 @@ def _kio_value(value: Any, entity: type[Any] | None) -> Any:
     return entity(
         **{
             field.name: _kio_time(
-                _kio_value(getattr(value, field.name), _entity_in(field.type)), field.metadata.get("kafka_type")
+                _kio_value(getattr(value, field.name), _entity_in(field.type)),
+                field.metadata.get("kafka_type"),
             )
             for field in dataclasses.fields(entity)
         }

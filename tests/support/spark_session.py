@@ -11,9 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+import kreplica.spark
 from pyspark.sql import SparkSession
-
-import spark_connector
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -39,7 +38,7 @@ def spark_session(
     scratch: Path, jars: Sequence[str] = (), master: str = "local[2]"
 ) -> Iterator[SparkSession]:
     """Yield a session with `jars` besides Spark's own; `scratch` is for its files."""
-    spark_connector.use_java()
+    kreplica.spark.use_java()
     # At the end of the process it says goodbye to streams that are closed by then.
     logging.getLogger("py4j").setLevel(logging.WARNING)
     os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
@@ -59,7 +58,7 @@ def spark_session(
     if jars:
         builder = builder.config("spark.jars", ",".join(jars))
     session = builder.getOrCreate()
-    spark_connector.register(session)
+    kreplica.spark.register(session)
     try:
         yield session
     finally:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.tidy.tree import ROOT
+from tests.tidy.tree import BESIDE, ROOT
 
-PACKAGES = ("kreplica", "bindings", "spark_connector", "bench", "tests")
+PACKAGES = ("kreplica", "bench", "tests")
 PROGRAMS = sorted((ROOT / "bench").rglob("*.py"))
 
 
@@ -40,7 +41,10 @@ def taken_from(tree: ast.AST) -> Iterator[tuple[str, str]]:
 def test_what_a_program_imports_is_there(program: Path) -> None:
     missing = []
     for module, name in taken_from(ast.parse(program.read_text())):
-        base = ROOT.joinpath(*module.split("."))
+        place = module
+        for folder, package in BESIDE.items():
+            place = re.sub(rf"^{re.escape(package)}\b", folder, place)
+        base = ROOT.joinpath(*place.split("."))
         sources = [each for each in (base.with_suffix(".py"), base / "__init__.py") if each.exists()]
         is_module = any((base / name).with_suffix(suffix).exists() for suffix in (".py", ".pyx", ""))
         if base.with_suffix(".pyx").exists() or is_module:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.tidy.tree import ROOT, Import, imports_of, module_of, source_files
+from tests.tidy.tree import BESIDE, ROOT, Import, imports_of, module_of, source_files
 
 # From the bottom of the building up. Those of one row are siblings and never import each other.
 ROWS: list[set[str]] = [
@@ -23,18 +23,20 @@ ROWS: list[set[str]] = [
     {"cluster"},
     {"aio", "testing"},
     {"cli"},
+    {"arrow"},
+    {"spark"},
     {"__main__"},
 ]
-# Packages beside kreplica, the lower first: none is imported by kreplica, nor by one before it, but for the
-# commands that run on them.
-BESIDE = ("bindings", "spark_connector")
-DOORS = {Path("kreplica/cli/spark.py")}
 # What runs the simulator for users; no other product code may need it.
 SIMULATION = {
     Path("kreplica/cli/sim.py"),
     Path("kreplica/cluster/simulation.py"),
     Path("kreplica/testing/__init__.py"),
 }
+# Commands that run on Spark.
+DOORS = {Path("kreplica/cli/spark.py"): "spark"}
+# Built on what users have.
+USERS_OF_THE_FACE = {"arrow", "spark"}
 HEIGHT = {layer: height for height, row in enumerate(ROWS) for layer in row}
 
 
@@ -54,20 +56,12 @@ def violations(path: Path, text: str) -> list[str]:
     return [
         f"{path}:{found.line}: {own} imports {found.targets[-1]}"
         for found in imports_of(path, text)
-        if not allowed(own, found)
+        if not allowed(own, found) and not is_door(path, found)
     ]
 
 
-def beside_violations(path: Path, text: str) -> list[str]:
-    """A line for each import of a package beside kreplica that the file, perhaps in one, may not have."""
-    if path in DOORS:
-        return []
-    own = BESIDE.index(path.parts[0]) if path.parts[0] in BESIDE else -1
-    return [
-        f"{path}:{found.line}: {path.parts[0]} imports {found.module}"
-        for found in imports_of(path, text)
-        if found.module.split(".")[0] in BESIDE[own + 1 :]
-    ]
+def is_door(path: Path, found: Import) -> bool:
+    return path in DOORS and all(layer_of(target) == DOORS[path] for target in found.targets[-1:])
 
 
 def allowed(own: str, found: Import) -> bool:
@@ -75,24 +69,16 @@ def allowed(own: str, found: Import) -> bool:
     layers = {layer for layer in layers if layer in HEIGHT}
     if not layers:
         # The package's own face reaches everything, so nothing inside may lean on it.
-        return found.module != "kreplica"
+        return found.module != "kreplica" or own in USERS_OF_THE_FACE
     return all(layer == own or HEIGHT[layer] < HEIGHT[own] for layer in layers)
 
 
 def test_nothing_imports_upward() -> None:
-    sources = source_files(".py", ".pyi", ".pyx", ".pxd")
+    tops = ("kreplica", *BESIDE)
+    sources = [path for top in tops for path in source_files(".py", ".pyi", ".pyx", ".pxd", under=top)]
     assert len(sources) > 20
     found = [line for path in sources for line in violations(path, (ROOT / path).read_text())]
     assert found == []
-
-
-def test_what_is_beside_is_not_leant_on() -> None:
-    sources = [path for top in ("kreplica", *BESIDE) for path in source_files(".py", ".pyx", under=top)]
-    assert [line for path in sources for line in beside_violations(path, (ROOT / path).read_text())] == []
-    for place in ("kreplica/cli/x.py", "bindings/x.py"):
-        assert len(beside_violations(Path(place), "import kreplica\nfrom spark_connector import x")) == 1
-    assert beside_violations(Path("spark_connector/x.py"), "from bindings import scan") == []
-    assert beside_violations(Path("kreplica/cli/spark.py"), "from spark_connector import jobs") == []
 
 
 def test_only_what_simulates_imports_the_simulator() -> None:
@@ -128,6 +114,8 @@ def test_every_layer_is_there() -> None:
         ("kreplica/replica/x.py", "from kreplica.raft import quorum_state"),
         ("kreplica/runtime/x.py", "from kreplica.sim import clock"),
         ("kreplica/engine.py", "from kreplica.cli import main"),
+        ("kreplica/engine.py", "from kreplica.arrow import scan"),
+        ("bindings/x.py", "from kreplica.spark import register"),
         ("kreplica/engine/x.py", "from kreplica.cluster import Cluster"),
         ("kreplica/novel/x.py", "x = 1"),
         ("kreplica/_core/x.pyx", "from kreplica.common cimport y"),
@@ -154,6 +142,7 @@ def test_upward_import_is_found(path: str, text: str) -> None:
         ("kreplica/log/x.py", "from .y import z\nfrom . import y\nfrom ..record import batch"),
         ("kreplica/log/x.py", "import os\nfrom collections.abc import Callable"),
         ("kreplica/log/x.py", "# from kreplica.cli import main\nx = 'import kreplica.cli'"),
+        ("spark_connector/x.py", "from kreplica.arrow import scan\nfrom kreplica.spark import plan"),
         ("kreplica/cli/__init__.py", "from kreplica import engine\nfrom kreplica.log import verify"),
         ("kreplica/broker/x.py", "from kreplica.replica import a\nfrom kreplica.raft import b"),
         (

@@ -56,15 +56,20 @@ class Import:
         return (self.module, f"{self.module}.{self.name}") if self.name else (self.module,)
 
 
+# Folders whose packages are imported under other names; setup.py maps them.
+BESIDE = {"bindings": "kreplica.arrow", "spark_connector": "kreplica.spark"}
+
+
 def module_of(path: Path) -> str:
     """The dotted name of a source file: kreplica/log/__init__.py is kreplica.log."""
     parts = path.with_suffix("").parts
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+    named = (BESIDE.get(parts[0], parts[0]), *parts[1:])
+    return ".".join(named[:-1] if named[-1] == "__init__" else named)
 
 
 def imports_of(path: Path, text: str) -> list[Import]:
     """All imports and cimports of the source `text` of `path`, wherever in the file they stand."""
-    package = ".".join(path.parent.parts)
+    package = module_of(path.parent / "__init__.py")
     found = _cython_imports(text) if path.suffix in {".pyx", ".pxd"} else _python_imports(text)
     return [replace(entry, module=_absolute(entry.module, package)) for entry in found]
 

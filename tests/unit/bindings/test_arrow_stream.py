@@ -10,8 +10,8 @@ import pyarrow
 import pyarrow.compute
 import pytest
 
-import bindings
 import kreplica
+from kreplica import arrow
 from kreplica.common.errors import DamagedLog, InvalidFile
 from kreplica.common.types import TopicPartition
 from tests.conformance.expectation import FIXTURES
@@ -36,7 +36,7 @@ def node(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def places(stream: bindings.ArrowStream) -> list[tuple[str, int, int]]:
+def places(stream: arrow.ArrowStream) -> list[tuple[str, int, int]]:
     table = stream.to_arrow()
     columns = (table[name].to_pylist() for name in ("topic", "partition", "offset"))
     return list(zip(*columns, strict=True))
@@ -46,7 +46,7 @@ def places(stream: bindings.ArrowStream) -> list[tuple[str, int, int]]:
 
 
 def test_pyarrow_takes_it(node: Path) -> None:
-    stream = bindings.scan(node, columns=["topic", "value", "partition", "key"])
+    stream = arrow.scan(node, columns=["topic", "value", "partition", "key"])
     table = pyarrow.table(stream)
     table.validate(full=True)
     assert table.schema == stream.schema
@@ -58,7 +58,7 @@ def test_pyarrow_takes_it(node: Path) -> None:
 
 @pytest.mark.parametrize("views", [False, True])
 def test_polars_takes_it(node: Path, views: bool) -> None:
-    stream = bindings.scan(node, views=views)
+    stream = arrow.scan(node, views=views)
     frame = polars.DataFrame(stream)
     assert frame.columns == list(stream.schema.names)
     counts = frame.group_by("topic", "partition").len().sort("topic", "partition")
@@ -73,7 +73,7 @@ def test_polars_takes_it(node: Path, views: bool) -> None:
 
 @pytest.mark.parametrize("views", [False, True])
 def test_duckdb_takes_it(node: Path, views: bool) -> None:
-    stream = bindings.scan(node, views=views)  # noqa: F841 (found by its name)
+    stream = arrow.scan(node, views=views)  # noqa: F841 (found by its name)
     query = """select topic, "partition", count(*), sum(value::varchar::int), max("offset"), count(key)
         from stream group by all order by all"""
     with duckdb.connect() as connection:
@@ -86,7 +86,7 @@ def test_duckdb_takes_it(node: Path, views: bool) -> None:
 
 @pytest.mark.parametrize("isolation", ["high_watermark", "txn_committed"])
 def test_logs_of_kafkas_as_the_logs_themselves_read(isolation: kreplica.engine.Isolation) -> None:
-    stream = bindings.scan(LOGS, topics=["transactions", "compacted", "codec-zstd"], isolation=isolation)
+    stream = arrow.scan(LOGS, topics=["transactions", "compacted", "codec-zstd"], isolation=isolation)
     table = stream.to_arrow()
     for partition in stream.partitions:
         mask = pyarrow.compute.equal(table["topic"].cast(pyarrow.string()), partition.topic)
@@ -100,30 +100,30 @@ def test_logs_of_kafkas_as_the_logs_themselves_read(isolation: kreplica.engine.I
 
 
 def test_ranges_of_offsets(node: Path) -> None:
-    assert places(bindings.scan(node, start=8, stop=12)) == [
+    assert places(arrow.scan(node, start=8, stop=12)) == [
         *(("t", 0, n) for n in range(8, 12)),
         *(("t", 1, n) for n in range(8, 10)),
     ]
     start, stop = {TopicPartition("t", 0): 18}, {TopicPartition("t", 1): 1, TopicPartition("u", 0): 0}
-    assert places(bindings.scan(node, start=start, stop=stop)) == [("t", 0, 18), ("t", 0, 19), ("t", 1, 0)]
-    assert places(bindings.scan(node, start=5, stop=3)) == []
+    assert places(arrow.scan(node, start=start, stop=stop)) == [("t", 0, 18), ("t", 0, 19), ("t", 1, 0)]
+    assert places(arrow.scan(node, start=5, stop=3)) == []
 
 
 def test_topics_and_partitions(node: Path) -> None:
-    assert {at[:2] for at in places(bindings.scan(node, topics="u"))} == {("u", 0)}
-    assert {at[:2] for at in places(bindings.scan(node, partitions=[0]))} == {("t", 0), ("u", 0)}
-    one = bindings.scan(node, partitions=[TopicPartition("t", 1)])
+    assert {at[:2] for at in places(arrow.scan(node, topics="u"))} == {("u", 0)}
+    assert {at[:2] for at in places(arrow.scan(node, partitions=[0]))} == {("t", 0), ("u", 0)}
+    one = arrow.scan(node, partitions=[TopicPartition("t", 1)])
     assert one.partitions == (TopicPartition("t", 1),)
-    assert {at[:2] for at in places(bindings.scan([node / "t-0", str(node / "u-0")]))} == {("t", 0), ("u", 0)}
+    assert {at[:2] for at in places(arrow.scan([node / "t-0", str(node / "u-0")]))} == {("t", 0), ("u", 0)}
 
 
 def test_a_range_of_times(node: Path) -> None:
-    stream = bindings.scan(node, from_time=T0 + 8000, to_time=T0 + 12_000)
+    stream = arrow.scan(node, from_time=T0 + 8000, to_time=T0 + 12_000)
     assert places(stream) == [("t", 0, 8), ("t", 0, 9), ("t", 0, 10), ("t", 0, 11), ("t", 1, 8), ("t", 1, 9)]
 
 
 def test_columns_of_the_partition_alone(node: Path) -> None:
-    table = bindings.scan(node, columns=["partition"]).to_arrow()
+    table = arrow.scan(node, columns=["partition"]).to_arrow()
     assert table.column_names == ["partition"]
     assert table.num_rows == 35
 
@@ -133,11 +133,11 @@ def test_rot_in_what_is_not_asked_for_is_not_met(node: Path) -> None:
     data = bytearray(file.read_bytes())
     data[70] ^= 1  # in the first batch, which holds offsets 0 to 4
     file.write_bytes(data)
-    assert len(places(bindings.scan(node, partitions=[1]))) == 10
-    assert places(bindings.scan(node, topics="t", partitions=[0], start=7))[0] == ("t", 0, 7)
+    assert len(places(arrow.scan(node, partitions=[1]))) == 10
+    assert places(arrow.scan(node, topics="t", partitions=[0], start=7))[0] == ("t", 0, 7)
     with pytest.raises(DamagedLog, match="t-0: damaged records, offsets 0 to 4"):
-        bindings.scan(node).to_arrow()
-    passing = bindings.scan(node, skip_damaged=True)
+        arrow.scan(node).to_arrow()
+    passing = arrow.scan(node, skip_damaged=True)
     assert len(places(passing)) == 30
     ((partition, damage),) = passing.skipped
     assert (partition, damage.first_offset, damage.next_offset) == (TopicPartition("t", 0), 0, 5)
@@ -148,7 +148,7 @@ def test_values_that_are_not_compressed_are_not_copied(tmp_path: Path) -> None:
         for _ in range(16):
             log.append([bytes(1_000_000)])
     before = pyarrow.total_allocated_bytes()
-    table = bindings.scan(tmp_path, columns=["value"], views=True).to_arrow()
+    table = arrow.scan(tmp_path, columns=["value"], views=True).to_arrow()
     views = [chunk.buffers()[1].size for chunk in table["value"].chunks]
     assert table.num_rows == 16
     # Views of 16 bytes, and the values where they lie: in the mapped segment, which the table keeps.
@@ -164,7 +164,7 @@ def test_of_several_replicas_the_one_that_knows_more_is_read(tmp_path: Path) -> 
     for node, count in (("1", 3), ("2", 5), ("3", 4)):
         with kreplica.Log.open(tmp_path / node / "t-0") as log:
             log.append([b"v"] * count)
-    stream = bindings.scan([tmp_path / "1", tmp_path / "2", tmp_path / "3", tmp_path / "2"])
+    stream = arrow.scan([tmp_path / "1", tmp_path / "2", tmp_path / "3", tmp_path / "2"])
     assert stream.partitions == (TopicPartition("t", 0),)
     assert stream.to_arrow().num_rows == 5
 
@@ -172,7 +172,7 @@ def test_of_several_replicas_the_one_that_knows_more_is_read(tmp_path: Path) -> 
 def test_each_stream_sees_what_a_writer_has_published_by_then(tmp_path: Path) -> None:
     with kreplica.Log.open(tmp_path / "t-0") as writer:
         writer.append([b"a"])
-        stream = bindings.scan(tmp_path)
+        stream = arrow.scan(tmp_path)
         assert stream.to_arrow().num_rows == 1
         writer.append([b"b", b"c"])
         assert stream.to_arrow().num_rows == 3
@@ -183,17 +183,17 @@ def test_each_stream_sees_what_a_writer_has_published_by_then(tmp_path: Path) ->
 
 def test_what_is_not_there(node: Path, tmp_path: Path) -> None:
     with pytest.raises(InvalidFile, match="there is no such directory"):
-        bindings.scan(tmp_path / "nowhere")
+        arrow.scan(tmp_path / "nowhere")
     (tmp_path / "empty").mkdir()
     with pytest.raises(InvalidFile, match="neither a partition's directory, nor a directory"):
-        bindings.scan(tmp_path / "empty")
+        arrow.scan(tmp_path / "empty")
     with pytest.raises(ValueError, match="unknown column 'colour'"):
-        bindings.scan(node, columns=["colour"])
+        arrow.scan(node, columns=["colour"])
     with pytest.raises(ValueError, match="repeated"):
-        bindings.scan(node, columns=["key", "key"])
+        arrow.scan(node, columns=["key", "key"])
     with pytest.raises(ValueError, match="topic 'x' is not in"):
-        bindings.scan(node, topics=["x"])
+        arrow.scan(node, topics=["x"])
     with pytest.raises(ValueError, match="partition 7 is not in"):
-        bindings.scan(node, partitions=[7])
+        arrow.scan(node, partitions=[7])
     with pytest.raises(ValueError, match="isolation"):
-        bindings.scan(node, isolation="serializable")  # type: ignore[arg-type]
+        arrow.scan(node, isolation="serializable")  # type: ignore[arg-type]

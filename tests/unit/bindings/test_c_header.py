@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from kreplica.arrow.c_flags import c_flags
 
 import kreplica
-from bindings.c_flags import c_flags
 from tests.conformance.expectation import FIXTURES
 from tests.support.transaction_history import HistoryWriter
 from tests.tidy.tree import ROOT
@@ -152,4 +152,4 @@ def test_an_interpreter_without_the_package(program: Path, tmp_path: Path) -> No
     done = subprocess.run(
         [str(program), "dump", str(tmp_path)], env=environment, capture_output=True, text=True, check=True
     )
-    assert done.stdout.startswith("open: 2 ModuleNotFoundError: No module named 'bindings'")
+    assert done.stdout.startswith("open: 2 ModuleNotFoundError: No module named 'kreplica'")

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-import bindings
-from kreplica import Log
+from kreplica import Log, arrow
 from kreplica.common.errors import DamagedLog
 from kreplica.common.types import TopicPartition
 from kreplica.log.checkpoint import EpochEntry, LeaderEpochCheckpointFile, OffsetCheckpointFile
@@ -93,7 +92,7 @@ def to_arrow(path: Path, **bounds) -> list[int]:
 
 
 def scan(path: Path, **bounds) -> list[int]:
-    return bindings.scan(path, isolation="log_end", **bounds).to_arrow()["offset"].to_pylist()
+    return arrow.scan(path, isolation="log_end", **bounds).to_arrow()["offset"].to_pylist()
 
 
 READS = {each.__name__: each for each in (read, read_batches, to_arrow, scan)}
@@ -174,7 +173,7 @@ def test_a_search_by_time_passes_over_no_gap(tmp_path):
         last = list(log.read())[-1].timestamp
     first, _ = lose_all(segments)
     with pytest.raises(DamagedLog, match=f"offsets {first} to"):
-        bindings.scan(tmp_path / "t-0", from_time=last, isolation="log_end").to_arrow()
+        arrow.scan(tmp_path / "t-0", from_time=last, isolation="log_end").to_arrow()
 
 
 def test_a_first_segment_that_a_checkpoint_knows_of(tmp_path):

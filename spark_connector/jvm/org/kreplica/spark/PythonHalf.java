@@ -147,7 +147,7 @@ public final class PythonHalf {
             return FOUND;
         }
         throw new ReadException("this needs kreplica's Python package, which Spark's Python does not have: install "
-            + "kreplica[spark] there, or call spark_connector.register(spark)");
+            + "kreplica[spark] there, or call kreplica.spark.register(spark)");
     }
 
     /** Returns whether this session has the source, after registering it if another session has it. */
@@ -189,7 +189,7 @@ public final class PythonHalf {
 
     private static void requireTopics() {
         if (!isKnown(TOPICS)) {
-            throw new ReadException("a catalog of a cluster needs spark_connector.register(spark)");
+            throw new ReadException("a catalog of a cluster needs kreplica.spark.register(spark)");
         }
     }
 
