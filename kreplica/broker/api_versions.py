@@ -117,7 +117,7 @@ API_RANGES: Mapping[int, ApiVersionRange] = {
         _range(LIST_OFFSETS, 0, 8, 1, scope=CLIENTS | Scope.BROKERS),
         _range(METADATA, 0, 12),
         _range(8, 0, 10, 2, 8),  # OffsetCommit
-        _range(OFFSET_FETCH, 0, 10, 1, 8),
+        _range(OFFSET_FETCH, 1, 10, handled=8),
         _range(FIND_COORDINATOR, 0, 6),
         _range(JOIN_GROUP, 0, 9),
         _range(12, 0, 4),  # Heartbeat

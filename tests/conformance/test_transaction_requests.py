@@ -20,8 +20,8 @@ from tests.support.tcp_cluster import TcpClient, TcpCluster
 pytestmark = pytest.mark.conformance
 
 PRODUCE = 0
-# Produce, FindCoordinator, those of transactions, and DescribeProducers.
-APIS = (PRODUCE, 10, 22, 24, 25, 26, 27, 28, 61, 65, 66)
+# Produce, OffsetFetch, FindCoordinator, those of transactions, and DescribeProducers.
+APIS = (PRODUCE, 9, 10, 22, 24, 25, 26, 27, 28, 61, 65, 66)
 
 REASONS = {
     "fenced": "A commit of what the coordinator has aborted is a fenced producer's (KAFKA-20785; after 4.3).",
@@ -97,6 +97,20 @@ SCRIPTS = {
         end ~a p abort v=4
         end ~a p commit v=4
         bounds ~t-0
+        describe ~a
+    """,
+    "an abort of a transaction whose first request was lost": """
+        init ~a v=4 as=p
+        end ~a p abort v=1
+        add ~a p ~t-0 v=0
+        produce ~a p ~t-0 seq=0 v=10
+        end ~a p commit v=1
+        settle ~a
+        end ~a p abort v=1
+        describe ~a
+        add ~a p ~t-0 v=0
+        end ~a p abort v=1
+        settle ~a
         describe ~a
     """,
     "second version commits and aborts": """
@@ -509,7 +523,7 @@ def test_the_answers_are_kafkas(clients: dict[str, tuple[TcpClient, str]], name:
     assert differing == []
 
 
-# The other APIs of transactions are offered in the same versions.
+# The other APIs are offered in the same versions.
 DIFFERENT_VERSIONS = {PRODUCE: ((0, 13), (0, 12))}
 
 
