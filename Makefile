@@ -16,7 +16,7 @@
 #   make conformance  exchange data with a real Kafka; run clients in Java, Go and JavaScript; skips what is missing
 #   make conformance-secured  the same and tests/clients, over SASL_SSL with access rules on
 #   make crash        test kills, power cuts, refused system calls, interrupts (KILLS=3000 CUTS=10000 INTERRUPT_STRIDE=1)
-#   make kills        kill and pause processes at length, under stock clients and Spark (NODE_KILLS=200)
+#   make kills        kill and pause processes at length, under stock clients and Spark (NODE_KILLS=200 TRANSACTION_KILLS=40)
 #   make flips        test every bit flip and truncation of a large segment (FLIP_BYTES=1048576)
 #   make fuzz         feed a log's files and a producer's batches with noise (FUZZ_SECONDS=60)
 #   make sim          run random simulations for a night; a failing run prints its seed (SIM_SEEDS=20000)
@@ -40,6 +40,7 @@ KILLS ?= 3000
 CUTS ?= 10000
 INTERRUPT_STRIDE ?= 1
 NODE_KILLS ?= 200
+TRANSACTION_KILLS ?= 40
 STREAM_KILLS ?= 12
 FLIP_BYTES ?= 1048576
 FUZZ_SECONDS ?= 60
@@ -116,6 +117,7 @@ crash: .make/build
 
 kills: .make/build
 	KREPLICA_NODE_KILLS=$(NODE_KILLS) KREPLICA_LONGEST_PAUSE_S=15 $(PYTEST) tests/crash/test_node_kills.py -s
+	KREPLICA_TRANSACTION_KILLS=$(TRANSACTION_KILLS) $(PYTEST) tests/crash/test_transaction_kills.py -s
 	KREPLICA_STREAM_KILLS=$(STREAM_KILLS) $(PYTEST) tests/spark/test_stream_kills.py
 
 flips: .make/build
