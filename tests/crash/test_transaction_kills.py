@@ -3,8 +3,8 @@
 The copier reads a batch, writes it into two partitions, and commits its offsets with the same transaction. It
 follows docs/OPERATING.md, "Transactions of librdkafka". A fault is drawn from the seed: SIGKILL of the
 coordinator of the transactions, of that of the group, of the leader that is written to, of two nodes, or of
-all. At times the copier gives up in the middle of a transaction as well, and its successor fences it. At the
-end readers of committed records see every record once, in order, in both partitions.
+all. Each time the copier aborts a transaction as well, or gives up in the middle of one, and its successor
+fences it. At the end readers of committed records see every record once, in order, in both partitions.
 """
 
 from __future__ import annotations
@@ -69,20 +69,20 @@ def nodes(tmp_path: Path) -> Iterator[NodeProcesses]:
 class Copier(threading.Thread):
     """Copies until `stopping` is set. `copied`: the offset behind the last commit that has succeeded.
 
-    `dying`: set, it gives up in the middle of the next transaction. Its next life has the same transactional
-    id. A life ends with an error after which the producer cannot go on, too; `endings` has them.
-    `producer`: that of its current life.
+    `dying`: set, it gives up in the middle of the next transaction, and its next life has the same
+    transactional id. `failing`: set, it aborts the next transaction, and repeats it. An error after which the
+    producer cannot go on ends a life, too; `endings` has them. `producer`: that of its current life.
     """
 
     def __init__(self, bootstrap: str) -> None:
         super().__init__(name=NAME, daemon=True)
-        self.stopping, self.dying = threading.Event(), threading.Event()
+        self.stopping, self.dying, self.failing = threading.Event(), threading.Event(), threading.Event()
         self.copied = 0
         self.lives = 0
         self.aborts = 0
         self.endings: list[str] = []
         self.error: BaseException | None = None
-        self.producer = transactional(bootstrap)
+        self.producer: Producer
         self._servers = bootstrap
 
     def run(self) -> None:
@@ -119,19 +119,26 @@ class Copier(threading.Thread):
                 producer.flush(1)
                 self.dying.clear()
                 return False
+            if self.failing.is_set():
+                self.failing.clear()
+                self._abort(consumer, producer, messages[0])
+                return True
             offsets, member = consumer.position(consumer.assignment()), consumer.consumer_group_metadata()
             repeated(lambda: producer.send_offsets_to_transaction(offsets, member, CALL_S))
             repeated(lambda: producer.commit_transaction(CALL_S))
         except KafkaException as error:
             if not error.args[0].txn_requires_abort():
                 raise
-            self.aborts += 1
-            repeated(lambda: producer.abort_transaction(CALL_S))
-            first = messages[0]
-            consumer.seek(TopicPartition(SOURCE, first.partition(), first.offset()))
+            self._abort(consumer, producer, messages[0])
         else:
             self.copied = offsets[0].offset
         return True
+
+    def _abort(self, consumer: Consumer, producer: Producer, first: Message) -> None:
+        """Abort the transaction, whose records are read again from `first` on."""
+        self.aborts += 1
+        repeated(lambda: producer.abort_transaction(CALL_S))
+        consumer.seek(TopicPartition(SOURCE, first.partition(), first.offset()))
 
     def stop(self) -> None:
         self.stopping.set()
@@ -323,8 +330,7 @@ def test_every_record_is_copied_once(nodes: NodeProcesses) -> None:
         few = min(copier.copied + chance.randint(1, PER_KILL // 2), source.sent - 20)
         wait_until(lambda few=few: copier.has_copied(few), f"{few} are copied", timeout_s=TIMEOUT_S)
         victims = kills.victims(number)
-        if number % 2:
-            copier.dying.set()
+        (copier.dying if number % 2 else copier.failing).set()
         nodes.kill(*victims)
         nodes.start_all()
     source.send()
@@ -339,3 +345,4 @@ def test_every_record_is_copied_once(nodes: NodeProcesses) -> None:
     for each in TARGETS:
         assert committed_values(nodes.bootstrap, each) == list(range(source.sent))
     assert copier.lives > KILLS // 2
+    assert copier.aborts > 0
