@@ -545,7 +545,29 @@ def serve(
     ] = None,
     metrics_listen: Annotated[
         str | None,
-        typer.Option(metavar="HOST:PORT", help="Address for Prometheus metrics and health checks."),
+        typer.Option(
+            metavar="HOST:PORT", help="Address for Prometheus metrics, health checks and the console."
+        ),
+    ] = None,
+    console: Annotated[
+        bool | None,
+        typer.Option(
+            "--console/--no-console",
+            help="Serve a read-only console for browsers beside the metrics. Default: on, if only this "
+            "machine reaches it and the node has no logins, encryption or access rules.",
+        ),
+    ] = None,
+    console_password_file: Annotated[
+        Path | None,
+        typer.Option(
+            exists=True,
+            dir_okay=False,
+            help="Ask for a login; the file has a line NAME:PASSWORD for each user.",
+        ),
+    ] = None,
+    console_host: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="A name under which browsers may ask for it; may be repeated."),
     ] = None,
     log_format: Annotated[
         LogFormat, typer.Option(help="Format of the log on standard error.")
@@ -560,7 +582,12 @@ def serve(
     from kreplica.cli import serve as command
 
     options = command.ProcessOptions(
-        log_format=log_format, log_level=log_level, metrics_listen=metrics_listen
+        log_format=log_format,
+        log_level=log_level,
+        metrics_listen=metrics_listen,
+        console=console,
+        console_hosts=tuple(console_host or ()),
+        console_password_file=console_password_file,
     )
     paths = [str(path.absolute()) for path in directory or []]
     try:

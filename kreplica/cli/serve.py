@@ -17,11 +17,12 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
 from kreplica.broker.api_versions import Scope
-from kreplica.broker.node import CONTROLLED_SHUTDOWN_MS
+from kreplica.broker.node import CONTROLLED_SHUTDOWN_MS, Node
 from kreplica.common.dataclass import dataclass
 from kreplica.common.errors import InvalidConfig, KreplicaError
 from kreplica.common.future import Future
@@ -32,6 +33,7 @@ from kreplica.runtime.node_listeners import LOOPBACK
 from kreplica.runtime.tcp_node import KafkaRaftServer
 
 if TYPE_CHECKING:
+    from kreplica.runtime.console import Console
     from kreplica.runtime.prometheus import MetricsListener
 
 
@@ -41,11 +43,17 @@ SWITCH_INTERVAL_S = 0.0005
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessOptions:
-    """Options of the process that are not properties of the node; `metrics_listen` is host:port."""
+    """Options of the process that are not properties of the node; `metrics_listen` is host:port.
+
+    `console`: whether to serve the console beside the metrics; None decides by who could see it.
+    """
 
     log_format: str = "text"
     log_level: str = "info"
     metrics_listen: str | None = None
+    console: bool | None = None
+    console_hosts: tuple[str, ...] = ()
+    console_password_file: Path | None = None
 
 
 @rare_collections()
@@ -65,6 +73,7 @@ def run(
     set_up_logging(options.log_format, options.log_level, f"node-{server.config.node_id}")
     end.take_signals()
     try:
+        console = _console(options, server)
         metrics = _metrics_listener(options.metrics_listen)
         node = server.start()
     except OSError as error:
@@ -78,7 +87,12 @@ def run(
     # The longest time that the threads of image, retention and cleaning hold the GIL; the default is 5 ms.
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     if metrics is not None:
-        metrics.show(node.metrics, livez=server.what_keeps_from_living, ready=node.what_keeps_from_serving)
+        metrics.show(
+            node.metrics,
+            livez=server.what_keeps_from_living,
+            ready=node.what_keeps_from_serving,
+            console=None if console is None else console(node),
+        )
     node.ready.add_done_callback(lambda done: _announce(server, done, on_ready))
     end.wait()
     if end.failure is None:
@@ -108,6 +122,25 @@ def _take_all_descriptors() -> None:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(OSError, ValueError):  # a value that the system treats as unlimited
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+def _console(options: ProcessOptions, server: KafkaRaftServer) -> Callable[[Node], Console] | None:
+    """Return what makes the console of the node; None if it is off. Raises InvalidConfig."""
+    if options.metrics_listen is None:
+        if options.console or options.console_password_file is not None:
+            raise InvalidConfig("--console is served beside the metrics: give --metrics-listen")
+        return None
+    from kreplica.runtime.console import Console, console_access
+
+    access = console_access(
+        wanted=options.console,
+        host=parse_address("--metrics-listen", options.metrics_listen)[0],
+        names=options.console_hosts,
+        password_file=options.console_password_file,
+        listeners=server.listeners,
+        has_authorizer=bool(server.config.authorizer.authorizer_class_name),
+    )
+    return None if access is None else lambda node: Console(node, access)
 
 
 def _metrics_listener(listen: str | None) -> MetricsListener | None:

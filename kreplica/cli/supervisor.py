@@ -23,6 +23,7 @@ from kreplica.broker.node_config import NodeConfig
 from kreplica.broker.node_directories import format_nodes
 from kreplica.cli import serve
 from kreplica.cluster.settings import Layout, extended, new_layout, read_layout, write_layout
+from kreplica.common.dataclass import replace
 from kreplica.common.errors import InvalidConfig, KreplicaError
 from kreplica.common.types import Uuid
 from kreplica.runtime.clock import SystemClock
@@ -108,11 +109,7 @@ def _metrics(layout: Layout, options: serve.ProcessOptions) -> dict[int, serve.P
         return dict.fromkeys(layout.roles, options)
     host, port = parse_address("--metrics-listen", options.metrics_listen)
     return {
-        node_id: serve.ProcessOptions(
-            log_format=options.log_format,
-            log_level=options.log_level,
-            metrics_listen=f"{host}:{port + number}",
-        )
+        node_id: replace(options, metrics_listen=f"{host}:{port + number}")
         for number, node_id in enumerate(layout.roles)
     }
 

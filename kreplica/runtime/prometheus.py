@@ -13,7 +13,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from socketserver import ThreadingMixIn
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 from prometheus_client import CollectorRegistry, ProcessCollector, make_wsgi_app
@@ -22,6 +22,9 @@ from prometheus_client.registry import Collector
 
 from kreplica.common.errors import KreplicaError
 from kreplica.common.metrics import Duration, Meter, MetricName, MetricRegistry, Text, Value
+
+if TYPE_CHECKING:
+    from kreplica.runtime.console import Console
 
 # Returns what is wrong, in words; empty if all is well.
 Check = Callable[[], list[str]]
@@ -33,7 +36,8 @@ class MetricsListener:
     """Serves metrics and health checks on a port, in its own threads, until `close`. Raises OSError.
 
     /metrics is for Prometheus. /livez, /ready and /health return 200 if all is well, else 503 with the
-    reasons, as JSON; /health combines the other two. Any other path is 404.
+    reasons, as JSON; /health combines the other two. The console, if it is on, has /console and /api/. Any
+    other path is 404.
     """
 
     def __init__(self, host: str, port: int) -> None:
@@ -41,6 +45,7 @@ class MetricsListener:
         ProcessCollector(registry=self._registry)
         self._metrics = make_wsgi_app(self._registry)
         self._checks: dict[str, Check] = {"/livez": list, "/ready": lambda: ["the node is starting"]}
+        self._console: Console | None = None
         try:
             family, _, _, _, address = socket.getaddrinfo(host or None, port, flags=socket.AI_PASSIVE)[0]
             server: type[_Server] = type("_Server", (_Server,), {"address_family": family})
@@ -55,13 +60,16 @@ class MetricsListener:
         """The port of the listener."""
         return self._server.server_port
 
-    def show(self, metrics: MetricRegistry, *, livez: Check, ready: Check) -> None:
-        """Serve these metrics and checks, too.
+    def show(
+        self, metrics: MetricRegistry, *, livez: Check, ready: Check, console: Console | None = None
+    ) -> None:
+        """Serve these metrics and checks, too, and the console.
 
         `livez`, `ready` return what is wrong; called in any thread.
         """
         self._registry.register(MetricsCollector(metrics))
         self._checks = {"/livez": livez, "/ready": ready}
+        self._console = console
 
     def close(self) -> None:
         self._server.shutdown()
@@ -73,6 +81,8 @@ class MetricsListener:
         if path == "/metrics":
             answer: Iterable[bytes] = self._metrics(environ, start)
             return answer
+        if self._console is not None and self._console.takes(path):
+            return self._console.answer(environ, start)
         checks = self._checks
         if path == "/health":
             asked = list(checks.values())
