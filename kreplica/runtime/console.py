@@ -29,6 +29,7 @@ from urllib.parse import parse_qsl
 from kreplica.broker.node import Node
 from kreplica.common.dataclass import dataclass
 from kreplica.common.errors import (
+    BrokerNotAvailable,
     GroupIdNotFound,
     InvalidConfig,
     InvalidRequest,
@@ -96,7 +97,7 @@ def console_access(
 ) -> ConsoleAccess | None:
     """Return who may see the console; None if it is off.
 
-    `wanted`: None decides by itself: on for a loopback `host` of a node that protects nothing. `names`: more
+    `wanted`: None means on for a loopback `host` of a node that protects nothing. `names`: more
     names of this machine. Raises InvalidConfig if the console would show without a password what logins,
     encryption or access rules protect, and for a bad password file.
     """
@@ -147,6 +148,7 @@ class Console:
     """Answers the requests of the page and of other programs, as a WSGI application."""
 
     def __init__(self, node: Node, access: ConsoleAccess) -> None:
+        self._node = node
         self._access = access
         self._free = threading.BoundedSemaphore(MOST_AT_ONCE)
         self._page = PAGE.read_bytes()
@@ -202,6 +204,8 @@ class Console:
             busy = {"error": f"{MOST_AT_ONCE} requests are being answered already: try again"}
             return _sent(start, "503 Service Unavailable", busy, [("Retry-After", "1")])
         try:
+            if not self._node.is_open:
+                raise BrokerNotAvailable("; ".join(self._node.what_keeps_from_serving()))
             found = view(Arguments(query))
         except KreplicaError as error:
             status = _STATUS.get(type(error), "503 Service Unavailable")

@@ -112,8 +112,8 @@ def test_a_node_by_its_file_from_format_to_its_end(tmp_path: Path) -> None:
         """
     )
     arguments = ["serve", "--config", file, "--log-format", "json", "--metrics-listen", f":{port + 1}"]
-    for life in (1, 2):
-        with Command(*arguments) as node:
+    for life, console in ((1, []), (2, ["--no-console"])):
+        with Command(*arguments, *console) as node:
             assert node.line() == f"node 1 is ready on 127.0.0.1:{port}"
             client = TcpClient(Served(port))
             if life == 1:
@@ -126,10 +126,17 @@ def test_a_node_by_its_file_from_format_to_its_end(tmp_path: Path) -> None:
             for path in ("/health", "/ready", "/livez"):
                 assert answer_of(port + 1, path) == (200, {"status": "ok", "reasons": []})
             assert answer_of(port + 1, "/healthy")[0] == 404
+            assert answer_of(port + 1, "/api/overview")[0] == (200 if life == 1 else 404)
             assert [name for name in watched_metrics() if not re.search(rf"\n{name}[ {{]", text)] == []
             code, out, err = node.end(signal.SIGTERM)
         assert (code, out) == (0, "")
         assert all(json.loads(line)["node"] == "node-1" for line in err.splitlines())
+
+
+def test_a_console_without_a_port_is_refused(tmp_path: Path) -> None:
+    arguments = ["serve", *flags(formatted(tmp_path / "d"), free_ports(1)), "--console"]
+    [(code, _, err)] = run_all(arguments)
+    assert (code, err) == (1, "kreplica: --console is served beside the metrics: give --metrics-listen\n")
 
 
 def test_a_cluster_in_one_command(tmp_path: Path) -> None:
