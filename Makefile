@@ -10,6 +10,7 @@
 #   make bench-curves measure how cost grows with partitions, sizes and so on; twenty minutes, 20 GB of disk
 #   make bench-page   redraw docs/BENCHMARKS.md from the last runs; bench-compare compares them with the page
 #   make settings     generate docs/SETTINGS.md from the settings
+#   make docs         build the pages as a site in build/site; every warning is an error
 #   make pictures     redraw the pictures of the docs that come from runs of the code
 #   make soak         load three processes for an hour and kill one every five minutes
 #   make sanitize     run the core's tests under AddressSanitizer and UBSan
@@ -57,7 +58,7 @@ PYTEST := $(BIN)/python -m pytest -p no:benchmark
 INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 INSTALL_SELF := KREPLICA_PURE=1 $(INSTALL) --quiet --no-build-isolation
 
-.PHONY: build test lint types format demo bench bench-peers bench-spark bench-curves bench-page settings pictures bench-compare soak sanitize conformance conformance-secured crash kills flips fuzz sim wheels constraints \
+.PHONY: build test lint types format demo bench bench-peers bench-spark bench-curves bench-page settings docs pictures bench-compare soak sanitize conformance conformance-secured crash kills flips fuzz sim wheels constraints \
 	clean distclean
 
 # ---- environment and build ---------------------------------------------------------------------------
@@ -173,6 +174,15 @@ bench-page: .make/build .make/bench
 settings: build
 	$(BIN)/python docs/settings_page.py > docs/SETTINGS.md
 
+# The theme prints an advertisement of its successor unless the variable is set.
+docs: .make/build .make/docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "open build/site/index.html"
+
+.make/docs: .make/venv
+	$(INSTALL_SELF) --editable '.[docs]'
+	@touch $@
+
 pictures: .make/build .make/bench
 	$(BIN)/python -m bench.pictures
 
@@ -216,12 +226,12 @@ constraints:
 	rm -rf build/constraints
 	$(PYTHON) -m venv build/constraints
 	build/constraints/bin/python -m pip install --quiet --upgrade pip setuptools wheel
-	build/constraints/bin/python -m pip install --quiet '.[arrow,test,lint,demo,bench]' cython
+	build/constraints/bin/python -m pip install --quiet '.[arrow,test,lint,docs,demo,bench]' cython
 	(head -1 constraints.txt; build/constraints/bin/python -m pip freeze --all --exclude kreplica) >constraints.new
 	mv constraints.new constraints.txt
 
 clean:
-	rm -rf build dist *.egg-info .make/build .make/bench .make/demo .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf build dist *.egg-info .make/build .make/bench .make/demo .make/docs .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	rm -f kreplica/_core/*.so kreplica/_core/*.c
 	find kreplica tests bench -name __pycache__ -type d -prune -exec rm -rf {} +
 

@@ -10,7 +10,10 @@ import pytest
 from tests.tidy.tree import ROOT
 
 LINK = re.compile(r"\]\((?!https?:)([^)#]+)")
-PAGES = sorted(str(page.relative_to(ROOT)) for page in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
+PAGES = sorted(
+    str(page.relative_to(ROOT))
+    for page in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("examples/*.md")]
+)
 
 
 @pytest.mark.parametrize("page", PAGES)

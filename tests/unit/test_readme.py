@@ -1,22 +1,94 @@
-"""What README.md shows runs: its Python snippets, from top to bottom, in an empty directory."""
+"""What the pages show runs: each Python snippet as a program of its own, in an empty directory.
+
+Functions in a snippet whose names begin with `test_` run as pytest runs them. No snippet may need what
+another one has imported or written.
+"""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import pytest
 
+import kreplica
+
+pytest_plugins = ["pytester"]
+
 ROOT = Path(__file__).resolve().parents[2]
+# EMBEDDING.md and SIMULATOR.md have tests of their own.
+PAGES = [
+    "README.md",
+    *(f"docs/{name}.md" for name in ("START", "LOG", "CLUSTER", "TESTING", "API")),
+]
+TEST = re.compile(r"^def test_", re.MULTILINE)
 SNIPPET = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 
-def test_snippets_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+class Snippet(NamedTuple):
+    """A Python block of a page, from `line` on."""
+
+    page: str
+    line: int
+    text: str
+
+    @property
+    def is_test(self) -> bool:
+        return TEST.search(self.text) is not None
+
+
+def snippets(page: str) -> list[Snippet]:
+    text = (ROOT / page).read_text()
+    return [Snippet(page, text.count("\n", 0, each.start(1)), each[1]) for each in SNIPPET.finditer(text)]
+
+
+ALL = [snippet for page in PAGES for snippet in snippets(page)]
+PROGRAMS = [snippet for snippet in ALL if not snippet.is_test]
+TESTS = [snippet for snippet in ALL if snippet.is_test]
+
+
+def name_of(snippet: Snippet) -> str:
+    return f"{snippet.page}:{snippet.line}"
+
+
+@pytest.mark.parametrize("snippet", PROGRAMS, ids=name_of)
+def test_a_snippet_runs(snippet: Snippet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    page = (ROOT / "README.md").read_text()
-    names: dict[str, Any] = {"__name__": "readme"}
-    for match in SNIPPET.finditer(page):
-        # So that a failure names the line of the page.
-        above = "\n" * page.count("\n", 0, match.start(1))
-        exec(compile(above + match[1], "README.md", "exec"), names)
+    # So that a failure names the line of the page.
+    above = "\n" * snippet.line
+    exec(compile(above + snippet.text, snippet.page, "exec"), {"__name__": "snippet"})
+
+
+def test_tests_of_the_pages_pass(pytester: pytest.Pytester) -> None:
+    assert len(TESTS) >= 4
+    for snippet in TESTS:
+        name = re.sub(r"\W", "_", name_of(snippet))
+        pytester.makepyfile(**{f"test_{name}": snippet.text})
+    pytester.makepyprojecttoml("[tool.pytest.ini_options]\naddopts = '--import-mode=importlib'")
+    written = sum(len(TEST.findall(snippet.text)) for snippet in TESTS)
+    pytester.runpytest_inprocess("-p", "no:cacheprovider").assert_outcomes(passed=written)
+
+
+def test_every_page_has_snippets() -> None:
+    assert [page for page in PAGES if not snippets(page)] == []
+
+
+def test_every_public_name_has_an_entry_with_an_example() -> None:
+    page = (ROOT / "docs/API.md").read_text()
+    entries = dict(re.findall(r"^## (\w+)\n(.*?)(?=^## |\Z)", page, re.DOTALL | re.MULTILINE))
+    assert set(entries) == set(kreplica.__all__)
+    for name, entry in entries.items():
+        assert SNIPPET.search(entry), name
+        assert re.search(rf"^::: kreplica\.{name}$", entry, re.MULTILINE), name
+
+
+def test_the_headline_figures_are_those_of_the_benchmarks() -> None:
+    table = re.search(
+        r"^\| three nodes beside .*?\n\n", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE
+    )
+    assert table is not None
+    measured = (ROOT / "docs/BENCHMARKS.md").read_text()
+    figures = re.findall(r"\| ([\d.,]+)(?: \w+)? (?=\|)", table[0])
+    assert len(figures) == 12
+    assert [each for each in figures if f" {each} (" not in measured] == []
