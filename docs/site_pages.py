@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from kreplica.cli.app import app
+from kreplica.cli.app import HELP_OPTIONS, app
 
 if TYPE_CHECKING:
     from mkdocs.config.defaults import MkDocsConfig
@@ -30,6 +30,8 @@ ROOT_PAGES = {
     "SECURITY.md": "SECURITY.md",
 }
 EXAMPLES = "EXAMPLES.md"
+# Columns that fit beside the navigation.
+WIDTH = 78
 LINK = re.compile(r"\]\((?!https?:|#)([^)#]*)(#[^)]*)?\)")
 
 
@@ -87,7 +89,13 @@ def commands_page() -> str:
     """Return a page with the help of every command."""
     head = "# Commands\n\nThe help of every command, as `kreplica COMMAND -h` prints it.\n"
     root: Any = typer.main.get_command(app)
-    context = typer.Context(root, info_name="kreplica", terminal_width=100, max_content_width=100)
+    context = typer.Context(
+        root,
+        info_name="kreplica",
+        terminal_width=WIDTH,
+        max_content_width=WIDTH,
+        help_option_names=HELP_OPTIONS,
+    )
     return head + "".join(_sections(root, context, 2))
 
 
