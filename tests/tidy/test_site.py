@@ -49,3 +49,35 @@ def test_the_reference_has_every_command() -> None:
     listed = re.findall(r"^##+ (kreplica.*)$", commands_page(), re.MULTILINE)
     assert sorted(listed) == sorted(names(typer.main.get_command(app), "kreplica"))
     assert len(listed) > 30
+
+
+def test_the_pages_show_commands_that_exist() -> None:
+    root: Any = typer.main.get_command(app)
+    shown = [
+        (page, line)
+        for page in ("README.md", "docs/START.md", "docs/COMMAND_LINE.md", "docs/CONCEPTS.md")
+        for line in re.findall(r"^    .*?\b(kreplica [a-z].*)$", (ROOT / page).read_text(), re.MULTILINE)
+    ]
+    assert len(shown) > 20
+    assert [problem for page, line in shown if (problem := wrong(root, line)) is not None] == []
+
+
+def wrong(command: Any, line: str) -> str | None:
+    """Return what is wrong with the command `line` of a page, or None: names of commands and options."""
+    words = re.split(r"\s{2,}", line)[0].split()[1:]
+    while words and hasattr(command, "commands"):
+        name = words.pop(0)
+        if name not in command.commands:
+            return f"{line}: no command {name}"
+        command = command.commands[name]
+    known = {option for parameter in command.params for option in getattr(parameter, "opts", ())}
+    options = [word.strip("[]") for word in words if word.strip("[]").startswith("-")]
+    missing = [option for option in options if option not in known]
+    return f"{line}: no option {missing[0]}" if missing else None
+
+
+def test_a_wrong_command_is_found() -> None:
+    root: Any = typer.main.get_command(app)
+    assert wrong(root, "kreplica topic create orders -p 4") is None
+    assert wrong(root, "kreplica topic make orders") == "kreplica topic make orders: no command make"
+    assert wrong(root, "kreplica verify data --mend") == "kreplica verify data --mend: no option --mend"
