@@ -27,7 +27,7 @@ def tracked_files() -> tuple[Path, ...]:
             capture_output=True,
         ).stdout.decode()
     except (OSError, subprocess.CalledProcessError):
-        folders = ("kreplica", "bindings", "spark_connector", "bench", "tests", "docs")
+        folders = ("kreplica", "bindings", "spark_connector", "bench", "tests", "docs", "examples")
         found = (path for folder in folders for path in (ROOT / folder).rglob("*"))
         products = {".so", ".pyc"}
         names = [str(p.relative_to(ROOT)) for p in found if p.is_file() and p.suffix not in products]

@@ -8,65 +8,37 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
 import kreplica
+from tests.support.snippets import ROOT, SNIPPET, Snippet, snippets
 
 pytest_plugins = ["pytester"]
 
-ROOT = Path(__file__).resolve().parents[2]
-# EMBEDDING.md and SIMULATOR.md have tests of their own.
+# EMBEDDING.md, SIMULATOR.md and SPARK.md have tests of their own.
 PAGES = [
     "README.md",
     *(f"docs/{name}.md" for name in ("START", "LOG", "CLUSTER", "TESTING", "API")),
 ]
-TEST = re.compile(r"^def test_", re.MULTILINE)
-SNIPPET = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
-
-
-class Snippet(NamedTuple):
-    """A Python block of a page, from `line` on."""
-
-    page: str
-    line: int
-    text: str
-
-    @property
-    def is_test(self) -> bool:
-        return TEST.search(self.text) is not None
-
-
-def snippets(page: str) -> list[Snippet]:
-    text = (ROOT / page).read_text()
-    return [Snippet(page, text.count("\n", 0, each.start(1)), each[1]) for each in SNIPPET.finditer(text)]
-
-
 ALL = [snippet for page in PAGES for snippet in snippets(page)]
-PROGRAMS = [snippet for snippet in ALL if not snippet.is_test]
-TESTS = [snippet for snippet in ALL if snippet.is_test]
+PROGRAMS = [snippet for snippet in ALL if not snippet.tests]
+TESTS = [snippet for snippet in ALL if snippet.tests]
 
 
-def name_of(snippet: Snippet) -> str:
-    return f"{snippet.page}:{snippet.line}"
-
-
-@pytest.mark.parametrize("snippet", PROGRAMS, ids=name_of)
+@pytest.mark.parametrize("snippet", PROGRAMS, ids=lambda snippet: snippet.name)
 def test_a_snippet_runs(snippet: Snippet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    # So that a failure names the line of the page.
-    above = "\n" * snippet.line
-    exec(compile(above + snippet.text, snippet.page, "exec"), {"__name__": "snippet"})
+    snippet.run()
 
 
 def test_tests_of_the_pages_pass(pytester: pytest.Pytester) -> None:
     assert len(TESTS) >= 4
     for snippet in TESTS:
-        name = re.sub(r"\W", "_", name_of(snippet))
+        name = re.sub(r"\W", "_", snippet.name)
         pytester.makepyfile(**{f"test_{name}": snippet.text})
     pytester.makepyprojecttoml("[tool.pytest.ini_options]\naddopts = '--import-mode=importlib'")
-    written = sum(len(TEST.findall(snippet.text)) for snippet in TESTS)
+    written = sum(snippet.tests for snippet in TESTS)
     pytester.runpytest_inprocess("-p", "no:cacheprovider").assert_outcomes(passed=written)
 
 
