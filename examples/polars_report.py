@@ -1,14 +1,15 @@
 """A report by Polars over all partitions of a topic, straight from the files of a running program.
 
-`bindings.scan` reads directories of kreplica or Kafka as one Arrow stream. A writer may append meanwhile.
+`kreplica.arrow.scan` reads directories of kreplica or Kafka as one Arrow stream. A writer may append
+meanwhile.
 """
 
 import json
 import tempfile
 
+import kreplica.arrow
 import polars as pl
 
-import bindings
 import kreplica
 
 
@@ -20,7 +21,7 @@ def measure(directory: str) -> None:
 
 
 def report(directory: str) -> pl.DataFrame:
-    stream = bindings.scan(directory, topics=["measures"], columns=["partition", "offset", "value"])
+    stream = kreplica.arrow.scan(directory, topics=["measures"], columns=["partition", "offset", "value"])
     fields = pl.Struct({"sensor": pl.String, "degrees": pl.Int64})
     return (
         pl.DataFrame(stream)

