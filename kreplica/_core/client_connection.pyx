@@ -43,8 +43,8 @@ cdef class ClientConnection:
     """The calls of one connection. `time()`: the event loop's time in s.
 
     A subclass overrides `arm(at)`, which sets the alarm and `alarm_at`; `renew()`, which gives up a socket at
-    `renews_at`; `wait_for_socket(call)`, for a call without a connection; `buffers_of(request, number)`, which returns the frame of a message; `response_in(call, frame)`, which
-    returns the message in a frame; and `lost(socket, why)`.
+    `renews_at`; `wait_for_socket(call)`, for a call without a connection; `buffers_of(request, number)`, which returns
+    the frame of a message; `response_in(call, frame)`, which returns the message in a frame; and `lost(socket, why)`.
     """
 
     def __init__(self, bytes client_id not None, time not None):

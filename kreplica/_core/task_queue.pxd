@@ -3,8 +3,8 @@
 #     post, any thread --> tasks --run, at most 64 or 10 ms a turn--> the loop's thread
 #           \--> wake, if no run is scheduled
 #
-# A task of a node belongs to one life of that node: LifeOfTasks runs it, unless the life has ended, and reports its error
-# under the name of the PostingLoop that posted it.
+# A task of a node belongs to one life of that node: LifeOfTasks runs it, unless the life has ended, and reports its
+# error under the name of the PostingLoop that posted it.
 #
 # Ownership: an event loop's thread owns its queue, and is its only subclass (kreplica/runtime/event_loop.py). Thread
 # rule: any thread may post; everything else happens in the loop's thread. The GIL guards the fields: nothing here
