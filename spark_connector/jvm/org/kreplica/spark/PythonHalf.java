@@ -154,10 +154,12 @@ public final class PythonHalf {
     private static boolean isKnown(String name) {
         DataSourceManager known = SparkSession.active().sessionState().dataSourceManager();
         UserDefinedPythonDataSource source = (UserDefinedPythonDataSource) SHARED.get(name);
-        if (source != null && !known.dataSourceExists(name)) {
+        boolean exists = known.dataSourceExists(name);
+        // A later registration may be for another Python.
+        if (source != null && !(exists && known.lookupDataSource(name) == source)) {
             known.registerDataSource(name, source);
         }
-        return source != null || known.dataSourceExists(name);
+        return source != null || exists;
     }
 
     // ---- the topics of a cluster -----------------------------------------------------------------------------------
