@@ -1348,6 +1348,23 @@ def watch(
     raise typer.Exit(_parsed(partial(command.run, changes, path, as_json), "--bootstrap"))
 
 
+@app.command()
+def top(
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    interval: Annotated[float, typer.Option(min=0.1, max=3600, help="Seconds between two looks.")] = 2.0,
+    once: Annotated[bool, typer.Option("--once", help="Print one frame and end.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Show what happens in a cluster now: brokers, records a second, lag, changes of the ISR.
+
+    Refreshes the terminal until Ctrl-C. The cluster may be Kafka's. Rates are the differences between two
+    looks; --json prints each frame as a line.
+    """
+    from kreplica.cli import top as command
+
+    raise typer.Exit(_parsed(lambda: command.run(bootstrap, interval, once, as_json), "--bootstrap"))
+
+
 @quorum_app.command("describe")
 def quorum_describe(bootstrap: Bootstrap = DEFAULT_BOOTSTRAP, as_json: Json = False) -> None:
     """Show the leader, the voters and the observers.

@@ -147,6 +147,8 @@ class Brokers(Closing):
         self._addresses: dict[int, tuple[str, int]] = {}
         self.bootstrap = bootstrap
         self.cluster_id = ""
+        # The controller, or for KRaft any live broker, which passes requests on to it.
+        self.controller = -1
 
     def close(self) -> None:
         """Close all connections."""
@@ -154,6 +156,13 @@ class Brokers(Closing):
 
     def leaders_of(self, topic: str | None) -> dict[TopicPartition, int]:
         """Return the leader of each partition of the topic, or of all topics; -1 for no leader.
+
+        Raises UnknownTopicOrPartition.
+        """
+        return {at: each.leader_id for at, each in self.partitions_of(topic).items()}
+
+    def partitions_of(self, topic: str | None) -> dict[TopicPartition, Any]:
+        """Return the partitions of the topic, or of all topics, as Metadata describes them.
 
         Raises UnknownTopicOrPartition.
         """
@@ -165,14 +174,15 @@ class Brokers(Closing):
         answer = self._seed.ask(in_version(request, version))
         self.cluster_id = answer.cluster_id or "without id"
         self._addresses = {each.node_id: (each.host, each.port) for each in answer.brokers}
-        leaders = {}
+        self.controller = answer.controller_id
+        partitions = {}
         for found in answer.topics:
             error = error_of(found.error_code)
             if error is not None and topic is not None:
                 raise type(error)(f"topic {topic}: {error}")
             for each in found.partitions:
-                leaders[TopicPartition(found.name, each.partition_index)] = each.leader_id
-        return leaders
+                partitions[TopicPartition(found.name, each.partition_index)] = each
+        return partitions
 
     def ask(self, node_id: int, request: Any) -> Any:
         """Send a request to that broker and return the answer. Raises NetworkException, UnsupportedVersion,
@@ -195,8 +205,18 @@ class Brokers(Closing):
         return connection
 
     @property
+    def addresses(self) -> dict[int, tuple[str, int]]:
+        """The addresses of all live brokers, once the partitions have been asked for."""
+        return dict(self._addresses)
+
+    @property
+    def seed(self) -> KafkaConnection:
+        """The connection to one of the bootstrap servers."""
+        return self._seed
+
+    @property
     def brokers(self) -> list[int]:
-        """The ids of all live brokers, once `leaders_of` has asked for them."""
+        """The ids of all live brokers, once the partitions have been asked for."""
         return sorted(self._addresses)
 
     def newest(self, node_id: int, api_key: int, versions: Sequence[int]) -> int:
