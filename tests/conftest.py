@@ -30,6 +30,16 @@ class _Failures(logging.Handler):
 
 
 @pytest.fixture(autouse=True)
+def _logging_as_before():
+    """Take back what a test, or a snippet in it, has set up by kreplica.enable_logging."""
+    logger = logging.getLogger("kreplica")
+    before = list(logger.handlers), logger.level, logger.propagate
+    yield
+    logger.handlers, logger.propagate = before[0], before[2]
+    logger.setLevel(before[1])
+
+
+@pytest.fixture(autouse=True)
 def _no_callback_fails(request):
     failures, logger = _Failures(), logging.getLogger("kreplica.common.future")
     logger.addHandler(failures)

@@ -205,7 +205,8 @@ class NodeProcesses:
         }
         if not self._is_secured:
             flags["--listen"] = f"{listen[0]}:{listen[1]}"
-            flags["--controller-listen"] = f"{controller_listen[0]}:{controller_listen[1]}"
+            if self._of_nodes.get(node_id, {}).get("process.roles") != "broker":
+                flags["--controller-listen"] = f"{controller_listen[0]}:{controller_listen[1]}"
         given = [text for name, value in flags.items() if value is not None for text in (name, str(value))]
         directory = {"log.dirs": self.node_directory(node_id)}
         security = secured.node_properties(listen, controller_listen) if self._is_secured else {}
