@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from kreplica.cli.kafka_connection import KafkaConnection, any_broker
+from kreplica.cli.kafka_connection import KafkaConnection, any_broker, check
 from kreplica.cli.output import Fact, print_facts
 from kreplica.common.dataclass import dataclass
 from kreplica.common.errors import InvalidConfig, ResourceNotFound
@@ -16,7 +16,6 @@ from kreplica.common.messages.administration import (
     DeleteAclsRequest,
     DescribeAclsRequest,
 )
-from kreplica.common.wire import error_of
 from kreplica.security.acl import (
     CLUSTER_NAME,
     AclOperation,
@@ -85,7 +84,7 @@ def add(
     with any_broker(bootstrap) as broker:
         answer = _asked(broker, CreateAclsRequest(creations=creations))
     for result in answer.results:
-        _check(result)
+        check(result)
     facts = [_fact(each, each.resource_pattern_type) for each in creations]
     print_facts("added rules", COLUMNS, facts, as_json)
     return 0
@@ -97,7 +96,7 @@ def list_rules(bootstrap: str, principal: str | None, resources: Resources, as_j
     with any_broker(bootstrap) as broker:
         for chosen in _filters(principal, resources):
             answer = _asked(broker, DescribeAclsRequest(**chosen))
-            _check(answer)
+            check(answer)
             for resource in answer.resources:
                 facts += [_described(resource, rule) for rule in resource.acls]
     print_facts("rules", COLUMNS, facts, as_json)
@@ -118,7 +117,7 @@ def remove(
         answer = _asked(broker, DeleteAclsRequest(filters=filters))
     facts: list[Fact] = []
     for result in answer.filter_results:
-        _check(result)
+        check(result)
         facts += [_fact(rule, rule.pattern_type) for rule in result.matching_acls]
     if not facts:
         raise ResourceNotFound("there is no such rule")
@@ -129,12 +128,6 @@ def remove(
 def _asked(broker: KafkaConnection, request: Any) -> Any:
     broker.newest(request.__api_key__, VERSIONS)
     return broker.ask(request)
-
-
-def _check(result: Any) -> None:
-    error = error_of(result.error_code, result.error_message)
-    if error is not None:
-        raise error
 
 
 def _filters(principal: str | None, resources: Resources) -> Iterable[dict[str, Any]]:

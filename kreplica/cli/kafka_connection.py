@@ -222,3 +222,10 @@ class Brokers(Closing):
     def newest(self, node_id: int, api_key: int, versions: Sequence[int]) -> int:
         """Return the newest of these versions that the broker supports. Raises as `ask`."""
         return int(self._connected(node_id).newest(api_key, versions).__version__)
+
+
+def check(result: Any) -> None:
+    """Raise the error of an answer, or of one of its results, if it has one."""
+    error = error_of(result.error_code, result.error_message)
+    if error is not None:
+        raise error

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from kreplica.cli.kafka_connection import KafkaConnection, any_broker
+from kreplica.cli.kafka_connection import KafkaConnection, any_broker, check
 from kreplica.cli.output import Fact, print_facts
 from kreplica.common.dataclass import dataclass
 from kreplica.common.errors import InvalidConfig, ResourceNotFound
@@ -19,7 +19,6 @@ from kreplica.common.messages.quotas import (
     QuotaFilterComponent,
     QuotaOpData,
 )
-from kreplica.common.wire import error_of
 from kreplica.metadata.client_quotas import CLIENT_ID_ENTITY, IP_ENTITY, USER_ENTITY, check_quota, quota_key
 
 COLUMNS = ("user", "client-id", "ip", "quota", "value")
@@ -126,7 +125,7 @@ def _described(
         for kind, name in entity.components()
     )
     answer = _asked(broker, DescribeClientQuotasRequest(components=components, strict=strict))
-    _check(answer)
+    check(answer)
     return [
         ({each.entity_type: each.entity_name for each in found.entity}, value.key, value.value)
         for found in answer.entries or ()
@@ -141,18 +140,12 @@ def _alter(broker: KafkaConnection, entity: Entity, ops: tuple[QuotaOpData, ...]
     entry = AlterQuotaEntryData(entity=components, ops=ops)
     answer = _asked(broker, AlterClientQuotasRequest(entries=(entry,)))
     for result in answer.entries:
-        _check(result)
+        check(result)
 
 
 def _asked(broker: KafkaConnection, request: Any) -> Any:
     broker.newest(request.__api_key__, VERSIONS)
     return broker.ask(request)
-
-
-def _check(result: Any) -> None:
-    error = error_of(result.error_code, result.error_message)
-    if error is not None:
-        raise error
 
 
 def _fact(entity: dict[str, str | None], name: str, value: float) -> Fact:
