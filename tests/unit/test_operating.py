@@ -82,7 +82,7 @@ def test_commands_are_understood(config: Path, monkeypatch: pytest.MonkeyPatch) 
     lines = [line for text in blocks("sh") for line in text.replace("\\\n", "").splitlines()]
     shown = [line for line in lines if line.startswith("kreplica ")]
     shown.append("kreplica " + unit()["Service"]["ExecStart"].split("/kreplica ", 1)[1])
-    assert len(shown) == 44
+    assert len(shown) == 46
     command = typer.main.get_command(app)
     for line in shown:
         # Files that have to be there, and what a pipe does with the output.
