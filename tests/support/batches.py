@@ -2,6 +2,7 @@
 
 import struct
 
+import kreplica.record.compression  # noqa: F401 - gives the core its codecs
 from kreplica._core import crc32c, record_batch, varint
 from kreplica._core.batch_builder import BatchBuilder
 
