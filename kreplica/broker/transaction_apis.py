@@ -323,6 +323,11 @@ class TransactionApis:
                 request.group_instance_id,
                 known,
                 TransactionalProducer(*producer[:2], verification if adds or self._verifies else None),
+                topic_ids={
+                    topic: topic_id
+                    for topic in {at.topic for at in known}
+                    if (topic_id := self._cache.topic_id(topic)) is not None
+                },
             )
             made = self._groups.commit_offsets(asked)
             made.add_done_callback(committed)

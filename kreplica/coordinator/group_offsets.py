@@ -16,10 +16,12 @@ from typing import NamedTuple, TypeAlias
 
 from kreplica.common.errors import (
     GroupSubscribedToTopic,
+    IllegalGeneration,
     KreplicaError,
     NonEmptyGroup,
     OffsetMetadataTooLarge,
     RebalanceInProgress,
+    StaleMemberEpoch,
     UnknownMemberId,
     UnsupportedVersion,
 )
@@ -75,6 +77,11 @@ class CommitRequest(NamedTuple):
     knows_epochs: bool = False
     topic_ids: Mapping[str, Uuid] = MappingProxyType({})
 
+    @property
+    def names_no_member(self) -> bool:
+        """Whether the request has neither a generation nor a member or an instance."""
+        return self.generation_id < 0 and not self.member_id and self.group_instance_id is None
+
 
 # A group that commits offsets. The offsets of share groups are not in __consumer_offsets.
 CommittingGroup: TypeAlias = ClassicGroup | ConsumerGroup | StreamsGroup
@@ -111,10 +118,12 @@ class GroupOffsets:
         Raises UnknownMemberId, IllegalGeneration, FencedInstanceId, RebalanceInProgress, StaleMemberEpoch,
         UnsupportedVersion.
         """
-        if isinstance(group, ClassicGroup):
-            self._check(group, asked)
-        else:
-            self._check_epoch(group, asked)
+        # A transactional producer before KIP-447 does not name a member.
+        if asked.producer is None or not asked.names_no_member:
+            if isinstance(group, ClassicGroup):
+                self._check(group, asked)
+            else:
+                self._check_epoch(group, asked)
         now_ms = self._clock.time_ms()
         results: CommitResults = {}
         values: dict[TopicPartition, OffsetCommitValue] = {}
@@ -148,13 +157,8 @@ class GroupOffsets:
         if asked.generation_id < 0:
             if group.is_in(GroupState.EMPTY):
                 return
-            if not asked.member_id and asked.group_instance_id is None:
-                # A transactional producer before KIP-447 does not name a member.
-                if not is_transactional:
-                    raise UnknownMemberId(
-                        f"group {group.group_id} has members: only they may commit its offsets"
-                    )
-                return
+            if asked.names_no_member:
+                raise UnknownMemberId(f"group {group.group_id} has members: only they may commit its offsets")
         member = known_member(group, asked.member_id, asked.group_instance_id)
         require_generation(group, asked.generation_id)
         self._rebalances.touch(member)
@@ -169,11 +173,17 @@ class GroupOffsets:
                 f"group {group.group_id}: {asked.member_id} has a member epoch,"
                 " and has to commit with OffsetCommit 9 or later"
             )
-        if isinstance(group, StreamsGroup):
-            group.check_commit(asked.member_id, asked.generation_id, asked.offsets)
-            return
-        partitions = [(asked.topic_ids.get(at.topic), at.partition) for at in asked.offsets]
-        group.check_commit(asked.member_id, asked.generation_id, partitions)
+        try:
+            if isinstance(group, StreamsGroup):
+                group.check_commit(asked.member_id, asked.generation_id, asked.offsets)
+            else:
+                partitions = [(asked.topic_ids.get(at.topic), at.partition) for at in asked.offsets]
+                group.check_commit(asked.member_id, asked.generation_id, partitions)
+        except StaleMemberEpoch as error:
+            if asked.producer is None:
+                raise
+            # Producers do not know the other error, and would end with it.
+            raise IllegalGeneration(str(error)) from None
 
     def _committed(
         self,

@@ -18,7 +18,7 @@ from kreplica.broker.rights_table import ROWS
 from kreplica.common.error_code import ErrorCode
 from kreplica.common.errors import BrokerNotAvailable, InvalidConfig, TopicAuthorizationFailed
 from kreplica.common.future import Future, resolved
-from kreplica.common.message import Message, fields_of
+from kreplica.common.message import Message, fields_of, replace, structure_of
 from kreplica.common.messages.administration import DeleteTopicsRequest, DeleteTopicState
 from kreplica.common.messages.consumer_groups import ConsumerGroupHeartbeatRequest
 from kreplica.common.messages.data import FetchPartition as AskedPartition
@@ -377,3 +377,89 @@ def test_a_heartbeat_brings_the_topics_that_its_client_may_describe():
     assert seen[2] != seen[0]
     node.gatekeeper.admit(request, CLIENT._replace(peer=THIS_PROCESS), handle).result(0)
     assert seen[3] is None
+
+
+# ---- transactions ------------------------------------------------------------------------------------------
+
+OF_ID, OF_GROUP, OF_TOPIC, OF_CLUSTER = 53, 30, 29, 31
+WRITE_ID = (("WRITE", "TRANSACTIONAL_ID", "orders"), OF_ID)
+READ_GROUP = (("READ", "GROUP", "readers"), OF_GROUP)
+ACT = (("CLUSTER_ACTION", "CLUSTER", "kafka-cluster"), OF_CLUSTER)
+# By API and version: the rights that it needs in their order, and the error without each.
+NEEDED = {
+    (10, 6): [(("DESCRIBE", "TRANSACTIONAL_ID", "orders"), OF_ID)],
+    (22, 5): [WRITE_ID],
+    (24, 3): [WRITE_ID, (("WRITE", "TOPIC", "orders"), OF_TOPIC)],
+    (24, 5): [ACT],
+    (25, 4): [WRITE_ID, READ_GROUP],
+    (26, 5): [WRITE_ID],
+    (27, 2): [ACT],
+    (28, 5): [WRITE_ID, READ_GROUP, (("READ", "TOPIC", "orders"), OF_TOPIC)],
+    (61, 0): [(("READ", "TOPIC", "orders"), OF_TOPIC)],
+    (65, 0): [(("DESCRIBE", "TRANSACTIONAL_ID", "readers"), OF_ID)],
+}
+
+
+@pytest.mark.parametrize(("api_key", "version"), NEEDED)
+def test_requests_of_transactions_need_their_rights_in_this_order(api_key, version):
+    request = sample(request_type(api_key, API_RANGES[api_key].handled))
+    if api_key == 10:
+        request = blank(type(request), key_type=1, coordinator_keys=("orders",))
+    needed = NEEDED[api_key, version]
+    context = CLIENT._replace(api_version=version)
+    for count, (_, code) in enumerate(needed):
+        node = Node(*(rule(*right) for right, _ in needed[:count]))
+        codes = set(codes_in(node.ask(request, context)))
+        assert code in codes
+        assert codes <= {code, 0}
+        # Topics may be refused one by one; a request without any goes no further than its handler.
+        assert all(getattr(each, "topics", ()) == () for each in node.handled)
+    node = Node(*(rule(*right) for right, _ in needed))
+    node.ask(request, context)
+    assert node.handled == [request]
+
+
+def test_a_producer_without_an_id_needs_a_right_of_the_cluster_or_of_any_topic():
+    request = blank(request_type(22, API_RANGES[22].handled), transactional_id=None)
+    assert set(codes_in(Node(rule("WRITE", "TRANSACTIONAL_ID", "*")).ask(request))) == {OF_CLUSTER}
+    for right in (("IDEMPOTENT_WRITE", "CLUSTER", "kafka-cluster"), ("WRITE", "TOPIC", "any")):
+        node = Node(rule(*right))
+        node.ask(request)
+        assert node.handled == [request]
+
+
+def test_a_topic_that_is_forbidden_keeps_the_others_out_of_the_transaction():
+    (transaction,) = sample(request_type(24, API_RANGES[24].handled)).transactions
+    topics = tuple(replace(transaction.topics[0], name=name) for name in ("orders", "secrets"))
+    request = blank(
+        request_type(24, API_RANGES[24].handled), transactions=(replace(transaction, topics=topics),)
+    )
+    node = Node(rule("WRITE", "TRANSACTIONAL_ID", "orders"), rule("WRITE", "TOPIC", "orders"))
+    answer = node.ask(request, CLIENT._replace(api_version=3))
+    found = {
+        topic.name: int(topic.results_by_partition[0].partition_error_code)
+        for topic in answer.results_by_transaction[0].topic_results
+    }
+    assert found == {"orders": 55, "secrets": OF_TOPIC}
+    assert node.handled == []
+
+
+def test_tools_see_the_transactions_and_topics_that_they_may_describe():
+    listed, described = (API_RANGES[key].handled for key in (66, 65))
+    kinds = [
+        structure_of(response_type(key, version), "transaction_states")
+        for key, version in ((66, listed), (65, described))
+    ]
+    node = Node(rule("DESCRIBE", "TRANSACTIONAL_ID", "mine"), rule("DESCRIBE", "TOPIC", "orders"))
+    states = tuple(blank(kinds[0], transactional_id=name) for name in ("mine", "other"))
+    node.answer = blank(response_type(66, listed), transaction_states=states)
+    answer = node.ask(blank(request_type(66, listed)))
+    assert [each.transactional_id for each in answer.transaction_states] == ["mine"]
+    topic = structure_of(kinds[1], "topics")
+    topics = tuple(blank(topic, topic=name) for name in ("orders", "secrets"))
+    node.answer = blank(
+        response_type(65, described),
+        transaction_states=(blank(kinds[1], transactional_id="mine", topics=topics),),
+    )
+    answer = node.ask(blank(request_type(65, described), transactional_ids=("mine",)))
+    assert [each.topic for each in answer.transaction_states[0].topics] == ["orders"]

@@ -35,6 +35,7 @@ from kreplica.coordinator.transaction_coordinator import COMPLETION_WAIT_MS, Tra
 from kreplica.coordinator.transaction_metadata import LAST_EPOCH, TransactionMetadata, TransactionState
 from kreplica.log.producer_append_info import OPEN_ALREADY, Verification
 from kreplica.security.peer import Peer
+from tests.support.consumer_stage import ConsumerStage, topic_id
 from tests.support.group_stage import GroupStage
 from tests.support.transaction_stage import AT, OTHER, TransactionStage
 
@@ -96,7 +97,10 @@ class Stage(TransactionStage):  # type: ignore[misc]
             partition_count=lambda: self.offsets_count,
             create=lambda: self.created.append("__consumer_offsets"),
         )
-        cache: Any = SimpleNamespace(contains=lambda at: at in (AT, OTHER, GROUP_PARTITION))
+        cache: Any = SimpleNamespace(
+            contains=lambda at: at in (AT, OTHER, GROUP_PARTITION),
+            topic_id=lambda name: topic_id(name) if name == AT.topic else None,
+        )
         appends: Any = self.appends
         self.apis = TransactionApis(
             self.coordinator,
@@ -262,6 +266,25 @@ def test_an_init_of_a_busy_id_waits(stage: Stage) -> None:
     # Even one that is fenced learns that only afterwards.
     assert stage.ask(init(), 5).error_code is BUSY
     assert stage.ask(init(producer_id=8, epoch=0), 5).error_code is BUSY
+
+
+@pytest.mark.parametrize("code", [AWAY, LOADING, MOVED])
+def test_an_init_while_the_coordinator_is_unavailable(stage: Stage, code: ErrorCode) -> None:
+    stage.put(S.EMPTY)
+    stage.make_unavailable(code)
+    for request in (init(), init(producer_id=7, epoch=3), init(producer_id=8, epoch=0)):
+        assert stage.ask(request, 5).error_code is code
+
+
+@pytest.mark.parametrize(
+    ("version", "code"),
+    [(2, OLD_EPOCH), (3, OLD_EPOCH), (4, FENCED), (5, FENCED)],
+)
+def test_older_clients_of_init_do_not_know_that_they_are_fenced(
+    stage: Stage, version: int, code: ErrorCode
+) -> None:
+    stage.put(S.EMPTY)
+    assert stage.ask(init(producer_id=7, epoch=2), version).error_code is code
 
 
 @pytest.mark.parametrize(
@@ -452,6 +475,17 @@ def test_adding_offsets_by_the_state_of_the_id(
     if code is OK:
         [(_, metadata)] = stage.stored()
         assert GROUP_PARTITION in metadata.partitions
+
+
+@pytest.mark.parametrize("version", [0, 1, 2, 4])
+@pytest.mark.parametrize(("name", "code"), [("", INVALID), ("unknown", MAPPING), ("id", BUSY)])
+def test_offsets_of_what_is_no_id_or_a_busy_one(
+    stage: Stage, name: str, code: ErrorCode, version: int
+) -> None:
+    stage.put(S.ONGOING)
+    stage.make_busy()
+    request = AddOffsetsToTxnRequest(transactional_id=name, producer_id=7, producer_epoch=3, group_id="g")  # type: ignore[arg-type]
+    assert stage.ask(request, version).error_code is code
 
 
 def test_offsets_before_their_topic_exists(stage: Stage) -> None:
@@ -773,6 +807,20 @@ def test_a_static_member_that_was_replaced_commits_no_offsets(stage: Stage) -> N
     assert committed(stage, request, 5) == [OK]
     stage.groups.begin_join(instance="one").result(0)
     assert committed(stage, request, 5) == [ErrorCode.fenced_instance_id]
+
+
+def test_a_member_of_the_consumer_protocol_commits_what_it_has_had_since_its_epoch(stage: Stage) -> None:
+    """KIP-1251: the epoch rises, and its partitions stay, while its transaction is under way."""
+    stage.groups = ConsumerStage()
+    stage.apis._groups = stage.groups.coordinator
+    stage.groups.beat("a")
+    stage.groups.topics.counts["t"] = 3
+    stage.groups.coordinator.change_topics(["t"], has_other_names=False)
+    stage.groups.settle()
+    assert stage.groups.beat("a", 2).member_epoch == 3
+    for epoch, code in ((3, OK), (2, OK), (4, ErrorCode.illegal_generation), (-1, OK)):
+        member = "" if epoch < 0 else "a"
+        assert committed(stage, committing(AT, OTHER, generation=epoch, member=member), 5) == [code, code]
 
 
 def test_membership_holds_when_the_offsets_are_stored(stage: Stage) -> None:

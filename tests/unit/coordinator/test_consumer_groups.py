@@ -16,6 +16,7 @@ from kreplica.coordinator.group_records import (
     encode_key,
     encode_value,
 )
+from kreplica.coordinator.shard_store import TransactionalProducer
 from kreplica.coordinator.subscription_patterns import NAMES_PER_STEP
 from tests.support.consumer_stage import ConsumerStage, MadeTopics, owned, topic_id, with_config
 
@@ -519,7 +520,9 @@ def test_a_static_member_that_comes_back_with_another_subscription_causes_a_reba
 # ---- offsets -------------------------------------------------------------------------------------------
 
 
-def commit(stage, member="", epoch=-1, partition=0, *, knows_epochs=True, offset=5):
+def commit(
+    stage, member="", epoch=-1, partition=0, *, knows_epochs=True, offset=5, producer=None, instance=None
+):
     from kreplica.common.types import TopicPartition
     from kreplica.coordinator.group_offsets import CommitRequest, CommittedOffset
     from tests.support.consumer_stage import topic_id
@@ -529,9 +532,10 @@ def commit(stage, member="", epoch=-1, partition=0, *, knows_epochs=True, offset
         "g",
         epoch,
         member,
-        None,
+        instance,
         {at: CommittedOffset(offset)},
-        knows_epochs=knows_epochs,
+        producer,
+        knows_epochs=knows_epochs and producer is None,
         topic_ids={"t": topic_id("t")},
     )
     future = stage.coordinator.commit_offsets(asked)
@@ -564,6 +568,23 @@ def test_commits_are_checked_against_the_epoch_since_which_the_partition_is_owne
     stage.beat("b", -1)
     assert commit(stage, offset=7) is None
     assert {at.partition: offset for at, offset in stage.committed().items()} == {0: 7}
+
+
+def test_a_transaction_commits_offsets_with_the_epoch_of_its_member_or_without_one(stage):
+    producer = TransactionalProducer(7, 0)
+    assert commit(stage, "a", 2, producer=producer) is errors.IllegalGeneration
+    two_members(stage)
+    # A producer before KIP-447 names no member.
+    assert commit(stage, producer=producer) is None
+    assert commit(stage, instance="i", producer=producer) is errors.UnknownMemberId
+    assert commit(stage, "stranger", producer=producer) is errors.UnknownMemberId
+    assert commit(stage, "stranger", 3, producer=producer) is errors.UnknownMemberId
+    assert commit(stage, "a", 3, producer=producer) is None
+    assert commit(stage, "a", 2, producer=producer) is None  # a has had t-0 since epoch 2 (KIP-1251)
+    # Producers know no StaleMemberEpoch, which would end them.
+    assert commit(stage, "a", 4, producer=producer) is errors.IllegalGeneration
+    assert commit(stage, "a", -1, producer=producer) is errors.IllegalGeneration
+    assert commit(stage, "b", 2, partition=1, producer=producer) is errors.IllegalGeneration
 
 
 def test_a_member_commits_what_it_has_to_give_up(stage):

@@ -16,6 +16,7 @@ from kreplica.coordinator.group_records import (
     encode_key,
     encode_value,
 )
+from kreplica.coordinator.shard_store import TransactionalProducer
 from kreplica.coordinator.streams_group import TasksTuple
 from tests.support.consumer_stage import MadeTopics
 from tests.support.streams_group_stage import StreamsGroupStage, active, tasks, topic, topology
@@ -260,27 +261,30 @@ def test_endpoints_are_shown_to_members_that_do_not_know_them(stage):
 
 
 @pytest.mark.parametrize(
-    ("error", "member", "epoch", "partition"),
+    ("error", "in_transaction", "member", "epoch", "partition"),
     [
-        (None, "a", 3, 0),
-        (None, "a", 2, 0),
-        (errors.StaleMemberEpoch, "b", 2, 1),
-        (errors.StaleMemberEpoch, "a", 2, 1),
-        (errors.StaleMemberEpoch, "a", 4, 0),
-        (errors.UnknownMemberId, "stranger", 3, 0),
+        (None, None, "a", 3, 0),
+        (None, None, "a", 2, 0),
+        (errors.StaleMemberEpoch, errors.IllegalGeneration, "b", 2, 1),
+        (errors.StaleMemberEpoch, errors.IllegalGeneration, "a", 2, 1),
+        (errors.StaleMemberEpoch, errors.IllegalGeneration, "a", 4, 0),
+        (errors.UnknownMemberId, errors.UnknownMemberId, "stranger", 3, 0),
+        # A producer before KIP-447 names no member.
+        (errors.UnknownMemberId, None, "", -1, 0),
     ],
 )
 def test_a_member_commits_offsets_of_tasks_that_it_has_had_since_its_epoch(
-    stage, error, member, epoch, partition
+    stage, error, in_transaction, member, epoch, partition
 ):
     # KIP-1251: a has task 0 since epoch 2, b has task 1 since epoch 3.
     two_members(stage)
     at = TopicPartition("t", partition)
-    asked = CommitRequest("g", epoch, member, None, {at: CommittedOffset(5)}, knows_epochs=True)
-    future = stage.coordinator.commit_offsets(asked)
-    stage.settle()
-    found = future.exception(0)
-    assert (None if found is None else type(found)) is error
+    for producer, expected in ((None, error), (TransactionalProducer(7, 0), in_transaction)):
+        asked = CommitRequest("g", epoch, member, None, {at: CommittedOffset(5)}, producer, knows_epochs=True)
+        future = stage.coordinator.commit_offsets(asked)
+        stage.settle()
+        found = future.exception(0)
+        assert (None if found is None else type(found)) is expected
 
 
 def test_a_deleted_group_leaves_nothing(stage):

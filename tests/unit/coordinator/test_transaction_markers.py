@@ -93,8 +93,18 @@ def test_a_lost_request_is_repeated(stage):
     assert stage.done == [MARKER]
 
 
-def test_a_later_epoch_shows_that_the_transaction_has_ended(stage):
-    stage.brokers.codes[AT] = deque([ErrorCode.invalid_producer_epoch])
+@pytest.mark.parametrize(
+    "code",
+    [
+        # A later epoch shows that the transaction has ended.
+        ErrorCode.invalid_producer_epoch,
+        # No marker can be stored there.
+        ErrorCode.unsupported_for_message_format,
+        ErrorCode.unsupported_version,
+    ],
+)
+def test_a_marker_that_a_partition_does_not_need_is_not_sent_again(stage, code):
+    stage.brokers.codes[AT] = deque([code])
     stage.add(AT)
     assert stage.done == [MARKER]
 
