@@ -9,7 +9,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from kreplica.broker.replica_apis import ReplicaApis
+from kreplica.broker.request_channel import RequestChannel
 from kreplica.broker.transactional_appends import TransactionalAppends
+from kreplica.client.transaction_manager import ProducerIdAndEpoch, TransactionManager
 from kreplica.common.dataclass import replace
 from kreplica.common.message import replace as replace_fields
 from kreplica.common.types import AppendOrigin
@@ -30,8 +32,11 @@ from kreplica.log.cleaner import _Round
 from kreplica.log.producer_append_info import ProducerAppendInfo
 from kreplica.log.producer_state_manager import ProducerStateManager
 from kreplica.log.transaction_index import TransactionIndex
+from kreplica.log.unified_log import UnifiedLog
 from tests.mutants.mutants import Mutant, Replacement
 
+# The API key of Produce.
+PRODUCE = 0
 TRANSACTION_MUTANTS: dict[str, Mutant] = {}
 # Random runs do not meet these: they need a message that is late at one moment.
 SCRIPTED_TRANSACTION_MUTANTS: dict[str, Mutant] = {}
@@ -334,3 +339,45 @@ def clean_by_aborted_records(_: Replacement) -> Replacement:
         return bool(round_.map.put_batch(batch))
 
     return collect
+
+
+@transaction_mutant(RequestChannel, "serve", SCRIPTED_TRANSACTION_MUTANTS)
+def verify_batches_in_shared_memory(serve: Replacement) -> Replacement:
+    """A batch waits for its coordinator in memory that the next request overwrites (KAFKA-15653)."""
+    shared: dict[int, bytearray] = {}
+
+    def serve_in_shared(channel: Any, frame: memoryview, *others: Any) -> Any:
+        if int.from_bytes(frame[:2]) == PRODUCE:
+            memory = shared.setdefault(id(channel), bytearray(1 << 20))
+            memory[: len(frame)] = frame
+            frame = memoryview(memory)[: len(frame)].toreadonly()
+        return serve(channel, frame, *others)
+
+    return serve_in_shared
+
+
+@transaction_mutant(UnifiedLog, "update_high_watermark", SCRIPTED_TRANSACTION_MUTANTS)
+def raise_the_stable_offset_with_the_mark(_: Replacement) -> Replacement:
+    """For a moment readers of committed records see all that is replicated (KAFKA-9807)."""
+
+    def update(log: Any, offset: int) -> int:
+        with log.offsets_lock:
+            offset = max(log.state.log_start_offset, min(offset, log.state.log_end_offset))
+            log.state.advance(offset, offset)
+            log.publish_stable_offset()
+            return offset
+
+    return update
+
+
+@transaction_mutant(TransactionManager, "begin", SCRIPTED_TRANSACTION_MUTANTS)
+def keep_the_epoch_of_a_lost_batch(begin: Replacement) -> Replacement:
+    """After a batch whose outcome is unknown, a producer begins its sequence again in the same epoch
+    (KAFKA-14053)."""
+
+    def begin_again(manager: Any) -> Any:
+        manager.producer = ProducerIdAndEpoch(*manager.producer)
+        manager._must_start = manager.producer.producer_id < 0
+        return begin(manager)
+
+    return begin_again

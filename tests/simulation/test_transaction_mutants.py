@@ -5,13 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
+from unittest import mock
 
 import pytest
 
+import kreplica
 from kreplica._core.batch_builder import BatchBuilder
+from kreplica._core.records import batches
 from kreplica.common.encoded_request import VersionedRequest
 from kreplica.common.error_code import ErrorCode
+from kreplica.common.errors import RequestTimedOut
 from kreplica.common.future import Future
+from kreplica.common.messages.administration import FeatureUpdateKey, UpdateFeaturesRequest
 from kreplica.common.messages.data import (
     InitProducerIdRequest,
     PartitionProduceData,
@@ -25,6 +30,8 @@ from kreplica.common.messages.transactions import (
     EndTxnRequest,
 )
 from kreplica.common.types import TopicPartition
+from kreplica.log.producer_state_manager import ProducerStateManager
+from kreplica.sim.invariants.violation import InvariantViolated
 from kreplica.sim.network import Message
 from kreplica.sim.nodes.node_cluster import NodeCluster
 from kreplica.sim.nodes.transactional_clients import TRANSACTION
@@ -152,13 +159,18 @@ class Stage:
 
         return deliver
 
-    def is_open(self) -> bool:
-        """Whether the partition has an open transaction."""
+    @property
+    def log(self) -> Any:
+        """The log of the partition's leader."""
         node = self.cluster.node(self.leader(self.at))
         assert node is not None
         assert node.broker is not None
-        log = node.broker.replica_manager.partitions.get_or_error(self.at).require_leader()
-        return log.producers.has_transactions
+        return node.broker.replica_manager.partitions.get_or_error(self.at).require_leader()
+
+    def is_open(self) -> bool:
+        """Whether the partition has an open transaction."""
+        is_open: bool = self.log.producers.has_transactions
+        return is_open
 
 
 def a_marker_of_a_replaced_coordinator_is_refused() -> bool:
@@ -217,7 +229,88 @@ def a_decision_that_may_be_lost_is_not_carried_out() -> bool:
     return was_open
 
 
+def a_batch_is_appended_as_it_was_sent_however_long_its_verification_takes() -> bool:
+    """Other requests of the same client come and are carried out meanwhile."""
+    stage = Stage()
+    stage.add()
+    deliver = stage.hold(
+        "AddPartitionsToTxn", sender=stage.leader(STATE), receiver=stage.leader(stage.at), is_request=False
+    )
+    answer = stage.produce(b"verified")
+    for _ in range(3):
+        data = PartitionProduceData(index=0, records=bytes(BatchBuilder().build([b"plain"], now_ms=1)))
+        topic = TopicProduceData(name=stage.at.topic, partition_data=(data,))
+        request = ProduceRequest(
+            transactional_id=None, acks=-1, timeout=timedelta(milliseconds=TIMEOUT_MS), topic_data=(topic,)
+        )
+        sent = stage.endpoint.send(
+            stage.leader(stage.at), VersionedRequest(request, 11), timeout_ms=TIMEOUT_MS
+        )
+        assert stage.produced(sent) is ErrorCode.none
+    deliver()
+    if stage.produced(answer) is not ErrorCode.none:
+        return False
+    values = [each.value for batch in batches(stage.log.read(0, 1 << 20).records) for each in batch]
+    return values == [b"plain"] * 3 + [b"verified"]
+
+
+def readers_of_committed_records_see_no_open_transaction_while_the_mark_rises() -> bool:
+    """A reader of another thread looks between the steps in which the high watermark rises."""
+    stage = Stage()
+    stage.add()
+    log, seen = stage.log, list[tuple[int, int | None]]()
+    update = ProducerStateManager.on_high_watermark_updated
+
+    def look(producers: ProducerStateManager, high_watermark: int) -> int | None:
+        if producers is log.producers:
+            seen.append((log.last_stable_offset, producers.first_undecided_offset))
+        return update(producers, high_watermark)
+
+    with mock.patch.object(ProducerStateManager, "on_high_watermark_updated", look):
+        for value in (b"first", b"second"):
+            assert stage.produced(stage.produce(value)) is ErrorCode.none
+    assert (log.high_watermark, log.last_stable_offset) == (2, 0)
+    assert seen
+    return all(first is None or stable <= first for stable, first in seen)
+
+
+def a_batch_that_timed_out_is_in_no_later_transaction() -> bool:
+    """It arrives when the next transaction of its producer is open in its partition."""
+    with kreplica.Simulation(seed=11, brokers=1) as sim:
+        sim.create_topic("t", 1, 1)
+        update = FeatureUpdateKey(feature="transaction.version", max_version_level=1, upgrade_type=2)
+        asked = UpdateFeaturesRequest(feature_updates=(update,))
+        sent = sim._client.endpoint.send(sim.controller, asked, timeout_ms=1_000)
+        assert sim.run_until(sent.done)
+        assert sent.result().error_code is ErrorCode.none
+        sim.run_for(500)
+        network = sim._cluster.network
+        release = network.hold(lambda each: each.is_request and each.name == "Produce")
+        with pytest.raises(RequestTimedOut), sim.transaction("id") as txn:
+            assert isinstance(txn.append("t", [b"lost"], timeout=0.5).exception(), RequestTimedOut)
+        try:
+            with sim.transaction("id") as txn:
+                txn.append("t", [b"kept"])
+                sim.run_for(100)
+                release()
+                assert len(network.held) >= 2
+                for message in list(network.held):
+                    network.release(message)
+                    sim.run_for(20)
+            sim.run_for(100)
+        except InvariantViolated:
+            return False  # the late batch has the offset that the other one was answered
+        return [each.value for each in sim.read("t", 0, isolation="txn_committed")] == [b"kept"]
+
+
 SCRIPTS: dict[str, Callable[[], bool]] = {
+    "verify_batches_in_shared_memory": (
+        a_batch_is_appended_as_it_was_sent_however_long_its_verification_takes
+    ),
+    "raise_the_stable_offset_with_the_mark": (
+        readers_of_committed_records_see_no_open_transaction_while_the_mark_rises
+    ),
+    "keep_the_epoch_of_a_lost_batch": a_batch_that_timed_out_is_in_no_later_transaction,
     "obey_replaced_coordinators": a_marker_of_a_replaced_coordinator_is_refused,
     "serve_what_may_be_lost": a_decision_that_may_be_lost_is_not_carried_out,
     "keep_the_proof": a_batch_that_was_verified_before_a_marker_is_refused_after_it,
