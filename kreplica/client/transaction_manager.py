@@ -152,13 +152,15 @@ class TransactionManager:
 
         return then(self._ask(request), started, refused)
 
-    def begin(self) -> Future[ProducerIdAndEpoch]:
-        """Begin a transaction. Asks the coordinator, as `start`, for the first one and after an error."""
+    def begin(self, *, is_idle: bool = False) -> Future[ProducerIdAndEpoch]:
+        """Begin a transaction. Asks the coordinator, as `start`, for the first one, after an error, and if
+        the last one was long ago.
+        """
         version = self._finalized()
         rises = self.version not in (0, version) and version >= SECOND
         self.version = max(version, 1)
         self._forget()
-        if self._must_start or rises or self.timeout_ms != self._started_timeout_ms:
+        if self._must_start or is_idle or rises or self.timeout_ms != self._started_timeout_ms:
             return self.start()
         return resolved(self.producer)
 

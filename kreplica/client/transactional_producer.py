@@ -45,6 +45,8 @@ if TYPE_CHECKING:
 
 # The versions of Produce by which a leader follows transaction version 1 and 2.
 PRODUCE, PRODUCE_SECOND = 11, 12
+# A producer that has begun nothing for this long starts again: the coordinator may have forgotten its id.
+IDLE_MS = 3_600_000
 
 
 class TransactionalPartitionSender(PartitionSender):
@@ -305,7 +307,8 @@ class TransactionalProducer(Producer):
                 self._go_on()
                 future.set_exception(error)
 
-        self.manager.begin().add_done_callback(began)
+        is_idle = monotonic_ms(self._clock) - self._began_ms > IDLE_MS
+        self.manager.begin(is_idle=is_idle).add_done_callback(began)
 
     def _end(self, future: Future[None], commit: bool) -> None:
         ended = after(self._flush(), self._commit) if commit else self._abort()

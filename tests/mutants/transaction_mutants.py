@@ -375,9 +375,9 @@ def keep_the_epoch_of_a_lost_batch(begin: Replacement) -> Replacement:
     """After a batch whose outcome is unknown, a producer begins its sequence again in the same epoch
     (KAFKA-14053)."""
 
-    def begin_again(manager: Any) -> Any:
+    def begin_again(manager: Any, **named: Any) -> Any:
         manager.producer = ProducerIdAndEpoch(*manager.producer)
         manager._must_start = manager.producer.producer_id < 0
-        return begin(manager)
+        return begin(manager, **named)
 
     return begin_again

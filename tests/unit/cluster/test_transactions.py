@@ -7,6 +7,7 @@ from functools import partial
 import pytest
 
 import kreplica
+from kreplica.client import transactional_producer
 from kreplica.cluster import transactions
 from kreplica.cluster.transactions import ClusterTransactions, Transaction
 from kreplica.common.errors import (
@@ -468,3 +469,41 @@ def test_producers_of_idle_ids_are_forgotten(sim, monkeypatch):
         assert len(sim._transactions._held) <= 2
     sim.run_for(100)
     assert sorted(values(sim)) == [b"%d" % number for number in range(6)]
+
+
+@pytest.mark.parametrize("step", ["append", "commit of offsets"])
+def test_an_id_that_the_cluster_has_forgotten_meanwhile_goes_on(monkeypatch, step):
+    monkeypatch.setattr(transactional_producer, "IDLE_MS", 1_000)
+    config = {
+        "transactional.id.expiration.ms": 600,
+        "transaction.remove.expired.transaction.cleanup.interval.ms": 100,
+    }
+    with kreplica.Simulation(seed=11, brokers=1, config=config) as sim:
+        sim.create_topic("t", 1, 1)
+        for number in range(2):
+            with sim.transaction("a") as txn:
+                txn.append("t", [b"%d" % number])
+            sim.run_for(2_000)
+        with sim.transaction("a") as txn:
+            if step == "append":
+                txn.append("t", [b"2"])
+            else:
+                txn.commit_offsets("g", {("t", 0): 2})
+        sim.run_for(100)
+        assert values(sim) == [b"0", b"1", *([b"2"] if step == "append" else [])]
+
+
+def test_an_idle_producer_does_not_fence_its_successor(sim, monkeypatch):
+    monkeypatch.setattr(transactional_producer, "IDLE_MS", 1_000)
+    with sim.transaction("a") as txn:
+        txn.append("t", [b"1"], partition=0)
+    other = OtherProgram(sim)
+    with other.transaction("a") as txn:
+        txn.append("t", [b"2"], partition=0)
+    sim.run_for(2_000)
+    with pytest.raises(ProducerFenced), sim.transaction("a"):
+        pass
+    with other.transaction("a") as txn:
+        txn.append("t", [b"3"], partition=0)
+    sim.run_for(100)
+    assert values(sim) == [b"1", b"2", b"3"]
