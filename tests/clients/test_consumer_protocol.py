@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 import sys
@@ -10,6 +11,8 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
+from aiokafka import AIOKafkaProducer
+from aiokafka import TopicPartition as AioTopicPartition
 from confluent_kafka import (
     Consumer,
     ConsumerGroupState,
@@ -24,7 +27,7 @@ from confluent_kafka.admin import AdminClient
 from tests.clients.conftest import TIMEOUT_S, closed_later
 from tests.clients.test_confluent_kafka import leader_of
 from tests.support.node_processes import NodeProcesses
-from tests.support.secured import librdkafka
+from tests.support.secured import aiokafka, librdkafka
 from tests.support.sockets import until
 
 NewTopicName = Callable[..., str]
@@ -255,3 +258,27 @@ def test_programs_of_a_group_change_their_protocol_one_by_one_and_back(
         assert kind() == ConsumerGroupType.CLASSIC
         # What the first one has committed is there still.
         assert modern.values == last.values == set()
+
+
+def test_a_producer_that_names_no_member_commits_offsets_in_a_transaction(
+    nodes: NodeProcesses, new_topic: Callable[..., str]
+) -> None:
+    """aiokafka sends the name of the group only, as clients before KIP-447."""
+    topic, group = new_topic(), "848-transactions"
+    at = TopicPartition(topic, 0)
+
+    async def commit(offset: int) -> None:
+        async with AIOKafkaProducer(**aiokafka(nodes.bootstrap), transactional_id=group) as producer:
+            async with producer.transaction():
+                await producer.send_and_wait(topic, b"v", partition=0)
+                await producer.send_offsets_to_transaction({AioTopicPartition(topic, 0): offset}, group)
+
+    with members(Member(nodes, group, [topic])) as (member,):
+        wait_for(lambda: member.partitions == {(topic, 0)}, member)
+        asyncio.run(commit(7))
+
+        def is_committed() -> bool:
+            [found] = member.consumer.committed([at], TIMEOUT_S)
+            return bool(found.offset == 7)
+
+        wait_for(is_committed, member)
