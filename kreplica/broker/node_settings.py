@@ -122,7 +122,7 @@ OF_PROCESS: Mapping[str, str] = {
     "sasl.oauthbearer.client.credentials.client.id": "Client id of the node at that endpoint.",
     "sasl.oauthbearer.client.credentials.client.secret": "Client secret of the node at that endpoint.",
     "sasl.oauthbearer.scope": "Scope of the tokens that the node asks for.",
-    "sasl.server.max.receive.size": "Maximum size of a request before the login. Default: 65536.",
+    "sasl.server.max.receive.size": "Maximum size of a request before the login. Default: 32768.",
     "connection.failed.authentication.delay.ms": "Pause before a failed login is answered. Default: 100.",
     "connections.max.reauth.ms": "A client has to log in again after this long. Default: 0, never.",
     "inter.broker.listener.name": (

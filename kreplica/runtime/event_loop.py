@@ -46,6 +46,8 @@ class EventLoopThread(TaskQueue):
         self.on_error = on_error
         # Into which the sockets of this loop receive, one after the other.
         self.received = ReceiveBuffer()
+        # For what comes encrypted, before it is decrypted into the other one.
+        self.encrypted = ReceiveBuffer()
         self.loop: asyncio.AbstractEventLoop = new_event_loop()
         # Errors outside of any node's task: reported, so that tests fail and logs show them.
         self.loop.set_exception_handler(self._failed)

@@ -28,6 +28,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kreplica._core.server_connection import LaneGate, Processor, RequestMemory, ServerConnection
+from kreplica._core.tls_transport import TlsTransport
 from kreplica.broker.audit import audit, report_repeated
 from kreplica.broker.node_config import SocketServerConfig
 from kreplica.broker.request_channel import Answered, Cancellable
@@ -42,6 +43,8 @@ from kreplica.security.peer import ANONYMOUS, USER, KafkaPrincipal, Peer, host_t
 from kreplica.security.ssl_principal_mapper import SslPrincipalMapper
 
 if TYPE_CHECKING:
+    import ssl
+
     from typing_extensions import Buffer
 
 LOGGER = logging.getLogger(__name__)
@@ -171,7 +174,7 @@ class TcpServer:
         self.principals = principals
         # Handshakes in progress, the oldest first; connections that are held until they are closed; and what
         # accepts connections.
-        self._handshakes: dict[asyncio.Task[None], None] = {}
+        self._handshakes: dict[ServerHandshake, None] = {}
         self._held: dict[asyncio.Task[None], None] = {}
         self._acceptors: list[asyncio.Task[None]] = []
         self.is_of_nodes = is_of_nodes
@@ -256,10 +259,7 @@ class TcpServer:
             pause_s = self.quotas.pace_s(self)
             if pause_s:
                 await asyncio.sleep(pause_s)
-            if self.tls is None:
-                await self._serve(accepted)
-            else:
-                self._begin_handshake(accepted, self.tls)
+            await self._serve(accepted)
 
     def _hold(self, accepted: socket.socket, held_s: float) -> None:
         """Close a connection after this time, without a word: its address connects too often."""
@@ -274,51 +274,36 @@ class TcpServer:
         try:
             accepted.setblocking(False)
             accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            await self.thread.loop.connect_accepted_socket(lambda: TcpConnection(self), accepted)
+            await self.thread.loop.connect_accepted_socket(self._protocol, accepted)
         except OSError as error:
             # The client is gone already.
             self.closed.log("accept", "a connection was closed because of %r", error)
             accepted.close()
 
-    def _begin_handshake(self, accepted: socket.socket, tls: ServerTls) -> None:
-        """Encrypt a connection before it is served.
+    def _protocol(self) -> TcpConnection | ServerHandshake:
+        return TcpConnection(self) if self.tls is None else ServerHandshake(self, self.tls.context())
 
-        A connection counts from its beginning on: at the limit, the oldest unfinished handshake ends.
-        """
-        task = self.thread.loop.create_task(self._shake_hands(accepted, tls))
-        self._handshakes[task] = None
-        task.add_done_callback(self._handshake_done)
+    def handshake_begins(self, handshake: ServerHandshake) -> None:
+        """Count a connection from its beginning on; at the limit, end the oldest unfinished handshake."""
+        self._handshakes[handshake] = None
         if len(self.connections) + len(self._handshakes) > self.quotas.most_of(self):
-            next(iter(self._handshakes)).cancel()
+            next(iter(self._handshakes)).cut()
 
-    def _handshake_done(self, task: asyncio.Task[None]) -> None:
-        del self._handshakes[task]
-        self._note_closed()
-
-    async def _shake_hands(self, accepted: socket.socket, tls: ServerTls) -> None:
-        try:
-            await self.thread.loop.connect_accepted_socket(
-                lambda: TlsConnection(self),
-                accepted,
-                ssl=tls.context(),
-                ssl_handshake_timeout=TLS_HANDSHAKE_TIMEOUT_S,
-            )
-        except OSError as error:
-            # What a stranger sends, a time-out and a reset are such errors, ssl.SSLError included.
-            self.closed.log("TLS", "a connection was closed because of %r", error)
-            accepted.close()
-        except asyncio.CancelledError:
-            # At the limit of connections, or because the server closes.
-            accepted.close()
-            raise
+    def handshake_ends(self, handshake: ServerHandshake) -> None:
+        """Discount a handshake that is done or has failed."""
+        if handshake in self._handshakes:
+            del self._handshakes[handshake]
+            self._note_closed()
 
     async def _close(self) -> None:
         self._is_closed = True
         for timer in (self._sweep, self._trim):
             if timer is not None:
                 timer.cancel()
-        for task in (*self._acceptors, *self._handshakes, *self._held):
+        for task in (*self._acceptors, *self._held):
             task.cancel()
+        for handshake in list(self._handshakes):
+            handshake.cut()
         if self._opening is not None:
             self._opening.cancel()
         sockets, self._sockets = self._sockets, []
@@ -522,6 +507,7 @@ class TlsConnection(TcpConnection):
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
+        transport.is_trusted = self.is_authenticated
         principals = self._server.principals
         certificate = transport.get_extra_info("ssl_object").getpeercert(binary_form=True)
         if principals is None or certificate is None:
@@ -534,9 +520,52 @@ class TlsConnection(TcpConnection):
         else:
             self.peer = self.peer._replace(principal=KafkaPrincipal(USER, name))
 
-    def get_buffer(self, sizehint: int) -> Buffer:
-        # TLS of asyncio fills the buffer in several steps, and slices it for that.
-        return memoryview(super().get_buffer(sizehint))
+    def logged_in(self) -> None:
+        """Serve the client's requests: its `peer` is known."""
+        super().logged_in()
+        self.transport.is_trusted = True
+
+
+class ServerHandshake(TlsTransport, asyncio.BufferedProtocol):
+    """A client's connection that is encrypted, from its first byte on."""
+
+    def __init__(self, server: TcpServer, context: ssl.SSLContext) -> None:
+        thread = server.thread
+        super().__init__(context, thread.encrypted, thread, is_server=True)
+        self._server = server
+        self._deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, plain: Any) -> None:
+        super().connection_made(plain)
+        self._deadline = self._server.thread.loop.call_later(TLS_HANDSHAKE_TIMEOUT_S, self._end)
+        self._server.handshake_begins(self)
+
+    def handshake_done(self) -> TlsConnection:
+        """Serve the connection."""
+        self._forget()
+        made = TlsConnection(self._server)
+        made.connection_made(self)
+        return made
+
+    def handshake_failed(self, error: Exception) -> None:
+        """Log the error, which may be what a stranger has sent."""
+        self._forget()
+        self._server.closed.log("TLS", "a connection was closed because of %r", error)
+
+    def cut(self) -> None:
+        """Close the connection at once, in the middle of its handshake."""
+        self._forget()
+        self.abort()
+
+    def _end(self) -> None:
+        self._server.closed.log("TLS", "closed after %g s without a handshake", TLS_HANDSHAKE_TIMEOUT_S)
+        self.cut()
+
+    def _forget(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+        self._server.handshake_ends(self)
 
 
 async def _close_later(accepted: socket.socket, delay_s: float) -> None:

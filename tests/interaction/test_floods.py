@@ -23,8 +23,8 @@ from tests.support.polling import wait_until
 
 WAIT_S = 60.0
 CONNECTIONS = 120
-# The limit for frames before a login, and what encryption takes.
-CONNECTION_BYTES = 192 << 10
+# With the limit for frames before a login, and what encryption takes.
+CONNECTION_BYTES = 64 << 10
 # What a burst may leave behind, once its connections are closed.
 LEFT_BYTES = 16 << 20
 ANNOUNCED_BYTES = 100 << 20
@@ -89,7 +89,7 @@ def announces_100_mb(target: Target) -> socket.socket:
 
 def most_of_a_frame(target: Target) -> socket.socket:
     client = target.encrypted()
-    client.sendall((64 << 10).to_bytes(4, "big") + b"x" * 65_000)
+    client.sendall((32 << 10).to_bytes(4, "big") + b"x" * 32_000)
     return client
 
 
@@ -98,7 +98,7 @@ def most_of_a_token(target: Target) -> socket.socket:
     handshake = b"\0\x11\0\1\0\0\0\1\xff\xff\0\5PLAIN"
     client.sendall(len(handshake).to_bytes(4, "big") + handshake)
     assert client.recv(1_000)
-    token = b"\0\x24\0\1\0\0\0\2\xff\xff" + (60_000).to_bytes(4, "big") + b"\0" * 59_000
+    token = b"\0\x24\0\1\0\0\0\2\xff\xff" + (31_000).to_bytes(4, "big") + b"\0" * 30_000
     client.sendall((len(token) + 1_000).to_bytes(4, "big") + token)
     return client
 
