@@ -3,7 +3,8 @@
 Each request becomes one event, which is atomic and answered when it is committed. If this node's controller
 is not active, the answer is NOT_CONTROLLER; its message, if it has one, names the active node. Requests that
 wait when leadership is lost get the same answer, and may or may not have been done. Each request gets an
-answer. No state; any thread may call.
+answer, except that those in an `is_retried` context fail with NotController instead. No state; any thread may
+call.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any, NamedTuple, Protocol
 from kreplica.broker.api_versions import response_type
 from kreplica.broker.request_context import IN_PROCESS, RequestContext
 from kreplica.common.error_code import ErrorCode
-from kreplica.common.errors import KreplicaError, UnsupportedVersion, known_error
+from kreplica.common.errors import KreplicaError, NotController, UnsupportedVersion, known_error
 from kreplica.common.future import Future, failed, then
 from kreplica.common.message import replace
 from kreplica.common.messages.administration import (
@@ -173,7 +174,7 @@ class ControllerApis:
         if operation is None:
             return failed(UnsupportedVersion(f"no handler for {type(request).__name__}"))
         done = self._controller.append_write_event(_name_of(request), lambda term: operation(term, request))
-        return then(done, lambda answer: answer, lambda error: refusal(request, known_error(error)))
+        return then(done, lambda answer: answer, partial(_refused, request, context))
 
     def _mutate(self, request: Any, mutation: Mutation, context: RequestContext) -> Future[Any]:
         quota = self._quota_of(context, is_strict=context.api_version >= mutation.strict_since)
@@ -189,7 +190,7 @@ class ControllerApis:
         return then(
             done,
             lambda answer: delayed(answer) if quota.throttle_ms else answer,
-            lambda error: refusal(request, known_error(error)),
+            partial(_refused, request, context),
         )
 
 
@@ -199,6 +200,12 @@ def _name_of(request: Any) -> str:
 
 def _for(operation: OfClient, client: KafkaPrincipal, term: ControllerTerm, request: Any) -> Any:
     return operation(term, request, client)
+
+
+def _refused(request: Any, context: RequestContext, error: BaseException) -> Any:
+    if context.is_retried and isinstance(error, NotController):
+        raise error
+    return refusal(request, known_error(error))
 
 
 def refusal(request: Any, error: KreplicaError) -> Any:

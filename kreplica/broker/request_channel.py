@@ -237,12 +237,7 @@ class RequestChannel:
                 answered(answer_frame(correlation_id, self._refused_versions(known), 0), None)
                 return None
             raise UnsupportedVersion(f"API key {api_key} is not supported in version {version}")
-        kind: type[Message] = request_type(api_key, known.handled)
-        schema = schema_of(kind, version)
-        header = RequestHeader(api_key, version, correlation_id, client_id_of(reader, schema.is_flexible))
-        # Bytes after the request are ignored, as by Kafka: librdkafka 2.16 leaves three after a Metadata for
-        # all.
-        request = reader.read(schema)
+        header, request = _read_request(reader, known, version, correlation_id)
         dispatch = partial(self._dispatch, header, request, frame, peer, answered, connection)
         if not began_ns or connection is None:
             return dispatch(None)
@@ -281,12 +276,28 @@ class RequestChannel:
             opened = self.open_envelope(request, peer)
             opened.add_done_callback(partial(self._answer, header, None, answered, None))
             return opened
-        if api_key not in FORWARDED or self._forwarding is None or self._forwarding.is_here:
-            return self._answer_by_handler(header, request, peer, answered, connection, quota)
         handle = partial(self._answer_by_handler, header, request, peer, answered, connection, quota)
-        done = self._forwarding.forward(frame, peer)
+        if api_key not in FORWARDED or self._forwarding is None:
+            return handle()
+        forward = partial(self._forward, header, frame, peer, answered, handle, quota)
+        if self._forwarding.is_here:
+            return handle(forward)
+        done = forward()
         if quota is not None:
             quota.pause()
+        return done
+
+    def _forward(
+        self,
+        header: RequestHeader,
+        frame: memoryview,
+        peer: Peer,
+        answered: Answered,
+        handle: Callable[[], object],
+        quota: RequestQuota | None,
+    ) -> Future[Any]:
+        assert self._forwarding is not None
+        done = self._forwarding.forward(frame, peer)
         throttle_at = _throttle_position(header)
         done.add_done_callback(partial(_pass_back, answered, handle, quota, throttle_at))
         return done
@@ -299,7 +310,9 @@ class RequestChannel:
         answered: Answered,
         connection: object = None,
         quota: RequestQuota | None = None,
+        retry: Callable[[], object] | None = None,
     ) -> Future[Any]:
+        """Answer by this node's handler; call `retry` if this is not, or no longer, the active controller."""
         remembered = None
         if header.api_version != request.__version__:
             request, remembered = upgrade(request, header.api_version, self._topics)
@@ -310,8 +323,11 @@ class RequestChannel:
                 " brokers"
             )
         context = RequestContext(header.api_version, header.client_id or "", peer, connection, quota=quota)
+        if retry is not None:
+            context = context._replace(is_retried=True)
         made = self._handle(request, context)
-        made.add_done_callback(partial(self._answer, header, remembered, answered, quota))
+        answer = partial(self._answer, header, remembered, answered, quota)
+        made.add_done_callback(answer if retry is None else partial(_answer_or_retry, answer, retry))
         if quota is not None:
             quota.pause()
         return made
@@ -334,7 +350,24 @@ class RequestChannel:
             return resolved(envelope_refused(error))
         except InvalidRequest as error:
             return failed(error)
-        return then(self.receive(frame, peer), _envelope_answer, _envelope_refusal)
+        return then(self._receive_forwarded(frame, peer), _envelope_answer, _envelope_refusal)
+
+    def _receive_forwarded(self, frame: memoryview, peer: Peer) -> Future[Answer]:
+        """Answer a forwarded request here. The future fails with NotController if another node has to."""
+        answer: Future[Answer] = Future()
+        answered = partial(_resolve, answer)
+        try:
+            reader = MessageReader(frame)
+            api_key, version, correlation_id = reader.int16(), reader.int16(), reader.int32()
+            known = self._ranges.get(api_key)
+            if known is None or not known.reads(version):
+                raise UnsupportedVersion(f"API key {api_key} is not supported in version {version}")
+            header, request = _read_request(reader, known, version, correlation_id)
+            refuse = partial(answered, None, NotController("another node is the active controller"))
+            self._answer_by_handler(header, request, peer, answered, retry=refuse)
+        except Exception as error:
+            answered(None, error)
+        return answer
 
     def _answer(
         self,
@@ -404,6 +437,26 @@ class RequestChannel:
         return ApiVersionsResponse(
             error_code=ErrorCode.unsupported_version, api_keys=(version,), throttle_time=NO_THROTTLE
         )
+
+
+def _read_request(
+    reader: MessageReader, known: ApiVersionRange, version: int, correlation_id: int
+) -> tuple[RequestHeader, Any]:
+    """Read the rest of a frame's header, and its request, in the version that handlers take."""
+    kind: type[Message] = request_type(known.api_key, known.handled)
+    schema = schema_of(kind, version)
+    client_id = client_id_of(reader, schema.is_flexible)
+    # Bytes after the request are ignored, as by Kafka: librdkafka 2.16 leaves three after a Metadata for all.
+    return RequestHeader(known.api_key, version, correlation_id, client_id), reader.read(schema)
+
+
+def _answer_or_retry(
+    answer: Callable[[Future[Any]], None], retry: Callable[[], object], done: Future[Any]
+) -> None:
+    if not done.cancelled() and isinstance(done.exception(), NotController):
+        retry()
+    else:
+        answer(done)
 
 
 # ---- quotas ----------------------------------------------------------------------------------------------

@@ -31,6 +31,9 @@ class RequestContext(NamedTuple):
     `connection`: any object that stands for the connection, whose requests keep their order; None if unknown.
 
     `quota`: limits what a fetch returns; None for no limit.
+
+    `is_retried`: the request is sent to the next active controller if this node is not, or no longer, the
+    active one. Then the handler's future fails with NotController, and is no answer.
     """
 
     api_version: int
@@ -40,6 +43,7 @@ class RequestContext(NamedTuple):
     may_create_topic: Callable[[str], bool] | None = None
     quota: FetchQuota | None = None
     sees_topic: Callable[[str], bool] | None = None
+    is_retried: bool = False
 
     @property
     def client_host(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -14,7 +15,7 @@ from kreplica.broker.request_channel import RequestChannel
 from kreplica.broker.request_context import RequestContext
 from kreplica.common.error_code import ErrorCode
 from kreplica.common.errors import InvalidRequest, NetworkException, NotController
-from kreplica.common.future import Future, resolved
+from kreplica.common.future import Future, failed, resolved
 from kreplica.common.message import at, structure_of
 from kreplica.common.messages import administration
 from kreplica.common.messages.administration import CreateTopicsRequest as NewCreateTopicsRequest
@@ -36,6 +37,10 @@ TOPIC = CreatableTopic(name="t", num_partitions=1, replication_factor=1, assignm
 CREATE = CreateTopicsRequest(topics=(TOPIC,), timeout=timedelta(seconds=1), validate_only=False)
 
 
+def refused(request: Any) -> Any:
+    return refusal(request, NotController())
+
+
 class Cluster(VirtualMachine):
     """Nodes 1 and 2, each with its own view of the active controller; requests reach the other's channel."""
 
@@ -45,6 +50,8 @@ class Cluster(VirtualMachine):
         self.handled: list[tuple[int, Any, RequestContext]] = []
         self.is_cut = False
         self.sent = 0
+        # Called in the middle of a request, which is then answered as by a controller that has been replaced.
+        self.meanwhile: Callable[[], None] | None = None
         self.channels = {node_id: self.channel(node_id) for node_id in (1, 2)}
 
     def channel(self, node_id: int) -> RequestChannel:
@@ -58,8 +65,12 @@ class Cluster(VirtualMachine):
 
         def handle(request: Any, context: RequestContext) -> Future[Any]:
             self.handled.append((node_id, request, context))
+            meanwhile, self.meanwhile = self.meanwhile, None
+            if meanwhile is not None:
+                meanwhile()
+                return failed(NotController()) if context.is_retried else resolved(refused(request))
             if self.controllers[node_id] != node_id:
-                return resolved(refusal(request, NotController()))
+                return resolved(refused(request))
             return resolved(CreateTopicsResponse(throttle_time=timedelta(0), topics=()))
 
         return RequestChannel(
@@ -105,7 +116,7 @@ def test_the_controller_answers_by_whichever_node_was_asked(cluster: Cluster) ->
     assert cluster.sent == 1
     for node_id, request, context in cluster.handled:
         assert (node_id, type(request)) == (2, NewCreateTopicsRequest)
-        assert context == RequestContext(2, "tool", CLIENT)
+        assert context == RequestContext(2, "tool", CLIENT, is_retried=True)
 
 
 def test_a_request_that_met_no_active_controller_is_retried_once_one_is_elected(cluster: Cluster) -> None:
@@ -117,6 +128,38 @@ def test_a_request_that_met_no_active_controller_is_retried_once_one_is_elected(
     cluster.controllers = {1: 2, 2: 2}
     cluster.pass_time(200)
     assert cluster.answer(answer).topics == ()
+
+
+@pytest.mark.parametrize("asked", [1, 2])
+def test_a_request_whose_controller_changes_meanwhile_is_sent_to_the_next_one(
+    cluster: Cluster, asked: int
+) -> None:
+    cluster.meanwhile = lambda: cluster.controllers.update({1: None, 2: None})
+    answer = cluster.ask(asked)
+    cluster.pass_time(200)
+    assert not answer.done()
+    cluster.controllers = {1: 1, 2: 1}
+    cluster.pass_time(200)
+    assert cluster.answer(answer).topics == ()
+    assert [node_id for node_id, _, _ in cluster.handled] == [2, 1]
+
+
+def test_a_controller_that_is_replaced_says_so_in_the_envelope(cluster: Cluster) -> None:
+    cluster.meanwhile = lambda: cluster.controllers.update({2: 1})
+    request = EnvelopeRequest(
+        request_data=frame_of(CREATE, 3), request_principal=ALICE, client_host_address=b"\0" * 4
+    )
+    assert open_as(cluster, NODE, request) == (ErrorCode.not_controller, None)
+    # The node that has sent it decides what comes next.
+    assert cluster.sent == 0
+
+
+@pytest.mark.parametrize("asked", [1, 2])
+def test_a_client_gets_not_controller_if_no_other_is_elected_in_time(cluster: Cluster, asked: int) -> None:
+    cluster.meanwhile = lambda: cluster.controllers.update({1: None, 2: None})
+    answer = cluster.ask(asked)
+    cluster.pass_time(FORWARD_TIMEOUT_MS + 1000)
+    assert [each.error_code for each in cluster.answer(answer).topics] == [ErrorCode.not_controller]
 
 
 def test_a_lost_answer_is_asked_for_again(cluster: Cluster) -> None:
