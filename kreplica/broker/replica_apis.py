@@ -245,8 +245,8 @@ class ReplicaApis:
     # ---- DescribeLogDirs ----------------------------------------------------------------------------------
 
     def handle_describe_log_dirs(self, request: DescribeLogDirsRequest) -> Future[DescribeLogDirsResponse]:
-        """Handle DescribeLogDirs (35, KIP-113): list the requested logs of each directory, or all for
-        null.
+        """Handle DescribeLogDirs (35, KIP-113, KIP-827): list the requested logs of each directory, or all
+        for null, and the space of its disk.
         """
         logs = self._replicas.log_manager
         found: dict[str, list[UnifiedLog]] = {path: [] for path in logs.directory_ids}
@@ -257,11 +257,7 @@ class ReplicaApis:
             self._described(path, found[path], [each for each in moves if each.target.path == path])
             for path in sorted(found)
         ]
-        code = ErrorCode(KafkaStorageError.code)
-        results += [
-            DescribeLogDirsResult(error_code=code, log_dir=path, topics=())
-            for path in sorted(logs.offline_directories)
-        ]
+        results += [_unreadable(path) for path in sorted(logs.offline_directories)]
         return resolved(
             DescribeLogDirsResponse(
                 throttle_time=NO_THROTTLE, error_code=ErrorCode.none, results=tuple(results)
@@ -280,6 +276,10 @@ class ReplicaApis:
     def _described(
         self, path: str, logs: Iterable[UnifiedLog], moves: Iterable[LogMove]
     ) -> DescribeLogDirsResult:
+        try:
+            total_bytes, usable_bytes = self._replicas.log_manager.disk_space(path)
+        except KafkaStorageError:
+            return _unreadable(path)
         topics: dict[str, list[DescribeLogDirsPartition]] = {}
         for log in logs:
             topic, number = log.topic_partition
@@ -308,6 +308,8 @@ class ReplicaApis:
                 DescribeLogDirsTopic(name=name, partitions=tuple(partitions))
                 for name, partitions in topics.items()
             ),
+            total_bytes=total_bytes,
+            usable_bytes=usable_bytes,
         )
 
     # ---- DescribeProducers --------------------------------------------------------------------------------
@@ -372,6 +374,10 @@ def _outcome(done: Future[None]) -> Future[KreplicaError | None]:
 def _of_leader(error: KreplicaError) -> KreplicaError:
     """Return what the coordinator of the transaction is to see: it looks for the partition's leader again."""
     return NotLeaderOrFollower(str(error))
+
+
+def _unreadable(path: str) -> DescribeLogDirsResult:
+    return DescribeLogDirsResult(error_code=ErrorCode(KafkaStorageError.code), log_dir=path, topics=())
 
 
 def _altered(results: AlterResults) -> AlterReplicaLogDirsResponse:

@@ -114,6 +114,10 @@ class Storage(Protocol):
         """Return the free bytes of the file system at this path; a quota may allow less."""
         ...
 
+    def total_bytes(self, path: str) -> int:
+        """Return the size of the file system at this path."""
+        ...
+
     def list_directory(self, path: str) -> list[str]:
         """Return the names in the directory, sorted."""
         ...

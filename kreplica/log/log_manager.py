@@ -654,6 +654,10 @@ class LogManager:
         """The failed directories, with their errors."""
         return {each.path: each.failure for each in self._directories if each.failure is not None}
 
+    def disk_space(self, path: str) -> tuple[int, int]:
+        """Return the size and the free bytes of a directory's file system. Raises KafkaStorageError."""
+        return self._storage.total_bytes(path), self._storage.free_bytes(path)
+
     # ---- deleting -----------------------------------------------------------------------------------------
 
     def delete_logs(self, partitions: Iterable[TopicPartition]) -> list[TopicPartition]:

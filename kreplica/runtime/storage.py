@@ -126,6 +126,12 @@ class FileStorage:
             found = os.statvfs(path)
             return found.f_bavail * found.f_frsize
 
+    def total_bytes(self, path: str) -> int:
+        """Return the size of the file system."""
+        with _typed("looking at"):
+            found = os.statvfs(path)
+            return found.f_blocks * found.f_frsize
+
     def list_directory(self, path: str) -> list[str]:
         """Return the names in the directory, sorted."""
         with _typed("listing"):

@@ -200,6 +200,10 @@ class SimStorage:
         """Return the free space: none on a full disk, else practically unlimited."""
         return 0 if self._full else UNLIMITED
 
+    def total_bytes(self, path: str) -> int:  # noqa: ARG002
+        """Return the size of the disk, which is practically unlimited."""
+        return UNLIMITED
+
     def list_directory(self, path: str) -> list[str]:
         """Return the names in the directory, sorted."""
         path = self._directory(path, "listing")

@@ -8,10 +8,12 @@ from kreplica.common.error_code import ErrorCode
 from kreplica.common.errors import (
     CoordinatorLoadInProgress,
     CoordinatorNotAvailable,
+    KafkaStorageError,
     KreplicaError,
     NotCoordinator,
 )
 from kreplica.common.future import Future, failed, resolved
+from kreplica.common.messages.administration import DescribeLogDirsRequest
 from kreplica.common.messages.data import DescribeProducersRequest, DescribeProducersRequestTopicRequest
 from kreplica.common.messages.transactions import (
     WritableTxnMarker,
@@ -297,3 +299,27 @@ def test_every_replica_lists_its_producers() -> None:
 )
 def test_producers_of_what_is_not_here(topic: str, number: int, code: ErrorCode) -> None:
     assert producers(Replicas(), topic, number) == (code, [])
+
+
+# ---- DescribeLogDirs ------------------------------------------------------------------------------------
+
+
+def test_directories_are_described_with_their_space(monkeypatch: pytest.MonkeyPatch) -> None:
+    at = Replicas()
+    logs = at.manager().log_manager
+    monkeypatch.setattr(logs, "disk_space", lambda _: (1000, 400))
+    [found] = at.broker(1).handle(DescribeLogDirsRequest(topics=None)).result(0).results
+    assert (found.error_code, found.total_bytes, found.usable_bytes) == (ErrorCode.none, 1000, 400)
+    assert [topic.name for topic in found.topics] == ["t"]
+
+
+def test_a_directory_whose_disk_does_not_answer_has_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    at = Replicas()
+
+    def fails(path: str) -> tuple[int, int]:
+        raise KafkaStorageError(f"looking at {path}: Input/output error")
+
+    monkeypatch.setattr(at.manager().log_manager, "disk_space", fails)
+    [found] = at.broker(1).handle(DescribeLogDirsRequest(topics=None)).result(0).results
+    assert (found.error_code, found.topics) == (ErrorCode.kafka_storage_error, ())
+    assert (found.total_bytes, found.usable_bytes) == (-1, -1)

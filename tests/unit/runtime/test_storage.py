@@ -50,10 +50,11 @@ def test_files(storage: Storage, tmp_path: Path) -> None:
     assert storage.list_directory(str(tmp_path)) == []
 
 
-def test_free_bytes(storage: Storage, tmp_path: Path) -> None:
-    assert storage.free_bytes(str(tmp_path)) > 0
-    with pytest.raises(errors.KafkaStorageError):
-        storage.free_bytes(str(tmp_path / "absent"))
+def test_free_and_total_bytes(storage: Storage, tmp_path: Path) -> None:
+    assert storage.total_bytes(str(tmp_path)) >= storage.free_bytes(str(tmp_path)) > 0
+    for ask in (storage.free_bytes, storage.total_bytes):
+        with pytest.raises(errors.KafkaStorageError):
+            ask(str(tmp_path / "absent"))
 
 
 def test_write_at(storage: Storage, tmp_path: Path) -> None:
