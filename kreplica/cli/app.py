@@ -6,16 +6,23 @@ That file is imported when the subcommand runs, so that `kreplica --help` is fas
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import typer
 
-T = TypeVar("T")
+from kreplica.cli.operator_commands import (
+    broker_app,
+    cluster_app,
+    complete_profile,
+    partition_app,
+    profile_app,
+)
+from kreplica.cli.options import DEFAULT_BOOTSTRAP, Bootstrap, Execute, Json, parsed
 
 HELP_OPTIONS = ["-h", "--help"]
 
@@ -56,6 +63,7 @@ def _print_version(wanted: bool) -> None:
 
 @app.callback()
 def _options(
+    context: typer.Context,
     version: Annotated[
         bool,
         typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True),
@@ -69,6 +77,16 @@ def _options(
             help="Properties for connections to a cluster, as Kafka's tools take them: how to log in.",
         ),
     ] = None,
+    profile: Annotated[
+        str | None,
+        typer.Option(
+            "--profile",
+            envvar="KREPLICA_PROFILE",
+            metavar="NAME",
+            help="Profile of the cluster; see `kreplica profile`.",
+            autocompletion=complete_profile,
+        ),
+    ] = None,
 ) -> None:
     del version  # acted upon by its callback
     # Without a file nothing is imported, unless an earlier command of this process has used one.
@@ -76,13 +94,36 @@ def _options(
         from kreplica.cli import client_config
 
         client_config.use(command_config)
+    from kreplica.cli.profiles import defaults, profiles_path
+
+    if profile is not None or profiles_path().exists():
+        find = partial(_bootstrap_of_profile, profile, has_config=command_config is not None)
+        context.default_map = defaults(context.command, find)
+
+
+def _bootstrap_of_profile(name: str | None, *, has_config: bool) -> str:
+    """Return the servers of this profile, or of the current one, and log in as it says.
+
+    Typer calls this only for a command whose servers are neither an argument nor in the environment.
+    """
+    from kreplica.cli.profiles import read_profiles
+
+    known = read_profiles()
+    chosen = known.current if name is None else name
+    if not chosen:
+        return DEFAULT_BOOTSTRAP
+    found = known.get(chosen)
+    if found.command_config is not None and not has_config:
+        from kreplica.cli import client_config
+
+        client_config.use_later(found.command_config)
+    return found.bootstrap
 
 
 Paths = Annotated[
     list[Path],
     typer.Argument(exists=True, help="Segments, other files of a log, or directories.", show_default=False),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON, one object a line.")]
 
 
 class EngineName(StrEnum):
@@ -100,13 +141,6 @@ Master = Annotated[
     ),
 ]
 DEFAULT_MASTER = "local[*]"
-
-
-def _parsed(parse: Callable[[], T], hint: str | None = None) -> T:
-    try:
-        return parse()
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint=hint) from error
 
 
 @app.command()
@@ -306,8 +340,8 @@ def export(
         _refuse_on_spark({**bounds, "--to-time": to_time, "--overwrite": overwrite or None}, to, isolation)
     elif latest:
         raise typer.BadParameter("needs --engine spark", param_hint="--latest")
-    found = _parsed(lambda: command.partitions(directories, topic or []))
-    names = _parsed(lambda: command.parse_columns(columns))
+    found = parsed(lambda: command.partitions(directories, topic or []))
+    names = parsed(lambda: command.parse_columns(columns))
     if engine is EngineName.SPARK:
         from kreplica.cli import spark
 
@@ -326,8 +360,8 @@ def export(
             as_json=as_json,
         )
         raise typer.Exit(code)
-    times = _parsed(lambda: (command.parse_time(from_time), command.parse_time(to_time)))
-    path = _parsed(
+    times = parsed(lambda: (command.parse_time(from_time), command.parse_time(to_time)))
+    path = parsed(
         lambda: command.output_path(out, to, found, file_rows=file_rows, overwrite=overwrite, as_json=as_json)
     )
     level = isolation or ReadIsolation.LOG_END
@@ -641,7 +675,10 @@ acl_app = typer.Typer(help="Show, add and remove the access rules of a cluster."
 
 quota_app = typer.Typer(help="Show, set and remove the quotas of clients.", no_args_is_help=True)
 
+app.add_typer(cluster_app, name="cluster")
+app.add_typer(broker_app, name="broker")
 app.add_typer(topic_app, name="topic")
+app.add_typer(partition_app, name="partition")
 app.add_typer(quorum_app, name="quorum")
 app.add_typer(group_app, name="group")
 app.add_typer(transactions_app, name="transactions")
@@ -649,18 +686,8 @@ app.add_typer(user_app, name="user")
 app.add_typer(token_app, name="token")
 app.add_typer(acl_app, name="acl")
 app.add_typer(quota_app, name="quota")
+app.add_typer(profile_app, name="profile")
 
-Bootstrap = Annotated[
-    str,
-    typer.Option(
-        "--bootstrap",
-        "-b",
-        envvar="KREPLICA_BOOTSTRAP",
-        metavar="HOST:PORT,...",
-        help="Addresses of some brokers.",
-    ),
-]
-DEFAULT_BOOTSTRAP = "127.0.0.1:9092"
 Name = Annotated[str, typer.Argument(help="Name of the topic.", show_default=False)]
 Names = Annotated[list[str], typer.Argument(help="Names of the topics.", show_default=False)]
 Properties = Annotated[
@@ -1081,7 +1108,7 @@ def topic_create(
     from kreplica.cli import stock_client
     from kreplica.cli import topic as command
 
-    settings = _parsed(lambda: stock_client.parse_properties(config or ()), "--config")
+    settings = parsed(lambda: stock_client.parse_properties(config or ()), "--config")
     raise typer.Exit(command.create(bootstrap, name, partitions, replicas, settings, as_json))
 
 
@@ -1128,7 +1155,7 @@ def topic_config(
     from kreplica.cli import stock_client
     from kreplica.cli import topic as command
 
-    changes = _parsed(lambda: stock_client.parse_properties(settings or ()), "SETTINGS")
+    changes = parsed(lambda: stock_client.parse_properties(settings or ()), "SETTINGS")
     raise typer.Exit(command.configure(bootstrap, name, changes, drop or (), as_json))
 
 
@@ -1182,7 +1209,7 @@ def produce(
         )
     separator = key_separator.encode().decode("unicode_escape").encode() if key_separator else None
     lines = command.Lines(json, separator, keep_partitions)
-    given = _parsed(lambda: stock_client.parse_properties(properties or ()), "--property")
+    given = parsed(lambda: stock_client.parse_properties(properties or ()), "--property")
     source = sys.stdin.buffer if file is None else file.open("rb")
     with source:
         raise typer.Exit(command.run(bootstrap, topic, source, lines, given, partition, summary_json))
@@ -1236,14 +1263,14 @@ def consume(
     from kreplica.cli import consume as command
     from kreplica.cli import export, stock_client
 
-    begin = _parsed(lambda: command.parse_start(start, export.parse_time), "--from")
+    begin = parsed(lambda: command.parse_start(start, export.parse_time), "--from")
     wanted = command.Wanted(begin, tuple(partition or ()), limit, follow, not uncommitted)
     show = command.printer(sources[0], as_json=as_json, values=values)
     if _are_directories(sources):
         if group is not None:
             raise typer.BadParameter("works with a cluster only, not with directories", param_hint="--group")
         paths = [Path(each) for each in sources]
-        found = _parsed(lambda: command.directories(paths, topic or (), wanted.partitions), "DIRECTORY")
+        found = parsed(lambda: command.directories(paths, topic or (), wanted.partitions), "DIRECTORY")
         raise typer.Exit(command.run_directories(found, wanted, show))
     if len(sources) > 1 or topic:
         raise typer.BadParameter(
@@ -1252,7 +1279,7 @@ def consume(
     if group is not None and (partition or start != "earliest"):
         text = "cannot be used with --partition or --from: the cluster assigns partitions and offsets"
         raise typer.BadParameter(text, param_hint="--group")
-    given = _parsed(lambda: stock_client.parse_properties(properties or ()), "--property")
+    given = parsed(lambda: stock_client.parse_properties(properties or ()), "--property")
     raise typer.Exit(command.run(bootstrap, sources[0], group, wanted, given, show))
 
 
@@ -1305,10 +1332,10 @@ def isr_history(
     if directory is None:
         changes = of_quorum(bootstrap, from_beginning=True, timeout_s=0, replay=replay)
     else:
-        log = _parsed(partial(command.metadata_log_in, directory), "DIRECTORY")
+        log = parsed(partial(command.metadata_log_in, directory), "DIRECTORY")
         changes, source = command.MetadataFiles(log).changes(replay), str(log)
     show = partial(command.run, changes, replay, source, topic, partition, as_json)
-    raise typer.Exit(_parsed(show, "--bootstrap"))
+    raise typer.Exit(parsed(show, "--bootstrap"))
 
 
 @app.command()
@@ -1339,13 +1366,13 @@ def watch(
     from kreplica.cli import watch as command
     from kreplica.cli.isr_history import metadata_log_in
 
-    _parsed(partial(command.checked_path, path), "PATH")
+    parsed(partial(command.checked_path, path), "PATH")
     if directory is None:
         changes = command.of_quorum(bootstrap, from_beginning=from_beginning, timeout_s=timeout)
     else:
-        log = _parsed(partial(metadata_log_in, directory), "--directory")
+        log = parsed(partial(metadata_log_in, directory), "--directory")
         changes = command.of_directory(log, from_beginning=from_beginning, timeout_s=timeout)
-    raise typer.Exit(_parsed(partial(command.run, changes, path, as_json), "--bootstrap"))
+    raise typer.Exit(parsed(partial(command.run, changes, path, as_json), "--bootstrap"))
 
 
 @app.command()
@@ -1362,7 +1389,7 @@ def top(
     """
     from kreplica.cli import top as command
 
-    raise typer.Exit(_parsed(lambda: command.run(bootstrap, interval, once, as_json), "--bootstrap"))
+    raise typer.Exit(parsed(lambda: command.run(bootstrap, interval, once, as_json), "--bootstrap"))
 
 
 @quorum_app.command("describe")
@@ -1373,7 +1400,7 @@ def quorum_describe(bootstrap: Bootstrap = DEFAULT_BOOTSTRAP, as_json: Json = Fa
     """
     from kreplica.cli import quorum as command
 
-    raise typer.Exit(_parsed(lambda: command.describe(bootstrap, as_json), "--bootstrap"))
+    raise typer.Exit(parsed(lambda: command.describe(bootstrap, as_json), "--bootstrap"))
 
 
 @quorum_app.command("add-voter")
@@ -1396,7 +1423,7 @@ def quorum_add_voter(
     from kreplica.cli import quorum as command
 
     change = partial(command.add_voter, bootstrap, cluster_id, node_id, directory_id, listener)
-    raise typer.Exit(_parsed(change, "--listener, --bootstrap"))
+    raise typer.Exit(parsed(change, "--listener, --bootstrap"))
 
 
 @quorum_app.command("remove-voter")
@@ -1410,15 +1437,12 @@ def quorum_remove_voter(
     from kreplica.cli import quorum as command
 
     change = partial(command.remove_voter, bootstrap, cluster_id, node_id, directory_id)
-    raise typer.Exit(_parsed(change, "--bootstrap"))
+    raise typer.Exit(parsed(change, "--bootstrap"))
 
 
 # ---- groups ----------------------------------------------------------------------------------------------
 
 GroupId = Annotated[str, typer.Argument(metavar="GROUP", help="The group's id.", show_default=False)]
-Execute = Annotated[
-    bool, typer.Option("--execute", help="Make the change. Without it, only print what would change.")
-]
 
 
 class GroupKind(StrEnum):
@@ -1462,7 +1486,7 @@ def group_list(
     names = [kind.value for kind in kinds or ()]
     wanted = [state.value for state in states or ()]
     listing = partial(command.list_groups, bootstrap, names, wanted, as_json)
-    raise typer.Exit(_parsed(listing, "--bootstrap"))
+    raise typer.Exit(parsed(listing, "--bootstrap"))
 
 
 @group_app.command("describe")
@@ -1480,7 +1504,7 @@ def group_describe(
     from kreplica.cli import group as command
 
     show = partial(command.describe, bootstrap, group_ids or (), members, as_json)
-    raise typer.Exit(_parsed(show, "--bootstrap"))
+    raise typer.Exit(parsed(show, "--bootstrap"))
 
 
 @group_app.command("config")
@@ -1503,12 +1527,12 @@ def group_config(
     from kreplica.cli import group as command
     from kreplica.cli import stock_client
 
-    changes = _parsed(lambda: stock_client.parse_properties(settings or ()), "SETTINGS")
+    changes = parsed(lambda: stock_client.parse_properties(settings or ()), "SETTINGS")
     both = sorted({*changes} & {*drop} if drop else ())
     if both:
         raise typer.BadParameter(f"{both[0]} cannot be both set and dropped", param_hint="--drop")
     configure = partial(command.configure, bootstrap, group_id, changes, drop or (), as_json)
-    raise typer.Exit(_parsed(configure, "--bootstrap"))
+    raise typer.Exit(parsed(configure, "--bootstrap"))
 
 
 @group_app.command("reset-offsets")
@@ -1559,6 +1583,7 @@ def group_reset_offsets(
     nearest one inside.
     """
     from kreplica.cli import group as command
+    from kreplica.cli.scope import parse_scope
 
     asked = {
         "earliest": to_earliest or None,
@@ -1581,13 +1606,13 @@ def group_reset_offsets(
         moment = to_datetime if to_datetime.tzinfo else to_datetime.replace(tzinfo=UTC)
         value = round(moment.timestamp() * 1000)
     if by_duration is not None:
-        how, value = "datetime", _parsed(partial(command.parse_duration, by_duration), "--by-duration")
+        how, value = "datetime", parsed(partial(command.parse_duration, by_duration), "--by-duration")
     if from_file is not None:
-        offsets = _parsed(partial(command.parse_file, from_file.read_text().splitlines()), "--from-file")
-    scope = _parsed(partial(command.parse_scope, topics or ()), "--topic")
+        offsets = parsed(partial(command.parse_file, from_file.read_text().splitlines()), "--from-file")
+    scope = parsed(partial(parse_scope, topics or ()), "--topic")
     target = command.Target(how, value, offsets)
     reset = partial(command.reset_offsets, bootstrap, group_id, scope, target, execute, as_json)
-    raise typer.Exit(_parsed(reset, "--bootstrap"))
+    raise typer.Exit(parsed(reset, "--bootstrap"))
 
 
 @group_app.command("delete")
@@ -1606,7 +1631,7 @@ def group_delete(
     from kreplica.cli import group as command
 
     delete = partial(command.delete_groups, bootstrap, group_ids, execute, as_json)
-    raise typer.Exit(_parsed(delete, "--bootstrap"))
+    raise typer.Exit(parsed(delete, "--bootstrap"))
 
 
 @group_app.command("delete-offsets")
@@ -1630,10 +1655,11 @@ def group_delete_offsets(
     The offsets are printed first. They are deleted only with --execute.
     """
     from kreplica.cli import group as command
+    from kreplica.cli.scope import parse_scope
 
-    scope = _parsed(partial(command.parse_scope, topics), "--topic")
+    scope = parsed(partial(parse_scope, topics), "--topic")
     delete = partial(command.delete_offsets, bootstrap, group_id, scope, execute, as_json)
-    raise typer.Exit(_parsed(delete, "--bootstrap"))
+    raise typer.Exit(parsed(delete, "--bootstrap"))
 
 
 # ---- transactions ----------------------------------------------------------------------------------------
@@ -1667,7 +1693,7 @@ def transactions_list(
 
     longer_than_ms = -1 if longer_than is None else int(longer_than * 1000)
     wanted = command.Wanted(states or (), producer_ids or (), longer_than_ms, pattern)
-    raise typer.Exit(_parsed(partial(command.list_transactions, bootstrap, wanted, as_json), "--bootstrap"))
+    raise typer.Exit(parsed(partial(command.list_transactions, bootstrap, wanted, as_json), "--bootstrap"))
 
 
 @transactions_app.command("describe")
@@ -1682,7 +1708,7 @@ def transactions_describe(
     """
     from kreplica.cli import transactions as command
 
-    raise typer.Exit(_parsed(partial(command.describe, bootstrap, transactional_ids, as_json), "--bootstrap"))
+    raise typer.Exit(parsed(partial(command.describe, bootstrap, transactional_ids, as_json), "--bootstrap"))
 
 
 @transactions_app.command("find-hanging")
@@ -1713,7 +1739,7 @@ def transactions_find_hanging(
     find = partial(
         command.find_hanging, bootstrap, topic, partition, broker_id, max_transaction_timeout, as_json
     )
-    raise typer.Exit(_parsed(find, "--bootstrap"))
+    raise typer.Exit(parsed(find, "--bootstrap"))
 
 
 @transactions_app.command("abort")
@@ -1739,4 +1765,4 @@ def transactions_abort(
         raise typer.BadParameter("give --start-offset or --producer-id", param_hint="--start-offset")
     at = TopicPartition(topic, partition)
     abort = partial(command.abort, bootstrap, at, start_offset, producer_id, as_json)
-    raise typer.Exit(_parsed(abort, "--bootstrap"))
+    raise typer.Exit(parsed(abort, "--bootstrap"))

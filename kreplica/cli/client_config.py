@@ -50,6 +50,8 @@ class ClientConfig(NamedTuple):
 
 _NOTHING = ClientConfig({})
 _chosen = _NOTHING
+# The file, until it is read.
+_pending: str | None = None
 
 
 def use(path: str | None) -> None:
@@ -57,14 +59,23 @@ def use(path: str | None) -> None:
 
     Raises InvalidConfig, InvalidFile, KafkaStorageError.
     """
-    global _chosen
-    from kreplica.runtime.kafka_config import read_config_file
+    use_later(path)
+    chosen()
 
-    _chosen = _NOTHING if path is None else parse(read_config_file(path))
+
+def use_later(path: str | None) -> None:
+    """Do the same as `use`, but read the file only for the first connection."""
+    global _chosen, _pending
+    _chosen, _pending = _NOTHING, path
 
 
 def chosen() -> ClientConfig:
-    """Return what `use` has read."""
+    """Return what the chosen file has. Raises as `use`."""
+    global _chosen, _pending
+    if _pending is not None:
+        from kreplica.runtime.kafka_config import read_config_file
+
+        _chosen, _pending = parse(read_config_file(_pending)), None
     return _chosen
 
 

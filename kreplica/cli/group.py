@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from kreplica.cli.kafka_connection import Brokers
 from kreplica.cli.output import NONE, Fact, print_facts, print_json, print_table, say
+from kreplica.cli.scope import Scope, in_scope
 from kreplica.common.consumer_protocol import decode_assignment, partitions_in
 from kreplica.common.dataclass import dataclass
 from kreplica.common.errors import (
@@ -26,7 +27,6 @@ from kreplica.common.errors import (
     UnsupportedVersion,
 )
 from kreplica.common.iso_duration import duration_ms
-from kreplica.common.message import in_version
 from kreplica.common.messages.administration import (
     DescribeConfigsRequest,
     DescribeConfigsResource,
@@ -151,21 +151,12 @@ class Target(NamedTuple):
     offsets: Mapping[TopicPartition, int] | None = None
 
 
-# The partitions to change: topics, each with some of its partitions, or None for all of them.
-Scope = Mapping[str, "frozenset[int] | None"]
-
-
 class Groups(Brokers):
     """The groups of a cluster, by requests to their coordinators and to the leaders of partitions."""
 
     def __init__(self, bootstrap: str) -> None:
         super().__init__(bootstrap)
         self.leaders = self.leaders_of(None)
-
-    def ask_newest(self, broker: int, request: Any, versions: Sequence[int]) -> Any:
-        """Send the request in the newest of these versions that the broker supports. Raises as `ask`."""
-        version = self.newest(broker, request.__api_key__, versions)
-        return self.ask(broker, in_version(request, version))
 
     def listed(self, kinds: Sequence[str] = (), states: Sequence[str] = ()) -> list[Listed]:
         """Return the groups of these kinds and states, or all. Raises the coordinators' errors."""
@@ -714,7 +705,7 @@ def reset_offsets(
             )
         committed = groups.committed(group) if group_id in known else {}
         chosen = target.offsets if target.offsets is not None and not scope else committed
-        partitions = _in_scope(groups, scope, chosen)
+        partitions = in_scope(groups.leaders, scope) if scope else sorted(chosen)
         if not partitions:
             raise UnknownTopicOrPartition(f"group {group_id!r} has no committed offsets: give --topic")
         planned = _planned(groups, target, partitions, committed)
@@ -742,21 +733,6 @@ def reset_offsets(
     if not execute:
         say("nothing was changed: --execute sets these offsets", stderr=True)
     return 0
-
-
-def _in_scope(groups: Groups, scope: Scope, chosen: Iterable[TopicPartition]) -> list[TopicPartition]:
-    if not scope:
-        return sorted(chosen)
-    found = []
-    for topic, numbers in scope.items():
-        existing = {at.partition for at in groups.leaders if at.topic == topic}
-        if not existing:
-            raise UnknownTopicOrPartition(f"there is no topic {topic!r}")
-        missing = sorted((numbers or frozenset()) - existing)
-        if missing:
-            raise UnknownTopicOrPartition(f"topic {topic!r} has no partition {missing[0]}")
-        found += [TopicPartition(topic, number) for number in (numbers or existing)]
-    return sorted(found)
 
 
 def _planned(
@@ -808,18 +784,6 @@ def parse_file(lines: Iterable[str]) -> Offsets:
 def parse_duration(text: str) -> int:
     """Return the time that was a duration such as PT1H before now, in ms since 1970. Raises ValueError."""
     return max(0, time.time_ns() // 1_000_000 - duration_ms(text))
-
-
-def parse_scope(topics: Iterable[str]) -> Scope:
-    """Parse `topic` or `topic:0,1`. Raises ValueError."""
-    scope: dict[str, frozenset[int] | None] = {}
-    for text in topics:
-        name, colon, numbers = text.partition(":")
-        words = numbers.split(",") if colon else []
-        if not name or any(not word.strip().isdecimal() for word in words):
-            raise ValueError(f"{text!r} is neither a topic nor topic:0,1")
-        scope[name] = frozenset(map(int, words)) if colon else None
-    return scope
 
 
 # ---- config ------------------------------------------------------------------------------------------------

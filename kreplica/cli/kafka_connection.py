@@ -28,6 +28,7 @@ from kreplica.security.client_login import log_in
 TIMEOUT_S = 15.0
 MAX_RESPONSE_BYTES = 64 << 20
 CLIENT_ID = b"kreplica-cli"
+REMEDY = "is a broker running there? --bootstrap or a profile names the addresses"
 METADATA = 3
 # Versions of Metadata that name topics and include the cluster's id.
 METADATA_VERSIONS = range(4, 8)
@@ -57,7 +58,7 @@ def any_broker(bootstrap: str) -> Iterator[KafkaConnection]:
         with connection:
             yield connection
         return
-    raise NetworkException("; ".join(failed))
+    raise NetworkException(f"{'; '.join(failed)} ({REMEDY})")
 
 
 class KafkaConnection(Closing):
@@ -131,7 +132,10 @@ class KafkaConnection(Closing):
         while size:
             part = self._socket.recv(min(size, 1 << 20))
             if not part:
-                raise NetworkException(f"{self._name} closed the connection")
+                raise NetworkException(
+                    f"{self._name} closed the connection: does it ask for encryption or a login, which a file"
+                    " for --command-config describes?"
+                )
             parts.append(part)
             size -= len(part)
         return b"".join(parts)
@@ -190,6 +194,11 @@ class Brokers(Closing):
         connection = self._connected(node_id)
         connection.newest(request.__api_key__, (request.__version__,))
         return connection.ask(request)
+
+    def ask_newest(self, node_id: int, request: Any, versions: Sequence[int]) -> Any:
+        """Send the request in the newest of these versions that the broker supports. Raises as `ask`."""
+        version = self.newest(node_id, request.__api_key__, versions)
+        return self.ask(node_id, in_version(request, version))
 
     def _connected(self, node_id: int) -> KafkaConnection:
         connection = self._connections.get(node_id)

@@ -166,6 +166,23 @@ def moment(timestamp_ms: int) -> str:
     return date.strftime("%Y-%m-%d %H:%M:%S.") + f"{timestamp_ms % 1000:03}"
 
 
+def counted(number: int, what: str) -> str:
+    """Return the number with its noun, in the plural unless it is one."""
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def size_text(size: int | None) -> str:
+    """Return a number of bytes in the unit that is easiest to read."""
+    if size is None:
+        return "unknown"
+    value = float(size)
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if value < 1024 or unit == "TiB":
+            break
+        value /= 1024
+    return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+
+
 @contextmanager
 def progress(label: str, total: int) -> Iterator[Callable[[int], None] | None]:
     """Yield a callback for a number of bytes, which moves a bar; None without a terminal."""

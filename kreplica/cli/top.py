@@ -20,7 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from kreplica.cli.group import LATEST, Groups
-from kreplica.cli.output import console, moment, print_json
+from kreplica.cli.output import console, moment, print_json, size_text
 from kreplica.cli.quorum import described_quorum
 from kreplica.common.dataclass import dataclass, field
 from kreplica.common.errors import KreplicaError
@@ -227,7 +227,7 @@ def _brokers_table(shown: Mapping[str, Any]) -> Table:
             str(each["replicas"]),
             Text(str(each["out_of_sync"]), style="yellow" if each["out_of_sync"] else ""),
             f"{each['records_per_s']:,.0f}",
-            _size(each["bytes"]),
+            size_text(each["bytes"]),
         )
     return table
 
@@ -264,17 +264,6 @@ def _changes_table(shown: Mapping[str, Any]) -> RenderableType:
 
 def _title(name: str, rows: list[Any]) -> str:
     return name if len(rows) <= MOST_ROWS else f"{name}, {MOST_ROWS} of {len(rows)}"
-
-
-def _size(size: int | None) -> str:
-    if size is None:
-        return "unknown"
-    value = float(size)
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if value < 1024 or unit == "TiB":
-            break
-        value /= 1024
-    return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
 
 
 # ---- the command -------------------------------------------------------------------------------------------
