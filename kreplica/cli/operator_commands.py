@@ -23,7 +23,7 @@ Throttle = Annotated[
     typer.Option(
         "--throttle",
         metavar="BYTES",
-        help="Copy at most so many bytes a second from and to each broker, such as 20MiB.",
+        help="Copy at most this many bytes a second from and to each broker, such as 20MiB.",
     ),
 ]
 Wait = Annotated[bool, typer.Option("--wait", help="Show the progress, and wait for the end of the moves.")]
