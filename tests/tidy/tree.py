@@ -67,11 +67,12 @@ def module_of(path: Path) -> str:
     return ".".join(named[:-1] if named[-1] == "__init__" else named)
 
 
-def imports_of(path: Path, text: str) -> list[Import]:
+@cache
+def imports_of(path: Path, text: str) -> tuple[Import, ...]:
     """All imports and cimports of the source `text` of `path`, wherever in the file they stand."""
     package = module_of(path.parent / "__init__.py")
     found = _cython_imports(text) if path.suffix in {".pyx", ".pxd"} else _python_imports(text)
-    return [replace(entry, module=_absolute(entry.module, package)) for entry in found]
+    return tuple(replace(entry, module=_absolute(entry.module, package)) for entry in found)
 
 
 def _absolute(module: str, package: str) -> str:
