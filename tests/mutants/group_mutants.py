@@ -10,11 +10,21 @@ from typing import Any
 
 from kreplica.broker.share_fetch_apis import ShareGroupConfigs
 from kreplica.common.dataclass import replace
+from kreplica.common.errors import FencedMemberEpoch
 from kreplica.common.future import Future, resolved
-from kreplica.coordinator import consumer_groups
-from kreplica.coordinator.consumer_group import ConsumerGroup, CurrentAssignment, Reconciliation
+from kreplica.common.message import replace as replace_fields
+from kreplica.common.share_state import ARCHIVED, AVAILABLE
+from kreplica.coordinator import consumer_group, consumer_groups, group_store
+from kreplica.coordinator.consumer_group import (
+    ConsumerGroup,
+    CurrentAssignment,
+    MemberKeys,
+    Reconciliation,
+)
 from kreplica.coordinator.consumer_groups import ConsumerGroups
+from kreplica.coordinator.group_offsets import GroupOffsets
 from kreplica.coordinator.group_records import (
+    ConsumerGroupCurrentMemberAssignmentValue,
     ConsumerGroupMemberMetadataKey,
     ConsumerGroupTargetAssignmentMemberKey,
 )
@@ -222,3 +232,89 @@ def deliver_for_ever(config_of: Replacement) -> Replacement:
         return config._replace(settings=config.settings._replace(delivery_count_limit=10))
 
     return without_limit
+
+
+@group_mutant(consumer_group, "_divided")
+def keep_what_is_not_in_the_target(_: Replacement) -> Replacement:
+    """A member keeps all partitions that it has, whatever its target is."""
+
+    def divided(owned: Any, _: Any) -> tuple[Any, Any]:
+        return owned, {}
+
+    return divided
+
+
+@group_mutant(group_store, "_encode")
+def leave_epochs_out_of_the_log(encode: Replacement) -> Replacement:
+    """The log lacks since when members own their partitions, which memory has (KIP-1251)."""
+
+    def encode_without(key: Any, value: Any) -> Any:
+        if isinstance(value, ConsumerGroupCurrentMemberAssignmentValue):
+            without = tuple(replace_fields(each, assignment_epochs=()) for each in value.assigned_partitions)
+            value = replace_fields(value, assigned_partitions=without)
+        return encode(key, value)
+
+    return encode_without
+
+
+@group_mutant(ConsumerGroup, "check_commit")
+def take_commits_of_anyone(_: Replacement) -> Replacement:
+    """The offset of a partition is committed by a member that has lost it to another one."""
+
+    def check(*_: Any) -> None:
+        pass
+
+    return check
+
+
+@group_mutant(GroupOffsets, "commit")
+def confirm_offsets_at_once(commit: Replacement) -> Replacement:
+    """OffsetCommit is answered before its record is on all replicas in sync."""
+
+    def confirm(offsets: Any, shard: Any, group: Any, asked: Any, future: Future[Any]) -> None:
+        commit(offsets, shard, group, asked, Future())
+        future.set_result(dict.fromkeys(asked.offsets))
+
+    return confirm
+
+
+@group_mutant(ConsumerGroups, "replace_static")
+def let_two_have_an_instance(_: Replacement) -> Replacement:
+    """The process that had an instance id stays a member beside the next one with the same id."""
+
+    def keep_both(_: Any, __: Any, group: Any, old_id: str, new_id: str, put: Callable[..., Any]) -> None:
+        put(MemberKeys(group.group_id, new_id).member, group.members[old_id])
+
+    return keep_both
+
+
+@group_mutant(SharePartition, "_begin")
+def archive_what_is_released(begin: Replacement) -> Replacement:
+    """A record that a member has released is not delivered again."""
+
+    def archive(partition: Any, batch: Any, target: int, *, is_rejected: bool) -> None:
+        begin(partition, batch, ARCHIVED if target == AVAILABLE else target, is_rejected=is_rejected)
+
+    return archive
+
+
+@group_mutant(SharePartition, "_lock_until")
+def lock_for_an_hour(lock: Replacement) -> Replacement:
+    """The records of a member that has died stay with it far longer than the lock should last."""
+
+    def lock_long(partition: Any, batch: Any, deadline_ms: int) -> None:
+        lock(partition, batch, deadline_ms + 3_600_000)
+
+    return lock_long
+
+
+@group_mutant(consumer_groups, "_check_epoch")
+def fence_a_member_that_stays(check: Replacement) -> Replacement:
+    """A member that declares everything again is fenced, and keeps its partitions in the group."""
+
+    def fence(group: Any, asked: Any) -> None:
+        check(group, asked)
+        if asked.is_full and asked.member_epoch > 0:
+            raise FencedMemberEpoch("fenced")
+
+    return fence

@@ -142,6 +142,13 @@ def check_13_targets(group: ConsumerGroup) -> None:
         raise violated("13", f"{several} are in several targets: {group.targets}")
 
 
+def check_18_fenced(group: ConsumerGroup, member_id: str, epoch: int, answer: str) -> None:
+    """18. A member that has to give everything up, though it knows its epoch, owns nothing any longer."""
+    current = group.current.get(member_id)
+    if current is not None and current.epoch == epoch and (current.assigned or current.revoking):
+        raise violated("18", f"{member_id} of {group.group_id} is answered {answer}, and has {current}")
+
+
 def check_28_tasks(group: StreamsGroup) -> None:
     """13, 28. An active task has one owner and is in one target, and no process has a task in two roles."""
     owned = {member_id: (each.assigned, each.revoking) for member_id, each in group.current.items()}
@@ -184,6 +191,20 @@ def check_21_counts(share: SharePartition, at: SharePartitionKey) -> None:
     for batch in share.batches():
         if batch.delivery_count > limit:
             raise violated("21", f"{batch} of {at} is acquired for the {batch.delivery_count}th time")
+
+
+def check_25_window(share: SharePartition, at: SharePartitionKey) -> None:
+    """25. No more records are in flight than a share partition may have."""
+    limit = share.settings.max_record_locks
+    if share.in_flight > limit:
+        raise violated("25", f"{share.in_flight} records of {at} are in flight, allowed are {limit}")
+
+
+def awaits_25_released(share: SharePartition, at: SharePartitionKey, live: set[str]) -> Iterator[str]:
+    """25. The locks of members that are gone run out, so that a full window becomes free."""
+    for batch in share.batches():
+        if batch.state == ACQUIRED and batch.member_id not in live:
+            yield f"25: {batch} of {at} belongs to {batch.member_id}, which is no member"
 
 
 def check_24_states(before: ShareGroupOffset, now: ShareGroupOffset, at: SharePartitionKey) -> None:

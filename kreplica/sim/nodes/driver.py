@@ -93,9 +93,9 @@ def draw_node_workload(random: Random, *, transactions: bool = False, groups: st
                 f"group.{groups}.assignment.interval.ms": choice(0, 150),
             },
             groups=groups,
-            # Members send heartbeats all the time.
-            operation_every_ms=choice(8, 12),
-            fault_every_ms=choice(100, 200, 350),
+            # Members send heartbeats all the time. The fewer other events, the longer is the run.
+            operation_every_ms=choice(12, 20),
+            fault_every_ms=choice(150, 300, 500),
         )
     if not transactions:
         return workload

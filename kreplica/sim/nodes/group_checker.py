@@ -1,8 +1,9 @@
 """GroupChecker: checks the invariants of modern groups (group_rules) in a run of whole nodes.
 
-After an event of a coordinator: its groups in memory, or the states of share partitions. After an event of
-their leader: the records that members have acquired. After an answer to a heartbeat: that its epoch is below
-the high watermark. When all is quiet after a round of faults: memory and log. Thread rule: one thread.
+After an event of a coordinator: its groups in memory, or the states of share partitions; ShareChecker checks
+the records of share groups. After an answer to a heartbeat: that its epoch is below the high watermark, or
+that a member which has to join again owns nothing. When all is quiet after a round of faults: memory and log.
+Thread rule: one thread.
 """
 
 from __future__ import annotations
@@ -25,10 +26,11 @@ from kreplica.coordinator.share_group_offset import ShareGroupOffset
 from kreplica.coordinator.streams_group import StreamsGroup
 from kreplica.sim.invariants import group_rules as rules
 from kreplica.sim.network import Message
-from kreplica.sim.nodes.group_members import ConsumerMembers, GroupMembers
+from kreplica.sim.nodes.group_members import FENCED, ConsumerMembers, GroupMembers
 from kreplica.sim.nodes.node_checker import NodeChecker
 from kreplica.sim.nodes.node_cluster import NodeCluster
-from kreplica.sim.nodes.share_members import SHARE_STATE
+from kreplica.sim.nodes.share_checker import ShareChecker
+from kreplica.sim.nodes.share_members import SHARE_STATE, ShareMembers
 from kreplica.sim.nodes.streams_members import StreamsMember, StreamsMembers
 from kreplica.sim.scheduler import SimEvent
 
@@ -71,6 +73,9 @@ class GroupChecker:
         self._answered: list[partial[None]] = []
         self._committed = CommittedEpochs()
         self._states: dict[SharePartitionKey, ShareGroupOffset] = {}
+        self._shares: ShareChecker | None = None
+        if isinstance(members, ShareMembers):
+            self._shares = ShareChecker(cluster, checker, members)
         checker.heard |= HEARTBEATS
         checker.message_listeners.append(self._heard)
         checker.event_listeners.append(self._after)
@@ -88,8 +93,8 @@ class GroupChecker:
             for shard in () if coordinator is None else coordinator.shards:
                 if shard.is_current:
                     self._check_groups(coordinator, shard)
-        elif event is not None and event.summary == SHARE_LOOP:
-            self._check_shares(event.node_id)
+        elif event is not None and event.summary == SHARE_LOOP and self._shares is not None:
+            self._shares.look(event.node_id)
         elif event is not None and event.summary == STATE_LOOP:
             self._check_states(event.node_id)
 
@@ -110,14 +115,6 @@ class GroupChecker:
                     rules.check_28_tasks(group)
                 elif isinstance(group, ShareGroup):
                     rules.check_27_initialized(group, groups._topics.name_of)
-
-    def _check_shares(self, node_id: int) -> None:
-        node = self._cluster.node(node_id)
-        shares = None if node is None else node._shares
-        for at, leader in {} if shares is None else shares.manager._leaders.items():
-            if leader.share is not None:
-                rules.check_20_locks(leader.share, at)
-                rules.check_21_counts(leader.share, at)
 
     def _check_states(self, node_id: int) -> None:
         """Compare what is committed at a share coordinator with what was so before."""
@@ -143,11 +140,22 @@ class GroupChecker:
                 self._asked[message.number] = message.body
         elif what == "sent":
             asked, answer = self._asked.get(message.number), message.body
-            if asked is None or answer is None or answer.error_code is not ErrorCode.none:
+            if asked is None or answer is None:
                 return
-            if answer.member_epoch > 0:
+            if answer.error_code in FENCED and asked.member_epoch > 0:
+                self._answered.append(
+                    partial(self._check_18_fenced, message.sender_id, asked, answer.error_code.name)
+                )
+            elif answer.error_code is ErrorCode.none and answer.member_epoch > 0:
                 key = asked.group_id, answer.member_id, answer.member_epoch
                 self._answered.append(partial(self._check_4_committed, message.sender_id, key))
+
+    def _check_18_fenced(self, node_id: int, asked: Any, answer: str) -> None:
+        coordinator = self._coordinator(node_id)
+        for shard in () if coordinator is None else coordinator.shards:
+            group = shard.groups.get(asked.group_id)
+            if isinstance(group, ConsumerGroup):
+                rules.check_18_fenced(group, asked.member_id, asked.member_epoch, answer)
 
     def _check_4_committed(self, node_id: int, key: tuple[str, str, int]) -> None:
         """4. No answer leaves before its records are below the high watermark."""
@@ -186,6 +194,8 @@ class GroupChecker:
         if any(each.leaves or not each.epoch for each in members.live):
             yield f"16: some of {members.live} have not joined or left"
         yield from members.ails()
+        if self._shares is not None:
+            yield from self._shares.ails()
         group = shard.groups.get(members.group_id)
         if isinstance(members, ConsumerMembers) and isinstance(group, ConsumerGroup):
             yield from rules.awaits_16_stable(group, {each.name for each in members.live})
@@ -213,6 +223,8 @@ class GroupChecker:
         assert at is not None
         hosted = node.broker.replica_manager.partitions.get_or_error(at)
         rules.check_5_memory(shard, hosted.log, self._cluster.now_ms())
+        if self._shares is not None:
+            self._shares.check_quiet()
         group = shard.groups.get(self._members.group_id)
         if group is not None and not isinstance(group, ModernGroup):
             raise rules.violated("15", f"{self._members.group_id} is a {type(group).__name__}")

@@ -47,7 +47,7 @@ GROUP = "readers"
 MOST_MEMBERS = 4
 REQUEST_TIMEOUT_MS = 100
 HEARTBEAT_MS = 40
-SESSION_MS = 400
+SESSION_MS = 250
 # Longer than a session: members give up partitions with their next heartbeats.
 REBALANCE_MS = 2 * SESSION_MS
 # Of the records that members of share groups have acquired.
@@ -298,7 +298,7 @@ class GroupMembers(ABC):
                 member.is_dead = True
                 self.counts["group members that died"] += 1
             case _:
-                member.sleep_ms = random.randrange(2 * SESSION_MS)
+                member.sleep_ms = random.randrange(3 * SESSION_MS)
 
     def leave_epoch(self, _member: GroupMember, _random: Random) -> int:
         """Return the epoch with which the member leaves."""
@@ -440,17 +440,16 @@ class ConsumerMember(GroupMember):
         self._members.took(self)
 
     def work(self) -> Steps:
-        """Commit and read the offset of a partition, now and then."""
-        if not self.owned or self._random.randrange(2):
-            return
-        topic_id, number = at = self._random.choice(sorted(self.owned))
-        name = self._members.name_of(topic_id)
-        if name is None:
-            return
-        if self._random.randrange(2):
-            yield from self._commit(at, name, number)
-        else:
-            yield from self._fetch(at, name, number)
+        """Commit and read offsets of partitions, now and then."""
+        while self.owned and self._random.randrange(3):
+            topic_id, number = at = self._random.choice(sorted(self.owned))
+            name = self._members.name_of(topic_id)
+            if name is None:
+                return
+            if self._random.randrange(2):
+                yield from self._commit(at, name, number)
+            else:
+                yield from self._fetch(at, name, number)
 
     def _commit(self, at: Work, name: str, number: int) -> Steps:
         members = self._members

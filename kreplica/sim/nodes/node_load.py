@@ -185,9 +185,18 @@ class NodeLoad(Load):
             }
 
     def add_members(self, members: GroupMembers) -> None:
-        """Let members of a group come and go."""
+        """Let members of a group come and go, beside fewer other clients."""
         self.members = members
-        self.kinds = {**self.kinds, partial(members.change, self._random): 20}
+        self.kinds = {
+            **self.kinds,
+            self._produce_once: 14,
+            self._produce_several: 4,
+            self._produce_plainly: 4,
+            self._consume: 8,
+            self._produce_in_transaction: 4,
+            self._read_committed: 4,
+            partial(members.change, self._random): 30,
+        }
 
     # ---- topics -------------------------------------------------------------------------------------------
 

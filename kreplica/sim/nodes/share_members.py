@@ -28,6 +28,7 @@ from kreplica.common.messages.share_groups import (
 )
 from kreplica.common.types import TopicPartition, Uuid
 from kreplica.common.wire import uuid_of
+from kreplica.sim.invariants.cluster_view import PartitionView
 from kreplica.sim.invariants.violation import InvariantViolated
 from kreplica.sim.nodes.group_members import (
     FENCED,
@@ -48,6 +49,8 @@ SHARE_STATE = "__share_group_state"
 SHARE = 2
 DELIVERY_LIMIT = 2
 MOST_RECORDS = 20
+# The least that a group may have.
+MOST_LOCKS = 100
 ACCEPT, RELEASE, REJECT = 1, 2, 3
 NO_TIME = timedelta(0)
 
@@ -186,6 +189,7 @@ class ShareMembers(GroupMembers):
         settings = {
             "share.auto.offset.reset": "earliest",
             "share.delivery.count.limit": str(DELIVERY_LIMIT),
+            "share.partition.max.record.locks": str(MOST_LOCKS),
         }
         self.cluster.result(self.cluster.client.admin.alter_config(self.group_id, settings, kind="group"))
 
@@ -235,6 +239,15 @@ class ShareMembers(GroupMembers):
         self._accepted.setdefault(at, set()).update(accepted)
         self.counts["acknowledgements of members"] += 1
 
+    def records_of(self, view: PartitionView) -> Iterator[int]:
+        """Iterate over the offsets of the committed records of a partition that has a leader."""
+        assert view.leader is not None
+        for offset in range(view.leader.log_start, len(view.committed)):
+            cell = view.committed[offset]
+            # The values of markers begin with a byte that is not alphanumeric.
+            if cell is not None and (cell.value or b"")[:1].isalnum():
+                yield offset
+
     def ails(self) -> Iterator[str]:
         """Yield the partitions with records that were not delivered."""
         for at in sorted({at for each in self.live for at in each.owned}):
@@ -242,12 +255,7 @@ class ShareMembers(GroupMembers):
             view = None if name is None else self.checker.view.partitions.get(TopicPartition(name, at[1]))
             if view is None or view.leader is None or view.unclean_epoch >= 0:
                 continue
-            missing = [
-                offset
-                for offset in range(view.leader.log_start, len(view.committed))
-                if (cell := view.committed[offset]) is not None
-                and (cell.value or b"")[:1].isalnum()
-                and offset not in self._delivered.get(at, ())
-            ]
+            delivered = self._delivered.get(at, ())
+            missing = [offset for offset in self.records_of(view) if offset not in delivered]
             if missing:
                 yield f"22: {missing} of {at} were not delivered"
