@@ -22,6 +22,7 @@
 
 from libc.stdint cimport int8_t, int32_t, int64_t, uint8_t
 
+from kreplica._core.client_account cimport ClientAccount
 from kreplica._core.grants cimport Grants
 from kreplica._core.leader_state cimport LeaderState, Replica, Term
 from kreplica._core.purgatory cimport Purgatory
@@ -36,7 +37,7 @@ cdef enum:
     FETCH_MIN_BYTES               # it waits for more than one byte
     FETCH_SESSION                 # its session is unknown, at another epoch, or lacks a named partition
     FETCH_BUSY                    # another fetch of the session waits, or another thread holds its lock
-    FETCH_QUOTA                   # replication is throttled
+    FETCH_QUOTA                   # replication is throttled, or a quota makes a consumer wait, or may do so
     FETCH_PARTITION               # a ready partition is no plain case
     FETCH_WAIT                    # a consumer's for which there are too few records now
     FETCH_RIGHTS                  # its client has not been allowed yet what it names
@@ -88,8 +89,9 @@ cdef class FetchLane:
     cdef int64_t now_ms(self) except -1
     # Let the fetch expire after `wait_ms`; return the handle.
     cdef int64_t watch(self, LaneFetch fetch, int64_t wait_ms) except -1
-    # Read what a consumer's request names into the buffers of the answer. Returns as `begin`.
-    cdef int read(self, const fetch_t *request, Grants grants, list buffers) except -32
+    # Read what a consumer's request names into the buffers of the answer, and charge its account. Returns as `begin`.
+    cdef int read(self, const fetch_t *request, Grants grants, ClientAccount account, int64_t began_ns,
+                  list buffers) except -32
     # Take over what the request names into the session. Returns 0 or the reason to decline, negated and less 1.
     cdef int begin(self, const fetch_t *request, object session) except -32
 

@@ -3,6 +3,7 @@ from typing import Any
 
 from typing_extensions import Buffer
 
+from kreplica._core.client_account import ClientAccount
 from kreplica._core.grants import Grants
 
 FETCHES_DECLINED: tuple[str, ...]
@@ -31,6 +32,8 @@ class FetchLane:
         answered: Callable[[list[Any] | None, BaseException | None], object],
         grants: Grants | None = None,
         is_limited: bool = False,
+        account: ClientAccount | None = None,
+        began_ns: int = 0,
     ) -> LaneFetch | None: ...
 
 class LaneFetch:

@@ -8,6 +8,7 @@ from libc.string cimport memcpy
 from concurrent.futures import CancelledError
 
 from kreplica._core.big_endian cimport load16, load32, load64, store16, store32, store64
+from kreplica._core.client_account cimport ClientAccount
 from kreplica._core.grants cimport Grants
 from kreplica._core.leader_state cimport FetchClock, LeaderState, Replica, Term
 from kreplica._core.log_lock cimport LogLock
@@ -258,11 +259,13 @@ cdef class FetchLane:
             raise IndexError(reason)
         return self.declines[reason]
 
-    def take(self, frame, answered, Grants grants=None, bint is_limited=False):
+    def take(self, frame, answered, Grants grants=None, bint is_limited=False, ClientAccount account=None,
+             int64_t began_ns=0):
         """Take the Fetch request in `frame`, without its size field; return the LaneFetch, None if declined.
 
         `answered(buffers, error)` is called once, perhaps before this returns. `grants`: what the client has been
-        allowed; None: everything. `is_limited`: a quota may apply to it if it is a consumer.
+        allowed; None: everything. `is_limited`: a quota may make it wait if it is a consumer.
+        `account`: charged for what a consumer gets, and for the time since `began_ns`; None: no quota applies.
         """
         cdef fetch_t request
         cdef Py_buffer view
@@ -283,7 +286,7 @@ cdef class FetchLane:
             elif status == OF_CONSUMER and is_limited:
                 status = -1 - FETCH_QUOTA
             elif status == OF_CONSUMER:
-                status = self.read(&request, grants, buffers)
+                status = self.read(&request, grants, account, began_ns, buffers)
         finally:
             PyBuffer_Release(&view)
         if status < 0:
@@ -292,6 +295,8 @@ cdef class FetchLane:
         self.taken += 1
         if buffers:
             answered(buffers, None)
+            if account is not None:
+                account.note_time(began_ns)
             return ANSWERED
         fetch = self.kind.__new__(self.kind)
         fetch.lane = self
@@ -311,9 +316,11 @@ cdef class FetchLane:
             raise
         return fetch
 
-    cdef int read(self, const fetch_t *request, Grants grants, list buffers) except -32:
+    cdef int read(self, const fetch_t *request, Grants grants, ClientAccount account, int64_t began_ns,
+                  list buffers) except -32:
         cdef object owner = self.owner
-        cdef int64_t limit = min(<int64_t> request.max_bytes, self.most_bytes)
+        cdef int64_t most = min(<int64_t> request.max_bytes, self.most_bytes)
+        cdef int64_t limit = most if account is None else account.most_fetched(most)
         cdef int64_t size = 0
         cdef dict topics = {}
         cdef set keys = set()
@@ -341,6 +348,8 @@ cdef class FetchLane:
             topics.setdefault(key[:asked.topic_size], []).append((load32(asked.at), read))
         if size < min(<int64_t> request.min_bytes, limit) and request.max_wait_ms > 0:
             return -1 - FETCH_WAIT
+        if account is not None and not account.take_fetched(size, began_ns):
+            return -1 - FETCH_QUOTA
         owner.count_consumed(size)
         return add_answer(
             buffers, request.correlation_id, request.session_id, topics, NO_ELEMENT if request.isolation else 0)

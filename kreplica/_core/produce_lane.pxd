@@ -26,6 +26,7 @@ from cpython.buffer cimport Py_buffer
 from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t
 
 from kreplica._core.append_job cimport AppendJob
+from kreplica._core.client_account cimport ClientAccount
 from kreplica._core.grants cimport Grants
 from kreplica._core.leader_state cimport LeaderState, Term
 from kreplica._core.log_lock cimport LogLock
@@ -42,7 +43,7 @@ cdef enum:
     STOPPED                       # the broker stops
     BEHIND                        # earlier requests have batches that are not submitted yet
     RIGHTS                        # its client has not been allowed yet what it names
-    QUOTA                         # a quota applies to its client, or that is not known yet
+    QUOTA                         # a quota makes its client wait, or its account is not known yet
     # One of its batches.
     NOT_LEADER                    # this broker does not lead the partition
     TOO_FEW_IN_SYNC               # acks=all with fewer replicas in sync than min.insync.replicas
@@ -128,6 +129,7 @@ cdef class LaneRequest:
     cdef object marker            # the EndTransactionMarker of the batch, or None
     cdef int64_t in_epoch         # the leader epoch in which the partition must be led; -1: any
     cdef list appends             # None once the request is answered
+    cdef ClientAccount account    # charged for the time of the answer; None if no quota applies
     cdef int32_t readers          # the number of appends that need the frame
     cdef int32_t undecided        # ... without a result
 

@@ -171,7 +171,7 @@ cdef class ProduceLane:
         return self.declines[reason]
 
     def decline_for_quota(self):
-        """Count a request that is not taken because quotas of its client have to be asked for."""
+        """Count a request that is not taken because a quota makes its client wait, or may do so."""
         self.declines[QUOTA] += 1
 
     def take(self, frame, answered, connection, Grants grants=None):
@@ -557,6 +557,7 @@ cdef class LaneRequest:
 
     cdef int decided(self) except -1:
         cdef LaneAppend append
+        cdef int64_t began_ns
         # One append less is without a result. Answer after the last one.
         self.undecided -= 1
         if self.undecided:
@@ -566,7 +567,10 @@ cdef class LaneRequest:
             append = self.appends[0]
             answered(append.result_offset, append.refusal)
         elif answered is not None:
+            began_ns = 0 if self.account is None else self.account.now_ns()
             answered([self.answer_frame()], None)
+            if self.account is not None:
+                self.account.note_time(began_ns)
         self.appends = None
         return 0
 

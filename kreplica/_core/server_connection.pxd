@@ -15,6 +15,7 @@
 
 from libc.stdint cimport int64_t, uint8_t
 
+from kreplica._core.client_account cimport ClientAccount
 from kreplica._core.frame_reader cimport FrameReader, ReceiveBuffer
 from kreplica._core.grants cimport Grants
 from kreplica._core.task_queue cimport TaskQueue
@@ -28,6 +29,10 @@ cdef class LaneGate:
 
     # Return the request if a native lane has taken it, else None.
     cpdef object take(self, object frame, object answered, object connection)
+    # `is_known`: whether the account of the client is; None as account: no quota applies to it.
+    cdef object produce(self, object frame, int64_t size, object answered, object connection, Grants grants,
+                        bint is_known, ClientAccount account)
+    cdef object fetch(self, object frame, object answered, Grants grants, bint is_known, ClientAccount account)
 
 
 cdef class RequestMemory:
@@ -98,11 +103,13 @@ cdef class ServerConnection:
     cdef bint is_due              # it is in the Processor's `due`
     cdef int muting               # the state of throttling, see below
     cdef int64_t throttled_answers  # unsent answers that announce a throttle time
-    # The quotas under which the lanes may take requests of this client id; None if that is not known.
-    cdef object free_under
-    cdef bytes free_client_id
+    # What the lanes charge for requests of this client id under these quotas. Without an account they are free; without
+    # quotas that is not known.
+    cdef ClientAccount account
+    cdef object account_under
+    cdef bytes account_client_id
 
-    cdef bint is_free(self, object limits, const uint8_t *frame, Py_ssize_t size) noexcept
+    cdef bint has_account(self, object limits, const uint8_t *frame, Py_ssize_t size) noexcept
     cdef int begin_throttle(self, PendingAnswer answer) except -1
     cdef int note_muting(self, int event) except -1
     cdef void touch(self) noexcept

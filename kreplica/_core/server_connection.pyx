@@ -7,7 +7,9 @@ from libc.stdint cimport int64_t, uint8_t
 from libc.string cimport memcmp
 
 from kreplica._core.big_endian cimport load16
+from kreplica._core.client_account cimport ClientAccount
 from kreplica._core.frame_reader cimport FrameReader, ReceiveBuffer
+from kreplica._core.produce_lane cimport LaneRequest
 from kreplica._core.task_queue cimport TaskQueue
 
 cdef extern from "Python.h":
@@ -44,7 +46,7 @@ cdef class LaneGate:
         self.limits = None
 
     def limit(self, limits):
-        """Take only requests of clients that these quotas leave free; None: of all clients."""
+        """Take only requests of clients whose accounts under these quotas are known; None: of all clients."""
         self.limits = limits
 
     cpdef object take(self, object frame, object answered, object connection):
@@ -53,33 +55,58 @@ cdef class LaneGate:
         `answered(buffers, error)` is called once if it has, perhaps before this returns.
         """
         cdef Py_buffer view
-        cdef object lane
         cdef object rules = self.lanes.rules
+        cdef ServerConnection client = connection if isinstance(connection, ServerConnection) else None
         cdef Grants grants = None
-        cdef bint is_free = True
+        cdef ClientAccount account = None
+        cdef bint is_known = True
+        cdef Py_ssize_t size
         cdef int key
         PyObject_GetBuffer(frame, &view, PyBUF_SIMPLE)
-        key = -1 if view.len < 2 else load16(<const uint8_t *> view.buf)
-        if self.limits is not None and isinstance(connection, ServerConnection):
-            is_free = (<ServerConnection> connection).is_free(self.limits, <const uint8_t *> view.buf, view.len)
+        size = view.len
+        key = -1 if size < 2 else load16(<const uint8_t *> view.buf)
+        if self.limits is not None and client is not None:
+            is_known = client.has_account(self.limits, <const uint8_t *> view.buf, size)
+            if is_known:
+                account = client.account
         PyBuffer_Release(&view)
-        if rules is not None and isinstance(connection, ServerConnection):
-            grants = (<ServerConnection> connection).grants
+        if rules is not None and client is not None:
+            grants = client.grants
             if grants is None or grants.rules is not rules:
                 return None
-        if key == PRODUCE and self.produces:
-            lane = self.lanes.produce_lane
-            if lane is not None and not is_free:
-                lane.decline_for_quota()
-                return None
-            return None if lane is None else lane.take(frame, answered, connection, grants)
-        if key == FETCH and self.fetches:
-            lane = self.lanes.fetch_lane
-            if lane is not None and not is_free:
-                # Followers are never limited.
-                return lane.take(frame, answered, grants, True)
-            return None if lane is None else lane.take(frame, answered, grants)
+        if key == PRODUCE and self.produces and self.lanes.produce_lane is not None:
+            return self.produce(frame, size, answered, connection, grants, is_known, account)
+        if key == FETCH and self.fetches and self.lanes.fetch_lane is not None:
+            return self.fetch(frame, answered, grants, is_known, account)
         return None
+
+    cdef object produce(self, object frame, int64_t size, object answered, object connection, Grants grants,
+                        bint is_known, ClientAccount account):
+        cdef object lane = self.lanes.produce_lane
+        cdef int64_t began_ns
+        if is_known and account is None:
+            return lane.take(frame, answered, connection, grants)
+        began_ns = account.begin() if is_known else 0
+        if not began_ns or not account.take_produced(size, began_ns):
+            lane.decline_for_quota()
+            return None
+        request = lane.take(frame, answered, connection, grants)
+        if request is None:
+            account.give_back_produced(size, began_ns)
+            return None
+        account.note_time(began_ns)
+        if isinstance(request, LaneRequest):
+            (<LaneRequest> request).account = account
+        return request
+
+    cdef object fetch(self, object frame, object answered, Grants grants, bint is_known, ClientAccount account):
+        # Followers are never limited, so the lane is asked in any case.
+        cdef object lane = self.lanes.fetch_lane
+        cdef int64_t began_ns
+        if is_known and account is None:
+            return lane.take(frame, answered, grants)
+        began_ns = account.begin() if is_known else 0
+        return lane.take(frame, answered, grants, not began_ns, account, began_ns)
 
 
 cdef class RequestMemory:
@@ -330,20 +357,24 @@ cdef class ServerConnection:
             answer.under_way = under_way
         return 0
 
-    def set_free(self, limits, bytes client_id not None):
-        """Let lanes take this client's requests as long as `limits` are in force: they leave it free."""
-        self.free_under = limits
-        self.free_client_id = client_id
+    def set_account(self, limits, bytes client_id not None, ClientAccount account):
+        """Let lanes charge this account for this client's requests as long as `limits` are in force.
 
-    cdef bint is_free(self, object limits, const uint8_t *frame, Py_ssize_t size) noexcept:
+        None: they leave the client free.
+        """
+        self.account_under = limits
+        self.account_client_id = client_id
+        self.account = account
+
+    cdef bint has_account(self, object limits, const uint8_t *frame, Py_ssize_t size) noexcept:
         cdef Py_ssize_t length
-        if self.free_under is not limits or size < HEADER_BYTES:
+        if self.account_under is not limits or size < HEADER_BYTES:
             return False
         length = load16(frame + HEADER_BYTES - 2)
         if length < 0:
             length = 0
-        return (length == PyBytes_GET_SIZE(self.free_client_id) and length <= size - HEADER_BYTES
-                and memcmp(frame + HEADER_BYTES, PyBytes_AS_STRING(self.free_client_id), length) == 0)
+        return (length == PyBytes_GET_SIZE(self.account_client_id) and length <= size - HEADER_BYTES
+                and memcmp(frame + HEADER_BYTES, PyBytes_AS_STRING(self.account_client_id), length) == 0)
 
     cdef bint is_for_authenticator(self, object frame) except -1:
         cdef Py_buffer view

@@ -1,8 +1,10 @@
 """ClientQuotas: what each client may use of a node, by the quotas in the metadata (KIP-13, KIP-124, KIP-599).
 
-    RequestChannel ──begin──▶ RequestQuota ──▶ ClientLimits ──▶ buckets
-         │                                                        │
-         └── throttle time in the answer, connection muted ◀──────┘
+    native lanes ──────────────────────────▶ ClientAccount ─────────┐ no wait is due
+                                                                    ▼
+    RequestChannel ──begin──▶ RequestQuota ──▶ ClientLimits ──▶ RateBuckets
+         │                                                          │
+         └── throttle time in the answer, connection muted ◀────────┘
 
 The limits are a snapshot that never changes; a change of the quotas makes another one. A client has the first
 quota that is set, in the order of PRECEDENCE, for each kind apart. Clients with the same quota may share
@@ -21,13 +23,13 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
+from kreplica._core.client_account import PERCENT_OF_NS, ClientAccount, RateBucket
 from kreplica.broker.node_config import QuotaConfig
 from kreplica.broker.request_context import RequestContext
 from kreplica.common.connection_limits import canonical
 from kreplica.common.locks import Lock
 from kreplica.common.metrics import MetricRegistry, SampledStat
 from kreplica.common.ports import Clock, monotonic_ms
-from kreplica.common.quota_rate import SampledRate
 from kreplica.controller.controller_mutation_quota import ControllerMutationQuota, MutationBucket
 from kreplica.metadata.client_quotas import (
     CLIENT_ID_ENTITY,
@@ -48,8 +50,6 @@ from kreplica.security.peer import THIS_PROCESS, Peer
 MOST_BUCKETS = 10_000
 IDLE_MS = 3_600_000
 SWEEP_EVERY_MS = 60_000
-# 1 s of a thread is 100 %.
-PERCENT_OF_NS = 1e-7
 DEFAULT = None
 PLAIN_IN_URLS = frozenset(string.ascii_letters + string.digits + "-_.~")
 # Where a quota is looked up: each component is named, the default of its type, or absent.
@@ -131,81 +131,40 @@ class QuotaLimits:
         return None
 
 
-class RateBucket:
-    """What clients with one quota have used lately. `quota`: per second; it may change.
-
-    `most_throttle_ms`: None for no limit.
-    """
-
-    def __init__(
-        self, samples: int, window_ms: int, quota: float, most_throttle_ms: int | None = None
-    ) -> None:
-        self.quota = quota
-        self._most_throttle_ms = most_throttle_ms
-        self._lock = Lock()
-        self._rate = SampledRate(samples, window_ms)  # guarded by _lock
-
-    @property
-    def burst(self) -> float:
-        """What a client that was silent may use at once."""
-        return self.quota * self._rate.full_ms / 1000
-
-    def rate(self, now_ms: int) -> float:
-        """Return the rate per second."""
-        with self._lock:
-            return self._rate.measure(now_ms)[0]
-
-    def note(self, value: float, now_ms: int) -> None:
-        """Count what was used without asking how long to wait."""
-        with self._lock:
-            self._rate.record(value, now_ms)
-
-    def charge(self, value: float, now_ms: int) -> int:
-        """Count what was used; return how many ms the client has to wait."""
-        with self._lock:
-            self._rate.record(value, now_ms)
-            return self._throttle_ms(now_ms)
-
-    def take(self, value: float, now_ms: int) -> tuple[bool, int]:
-        """Count what is to be sent, or nothing if it must not be; return whether it may, and the wait in ms.
-
-        What is larger than any burst is sent if the quota is not exceeded yet. Otherwise its client would
-        never get it (KAFKA-9677).
-        """
-        with self._lock:
-            was_over = self._throttle_ms(now_ms) > 0
-            self._rate.record(value, now_ms)
-            wait_ms = self._throttle_ms(now_ms)
-            may_send = not wait_ms or (value > self.burst and not was_over)
-            if not may_send:
-                self._rate.record(-value, now_ms)
-            return may_send, wait_ms
-
-    def _throttle_ms(self, now_ms: int) -> int:
-        wait_ms = self._rate.throttle_ms(self.quota, now_ms)
-        return wait_ms if self._most_throttle_ms is None else min(wait_ms, self._most_throttle_ms)
-
-
 class QuotaBucket:
-    """A bucket with what is kept about it. `used_ms`: when it was used last."""
+    """A bucket with what is kept about it."""
 
-    __slots__ = ("bucket", "key", "used_ms", "waits")
+    __slots__ = ("_noted_ms", "bucket", "key", "waits")
 
     def __init__(self, key: BucketKey, bucket: Any, now_ms: int) -> None:
         self.key = key
         self.bucket = bucket
         self.waits = SampledStat(now_ms)
-        self.used_ms = now_ms
+        self._noted_ms = now_ms
+
+    @property
+    def used_ms(self) -> int:
+        """When it was used last; the native lanes charge the bucket directly."""
+        is_rate = isinstance(self.bucket, RateBucket)
+        return max(self._noted_ms, self.bucket.used_ms) if is_rate else self._noted_ms
 
     def note_use(self, wait_ms: int, now_ms: int) -> None:
         """Note that a client has used the quota, and how long it has to wait."""
-        self.used_ms = now_ms
+        self._noted_ms = now_ms
         if wait_ms:
             self.waits.record(wait_ms, now_ms)
 
+    def drop(self) -> None:
+        """Let the lanes charge it no more."""
+        if isinstance(self.bucket, RateBucket):
+            self.bucket.is_gone = True
+
 
 class ClientLimits(NamedTuple):
-    """The buckets of one client; None where it is not limited. `client_id`: as in its requests."""
+    """The buckets of one client; None where it is not limited. `client_id`: as in its requests.
+
+    `account`: what the native lanes charge; None if no quota applies to produces, fetches, and their time.
+    """
 
     limits: QuotaLimits
     client_id: str
@@ -213,11 +172,7 @@ class ClientLimits(NamedTuple):
     fetch: QuotaBucket | None
     request: QuotaBucket | None
     mutation: QuotaBucket | None
-
-    @property
-    def is_free(self) -> bool:
-        """Whether no quota applies to produces and fetches, and to their time."""
-        return self.produce is None and self.fetch is None and self.request is None
+    account: ClientAccount | None
 
 
 class ClientQuotas:
@@ -302,7 +257,10 @@ class ClientQuotas:
         for kind in (PRODUCE, FETCH, REQUEST, MUTATION):
             found = limits.find(kind, user, client_id)
             buckets.append(None if found is None else self._bucket(*found, now_ms))
-        made = ClientLimits(limits, client_id, *buckets)
+        rates = [None if each is None else each.bucket for each in buckets[:3]]
+        account = ClientAccount(self._clock.monotonic_ns, *rates) if any(rates) else None
+        produce, fetch, request, mutation = buckets
+        made = ClientLimits(limits, client_id, produce, fetch, request, mutation, account)
         if len(self._clients) >= MOST_BUCKETS:
             del self._clients[next(iter(self._clients))]
         self._clients[user, client_id] = made
@@ -312,7 +270,7 @@ class ClientQuotas:
         found = self._buckets.get(key)
         if found is not None:
             found.bucket.quota = quota
-            found.used_ms = now_ms
+            found.note_use(0, now_ms)
             return found
         if len(self._buckets) >= MOST_BUCKETS:
             oldest = sorted(self._buckets.values(), key=lambda each: each.used_ms)
@@ -337,6 +295,7 @@ class ClientQuotas:
 
     def _drop(self, gone: list[QuotaBucket]) -> None:
         for each in gone:
+            each.drop()
             del self._buckets[each.key]
             for name in (each.key.type.rate, "throttle-time"):
                 self._metrics.remove(each.key.type.metrics, name, _tags(each.key))

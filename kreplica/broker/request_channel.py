@@ -248,8 +248,8 @@ class RequestChannel:
             return done
         client_id = header.client_id or ""
         quota = quotas.begin(peer, client_id, len(frame), began_ns)
-        if quota is not None and quota.client.is_free and isinstance(connection, ServerConnection):
-            connection.set_free(quota.client.limits, client_id.encode())
+        if quota is not None and isinstance(connection, ServerConnection):
+            connection.set_account(quota.client.limits, client_id.encode(), quota.client.account)
         return dispatch(quota)
 
     def _is_limited(self, api_key: int, request: Any) -> bool:

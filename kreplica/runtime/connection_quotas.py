@@ -13,9 +13,9 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from typing import Any, Protocol
 
+from kreplica._core.sampled_rate import SampledRate
 from kreplica.broker.node_config import QuotaConfig, SocketServerConfig
 from kreplica.common.connection_limits import CREATION_RATE, KINDS, MAX_CONNECTIONS, ConnectionLimits
-from kreplica.common.quota_rate import SampledRate
 from kreplica.common.types import INT32_MAX
 
 # Addresses whose rates are known; that of the longest known is forgotten first.

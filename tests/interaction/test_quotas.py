@@ -203,25 +203,38 @@ def test_a_noisy_client_is_muted_while_others_are_served(cluster: TcpCluster) ->
         assert produce(noisy, 900_000) == 0
 
 
-def test_only_clients_with_a_quota_leave_the_native_lane(cluster: TcpCluster) -> None:
+def test_clients_leave_the_native_lane_only_to_be_throttled(cluster: TcpCluster) -> None:
     with client_of(cluster, "bob") as client:
         # A node has lanes once it has answered something.
         produce(client, 10)
-    lane = cluster.nodes[leader_of(cluster) or 0].node.produce_lane
+    node = cluster.nodes[leader_of(cluster) or 0].node
+    lane = node.produce_lane
     assert lane is not None
     quota = DECLINED.index("quota")
-    with client_of(cluster, "alice") as limited, client_of(cluster, "bob") as other:
-        set_quotas(cluster, {"user": "alice"}, producer_byte_rate=1 << 40)
+    shown = "kafka.server:type={0},name={1},client-id=,user=carol"
+    with client_of(cluster, "carol") as limited, client_of(cluster, "bob") as other:
+        set_quotas(cluster, {"user": "carol"}, producer_byte_rate=1 << 20, request_percentage=1000)
         before, taken = lane.declined(quota), lane.taken
         for _ in range(5):
-            produce(limited, 10)
-            produce(other, 10)
-        # With its first request the other client is found to have no quota.
-        assert lane.declined(quota) - before == 6
-        assert lane.taken - taken == 4
+            assert produce(limited, 1_000) == 0
+            assert produce(other, 10) == 0
+        # With its first request each client is found to have a quota, or none.
+        assert lane.declined(quota) - before == 2
+        assert lane.taken - taken == 8
+        # What the lane takes is charged, for its bytes and its time.
+        values = node.metrics.values()
+        assert 5 * 1_000 <= values[shown.format("Produce", "byte-rate")] * 10 <= 5 * 1_200
+        assert values[shown.format("Request", "request-time")] > 0
+        set_quotas(cluster, {"user": "carol"}, producer_byte_rate=1_000)
+        produce(limited, 1_000)
+        before, taken = lane.declined(quota), lane.taken
+        assert produce(limited, 50_000) > 40_000
+        assert (lane.declined(quota) - before, lane.taken - taken) == (1, 0)
+        # Before the client is muted it gets the throttle time, once.
+        assert muted(cluster) == 1
 
 
-def test_a_fetch_outside_of_sessions_is_native_unless_a_quota_applies(cluster: TcpCluster) -> None:
+def test_a_fetch_outside_of_sessions_is_native_unless_its_client_has_to_wait(cluster: TcpCluster) -> None:
     # On a listener for clients only, Python reads each fetch.
     node_id = leader_of(cluster) or 0
     with (
@@ -229,22 +242,29 @@ def test_a_fetch_outside_of_sessions_is_native_unless_a_quota_applies(cluster: T
         KafkaConnection(*cluster.addresses[node_id], IN_PLAIN) as client,
     ):
         produce(writer, 10)
-        lane = cluster.nodes[node_id].node.fetch_lane
+        node = cluster.nodes[node_id].node
+        lane = node.fetch_lane
         assert lane is not None
         quota = FETCHES_DECLINED.index("quota")
 
-        def declined() -> tuple[int, int]:
+        def declined() -> tuple[int, int, int]:
             before, taken = lane.declined(quota), lane.taken
-            assert records_in(fetch(client, 0, (0, -1)))
-            return lane.declined(quota) - before, lane.taken - taken
+            size = records_in(fetch(client, 0, (0, -1)))
+            return lane.declined(quota) - before, lane.taken - taken, size
 
-        assert declined() == (0, 1)
-        set_quotas(cluster, {"user": "ANONYMOUS"}, consumer_byte_rate=1 << 40)
-        assert declined() == (1, 0)
+        whole = declined()[2]
+        assert whole
+        assert declined() == (0, 1, whole)
+        # The Metadata request before it has found which quota applies.
+        set_quotas(cluster, {"user": "ANONYMOUS"}, consumer_byte_rate=1 << 20)
+        assert declined() == (0, 1, whole)
+        rate = node.metrics.values()["kafka.server:type=Fetch,name=byte-rate,client-id=,user=ANONYMOUS"]
+        assert rate * 10 == pytest.approx(whole, rel=0.5)
+        set_quotas(cluster, {"user": "ANONYMOUS"}, consumer_byte_rate=1)
+        assert declined() == (1, 0, 0)
         set_quotas(cluster, {"user": "ANONYMOUS"}, consumer_byte_rate=None)
         set_quotas(cluster, {"user": "alice"}, consumer_byte_rate=1)
-        # The Metadata request before it has found that no quota applies.
-        assert declined() == (0, 1)
+        assert declined() == (0, 1, whole)
 
 
 def test_old_requests_and_those_without_an_answer_are_throttled_as_well(cluster: TcpCluster) -> None:
