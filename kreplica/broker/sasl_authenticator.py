@@ -24,7 +24,7 @@ from typing import Any, Protocol
 from kreplica.broker.api_versions import API_VERSIONS, request_type
 from kreplica.broker.audit import audit
 from kreplica.broker.request_channel import Answered, RequestChannel, answer_frame, client_id_of
-from kreplica.common.dataclass import dataclass
+from kreplica.common.dataclass import dataclass, field
 from kreplica.common.error_code import ErrorCode
 from kreplica.common.errors import (
     IllegalSaslState,
@@ -52,12 +52,14 @@ MIN_REAUTH_MS = 1_000
 class SaslPolicy:
     """How clients of a listener log in. `mechanisms`: make the server's side of a login, by name.
 
-    `max_reauth_ms`: how long a session lasts; 0: as long as the connection.
+    `max_reauth_ms`: how long a session lasts; 0: as long as the connection. `reauth_ms_of`: the same, of
+    single mechanisms.
     """
 
     mechanisms: Mapping[str, Callable[[], SaslMechanism]]
     failure_delay_ms: int = 100
     max_reauth_ms: int = 0
+    reauth_ms_of: Mapping[str, int] = field(default_factory=dict)
 
 
 class Authenticated(Protocol):
@@ -231,7 +233,8 @@ class SaslAuthenticator:
         self._logged_in_ms = self._now_ms()
         connection.peer = connection.peer._replace(principal=principal)
         connection.logged_in()
-        ends = [each for each in (self._policy.max_reauth_ms or None, credential_ms) if each is not None]
+        most_ms = self._policy.reauth_ms_of.get(self._mechanism_name, self._policy.max_reauth_ms)
+        ends = [each for each in (most_ms or None, credential_ms) if each is not None]
         self._session_ms = min(ends, default=None)
         if self._session_ms is not None:
             self._later(partial(self._expire, self._logins), self._session_ms)

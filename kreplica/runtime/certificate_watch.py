@@ -1,6 +1,7 @@
 """CertificateWatch: shows when the certificates of a node's listeners end, and warns before that.
 
-The metric NotAfterTimestampSeconds of a store is the first end among its certificates, in seconds since 1970.
+The metric NotAfterTimestampSeconds of a store is the first end among its certificates, in seconds since 1970;
+RefusedReloads counts the changed stores of a listener that were not used, because they failed a check.
 A certificate that ends within 30 days, or has ended, is logged at the start and then once a day. Dates are
 read by the package `cryptography`; without it they are unknown. Thread rule: `look` belongs to the loop of
 the listeners; any thread may read the metrics.
@@ -34,7 +35,9 @@ class CertificateWatch:
     ) -> None:
         self._stores = stores
         self._now_s = now_s
+        of_listeners: dict[str, list[StoreTls]] = {}
         for listener, tls in stores:
+            of_listeners.setdefault(listener, []).append(tls)
             for kind in tls.certificates:
                 metrics.gauge(
                     METRICS,
@@ -42,6 +45,9 @@ class CertificateWatch:
                     partial(_first_end, tls, kind),
                     {"listener": listener, "store": kind},
                 )
+
+        for listener, each in of_listeners.items():
+            metrics.gauge(METRICS, "RefusedReloads", partial(_refused, each), {"listener": listener})
 
     def look(self) -> None:
         """Log the certificates that end soon, or have ended."""
@@ -70,6 +76,10 @@ def _warning(certificate: Certificate | None, now: datetime) -> str:
         return f"the certificate of {certificate.subject} has ended on {end}: clients refuse it"
     days = (certificate.not_after - now).days
     return f"the certificate of {certificate.subject} ends in {days} days, on {end}"
+
+
+def _refused(stores: Sequence[StoreTls]) -> int:
+    return sum(each.refused for each in stores)
 
 
 def _first_end(tls: StoreTls, kind: str) -> float:

@@ -6,7 +6,7 @@ property, as in Kafka. No state; any thread.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kreplica.broker.api_versions import Scope
@@ -37,6 +37,7 @@ ALL_MECHANISMS = (*MECHANISMS, OAUTHBEARER)
 # The largest here is a JWT of a few KiB.
 MAX_RECEIVE_BYTES = 32 << 10
 FAILURE_DELAY_MS = 100
+MAX_REAUTH, JAAS = "connections.max.reauth.ms", ".sasl.jaas.config"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +50,7 @@ class Login:
     mechanisms: tuple[str, ...]
     passwords: Mapping[str, Secret] = field(default_factory=dict)
     max_reauth_ms: int = 0
+    reauth_ms_of: Mapping[str, int] = field(default_factory=dict)
     failure_delay_ms: int = FAILURE_DELAY_MS
     max_receive_bytes: int = MAX_RECEIVE_BYTES
     tokens: OAuthBearerSettings | None = None
@@ -106,13 +108,22 @@ class ListenerProperties:
         return Login(
             mechanisms=mechanisms,
             passwords=self._passwords() if PLAIN in mechanisms else {},
-            max_reauth_ms=self._number("connections.max.reauth.ms", 0, int64(0)),
+            max_reauth_ms=self._number(MAX_REAUTH, 0, int64(0)),
+            reauth_ms_of=self._reauth_ms_of(mechanisms),
             failure_delay_ms=self._number(
                 "connection.failed.authentication.delay.ms", FAILURE_DELAY_MS, int32(0)
             ),
             max_receive_bytes=self._number("sasl.server.max.receive.size", MAX_RECEIVE_BYTES, int32(1024)),
             tokens=tokens,
         )
+
+    def _reauth_ms_of(self, mechanisms: Sequence[str]) -> dict[str, int]:
+        found = {}
+        for each in ALL_MECHANISMS:
+            name = f"{self._prefix}{each.lower()}.{MAX_REAUTH}"
+            if name in self._properties:
+                found[each] = int(checked(name, self._properties[name], int64(0)))
+        return {each: value for each, value in found.items() if each in mechanisms}
 
     def login_of_node(self, mechanism_name: str) -> ClientLogin:
         """Return how nodes log in to this listener. `mechanism_name`: the property with the mechanism.
@@ -229,7 +240,11 @@ class ListenerProperties:
             if own not in PER_LISTENER:
                 known = ", ".join(PER_LISTENER)
                 raise InvalidConfig(f"{name} is not a property of a listener: there are {known}")
-            if own.startswith("scram-") and parse_jaas(name, str(value)).module != SCRAM_MODULE:
+            if (
+                own.startswith("scram-")
+                and own.endswith(JAAS)
+                and parse_jaas(name, str(value)).module != SCRAM_MODULE
+            ):
                 raise InvalidConfig(f"{name}: SCRAM needs the module {SCRAM_MODULE}")
 
     def limits(self) -> dict[str, int]:
@@ -265,7 +280,8 @@ PER_LISTENER = (
     "ssl.truststore.password",
     "ssl.truststore.type",
     "ssl.endpoint.identification.algorithm",
-    "connections.max.reauth.ms",
+    MAX_REAUTH,
+    *(f"{name.lower()}.{MAX_REAUTH}" for name in ALL_MECHANISMS),
     *OF_LISTENERS,
     "sasl.server.max.receive.size",
     "sasl.enabled.mechanisms",

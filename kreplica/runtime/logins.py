@@ -63,6 +63,7 @@ def connection_login(
         mechanisms={name: makers[name] for name in login.mechanisms},
         failure_delay_ms=login.failure_delay_ms,
         max_reauth_ms=login.max_reauth_ms,
+        reauth_ms_of=login.reauth_ms_of,
     )
 
     def later(task: Callable[[], object], delay_ms: int) -> object:

@@ -42,7 +42,7 @@ from kreplica.runtime.scheduler import ThreadWorkers
 from kreplica.runtime.storage import FileStorage, RevocableStorage
 from kreplica.runtime.tcp_server import ConnectionLogin, TcpServer
 from kreplica.runtime.tcp_transport import IN_PLAIN, Address, NodeSecurity, TcpTransport
-from kreplica.runtime.tls import ServerTls, StoreTls
+from kreplica.runtime.tls import ClientTls, ServerTls
 
 # A client whose leader was killed asks for the new one at once, perhaps before this node has seen its own
 # connections to that leader close. If the answer is unchanged, or says that there is no leader, librdkafka
@@ -75,7 +75,7 @@ class TcpNode:
         address: Callable[[int], Address | None],
         on_failure: Callable[[BaseException], None],
         security: Callable[[int], NodeSecurity] = lambda _: IN_PLAIN,
-        trusts: Mapping[str, StoreTls] = MappingProxyType({}),
+        trusts: Mapping[str, ClientTls] = MappingProxyType({}),
     ) -> None:
         self.config = config
         self.listeners = tuple(listeners)
@@ -262,7 +262,7 @@ class _Life:
             listener.login, self._thread, lambda: channel, node.scram_credential, node.token_login
         )
 
-    async def _watch_certificates(self, trusts: Mapping[str, StoreTls]) -> None:
+    async def _watch_certificates(self, trusts: Mapping[str, ClientTls]) -> None:
         stores = [(each.name, server.tls) for each, server in self.servers if server.tls is not None]
         watch = CertificateWatch([*stores, *trusts.items()], self.node.metrics, time.time)
         self._look_at_certificates(watch)
@@ -271,7 +271,7 @@ class _Life:
         watch.look()
         self._thread.loop.call_later(LOOK_EVERY_S, self._look_at_certificates, watch)
 
-    def start(self, trusts: Mapping[str, StoreTls]) -> None:
+    def start(self, trusts: Mapping[str, ClientTls]) -> None:
         """Bind the ports, then serve while the node opens its logs: the quorum does not wait for that.
 
         Listeners that do not start early serve once the node knows the access rules.
@@ -281,6 +281,8 @@ class _Life:
         try:
             for listener, server in self.servers:
                 self.addresses[listener.name] = server.bind(*listener.address)
+                if server.tls is not None and (nodes := trusts.get(listener.name)) is not None:
+                    server.tls.used_by(nodes)
             self._thread.run(self._watch_certificates(trusts))
             self.node.listens_at({name: port for name, (_, port) in self.addresses.items()})
             later = []
@@ -404,7 +406,7 @@ class KafkaRaftServer(TcpNode):
         return registration.address(self.config.inter_broker_listener)
 
 
-def _trusts(parsed: KafkaConfig) -> dict[str, StoreTls]:
+def _trusts(parsed: KafkaConfig) -> dict[str, ClientTls]:
     """Return the trust stores for other nodes, by the names of the listeners that they are for."""
     node = parsed.node
     found = {node.inter_broker_listener: parsed.to_brokers, node.controller_listener: parsed.to_controllers}

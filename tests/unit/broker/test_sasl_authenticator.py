@@ -53,7 +53,7 @@ class Node:
 class Connection:
     """A connection of a client, with the time of its loop."""
 
-    def __init__(self, max_reauth_ms: int = 0) -> None:
+    def __init__(self, max_reauth_ms: int = 0, **reauth_ms_of: int) -> None:
         self.peer = Peer("/10.0.0.1", listener="CLIENTS")
         # How long the next token is good for.
         self.token_ms = 5_000
@@ -73,6 +73,7 @@ class Connection:
             },
             failure_delay_ms=DELAY_MS,
             max_reauth_ms=max_reauth_ms,
+            reauth_ms_of=reauth_ms_of,
         )
         node = Node()
         self.authenticator = SaslAuthenticator(
@@ -283,6 +284,14 @@ def test_a_session_ends_with_its_token(
     assert not connection.is_open
     with pytest.raises(IllegalSaslState):
         connection.ask_bytes(frame_of(VERSIONS, 1))
+
+
+@pytest.mark.parametrize(("own_ms", "lasts_ms"), [(3_000, 3_000), (20_000, 20_000), (0, 0)])
+def test_a_mechanism_may_have_its_own_end_of_sessions(own_ms: int, lasts_ms: int) -> None:
+    connection = Connection(10_000, PLAIN=own_ms, OTHER=1)
+    connection.handshake(PLAIN)
+    assert connection.authenticate(b"\0alice\0right") == OK
+    assert connection.answer.session_lifetime.total_seconds() * 1000 == lasts_ms
 
 
 def test_a_newer_token_prolongs_the_session() -> None:

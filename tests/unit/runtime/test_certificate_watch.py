@@ -75,3 +75,12 @@ def test_a_renewed_certificate_is_read(stage: Stage, caplog: pytest.LogCaptureFi
     stage.path.write_text(new.key_pem() + new.chain_pem)
     lines_at(stage, caplog, before)
     assert stage.metrics.values()[KEY] == new.leaf.not_valid_after_utc.timestamp() > before
+
+
+def test_stores_that_were_not_used_are_counted(stage: Stage) -> None:
+    shown = "kafka.server:type=Certificates,name=RefusedReloads,listener=CLIENTS"
+    assert stage.metrics.values()[shown] == 0
+    stage.path.write_text("noise")
+    stage.watch.look()
+    stage.watch.look()
+    assert stage.metrics.values()[shown] == 1

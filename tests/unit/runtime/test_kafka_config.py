@@ -187,6 +187,8 @@ def test_clients_log_in_where_nodes_do_not() -> None:
         "listener.name.clients.sasl.enabled.mechanisms": "PLAIN, SCRAM-SHA-512",
         "listener.name.clients.plain.sasl.jaas.config": JAAS,
         "connections.max.reauth.ms": 60_000,
+        "listener.name.clients.plain.connections.max.reauth.ms": 5_000,
+        "listener.name.clients.scram-sha-256.connections.max.reauth.ms": 1,
     }
     config = parse(**{**SASL, **own})
     clients, inner = config.listeners
@@ -195,6 +197,8 @@ def test_clients_log_in_where_nodes_do_not() -> None:
     assert login is not None
     assert (clients.name, clients.protocol) == ("CLIENTS", SecurityProtocol.SASL_PLAINTEXT)
     assert (login.mechanisms, login.max_reauth_ms) == (("PLAIN", "SCRAM-SHA-512"), 60_000)
+    # That of a mechanism comes before that of the listener; one that is off has no effect.
+    assert login.reauth_ms_of == {"PLAIN": 5_000}
     assert {user: secret.value for user, secret in login.passwords.items()} == {
         "alice": 'se"same',
         "bob": "b",
@@ -260,6 +264,10 @@ def test_clients_log_in_where_nodes_do_not() -> None:
         ({"security_inter_broker_protocol": "SASL_PLAINTEXT"}, "exclude each other"),
         ({"connection_failed_authentication_delay_ms": 600_000}, "must be below connections.max.idle.ms"),
         ({"sasl_server_max_receive_size": 5}, "sasl.server.max.receive.size=5"),
+        (
+            {"listener.name.clients.plain.connections.max.reauth.ms": "-1"},
+            "listener.name.clients.plain.connections.max.reauth.ms=-1",
+        ),
         (INNER_LOGIN, "sasl.mechanism.inter.broker.protocol= must be one of"),
         (
             {**INNER_LOGIN, "sasl_mechanism_inter_broker_protocol": "PLAIN"},

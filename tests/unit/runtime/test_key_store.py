@@ -342,6 +342,93 @@ def test_a_renewed_trust_store_is_used(made: Made, write: Write) -> None:
     assert shake_hands(server.context(), client.context())
 
 
+class Renewed:
+    """A store that is replaced, in use by a listener."""
+
+    def __init__(self, write: Write) -> None:
+        self.write = write
+        self.root_key, self.root = certificate("root")
+        self.renew()
+        self.store = KeyStore("PEM", self.path)
+        self.tls = ServerTls(TlsSettings(self.store))
+
+    def renew(self, days: int = 90, signer: Any = None, issuer: Any = None, more: str = "") -> None:
+        """Write another certificate for the same name."""
+        by = (self.root_key, self.root) if signer is None else (signer, issuer)
+        key, self.leaf = certificate("node", *by, ["localhost"], days=days)
+        self.key = key.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        ).decode()
+        self.path = self.write("node.pem", self.key + pem(self.leaf) + more)
+
+    def uses(self) -> bool:
+        """Whether a new connection gets the certificate that was written last."""
+        self.tls.context()
+        return self.tls.certificates["key"][0] == der(self.leaf)
+
+
+def test_a_renewed_certificate_has_to_be_valid_now(write: Write, caplog: pytest.LogCaptureFixture) -> None:
+    stage = Renewed(write)
+    stage.renew(days=0)
+    assert not stage.uses()
+    assert "use the previous certificate: ssl.keystore.location=" in caplog.text
+    assert "certificate has expired" in caplog.text
+    # The same store is tried once, and counted once.
+    assert not stage.uses()
+    assert stage.tls.refused == 1
+    # A node starts with it: its clients may not check.
+    assert ServerTls(TlsSettings(stage.store)).certificates
+    stage.renew()
+    assert stage.uses()
+    assert stage.tls.refused == 1
+
+
+def test_the_certificates_of_a_store_have_to_sign_each_other(write: Write) -> None:
+    stage = Renewed(write)
+    stage.renew(more=pem(certificate("another")[1]))
+    assert not stage.uses()
+    with pytest.raises(InvalidConfig, match="its certificates cannot be used"):
+        ServerTls(TlsSettings(stage.store))
+    stage.renew(more=pem(stage.root))
+    assert stage.uses()
+
+
+def test_a_key_of_another_certificate_is_refused(write: Write) -> None:
+    stage = Renewed(write)
+    key = stage.key
+    stage.renew()
+    write("node.pem", key + pem(stage.leaf))
+    assert not stage.uses()
+    assert stage.tls.refused == 1
+
+
+def test_a_key_that_no_suite_can_use_is_refused(write: Write, made: Made) -> None:
+    path = write("node.pem", made.key_pem() + made.chain_pem)
+    suites = CipherSuites.of(["TLSv1.2"], ["TLS_ECDHE_RSA_WITH_AES_256_GCM_SHA384"])
+    with pytest.raises(InvalidConfig, match=r"its certificates cannot be used .*NO_SHARED_CIPHER"):
+        ServerTls(TlsSettings(KeyStore("PEM", path), suites=suites))
+
+
+@pytest.mark.parametrize("auth", ["none", "required"])
+def test_a_renewed_certificate_of_a_node_has_to_be_trusted_by_nodes(
+    write: Write, caplog: pytest.LogCaptureFixture, auth: str
+) -> None:
+    stage = Renewed(write)
+    trusted = TrustStore("PEM", write("ca.pem", pem(stage.root)))
+    own = stage.store if auth == "required" else None
+    stage.tls = ServerTls(TlsSettings(stage.store, auth, trusted if own else None))
+    stage.tls.used_by(ClientTls(TrustSettings(trusted, own=own)))
+    stage.renew()
+    assert stage.uses()
+    key, root = certificate("another root")
+    stage.renew(signer=key, issuer=root)
+    assert not stage.uses()
+    assert "this node itself would not connect to another one with these stores" in caplog.text
+    # Once the trust store has both authorities, the same certificate is used.
+    write("ca.pem", pem(stage.root) + pem(root))
+    assert stage.uses()
+
+
 # ---- cipher suites -----------------------------------------------------------------------------------------
 
 OLD = "TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384"
