@@ -654,6 +654,11 @@ class LogManager:
         """The failed directories, with their errors."""
         return {each.path: each.failure for each in self._directories if each.failure is not None}
 
+    @property
+    def directory_paths(self) -> list[str]:
+        """The paths of all directories, also of those that have failed."""
+        return [each.path for each in self._directories]
+
     def disk_space(self, path: str) -> tuple[int, int]:
         """Return the size and the free bytes of a directory's file system. Raises KafkaStorageError."""
         return self._storage.total_bytes(path), self._storage.free_bytes(path)

@@ -6,6 +6,7 @@ Thread rule: `_lock` guards changes. A look-up reads a dict once and takes no lo
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from math import nan
 from typing import TYPE_CHECKING
 
 from kreplica._core.produce_lane import wire_name
@@ -15,6 +16,7 @@ from kreplica.common.metrics import MetricRegistry
 from kreplica.common.types import TopicPartition
 
 if TYPE_CHECKING:
+    from kreplica.log.log_manager import LogManager
     from kreplica.replica.partition import Partition
 
 
@@ -107,3 +109,20 @@ def add_gauges(metrics: MetricRegistry, partitions: HostedPartitions) -> None:
     gauge("PartitionsWithLateTransactionsCount", lambda p: p.log is not None and p.log.has_late_transaction())
     metrics.gauge("ReplicaManager", "PartitionCount", lambda: len(partitions))
     metrics.gauge("ReplicaManager", "OfflineReplicaCount", lambda: partitions.offline_count)
+
+
+def add_disk_gauges(metrics: MetricRegistry, logs: LogManager) -> None:
+    """Add the gauges of each directory's disk. A failed disk has no value (NaN)."""
+
+    def gauge(name: str, path: str, number: int) -> None:
+        def value() -> float:
+            try:
+                return logs.disk_space(path)[number]
+            except KafkaStorageError:
+                return nan
+
+        metrics.gauge("LogDirectory", name, value, {"logDirectory": path})
+
+    for path in logs.directory_paths:
+        gauge("TotalBytes", path, 0)
+        gauge("UsableBytes", path, 1)

@@ -45,7 +45,7 @@ from kreplica.replica.delayed_requests import (
 )
 from kreplica.replica.fetch_manager import FetchManager, selector_of
 from kreplica.replica.full_disks import FullDisks, UntakenRoles
-from kreplica.replica.hosted_partitions import HostedPartitions, add_gauges
+from kreplica.replica.hosted_partitions import HostedPartitions, add_disk_gauges, add_gauges
 from kreplica.replica.isr_policy import isr_policy_of
 from kreplica.replica.metadata_cache import MetadataCache
 from kreplica.replica.partition import Partition
@@ -163,6 +163,7 @@ class ReplicaManager:
         self._isr_expands = self.metrics.meter("ReplicaManager", "IsrExpandsPerSec")
         self._failed_isr_updates = self.metrics.meter("ReplicaManager", "FailedIsrUpdatesPerSec")
         add_gauges(self.metrics, self.partitions)
+        add_disk_gauges(self.metrics, log_manager)
         self._key_lock = Lock()
         self._keys = 0  # guarded by _key_lock
         self._role_lock = RLock()

@@ -17,6 +17,9 @@ OURS = {
     "kafka.server:type=DelayedOperationPurgatory,name=NumDelayedOperations,delayedOperation",
     "kafka.server:type=DelayedOperationPurgatory,name=PurgatorySize,delayedOperation",
     "kafka.controller:type=KafkaController,name=ControllerFailoversPerSec",
+    # The space of the disks, for alerts.
+    "kafka.server:type=LogDirectory,name=TotalBytes,logDirectory",
+    "kafka.server:type=LogDirectory,name=UsableBytes,logDirectory",
     # How long a fetch takes. Kafka reports it as the request latency of replica-fetcher-metrics.
     # Requests that took the native path, and those that Python decided, by the reason.
     "kafka.server:type=ProduceLane,name=TakenRequests",
