@@ -26,7 +26,7 @@ MOST_ROUNDS = 10
 def list_brokers(bootstrap: str, as_json: bool) -> int:
     """Print the brokers with their partitions and disks; returns the exit code."""
     problems: list[str] = []
-    with ClusterAdmin(bootstrap) as admin:
+    with ClusterAdmin(bootstrap, needs_controller=False) as admin:
         facts = [_fact(admin, each, problems, as_json) for each in admin.registered]
     print_facts(f"brokers of cluster {admin.cluster_id}", LIST_COLUMNS, facts, as_json)
     for problem in problems:

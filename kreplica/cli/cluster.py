@@ -25,23 +25,25 @@ from kreplica.common.messages.data import ApiVersionsRequest
 # Examples of each finding that are named, and the part of a disk that is full enough to be a finding.
 MOST_EXAMPLES = 3
 FULL = 0.9
-HEALTH_COLUMNS = ("check", "found", "what", "remedy")
+HEALTH_COLUMNS = ("check", "found", "examples", "remedy")
 VOTER_LAG_MS = 10_000
 
 
 def info(bootstrap: str, as_json: bool) -> int:
     """Print what the cluster consists of; returns the exit code."""
-    with ClusterAdmin(bootstrap) as admin:
-        quorum = described_quorum(admin.seed).topics[0].partitions[0]
+    with ClusterAdmin(bootstrap, needs_controller=False) as admin:
+        quorum = None
+        if admin.no_controller is None:
+            quorum = described_quorum(admin.seed).topics[0].partitions[0]
         features = admin.seed.ask(
             ApiVersionsRequest(client_software_name="kreplica", client_software_version="1")
         ).finalized_features
         sizes, problems = admin.leader_sizes()
         fact: dict[str, Any] = {
             "cluster_id": admin.cluster_id,
-            "controller": quorum.leader_id,
-            "controller_epoch": quorum.leader_epoch,
-            "voters": sorted(each.replica_id for each in quorum.current_voters),
+            "controller": None if quorum is None else quorum.leader_id,
+            "controller_epoch": None if quorum is None else quorum.leader_epoch,
+            "voters": [] if quorum is None else sorted(each.replica_id for each in quorum.current_voters),
             "features": {each.name: each.max_version_level for each in features},
             "brokers": len(admin.registered),
             "brokers_up": len(admin.up),
@@ -62,8 +64,9 @@ def info(bootstrap: str, as_json: bool) -> int:
 
 
 def _lines(fact: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    controller = f"node {fact['controller']}, epoch {fact['controller_epoch']}"
     voters = ", ".join(map(str, fact["voters"]))
-    yield "controller", f"node {fact['controller']}, epoch {fact['controller_epoch']}; voters {voters}"
+    yield "controller", f"{controller}; voters {voters}" if fact["voters"] else "none answers"
     yield "brokers", f"{fact['brokers_up']} of {fact['brokers']} up"
     if fact["racks"]:
         yield "racks", ", ".join(fact["racks"])
@@ -95,7 +98,7 @@ class Finding:
             "check": self.check,
             "status": status,
             "count": len(self.examples),
-            "what": list(self.examples),
+            "examples": list(self.examples),
             "remedy": remedy,
         }
 
@@ -109,7 +112,7 @@ def health(bootstrap: str, wait_s: float, as_json: bool) -> int:
     while True:
         late = time.monotonic() >= deadline
         try:
-            with ClusterAdmin(bootstrap) as admin:
+            with ClusterAdmin(bootstrap, needs_controller=False) as admin:
                 findings = list(findings_of(admin))
                 cluster_id = admin.cluster_id
         except (NetworkException, OSError):
@@ -134,7 +137,7 @@ def _print_health(cluster: str, findings: Sequence[Finding], is_well: bool, as_j
         {
             "check": each.check,
             "found": str(len(each.examples)),
-            "what": _examples(each.examples),
+            "examples": _examples(each.examples),
             "remedy": each.remedy,
         }
         for each in findings
@@ -186,10 +189,14 @@ def findings_of(admin: ClusterAdmin) -> Iterator[Finding]:
 
 
 def _of_quorum(admin: ClusterAdmin) -> Iterator[Finding]:
-    try:
-        partition = described_quorum(admin.seed).topics[0].partitions[0]
-    except KreplicaError as error:
-        yield Finding("quorum", [str(error)], "start its voters: more than half of them have to run")
+    error, partition = admin.no_controller, None
+    if error is None:
+        try:
+            partition = described_quorum(admin.seed).topics[0].partitions[0]
+        except KreplicaError as failed:
+            error = failed
+    if partition is None:
+        yield Finding("controllers", [str(error)], "start the voters: more than half of them have to run")
         return
     # The time of the last fetch of any voter, by the leader's clock.
     newest = max(each.last_caught_up_timestamp for each in partition.current_voters)

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any, NamedTuple
 
-from kreplica.cli.kafka_connection import Brokers, check
+from kreplica.cli.kafka_connection import TIMEOUT_S, Brokers, check
 from kreplica.common.dataclass import dataclass
 from kreplica.common.errors import (
     ElectionNotNeeded,
@@ -51,8 +51,9 @@ LEADER_RATE, FOLLOWER_RATE = "leader.replication.throttled.rate", "follower.repl
 LEADER_REPLICAS = "leader.replication.throttled.replicas"
 FOLLOWER_REPLICAS = "follower.replication.throttled.replicas"
 EVERYTHING = "*"
-# How often a command looks again while it waits.
-LOOK_AGAIN_S = 0.5
+# How often a command looks again while it waits, and how long it waits for a controller that it can do
+# without.
+LOOK_AGAIN_S, LOOK_S = 0.5, 3.0
 # Kafka's number for a value that is set on the topic itself, not on a broker or by default.
 DYNAMIC_TOPIC_CONFIG = 1
 
@@ -96,10 +97,20 @@ class LogDirectory:
 class ClusterAdmin(Brokers):
     """A cluster at one moment: its brokers, partitions and moves. The requests for changes follow below."""
 
-    def __init__(self, bootstrap: str) -> None:
+    def __init__(self, bootstrap: str, *, needs_controller: bool = True) -> None:
+        """Raises the error of the controller if it is needed; else `no_controller` has it, and the moves are
+        unknown.
+        """
         super().__init__(bootstrap)
         self.partitions = self.partitions_of(None)
-        self.moves = self._moves()
+        self.moves: dict[TopicPartition, Move] = {}
+        self.no_controller: KreplicaError | None = None
+        try:
+            self.moves = self._moves(TIMEOUT_S if needs_controller else LOOK_S)
+        except KreplicaError as error:
+            if needs_controller:
+                raise
+            self.no_controller = error
         self.registered = self._registered()
         # The replicas of each partition; those of a moving one are those at the end of the move.
         self.layout = {
@@ -118,9 +129,9 @@ class ClusterAdmin(Brokers):
         expected = set(found.replica_nodes) - set(self.moves[at].adding if at in self.moves else ())
         return max(len(expected) - len(set(found.isr_nodes)), 0)
 
-    def _ask_controller(self, request: Any, versions: Sequence[int]) -> Any:
+    def _ask_controller(self, request: Any, versions: Sequence[int], timeout_s: float = TIMEOUT_S) -> Any:
         node = self.controller if self.controller in self.addresses else self.brokers[0]
-        return self.ask_newest(node, request, versions)
+        return self.ask_newest(node, request, versions, timeout_s)
 
     def _registered(self) -> dict[int, RegisteredBroker]:
         request = DescribeClusterRequest(
@@ -142,8 +153,8 @@ class ClusterAdmin(Brokers):
             found[node] = RegisteredBroker(node, "", None, False)
         return dict(sorted(found.items()))
 
-    def _moves(self) -> dict[TopicPartition, Move]:
-        answer = self._ask_controller(ListPartitionReassignmentsRequest(topics=None), (0,))
+    def _moves(self, timeout_s: float) -> dict[TopicPartition, Move]:
+        answer = self._ask_controller(ListPartitionReassignmentsRequest(topics=None), (0,), timeout_s)
         check(answer)
         return {
             TopicPartition(topic.name, each.partition_index): Move(

@@ -105,9 +105,10 @@ class KafkaConnection(Closing):
                 return request_type(api_key, version)
         raise UnsupportedVersion(f"{self._name} supports no version of API {api_key} that this program knows")
 
-    def ask(self, request: Any) -> Any:
+    def ask(self, request: Any, timeout_s: float = TIMEOUT_S) -> Any:
         """Send a request and return the answer. Raises NetworkException, InvalidRequest."""
         self._number += 1
+        self._socket.settimeout(timeout_s)
         kind = response_type(request.__api_key__, request.__version__)
         try:
             self._send(request)
@@ -188,17 +189,24 @@ class Brokers(Closing):
                 partitions[TopicPartition(found.name, each.partition_index)] = each
         return partitions
 
-    def ask(self, node_id: int, request: Any) -> Any:
+    def ask(self, node_id: int, request: Any, timeout_s: float = TIMEOUT_S) -> Any:
         """Send a request to that broker and return the answer. Raises NetworkException, UnsupportedVersion,
         InvalidRequest."""
         connection = self._connected(node_id)
-        connection.newest(request.__api_key__, (request.__version__,))
-        return connection.ask(request)
+        try:
+            connection.newest(request.__api_key__, (request.__version__,))
+            return connection.ask(request, timeout_s)
+        except NetworkException:
+            # A late answer would be taken for that of the next request.
+            del self._connections[node_id]
+            raise
 
-    def ask_newest(self, node_id: int, request: Any, versions: Sequence[int]) -> Any:
+    def ask_newest(
+        self, node_id: int, request: Any, versions: Sequence[int], timeout_s: float = TIMEOUT_S
+    ) -> Any:
         """Send the request in the newest of these versions that the broker supports. Raises as `ask`."""
         version = self.newest(node_id, request.__api_key__, versions)
-        return self.ask(node_id, in_version(request, version))
+        return self.ask(node_id, in_version(request, version), timeout_s)
 
     def _connected(self, node_id: int) -> KafkaConnection:
         connection = self._connections.get(node_id)

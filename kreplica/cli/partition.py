@@ -80,7 +80,7 @@ def states_of(admin: ClusterAdmin) -> dict[TopicPartition, list[State]]:
 def list_partitions(bootstrap: str, scope: Scope, states: Sequence[State], as_json: bool) -> int:
     """Print partitions with their replicas, sizes and states, or those in one of `states`; returns the exit
     code."""
-    with ClusterAdmin(bootstrap) as admin:
+    with ClusterAdmin(bootstrap, needs_controller=False) as admin:
         chosen = in_scope(admin.partitions, scope) if scope else sorted(admin.partitions)
         found = states_of(admin)
         sizes, problems = admin.leader_sizes()
@@ -94,6 +94,8 @@ def list_partitions(bootstrap: str, scope: Scope, states: Sequence[State], as_js
         print_facts(title, LIST_COLUMNS, facts, as_json)
     else:
         say(f"no such partition in cluster {admin.cluster_id}")
+    if admin.no_controller is not None:
+        problems.append(f"no controller answers, so moves are unknown: {admin.no_controller}")
     for problem in problems:
         say(problem, stderr=True)
     return 0

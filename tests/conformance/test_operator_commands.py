@@ -87,7 +87,7 @@ def test_kafka_is_operated(nodes: tuple[Node, Node]) -> None:
     assert run(first, "cluster", "health", "--wait", str(WAIT_S)).exit_code == 0
     second.stop()
     down = {each["check"]: each for each in facts(first, "cluster", "health", exit_code=1)}
-    assert down["brokers that are down"]["what"] == ["2"]
+    assert down["brokers that are down"]["examples"] == ["2"]
     assert comes_to_be(
         lambda: len(facts(first, "partition", "list", "--state", "under-replicated")) == 4, timeout_s=WAIT_S
     )

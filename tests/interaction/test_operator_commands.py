@@ -199,9 +199,9 @@ def test_health_is_an_exit_code(cluster: Cluster) -> None:
     cluster.stop(3)
     until(lambda: leaders(cluster, "healthy") == [-1, -1])
     found = {each["check"]: each for each in facts(cluster, "cluster", "health", exit_code=1)}
-    assert found["brokers that are down"]["what"] == ["3"]
-    assert found["partitions without a leader"]["what"][:2] == ["healthy-0", "healthy-1"]
-    assert "safe-0" in found["under-replicated partitions"]["what"]
+    assert found["brokers that are down"]["examples"] == ["3"]
+    assert found["partitions without a leader"]["examples"][:2] == ["healthy-0", "healthy-1"]
+    assert "safe-0" in found["under-replicated partitions"]["examples"]
     assert found["under-replicated partitions"]["remedy"]
     shown = run(cluster, "cluster", "health")
     assert (shown.exit_code, "is NOT healthy" in shown.stdout) == (1, True)
