@@ -22,6 +22,7 @@ from kreplica.common.errors import (
     NetworkException,
     NoReassignmentInProgress,
 )
+from kreplica.common.message import in_version
 from kreplica.common.messages.administration import (
     AlterPartitionReassignmentsRequest,
     DescribableLogDirTopic,
@@ -130,14 +131,28 @@ class ClusterAdmin(Brokers):
         return max(len(expected) - len(set(found.isr_nodes)), 0)
 
     def _ask_controller(self, request: Any, versions: Sequence[int], timeout_s: float = TIMEOUT_S) -> Any:
-        node = self.controller if self.controller in self.addresses else self.brokers[0]
-        return self.ask_newest(node, request, versions, timeout_s)
+        """Ask the broker that Metadata names, which is the controller or passes requests on to it.
+
+        If no connection to it can be made, ask another one.
+        """
+        first = [self.controller] if self.controller in self.addresses else []
+        unreachable: NetworkException | None = None
+        for node in (*first, *(each for each in self.brokers if each not in first)):
+            try:
+                version = self.newest(node, request.__api_key__, versions)
+            except NetworkException as error:
+                unreachable = error
+                continue
+            return self.ask(node, in_version(request, version), timeout_s)
+        raise unreachable or NetworkException(f"{self.bootstrap} names no live broker")
 
     def _registered(self) -> dict[int, RegisteredBroker]:
         request = DescribeClusterRequest(
             include_cluster_authorized_operations=False, include_fenced_brokers=True
         )
-        answer = self._ask_controller(request, range(3))
+        # All brokers know it, also without a controller.
+        version = self.seed.newest(request.__api_key__, range(3)).__version__
+        answer = self.seed.ask(in_version(request, version))
         check(answer)
         found = {
             each.broker_id: RegisteredBroker(
