@@ -7,8 +7,9 @@ The partitions that a broker leads are shared out among its fetchers; each fetch
 the next step. The cost of a step depends on what has changed since the last one: idle partitions are neither
 looked at nor named.
 
-The states of the partitions and the fetch session are in the Follower (_core/follower). It applies the
-answers that need no decision; `decide` handles the others, with the same states.
+The steps themselves are native (_core/fetch_steps). The states of the partitions and the fetch session are in
+the Follower (_core/follower). It applies the answers that need no decision; `decide` handles the others, with
+the same states.
 
 Thread rule: `do_work` and answers run in the loop; any thread may add and remove partitions. `_lock` guards
 the Follower. It is held while an answer is applied to a partition, so that nothing is applied after
@@ -22,8 +23,9 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kreplica._core.fetch_frames import Declined, FetchAnswer, PartitionAnswer
-from kreplica._core.follower import PARTITIONS_DECLINED, FollowedAppend, FollowedPartition, Follower
+from kreplica._core.fetch_frames import Declined, PartitionAnswer
+from kreplica._core.fetch_steps import FetchSteps
+from kreplica._core.follower import PARTITIONS_DECLINED, FollowedAppend, FollowedPartition
 from kreplica.common.dataclass import dataclass
 from kreplica.common.errors import (
     BY_CODE,
@@ -38,10 +40,9 @@ from kreplica.common.errors import (
     StorageFull,
     UnknownServerError,
 )
-from kreplica.common.future import Future
 from kreplica.common.locks import RLock
 from kreplica.common.metrics import MetricRegistry
-from kreplica.common.ports import NANOSECONDS_PER_MS, Cancellable, Clock, Loop, monotonic_ms
+from kreplica.common.ports import Cancellable, Clock, Loop, monotonic_ms
 from kreplica.common.types import NO_OFFSET, TopicPartition, Uuid
 from kreplica.log.append_queue import INLINE
 from kreplica.log.unified_log import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, UnifiedLog
@@ -64,10 +65,6 @@ if TYPE_CHECKING:
     Answers = list[tuple[bytes, int, PartitionAnswer]] | list[tuple[bytes, int, FetchMessage]]
 
 LOGGER = logging.getLogger(__name__)
-
-# The most partitions of an answer that one step applies. Heartbeats wait for the step, and an answer may have
-# thousands.
-ANSWERS_A_STEP = 64
 
 
 class InitialFetchState(NamedTuple):
@@ -222,7 +219,7 @@ class FetcherMetrics:
         return {**self._client, "topic": topic, "partition": str(number)}
 
 
-class ReplicaFetcher:
+class ReplicaFetcher(FetchSteps):
     """Fetches from `leader`. `name`: the name of its loop.
 
     `on_moved(partition)`: the partition's log or high watermark has moved.
@@ -244,31 +241,25 @@ class ReplicaFetcher:
         on_moved: Callable[[Partition], None],
         on_storage_failure: Callable[[TopicPartition, KreplicaError], None],
     ) -> None:
+        super().__init__(
+            leader,
+            quota,
+            metrics,
+            lock=RLock(),
+            hosted=partitions.get,
+            inline=INLINE,
+            clock=clock,
+            loop=loop,
+        )
         self.name = name
-        self.leader = leader
         self._partitions = partitions
         self._config = config
-        self._clock = clock
-        self._loop = loop
-        self.quota = quota
-        self.metrics = metrics
         self._on_moved = on_moved
         self._on_storage_failure = on_storage_failure
-        self._lock = RLock()
-        # Guarded by _lock:
-        self._follower = Follower(self, self._lock, partitions.get, INLINE)
         metrics.watch_declined(leader.declined, self._follower.declined)
         self._fruitless = FruitlessFetches(leader.leader_id, config.replica_lag_time_max_ms, self._now_ms)
-        self.failed: dict[TopicPartition, KreplicaError] = {}
-        # Failures to report once no lock is held.
-        self._broken: list[tuple[TopicPartition, KreplicaError]] = []
-        # Owned by the loop:
-        self._in_flight = False
-        self._is_taking = False  # a part of the answer is being applied
-        self._has_more_answers = False  # whether later steps apply the rest of the answer
-        self._waits_until_ms = 0
-        self._alarm: Cancellable | None = None
-        self._closed = False
+        self.failed: dict[TopicPartition, KreplicaError] = {}  # guarded by _lock
+        self._alarm: Cancellable | None = None  # owned by the loop
 
     # ---- partitions ---------------------------------------------------------------------------------------
 
@@ -336,24 +327,15 @@ class ReplicaFetcher:
 
     # ---- the step -----------------------------------------------------------------------------------------
 
-    def do_work(self) -> None:
-        """Send the request that is due, if none is in flight and the last answer is applied."""
-        follower = self._follower
-        if self._in_flight or self._has_more_answers or follower.appending or self._closed:
-            return
-        if self._waits_until_ms and self._now_ms() < self._waits_until_ms:
-            return
-        self._waits_until_ms = 0
-        with self._lock:
-            if follower.delayed:
-                follower.end_delays(self._now_ms())
-            is_sent = (follower.truncating and self._maybe_truncate()) or (
-                follower.out_of_range and self._maybe_find_leader_range()
-            )
-            if not is_sent and not self._maybe_fetch():
-                self._wait_for_delays()
+    def _send_first(self) -> bool:
+        """End delays that are over, and truncate. Return whether a request was sent for that."""
+        if self._follower.delayed:
+            self._follower.end_delays(self._now_ms())
+        return (bool(self._follower.truncating) and self._maybe_truncate()) or (
+            bool(self._follower.out_of_range) and self._maybe_find_leader_range()
+        )
 
-    def _wait_for_delays(self) -> None:
+    def _wait(self) -> None:
         if self._follower.delayed:
             self._work_after(self._follower.first_delay_ends_ms() - self._now_ms())
         elif self._follower.held_back:
@@ -368,34 +350,6 @@ class ReplicaFetcher:
         # The leader did not answer, so no partition can make progress.
         self._waits_until_ms = self._now_ms() + self._config.replica_fetch_backoff_ms
         self._work_after(self._config.replica_fetch_backoff_ms)
-
-    def _send(self, reply: Future[Any], answered: Callable[[Any], None]) -> bool:
-        """Call `answered(response)` in the loop when the reply comes, and then take the next step. Return
-        True, since a request was sent."""
-        self._in_flight = True
-        started_ns = self._clock.monotonic_ns()
-        reply.add_done_callback(lambda done: self._loop.post(partial(self._take, done, answered, started_ns)))
-        return True
-
-    def _take(self, reply: Future[Any], answered: Callable[[Any], None], started_ns: int) -> None:
-        self._in_flight = False
-        if self._closed:
-            return
-        self.metrics.request_rate.count += 1
-        now_ns = self._clock.monotonic_ns()
-        self.metrics.request_time.update((now_ns - started_ns) / NANOSECONDS_PER_MS)
-        if reply.exception() is None:
-            try:
-                answered(reply.result())
-            except Exception:
-                self._recover_from_error()
-                raise
-        else:
-            self._follower.failed(is_unknown=False)
-            self._back_off()
-        self.metrics.total_time.update((self._clock.monotonic_ns() - started_ns) / NANOSECONDS_PER_MS)
-        if not self._follower.appending:
-            self.do_work()
 
     def _recover_from_error(self) -> None:
         # The caller raises the error. The fetcher's partitions continue after a back-off.
@@ -426,7 +380,8 @@ class ReplicaFetcher:
         if not asked:
             return False
         reply = self.leader.fetch_epoch_end_offsets(asked, epochs)
-        return self._send(reply, partial(self._epochs_answered, asked))
+        self._send(reply, partial(self._epochs_answered, asked))
+        return True
 
     def _epochs_answered(
         self, asked: list[FollowedPartition], response: OffsetForLeaderEpochResponse
@@ -489,7 +444,8 @@ class ReplicaFetcher:
         for state in list(self._follower.out_of_range):
             if not state.delayed_until_ms:
                 reply = self.leader.list_offset(state, LATEST_TIMESTAMP)
-                return self._send(reply, partial(self._end_answered, state))
+                self._send(reply, partial(self._end_answered, state))
+                return True
         return False
 
     def _end_answered(self, state: FollowedPartition, response: ListOffsetsResponse) -> None:
@@ -541,21 +497,7 @@ class ReplicaFetcher:
 
     # ---- fetch --------------------------------------------------------------------------------------------
 
-    def _maybe_fetch(self) -> bool:
-        """Fetch the partitions that are not truncating, delayed or held back. Returns False if there are
-        none.
-        """
-        follower = self._follower
-        if follower.held_back or self.quota.is_active:
-            follower.hold_back(self.quota)
-        fetch = follower.next_fetch()
-        return fetch is not None and self._send(self.leader.fetch(fetch), self._fetched)
-
-    def _fetched(self, response: FetchAnswer | FetchResponse) -> None:
-        if isinstance(response, FetchAnswer):
-            self._follower.answered(response.session_id)
-            self._take_answers(response.partitions)
-            return
+    def _message_fetched(self, response: FetchResponse) -> None:
         if response.error_code:
             error = BY_CODE.get(int(response.error_code))
             self._follower.failed(is_unknown=error is FetchSessionIdNotFound)
@@ -564,30 +506,6 @@ class ReplicaFetcher:
             return
         self._follower.answered(response.session_id)
         self._take_answers(fetch_answers(response))
-
-    def _take_answers(self, answers: Answers, begin: int = 0) -> None:
-        """Apply the answers for the next ANSWERS_A_STEP partitions, and leave the others to later steps."""
-        self._is_taking = True
-        try:
-            end = self._follower.take(answers, begin, ANSWERS_A_STEP)
-        finally:
-            self._is_taking = False
-        if self._follower.moved or self._broken:
-            self._notify()
-        if end < len(answers):
-            self._has_more_answers = True
-            self._loop.post(partial(self._take_more_answers, answers, end))
-
-    def _take_more_answers(self, answers: Answers, begin: int) -> None:
-        self._has_more_answers = False
-        if self._closed:
-            return
-        try:
-            self._take_answers(answers, begin)
-        except Exception:
-            self._recover_from_error()
-            raise
-        self.do_work()
 
     # ---- for the Follower ---------------------------------------------------------------------------------
 
@@ -627,13 +545,6 @@ class ReplicaFetcher:
         """Append what the core has declined."""
         state, answer = append.state_of_fetch, append.answer
         self._apply(state, self._append, state, answer, self.take_over(append))
-
-    def resume(self) -> None:
-        """Take the next step after the disk thread has made an append."""
-        if not self._is_taking:
-            if self._follower.moved or self._broken:
-                self._notify()
-            self.do_work()
 
     # ---- an answer with care ------------------------------------------------------------------------------
 
@@ -791,7 +702,8 @@ class ReplicaFetcher:
         with self._lock:
             moved = list(self._follower.moved)
             self._follower.moved.clear()
-            broken, self._broken = self._broken, []
+            broken = list(self._broken)
+            self._broken.clear()
         for partition in moved:
             self._on_moved(partition)
         for topic_partition, error in broken:

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
+from kreplica._core.fetch_steps import ANSWERS_A_STEP
 from kreplica.common.types import TopicPartition, Uuid
 from kreplica.replica.partition import Partition
 from kreplica.replica.replica_config import ReplicaConfig
-from kreplica.replica.replica_fetcher import ANSWERS_A_STEP, ReplicaFetcher
+from kreplica.replica.replica_fetcher import ReplicaFetcher
 from tests.support.replicas import Replicas, batch
 
 T0 = TopicPartition("t", 0)
