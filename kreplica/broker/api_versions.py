@@ -112,7 +112,8 @@ def _range(
 API_RANGES: Mapping[int, ApiVersionRange] = {
     each.api_key: each
     for each in (
-        _range(PRODUCE, 0, 12, 3, 11),
+        # Brokers send dead letters to the leaders of their topics.
+        _range(PRODUCE, 0, 12, 3, 11, scope=CLIENTS | Scope.BROKERS),
         _range(FETCH, 0, 17, 4, scope=Scope.ALL),  # 13 and later name topics by id
         _range(LIST_OFFSETS, 0, 8, 1, scope=CLIENTS | Scope.BROKERS),
         _range(METADATA, 0, 12),

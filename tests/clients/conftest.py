@@ -17,6 +17,7 @@ TIMEOUT_S = 60.0
 # Small, and without the wait for further members; sessions long enough for a machine that is loaded.
 SETTINGS = {
     "offsets_topic_num_partitions": 3,
+    "share_coordinator_state_topic_num_partitions": 3,
     "transaction_state_log_num_partitions": 3,
     "transaction_abort_timed_out_transaction_cleanup_interval_ms": 100,
     "group_initial_rebalance_delay_ms": 0,
@@ -70,10 +71,10 @@ _numbers = itertools.count(1)
 
 @pytest.fixture
 def new_topic(admin: AdminClient) -> Callable[..., str]:
-    """Creates a topic on all nodes, with a name of its own, and returns it."""
+    """Creates a topic on all nodes, with a name of its own unless it is given, and returns the name."""
 
-    def create(partitions: int = 1, **settings: object) -> str:
-        name = f"topic-{next(_numbers)}"
+    def create(partitions: int = 1, name: str | None = None, **settings: object) -> str:
+        name = name or f"topic-{next(_numbers)}"
         config = {key.replace("_", "."): str(value) for key, value in settings.items()}
         topic = NewTopic(name, partitions, NODES, config={"min.insync.replicas": "2", **config})
         admin.create_topics([topic])[name].result(TIMEOUT_S)
