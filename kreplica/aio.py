@@ -629,13 +629,17 @@ class Cluster:
         """The address for Kafka clients, as in `kreplica.Cluster.bootstrap_servers`."""
         return self.cluster.bootstrap_servers
 
-    def client_config(self, user: str | None = None, *, mechanism: str = "PLAIN") -> dict[str, str]:
+    def client_config(self, user: str | None = None, *, mechanism: str = "PLAIN") -> dict[str, Any]:
         """The properties of librdkafka, as `kreplica.Cluster.client_config` returns them."""
         return self.cluster.client_config(user, mechanism=mechanism)
 
     def client_properties(self, user: str | None = None, *, mechanism: str = "PLAIN") -> dict[str, str]:
         """The properties of Kafka's clients, as `kreplica.Cluster.client_properties` returns them."""
         return self.cluster.client_properties(user, mechanism=mechanism)
+
+    def token(self, user: str | None = None, *, lifetime_s: float = 3600.0) -> str:
+        """A token of OAUTHBEARER, as `kreplica.Cluster.token` returns it."""
+        return self.cluster.token(user, lifetime_s=lifetime_s)
 
     async def close(self) -> None:
         """Close as `kreplica.Cluster.close` does."""

@@ -100,7 +100,8 @@ def _by_token(found: dict[str, str], tls: ssl.SSLContext | None) -> ClientConfig
 
     text = found.pop("sasl.jaas.config", None)
     tokens = TokenFetcher.read(found.get, None if text is None else parse_jaas("sasl.jaas.config", text))
-    own = {name: value for name, value in found.items() if not name.startswith(PREFIX)}
+    of_java = (PREFIX, "sasl.login.")
+    own = {name: value for name, value in found.items() if not name.startswith(of_java)}
 
     def callback(_: str) -> tuple[str, float]:
         return tokens.fetch().result().value, tokens.expires_at_s

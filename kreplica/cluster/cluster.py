@@ -476,22 +476,35 @@ class Cluster(ClusterAdministration):
             raise InvalidRequest("the cluster has no listeners: create it with serve=True")
         return self._listeners.bootstrap_servers
 
-    def client_config(self, user: str | None = None, *, mechanism: str = "PLAIN") -> dict[str, str]:
+    def client_config(self, user: str | None = None, *, mechanism: str = "PLAIN") -> dict[str, Any]:
         """Return the properties with which librdkafka (confluent-kafka) connects to this cluster.
 
-        `user`: by default the first of `security.users`. `mechanism`: PLAIN, SCRAM-SHA-256 or SCRAM-SHA-512.
-        Raises InvalidRequest without `serve`, InvalidConfig for an unknown user or mechanism.
+        `user`: by default the first of `security.users`. `mechanism`: PLAIN, SCRAM-SHA-256, SCRAM-SHA-512, or
+        OAUTHBEARER, for which the client asks the cluster for tokens by `oauth_cb`. Raises InvalidRequest
+        without `serve`, InvalidConfig for an unknown user or mechanism.
         """
-        found = {"bootstrap.servers": self.bootstrap_servers}
+        found: dict[str, Any] = {"bootstrap.servers": self.bootstrap_servers}
         return found if self._security is None else found | self._security.librdkafka(user, mechanism)
 
     def client_properties(self, user: str | None = None, *, mechanism: str = "PLAIN") -> dict[str, str]:
         """Return the properties with which Kafka's own clients and tools connect, as `client_config` does.
 
         `kreplica --command-config` takes a file of them, and Spark takes them as options, after "kafka.".
+        With OAUTHBEARER they name the file of a token, good for a day. Java reads it only if its property
+        `org.apache.kafka.sasl.oauthbearer.allowed.urls` has the same URL.
         """
         found = {"bootstrap.servers": self.bootstrap_servers}
         return found if self._security is None else found | self._security.java(user, mechanism)
+
+    def token(self, user: str | None = None, *, lifetime_s: float = 3600.0) -> str:
+        """Return a token of OAUTHBEARER, by which a client of this cluster logs in as that user, of any name.
+
+        `lifetime_s` below 0: one that has expired. Raises InvalidConfig without `security`, without logins,
+        or if joserfc is not installed.
+        """
+        if self._security is None:
+            raise InvalidConfig("clients of this cluster do not log in: create it with security=True")
+        return self._security.token(user, lifetime_s)
 
     def is_running(self, node_id: int) -> bool:
         """Return whether the node runs, also if it is paused. Raises InvalidRequest for an unknown id."""

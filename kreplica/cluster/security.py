@@ -4,7 +4,8 @@
         producer = confluent_kafka.Producer(cluster.client_config("alice"))
 
 Certificates are made for the cluster, in the folder `security` of its directory: `ca.pem`, which clients
-trust, and `node.pem`. They name 127.0.0.1 and localhost. Users log in by each mechanism.
+trust, and `node.pem`. They name 127.0.0.1 and localhost. Users log in by each mechanism; by OAUTHBEARER if
+joserfc is installed, with tokens that the cluster signs.
 """
 
 from __future__ import annotations
@@ -14,18 +15,23 @@ import ipaddress
 import os
 import random
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from kreplica.broker.api_versions import Scope
 from kreplica.broker.node_config import STANDARD_AUTHORIZER
+from kreplica.cluster.tokens import TokenIssuer
 from kreplica.common.dataclass import dataclass, field
 from kreplica.common.errors import InvalidConfig
 from kreplica.common.messages.users import ScramCredentialUpsertion
 from kreplica.runtime.key_store import PEM, KeyStore
-from kreplica.runtime.listener import MECHANISMS, PLAIN, Listener, Login
+from kreplica.runtime.listener import ALL_MECHANISMS, MECHANISMS, PLAIN, Listener, Login
+from kreplica.runtime.oauth import ALLOWED_URLS, TOKEN_URL
 from kreplica.runtime.tls import TlsSettings
-from kreplica.security.jaas import PLAIN_MODULE, SCRAM_MODULE
+from kreplica.security.jaas import OAUTHBEARER_MODULE, PLAIN_MODULE, SCRAM_MODULE
+from kreplica.security.jwt import require_joserfc
+from kreplica.security.oauthbearer import OAUTHBEARER
 from kreplica.security.protocol import SecurityProtocol
 from kreplica.security.sasl import Secret
 from kreplica.security.scram import SALT_BYTES, salted_password
@@ -36,6 +42,8 @@ LISTENER = "CLIENTS"
 # Long enough for every test, short enough that none of these serves elsewhere for long.
 VALID_DAYS = 30
 USERS = {"admin": "admin-secret", "alice": "alice-secret"}
+CALLBACK = "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginCallbackHandler"
+TOKEN_LIFETIME_S = 3600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +88,8 @@ class ClusterSecurity:
         self._store = folder / "node.pem"
         if settings.kind.encrypts:
             _make_certificates(folder, self._trusted, self._store)
+        has_tokens = settings.kind.has_login and find_spec("joserfc") is not None
+        self._issuer = TokenIssuer(folder) if has_tokens else None
 
     @property
     def node_settings(self) -> dict[str, object]:
@@ -96,7 +106,11 @@ class ClusterSecurity:
         """The listener of each broker."""
         kind = self.settings.kind
         passwords = {user: Secret(password) for user, password in self.settings.users.items()}
-        login = Login(mechanisms=MECHANISMS, passwords=passwords) if kind.has_login else None
+        login = None
+        if kind.has_login and self._issuer is None:
+            login = Login(mechanisms=MECHANISMS, passwords=passwords)
+        elif self._issuer is not None:
+            login = Login(mechanisms=ALL_MECHANISMS, passwords=passwords, tokens=self._issuer.settings)
         tls = TlsSettings(KeyStore(PEM, str(self._store))) if kind.encrypts else None
         return Listener(LISTENER, Scope.CLIENTS, kind, login, tls)
 
@@ -109,14 +123,36 @@ class ClusterSecurity:
             for mechanism in ScramMechanism
         ]
 
-    def librdkafka(self, user: str | None, mechanism: str) -> dict[str, str]:
+    def token(self, user: str | None, lifetime_s: float) -> str:
+        """Return a token of a user. Raises InvalidConfig without logins, or if joserfc is missing."""
+        if not self.settings.kind.has_login:
+            raise InvalidConfig(
+                f"clients have no tokens with protocol={self.settings.protocol}: use SASL_SSL"
+            )
+        name = next(iter(self.settings.users), None) if user is None else user
+        if not name:
+            raise InvalidConfig("a token needs the name of a user")
+        return self._tokens().token(name, lifetime_s)[0]
+
+    def _tokens(self) -> TokenIssuer:
+        require_joserfc()
+        if self._issuer is None:
+            raise InvalidConfig("joserfc was installed after the cluster was opened: open it again")
+        return self._issuer
+
+    def librdkafka(self, user: str | None, mechanism: str) -> dict[str, Any]:
         """Return the properties of librdkafka with which the user connects. Raises InvalidConfig."""
-        found = {"security.protocol": self.settings.protocol}
+        found: dict[str, Any] = {"security.protocol": self.settings.protocol}
         if self.settings.kind.encrypts:
             found["ssl.ca.location"] = str(self._trusted)
         if self.settings.kind.has_login:
             name, password = self._user(user, mechanism)
-            found |= {"sasl.mechanism": mechanism, "sasl.username": name, "sasl.password": password}
+            found["sasl.mechanism"] = mechanism
+            if mechanism == OAUTHBEARER:
+                issuer = self._tokens()
+                found["oauth_cb"] = lambda _: issuer.token(name, TOKEN_LIFETIME_S)
+            else:
+                found |= {"sasl.username": name, "sasl.password": password}
         return found
 
     def java(self, user: str | None, mechanism: str) -> dict[str, str]:
@@ -125,7 +161,18 @@ class ClusterSecurity:
         if self.settings.kind.encrypts:
             found |= {"ssl.truststore.type": "PEM", "ssl.truststore.location": str(self._trusted)}
         if self.settings.kind.has_login:
-            name, password = (_quoted(text) for text in self._user(user, mechanism))
+            name, password = self._user(user, mechanism)
+            if mechanism == OAUTHBEARER:
+                url = self._tokens().file_url(name)
+                return found | {
+                    "sasl.mechanism": mechanism,
+                    "sasl.jaas.config": f"{OAUTHBEARER_MODULE} required;",
+                    "sasl.login.callback.handler.class": CALLBACK,
+                    TOKEN_URL: url,
+                    # Kafka's clients take it from a property of Java's.
+                    ALLOWED_URLS: url,
+                }
+            name, password = _quoted(name), _quoted(password)
             module = PLAIN_MODULE if mechanism == PLAIN else SCRAM_MODULE
             found |= {
                 "sasl.mechanism": mechanism,
@@ -134,8 +181,8 @@ class ClusterSecurity:
         return found
 
     def _user(self, user: str | None, mechanism: str) -> tuple[str, str]:
-        if mechanism not in MECHANISMS:
-            raise InvalidConfig(f"mechanism={mechanism!r} must be one of {', '.join(MECHANISMS)}")
+        if mechanism not in ALL_MECHANISMS:
+            raise InvalidConfig(f"mechanism={mechanism!r} must be one of {', '.join(ALL_MECHANISMS)}")
         users = self.settings.users
         name = next(iter(users), None) if user is None else user
         if name is None or name not in users:

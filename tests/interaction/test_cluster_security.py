@@ -7,6 +7,7 @@ import gc
 import logging
 import os
 import stat
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,7 +27,7 @@ import kreplica
 from kreplica.cli import client_config
 from kreplica.cli.app import app
 from kreplica.common.errors import InvalidConfig, InvalidRequest
-from kreplica.runtime.listener import MECHANISMS
+from kreplica.runtime.listener import ALL_MECHANISMS
 
 WAIT_S = 30
 PROTOCOLS = ("SASL_SSL", "SASL_PLAINTEXT", "SSL")
@@ -42,7 +43,7 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[kreplica.Cluster]:
     gc.collect()
 
 
-@pytest.mark.parametrize("mechanism", MECHANISMS)
+@pytest.mark.parametrize("mechanism", ALL_MECHANISMS)
 def test_each_user_connects_by_each_mechanism(cluster: kreplica.Cluster, mechanism: str) -> None:
     for user in ("admin", "alice"):
         producer = Producer(cluster.client_config(user, mechanism=mechanism))
@@ -51,9 +52,13 @@ def test_each_user_connects_by_each_mechanism(cluster: kreplica.Cluster, mechani
     assert [record.value for record in cluster.read("orders", 0)][-2:] == [mechanism.encode()] * 2
 
 
-def test_the_command_line_connects_with_javas_properties(cluster: kreplica.Cluster, tmp_path: Path) -> None:
+@pytest.mark.parametrize("mechanism", ["PLAIN", "OAUTHBEARER"])
+def test_the_command_line_connects_with_javas_properties(
+    cluster: kreplica.Cluster, tmp_path: Path, mechanism: str
+) -> None:
     file = tmp_path / "client.properties"
-    lines = [f"{name}={value}" for name, value in cluster.client_properties("alice").items()]
+    properties = cluster.client_properties("alice", mechanism=mechanism)
+    lines = [f"{name}={value}" for name, value in properties.items()]
     file.write_text("\n".join([*lines, ""]))
     try:
         arguments = ("--command-config", str(file), "topic", "list", "-b", cluster.bootstrap_servers)
@@ -83,6 +88,33 @@ def test_a_wrong_password_and_a_client_without_tls_are_refused() -> None:
             with pytest.raises(KafkaException):
                 admin.list_topics(timeout=2)
         assert AdminClient(right).list_topics(timeout=WAIT_S).brokers
+
+
+def test_tokens_are_of_any_user_and_may_have_expired(kreplica_secured: kreplica.Cluster) -> None:
+    cluster = kreplica_secured
+    cluster.create_topic("orders")
+    config = cluster.client_config("alice", mechanism="OAUTHBEARER")
+    token = cluster.token("carol")
+    carol = Producer(config | {"oauth_cb": lambda _: (token, time.time() + 3600)})
+    # She has logged in, and has no rights.
+    assert append(carol, "orders") == KafkaError.TOPIC_AUTHORIZATION_FAILED
+    assert append(Producer(cluster.client_config("admin", mechanism="OAUTHBEARER")), "orders") is None
+    for refused in (cluster.token("admin", lifetime_s=-60), cluster.token("admin")[:-8] + "AAAAAAAA"):
+        answer = {"oauth_cb": lambda _, refused=refused: (refused, time.time() + 3600)}
+        admin = AdminClient(config | answer, logger=logging.getLogger("quiet"))
+        with pytest.raises(KafkaException):
+            admin.list_topics(timeout=2)
+
+
+def test_what_has_no_tokens_is_refused(cluster: kreplica.Cluster) -> None:
+    with kreplica.Cluster(1) as plain, pytest.raises(InvalidConfig, match="create it with security=True"):
+        plain.token()
+    if cluster.client_config()["security.protocol"] == "SSL":
+        with pytest.raises(InvalidConfig, match="clients have no tokens"):
+            cluster.token()
+    else:
+        with pytest.raises(InvalidConfig, match="needs the name of a user"):
+            cluster.token("")
 
 
 def test_rights_are_asked_for(kreplica_secured: kreplica.Cluster) -> None:
@@ -146,7 +178,9 @@ def test_asyncio_has_the_same() -> None:
 
 
 def test_a_key_is_for_its_owner_alone(tmp_path: Path) -> None:
-    with kreplica.Cluster(1, tmp_path, serve=True, security=True):
+    with kreplica.Cluster(1, tmp_path, serve=True, security=True) as cluster:
+        cluster.client_properties("alice", mechanism="OAUTHBEARER")
+        assert stat.S_IMODE(os.stat(tmp_path / "security" / "alice.jwt").st_mode) == 0o600
         assert stat.S_IMODE(os.stat(tmp_path / "security" / "node.pem").st_mode) == 0o600
         assert "PRIVATE" not in (tmp_path / "security" / "ca.pem").read_text()
     # A cluster that is opened again has new certificates.
@@ -162,7 +196,7 @@ def test_no_secret_is_in_a_log(caplog: pytest.LogCaptureFixture) -> None:
             1, serve=True, security=kreplica.Security(users=users, protocol="SASL_PLAINTEXT", acls=True)
         ) as cluster,
     ):
-        for mechanism in MECHANISMS:
+        for mechanism in ALL_MECHANISMS:
             producer = Producer(cluster.client_config("admin", mechanism=mechanism))
             producer.produce("orders", b"x")
             assert producer.flush(WAIT_S) == 0
