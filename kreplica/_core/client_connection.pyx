@@ -139,6 +139,10 @@ cdef class ClientSocket:
         self.tasks = tasks
         self.reader = FrameReader(received, min_bytes=min_bytes, max_bytes=max_bytes)
 
+    def take_answers_up_to(self, int64_t max_bytes):
+        """Let an answer of more bytes end the connection, from the next one on."""
+        self.reader.max_bytes = max_bytes
+
     def get_buffer(self, _size_hint):
         return self.reader.get_buffer()
 

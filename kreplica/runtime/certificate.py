@@ -14,9 +14,13 @@ from kreplica.security.distinguished_name import name_text
 
 
 class Certificate(NamedTuple):
-    """`subject`: its name as in RFC 2253. `addresses`: the hosts and addresses that it is for."""
+    """`subject`: its name as in RFC 2253. `addresses`: the hosts and addresses that it is for.
+
+    `parts`: of the name, with the types of their attributes; neither case nor the kind of string is left.
+    """
 
     subject: str
+    parts: tuple[frozenset[tuple[str, str]], ...]
     addresses: frozenset[str]
     not_before: datetime
     not_after: datetime
@@ -31,6 +35,10 @@ class Certificate(NamedTuple):
         try:
             found = x509.load_der_x509_certificate(der)
             subject = name_text(found.subject.public_bytes())
+            parts = tuple(
+                frozenset((each.oid.dotted_string, _normal(each.value)) for each in part)
+                for part in found.subject.rdns
+            )
             names = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
         except x509.ExtensionNotFound:
             addresses: frozenset[str] = frozenset()
@@ -38,8 +46,12 @@ class Certificate(NamedTuple):
             raise InvalidConfig(f"a certificate cannot be read: {error}") from None
         else:
             addresses = frozenset(str(each.value) for each in names)
-        return cls(subject, addresses, found.not_valid_before_utc, found.not_valid_after_utc)
+        return cls(subject, parts, addresses, found.not_valid_before_utc, found.not_valid_after_utc)
 
     def has_name_of(self, other: Certificate) -> bool:
         """Return whether both have one subject; as in X.501, case and the kind of string do not matter."""
-        return " ".join(self.subject.split()).lower() == " ".join(other.subject.split()).lower()
+        return self.parts == other.parts
+
+
+def _normal(value: str | bytes) -> str:
+    return " ".join(str(value).split()).lower()

@@ -66,6 +66,8 @@ LANES: dict[type[Any], str] = {
 }
 # The size of a correlation id alone.
 SMALLEST_RESPONSE = 4
+# An answer in a login has a token of at most a few KiB.
+LARGEST_OF_LOGIN = 64 << 10
 # A node logs in again when this part of its session is over.
 RENEWED_AFTER = 0.8
 # The resolution of uvloop's timers, which may fire early by this much.
@@ -358,6 +360,8 @@ class PeerConnection(ClientConnection):
     async def _log_in(self, socket: _Socket, login: ClientLogin) -> None:
         ready = await asyncio.wrap_future(login.ready())
         steps = ready.steps(SystemRandom())
+        # The other node is not known yet.
+        socket.take_answers_up_to(LARGEST_OF_LOGIN)
         answer: Any = None
         self.renews_at = 0.0
         while True:
@@ -367,6 +371,7 @@ class PeerConnection(ClientConnection):
                 lifetime_s = answer.session_lifetime.total_seconds()
                 if lifetime_s:
                     self.renews_at = self._transport.loop.time() + RENEWED_AFTER * lifetime_s
+                socket.take_answers_up_to(self._transport.config.socket_response_max_bytes)
                 return
             frame = await socket.ask(request_frame(request, 0, self._transport.client_id))
             kind = response_type(request.__api_key__, request.__version__)

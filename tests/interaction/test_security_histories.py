@@ -4,12 +4,14 @@ Others are where the parts are tested: tests/unit/security (CVE-2017-12610, CVE-
 CVE-2024-27309, KAFKA-14265, KAFKA-13697), tests/unit/broker/test_gatekeeper.py (CVE-2018-1288, KAFKA-14435,
 KAFKA-13698, KAFKA-14962), tests/unit/broker/test_sasl_authenticator.py (KAFKA-10798, KAFKA-9241),
 tests/unit/record/test_compression.py (CVE-2023-34455), and in this directory test_hostile_arrays.py
-(CVE-2026-111108, CVE-2026-111115, CVE-2026-83525), test_floods.py (CVE-2022-34917) and test_bombs.py.
+(CVE-2026-111108, CVE-2026-111115, CVE-2026-83525), test_floods.py (CVE-2022-34917) and test_bombs.py;
+tests/unit/runtime/test_tcp_transport.py (CVE-2026-10142) and test_key_store.py (KAFKA-14770).
 """
 
 from __future__ import annotations
 
 import base64
+import contextlib
 import gc
 import hmac
 import logging
@@ -17,10 +19,12 @@ import random
 import sys
 import threading
 from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import KafkaException, Producer
+from confluent_kafka import Consumer, KafkaException, Producer
 from confluent_kafka.admin import (
     AdminClient,
     AlterConfigOpType,
@@ -34,16 +38,26 @@ from confluent_kafka.admin import ScramMechanism as Mechanism
 
 import kreplica
 from kreplica.broker.api_versions import API_RANGES, request_type
-from kreplica.common.errors import KreplicaError, TopicAuthorizationFailed
+from kreplica.cli.client_config import ClientConfig
+from kreplica.cli.kafka_connection import KafkaConnection
+from kreplica.common.errors import (
+    InvalidRecord,
+    KreplicaError,
+    TopicAuthorizationFailed,
+    TransactionalIdAuthorizationFailed,
+)
 from kreplica.common.message import Message, fields_of, replace
 from kreplica.common.messages.data import PartitionProduceData, ProduceRequest, TopicProduceData
+from kreplica.runtime.listener import PLAIN
 from kreplica.security.acl import AclOperation, ResourceType
+from kreplica.security.client_login import ClientLogin
 from kreplica.security.peer import KafkaPrincipal, Peer
 from kreplica.security.plain import PlainSaslServer
 from kreplica.security.sasl import Secret
 from kreplica.security.scram import ScramSaslServer, credential_of, salted_password
 from kreplica.security.scram_client import ScramSaslClient
 from kreplica.security.scram_credential import ScramMechanism
+from kreplica.testing import faults
 from tests.support.batches import build
 from tests.unit.broker.test_gatekeeper import CLIENT, Node, blank, codes_in, rule, sample
 
@@ -270,3 +284,88 @@ def test_a_decision_costs_the_same_with_many_rules() -> None:
         return count
 
     assert calls(10_000) < 2 * calls(100)
+
+
+# ---- records in the wrong place --------------------------------------------------------------------------
+
+
+def asked(cluster: kreplica.Cluster, request: Any) -> Any:
+    """The answer of the only node to a request of its user."""
+    config = ClientConfig({}, ClientLogin(PLAIN, "admin", Secret("se-sa-me-1")))
+    host, port = cluster.bootstrap_servers.split(":")
+    with KafkaConnection(host, int(port), config) as node:
+        return node.ask(request)
+
+
+@pytest.mark.parametrize("order", ["plain first", "transaction first"])
+def test_a_batch_of_a_transaction_in_the_same_partition_as_a_plain_one_is_refused(
+    cluster: kreplica.Cluster, order: str
+) -> None:
+    """CVE-2018-17196 again: the batches of one partition are mixed."""
+    topic = f"mixed-{order.split()[0]}"
+    cluster.create_topic(topic)
+    batches = [build([b"plain"]), build([b"hidden"], **TRANSACTIONAL)]
+    if order != "plain first":
+        batches.reverse()
+    data = PartitionProduceData(index=0, records=b"".join(bytes(each) for each in batches))
+    request = blank(
+        ProduceRequest,
+        acks=-1,
+        timeout=timedelta(seconds=10),
+        topic_data=(TopicProduceData(name=topic, partition_data=(data,)),),
+    )
+    expected = InvalidRecord if order == "plain first" else TransactionalIdAuthorizationFailed
+    assert set(codes_in(asked(cluster, request))) - {0} == {expected.code}
+    assert list(cluster.read(topic, 0)) == []
+
+
+def test_reused_and_retried_batches_reach_their_own_topic(tmp_path: Path) -> None:
+    """CVE-2026-35554: the memory of a batch that had expired was reused, and sent to another topic."""
+    topics = [f"t{number}" for number in range(8)]
+    with kreplica.Cluster(2, tmp_path) as cluster:
+        for topic in topics:
+            cluster.create_topic(topic)
+        value = bytearray(64)
+        futures = []
+        for turn in range(30):
+            # What was not sent is sent again once the node is back; some of it has been given up.
+            with faults.killed(cluster, 1) if turn % 10 == 5 else contextlib.nullcontext():
+                for topic in topics:
+                    value[:] = topic.encode() * 32
+                    futures.append(cluster.append(topic, [value]))
+                    if turn % 3 == 0:
+                        futures.pop().cancel()
+                    # The caller's memory is free again.
+                    value[:] = b"\xff" * 64
+        for each in futures:
+            each.result(WAIT_S)
+        for topic in topics:
+            found = [record.value for record in cluster.read(topic, 0)]
+            assert len(found) >= 20
+            assert set(found) == {topic.encode() * 32}
+
+
+def test_a_throttle_of_replication_slows_no_consumer(tmp_path: Path) -> None:
+    """KAFKA-13614: the quota of what a leader sends to followers was applied to consumers, too."""
+    rates = {f"{role}.replication.throttled.rate": 1 for role in ("leader", "follower")}
+    throttled = {f"{role}.replication.throttled.replicas": "*" for role in ("leader", "follower")}
+    with kreplica.Cluster(2, tmp_path, serve=True, controllers=1, config=rates) as cluster:
+        cluster.create_topic("t", config={**throttled, "min.insync.replicas": 1})
+        view = cluster.partition("t")
+        leader = view.leader
+        assert leader is not None
+        # More than one fetch: a throttle holds back only what comes after that.
+        with faults.killed(cluster, 3 - leader):
+            for number in range(20):
+                cluster.append("t", [bytes([number]) * 300_000]).result(WAIT_S)
+        consumer = Consumer(
+            {"bootstrap.servers": cluster.bootstrap_servers, "group.id": "g", "auto.offset.reset": "earliest"}
+        )
+        try:
+            consumer.subscribe(["t"])
+            found = [message for _ in range(20) if (message := consumer.poll(WAIT_S)) is not None]
+        finally:
+            consumer.close()
+        assert [message.offset() for message in found] == list(range(20))
+        # The follower is still held back.
+        assert view.isr == (leader,)

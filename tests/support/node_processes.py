@@ -23,7 +23,7 @@ from tests.support.ports import free_addresses
 from tests.support.serving import environment
 from tests.support.tcp_cluster import CLUSTER_ID
 
-WAIT_S = 60.0
+WAIT_S = 180.0
 READY = "is ready"
 SHOWN_LOG_BYTES = 4_000
 

@@ -15,6 +15,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.hazmat.primitives.serialization import pkcs12
+from cryptography.x509.name import _ASN1Type
 from cryptography.x509.oid import NameOID
 
 from kreplica.common.errors import InvalidConfig
@@ -64,9 +65,10 @@ def certificate(
     hosts: Sequence[str] = (),
     key: Any = None,
     days: int = 90,
+    text_type: Any = None,
 ) -> tuple[Any, x509.Certificate]:
     own = ec.generate_private_key(ec.SECP256R1()) if key is None else key
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name, _type=text_type)])
     made = (
         x509.CertificateBuilder()
         .subject_name(subject)
@@ -330,6 +332,32 @@ def test_a_renewed_certificate_is_used_if_it_is_for_the_same(
         assert why in caplog.text
         allowing = ServerTls(TlsSettings(store, allow_dn_changes=True, allow_san_changes=True))
         assert allowing.certificates == {"key": (renewed,)}
+
+
+TEXT_TYPES = ("UTF8String", "PrintableString", "BMPString")
+
+
+@pytest.mark.parametrize("before", TEXT_TYPES)
+@pytest.mark.parametrize("after", TEXT_TYPES)
+def test_a_name_is_the_same_in_another_kind_of_string_and_case(
+    write: Write, before: str, after: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """KAFKA-14770: a renewed certificate was refused because of the text form of its name."""
+
+    def renew(name: str, text_type: str) -> str:
+        key, leaf = certificate(name, hosts=["localhost"], text_type=getattr(_ASN1Type, text_type))
+        text = key.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        )
+        return write("node.pem", text.decode() + pem(leaf))
+
+    tls = ServerTls(TlsSettings(KeyStore("PEM", renew("First Node", before))))
+    renew("first  NODE", after)
+    tls.context()
+    assert tls.refused == 0, caplog.text
+    renew("second node", after)
+    tls.context()
+    assert tls.refused == 1
 
 
 def test_a_renewed_trust_store_is_used(made: Made, write: Write) -> None:

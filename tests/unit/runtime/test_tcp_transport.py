@@ -33,8 +33,11 @@ from kreplica.common.messages.quorum import VoteRequest
 from kreplica.common.types import Uuid
 from kreplica.replica.remote_leader_endpoint import EncodedFetch
 from kreplica.runtime.event_loop import EventLoopThread, NodeLoops
+from kreplica.runtime.listener import PLAIN
 from kreplica.runtime.tcp_server import TcpServer
-from kreplica.runtime.tcp_transport import TcpTransport, TcpTransportConfig
+from kreplica.runtime.tcp_transport import NodeSecurity, TcpTransport, TcpTransportConfig
+from kreplica.security.client_login import ClientLogin
+from kreplica.security.sasl import Secret
 from tests.support.messages import written
 from tests.support.sockets import framed, read_frame, until
 
@@ -443,6 +446,34 @@ def test_a_peer_that_answers_nonsense_is_let_go(connect: Callable[..., TcpTransp
             connection.sendall(answer)
             connection.shutdown(socket.SHUT_WR)
             assert isinstance(reply.exception(WAIT_S), NetworkException)
+
+
+@pytest.mark.parametrize("size", [(64 << 10) + 1, 100 << 20])
+def test_an_answer_in_a_login_is_small(thread: EventLoopThread, size: int) -> None:
+    """CVE-2026-10142 of kafka-python: a server that is not known yet announced a frame without a limit."""
+    life = NodeLoops(thread)
+    login = ClientLogin(PLAIN, "node", Secret("sesame"))
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        transport = TcpTransport(
+            life,
+            lambda _: listener.getsockname(),
+            client_id="node-1",
+            security=lambda _: NodeSecurity(None, login),
+        )
+        try:
+            listener.settimeout(WAIT_S)
+            reply = transport.send(PEER, ASKED, timeout_ms=LONG_MS)
+            connection, _ = listener.accept()
+            connection.settimeout(WAIT_S)
+            with connection:
+                assert read_frame(connection)
+                connection.sendall(size.to_bytes(4, "big"))
+                # The node closes the connection, and does not wait for the rest.
+                assert connection.recv(1) == b""
+            assert isinstance(reply.exception(WAIT_S), NetworkException)
+        finally:
+            transport.close()
+            life.leave()
 
 
 def test_requests_may_come_from_several_threads(peer: Peer, transport: TcpTransport) -> None:
