@@ -17,7 +17,7 @@ settings.register_profile(
     "search", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
 )
 settings.register_profile("ci", settings.get_profile("search"), derandomize=True)
-# A profile of the user who runs the tests may name a cluster, which tests must not use.
+# Tests do not use the profiles of the user who runs them.
 os.environ["XDG_CONFIG_HOME"] = os.devnull
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE") or ("ci" if os.environ.get("CI") else "search"))
 

@@ -23,7 +23,7 @@ Throttle = Annotated[
     typer.Option(
         "--throttle",
         metavar="BYTES",
-        help="Copy at most this many bytes a second from and to each broker, such as 20MiB.",
+        help="Limit of the bytes that are copied each second from and to a broker, such as 20MiB.",
     ),
 ]
 Wait = Annotated[bool, typer.Option("--wait", help="Show the progress, and wait for the end of the moves.")]
@@ -69,7 +69,7 @@ def cluster_health(
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     wait: Annotated[
         float,
-        typer.Option("--wait", metavar="SECONDS", min=0, help="Wait so long until the cluster is healthy."),
+        typer.Option("--wait", metavar="SECONDS", min=0, help="Wait up to this time for the cluster to be healthy."),
     ] = 0.0,
     as_json: Json = False,
 ) -> None:

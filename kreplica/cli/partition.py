@@ -209,7 +209,10 @@ def cancel(bootstrap: str, scope: Scope, execute: bool, as_json: bool) -> int:
 
 
 def elect(bootstrap: str, scope: Scope, unclean: bool, execute: bool, as_json: bool) -> int:
-    """Elect preferred leaders, or unclean ones where no replica is in sync; returns the exit code."""
+    """Elect the preferred leaders of partitions; returns the exit code.
+
+    `unclean`: elect replicas that are out of sync, for partitions without a leader.
+    """
     with ClusterAdmin(bootstrap) as admin:
         chosen = in_scope(admin.partitions, scope) if scope else sorted(admin.partitions)
         found = {at: fact for at in chosen if (fact := _election(admin, at, unclean)) is not None}

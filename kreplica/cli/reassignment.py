@@ -1,7 +1,7 @@
 """Moves of replicas between brokers: a plan that is printed first, its execution, and its progress.
 
 The cluster moves the replicas itself. A command only says where they should be, and watches; when it ends,
-the moves go on. A throttle holds until `follow` has seen that nothing moves. Thread rule: one
+the moves go on. A throttle holds until `follow` has seen the end of all moves. Thread rule: one
 thread.
 """
 

@@ -101,7 +101,7 @@ def test_an_expression_names_metrics_and_labels_of_a_node(
         found |= known
         assert {each.name for each in part.matchers.matchers} <= known
         assert [(each.name, each.value) for each in part.matchers.matchers][:1] == [("job", "kreplica")]
-        # A counter is the number since the start of the process, which says nothing by itself.
+        # A counter is the number since the start of the process, and only its growth says something.
         if part.name.endswith("_total"):
             assert set(around) & set(COUNTING), f"{part.name} needs a rate"
     assert found

@@ -82,13 +82,13 @@ def test_commands_are_understood(config: Path, monkeypatch: pytest.MonkeyPatch) 
     lines = [line for text in blocks("sh") for line in text.replace("\\\n", "").splitlines()]
     shown = [line for line in lines if line.startswith("kreplica ")]
     shown.append("kreplica " + unit()["Service"]["ExecStart"].split("/kreplica ", 1)[1])
-    assert len(shown) == 46
+    assert len(shown) == 63
     command = typer.main.get_command(app)
     for line in shown:
         # Files that have to be there, and what a pipe does with the output.
         line = re.sub(r"/etc/kreplica/node\.toml|\S+/\*\.log", str(config), line.split(" | ")[0])
         line = line.replace("isr-history /var/lib/kreplica", f"isr-history {config.parent}")
-        arguments = shlex.split(re.sub(r"--command-config \S+ ", "", line), comments=True)[1:]
+        arguments = shlex.split(re.sub(r"--(command-config|profile) \S+ ", "", line), comments=True)[1:]
         found = command
         while hasattr(found, "commands"):
             found = found.commands[arguments.pop(0)]
