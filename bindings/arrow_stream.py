@@ -18,12 +18,15 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from kreplica.arrow.partition_directories import PartitionDirectories, open_log
 
-from kreplica.common.types import TopicPartition
-from kreplica.log.column_reader import COLUMNS, ColumnReader, arrow_batches
+from kreplica._core.record import milliseconds
+from kreplica.common.types import TopicPartition, integer
+from kreplica.log.column_reader import COLUMNS, ColumnReader, arrow_batches, require_names
 from kreplica.log.damage import Damage
 from kreplica.log.partition_columns import ALL_COLUMNS, PartitionColumns, of_records
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
     from pyarrow import RecordBatch as ArrowRecordBatch
     from pyarrow import RecordBatchReader, Schema
     from pyarrow import Table as ArrowTable
@@ -53,8 +56,8 @@ def scan(
     partitions: Iterable[int | TopicPartition] | None = None,
     start: Offsets = None,
     stop: Offsets = None,
-    from_time: int | None = None,
-    to_time: int | None = None,
+    from_time: int | datetime | None = None,
+    to_time: int | datetime | None = None,
     isolation: Isolation = "high_watermark",
     views: bool = False,
     skip_damaged: bool = False,
@@ -64,14 +67,14 @@ def scan(
     `paths`: directories of partitions, or directories that contain several. `columns`, in this order: of
     topic, partition, offset, timestamp, timestamp_type, key, value, headers (these by default), leader_epoch
     and producer_id. `start`, `stop`: offsets [start, stop), for all partitions or for each; only offsets that
-    a partition has are read. `from_time`, `to_time`: ms since 1970, the latter exclusive. `isolation`: read
-    up to the high watermark, up to the last stable offset without aborted records, or up to the log's end.
-    `views`: keys and values point into the mapped files. `skip_damaged`: skip damaged data, and list it in
-    `skipped`.
+    a partition has are read. `from_time`, `to_time`: ms since 1970 or a datetime with a time zone, the latter
+    exclusive. `isolation`: read up to the high watermark, up to the last stable offset without aborted
+    records, or up to the log's end. `views`: keys and values point into the mapped files. `skip_damaged`:
+    skip damaged data, and list it in `skipped`.
 
-    Raises InvalidFile for a path that contains no partition, ValueError for an unknown column, isolation,
-    topic or partition, ImportError if pyarrow is not installed. The stream raises the errors of reading a
-    log.
+    Raises InvalidFile for a path that contains no partition, TypeError, ValueError for an unknown column,
+    isolation, topic or partition or for seconds, ImportError if pyarrow is not installed. The stream raises
+    the errors of reading a log.
     """
     given = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
     directories = PartitionDirectories.find(given)
@@ -79,7 +82,12 @@ def scan(
         directories,
         _chosen(directories.partitions, topics, partitions),
         columns=DEFAULT_COLUMNS if columns is None else columns,
-        predicates=Predicates(start, stop, from_time, to_time),
+        predicates=Predicates(
+            _checked_offsets("start", start),
+            _checked_offsets("stop", stop),
+            None if from_time is None else milliseconds(from_time),
+            None if to_time is None else milliseconds(to_time),
+        ),
         isolation=isolation,
         views=views,
         skip_damaged=skip_damaged,
@@ -173,6 +181,7 @@ class ArrowStream:
 
 
 def _check(columns: Sequence[str], isolation: str) -> None:
+    require_names(columns)
     unknown = [name for name in columns if name not in ALL_COLUMNS]
     if unknown:
         raise ValueError(f"unknown column {unknown[0]!r}: use {', '.join(ALL_COLUMNS)}")
@@ -192,15 +201,33 @@ def _chosen(
         names = {topics} if isinstance(topics, str) else set(topics)
         missing = names - {partition.topic for partition in known}
         if missing:
-            raise ValueError(f"topic {min(missing)!r} is not in these directories")
+            raise ValueError(f"topic {min(missing)!r} is not in these directories, {_those(known)}")
         wanted = [partition for partition in wanted if partition.topic in names]
     if partitions is None:
         return wanted
     asked = set(partitions)
     missing_partitions = asked - {each for at in wanted for each in (at, at.partition)}
     if missing_partitions:
-        raise ValueError(f"partition {min(map(str, missing_partitions))} is not in these directories")
+        text = f"partition {min(map(str, missing_partitions))} is not in these directories"
+        raise ValueError(f"{text}, {_those(wanted)}")
     return [at for at in wanted if at in asked or at.partition in asked]
+
+
+def _those(partitions: Sequence[TopicPartition]) -> str:
+    """Return text that names the first partitions that there are."""
+    names = ", ".join(str(each) for each in partitions[:5])
+    return f"which have {names}{' and others' if len(partitions) > 5 else ''}"
+
+
+def _checked_offsets(name: str, offsets: Offsets) -> Offsets:
+    if offsets is None or not isinstance(offsets, Mapping):
+        return None if offsets is None else integer(name, offsets)
+    checked = {}
+    for partition, offset in offsets.items():
+        if not isinstance(partition, tuple) or len(partition) != 2:
+            raise TypeError(f"{name}: a key must be TopicPartition(topic, partition), not {partition!r:.80}")
+        checked[TopicPartition(*partition)] = integer(f"{name} of {partition}", offset)
+    return checked
 
 
 def _offset(offsets: Offsets, partition: TopicPartition) -> int | None:

@@ -24,6 +24,7 @@ from kreplica.common.errors import (
     CorruptMessage,
     DamagedLog,
     InvalidConfig,
+    InvalidFile,
     KafkaStorageError,
     KreplicaError,
     LogClosed,
@@ -77,16 +78,37 @@ class Log:
 
     __slots__ = ("__weakref__", "_compacting", "_finalizer", "_live_reader", "_lock", "_log", "path")
 
-    def __init__(
-        self, path: str, log: UnifiedLog, lock: DirectoryLock | None, reader: live_reader.LiveReader | None
-    ) -> None:
+    path: str
+    _log: UnifiedLog
+    _lock: DirectoryLock | None
+    _live_reader: live_reader.LiveReader | None
+    _compacting: Lock  # only one thread compacts at a time
+    _finalizer: weakref.finalize[..., Self] | None
+
+    def __init__(self, *_arguments: object, **_options: object) -> None:
+        """Raise TypeError: `Log.open` opens a log."""
+        raise TypeError("a log is opened by Log.open(directory), not by Log(...)")
+
+    @classmethod
+    def _of(
+        cls,
+        path: str,
+        log: UnifiedLog,
+        lock: DirectoryLock | None,
+        reader: live_reader.LiveReader | None,
+        files: Storage,
+    ) -> Self:
+        self = cls.__new__(cls)
         self.path = path
         self._log = log
         self._lock = lock
         self._live_reader = reader
-        # Only one thread compacts at a time.
         self._compacting = Lock()
-        self._finalizer: weakref.finalize[..., Log] | None = None
+        self._finalizer = None
+        # Only on the machine's own files: a simulated machine decides itself when its logs end.
+        if isinstance(files, FileStorage):
+            self._finalizer = weakref.finalize(self, _close_unclosed, path, log, lock, os.getpid())
+        return self
 
     @classmethod
     def open(
@@ -125,7 +147,7 @@ class Log:
         if read_only:
             parsed = given.readable(files, directory)
             reader = live_reader.LiveReader(directory, partition, parsed, files, clock or SystemClock())
-            return cls(directory, reader.open(), None, reader)._close_when_lost(files)
+            return cls._of(directory, reader.open(), None, reader, files)
         _make_directory(files, directory)
         locks = _Locks(files)
         try:
@@ -133,18 +155,10 @@ class Log:
             options = _options(files, directory, partition, locks)
             parsed = given.store(files, directory)
             log = log_loader.load(directory, partition, parsed, files, clock or SystemClock(), options)
-            return cls(directory, log, locks, None)._close_when_lost(files)
+            return cls._of(directory, log, locks, None, files)
         except BaseException:
             locks.release()
             raise
-
-    def _close_when_lost(self, files: Storage) -> Self:
-        # Only on the machine's own files: a simulated machine decides itself when its logs end.
-        if isinstance(files, FileStorage):
-            self._finalizer = weakref.finalize(
-                self, _close_unclosed, self.path, self._log, self._lock, os.getpid()
-            )
-        return self
 
     # ---- append -------------------------------------------------------------------------------------------
 
@@ -277,14 +291,20 @@ class Log:
             pause = min(2 * pause, LONGEST_PAUSE)
 
     def __iter__(self) -> Iterator[Record]:
+        """Iterate over all records, as `read` does."""
         return self.read()
 
     def __len__(self) -> int:
-        """Return the number of records that iterating yields; reads the header of each batch.
+        """Return the number of records that iterating yields, by the header of each batch.
 
-        `log_end_offset - log_start_offset` takes no time, and counts the offsets: also those of records that
-        compaction has removed, and of the markers of transactions.
+        Nothing else is read, and no CRC is checked; a log that is known to be damaged is read as a whole, and
+        raises DamagedLog. `log_end_offset - log_start_offset` takes no time, and counts the offsets: also
+        those of records that compaction has removed, and of the markers of transactions.
         """
+        self._catch_up()
+        counted = self._log.count_by_headers()
+        if counted is not None:
+            return counted
         start = self.log_start_offset
         return sum(
             batch.record_count if batch.base_offset >= start else sum(1 for _ in batch.records(start=start))
@@ -768,6 +788,8 @@ def _make_directory(files: Storage, directory: str) -> None:
     # first file of a log, so if it exists, they are.
     if files.exists(f"{directory}/{STATE_FILE}"):
         return
+    if files.exists(directory) and not files.is_directory(directory):
+        raise InvalidFile(f"{directory} is a file, where a directory is needed: name another path")
     parent = os.path.dirname(directory)
     if not files.is_directory(parent):
         _make_directory(files, parent)

@@ -18,7 +18,7 @@ from libc.stdlib cimport free
 from libc.string cimport memcpy
 
 from kreplica._core cimport codec
-from kreplica._core.record cimport Record, borrow, place, put_headers, put_sized, timestamp_ms
+from kreplica._core.record cimport Record, borrow, place, put_headers, put_sized, timestamp_ms, wrong_bytes
 from kreplica._core.record_batch cimport (
     CONTROL,
     DELETE_HORIZON,
@@ -174,7 +174,7 @@ cdef class BatchBuilder:
             elif isinstance(item, Record):
                 self._gather_record(<Record>item, r)
             else:
-                self._borrow(item, &r.value, &r.value_size, i, "record")
+                self._borrow(item, &r.value, &r.value_size, i, "the value")
         return 0
 
     cdef int _begin(self, Py_ssize_t count) except -1:
@@ -229,8 +229,8 @@ cdef class BatchBuilder:
         cdef object headers, timestamp
         if not 2 <= size <= 4:
             raise TypeError(f"{place(index)}a tuple of {size}, not (key, value[, headers[, timestamp]])")
-        self._borrow(<object>PyTuple_GET_ITEM(item, 0), &r.key, &r.key_size, index, "key")
-        self._borrow(<object>PyTuple_GET_ITEM(item, 1), &r.value, &r.value_size, index, "value")
+        self._borrow(<object>PyTuple_GET_ITEM(item, 0), &r.key, &r.key_size, index, "the key")
+        self._borrow(<object>PyTuple_GET_ITEM(item, 1), &r.value, &r.value_size, index, "the value")
         if size > 2 and <object>PyTuple_GET_ITEM(item, 2) is not None:
             headers = <object>PyTuple_GET_ITEM(item, 2)
             if type(headers) is not list and type(headers) is not tuple:
@@ -271,8 +271,7 @@ cdef class BatchBuilder:
         if kind == 1:
             self.held.size += sizeof(Py_buffer)
         elif kind == 2:
-            raise TypeError(f"{place(index)}{what} must be bytes, bytearray, memoryview or None, "
-                            f"not {type(item).__name__}")
+            raise wrong_bytes(item, f"{place(index)}{what}")
         return 0
 
     cdef int64_t _plan(self, int64_t now_ms) except -1:

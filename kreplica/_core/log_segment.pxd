@@ -47,6 +47,9 @@ cdef struct Walk:
     int64_t base_offset
     int64_t last_offset
     int64_t max_timestamp
+    int32_t record_count
+    bint is_control
+    int64_t counted               # by _count_guarded: the records of the batches it has passed
 
 
 cdef struct Locate:

@@ -21,7 +21,7 @@ from kreplica._core.record_batch cimport (
 from kreplica._core.region cimport Region, ensure_writable, kr_guard_call, kr_guarded, load_length, publish_length
 from kreplica._core.segment_index cimport IndexEntry, OffsetIndex, TimeIndex
 from kreplica._core.status cimport (
-    BAD_BATCH_LENGTH, BAD_CRC, BAD_MAGIC, BAD_OFFSET_DELTA, END, FULL, NEEDS_LOOK, NEEDS_ROLL,
+    BAD_BATCH_LENGTH, BAD_CRC, BAD_MAGIC, BAD_OFFSET_DELTA, BAD_RECORD_COUNT, END, FULL, NEEDS_LOOK, NEEDS_ROLL,
     OFFSET_OVERFLOW, OFFSET_REGRESSION, OK, PAGE_FAULT, SHORT_INPUT, TRAILING_BYTES, check,
 )
 
@@ -34,6 +34,8 @@ cdef enum:
     # For smaller batches a call costs as much as the page faults.
     LEAST_BODY_BYTES = 65536
     CRC_FROM = 21
+    # Headers that count_records reads in one call: some ms at most if they are in memory.
+    COUNTED_BATCHES = 4096
 
 
 # ---- the body of a large batch ----------------------------------------------------------------------------
@@ -173,6 +175,27 @@ cdef int _by_time_guarded(void *argument) noexcept nogil:
     cdef int status = OK
     while status == OK and w.max_timestamp < c.target:
         status = (<LogSegment> c.segment).next_at(c.limit, w)
+    return status
+
+
+cdef int _count_guarded(void *argument) noexcept nogil:
+    # Add up in walk.counted the records of at most `target` batches, from walk.position on. Sets walk.position behind
+    # the last one. END if there are no more.
+    cdef Locate *c = <Locate *> argument
+    cdef Walk *w = c.walk
+    cdef int64_t _batch
+    cdef int status = (<LogSegment> c.segment).peek_at(w.position, c.limit, w)
+    for _batch in range(c.target):
+        if status != OK:
+            return status
+        if w.record_count < 0 or w.record_count > w.last_offset - w.base_offset + 1:
+            return BAD_RECORD_COUNT
+        if not w.is_control:
+            w.counted += w.record_count
+        (<LogSegment> c.segment).foresee(w, c.limit)
+        status = (<LogSegment> c.segment).next_at(c.limit, w)
+        if status != OK:
+            w.position += w.size
     return status
 
 
@@ -493,6 +516,8 @@ cdef class LogSegment:
         w.base_offset = base
         w.last_offset = base + delta
         w.max_timestamp = load64(p + 35)
+        w.record_count = load32(p + 57)
+        w.is_control = p[22] & CONTROL != 0
         return OK
 
     cdef int next_at(self, int64_t limit, Walk *w) noexcept nogil:
@@ -605,6 +630,22 @@ cdef class LogSegment:
         if check(self._guarded(_by_time_guarded, timestamp, 0, limit, &w), "searching by time", timestamp) == END:
             return None
         return w.position, w.size, w.base_offset, w.last_offset
+
+    def count_records(self, int64_t position, int64_t limit=-1):
+        """Add up the records of the batches between two positions, by their headers; markers do not count.
+
+        `position`: a batch begins there. `limit` -1: the valid length. Reads at most COUNTED_BATCHES headers, so that
+        other threads run between two calls. Returns (records, the position for the next call or -1 at the end). Raises
+        CorruptMessage if a header is invalid; no CRC is checked.
+        """
+        cdef Walk w
+        cdef int status
+        if limit < 0 or limit > load_length(&self.region.r):
+            limit = load_length(&self.region.r)
+        w.position = position
+        w.counted = 0
+        status = check(self._guarded(_count_guarded, COUNTED_BATCHES, 0, limit, &w), "counting records", position)
+        return w.counted, -1 if status == END else w.position
 
     # ---- recovery and change ----------------------------------------------------------------------------
 

@@ -74,6 +74,8 @@ cdef int put_sized(Scratch *s, const uint8_t *data, int64_t size) except -1
 cdef int put_headers(Scratch *s, object headers, int64_t index) except -1
 # Return the prefix that names the record in an error message.
 cdef str place(int64_t index)
+# Return the TypeError for an item that should be bytes; `what` names it.
+cdef object wrong_bytes(object item, str what)
 # Return a record's timestamp, given as milliseconds or as a datetime, which may run Python code. Raises TypeError,
 # ValueError.
 cdef int64_t timestamp_ms(object value, int64_t index) except? -2

@@ -64,8 +64,9 @@ cdef int put_headers(Scratch *s, object headers, int64_t index) except -1:
     cdef Py_buffer held
     cdef int kind, count = 0
     if not isinstance(headers, (list, tuple)):
-        name = type(headers).__name__
-        raise TypeError(f"{place(index)}headers must be a list of (str, bytes or None), not {name}")
+        hint = ": use list(headers.items())" if isinstance(headers, dict) else ""
+        raise TypeError(f"{place(index)}headers must be a list of (str, bytes or None), not "
+                        f"{type(headers).__name__}{hint}")
     for header in headers:
         # Only the items themselves count, whatever a subclass makes of them.
         if (not isinstance(header, tuple) or PyTuple_GET_SIZE(header) != 2
@@ -76,8 +77,7 @@ cdef int put_headers(Scratch *s, object headers, int64_t index) except -1:
         put_sized(s, <const uint8_t *>key, key_size)
         kind = borrow(<object>PyTuple_GET_ITEM(header, 1), &value, &value_size, &held)
         if kind == 2:
-            name = type(<object>PyTuple_GET_ITEM(header, 1)).__name__
-            raise TypeError(f"{place(index)}a header's value must be bytes or None, not {name}")
+            raise wrong_bytes(<object>PyTuple_GET_ITEM(header, 1), f"{place(index)}a header's value")
         try:
             put_sized(s, value, value_size)
         finally:
@@ -119,13 +119,18 @@ def milliseconds(value):
     return timestamp_ms(value, -1)
 
 
+cdef object wrong_bytes(object item, str what):
+    # Return the error for `item`, which is given as the bytes of `what`.
+    hint = ": encode text, as in text.encode()" if isinstance(item, str) else ""
+    return TypeError(f"{what} must be bytes, bytearray, memoryview or None, not {type(item).__name__}{hint}")
+
+
 cdef object _as_bytes(object item, str what):
     if item is None or isinstance(item, bytes):
         return item
     if isinstance(item, (bytearray, memoryview)):
         return bytes(item)
-    name = type(item).__name__
-    raise TypeError(f"a record's {what} must be bytes, bytearray, memoryview or None, not {name}")
+    raise wrong_bytes(item, f"a record's {what}")
 
 
 cdef inline bint _same(const uint8_t *a, int64_t a_size, const uint8_t *b, int64_t b_size) noexcept:

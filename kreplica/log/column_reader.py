@@ -61,6 +61,7 @@ class ColumnReader:
         piece_bytes: int | None = None,
         owner: object = None,
     ) -> None:
+        require_names(columns)
         self._log = log
         self._owner = owner
         self._piece_rows = PIECE_ROWS if piece_rows is None else piece_rows
@@ -198,6 +199,12 @@ class ColumnReader:
             raise DamagedLog(
                 f"{self._log.topic_partition}: damaged records, {damage}", where=damage.first_offset
             )
+
+
+def require_names(columns: Sequence[str]) -> None:
+    """Raise TypeError for a single name, which Python would take for a sequence of letters."""
+    if isinstance(columns, str):
+        raise TypeError(f"columns must be a list of names: [{columns!r}], not {columns!r}")
 
 
 def arrow_batches(reader: ColumnReader, columns: Sequence[str]) -> Iterator[ArrowRecordBatch]:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kreplica._core.arrow import Columns, to_arrow
+from kreplica.log.column_reader import require_names
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -25,7 +26,8 @@ OBJECTS = ("key", "value")
 
 
 def check(columns: Sequence[str]) -> None:
-    """Raise ValueError if there are no columns, or one cannot be an array."""
+    """Raise ValueError if there are no columns, or one cannot be an array; TypeError for a single name."""
+    require_names(columns)
     known = (*NUMBERS, *OBJECTS)
     for name in columns:
         if name not in known:

@@ -773,6 +773,40 @@ class UnifiedLog:
             if batch.last_offset >= start_offset and (aborted is None or aborted.admits(batch)):
                 yield batch
 
+    def count_by_headers(self) -> int | None:
+        """Return the number of records from the log start to the end, reading only the batches' headers.
+
+        Returns None if headers cannot tell: bytes are damaged, or were removed meanwhile. Raises as
+        `check_start`.
+        """
+        start, counted = self.log_start_offset, 0
+        bound, segments = self._bound_and_segments(start, "log_end")
+        if self.damages or self.stopped_at is not None:
+            return None
+        try:
+            for segment, limit in self._bounded(segments, start, bound):
+                found = segment.position_of(start)
+                if found is None:
+                    continue
+                position, size, base_offset, _ = found
+                if base_offset < start:
+                    counted += self._records_above(segment, start)
+                    position += size
+                while position >= 0:
+                    records, position = segment.count_records(position, limit)
+                    counted += records
+        except (CorruptMessage, KafkaStorageError):
+            return None
+        return counted
+
+    def _records_above(self, segment: LogSegment, start: int) -> int:
+        """Return the number of records from `start` on in the batch that holds it."""
+        found = segment.read(start, 0)
+        if found is None:
+            return 0  # it was cut off meanwhile
+        batch = next(iter(batches_in(found)))
+        return 0 if batch.is_control else sum(1 for _ in batch.records(start=start))
+
     def check_not_cut(self, start: int, stop: int | None) -> None:
         """Check that the damage at which recovery stopped takes no record from [start, stop).
 

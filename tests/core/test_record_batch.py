@@ -100,12 +100,12 @@ def test_what_counts_as_a_record(given_record, key, value, headers, timestamp):
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
-        ("text", "record 1: record must be bytes"),
-        (7, "record 1: record must be bytes"),
+        ("text", "record 1: the value must be bytes"),
+        (7, "record 1: the value must be bytes"),
         ((b"k",), "record 1: a tuple of 1"),
         ((b"k", b"v", [], 1, 2), "record 1: a tuple of 5"),
-        (("k", b"v"), "record 1: key must be bytes"),
-        ((b"k", "v"), "record 1: value must be bytes"),
+        (("k", b"v"), "record 1: the key must be bytes"),
+        ((b"k", "v"), "record 1: the value must be bytes"),
         ((b"k", b"v", {"h": b"1"}), "record 1: headers must be"),
         ((b"k", b"v", [(b"h", b"1")]), "record 1: a header must be"),
         ((b"k", b"v", [("h",)]), "record 1: a header must be"),

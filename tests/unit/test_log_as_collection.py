@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy
@@ -12,7 +13,8 @@ import pytest
 
 import kreplica
 from kreplica import Log
-from kreplica.common.errors import LogClosed, NoRecordAtOffset, OffsetOutOfRange
+from kreplica.common.errors import DamagedLog, InvalidFile, LogClosed, NoRecordAtOffset, OffsetOutOfRange
+from tests.support.batches import build
 
 
 @pytest.fixture
@@ -76,6 +78,66 @@ def test_deleted_records_do_not_count(log: Log) -> None:
     assert values(log[:5]) == [b"4"]
     with pytest.raises(OffsetOutOfRange):
         log[3]
+
+
+@pytest.mark.parametrize("compression", ["uncompressed", "lz4"])
+@pytest.mark.parametrize("is_reader", [False, True])
+def test_the_count_is_what_iterating_yields(tmp_path: Path, compression: str, is_reader: bool) -> None:
+    settings = {"cleanup_policy": "compact", "compression_type": compression, "segment_bytes": 1 << 20}
+    with Log.open(tmp_path / "t-0", **settings) as log:
+        for start in range(0, 5000, 10):
+            log.append([(b"%d" % (n % 700), b"v" * 300) for n in range(start, start + 10)])
+        log.compact()
+        log.append([(b"k", b"%d" % n) for n in range(5)])
+        log.append_batch(
+            build([(b"k", b"t")], producer_id=7, producer_epoch=0, base_sequence=0, transactional=True)
+        )
+        log.abort_transaction(7)
+        log.delete_records(log.log_end_offset - 5)  # within the batch of five
+        reader = Log.open(tmp_path / "t-0", read_only=True) if is_reader else nullcontext(log)
+        with reader as opened:
+            assert len(opened) == sum(1 for _ in opened.read())
+
+
+def test_more_batches_than_one_call_counts(log: Log) -> None:
+    for _ in range(9000):
+        log.append([b"a", b"b"])
+    assert len(log) == 18_000
+
+
+def test_counting_reads_headers_only(tmp_path: Path) -> None:
+    with Log.open(tmp_path / "t-0") as log:
+        log.append([b"a" * 100])
+        log.append([b"b" * 100, b"c"])
+        with open(tmp_path / "t-0" / "00000000000000000000.log", "r+b") as file:
+            file.seek(file.read().index(b"a" * 100))
+            file.write(b"x")
+        assert len(log) == 3
+        with pytest.raises(DamagedLog):
+            for _ in log:
+                pass
+        with pytest.raises(DamagedLog):  # now the damage is known
+            len(log)
+
+
+def test_a_closed_log_has_no_count(log: Log) -> None:
+    log.close()
+    with pytest.raises(LogClosed):
+        len(log)
+
+
+def test_a_log_needs_a_directory(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for path in (tmp_path / "file", tmp_path / "file" / "t-0"):
+        with pytest.raises(InvalidFile, match="/file is a file, where a directory is needed"):
+            Log.open(path)
+    (tmp_path / "empty-0").mkdir()
+    Log.open(tmp_path / "empty-0").close()
+
+
+def test_only_open_makes_a_log(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match=r"Log\.open\(directory\)"):
+        Log(tmp_path / "t-0")
 
 
 def test_an_offset_that_compaction_emptied(tmp_path: Path) -> None:
@@ -153,6 +215,12 @@ def test_columns_as_arrays(log: Log) -> None:
         log.to_numpy(columns=["headers"])
     with pytest.raises(ValueError, match="empty or repeated"):
         log.to_numpy(columns=["offset", "offset"])
+
+
+def test_a_single_column_has_to_be_in_a_list(log: Log) -> None:
+    for read in (log.to_numpy, log.to_arrow, log.to_polars, log.column_reader):
+        with pytest.raises(TypeError, match=r"columns must be a list of names: \['offset'\]"):
+            read(columns="offset")
 
 
 def test_notebooks_show_a_table(log: Log) -> None:

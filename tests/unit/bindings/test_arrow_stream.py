@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from pathlib import Path
 
 import duckdb
@@ -191,9 +192,32 @@ def test_what_is_not_there(node: Path, tmp_path: Path) -> None:
         arrow.scan(node, columns=["colour"])
     with pytest.raises(ValueError, match="repeated"):
         arrow.scan(node, columns=["key", "key"])
-    with pytest.raises(ValueError, match="topic 'x' is not in"):
+    with pytest.raises(ValueError, match=r"topic 'x' is not in these directories, which have t-0, t-1, u-0"):
         arrow.scan(node, topics=["x"])
     with pytest.raises(ValueError, match="partition 7 is not in"):
         arrow.scan(node, partitions=[7])
     with pytest.raises(ValueError, match="isolation"):
         arrow.scan(node, isolation="serializable")  # type: ignore[arg-type]
+
+
+def test_arguments_of_wrong_types_are_refused_at_once(node: Path) -> None:
+    with pytest.raises(TypeError, match=r"a list of names: \['key'\]"):
+        arrow.scan(node, columns="key")
+    with pytest.raises(TypeError, match="start must be an integer, not 'a'"):
+        arrow.scan(node, start="a")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="start: a key must be TopicPartition"):
+        arrow.scan(node, start={"t-0": 2})  # type: ignore[dict-item]
+    with pytest.raises(TypeError, match="must be an integer"):
+        arrow.scan(node, stop={TopicPartition("t", 0): "2"})  # type: ignore[dict-item]
+    with pytest.raises(ValueError, match="looks like seconds"):
+        arrow.scan(node, from_time=T0 // 1000)
+    with pytest.raises(TypeError, match="an int of milliseconds"):
+        arrow.scan(node, to_time=T0 / 1000)  # type: ignore[arg-type]
+
+
+def test_times_may_be_datetimes(node: Path) -> None:
+    def at(seconds: int) -> datetime:
+        return datetime.fromtimestamp(T0 // 1000 + seconds, UTC)
+
+    stream = arrow.scan(node, topics=["t"], partitions=[0], from_time=at(4), to_time=at(7))
+    assert places(stream) == [("t", 0, 4), ("t", 0, 5), ("t", 0, 6)]
