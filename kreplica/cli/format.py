@@ -59,7 +59,7 @@ def run(
     if own is not None:
         _take_id(config, storage, ids, own.voter_key.directory_id)
     if is_formatted(config, storage) and not ignore_formatted:
-        return refuse(f"{directories[0]} is formatted already")
+        return refuse(f"{directories[0]} is formatted already: --ignore-formatted leaves it as it is")
     format_node(
         config, ids, storage=storage, clock=SystemClock(), initial_voters=voters, credentials=credentials
     )

@@ -165,7 +165,8 @@ def _summary(topic: str, sent: _Sent, connected: stock_client.Connected, as_json
         missing = sent.queued - sent.records
         print_json({**fact, "unacknowledged": missing, "cluster_id": connected.metadata.cluster_id})
         return
-    text = f"{sent.records:,} records acknowledged ({sent.records / seconds:,.0f}/s)"
+    noun = "record" if sent.records == 1 else "records"
+    text = f"{sent.records:,} {noun} acknowledged ({sent.records / seconds:,.0f}/s)"
     if sent.queued > sent.records:
         text += f", {sent.queued - sent.records:,} not"
     print(f"{text}, {topic} in {connected.cluster}", file=sys.stderr)

@@ -124,7 +124,10 @@ def connect(
     except client_module().KafkaException as error:
         client.poll(0)  # reports the errors of connections
         at = properties["bootstrap.servers"]
-        raise NetworkException(f"no broker of {at} answered within {CONNECT_S:g} s: {problems}") from error
+        text = f"no broker of {at} answered within {CONNECT_S:g} s: {problems}"
+        if "Connection refused" in text:
+            text += "; if no node runs there, name another one by -b or KREPLICA_BOOTSTRAP"
+        raise NetworkException(text) from error
     return Connected(client, metadata, properties["bootstrap.servers"], problems)
 
 

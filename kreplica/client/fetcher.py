@@ -17,7 +17,7 @@ from kreplica._core.records import BatchIterator, batches
 from kreplica.client.client_config import ISOLATION_LEVEL, ClientConfig, Isolation
 from kreplica.client.client_metadata import ClientMetadata, TopicInfo
 from kreplica.common.dataclass import dataclass, field
-from kreplica.common.errors import KreplicaError, UnknownServerError, timed_out
+from kreplica.common.errors import KreplicaError, OffsetOutOfRange, UnknownServerError, timed_out
 from kreplica.common.future import Future
 from kreplica.common.message import maker
 from kreplica.common.messages.data import (
@@ -127,7 +127,7 @@ class Fetcher:
                 forgotten_topics_data=(),
             )
 
-        return self._begin(at, make, _fetched, max_wait_ms, timeout_ms)
+        return self._begin(at, make, partial(_fetched, at, offset), max_wait_ms, timeout_ms)
 
     def offset(
         self,
@@ -229,7 +229,9 @@ class Fetcher:
             self._ask(asked)
 
 
-def _fetched(response: FetchResponse) -> tuple[BaseException | None, Fetched | None]:
+def _fetched(
+    at: TopicPartition, offset: int, response: FetchResponse
+) -> tuple[BaseException | None, Fetched | None]:
     error = error_of(response.error_code)
     if error is not None:
         return error, None
@@ -240,7 +242,12 @@ def _fetched(response: FetchResponse) -> tuple[BaseException | None, Fetched | N
     fetched = Fetched(
         answer.records, answer.high_watermark, answer.last_stable_offset, answer.log_start_offset, aborted
     )
-    return error_of(answer.error_code), fetched
+    error = error_of(answer.error_code)
+    if isinstance(error, OffsetOutOfRange):
+        error = OffsetOutOfRange(
+            f"{at}: offset {offset} is below the log's start or above its end", where=offset
+        )
+    return error, fetched
 
 
 def _offset(response: ListOffsetsResponse) -> tuple[BaseException | None, int | None]:

@@ -47,7 +47,7 @@ from kreplica.common.errors import (
     StorageIOError,
 )
 from kreplica.common.future import Future, pass_on
-from kreplica.common.types import TopicPartition
+from kreplica.common.types import TopicPartition, integer
 from kreplica.metadata.cluster_metadata import ClusterMetadata
 from kreplica.metadata.image_format import ROOT
 from kreplica.metadata.watches import MAX_PENDING, Watches
@@ -98,7 +98,7 @@ class Simulation(ClusterAdministration):
 
     The invariants of docs/SIMULATOR.md are checked after every event: any call that advances time raises
     InvariantViolated if one is violated. Times are virtual: `timeout` in seconds, as with Cluster; names that
-    end in `_ms` in milliseconds. Raises InvalidConfig.
+    end in `_ms` in milliseconds. Raises InvalidConfig, TypeError.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class Simulation(ClusterAdministration):
         controllers: int = 0,
         config: Mapping[str, object] | None = None,
     ) -> None:
-        self.seed = seed
+        self.seed = integer("seed", seed)
         # Nodes whose disks were made to fail, and which may therefore die.
         self._failing: set[int] = set()
         self._watches = Watches()
@@ -403,8 +403,8 @@ class Simulation(ClusterAdministration):
         return self._cluster.scheduler.event_hash
 
     def run_for(self, duration_ms: int) -> None:
-        """Advance virtual time by `duration_ms`, with all events in it."""
-        self._cluster.pass_time(duration_ms)
+        """Advance virtual time by `duration_ms`, with all events in it. Raises TypeError, ValueError."""
+        self._cluster.pass_time(integer("duration_ms", duration_ms, 0))
 
     def run_until(self, condition: Callable[[], bool], limit_ms: int = 60_000) -> bool:
         """Run events until the condition, checked after each one, holds; False if not within `limit_ms`."""

@@ -784,8 +784,9 @@ def exception_for_os(error: OSError, what: str) -> KreplicaError:
     """Return the exception for a failed file operation, with the operating system's message."""
     number = error.errno or errno.EIO
     made = exception_for(_status.status_of_errno(number), what)
-    named = "" if error.filename is None else f" ({error.filename})"
-    return type(made)(f"{what}: {os.strerror(number)}{named}")
+    name = error.filename
+    named = what if name is None or str(name) in what else f"{what} {name}"
+    return type(made)(f"{named}: {os.strerror(number)}")
 
 
 def timed_out(what: str, last: BaseException | None) -> RequestTimedOut:

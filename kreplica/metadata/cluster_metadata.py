@@ -259,7 +259,11 @@ class ClusterMetadata:
         """Return the partition. Raises UnknownTopicOrPartition."""
         found = self.partition(topic_partition)
         if found is None:
-            raise UnknownTopicOrPartition(f"there is no partition {topic_partition}")
+            topic = self.topics.get(topic_partition.topic)
+            if topic is None:
+                raise UnknownTopicOrPartition(f"there is no topic {topic_partition.topic!r}")
+            last = max(topic.partitions, default=-1)
+            raise UnknownTopicOrPartition(f"there is no partition {topic_partition}: the last one is {last}")
         return found
 
     def partitions(self) -> Iterator[tuple[TopicPartition, Uuid, PartitionRegistration]]:

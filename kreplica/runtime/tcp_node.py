@@ -418,5 +418,7 @@ def cluster_id_of(directory: str) -> str:
     storage = FileStorage()
     found = MetaPropertiesFile(storage, directory).read() if storage.is_directory(directory) else None
     if found is None:
-        raise InvalidFile(f"{directory} is not formatted: run `kreplica format`")
+        raise InvalidFile(
+            f"{directory} is not formatted: run `kreplica format --directory {directory} --node-id ID`"
+        )
     return found.cluster_id

@@ -83,6 +83,11 @@ def test_topics(cli: CommandLine, cluster: TcpCluster) -> None:
     until(lambda: cli.run("topic", "describe", "looked-at").exit_code == 1)
 
 
+def test_one_record_is_not_many(cli: CommandLine) -> None:
+    cli.ok("topic", "create", "one")
+    assert cli.run("produce", "one", stdin=b"v").stderr.startswith("1 record acknowledged")
+
+
 def test_lines_go_in_and_come_out(cli: CommandLine, cluster: TcpCluster, tmp_path: Path) -> None:
     cli.ok("topic", "create", "lines", "-p", "3", "-r", "3")
     lines = b"".join(b"k%d:v%d\n" % (i % 7, i) for i in range(2_000))
@@ -263,5 +268,6 @@ def test_no_broker_answers(monkeypatch: pytest.MonkeyPatch) -> None:
         assert isinstance(result.exception, NetworkException)
         assert "no broker of 127.0.0.1:1 answered within 0.3 s" in str(result.exception)
         assert "Connection refused" in str(result.exception)
+        assert "name another one by -b or KREPLICA_BOOTSTRAP" in str(result.exception)
     result = CommandLine("127.0.0.1:1").run("quorum", "describe")
     assert isinstance(result.exception, NetworkException)

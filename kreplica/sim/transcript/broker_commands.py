@@ -517,7 +517,7 @@ def brokers(script: Transcript, arguments: Arguments) -> None:
 def topic(script: Transcript, arguments: Arguments) -> Iterator[str]:
     """Create a topic. Its first replica leads, and all are in sync."""
     name = arguments.word("a name")
-    replicas = brokers_of(arguments.word("the replicas"))
+    replicas = [script.broker(str(each)) for each in brokers_of(arguments.word("the replicas"))]
     count = number_of(arguments.option("partitions", "1"), "the number of partitions")
     config = LogConfig.parse({**SCRIPT_LOG, **arguments.options})
     cluster = script.cluster

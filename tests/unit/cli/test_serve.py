@@ -39,7 +39,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp
         (
             ["serve", *GOOD[2:], "--directory", "missing"],
             1,
-            "missing is not formatted: run `kreplica format`",
+            "missing is not formatted: run `kreplica format --directory",
         ),
         (["serve", *GOOD, "--directory", "other"], 1, "other belongs to node 2, not to 1"),
         (
@@ -62,7 +62,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp
             1,
             f"belongs to cluster {CLUSTER}, not to another",
         ),
-        (["format", *GOOD[:4], "--cluster-id", CLUSTER], 1, "formatted already"),
+        (["format", *GOOD[:4], "--cluster-id", CLUSTER], 1, "formatted already: --ignore-formatted leaves"),
         (["format", *GOOD[:2], *FORMAT, "2"], 1, "good belongs to node 1, not to 2"),
         (["format", *GOOD[:2], *FORMAT, "-1"], 2, "--node-id"),
         (["format", *GOOD[:2], "--node-id", "1", "--cluster-id", "a b"], 1, "is not a cluster id"),

@@ -46,7 +46,7 @@ def test_at_the_end_it_waits_as_long_as_it_may(stage):
 
 
 def test_beyond_the_end(stage):
-    with pytest.raises(errors.OffsetOutOfRange):
+    with pytest.raises(errors.OffsetOutOfRange, match="offset 4 is below the log's start or above"):
         fetch(stage, 4)
 
 

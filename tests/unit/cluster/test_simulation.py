@@ -326,3 +326,19 @@ def dead_letters(sim):
     """Return (offset of the record, its value) of each dead letter."""
     found = [record for number in range(2) for record in sim.read("dlq.orders", number)]
     return {(int(dict(each.headers)["__dlq.errors.offset"]), each.value) for each in found}
+
+
+def test_a_seed_and_a_time_are_numbers(sim):
+    with pytest.raises(TypeError, match="seed must be an integer, not 'x'"):
+        kreplica.Simulation(seed="x")
+    with pytest.raises(TypeError, match="duration_ms must be an integer, not '5s'"):
+        sim.run_for("5s")
+    with pytest.raises(ValueError, match="duration_ms must be at least 0"):
+        sim.run_for(-1)
+
+
+def test_what_is_not_there_is_named(sim):
+    with pytest.raises(UnknownTopicOrPartition, match="there is no topic 'u'"):
+        sim.append("u", [b"a"], partition=0)
+    with pytest.raises(UnknownTopicOrPartition, match="there is no partition t-7: the last one is 1"):
+        sim.read("t", 7)

@@ -55,6 +55,7 @@ def test_the_manual_lists_the_language(commands):
         (["brokers 1", "start 1"], "1 runs"),
         (["brokers 1", "kill 1", "kill 1"], "1 does not run"),
         (["brokers 1", "kill 7"], "there is no broker 7"),
+        (["brokers 1 2", "topic t 1,2,3"], "there is no broker 3"),
     ],
 )
 def test_what_is_wrong_is_said(lines, match):
