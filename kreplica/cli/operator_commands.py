@@ -69,7 +69,9 @@ def cluster_health(
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     wait: Annotated[
         float,
-        typer.Option("--wait", metavar="SECONDS", min=0, help="Wait up to this time for the cluster to be healthy."),
+        typer.Option(
+            "--wait", metavar="SECONDS", min=0, help="Wait up to this time for the cluster to be healthy."
+        ),
     ] = 0.0,
     as_json: Json = False,
 ) -> None:
