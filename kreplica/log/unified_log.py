@@ -776,7 +776,7 @@ class UnifiedLog:
     def count_by_headers(self) -> int | None:
         """Return the number of records from the log start to the end, reading only the batches' headers.
 
-        Returns None if headers cannot tell: bytes are damaged, or were removed meanwhile. Raises as
+        Returns None if headers do not say: bytes are damaged, or were removed meanwhile. Raises as
         `check_start`.
         """
         start, counted = self.log_start_offset, 0
