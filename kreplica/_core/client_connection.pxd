@@ -4,13 +4,14 @@
 #           \--not connected--> wait_for_socket (Python)
 #     socket --> ClientSocket, FrameReader --frame--> received --> the call's future
 #
-# A ClientSocket is one socket of a connection, and the native part of a BufferedProtocol of asyncio. Everything that
-# opens, closes and times out connections is Python's; see kreplica/runtime/tcp_transport.py.
+# ClientPeers has the connections to all other nodes, and finds the one for a request. A ClientSocket is one socket of a
+# connection, and the native part of a BufferedProtocol of asyncio. Everything that opens, closes and times out
+# connections is Python's; see kreplica/runtime/tcp_transport.py.
 #
 # Ownership: a connection owns its calls until they end. A frame is untrusted: one that is no answer to the first call
 # in flight, or that cannot be read, closes the socket. Thread rule: the thread of the event loop.
 
-from libc.stdint cimport int32_t
+from libc.stdint cimport int32_t, int64_t
 
 from kreplica._core.frame_reader cimport FrameReader
 from kreplica._core.future_state cimport FutureState
@@ -54,3 +55,24 @@ cdef class ClientSocket:
     cdef public object awaited        # the future of the answer that a login waits for
 
     cdef int take_frames(self) except -1
+
+
+cdef class ClientPeers:
+    cdef TaskQueue tasks
+    cdef object time                  # of the event loop
+    cdef object new_future
+    cdef object encoded_kind          # the class of requests that know their own bytes
+    cdef object produce_kind          # the class of requests that may have no answer
+    cdef public dict _peers           # ClientPeer by the node's id
+    cdef public bint _is_closed
+
+    cdef int put(self, object node_id, ClientCall call, int64_t timeout_ms) except -1
+
+
+cdef class ClientPeer:
+    cdef dict lane_names              # by the kind of requests
+    cdef object fetch_lane
+    cdef readonly dict lanes          # a connection by the name of its lane
+    cdef readonly list fetches        # the connections of the lane of fetches
+
+    cdef ClientConnection connection_to(self, object kind)

@@ -11,6 +11,7 @@ from kreplica._core.status cimport BAD_MESSAGE, check
 from kreplica._core.task_queue cimport TaskQueue
 
 from collections import deque
+from functools import partial
 
 cdef enum:
     NUMBER_BYTES = 4
@@ -172,3 +173,84 @@ cdef class ClientSocket:
             elif not self.awaited.done():
                 self.awaited.set_result(memoryview(bytes(frame)))
         return 0
+
+
+cdef class ClientPeers:
+    """The other nodes, by their ids, and the requests to them.
+
+    `time()`: the event loop's time in s. `new_future()`: makes the future of a response. `encoded_kind`: the class of
+    EncodedRequests. `produce_kind`: the class of requests that have no answer if their field `acks` is 0. A subclass
+    overrides `_new_peer(node_id)`, which returns a ClientPeer.
+    """
+
+    def __init__(self, TaskQueue tasks not None, time not None, *, new_future not None, encoded_kind not None,
+                 produce_kind not None):
+        self.tasks = tasks
+        self.time = time
+        self.new_future = new_future
+        self.encoded_kind = encoded_kind
+        self.produce_kind = produce_kind
+        self._peers = {}
+
+    def send(self, node_id, request not None, *, int64_t timeout_ms):
+        """Send `request` to the node and return the future of its response; see the port."""
+        cdef FutureState future = self.new_future()
+        cdef object kind = type(request)
+        cdef ClientCall call = ClientCall.__new__(ClientCall)
+        call.request, call.future = request, future
+        if isinstance(request, self.encoded_kind):
+            call.kind, call.encoded, call.is_answered = request.kind, request, True
+        else:
+            call.kind, call.is_answered = kind, kind is not self.produce_kind or request.acks != 0
+        if self.tasks.is_current():
+            self.put(node_id, call, timeout_ms)
+        else:
+            self.tasks.post(partial(self._put_later, node_id, call, timeout_ms))
+        return future
+
+    def _put_later(self, node_id, ClientCall call not None, int64_t timeout_ms):
+        self.put(node_id, call, timeout_ms)
+
+    cdef int put(self, object node_id, ClientCall call, int64_t timeout_ms) except -1:
+        cdef ClientPeer peer
+        if self._is_closed:
+            return 0
+        peer = self._peers.get(node_id)
+        if peer is None:
+            peer = self._peers[node_id] = self._new_peer(node_id)
+        call.deadline = <double> self.time() + <double> (timeout_ms + 1) / 1000
+        peer.connection_to(call.kind).send(call)
+        return 0
+
+
+cdef class ClientPeer:
+    """One other node, and the connections to it: one for each lane, and several for fetches, which wait for records.
+
+    `lane_names`: the lane by the kind of a request; None is the key of all others. A subclass overrides
+    `_new_connection()`, and `_busy_fetch()`, which returns the connection for a fetch if none is idle.
+    """
+
+    def __init__(self, dict lane_names not None, fetch_lane not None):
+        self.lane_names = lane_names
+        self.fetch_lane = fetch_lane
+        self.lanes = {}
+        self.fetches = []
+
+    def connection_for(self, kind):
+        """Return the connection for a request of this kind; it need not be connected."""
+        return self.connection_to(kind)
+
+    cdef ClientConnection connection_to(self, object kind):
+        cdef ClientConnection connection
+        cdef object lane = self.lane_names.get(kind)
+        if lane is None:
+            lane = self.lane_names[None]
+        if lane is self.fetch_lane:
+            for connection in self.fetches:
+                if not connection.in_flight and not connection.waiting:
+                    return connection
+            return self._busy_fetch()
+        connection = self.lanes.get(lane)
+        if connection is None:
+            connection = self.lanes[lane] = self._new_connection()
+        return connection

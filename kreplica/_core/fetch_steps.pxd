@@ -31,6 +31,7 @@ cdef class FetchSteps:
     cdef bint has_more_answers        # later steps apply the rest of the answer
 
     cdef int take(self, Reply reply) except -1
+    cdef double ms_since(self, int64_t started_ns) except? -1
 
 
 cdef class Reply:

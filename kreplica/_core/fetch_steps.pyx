@@ -4,6 +4,7 @@ from libc.stdint cimport int64_t
 
 cimport cython
 
+from kreplica._core.duration cimport Duration
 from kreplica._core.fetch_frames cimport FetchAnswer
 from kreplica._core.follower cimport Follower
 
@@ -82,8 +83,7 @@ cdef class FetchSteps:
         if self._closed:
             return 0
         metrics.request_rate.count += 1
-        metrics.request_time.update(<double> (<int64_t> self._clock.monotonic_ns() - reply.started_ns)
-                                    / NANOSECONDS_A_MS)
+        (<Duration?> metrics.request_time).update(self.ms_since(reply.started_ns))
         if done.exception() is None:
             try:
                 if reply.answered is None:
@@ -96,10 +96,12 @@ cdef class FetchSteps:
         else:
             self._follower.failed(is_unknown=False)
             self._back_off()
-        metrics.total_time.update(<double> (<int64_t> self._clock.monotonic_ns() - reply.started_ns)
-                                  / NANOSECONDS_A_MS)
+        (<Duration?> metrics.total_time).update(self.ms_since(reply.started_ns))
         self.do_work()
         return 0
+
+    cdef double ms_since(self, int64_t started_ns) except? -1:
+        return <double> (<int64_t> self._clock.monotonic_ns() - started_ns) / NANOSECONDS_A_MS
 
     def _fetched(self, response):
         """Apply the answer to a fetch."""

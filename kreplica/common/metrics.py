@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import TypeVar
 
+from kreplica._core.duration import Duration as Duration
 from kreplica.common.dataclass import dataclass, field
 
 # A rate covers the last two windows of this length: the current one and the one before.
@@ -51,26 +52,6 @@ class Meter:
         rate = current * 1000 / elapsed_ms
         self._start_ms, self._at_start, self._before = now_ms, self.count, rate * RATE_WINDOW_MS / 1000
         return rate
-
-
-class Duration:
-    """Adds up durations in ms: their count, mean and maximum."""
-
-    __slots__ = ("count", "max_ms", "total_ms")
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.total_ms = 0.0
-        self.max_ms = 0.0
-
-    def update(self, took_ms: float) -> None:
-        self.count += 1
-        self.total_ms += took_ms
-        self.max_ms = max(self.max_ms, took_ms)
-
-    @property
-    def mean_ms(self) -> float:
-        return self.total_ms / self.count if self.count else 0.0
 
 
 @dataclass(slots=True)

@@ -25,7 +25,13 @@ from functools import partial
 from random import SystemRandom
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kreplica._core.client_connection import ClientCall, ClientConnection, ClientSocket
+from kreplica._core.client_connection import (
+    ClientCall,
+    ClientConnection,
+    ClientPeer,
+    ClientPeers,
+    ClientSocket,
+)
 from kreplica.broker.api_versions import response_type
 from kreplica.common.dataclass import dataclass
 from kreplica.common.encoded_request import EncodedRequest
@@ -53,7 +59,8 @@ if TYPE_CHECKING:
 LOGGER = logging.getLogger(__name__)
 
 QUORUM, CONTROL, FETCH, FORWARD, SHARE = "quorum", "control", "fetch", "forward", "share"
-LANES: dict[type[Any], str] = {
+LANES: dict[type[Any] | None, str] = {
+    None: CONTROL,
     VoteRequest: QUORUM,
     BeginQuorumEpochRequest: QUORUM,
     EndQuorumEpochRequest: QUORUM,
@@ -102,7 +109,7 @@ class NodeSecurity(NamedTuple):
 IN_PLAIN = NodeSecurity()
 
 
-class TcpTransport:
+class TcpTransport(ClientPeers):
     """Sends requests over TCP. `address(node_id)`: where the node listens, or None if unknown.
 
     `security(node_id)`: how to connect to that node.
@@ -117,6 +124,13 @@ class TcpTransport:
         config: TcpTransportConfig | None = None,
         security: Callable[[int], NodeSecurity] = lambda _: IN_PLAIN,
     ) -> None:
+        super().__init__(
+            loops.thread,
+            loops.thread.loop.time,
+            new_future=Future,
+            encoded_kind=EncodedRequest,
+            produce_kind=ProduceRequest,
+        )
         self.security = security
         self.config = config or TcpTransportConfig()
         self.thread = loops.thread
@@ -125,29 +139,15 @@ class TcpTransport:
         self._loops = loops
         self._address = address
         # Used only in the loop:
-        self._peers: dict[int, _Peer] = {}
         self._listeners: list[Callable[[int], object]] = []
         self._notified: dict[
             int, bool
         ] = {}  # peers reported closed in this turn; whether to report them again
         self.log = BoundedLog(self.loop, LOGGER, "more connections were lost")
         self.is_shutting_down = False
-        self._is_closed = False
 
-    def send(self, node_id: int, request: Any, *, timeout_ms: int) -> Future[Any]:
-        """Send `request` to the node; see the port."""
-        future: Future[Any] = Future()
-        if isinstance(request, EncodedRequest):
-            call = ClientCall(request, request.kind, request, future)
-        else:
-            kind = request.__class__
-            is_answered = kind is not ProduceRequest or request.acks != 0
-            call = ClientCall(request, kind, None, future, is_answered=is_answered)
-        if self._loops.thread.is_current():
-            self._send(node_id, call, timeout_ms)
-        else:
-            self._loops.thread.post(partial(self._send, node_id, call, timeout_ms))
-        return future
+    def _new_peer(self, node_id: int) -> _Peer:
+        return _Peer(self, node_id)
 
     def watch_connections(self, listener: Callable[[int], object]) -> None:
         """Call `listener(node_id)` when that node closes a connection to it; see the port."""
@@ -168,15 +168,6 @@ class TcpTransport:
         for peer in peers.values():
             for connection in peer.connections():
                 connection.give_up("closed")
-
-    def _send(self, node_id: int, call: ClientCall, timeout_ms: int) -> None:
-        if self._is_closed:
-            return
-        peer = self._peers.get(node_id)
-        if peer is None:
-            peer = self._peers[node_id] = _Peer(self, node_id)
-        call.deadline = self.loop.time() + (timeout_ms + 1) / 1000
-        peer.connection_for(call.kind).send(call)
 
     def address_of(self, node_id: int) -> Address | None:
         """Return the address of the node, or None."""
@@ -203,19 +194,18 @@ class TcpTransport:
             self._loops.run_task("connections", partial(listener, node_id))
 
 
-class _Peer:
+class _Peer(ClientPeer):
     """Another node, and the connections to it."""
 
     def __init__(self, transport: TcpTransport, node_id: int) -> None:
+        super().__init__(LANES, FETCH)
         self.node_id = node_id
         self._transport = transport
-        self._lanes: dict[str, PeerConnection] = {}
-        self._fetches: list[PeerConnection] = []
         self._lost_in_use_s = -math.inf  # in the loop's time
 
     def connections(self) -> Iterator[PeerConnection]:
-        yield from self._lanes.values()
-        yield from self._fetches
+        yield from self.lanes.values()
+        yield from self.fetches
 
     def connection_lost(self, now_s: float, *, was_idle: bool) -> bool:
         """Note that the peer closed a connection; return whether it looks dead now.
@@ -227,24 +217,14 @@ class _Peer:
         is_recent = now_s - self._lost_in_use_s <= self._transport.config.idle_ms / 1000
         return is_recent and not any(each.is_connected for each in self.connections())
 
-    def connection_for(self, kind: type[Any]) -> PeerConnection:
-        """Return the connection for a request of this kind; it need not be connected."""
-        lane = LANES.get(kind, CONTROL)
-        if lane is FETCH:
-            return self._for_fetch()
-        connection = self._lanes.get(lane)
-        if connection is None:
-            connection = self._lanes[lane] = PeerConnection(self._transport, self)
-        return connection
+    def _new_connection(self) -> PeerConnection:
+        return PeerConnection(self._transport, self)
 
-    def _for_fetch(self) -> PeerConnection:
-        for connection in self._fetches:
-            if not connection.load:
-                return connection
-        least = min(self._fetches, key=lambda each: each.load, default=None)
-        if least is None or len(self._fetches) < self._transport.config.max_fetch_connections:
+    def _busy_fetch(self) -> PeerConnection:
+        least: PeerConnection | None = min(self.fetches, key=lambda each: each.load, default=None)
+        if least is None or len(self.fetches) < self._transport.config.max_fetch_connections:
             least = PeerConnection(self._transport, self)
-            self._fetches.append(least)
+            self.fetches.append(least)
         return least
 
 
