@@ -159,8 +159,8 @@ class ControllerApis:
 
     def takes(self, request: Any) -> bool:
         """Return whether the request is for the active controller."""
-        kinds = (OPERATIONS, MUTATIONS, OPERATIONS_OF_CLIENT)
-        return any(type(request) in each for each in kinds)
+        kind = type(request)
+        return kind in OPERATIONS or kind in MUTATIONS or kind in OPERATIONS_OF_CLIENT
 
     def handle(self, request: Any, context: RequestContext = IN_PROCESS) -> Future[Any]:
         """Answer a request. The future fails with UnsupportedVersion if there is no handler."""

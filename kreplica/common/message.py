@@ -43,6 +43,7 @@ from typing import (
     get_type_hints,
 )
 
+from kreplica._core.message_maker import MadeByMaker, MessageMaker
 from kreplica._core.message_reader import MessageReader, read_exactly
 from kreplica._core.message_schema import MessageSchema
 from kreplica._core.message_writer import MessageWriter
@@ -173,7 +174,7 @@ RESPONSES: dict[int, type[Message]] = {}
 
 
 @dataclass_transform(kw_only_default=True, frozen_default=True)
-class MessageType(type):
+class MessageType(MadeByMaker):
     """The class of message classes. It makes a slot of each annotated field."""
 
     _versions: tuple[int, int]
@@ -182,7 +183,7 @@ class MessageType(type):
     __version__: int
     __flexible__: bool
     _defaults: dict[str, Any]
-    _make: Callable[..., Any] | None
+    _make: MessageMaker | None
     _key_of: Callable[[Any], Any] | None  # returns the values that two equal messages share
     _fields: tuple[Field, ...] | None
     _schema: MessageSchema | None
@@ -222,8 +223,9 @@ class MessageType(type):
     def __init__(cls, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **_: Any) -> None:
         super().__init__(name, bases, namespace)
 
-    def __call__(cls, **values: Any) -> Any:
-        return (cls._make or _compiled(cls))(**values)
+    def _new_maker(cls) -> MessageMaker:
+        made = cls._make = MessageMaker(cls, cls._defaults, MISSING)
+        return made
 
 
 class Message(metaclass=MessageType):
@@ -275,22 +277,8 @@ P = ParamSpec("P")
 def maker(kind: Callable[P, M]) -> Callable[P, M]:
     """Return the function that makes a message of the class from keyword arguments, faster than the class."""
     assert isinstance(kind, MessageType)
-    return kind._make or _compiled(kind)
-
-
-def _compiled(kind: MessageType) -> Callable[..., Any]:
-    scope: dict[str, Any] = {"new": object.__new__, "kind": kind}
-    parameters, steps = [], []
-    for name, default in kind._defaults.items():
-        scope[f"set_{name}"] = getattr(kind, name).__set__
-        steps.append(f"    set_{name}(made, {name})\n")
-        scope[f"default_{name}"] = default
-        parameters.append(name if default is MISSING else f"{name}=default_{name}")
-    given = f"*, {', '.join(parameters)}" if parameters else ""
-    exec(f"def {kind.__name__}({given}):\n    made = new(kind)\n{''.join(steps)}    return made\n", scope)
-    made: Callable[..., Any] = scope[kind.__name__]
-    kind._make = made
-    return made
+    made: Any = kind._make or kind._new_maker()
+    return made  # type: ignore[no-any-return]
 
 
 def _with_key(kind: MessageType) -> Callable[[Any], Any]:
