@@ -51,3 +51,7 @@ cdef class RunJob(DiskJob):
 
 cdef class PublishJob(DiskJob):
     cdef LogState state
+    cdef object queue             # the AppendQueue, if `publish_soon` has made the job
+
+
+cpdef int publish_soon(object queue) except -1

@@ -1,3 +1,5 @@
+from typing import Any
+
 from typing_extensions import Buffer
 
 from kreplica._core.disk_thread import DiskJob
@@ -45,3 +47,6 @@ class RunJob(DiskJob):
 
 class PublishJob(DiskJob):
     def __init__(self, state: LogState) -> None: ...
+    def published(self, _job: Any) -> None: ...
+
+def publish_soon(queue: Any) -> int: ...

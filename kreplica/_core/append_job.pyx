@@ -49,8 +49,8 @@ cdef bint take_back(DiskJob append, object queue, LogLock lock) except -1:
 cdef int go_on(DiskJob append, object queue, LogState state) except -1:
     if queue.waiting:
         queue.job_done(append)
-    elif state.unpublished and not queue.in_flight:
-        queue.publish_soon()
+    elif state.unpublished:
+        publish_soon(queue)
     return 0
 
 
@@ -214,11 +214,31 @@ cdef class RunJob(DiskJob):
             self.run.last.header.record_count, self.run.last.header.size, self.run.last.position, self.state)
 
 
+cpdef int publish_soon(object queue) except -1:
+    """Write an advanced high watermark of the AppendQueue's log to the state file soon, if no append will do so."""
+    cdef LogState state
+    cdef PublishJob job
+    if queue.is_publishing or queue.in_flight:
+        return 0
+    state = queue.log.state
+    if state.unpublished:
+        job = PublishJob(state)
+        job.queue = queue
+        queue.is_publishing = True
+        queue.disk.submit(job, job.published, queue.lane, lazily=True)
+    return 0
+
+
 cdef class PublishJob(DiskJob):
     """Publishes the log's state, see LogState.advance."""
 
     def __init__(self, LogState state not None):
         self.state = state
+
+    def published(self, _job):
+        """Note the end of the job of `publish_soon`, and look whether another one is due."""
+        self.queue.is_publishing = False
+        publish_soon(self.queue)
 
     cdef int perform(self) noexcept nogil:
         if self.state.unpublished:

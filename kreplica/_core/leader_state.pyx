@@ -2,8 +2,10 @@
 
 from libc.stdint cimport int64_t
 
+from kreplica._core.append_job cimport publish_soon
 from kreplica._core.log_lock cimport LogLock
 from kreplica._core.log_state cimport LogState
+from kreplica._core.open_transactions cimport OpenTransactions
 from kreplica._core.purgatory cimport Watermark
 from kreplica._core.region cimport kr_load_acquire
 
@@ -246,13 +248,15 @@ cdef class LeaderState:
         with lock:
             if offset <= state.now.high_watermark:
                 return False
-            if state.stable and offset <= kr_load_acquire(&state.now.log_end_offset):
+            if offset > kr_load_acquire(&state.now.log_end_offset):
+                log.maybe_increment_high_watermark(offset)
+            elif state.stable:
                 # The usual case: no transaction is open, or completed and not replicated yet.
                 state.advance(offset, offset)
             else:
-                log.maybe_increment_high_watermark(offset)
-        if state.unpublished and not self.queue.in_flight and not self.queue.is_publishing:
-            self.queue.publish_soon()
+                (<OpenTransactions?> log.producers).advance(state, offset)
+        if state.unpublished:
+            publish_soon(self.queue)
         return True
 
     cpdef bint update_follower_high_watermark(self, int64_t leader_high_watermark, int64_t leader_epoch) except -1:

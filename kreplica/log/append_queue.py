@@ -43,7 +43,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from kreplica._core.append_job import AppendJob, PublishJob, RunJob
+from kreplica._core.append_job import AppendJob, RunJob, publish_soon
 from kreplica._core.disk_thread import DiskJob, Lane
 from kreplica._core.log_lock import SettledLock
 from kreplica._core.records import RecordBatch, batches
@@ -529,8 +529,7 @@ class AppendQueue:
             if not append.is_in_check and (aside is None or not aside.must_precede(append)):
                 return append
             self._put_aside(append)
-        if not self.in_flight and self.log.state.is_unpublished:
-            self.publish_soon()
+        publish_soon(self)
         return None
 
     def give_up(self, error: KreplicaError) -> list[Any]:
@@ -660,12 +659,6 @@ class AppendQueue:
             self.disk.settle(self.lane)
             self._note_finished()
 
-    def publish_soon(self) -> None:
-        """Write an advanced high watermark to the state file soon, if no append will do so."""
-        if not self.is_publishing and not self.in_flight and self.log.state.is_unpublished:
-            self.is_publishing = True
-            self.disk.submit(PublishJob(self.log.state), self._published, self.lane, lazily=True)
-
     def _note_finished(self) -> None:
         in_flight = self.in_flight
         while self.noted < len(in_flight):
@@ -675,8 +668,3 @@ class AppendQueue:
             self.noted += 1
             if not append.job.is_held:
                 append.note(self, append.job)
-
-    def _published(self, _job: DiskJob) -> None:
-        self.is_publishing = False
-        if self.log.state.is_unpublished:
-            self.publish_soon()

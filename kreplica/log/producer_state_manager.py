@@ -25,6 +25,7 @@ from kreplica._core.batch_walk import AT_END, SOUND, SegmentWalk, resync
 from kreplica._core.crc32c import checksum
 from kreplica._core.follower_append import producers_of_run
 from kreplica._core.log_segment import LogSegment
+from kreplica._core.open_transactions import OpenTransactions
 from kreplica._core.records import RecordBatch, batches
 from kreplica.common.config import PRODUCER_ID_EXPIRATION_MS
 from kreplica.common.errors import CorruptMessage, InvalidFile, InvalidProducerEpoch, KreplicaError
@@ -79,7 +80,7 @@ class PreparedRun:
             self.begins_at = info.started[0]
 
 
-class ProducerStateManager:
+class ProducerStateManager(OpenTransactions):
     """The producers of one log.
 
     `map_end_offset`: all batches below it are accounted for. The caller of `update` sets it afterwards.
@@ -91,12 +92,9 @@ class ProducerStateManager:
         "_last_snapshot_offset",
         "_producers",
         "_storage",
-        "_unreplicated",
         "_verifications",
-        "beginning",
         "directory",
         "map_end_offset",
-        "ongoing",
         "producer_id_expiration_ms",
         "snapshot_offsets",
     )
@@ -118,14 +116,8 @@ class ProducerStateManager:
         self.map_end_offset = 0
         self._last_snapshot_offset = 0
         self._producers: dict[int, ProducerStateEntry] | None = None
-        # Transactions without a marker: first offset -> producer id, in the order of the offsets.
-        self.ongoing: dict[int, int] | None = None
-        # The first offset of a transaction whose first batch is being appended, or None.
-        self.beginning: int | None = None
         # By producer id; only a leader has them, and they are not stored.
         self._verifications: dict[int, Verification] = {}
-        # Completed transactions above the high watermark: (first offset, offset of the marker), sorted.
-        self._unreplicated: list[tuple[int, int]] = []
         self.snapshot_offsets: list[int] = []
         self.load_snapshots(names)
 
@@ -139,11 +131,6 @@ class ProducerStateManager:
     @property
     def is_empty(self) -> bool:
         return not self._producers and not self._unreplicated
-
-    @property
-    def has_transactions(self) -> bool:
-        """Whether a transaction is open."""
-        return bool(self.ongoing)
 
     def last_entry(self, producer_id: int) -> ProducerStateEntry | None:
         return None if self._producers is None else self._producers.get(producer_id)
@@ -235,45 +222,12 @@ class ProducerStateManager:
 
     # ---- transactions --------------------------------------------------------------------------------
 
-    @property
-    def first_undecided_offset(self) -> int | None:
-        """The first offset of the oldest transaction without a marker, or None."""
-        return next(iter(self.ongoing)) if self.ongoing else None
-
-    @property
-    def first_unstable_offset(self) -> int | None:
-        """The first offset of the oldest transaction that is open or not replicated yet, or None."""
-        undecided = self.first_undecided_offset
-        if undecided is None:
-            undecided = self.beginning
-        if not self._unreplicated:
-            return undecided
-        unreplicated = self._unreplicated[0][0]
-        return unreplicated if undecided is None else min(undecided, unreplicated)
-
     def last_stable_offset(self, completed: CompletedTxn) -> int:
         """Return the last stable offset once `completed` is replicated, for the transaction index."""
         for first_offset, producer_id in (self.ongoing or {}).items():
             if producer_id != completed.producer_id:
                 return first_offset
         return completed.last_offset + 1
-
-    def complete_txn(self, completed: CompletedTxn) -> None:
-        """Record that the marker of an ongoing transaction is in the log."""
-        assert self.ongoing is not None, completed
-        del self.ongoing[completed.first_offset]
-        insort(self._unreplicated, (completed.first_offset, completed.last_offset))
-
-    def on_high_watermark_updated(self, high_watermark: int) -> int | None:
-        """Count the transactions whose marker is below the high watermark as stable.
-
-        Return the first unstable offset.
-        """
-        if self._unreplicated:
-            self._unreplicated = [txn for txn in self._unreplicated if txn[1] >= high_watermark]
-            if self._unreplicated:
-                return self.first_unstable_offset
-        return next(iter(self.ongoing)) if self.ongoing else self.beginning
 
     def has_late_transaction(self, now_ms: int) -> bool:
         """Return whether the coordinator should have aborted the oldest ongoing transaction long ago."""

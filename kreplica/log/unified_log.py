@@ -1370,15 +1370,14 @@ class UnifiedLog:
         with self.offsets_lock:
             state = self.state
             offset = max(state.log_start_offset, min(offset, state.log_end_offset))
-            state.advance(offset, min(offset, state.last_stable_offset))
-            self.publish_stable_offset()
+            self.producers.set_high_watermark(state, offset)
             return offset
 
     def maybe_increment_high_watermark(self, offset: int) -> int | None:
         """Move the high watermark up to `offset`. Return the former one if it moved, else None.
 
-        If a disk thread appends, the caller then calls `AppendQueue.publish_soon`. Raises OffsetOutOfRange if
-        `offset` is above the log's end.
+        If a disk thread appends, the caller then calls `publish_soon` of _core/append_job. Raises
+        OffsetOutOfRange if `offset` is above the log's end.
         """
         with self.offsets_lock:
             state = self.state
@@ -1398,19 +1397,8 @@ class UnifiedLog:
             return before
 
     def publish_stable_offset(self) -> None:
-        """Publish the last stable offset that the producers' transactions allow. The caller holds the lock.
-
-        It is the first offset of a transaction that is open, or completed above the high watermark; the log
-        start, if the transaction began below.
-        """
-        state = self.state
-        stable = high_watermark = state.high_watermark
-        unstable = self.producers.on_high_watermark_updated(high_watermark)
-        state.stable = unstable is None
-        if unstable is not None:
-            stable = max(state.log_start_offset, min(unstable, high_watermark))
-        if stable != state.last_stable_offset:
-            state.advance(high_watermark, stable)
+        """Publish the last stable offset that the transactions allow. The caller holds the lock."""
+        self.producers.publish_stable_offset(self.state)
 
     def maybe_increment_log_start_offset(self, offset: int) -> bool:
         """Move the log start up to `offset`, so that readers no longer see what is below. Return whether it

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kreplica._core.append_job import publish_soon
 from kreplica.common.errors import KreplicaError, MessageTooLarge, OutOfOrderSequenceNumber, StorageIOError
 from kreplica.common.types import AppendOrigin
 from kreplica.log.append_queue import LEFT, MADE, AppendQueue, FollowerAppend, LeaderAppend
@@ -90,7 +91,7 @@ class Stage:
     def advance(self, offset: int) -> None:
         """Move the high watermark, as the log's owner does."""
         self.log.maybe_increment_high_watermark(offset)
-        self.queue.publish_soon()
+        publish_soon(self.queue)
 
     def perform(self, count: int = 1) -> None:
         for _ in range(count):
