@@ -27,6 +27,7 @@ CASES = [
     "aBatchIsDividedWhereRecordsAreLimited",
     "transactionsAreReadAsTheGroupWants",
     "recordsOutliveALeader",
+    "recordsOutliveEachNode",
 ]
 
 

@@ -156,6 +156,16 @@ def count_offsets_before_their_marker(end_append: Replacement) -> Replacement:
     return end
 
 
+@transaction_mutant(GroupShard, "open_offsets")
+def forget_open_offsets(_: Replacement) -> Replacement:
+    """A group is deleted while a transaction has an offset of it (KAFKA-19163)."""
+
+    def none(_: Any, __: str) -> set[Any]:
+        return set()
+
+    return none
+
+
 @transaction_mutant(GroupOffsets, "_check")
 def let_anyone_commit(check: Replacement) -> Replacement:
     """The offsets of a transaction count also where their member has left the group (KAFKA-15784)."""

@@ -7,7 +7,7 @@ thread.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from kreplica._core.batch_builder import BatchBuilder
@@ -17,6 +17,9 @@ from kreplica.common.types import Uuid
 from kreplica.coordinator.consumer_group import LEAVE_STATIC_EPOCH, ConsumerGroup, MemberState
 from kreplica.coordinator.group_records import (
     ConsumerGroupCurrentMemberAssignmentKey,
+    ConsumerGroupMemberMetadataKey,
+    ConsumerGroupMetadataKey,
+    GroupMetadataKey,
     ShareGroupCurrentMemberAssignmentKey,
     StreamsGroupCurrentMemberAssignmentKey,
     decode_key,
@@ -166,6 +169,31 @@ def check_28_tasks(group: StreamsGroup) -> None:
         several = [each for counts in (active, of_processes) for each, count in counts.items() if count > 1]
         if several:
             raise violated(number, f"{several} are with several members or in two roles: {facts}")
+
+
+class OpenOffsets:
+    """17. A group stays, and so does an offset, while an open transaction has an offset in its place."""
+
+    def __init__(self) -> None:
+        # By partition: of each group the partitions with an offset of a transaction and those with any other.
+        self._seen: dict[int, dict[str, tuple[set[Any], set[Any]]]] = {}
+        self._shards: dict[int, GroupShard] = {}
+
+    def check(self, shard: GroupShard) -> None:
+        """Compare the shard with what it was after the last event."""
+        now: dict[str, set[Any]] = {}
+        for group_id, at in shard._open_keys():
+            now.setdefault(group_id, set()).add(at)
+        if self._shards.get(shard.partition) is shard:
+            for group_id, (open_offsets, offsets) in self._seen[shard.partition].items():
+                still = open_offsets & now.get(group_id, set())
+                lost = (offsets & still) - shard.offsets(group_id).keys()
+                if lost or (still and offsets and group_id not in shard.groups):
+                    raise violated("17", f"{group_id} lost {lost} while transactions have {still}")
+        self._shards[shard.partition] = shard
+        self._seen[shard.partition] = {
+            group_id: (found, set(shard.offsets(group_id))) for group_id, found in now.items()
+        }
 
 
 # ---- after each step of a share partition ------------------------------------------------------------------
@@ -323,6 +351,55 @@ def _batches(log: Any) -> Iterator[Any]:
         for batch in batches(log.read(offset, READ_BYTES, isolation="log_end").records):
             yield batch
             offset = batch.next_offset
+
+
+class _Seen:
+    """What a log has said of a group so far. `number`: its generation, or its epoch."""
+
+    def __init__(self) -> None:
+        self.classic: set[str] | None = None
+        self.modern: set[str] = set()
+        self.number = 0
+
+
+def check_14_conversions(found: Iterable[RecordBatch]) -> None:
+    """14. A group that changes its protocol keeps its members, and its generation does not fall.
+
+    Such a change is one batch: it forgets the group of one kind and makes that of the other kind.
+    """
+    groups: dict[str, _Seen] = {}
+    for batch in found:
+        changes: dict[str, list[tuple[Any, Any]]] = {}
+        for record in () if batch.is_control else batch:
+            key = decode_key(bytes(record.key))
+            value = None if key is None or record.value is None else decode_value(key, bytes(record.value))
+            name = getattr(key, "group", None) or getattr(key, "group_id", None)
+            if name is not None:
+                changes.setdefault(name, []).append((key, value))
+        for name, records in changes.items():
+            _check_conversion(name, groups.setdefault(name, _Seen()), records)
+
+
+def _check_conversion(name: str, seen: _Seen, records: list[tuple[Any, Any]]) -> None:
+    before = seen.classic if seen.classic else set(seen.modern)
+    number, kinds = seen.number, set[str]()
+    for key, value in records:
+        if isinstance(key, GroupMetadataKey):
+            kinds.add("classic" if value is not None else "no classic")
+            seen.classic = None if value is None else {each.member_id for each in value.members}
+            seen.number = seen.number if value is None else value.generation
+        elif isinstance(key, ConsumerGroupMetadataKey):
+            kinds.add("modern" if value is not None else "no modern")
+            seen.number = seen.number if value is None else value.epoch
+        elif isinstance(key, ConsumerGroupMemberMetadataKey):
+            (seen.modern.discard if value is None else seen.modern.add)(key.member_id)
+    is_upgrade, is_downgrade = {"no classic", "modern"} <= kinds, {"no modern", "classic"} <= kinds
+    after = seen.modern if is_upgrade else seen.classic or set()
+    # One that joins may be there already, and one that leaves may be the reason.
+    kept = before <= after if is_upgrade else len(before - after) <= 1
+    if before and (is_upgrade or is_downgrade) and (not kept or seen.number < number):
+        facts = f"the members {before} of generation {number} become {after} of {seen.number}"
+        raise violated("14", f"{name}: {facts}")
 
 
 def work_of(current: Any) -> frozenset[Any]:

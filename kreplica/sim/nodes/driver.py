@@ -145,7 +145,7 @@ EXPECTED = (
     *("producers initialized", "zombies made", "producers that died", "transactions that had to be aborted"),
     *("transaction version 0 finalized", "transaction version 1 finalized"),
     *("transaction version 2 finalized", "producer ids used up"),
-    *("transactional offsets read", "offsets not stable or not there"),
+    *("transactional offsets read", "offsets not stable or not there", "groups deleted"),
     *("group members started", "group members that left", "group members that died"),
     *("assignments taken", "subscriptions changed"),
     *("task assignments taken", "tasks taken"),

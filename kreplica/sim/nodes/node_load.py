@@ -181,6 +181,7 @@ class NodeLoad(Load):
                 self._start_process: 16,
                 self._kill_process: 1,
                 self._fetch_offsets: 6,
+                self._delete_group: 3,
                 self._change_transaction_version: 1,
             }
 
@@ -292,6 +293,12 @@ class NodeLoad(Load):
     def _fetch_offsets(self) -> None:
         assert self.clients is not None
         answer = self.clients.fetch_offset(self._random.choice(self.clients.groups))
+        if answer is not None:
+            self._await(answer, lambda _: None)
+
+    def _delete_group(self) -> None:
+        assert self.clients is not None
+        answer = self.clients.delete_group(self._random.choice(self.clients.groups))
         if answer is not None:
             self._await(answer, lambda _: None)
 

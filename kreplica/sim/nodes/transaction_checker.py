@@ -20,6 +20,7 @@ from kreplica.coordinator.transaction_coordinator import TRANSACTION_STATE
 from kreplica.log.cleaner import compact
 from kreplica.sim.invariants import transaction_rules as rules
 from kreplica.sim.invariants.cluster_view import PartitionView
+from kreplica.sim.invariants.group_rules import OpenOffsets
 from kreplica.sim.invariants.replica_view import ReplicaView
 from kreplica.sim.invariants.violation import InvariantViolated
 from kreplica.sim.network import Message
@@ -28,7 +29,7 @@ from kreplica.sim.nodes.node_cluster import NodeCluster
 from kreplica.sim.nodes.transactional_clients import TransactionalClients
 from kreplica.sim.scheduler import SimEvent
 
-COORDINATOR_LOOP = "transactions"
+COORDINATOR_LOOP, GROUPS_LOOP = "transactions", "groups"
 # A coordinator sends markers, a client asks for an end, a broker for producer ids.
 HEARD = frozenset({"EndTxn", "WriteTxnMarkers", "AllocateProducerIds"})
 # Of the cleaner. The first cleaning begins the time for which markers are kept, the second one ends it.
@@ -46,6 +47,7 @@ class TransactionChecker:
         self._confirmed: list[partial[None]] = []
         self._senders: dict[tuple[int, int], int] = {}  # by producer id and coordinator epoch
         self._blocks: set[range] = set()  # of producer ids
+        self._open_offsets: dict[int, OpenOffsets] = {}  # by node
         checker.add_invariant(rules.StableOffset())
         checker.heard |= HEARD
         checker.message_listeners.append(self._heard)
@@ -61,6 +63,14 @@ class TransactionChecker:
         if event is not None and event.summary == COORDINATOR_LOOP:
             for shard in self._shards(event.node_id):
                 rules.check_16_markers_are_sent(shard)
+        if event is not None and event.summary == GROUPS_LOOP:
+            for each in self._groups(event.node_id):
+                self._open_offsets.setdefault(event.node_id, OpenOffsets()).check(each)
+
+    def _groups(self, node_id: int) -> Sequence[Any]:
+        node = self._cluster.node(node_id)
+        groups = None if node is None else node.group_coordinator
+        return () if groups is None else groups.shards
 
     def _shards(self, node_id: int) -> Sequence[Any]:
         node = self._cluster.node(node_id)
@@ -155,8 +165,7 @@ class TransactionChecker:
             for shard in self._shards(node.config.node_id):
                 loaded.add(shard.partition)
                 yield from rules.awaits_15_rest(shard)
-            groups = node.group_coordinator
-            for each in () if groups is None else groups.shards:
+            for each in self._groups(node.config.node_id):
                 yield from rules.awaits_23_no_open_offsets(each)
         missing = {
             at.partition for at in self._checker.view.partitions if at.topic == TRANSACTION_STATE

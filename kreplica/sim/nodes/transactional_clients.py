@@ -39,6 +39,7 @@ from kreplica.common.messages.data import (
     TopicProduceData,
 )
 from kreplica.common.messages.groups import (
+    DeleteGroupsRequest,
     FindCoordinatorRequest,
     JoinGroupRequest,
     JoinGroupRequestProtocol,
@@ -230,6 +231,11 @@ class TransactionHistory:
         self.identities: dict[str, list[ProducerIdentity]] = {}
         self._owners: dict[int, str] = {}  # by producer id
         self._offsets: dict[str, int] = {}  # by group: the greatest offset that a reader has got
+        # By group: how often it was to be deleted, how many of these requests may be carried out still, and
+        # the number of transactions that had begun by the last of them.
+        self.deletions: Counter[str] = Counter()
+        self._deleting: Counter[str] = Counter()
+        self._deleted: Counter[str] = Counter()
         self._is_void = is_void
         self._has_lost_outcomes = has_lost_outcomes
         self._counts = counts
@@ -349,18 +355,34 @@ class TransactionHistory:
             (
                 each.number
                 for each in self.transactions
-                if each.group == group and each.outcome is True and each.offset_acked
+                if each.group == group
+                and each.outcome is True
+                and each.offset_acked
+                and each.number > self._deleted[group]
             ),
             default=-1,
         )
 
-    def read_offset(self, group: str, offset: int, least: int) -> None:
-        """Check an offset that OffsetFetch returned. `least`: `committed_before` when it was sent."""
+    def begin_deletion(self, group: str) -> None:
+        """Take note of a request to delete the group with its offsets."""
+        self.deletions[group] += 1
+        self._deleting[group] += 1
+
+    def end_deletion(self, group: str) -> None:
+        """Take note of its answer, whether the group is deleted or not."""
+        self._deleting[group] -= 1
+        self._deleted[group] = len(self.transactions)
+        self._offsets.pop(group, None)
+
+    def read_offset(self, group: str, offset: int, least: int, deletions: int) -> None:
+        """Check an offset that OffsetFetch returned. `least`, `deletions`: `committed_before` and the number
+        of deletions when it was sent."""
         known = self._offsets.get(group, -1)
-        if offset < max(least, known):
-            facts = f"the offset of {group} is {offset}, after {known} was read and {least} committed"
-            self._violated(OFFSETS, facts)
-        self._offsets[group] = max(known, offset)
+        if not self._deleting[group] and deletions == self.deletions[group]:
+            if offset < max(least, known):
+                facts = f"the offset of {group} is {offset}, after {known} was read and {least} committed"
+                self._violated(OFFSETS, facts)
+            self._offsets[group] = max(known, offset)
         if offset < 0:
             return
         transaction = self.transactions[offset - 1]
@@ -938,13 +960,13 @@ class TransactionalClients:
         node_id = self._group_coordinator(group)
         if node_id is None:
             return None
-        least = self.history.committed_before(group)
+        least, deletions = self.history.committed_before(group), self.history.deletions[group]
         asked = OffsetFetchRequestGroup(
             group_id=group, topics=(OffsetFetchRequestTopics(name=INPUTS, partition_indexes=(0,)),)
         )
         request = OffsetFetchRequest(groups=(asked,), require_stable=True)
         answer = self._reader.endpoint.send(node_id, request, timeout_ms=REQUEST_TIMEOUT_MS)
-        answer.add_done_callback(self.watched(partial(self._got_offset, group, least)))
+        answer.add_done_callback(self.watched(partial(self._got_offset, group, least, deletions)))
         return answer
 
     def is_stable(self, answer: Future[Any]) -> bool:
@@ -954,13 +976,32 @@ class TransactionalClients:
         [found] = answer.result().groups
         return found.error_code is NONE and found.topics[0].partitions[0].error_code is NONE
 
-    def _got_offset(self, group: str, least: int, answer: Future[Any]) -> None:
+    def _got_offset(self, group: str, least: int, deletions: int, answer: Future[Any]) -> None:
         if not self.is_stable(answer):
             self.counts["offsets not stable or not there"] += 1
             return
         [found] = answer.result().groups
         if not self.has_lost_offsets(group):
-            self.history.read_offset(group, found.topics[0].partitions[0].committed_offset, least)
+            offset = found.topics[0].partitions[0].committed_offset
+            self.history.read_offset(group, offset, least, deletions)
+
+    def delete_group(self, group: str) -> Future[Any] | None:
+        """Delete a group with its offsets, if it has a coordinator."""
+        node_id = self._group_coordinator(group)
+        if node_id is None:
+            return None
+        request = DeleteGroupsRequest(groups_names=(group,))
+        self.history.begin_deletion(group)
+        answer = self._reader.endpoint.send(node_id, request, timeout_ms=REQUEST_TIMEOUT_MS)
+        answer.add_done_callback(self.watched(partial(self._deleted, group)))
+        return answer
+
+    def _deleted(self, group: str, answer: Future[Any]) -> None:
+        # Without an answer it may be carried out at any time.
+        if answer.exception() is None:
+            self.history.end_deletion(group)
+            [found] = answer.result().results
+            self.counts["groups deleted" if found.error_code is NONE else "groups not deleted"] += 1
 
     # ---- what processes need ------------------------------------------------------------------------------
 

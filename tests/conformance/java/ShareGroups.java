@@ -232,6 +232,20 @@ public final class ShareGroups {
         }
     }
 
+    /** Each of the nodes coordinates the group, its states or neither; none of them is needed. */
+    void recordsOutliveEachNode() throws Exception {
+        String topic = newTopic(3), group = newGroup();
+        try (KafkaShareConsumer<String, String> consumer = explicit(group, Map.of())) {
+            consumer.subscribe(List.of(topic));
+            for (int node = 1; node <= 3; node++) {
+                ask("kill", node);
+                produce(topic, 3, 10);
+                equal(values(10), take(consumer, 10, AcknowledgeType.ACCEPT, -1));
+                ask("start", node);
+            }
+        }
+    }
+
     // ---- helpers ---------------------------------------------------------------------------------------------
 
     /** Take records until there are as many; a delivery count of -1 stands for any. */

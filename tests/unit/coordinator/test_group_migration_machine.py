@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, rule
 
+from kreplica._core.records import batches
 from kreplica.common import errors
 from kreplica.common.consumer_protocol import (
     decode_assignment,
@@ -18,6 +20,8 @@ from kreplica.common.consumer_protocol import (
 from kreplica.common.types import TopicPartition
 from kreplica.coordinator.classic_group import ClassicGroup, GroupState
 from kreplica.coordinator.consumer_group import ConsumerGroup
+from kreplica.coordinator.group_records import GroupMetadataKey
+from kreplica.sim.invariants.group_rules import check_14_conversions
 from tests.support.consumer_stage import ConsumerStage, MadeTopics, topic_id, with_config
 from tests.support.group_stage import LeavingMember
 from tests.unit.coordinator.test_consumer_groups_machine import REBALANCE_MS, SESSION_MS, Machine
@@ -84,7 +88,21 @@ class ClassicClient:
         self.member_id = joined.member_id
         assignments = self.assignments(joined) if joined.members and not joined.skip_assignment else None
         self.syncing = self.stage.begin_sync(joined, assignments, instance=self.instance)
+        self.syncing.add_done_callback(partial(self.check_synced, joined))
         self.finish_sync()
+
+    def check_synced(self, joined: Any, done: Any) -> None:
+        """No assignment of a generation is given once the next one has begun, or before it is stored."""
+        shards = self.stage.coordinator.shards
+        group = shards[0].groups.get("g") if shards else None
+        if done.exception() is None and isinstance(group, ClassicGroup):
+            assert (group.state, group.generation_id) == (GroupState.STABLE, joined.generation_id)
+            stored = [
+                value.generation
+                for key, value in self.stage.log.records()
+                if isinstance(key, GroupMetadataKey) and value is not None
+            ]
+            assert stored[-1] == joined.generation_id
 
     def assignments(self, joined: Any) -> dict[str, bytes]:
         """Each member keeps what it has, and what is left is dealt."""
@@ -191,6 +209,7 @@ class BothProtocols(Machine):
     def teardown(self) -> None:
         self.change_the_log("heal")
         self.stage.pass_time(1_000)
+        check_14_conversions(batch for data in self.stage.log.batches for batch in batches(data))
         # The instance id of z is d's.
         self.classic.pop("z").drop()
         for _ in range(60):
