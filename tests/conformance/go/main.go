@@ -18,6 +18,7 @@ const limit = 90 * time.Second
 
 var cases = map[string]func(*cluster){
 	"records":                     records,
+	"addresses":                   addresses,
 	"groups":                      groups,
 	"consumer-groups":             consumerGroups,
 	"patterns":                    patterns,

@@ -3,6 +3,8 @@ package main
 import (
 	"context"
 	"fmt"
+	"net"
+	"os"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -12,6 +14,17 @@ import (
 	"github.com/twmb/franz-go/pkg/kgo"
 	"github.com/twmb/franz-go/pkg/kmsg"
 )
+
+// addresses knows the brokers by EXPECTED_BROKERS, "HOST:PORT,..." with hosts of IPv6 in brackets, and uses them.
+func addresses(c *cluster) {
+	var found []string
+	for _, each := range must2(c.admin.ListBrokers(c.ctx)) {
+		found = append(found, net.JoinHostPort(each.Host, fmt.Sprint(each.Port)))
+	}
+	slices.Sort(found)
+	same("brokers", strings.Join(found, ","), os.Getenv("EXPECTED_BROKERS"))
+	records(c)
+}
 
 // records writes with each codec and kind of acknowledgement, and reads everything as it was written.
 func records(c *cluster) {
