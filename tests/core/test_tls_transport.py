@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 import trustme
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from kreplica._core.frame_reader import ReceiveBuffer
 from kreplica._core.task_queue import TaskQueue
@@ -234,6 +236,39 @@ def test_a_paused_protocol_gets_the_rest_later(both: tuple[Served, Client]) -> N
     assert not server.plain.is_paused
     server.tasks_of_test.run_tasks()
     assert len(server.served.came) == 200_000
+
+
+STEPS = st.lists(
+    st.tuples(
+        st.integers(0, 40_000), st.sampled_from([1, 7, 4_095, 4_096, 4_097, 16_406, 65_536]), st.booleans()
+    ),
+    max_size=8,
+)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
+@given(steps=STEPS, size=st.sampled_from([1_000, 16_384, 65_536]), is_trusted=st.booleans())
+def test_bytes_keep_their_order_however_they_come_and_whenever_the_protocol_pauses(
+    contexts: Contexts, steps: list[tuple[int, int, bool]], size: int, is_trusted: bool
+) -> None:
+    server, client = Served(contexts.server, Protocol(size)), Client(contexts.client)
+    client.connect(server)
+    server.is_trusted = is_trusted
+    sent, answered = b"", b""
+    for number, (length, step, pauses) in enumerate(steps):
+        data = bytes([number]) * length
+        sent += data
+        server.served.then = server.pause_reading if pauses else (lambda: None)
+        if length:
+            server.receive(client.encrypted(data), max(step, length // 50))
+        server.write(data)
+        answered += client.decrypted(server.plain.taken())
+        # As an event loop: tasks run between two reads.
+        server.served.then = lambda: None
+        server.resume_reading()
+        server.tasks_of_test.run_tasks()
+        assert server.served.came == sent
+    assert answered == sent
 
 
 def test_a_protocol_that_closes_gets_no_more(both: tuple[Served, Client]) -> None:
