@@ -88,7 +88,7 @@ def table(printed: str) -> list[dict[str, str]]:
 
 def test_transactions_are_listed_and_described(cluster: TcpCluster, tool: Tool) -> None:
     create(cluster, "listed")
-    producer = transactional(cluster.bootstrap_servers, "listed", transaction_timeout_ms=54_321)
+    producer = transactional(cluster.bootstrap_servers, "listed", transaction_timeout_ms=654_321)
     begin(producer, "listed")
     [found] = [each for each in table(tool(TRANSACTIONS, "list")) if each["TransactionalId"] == "listed"]
     assert found["TransactionState"] == "Ongoing"
@@ -96,7 +96,7 @@ def test_transactions_are_listed_and_described(cluster: TcpCluster, tool: Tool) 
     assert described["ProducerId"] == found["ProducerId"]
     assert described["CoordinatorId"] == found["Coordinator"]
     assert described["TransactionState"] == "Ongoing"
-    assert described["TransactionTimeoutMs"] == "54321"
+    assert described["TransactionTimeoutMs"] == "654321"
     assert described["TopicPartitions"] == "listed-0"
     place = ("--topic", "listed", "--partition", "0")
     [active] = table(tool(TRANSACTIONS, "describe-producers", *place))
