@@ -23,7 +23,7 @@ from tests.support.secured import java, librdkafka
 pytestmark = pytest.mark.conformance
 
 TOPIC = "lines"
-TIMEOUT_S = 120.0
+TIMEOUT_S = 360.0
 SETTINGS = {
     "offsets_topic_num_partitions": 3,
     "transaction_state_log_num_partitions": 3,

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.conformance
 
 PARTITIONS = 4
 RECORDS = 40
-TIMEOUT_S = 60.0
+TIMEOUT_S = 180.0
 SETTINGS = {
     "offsets_topic_num_partitions": 3,
     "group_consumer_min_session_timeout_ms": 6000,

@@ -36,7 +36,7 @@ def configs(cluster: TcpCluster) -> Tool:
 def quota(bootstrap: str, *arguments: str) -> list[dict[str, Any]]:
     result = CliRunner().invoke(app, ["quota", *arguments, "-b", bootstrap, "--json"])
     assert result.exit_code == 0, result.output
-    found: list[dict[str, Any]] = json.loads(result.stdout)
+    found: list[dict[str, Any]] = [json.loads(line) for line in result.stdout.splitlines()]
     return found
 
 

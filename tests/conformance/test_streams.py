@@ -23,7 +23,7 @@ SOURCE = HERE / "java" / "WordCount.java"
 LINES, COUNTS = "lines", "counts"
 PARTITIONS = 4
 WORDS = [f"word-{number}" for number in range(40)]
-TIMEOUT_S = 120.0
+TIMEOUT_S = 360.0
 SETTINGS = {
     "offsets_topic_num_partitions": 3,
     "transaction_state_log_num_partitions": 3,
