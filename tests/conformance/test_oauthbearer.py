@@ -13,8 +13,9 @@ from typing import NamedTuple
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 
+import kreplica
 from kreplica.runtime.listener import Login
-from kreplica.runtime.oauth import OAuthBearerSettings
+from kreplica.runtime.oauth import TOKEN_URL, OAuthBearerSettings
 from kreplica.security.jaas import OAUTHBEARER_MODULE
 from kreplica.security.oauthbearer import OAUTHBEARER
 from tests.conformance.kafka_peer import PeerError, oidc_jars, run_java
@@ -149,3 +150,19 @@ def test_java_is_refused(
     scope = "others" if wrong == "audience" else AUDIENCE
     with pytest.raises(PeerError, match=r"SaslAuthenticationException"):
         topics_by_java(servers, other, tmp_path, monkeypatch, scope)
+
+
+def test_java_logs_in_by_a_token_of_a_cluster_in_a_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with kreplica.Cluster(1, serve=True, security=True) as cluster:
+        cluster.create_topic("orders")
+        properties = cluster.client_properties("alice", mechanism=OAUTHBEARER)
+        monkeypatch.setenv("JAVA_TOOL_OPTIONS", f"-D{ALLOWED}={properties[TOKEN_URL]}")
+        path = tmp_path / "client.properties"
+        path.write_text("".join(f"{name}={value}\n" for name, value in properties.items()))
+        servers = cluster.bootstrap_servers
+        listed = run_java(
+            TOPICS, "--bootstrap-server", servers, "--command-config", str(path), "--list"
+        ).split()
+    assert listed == ["orders"]
