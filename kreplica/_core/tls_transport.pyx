@@ -75,13 +75,14 @@ cdef class TlsTransport:
         self.is_server = is_server
         self.server_hostname = server_hostname
         self.hello = ClientHello() if is_server else None
+        if not is_server:
+            self.start()
 
     # ---- the protocol of the plain transport -----------------------------------------------------------------
 
     def connection_made(self, plain):
         self.plain = plain
         if not self.is_server:
-            self.start()
             self.shake_hands()
 
     def get_buffer(self, _size_hint):

@@ -23,7 +23,7 @@ import ssl
 from collections.abc import Callable, Iterator
 from functools import partial
 from random import SystemRandom
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from kreplica._core.client_connection import (
     ClientCall,
@@ -32,6 +32,7 @@ from kreplica._core.client_connection import (
     ClientPeers,
     ClientSocket,
 )
+from kreplica._core.tls_transport import TlsTransport
 from kreplica.broker.api_versions import response_type
 from kreplica.common.dataclass import dataclass
 from kreplica.common.encoded_request import EncodedRequest
@@ -52,9 +53,6 @@ from kreplica.runtime.bounded_log import BoundedLog
 from kreplica.runtime.event_loop import NodeLoops
 from kreplica.runtime.tls import ClientTls
 from kreplica.security.client_login import ClientLogin
-
-if TYPE_CHECKING:
-    from typing_extensions import Buffer
 
 LOGGER = logging.getLogger(__name__)
 
@@ -328,7 +326,12 @@ class PeerConnection(ClientConnection):
             _, socket = await loop.create_connection(lambda: _Socket(self), host, port)
         else:
             tls = security.tls.context()
-            _, socket = await loop.create_connection(lambda: _TlsSocket(self), host, port, ssl=tls)
+            _, handshake = await loop.create_connection(lambda: _ClientHandshake(self, tls, host), host, port)
+            try:
+                socket = await handshake.done
+            except BaseException:
+                handshake.abort()
+                raise
         if security.login is not None:
             try:
                 await self._log_in(socket, security.login)
@@ -445,9 +448,25 @@ class _Socket(ClientSocket, asyncio.BufferedProtocol):
             self.transport.abort()
 
 
-class _TlsSocket(_Socket):
-    """A socket whose bytes come through TLS."""
+class _ClientHandshake(TlsTransport, asyncio.BufferedProtocol):
+    """A connection that is encrypted. `done`: its socket, once the other node has shown its certificate."""
 
-    def get_buffer(self, sizehint: int) -> Buffer:
-        # TLS of asyncio fills the buffer in several steps, and slices it for that.
-        return memoryview(super().get_buffer(sizehint))
+    def __init__(self, connection: PeerConnection, context: ssl.SSLContext, host: str) -> None:
+        thread = connection._transport.thread
+        super().__init__(context, thread.encrypted, thread, is_server=False, server_hostname=host)
+        self._connection = connection
+        self.done: asyncio.Future[_Socket] = connection._transport.loop.create_future()
+
+    def handshake_done(self) -> _Socket:
+        """Let the connection use the socket."""
+        self.is_trusted = True
+        made = _Socket(self._connection)
+        made.connection_made(self)
+        if not self.done.done():
+            self.done.set_result(made)
+        return made
+
+    def handshake_failed(self, error: Exception) -> None:
+        """Fail the attempt to connect. OpenSSL's errors are OSErrors, too."""
+        if not self.done.done():
+            self.done.set_exception(error)

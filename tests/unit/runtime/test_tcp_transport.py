@@ -9,10 +9,12 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
 
 import pytest
+import trustme
 
 from kreplica._core.fetch_frames import Declined, FetchAnswer, FetchSettings, SessionFetch
 from kreplica.broker.api_versions import response_type
@@ -27,15 +29,18 @@ from kreplica.common.messages.data import (
     MetadataResponse,
     PartitionProduceData,
     ProduceRequest,
+    ProduceResponse,
     TopicProduceData,
 )
 from kreplica.common.messages.quorum import VoteRequest
 from kreplica.common.types import Uuid
 from kreplica.replica.remote_leader_endpoint import EncodedFetch
 from kreplica.runtime.event_loop import EventLoopThread, NodeLoops
+from kreplica.runtime.key_store import PEM, KeyStore, TrustStore
 from kreplica.runtime.listener import PLAIN
 from kreplica.runtime.tcp_server import TcpServer
-from kreplica.runtime.tcp_transport import NodeSecurity, TcpTransport, TcpTransportConfig
+from kreplica.runtime.tcp_transport import IN_PLAIN, NodeSecurity, TcpTransport, TcpTransportConfig
+from kreplica.runtime.tls import ClientTls, ServerTls, TlsSettings, TrustSettings
 from kreplica.security.client_login import ClientLogin
 from kreplica.security.sasl import Secret
 from tests.support.messages import written
@@ -69,14 +74,15 @@ def produce(records: bytes, acks: int) -> ProduceRequest:
 class Peer:
     """A node that listens; its requests wait until the test answers them."""
 
-    def __init__(self, thread: EventLoopThread) -> None:
+    def __init__(self, thread: EventLoopThread, tls: ServerTls | None = None) -> None:
         self.asked: SimpleQueue[tuple[Any, Future[Any]]] = SimpleQueue()
         self.thread = thread
+        self.tls = tls
         self.server: TcpServer | None = None
         self.address = ("127.0.0.1", 0)
 
     def start(self) -> None:
-        self.server = TcpServer(self.thread, RequestChannel(self.handle, self).serve)
+        self.server = TcpServer(self.thread, RequestChannel(self.handle, self).serve, tls=self.tls)
         self.address = self.server.bind(*self.address)
         self.server.start()
 
@@ -120,10 +126,15 @@ def connect(thread: EventLoopThread) -> Iterator[Callable[..., TcpTransport]]:
     made: list[TcpTransport] = []
     life = NodeLoops(thread)
 
-    def connect(address: Callable[[], Any], **settings: int) -> TcpTransport:
-        config = TcpTransportConfig(**settings)
+    def connect(
+        address: Callable[[], Any], security: NodeSecurity = IN_PLAIN, **settings: int
+    ) -> TcpTransport:
         transport = TcpTransport(
-            life, lambda node_id: address() if node_id == PEER else None, client_id="node-1", config=config
+            life,
+            lambda node_id: address() if node_id == PEER else None,
+            client_id="node-1",
+            config=TcpTransportConfig(**settings),
+            security=lambda _: security,
         )
         made.append(transport)
         return transport
@@ -449,31 +460,96 @@ def test_a_peer_that_answers_nonsense_is_let_go(connect: Callable[..., TcpTransp
 
 
 @pytest.mark.parametrize("size", [(64 << 10) + 1, 100 << 20])
-def test_an_answer_in_a_login_is_small(thread: EventLoopThread, size: int) -> None:
+def test_an_answer_in_a_login_is_small(connect: Callable[..., TcpTransport], size: int) -> None:
     """CVE-2026-10142 of kafka-python: a server that is not known yet announced a frame without a limit."""
-    life = NodeLoops(thread)
     login = ClientLogin(PLAIN, "node", Secret("sesame"))
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        transport = TcpTransport(
-            life,
-            lambda _: listener.getsockname(),
-            client_id="node-1",
-            security=lambda _: NodeSecurity(None, login),
+        transport = connect(lambda: listener.getsockname(), NodeSecurity(None, login))
+        listener.settimeout(WAIT_S)
+        reply = transport.send(PEER, ASKED, timeout_ms=LONG_MS)
+        connection, _ = listener.accept()
+        connection.settimeout(WAIT_S)
+        with connection:
+            assert read_frame(connection)
+            connection.sendall(size.to_bytes(4, "big"))
+            # The node closes the connection, and does not wait for the rest.
+            assert connection.recv(1) == b""
+        assert isinstance(reply.exception(WAIT_S), NetworkException)
+
+
+# ---- TLS -------------------------------------------------------------------------------------------------
+
+
+class Stores:
+    """A certificate for 127.0.0.1, and the trust in it; `other` trusts another authority."""
+
+    def __init__(self, directory: Path) -> None:
+        authority = trustme.CA()
+        path = directory / "node.pem"
+        authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(str(path))
+        self.server = ServerTls(TlsSettings(KeyStore(PEM, str(path))))
+        self.trusting, self.other = (
+            NodeSecurity(
+                ClientTls(TrustSettings(TrustStore(PEM, certificates=each.cert_pem.bytes().decode())))
+            )
+            for each in (authority, trustme.CA())
         )
-        try:
-            listener.settimeout(WAIT_S)
-            reply = transport.send(PEER, ASKED, timeout_ms=LONG_MS)
-            connection, _ = listener.accept()
-            connection.settimeout(WAIT_S)
-            with connection:
-                assert read_frame(connection)
-                connection.sendall(size.to_bytes(4, "big"))
-                # The node closes the connection, and does not wait for the rest.
-                assert connection.recv(1) == b""
+
+
+@pytest.fixture
+def stores(tmp_path: Path) -> Stores:
+    return Stores(tmp_path)
+
+
+def test_records_of_any_size_travel_through_tls(
+    thread: EventLoopThread, connect: Callable[..., TcpTransport], stores: Stores
+) -> None:
+    peer = Peer(thread, stores.server)
+    peer.start()
+    try:
+        transport = connect(lambda: peer.address, stores.trusting)
+        for size in (0, 10, 100_000, 5 << 20):
+            reply = transport.send(PEER, produce(bytes(size), acks=1), timeout_ms=LONG_MS)
+            request, answer = peer.next()
+            assert request.topic_data[0].partition_data[0].records == bytes(size)
+            answer.set_result(ProduceResponse(responses=(), throttle_time=timedelta(0)))
+            assert reply.result(WAIT_S).responses == ()
+    finally:
+        peer.stop()
+
+
+def test_a_server_of_another_authority_gets_no_request(
+    thread: EventLoopThread, connect: Callable[..., TcpTransport], stores: Stores, caplog: Any
+) -> None:
+    peer = Peer(thread, stores.server)
+    peer.start()
+    try:
+        reply = connect(lambda: peer.address, stores.other).send(PEER, ASKED, timeout_ms=LONG_MS)
+        assert "CERTIFICATE_VERIFY_FAILED" in str(reply.exception(WAIT_S))
+        assert peer.asked.empty()
+        assert "CERTIFICATE_VERIFY_FAILED" in caplog.text
+    finally:
+        peer.stop()
+
+
+@pytest.mark.parametrize("answer", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"", None])
+def test_a_server_without_tls_is_let_go(
+    connect: Callable[..., TcpTransport], stores: Stores, answer: bytes | None
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        transport = connect(
+            lambda: listener.getsockname(), stores.trusting, socket_connection_setup_timeout_ms=500
+        )
+        listener.settimeout(WAIT_S)
+        reply = transport.send(PEER, ASKED, timeout_ms=LONG_MS)
+        connection, _ = listener.accept()
+        with connection:
+            # A record of TLS with a handshake.
+            assert connection.recv(1) == b"\x16"
+            if answer is not None:
+                connection.sendall(answer)
+                connection.shutdown(socket.SHUT_WR)
             assert isinstance(reply.exception(WAIT_S), NetworkException)
-        finally:
-            transport.close()
-            life.leave()
 
 
 def test_requests_may_come_from_several_threads(peer: Peer, transport: TcpTransport) -> None:
