@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from kreplica.cli.kafka_connection import KafkaConnection, any_broker, check
+from kreplica.cli.kafka_connection import any_broker, check
 from kreplica.cli.output import Fact, print_facts
 from kreplica.common.dataclass import dataclass
 from kreplica.common.errors import InvalidConfig, ResourceNotFound
@@ -82,7 +82,7 @@ def add(
         for operation in operations
     )
     with any_broker(bootstrap) as broker:
-        answer = _asked(broker, CreateAclsRequest(creations=creations))
+        answer = broker.ask_newest(CreateAclsRequest(creations=creations), VERSIONS)
     for result in answer.results:
         check(result)
     facts = [_fact(each, each.resource_pattern_type) for each in creations]
@@ -95,7 +95,7 @@ def list_rules(bootstrap: str, principal: str | None, resources: Resources, as_j
     facts: list[Fact] = []
     with any_broker(bootstrap) as broker:
         for chosen in _filters(principal, resources):
-            answer = _asked(broker, DescribeAclsRequest(**chosen))
+            answer = broker.ask_newest(DescribeAclsRequest(**chosen), VERSIONS)
             check(answer)
             for resource in answer.resources:
                 facts += [_described(resource, rule) for rule in resource.acls]
@@ -114,7 +114,7 @@ def remove(
         raise InvalidConfig("choose rules by a principal or a resource, or give --all to remove all of them")
     filters = tuple(DeleteAclsFilter(**chosen) for chosen in _filters(principal, resources))
     with any_broker(bootstrap) as broker:
-        answer = _asked(broker, DeleteAclsRequest(filters=filters))
+        answer = broker.ask_newest(DeleteAclsRequest(filters=filters), VERSIONS)
     facts: list[Fact] = []
     for result in answer.filter_results:
         check(result)
@@ -123,11 +123,6 @@ def remove(
         raise ResourceNotFound("there is no such rule")
     print_facts("removed rules", COLUMNS, facts, as_json)
     return 0
-
-
-def _asked(broker: KafkaConnection, request: Any) -> Any:
-    broker.newest(request.__api_key__, VERSIONS)
-    return broker.ask(request)
 
 
 def _filters(principal: str | None, resources: Resources) -> Iterable[dict[str, Any]]:

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -22,7 +22,11 @@ from kreplica.cli.operator_commands import (
     partition_app,
     profile_app,
 )
-from kreplica.cli.options import DEFAULT_BOOTSTRAP, Bootstrap, Execute, Json, parsed
+from kreplica.cli.options import DEFAULT_BOOTSTRAP, Bootstrap, Execute, Json, parsed, with_options
+
+if TYPE_CHECKING:
+    from kreplica.cli.acl import Resources
+    from kreplica.cli.quota import Entity
 
 HELP_OPTIONS = ["-h", "--help"]
 
@@ -849,48 +853,59 @@ def token_expire(
 
 # ---- acl -------------------------------------------------------------------------------------------------
 
-AclTopics = Annotated[
-    list[str] | None, typer.Option("--topic", metavar="NAME", help="Topic; may be repeated. * is all topics.")
-]
-AclGroups = Annotated[
-    list[str] | None, typer.Option("--group", metavar="NAME", help="Group; may be repeated. * is all groups.")
-]
-AclTransactionalIds = Annotated[
-    list[str] | None,
-    typer.Option("--transactional-id", metavar="ID", help="Transactional id; may be repeated."),
-]
-AclCluster = Annotated[bool, typer.Option("--cluster", help="The cluster itself.")]
-AclPrefix = Annotated[bool, typer.Option("--prefix", help="The names are prefixes of names.")]
+
+class AclResources(NamedTuple):
+    """The resources of access rules, as options."""
+
+    topic: Annotated[
+        list[str] | None,
+        typer.Option("--topic", metavar="NAME", help="Topic; may be repeated. * is all topics."),
+    ] = None
+    group: Annotated[
+        list[str] | None,
+        typer.Option("--group", metavar="NAME", help="Group; may be repeated. * is all groups."),
+    ] = None
+    transactional_id: Annotated[
+        list[str] | None,
+        typer.Option("--transactional-id", metavar="ID", help="Transactional id; may be repeated."),
+    ] = None
+    cluster: Annotated[bool, typer.Option("--cluster", help="The cluster itself.")] = False
+    prefix: Annotated[bool, typer.Option("--prefix", help="The names are prefixes of names.")] = False
+
+    def named(self) -> Resources:
+        """Return them as the command takes them."""
+        from kreplica.cli.acl import Resources
+
+        return Resources(
+            topics=self.topic or (),
+            groups=self.group or (),
+            transactional_ids=self.transactional_id or (),
+            cluster=self.cluster,
+            prefix=self.prefix,
+        )
+
+
 AclPrincipal = Annotated[
     str | None, typer.Option("--principal", metavar="NAME", help="Whose rules, such as alice or User:alice.")
 ]
 
 
 @acl_app.command("list")
+@with_options(resources=AclResources)
 def acl_list(
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     principal: AclPrincipal = None,
-    topic: AclTopics = None,
-    group: AclGroups = None,
-    transactional_id: AclTransactionalIds = None,
-    cluster: AclCluster = False,
-    prefix: AclPrefix = False,
+    resources: AclResources = AclResources(),
     as_json: Json = False,
 ) -> None:
     """List the access rules: all of them, those of a principal, or those with these resources."""
     from kreplica.cli import acl as command
 
-    resources = command.Resources(
-        topics=topic or (),
-        groups=group or (),
-        transactional_ids=transactional_id or (),
-        cluster=cluster,
-        prefix=prefix,
-    )
-    raise typer.Exit(command.list_rules(bootstrap, principal, resources, as_json))
+    raise typer.Exit(command.list_rules(bootstrap, principal, resources.named(), as_json))
 
 
 @acl_app.command("add")
+@with_options(resources=AclResources)
 def acl_add(
     principal: Annotated[
         str, typer.Argument(help="Who, such as alice or User:alice; User:* is everyone.", show_default=False)
@@ -899,11 +914,7 @@ def acl_add(
         list[str], typer.Argument(help="What, such as read, write, describe or all.", show_default=False)
     ],
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
-    topic: AclTopics = None,
-    group: AclGroups = None,
-    transactional_id: AclTransactionalIds = None,
-    cluster: AclCluster = False,
-    prefix: AclPrefix = False,
+    resources: AclResources = AclResources(),
     deny: Annotated[bool, typer.Option("--deny", help="Forbid it, whatever other rules allow.")] = False,
     host: Annotated[
         str,
@@ -917,79 +928,66 @@ def acl_add(
     """
     from kreplica.cli import acl as command
 
-    resources = command.Resources(
-        topics=topic or (),
-        groups=group or (),
-        transactional_ids=transactional_id or (),
-        cluster=cluster,
-        prefix=prefix,
-    )
     raise typer.Exit(
-        command.add(bootstrap, principal, operations, resources, deny=deny, host=host, as_json=as_json)
+        command.add(
+            bootstrap, principal, operations, resources.named(), deny=deny, host=host, as_json=as_json
+        )
     )
 
 
 @acl_app.command("remove")
+@with_options(resources=AclResources)
 def acl_remove(
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     principal: AclPrincipal = None,
-    topic: AclTopics = None,
-    group: AclGroups = None,
-    transactional_id: AclTransactionalIds = None,
-    cluster: AclCluster = False,
-    prefix: AclPrefix = False,
+    resources: AclResources = AclResources(),
     everything: Annotated[bool, typer.Option("--all", help="Remove all rules of the cluster.")] = False,
     as_json: Json = False,
 ) -> None:
     """Remove the access rules of a principal, or those with these resources, and show them."""
     from kreplica.cli import acl as command
 
-    resources = command.Resources(
-        topics=topic or (),
-        groups=group or (),
-        transactional_ids=transactional_id or (),
-        cluster=cluster,
-        prefix=prefix,
-    )
-    raise typer.Exit(command.remove(bootstrap, principal, resources, everything=everything, as_json=as_json))
+    named = resources.named()
+    raise typer.Exit(command.remove(bootstrap, principal, named, everything=everything, as_json=as_json))
 
 
 # ---- quota -----------------------------------------------------------------------------------------------
 
-QuotaUser = Annotated[str | None, typer.Option("--user", metavar="NAME", help="User.")]
-QuotaClientId = Annotated[str | None, typer.Option("--client-id", metavar="ID", help="Client id.")]
-QuotaIp = Annotated[str | None, typer.Option("--ip", metavar="ADDRESS", help="Address of clients.")]
-DefaultUser = Annotated[bool, typer.Option("--default-user", help="All users without a quota.")]
-DefaultClientId = Annotated[bool, typer.Option("--default-client-id", help="All client ids without a quota.")]
-DefaultIp = Annotated[bool, typer.Option("--default-ip", help="All addresses without a quota.")]
+
+class QuotaEntity(NamedTuple):
+    """Whose quotas a command is about, as options."""
+
+    user: Annotated[str | None, typer.Option("--user", metavar="NAME", help="User.")] = None
+    client_id: Annotated[str | None, typer.Option("--client-id", metavar="ID", help="Client id.")] = None
+    ip: Annotated[str | None, typer.Option("--ip", metavar="ADDRESS", help="Address of clients.")] = None
+    default_user: Annotated[bool, typer.Option("--default-user", help="All users without a quota.")] = False
+    default_client_id: Annotated[
+        bool, typer.Option("--default-client-id", help="All client ids without a quota.")
+    ] = False
+    default_ip: Annotated[bool, typer.Option("--default-ip", help="All addresses without a quota.")] = False
+
+    def named(self) -> Entity:
+        """Return it as the command takes it."""
+        from kreplica.cli.quota import Entity
+
+        return Entity(**self._asdict())
 
 
 @quota_app.command("list")
+@with_options(entity=QuotaEntity)
 def quota_list(
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
-    user: QuotaUser = None,
-    client_id: QuotaClientId = None,
-    ip: QuotaIp = None,
-    default_user: DefaultUser = False,
-    default_client_id: DefaultClientId = False,
-    default_ip: DefaultIp = False,
+    entity: QuotaEntity = QuotaEntity(),
     as_json: Json = False,
 ) -> None:
     """List the quotas: all of them, or those of a user, a client id or an address."""
     from kreplica.cli import quota as command
 
-    entity = command.Entity(
-        user=user,
-        client_id=client_id,
-        ip=ip,
-        default_user=default_user,
-        default_client_id=default_client_id,
-        default_ip=default_ip,
-    )
-    raise typer.Exit(command.list_quotas(bootstrap, entity, as_json))
+    raise typer.Exit(command.list_quotas(bootstrap, entity.named(), as_json))
 
 
 @quota_app.command("set")
+@with_options(entity=QuotaEntity)
 def quota_set(
     settings: Annotated[
         list[str],
@@ -1001,55 +999,30 @@ def quota_set(
         ),
     ],
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
-    user: QuotaUser = None,
-    client_id: QuotaClientId = None,
-    ip: QuotaIp = None,
-    default_user: DefaultUser = False,
-    default_client_id: DefaultClientId = False,
-    default_ip: DefaultIp = False,
+    entity: QuotaEntity = QuotaEntity(),
     as_json: Json = False,
 ) -> None:
     """Set quotas of a user, a client id, both together, or an address; others stay as they are."""
     from kreplica.cli import quota as command
 
-    entity = command.Entity(
-        user=user,
-        client_id=client_id,
-        ip=ip,
-        default_user=default_user,
-        default_client_id=default_client_id,
-        default_ip=default_ip,
-    )
-    raise typer.Exit(command.set_quotas(bootstrap, entity, settings, as_json))
+    raise typer.Exit(command.set_quotas(bootstrap, entity.named(), settings, as_json))
 
 
 @quota_app.command("remove")
+@with_options(entity=QuotaEntity)
 def quota_remove(
     names: Annotated[
         list[str] | None,
         typer.Argument(metavar="NAME...", help="Quotas to remove. Default: all.", show_default=False),
     ] = None,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
-    user: QuotaUser = None,
-    client_id: QuotaClientId = None,
-    ip: QuotaIp = None,
-    default_user: DefaultUser = False,
-    default_client_id: DefaultClientId = False,
-    default_ip: DefaultIp = False,
+    entity: QuotaEntity = QuotaEntity(),
     as_json: Json = False,
 ) -> None:
     """Remove quotas of a user, a client id, both together, or an address, and show them."""
     from kreplica.cli import quota as command
 
-    entity = command.Entity(
-        user=user,
-        client_id=client_id,
-        ip=ip,
-        default_user=default_user,
-        default_client_id=default_client_id,
-        default_ip=default_ip,
-    )
-    raise typer.Exit(command.remove(bootstrap, entity, names or (), as_json))
+    raise typer.Exit(command.remove(bootstrap, entity.named(), names or (), as_json))
 
 
 # ---- topic -----------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any, NamedTuple
 
+from kreplica.cli.config_changes import config_changes
 from kreplica.cli.kafka_connection import TIMEOUT_S, Brokers, check
 from kreplica.common.dataclass import dataclass
 from kreplica.common.errors import (
@@ -30,9 +31,6 @@ from kreplica.common.messages.administration import (
     DescribeConfigsResource,
     DescribeLogDirsRequest,
     ElectLeadersRequest,
-    IncrementalAlterConfigsRequest,
-    IncrementalAlterConfigsRequestAlterableConfig,
-    IncrementalAlterConfigsRequestAlterConfigsResource,
     ListPartitionReassignmentsRequest,
     ReassignablePartition,
     ReassignableTopic,
@@ -45,7 +43,6 @@ from kreplica.common.wire import error_of
 from kreplica.metadata.cluster_metadata import BROKER_RESOURCE, TOPIC_RESOURCE
 
 PREFERRED, UNCLEAN = 0, 1
-SET, DELETE = 0, 1
 # Settings of topics that are asked for in one request.
 MOST_TOPICS = 500
 LEADER_RATE, FOLLOWER_RATE = "leader.replication.throttled.rate", "follower.replication.throttled.rate"
@@ -151,8 +148,7 @@ class ClusterAdmin(Brokers):
             include_cluster_authorized_operations=False, include_fenced_brokers=True
         )
         # All brokers know it, also without a controller.
-        version = self.seed.newest(request.__api_key__, range(3)).__version__
-        answer = self.seed.ask(in_version(request, version))
+        answer = self.seed.ask_newest(request, range(3))
         check(answer)
         found = {
             each.broker_id: RegisteredBroker(
@@ -236,13 +232,12 @@ class ClusterAdmin(Brokers):
 
     def _alter_topics(self, changes: Mapping[str, Mapping[str, str | None]]) -> None:
         """Set settings of topics, or with None reset them. Raises the broker's error."""
-        resources = tuple(_alteration(TOPIC_RESOURCE, name, changes[name]) for name in sorted(changes))
-        if resources:
-            _check_altered(self._ask_controller(_alter(*resources), (0, 1)))
+        if changes:
+            _check_altered(self._ask_controller(config_changes(TOPIC_RESOURCE, changes), (0, 1)))
 
     def _alter_broker(self, broker: int, settings: Mapping[str, str | None]) -> None:
         """Set settings of a live broker, which Kafka's brokers take only for themselves."""
-        request = _alter(_alteration(BROKER_RESOURCE, str(broker), settings))
+        request = config_changes(BROKER_RESOURCE, {str(broker): settings})
         _check_altered(self.ask_newest(broker, request, (0, 1)))
 
     # ---- changes ------------------------------------------------------------------------------------------
@@ -350,25 +345,6 @@ def _directory(broker: int, found: Any) -> LogDirectory:
             for each in topic.partitions
             if not each.is_future_key
         },
-    )
-
-
-def _alter(*resources: IncrementalAlterConfigsRequestAlterConfigsResource) -> IncrementalAlterConfigsRequest:
-    return IncrementalAlterConfigsRequest(resources=resources, validate_only=False)
-
-
-def _alteration(
-    kind: int, name: str, settings: Mapping[str, str | None]
-) -> IncrementalAlterConfigsRequestAlterConfigsResource:
-    return IncrementalAlterConfigsRequestAlterConfigsResource(
-        resource_type=kind,
-        resource_name=name,
-        configs=tuple(
-            IncrementalAlterConfigsRequestAlterableConfig(
-                name=setting, config_operation=DELETE if value is None else SET, value=value
-            )
-            for setting, value in settings.items()
-        ),
     )
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
+from kreplica.cli.config_changes import config_changes
 from kreplica.cli.kafka_connection import Brokers
 from kreplica.cli.output import NONE, Fact, print_facts, print_json, print_table, say
 from kreplica.cli.scope import Scope, in_scope
@@ -30,9 +31,6 @@ from kreplica.common.iso_duration import duration_ms
 from kreplica.common.messages.administration import (
     DescribeConfigsRequest,
     DescribeConfigsResource,
-    IncrementalAlterConfigsRequest,
-    IncrementalAlterConfigsRequestAlterableConfig,
-    IncrementalAlterConfigsRequestAlterConfigsResource,
 )
 from kreplica.common.messages.consumer_groups import ConsumerGroupDescribeRequest
 from kreplica.common.messages.data import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
@@ -75,8 +73,7 @@ BY_STATE, BY_KIND, NEWEST_LIST = 4, 5, 5
 EARLIEST, LATEST = -2, -1
 # How long and how often to ask again while a coordinator loads its groups, or moves.
 RETRY_S, RETRY_BACKOFF_S = 5.0, 0.2
-# Operations of IncrementalAlterConfigs, and the source of a value that is set on the group itself.
-SET, RESET = 0, 1
+# The source of a value that is set on the group itself.
 DYNAMIC_GROUP_CONFIG = 8
 LIST_COLUMNS = ("group_id", "type", "state", "protocol_type", "coordinator")
 OFFSET_COLUMNS = (
@@ -341,17 +338,7 @@ class Groups(Brokers):
 
         Raises InvalidConfig, InvalidRequest, and the broker's other errors.
         """
-        changed = IncrementalAlterConfigsRequestAlterConfigsResource(
-            resource_type=GROUP_RESOURCE,
-            resource_name=group_id,
-            configs=tuple(
-                IncrementalAlterConfigsRequestAlterableConfig(
-                    name=name, config_operation=RESET if value is None else SET, value=value
-                )
-                for name, value in changes.items()
-            ),
-        )
-        request = IncrementalAlterConfigsRequest(resources=(changed,), validate_only=False)
+        request = config_changes(GROUP_RESOURCE, {group_id: changes})
         [answer] = self.ask_newest(self.brokers[0], request, (0, 1)).responses
         _checked(answer)
 

@@ -29,7 +29,6 @@ TIMEOUT_S = 15.0
 MAX_RESPONSE_BYTES = 64 << 20
 CLIENT_ID = b"kreplica-cli"
 REMEDY = "is a broker running there? --bootstrap or a profile names the addresses"
-METADATA = 3
 # Versions of Metadata that name topics and include the cluster's id.
 METADATA_VERSIONS = range(4, 8)
 
@@ -123,6 +122,14 @@ class KafkaConnection(Closing):
             reader.skip_tags()
         return read_message(kind, reader)
 
+    def ask_newest(self, request: Any, versions: Sequence[int]) -> Any:
+        """Send the request in the newest of these versions that the broker supports, and return the answer.
+
+        Raises UnsupportedVersion, NetworkException, InvalidRequest.
+        """
+        version = self.newest(request.__api_key__, versions).__version__
+        return self.ask(in_version(request, version))
+
     def _send(self, request: Any) -> None:
         self._socket.sendall(b"".join(request_frame(request, self._number, CLIENT_ID)))
 
@@ -171,12 +178,11 @@ class Brokers(Closing):
 
         Raises UnknownTopicOrPartition.
         """
-        version = self._seed.newest(METADATA, METADATA_VERSIONS).__version__
         topics = None
         if topic is not None:
             topics = (MetadataRequestTopic(name=topic),)
         request = MetadataRequest(topics=topics, allow_auto_topic_creation=False)
-        answer = self._seed.ask(in_version(request, version))
+        answer = self._seed.ask_newest(request, METADATA_VERSIONS)
         self.cluster_id = answer.cluster_id or "without id"
         self._addresses = {each.node_id: (each.host, each.port) for each in answer.brokers}
         self.controller = answer.controller_id

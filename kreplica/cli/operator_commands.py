@@ -7,38 +7,65 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from kreplica.cli.options import DEFAULT_BOOTSTRAP, Bootstrap, Execute, Json, parse_size, parsed
+from kreplica.cli.options import DEFAULT_BOOTSTRAP, Bootstrap, Execute, Json, parse_size, parsed, with_options
+
+if TYPE_CHECKING:
+    from kreplica.cli.reassignment import How
 
 cluster_app = typer.Typer(help="Show a cluster and its health; make its load even.", no_args_is_help=True)
 broker_app = typer.Typer(help="Show the brokers and their disks; take one out.", no_args_is_help=True)
 partition_app = typer.Typer(help="Show partitions, move their replicas, elect leaders.", no_args_is_help=True)
 profile_app = typer.Typer(help="Keep the addresses and logins of clusters under names.", no_args_is_help=True)
 
-Throttle = Annotated[
-    str | None,
-    typer.Option(
-        "--throttle",
-        metavar="BYTES",
-        help="Limit of the bytes that are copied each second from and to a broker, such as 20MiB.",
-    ),
-]
 Wait = Annotated[bool, typer.Option("--wait", help="Show the progress, and wait for the end of the moves.")]
 Timeout = Annotated[
     float | None, typer.Option("--timeout", metavar="SECONDS", min=0, help="Wait no longer than this.")
 ]
-Save = Annotated[
-    Path | None,
-    typer.Option(
-        "--save",
-        dir_okay=False,
-        metavar="FILE",
-        help="Write the replicas before the moves to a file, for the way back.",
-    ),
-]
+
+
+class Moving(NamedTuple):
+    """How moves are carried out, as options."""
+
+    execute: Execute = False
+    throttle: Annotated[
+        str | None,
+        typer.Option(
+            "--throttle",
+            metavar="BYTES",
+            help="Limit of the bytes that are copied each second from and to a broker, such as 20MiB.",
+        ),
+    ] = None
+    timeout: Timeout = None
+    save: Annotated[
+        Path | None,
+        typer.Option(
+            "--save",
+            dir_okay=False,
+            metavar="FILE",
+            help="Write the replicas before the moves to a file, for the way back.",
+        ),
+    ] = None
+    as_json: Json = False
+
+    def how(self, *, wait: bool) -> How:
+        """Return it as the commands take it."""
+        from kreplica.cli.reassignment import How
+
+        throttle = self.throttle
+        return How(
+            execute=self.execute,
+            wait=wait,
+            throttle=None if throttle is None else parsed(partial(parse_size, throttle), "--throttle"),
+            timeout_s=self.timeout,
+            save=self.save,
+            as_json=self.as_json,
+        )
+
+
 Topics = Annotated[
     list[str] | None,
     typer.Argument(
@@ -47,10 +74,6 @@ Topics = Annotated[
         show_default=False,
     ),
 ]
-
-
-def _rate(text: str | None) -> int | None:
-    return None if text is None else parsed(partial(parse_size, text), "--throttle")
 
 
 # ---- cluster ---------------------------------------------------------------------------------------------
@@ -86,18 +109,15 @@ def cluster_health(
 
 
 @cluster_app.command("rebalance")
+@with_options(moving=Moving)
 def cluster_rebalance(
     topics: Topics = None,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     leaders_only: Annotated[
         bool, typer.Option("--leaders-only", help="Copy nothing; only choose other preferred leaders.")
     ] = False,
-    execute: Execute = False,
     wait: Wait = False,
-    throttle: Throttle = None,
-    timeout: Timeout = None,
-    save: Save = None,
-    as_json: Json = False,
+    moving: Moving = Moving(),
 ) -> None:
     """Give all brokers the same number of replicas and leaders, with the fewest moves.
 
@@ -105,17 +125,9 @@ def cluster_rebalance(
     many racks as they are in, or come into more. All brokers have to be up.
     """
     from kreplica.cli import cluster as command
-    from kreplica.cli.reassignment import How
     from kreplica.cli.scope import parse_scope
 
-    how = How(
-        execute=execute,
-        wait=wait,
-        throttle=_rate(throttle),
-        timeout_s=timeout,
-        save=save,
-        as_json=as_json,
-    )
+    how = moving.how(wait=wait)
     scope = parsed(partial(parse_scope, topics or ()), "TOPIC")
     balance = partial(command.rebalance, bootstrap, scope, leaders_only, how)
     raise typer.Exit(parsed(balance, "--bootstrap"))
@@ -136,16 +148,13 @@ def broker_list(bootstrap: Bootstrap = DEFAULT_BOOTSTRAP, as_json: Json = False)
 
 
 @broker_app.command("decommission")
+@with_options(moving=Moving)
 def broker_decommission(
     broker_id: Annotated[
         int, typer.Argument(metavar="ID", min=0, help="Id of the broker.", show_default=False)
     ],
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
-    execute: Execute = False,
-    throttle: Throttle = None,
-    timeout: Timeout = None,
-    save: Save = None,
-    as_json: Json = False,
+    moving: Moving = Moving(),
 ) -> None:
     """Move all replicas off a broker, and unregister it once it is stopped.
 
@@ -154,11 +163,8 @@ def broker_decommission(
     are copied from the others.
     """
     from kreplica.cli import broker as command
-    from kreplica.cli.reassignment import How
 
-    how = How(
-        execute=execute, wait=True, throttle=_rate(throttle), timeout_s=timeout, save=save, as_json=as_json
-    )
+    how = moving.how(wait=True)
     raise typer.Exit(parsed(lambda: command.decommission(bootstrap, broker_id, how), "--bootstrap"))
 
 
@@ -192,6 +198,7 @@ def partition_list(
 
 
 @partition_app.command("move")
+@with_options(moving=Moving)
 def partition_move(
     topics: Topics = None,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
@@ -209,12 +216,8 @@ def partition_move(
             help="Instead: a JSON file as kafka-reassign-partitions.sh takes it, or as --save writes it.",
         ),
     ] = None,
-    execute: Execute = False,
     wait: Wait = False,
-    throttle: Throttle = None,
-    timeout: Timeout = None,
-    save: Save = None,
-    as_json: Json = False,
+    moving: Moving = Moving(),
 ) -> None:
     """Move the replicas of partitions to other brokers, or give them more or fewer replicas.
 
@@ -222,20 +225,13 @@ def partition_move(
     --throttle then holds until `kreplica partition wait` has seen their end.
     """
     from kreplica.cli import partition as command
-    from kreplica.cli.reassignment import How, read_layout
+    from kreplica.cli.reassignment import read_layout
     from kreplica.cli.scope import parse_scope
 
     if (to is None) == (file is None) or (file is not None) == bool(topics):
         raise typer.BadParameter("give topics and --to, or only --file", param_hint="--to")
     replicas = parsed(partial(command.parse_replicas, to or ""), "--to") if to is not None else ()
-    how = How(
-        execute=execute,
-        wait=wait,
-        throttle=_rate(throttle),
-        timeout_s=timeout,
-        save=save,
-        as_json=as_json,
-    )
+    how = moving.how(wait=wait)
     scope = parsed(partial(parse_scope, topics or ()), "TOPIC")
     layout = None if file is None else read_layout(file)
     raise typer.Exit(parsed(partial(command.move, bootstrap, scope, replicas, layout, how), "--bootstrap"))

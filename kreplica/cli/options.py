@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Callable
-from typing import Annotated, TypeVar
+from functools import wraps
+from typing import Annotated, Any, TypeVar, get_type_hints
 
 import typer
 
@@ -36,6 +38,42 @@ def parsed(parse: Callable[[], T], hint: str | None = None) -> T:
         return parse()
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint=hint) from error
+
+
+def with_options(**groups: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command the fields of named tuples as options; as arguments it gets the tuples.
+
+    `groups`: the tuple of each parameter that has one, by the parameter's name.
+    """
+
+    def decorated(command: Callable[..., None]) -> Callable[..., None]:
+        parameters = []
+        for each in inspect.signature(command, eval_str=True).parameters.values():
+            parameters += _fields(groups[each.name]) if each.name in groups else [each]
+
+        @wraps(command)
+        def called(**given: Any) -> None:
+            made = {
+                name: group(**{field: given.pop(field) for field in group._fields})
+                for name, group in groups.items()
+            }
+            command(**given, **made)
+
+        # Typer reads the signature, in which an argument may come behind an option.
+        by_name = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in parameters]
+        called.__dict__["__signature__"] = inspect.Signature(by_name)
+        return called
+
+    return decorated
+
+
+def _fields(group: Any) -> list[inspect.Parameter]:
+    hints, defaults = get_type_hints(group, include_extras=True), group._field_defaults
+    kind = inspect.Parameter.KEYWORD_ONLY
+    return [
+        inspect.Parameter(name, kind, default=defaults[name], annotation=hints[name])
+        for name in group._fields
+    ]
 
 
 def parse_size(text: str) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from kreplica.cli.kafka_connection import KafkaConnection, any_broker, check
 from kreplica.cli.output import Fact, print_facts
@@ -124,7 +123,7 @@ def _described(
         )
         for kind, name in entity.components()
     )
-    answer = _asked(broker, DescribeClientQuotasRequest(components=components, strict=strict))
+    answer = broker.ask_newest(DescribeClientQuotasRequest(components=components, strict=strict), VERSIONS)
     check(answer)
     return [
         ({each.entity_type: each.entity_name for each in found.entity}, value.key, value.value)
@@ -138,14 +137,9 @@ def _alter(broker: KafkaConnection, entity: Entity, ops: tuple[QuotaOpData, ...]
         QuotaEntityData(entity_type=kind, entity_name=name) for kind, name in entity.components()
     )
     entry = AlterQuotaEntryData(entity=components, ops=ops)
-    answer = _asked(broker, AlterClientQuotasRequest(entries=(entry,)))
+    answer = broker.ask_newest(AlterClientQuotasRequest(entries=(entry,)), VERSIONS)
     for result in answer.entries:
         check(result)
-
-
-def _asked(broker: KafkaConnection, request: Any) -> Any:
-    broker.newest(request.__api_key__, VERSIONS)
-    return broker.ask(request)
 
 
 def _fact(entity: dict[str, str | None], name: str, value: float) -> Fact:

@@ -13,7 +13,6 @@ from typing import Any
 from kreplica.cli.kafka_connection import any_broker
 from kreplica.cli.output import Fact, moment, print_facts, print_json, say
 from kreplica.common.errors import InvalidConfig
-from kreplica.common.message import in_version
 from kreplica.common.messages.users import (
     CreateDelegationTokenRequest,
     DescribeDelegationTokenRequest,
@@ -94,8 +93,7 @@ def list_tokens(bootstrap: str, owners: Sequence[str], as_json: bool) -> int:
 def _ask(bootstrap: str, request: Any, versions: Sequence[int]) -> Any:
     """Return the answer. Raises its error."""
     with any_broker(bootstrap) as connection:
-        version = connection.newest(request.__api_key__, versions).__version__
-        answer = connection.ask(in_version(request, version))
+        answer = connection.ask_newest(request, versions)
     error = error_of(answer.error_code)
     if error is not None:
         raise error

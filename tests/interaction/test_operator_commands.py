@@ -131,7 +131,9 @@ def test_replicas_move_and_their_new_leader_leads(cluster: Cluster, tmp_path: Pa
 
 def test_a_move_is_followed_later_and_cancelled(cluster: Cluster) -> None:
     create(cluster, "stopped", [1, 2])
-    # A throttle of one byte a second holds the copy back.
+    # A throttle of one byte a second holds back all fetches but the first.
+    for _ in range(8):
+        cluster.append("stopped", [VALUE] * 1000, partition=0).result(WAIT_S)
     begun = run(cluster, "partition", "move", "stopped", "--to", "3,2", "--execute", "--throttle", "1")
     assert (begun.exit_code, "partition wait" in begun.stderr) == (0, True)
     [moving] = facts(cluster, "partition", "list", "--state", "moving")
