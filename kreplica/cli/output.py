@@ -41,7 +41,7 @@ ROWS_A_TABLE = 1000
 WIDTH_WITHOUT_TERMINAL = 200
 LONGEST_CELL = 60
 # Columns that are never shortened, because they may be the answer.
-WHOLE = {"path", "text", "problem", "data", "examples", "remedy"}
+WHOLE = {"path", "text", "problem", "data", "examples", "remedy", "bootstrap"}
 # Kafka's value for a missing id, epoch or offset.
 NONE = -1
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kreplica.cli.kafka_connection import parse_bootstrap
-from kreplica.cli.output import Fact, print_facts, print_json, print_table, say
+from kreplica.cli.output import Fact, print_facts, print_json, say
 from kreplica.cli.profiles import Profile, check_name, profiles_path, read_profiles, write_profiles
 from kreplica.common.errors import DuplicateResource
 
@@ -65,11 +65,7 @@ def show(name: str | None, as_json: bool) -> int:
     """Print a profile, or the current one; returns the exit code. Raises ResourceNotFound."""
     known = read_profiles()
     fact = _fact(name or known.current, known.get(name or known.current), known.current)
-    if as_json:
-        print_json(fact)
-    else:
-        rows = [{"what": what.replace("_", " "), "value": value} for what, value in fact.items()]
-        print_table(f"profile {fact['name']}", ("what", "value"), rows)
+    print_facts(f"profile {fact['name']}", COLUMNS, [fact], as_json)
     return 0
 
 

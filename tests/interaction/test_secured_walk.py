@@ -101,7 +101,7 @@ def walk(tmp_path: Path) -> Iterator[Walk]:
 
 def test_the_page_is_followed_to_its_end(walk: Walk) -> None:
     lines = [line for line in walk.commands() if "--command-config" in line]
-    assert len(lines) == 8
+    assert len(lines) == 9
     *good, denied = lines
     for line in good:
         result = walk.run(line)
