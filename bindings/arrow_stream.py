@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from kreplica.arrow.partition_directories import PartitionDirectories, open_log
 
 from kreplica._core.record import milliseconds
+from kreplica.common.optional import require_package
 from kreplica.common.types import TopicPartition, integer
 from kreplica.log.column_reader import COLUMNS, ColumnReader, arrow_batches, require_names
 from kreplica.log.damage import Damage
@@ -111,6 +112,7 @@ class ArrowStream:
         views: bool = False,
         skip_damaged: bool = False,
     ) -> None:
+        require_package("pyarrow")
         _check(columns, isolation)
         self._directories = directories
         self.partitions = tuple(partitions)

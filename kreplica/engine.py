@@ -34,6 +34,7 @@ from kreplica.common.errors import (
 )
 from kreplica.common.html import table
 from kreplica.common.locks import Lock
+from kreplica.common.optional import require_package
 from kreplica.common.ports import Clock, DirectoryLock, Storage
 from kreplica.common.types import INT32_MAX, INT64_MAX, TopicPartition, integer
 from kreplica.log import cleaner, live_reader, log_loader, periodic_job
@@ -211,6 +212,7 @@ class Log:
         Raises TypeError for an object or a column of another type, ValueError for rows without `value` or
         with an unknown column, ImportError if pyarrow is not installed, and what `append` raises.
         """
+        require_package("pyarrow")
         return self._log.append_records(record_columns(rows), self._epoch(leader_epoch))
 
     def abort_transaction(self, producer_id: int) -> LogAppendInfo:
@@ -416,6 +418,7 @@ class Log:
         point into the log's mapped files. Raises what `read` raises, ValueError for an unknown column,
         ImportError if pyarrow is not installed.
         """
+        require_package("pyarrow")
         names = COLUMNS[:6] if columns is None else columns
         reader = self.column_reader(start, stop, columns=names, isolation=isolation, views=views)
         return arrow_batches(reader, names)
@@ -455,6 +458,7 @@ class Log:
         views: bool = False,
     ) -> ArrowTable:
         """Return the records with offsets in [start, stop) as one pyarrow.Table in memory."""
+        require_package("pyarrow")
         import pyarrow
 
         names = COLUMNS[:6] if columns is None else columns
@@ -463,6 +467,7 @@ class Log:
 
     def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
         """Return all records as an Arrow stream: pyarrow, polars, DuckDB and pandas take the log itself."""
+        require_package("pyarrow")
         import pyarrow
 
         batches = self.arrow_batches()
@@ -495,6 +500,7 @@ class Log:
 
         Raises ImportError if pyarrow or polars is not installed, and what `read` raises.
         """
+        require_package("polars")
         import polars
 
         frame = polars.from_arrow(self.to_arrow(start, stop, columns=columns, isolation=isolation))
@@ -516,6 +522,7 @@ class Log:
         of bytes objects and need pyarrow. Raises ValueError for another column, ImportError, and what `read`
         raises.
         """
+        require_package("numpy")
         from kreplica.log import numpy_columns
 
         names = ("offset", "timestamp") if columns is None else columns
