@@ -119,7 +119,7 @@ crash: .make/build
 kills: .make/build
 	KREPLICA_NODE_KILLS=$(NODE_KILLS) KREPLICA_LONGEST_PAUSE_S=15 $(PYTEST) tests/crash/test_node_kills.py -s
 	KREPLICA_TRANSACTION_KILLS=$(TRANSACTION_KILLS) $(PYTEST) tests/crash/test_transaction_kills.py -s
-	KREPLICA_STREAM_KILLS=$(STREAM_KILLS) $(PYTEST) tests/spark/test_stream_kills.py
+	KREPLICA_STREAM_KILLS=$(STREAM_KILLS) $(PYTEST) tests/spark -m kills
 
 flips: .make/build
 	KREPLICA_FLIP_BYTES=$(FLIP_BYTES) $(PYTEST) tests/crash -k flip

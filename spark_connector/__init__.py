@@ -3,8 +3,8 @@
     kreplica.spark.register(spark)
     spark.read.format("kreplica").load("data")
 
-The format has two readers. A session with a JVM of its own reads directories there, with a jar that is built
-at first use (`jar`). The option reader=python selects the Python reader, which also reads clusters.
+The format has two readers. A session with a JVM of its own reads there, with a jar that is built at first use
+(`jar`). The option reader=python selects the Python reader, which reads everything.
 pyspark is imported late, because a Java runtime may have to be found first (`use_java`).
 """
 

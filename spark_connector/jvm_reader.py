@@ -24,6 +24,8 @@ from kreplica.spark.java_runtime import cache_directory, version_of
 from kreplica.spark.option_table import as_lines
 from pyspark.find_spark_home import _find_spark_home
 
+from kreplica.common.errors import BY_CODE
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.datasource import DataSource
@@ -37,6 +39,7 @@ PYTHON_HALF = "org.kreplica.spark.PythonHalf"
 CHECKPOINTS_SETTING = "spark.sql.streaming.checkpointFileManagerClass"
 CHECKPOINTS = "org.kreplica.spark.LocalCheckpoints"
 _OPTIONS = "org/kreplica/spark/options.tsv"
+_ERRORS = "org/kreplica/spark/errors.tsv"
 _SERVICE = "META-INF/services/org.apache.spark.sql.sources.DataSourceRegister"
 # The JVM's system property with the path of the driver's Python.
 _PYTHON = "kreplica.driver.python"
@@ -173,7 +176,7 @@ def _has_provider(loader: Any) -> bool:
 
 
 def _fingerprint() -> str:
-    found = hashlib.sha256(f"{pyspark.__version__}\n{_option_lines()}".encode())
+    found = hashlib.sha256(f"{pyspark.__version__}\n{_option_lines()}{_error_lines()}".encode())
     for path in sources():
         found.update(f"{path.name}\n".encode() + path.read_bytes())
     return found.hexdigest()[:16]
@@ -181,6 +184,12 @@ def _fingerprint() -> str:
 
 def _option_lines() -> str:
     return "".join(f"{line}\n" for line in as_lines())
+
+
+def _error_lines() -> str:
+    """Return the table of error codes: code, name, whether to retry, what happened, separated by tabs."""
+    rows = ((code, kind.__name__, str(kind.retriable).lower(), str(kind())) for code, kind in BY_CODE.items())
+    return "".join("\t".join(map(str, row)) + "\n" for row in sorted(rows))
 
 
 def _java() -> str:
@@ -194,6 +203,7 @@ def _pack(classes: Path, path: Path) -> None:
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr(zipfile.ZipInfo(_SERVICE, _TIME), PROVIDER + "\n")
         archive.writestr(zipfile.ZipInfo(_OPTIONS, _TIME), _option_lines())
+        archive.writestr(zipfile.ZipInfo(_ERRORS, _TIME), _error_lines())
         for each in sorted(classes.rglob("*.class")):
             name = each.relative_to(classes).as_posix()
             archive.writestr(zipfile.ZipInfo(name, _TIME), each.read_bytes(), zipfile.ZIP_DEFLATED)

@@ -66,7 +66,11 @@ OPTIONS = (
     ),
     Option("paths", _READ, _DIRECTORIES, "several such directories, as a JSON array; load([...]) creates it"),
     Option(
-        "reader", _ALL, _ANYWHERE, "which reader reads; writes always use Python", ("auto", "jvm", "python")
+        "reader",
+        _ALL,
+        _ANYWHERE,
+        "what reads; python also writes, else the JVM writes what it can",
+        ("auto", "jvm", "python"),
     ),
     Option("subscribe", _READ, _ANYWHERE, "topic names, separated by commas"),
     Option("subscribePattern", _READ, _ANYWHERE, "regular expression of Java's to find in topic names"),

@@ -18,7 +18,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 import kreplica
-from tests.support.spark_session import reading_by
+from tests.support.spark_session import frame_of, reading_by
 
 T0 = 1_700_000_000_000
 
@@ -46,11 +46,17 @@ def record(n: int) -> kreplica.Record:
 
 
 def read(spark: SparkSession, path: Path | str, **options: Any) -> DataFrame:
-    reader = spark.read.format("kreplica")
-    for name, value in options.items():
-        text = json.dumps(value) if isinstance(value, (dict, list)) else str(value)
-        reader = reader.option(name.replace("__", "."), text)
-    return reader.load(str(path))
+    return frame_of(spark, path, **texts_of(options))
+
+
+def read_in_spark(spark: SparkSession, path: Path | str, **options: Any) -> DataFrame:
+    """Read with Spark's tasks, also by the Python reader."""
+    return spark.read.format("kreplica").options(**texts_of(options)).load(str(path))
+
+
+def texts_of(options: dict[str, Any]) -> dict[str, str]:
+    texts = {name: json.dumps(v) if isinstance(v, dict) else str(v) for name, v in options.items()}
+    return {name.replace("__", "."): text for name, text in texts.items()}
 
 
 def places(frame: DataFrame) -> list[str]:
@@ -66,7 +72,7 @@ def place(name: str, *offsets: int) -> list[str]:
 
 
 def test_all_columns(spark: SparkSession, node: Path) -> None:
-    frame = read(spark, node / "t-0", includeHeaders=True)
+    frame = read_in_spark(spark, node / "t-0", includeHeaders=True)
     assert frame.schema.simpleString() == (
         "struct<key:binary,value:binary,topic:string,partition:int,offset:bigint,timestamp:timestamp,"
         "timestampType:int,headers:array<struct<key:string,value:binary>>>"
@@ -124,7 +130,7 @@ def test_a_range_of_times(spark: SparkSession, node: Path) -> None:
 
 def test_tasks_are_parted_at_batch_boundaries(spark: SparkSession, node: Path) -> None:
     def tasks(**options: Any) -> list[tuple[str, int, int, int]]:
-        frame = read(spark, node, **options)
+        frame = read_in_spark(spark, node, **options)
         rows = frame.selectExpr("spark_partition_id() as task", "topic", "partition", "offset")
         ranges = rows.groupBy("task", "topic", "partition").agg({"offset": "min", "*": "count"}).collect()
         return sorted((each[1], each[2], each["min(offset)"], each["count(1)"]) for each in ranges)
@@ -143,12 +149,12 @@ def test_tasks_are_parted_at_batch_boundaries(spark: SparkSession, node: Path) -
 
 
 def test_a_schema_chooses_columns(spark: SparkSession, node: Path) -> None:
-    frame = spark.read.format("kreplica").schema("value binary, partition int").load(str(node / "u-0"))
+    frame = frame_of(spark, node / "u-0", "value binary, partition int")
     assert [tuple(row) for row in frame.collect()] == [(b"%d" % n, 0) for n in range(5)]
 
 
 def test_filters_reach_the_index(spark: SparkSession, node: Path) -> None:
-    frame = read(spark, node, minPartitions=7)
+    frame = read_in_spark(spark, node, minPartitions=7)
     assert places(frame.where("offset >= 18 and partition = 0")) == place("t-0", 18, 19)
     assert places(frame.where("offset in (4, 7) and topic = 't'")) == place("t-0", 4, 7) + place("t-1", 4, 7)
     assert places(frame.where("partition in (1, 5) and offset < 2")) == place("t-1", 0, 1)
@@ -163,7 +169,7 @@ def test_filters_need_no_setting(spark: SparkSession, node: Path) -> None:
     name = "spark.sql.python.filterPushdown.enabled"
     spark.conf.set(name, "false")
     try:
-        assert read(spark, node).where("offset > 18").count() == 1
+        assert read_in_spark(spark, node).where("offset > 18").count() == 1
     finally:
         spark.conf.set(name, "true")
 
@@ -291,6 +297,6 @@ def test_an_error_reaches_the_user(spark: SparkSession, node: Path) -> None:
     with pytest.raises(
         PySparkException, match=r"subscribe: topic 'colours' does not exist in .*; there are t, u"
     ):
-        read(spark, node, subscribe="colours").count()
+        read_in_spark(spark, node, subscribe="colours").count()
     with pytest.raises(PySparkException, match="schema: unknown column 'colour'; there are key, value"):
         spark.read.format("kreplica").schema("colour string").load(str(node)).count()

@@ -145,3 +145,37 @@ def test_tasks_of_about_a_size(spark: SparkSession, tmp_path: Path, reader: dict
     read = frame.load(str(tmp_path))
     assert 4 <= read.rdd.getNumPartitions() <= 6
     assert read.count() == 20
+
+
+def test_a_join_leaves_out_tasks_of_the_other_side(spark: SparkSession, numbers: str) -> None:
+    """Once the small side is known, tasks without its partitions and offsets are not run."""
+    query = (
+        f"SELECT count(*) FROM {numbers} big JOIN (SELECT partition, offset FROM {numbers}"
+        " WHERE partition = 1 AND timestamp = timestamp_millis(3000)) small USING (partition)"
+    )
+    assert "dynamicpruningexpression" in plan(spark, query)
+    frame = spark.sql(query)
+    assert frame.collect()[0][0] == 90
+    tasks = [
+        str(found)
+        for found in str(frame._jdf.queryExecution().executedPlan().toString()).splitlines()
+        if "RuntimeFilters: [dynamicpruningexpression" in found
+    ]
+    assert tasks
+
+
+def test_the_latest_value_of_each_key_and_its_changes(spark: SparkSession, tmp_path: Path) -> None:
+    """The views of docs/SPARK_OPTIONS.md."""
+    with kreplica.Log.open(tmp_path / "orders-0") as log:
+        for key, value in ((b"a", b"1"), (b"b", b"2"), (b"a", b"3"), (b"b", None), (b"c", b"4")):
+            log.append([kreplica.Record(value, key=key)])
+    spark.conf.set("spark.sql.catalog.logs", CATALOG)
+    spark.conf.set("spark.sql.catalog.logs.path", str(tmp_path))
+    page = (Path(__file__).resolve().parents[2] / "docs" / "SPARK_OPTIONS.md").read_text()
+    statements = page.partition("are queries:\n")[2].partition("What the JVM reader")[0]
+    for statement in statements.split("CREATE ")[1:]:
+        spark.sql(f"CREATE OR REPLACE {statement}")
+    latest = spark.sql("SELECT cast(key AS string), cast(value AS string) FROM latest").collect()
+    assert sorted(map(tuple, latest)) == [("a", "3"), ("c", "4")]
+    changes = spark.sql("SELECT offset, change FROM changes ORDER BY offset").collect()
+    assert [row.change for row in changes] == ["upsert", "upsert", "upsert", "delete", "upsert"]

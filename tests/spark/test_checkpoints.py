@@ -137,7 +137,7 @@ def test_a_name_is_taken_from_no_other_file(spark: SparkSession, tmp_path: Path)
 
     theirs = spark._jvm.org.apache.hadoop.fs.FileSystem.getLocal(spark._jsc.hadoopConfiguration())
     with ThreadPoolExecutor(4) as pool:
-        for number in range(50):
+        for number in range(20):
             path = hadoop_path(spark, tmp_path / str(number))
             streams = [ours.createAtomic(path, False) for _ in range(4)]
             for which, stream in enumerate(streams):
@@ -147,7 +147,7 @@ def test_a_name_is_taken_from_no_other_file(spark: SparkSession, tmp_path: Path)
             # Hadoop holds the checksums against it.
             found = spark._jvm.org.apache.commons.io.IOUtils.toString(theirs.open(path), "UTF-8")
             assert found == f"{closed.index('closed')}" * 600
-    assert names(tmp_path) == sorted([*map(str, range(50)), *(f".{n}.crc" for n in range(50)), "taken"])
+    assert names(tmp_path) == sorted([*map(str, range(20)), *(f".{n}.crc" for n in range(20)), "taken"])
 
 
 def has_all_its_links(file: Path, links: Path) -> bool:

@@ -405,6 +405,7 @@ def test_a_batch_write_of_which_one_task_fails_writes_nothing(
     require_committed(cluster, topic, [])
 
 
+@pytest.mark.kills
 def test_rows_of_attempts_that_failed_are_not_written(
     cluster: kreplica.Cluster, topic: str, tmp_path: Path
 ) -> None:

@@ -18,7 +18,7 @@ from pyspark.sql import SparkSession
 import kreplica
 from kreplica.common.types import TopicPartition
 from tests.support.polling import wait_until
-from tests.support.spark_session import reading_by
+from tests.support.spark_session import frame_of
 
 
 def fill(path: Path, batches: int = 30) -> None:
@@ -36,12 +36,11 @@ def test_a_segment_that_was_deleted(
     gone = range(int(bases[which]), int(bases[which + 1]))
     for file in (tmp_path / "t-0").glob(f"{bases[which]}.*"):
         os.remove(file)
-    with reading_by(spark, reader) as session:
-        frame = session.read.format("kreplica").option("failOnDataLoss", "false").load(str(tmp_path))
-        assert {row.offset for row in frame.select("offset").collect()} == set(range(30)) - set(gone)
-        text = rf"\At-0: damaged records, offsets {gone[0]} to {gone[-1]} .* failOnDataLoss=false\Z"
-        with pytest.raises(PySparkException, match=text):
-            session.read.format("kreplica").load(str(tmp_path)).select("offset").collect()
+    frame = frame_of(spark, tmp_path, **reader, failOnDataLoss="false")
+    assert {row.offset for row in frame.select("offset").collect()} == set(range(30)) - set(gone)
+    text = rf"\At-0: damaged records, offsets {gone[0]} to {gone[-1]} .* failOnDataLoss=false\Z"
+    with pytest.raises(PySparkException, match=text):
+        frame_of(spark, tmp_path, **reader).select("offset").collect()
 
 
 def test_a_stream_notices_all_that_changes(spark: SparkSession, tmp_path: Path) -> None:

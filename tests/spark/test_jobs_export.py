@@ -21,7 +21,6 @@ import kreplica
 from kreplica.cli.app import app
 from kreplica.runtime.storage import FileStorage
 from tests.conformance.expectation import FIXTURES
-from tests.support.spark_session import reading_by
 
 KAFKA = FIXTURES / "clean" / "logs"
 TOPICS = ("codec-zstd", "compacted", "log-append-time", "segments", "transactions", "trimmed")
@@ -174,12 +173,10 @@ def damaged(tmp_path: Path) -> Path:
     return directory
 
 
-def test_what_rotted_ends_a_run_with_its_place(
-    spark: SparkSession, reader: dict[str, str], damaged: Path, tmp_path: Path
-) -> None:
+def test_what_rotted_ends_a_run_with_its_place(spark: SparkSession, damaged: Path, tmp_path: Path) -> None:
     command = ["export", str(damaged), "--to", "parquet", "-o", str(tmp_path / "out"), "--engine", "spark"]
-    with reading_by(spark, reader):
-        failed = CliRunner().invoke(app, command)
+    assert SparkSession.getActiveSession() is spark
+    failed = CliRunner().invoke(app, command)
     assert failed.exit_code == 1
     assert failed.stderr.startswith("kreplica: Spark: segments-0: damaged records, offsets 9 to 11")
     assert len(failed.stderr.splitlines()) == 1

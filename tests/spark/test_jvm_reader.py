@@ -7,8 +7,6 @@ import json
 import os
 import random
 import re
-import shutil
-import subprocess
 import sys
 import zipfile
 from collections.abc import Callable, Iterable, Iterator
@@ -26,6 +24,7 @@ from pyspark.sql import DataFrame, Row, SparkSession
 import kreplica
 from tests.conformance.expectation import FIXTURES
 from tests.support.polling import wait_until
+from tests.support.spark_session import frame_of
 
 LOGS = FIXTURES / "clean" / "logs"
 T0 = 1_700_000_000_000
@@ -89,16 +88,6 @@ def test_no_place_for_the_jar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         jvm_reader.jar()
 
 
-@pytest.mark.skipif(shutil.which("javac") is None, reason="no javac here; Janino compiles all the same")
-def test_the_sources_are_good_java(tmp_path: Path) -> None:
-    """Janino forgives much. It infers no types, so the sources name none and cast instead."""
-    jars = os.pathsep.join(map(str, jvm_reader.spark_jars()))
-    lint = "-Xlint:all,-rawtypes,-unchecked,-cast,-options,-path,-classfile"
-    command = ["javac", lint, "-Werror", "-source", "8", "-target", "8", "-cp", jars, "-d", str(tmp_path)]
-    ran = subprocess.run([*command, *map(str, jvm_reader.sources())], capture_output=True, text=True)
-    assert ran.returncode == 0, ran.stderr
-
-
 # ---- the choice of a reader -------------------------------------------------------------------------------
 
 
@@ -115,16 +104,20 @@ def test_python_reads_what_the_jvm_does_not(spark: SparkSession, tmp_path: Path)
     assert "(Python)" in plan(read(spark, tmp_path))
     with pytest.raises(PySparkException, match=r"reader=jvm: .*t-0: has known damage"):
         read(spark, tmp_path, reader="jvm").count()
-    cluster = {"kafka.bootstrap.servers": "127.0.0.1:9", "subscribe": "t"}
-    with pytest.raises(PySparkException, match="reader=jvm: only the Python reader reads a running cluster"):
+    cluster = {
+        "kafka.bootstrap.servers": "127.0.0.1:9",
+        "subscribe": "t",
+        "kafka.security.protocol": "SASL_SSL",
+    }
+    with pytest.raises(PySparkException, match="reader=jvm: only the Python reader reads a cluster by SASL"):
         spark.read.format("kreplica").options(reader="jvm", **cluster).load().count()
     with pytest.raises(PySparkException, match="reader: 'scala' is not one of auto, jvm, python"):
         read(spark, tmp_path, reader="scala").count()
 
 
-def test_a_view_in_sql(spark: SparkSession, reader: dict[str, str], tmp_path: Path) -> None:
+def test_a_view_in_sql(spark: SparkSession, tmp_path: Path) -> None:
     fill(tmp_path / "t-0", 2)
-    given = f"path '{tmp_path}', reader '{reader['reader']}'"
+    given = f"path '{tmp_path}', reader 'jvm'"
     spark.sql(f"CREATE OR REPLACE TEMPORARY VIEW records USING kreplica OPTIONS ({given})")
     assert spark.sql("SELECT max(offset) AS last FROM records WHERE partition = 0").head() == (9,)
 
@@ -374,7 +367,7 @@ def test_counts_are_exact(spark: SparkSession, isolation: str) -> None:
     """Over gaps of compaction, control records and aborted transactions, of every codec."""
     found = {}
     for reader in ("jvm", "python"):
-        frame = read(spark, LOGS, reader=reader, kafka__isolation__level=isolation)
+        frame = frame_of(spark, LOGS, reader=reader, **{"kafka.isolation.level": isolation})
         frame = frame.where("offset >= 2 and offset < 1000")
         found[reader] = sorted(map(tuple, frame.groupBy("topic", "partition").count().collect()))
     assert found["jvm"] == found["python"]

@@ -12,6 +12,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from tests.conformance.expectation import FIXTURES, Digest, ExpectedRecord, expectation, expectations
+from tests.support.spark_session import frame_of
 
 LEVELS = ("read_uncommitted", "read_committed")
 
@@ -43,13 +44,8 @@ def plain(value: Any) -> Any:
 def test_every_record_is_as_a_stock_consumer_read_it(
     spark: SparkSession, reader: dict[str, str], ending: str, level: str
 ) -> None:
-    frame = (
-        spark.read.format("kreplica")
-        .options(**reader)
-        .option("kafka.isolation.level", level)
-        .option("includeHeaders", "true")
-        .load(str(FIXTURES / ending / "logs"))
-    )
+    options = {"kafka.isolation.level": level, "includeHeaders": "true"}
+    frame = frame_of(spark, FIXTURES / ending / "logs", **reader, **options)
     rows = frame.selectExpr(
         "topic", "partition", "offset", "unix_millis(timestamp)", "timestampType", "key", "value", "headers"
     ).collect()
@@ -65,8 +61,8 @@ def test_every_record_is_as_a_stock_consumer_read_it(
 @pytest.mark.parametrize("level", LEVELS)
 def test_counts_need_no_column(spark: SparkSession, reader: dict[str, str], level: str) -> None:
     """Neither control records nor aborted ones nor those that compaction removed are counted."""
-    frame = spark.read.format("kreplica").options(**reader).option("kafka.isolation.level", level)
-    counts = frame.load(str(FIXTURES / "clean" / "logs")).groupBy("topic").count().collect()
+    frame = frame_of(spark, FIXTURES / "clean" / "logs", **reader, **{"kafka.isolation.level": level})
+    counts = frame.groupBy("topic").count().collect()
     expected: dict[str, int] = {}
     for topic, *_ in wanted("clean", level):
         expected[topic] = expected.get(topic, 0) + 1
@@ -76,14 +72,14 @@ def test_counts_need_no_column(spark: SparkSession, reader: dict[str, str], leve
 def test_a_range_of_a_compacted_log_and_of_one_that_is_trimmed(
     spark: SparkSession, reader: dict[str, str]
 ) -> None:
-    frame = (
-        spark.read.format("kreplica")
-        .options(**reader)
-        .option("assign", '{"compacted": [0], "trimmed": [0]}')
-        .option("startingOffsets", '{"compacted": {"0": 101}, "trimmed": {"0": -2}}')
-        .option("endingOffsets", '{"compacted": {"0": 301}, "trimmed": {"0": 47}}')
-        .option("maxRecordsPerPartition", "40")
-        .load(str(FIXTURES / "clean" / "logs"))
+    frame = frame_of(
+        spark,
+        FIXTURES / "clean" / "logs",
+        assign='{"compacted": [0], "trimmed": [0]}',
+        startingOffsets='{"compacted": {"0": 101}, "trimmed": {"0": -2}}',
+        endingOffsets='{"compacted": {"0": 301}, "trimmed": {"0": 47}}',
+        maxRecordsPerPartition="40",
+        **reader,
     )
     found = sorted(map(tuple, frame.select("topic", "offset").collect()))
     expected = [

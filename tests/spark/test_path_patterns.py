@@ -10,6 +10,7 @@ from kreplica.spark.path_patterns import matching
 from pyspark.sql import SparkSession
 
 import kreplica
+from tests.support.spark_session import frame_of
 
 
 @pytest.fixture(scope="module")
@@ -41,5 +42,5 @@ def test_a_pattern_that_matches_nothing(archive: Path) -> None:
 
 
 def test_both_readers(spark: SparkSession, archive: Path, reader: dict[str, str]) -> None:
-    frame = spark.read.format("kreplica").options(**reader).load(str(archive / "{node-[12],oth*}"))
+    frame = frame_of(spark, archive / "{node-[12],oth*}", **reader)
     assert {row.partition for row in frame.select("partition").collect()} == {0, 1, 2}

@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 import kreplica
 from tests.support.batches import build
 from tests.support.logs import NOW_MS, ManualClock, open_log
-from tests.support.spark_session import reading_by
+from tests.support.spark_session import frame_of
 from tests.support.transaction_history import HistoryWriter
 
 COMMITTED = {"kafka.isolation.level": "read_committed"}
@@ -56,12 +56,12 @@ def test_batch_reads_of_random_histories(
     spark: SparkSession, reader: dict[str, str], tmp_path: Path, seed: int
 ) -> None:
     writer = HistoryWriter(tmp_path / "t-0", seed)
-    frame = spark.read.format("kreplica").options(**COMMITTED, **reader)
 
     def require(state: str) -> None:
         committed = writer.history().committed
-        assert rows(frame.load(str(tmp_path))) == committed, state
-        assert frame.load(str(tmp_path)).count() == len(committed), state
+        frame = frame_of(spark, tmp_path, **COMMITTED, **reader)
+        assert rows(frame) == committed, state
+        assert frame.count() == len(committed), state
 
     writer.write(60)
     require("beside the writer")
@@ -74,17 +74,14 @@ def test_batch_reads_of_random_histories(
     require("without snapshots")
 
 
-def test_a_stream_reads_a_transaction_when_it_ends(
-    spark: SparkSession, reader: dict[str, str], tmp_path: Path
-) -> None:
+def test_a_stream_reads_a_transaction_when_it_ends(spark: SparkSession, tmp_path: Path) -> None:
     """Each run of the stream ends at the last stable offset, and the next one begins there."""
     writer = HistoryWriter(tmp_path / "logs" / "t-0", 7)
     found: list[tuple[int, bytes]] = []
-    with reading_by(spark, reader) as session:
-        for _ in range(3):
-            writer.write(30)
-            found += by_stream(session, tmp_path / "logs", tmp_path / "checkpoint")
-            assert found == writer.history().committed
+    for _ in range(3):
+        writer.write(30)
+        found += by_stream(spark, tmp_path / "logs", tmp_path / "checkpoint")
+        assert found == writer.history().committed
     writer.log.close()
 
 
@@ -102,9 +99,8 @@ def test_a_transaction_that_began_in_a_segment_that_is_gone(
     assert log.delete_old_segments() == 1
     log.close()
     without(path, ".deleted")
-    frame = spark.read.format("kreplica").options(**reader)
-    assert rows(frame.load(str(tmp_path))) == [(1, b"behind")]
-    assert rows(frame.options(**COMMITTED).load(str(tmp_path))) == []
+    assert rows(frame_of(spark, tmp_path, **reader)) == [(1, b"behind")]
+    assert rows(frame_of(spark, tmp_path, **reader, **COMMITTED)) == []
 
 
 # ---- clusters --------------------------------------------------------------------------------------------

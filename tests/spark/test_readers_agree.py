@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import shutil
@@ -22,6 +23,7 @@ from kreplica.record.control import EndTransactionMarker, build_end_transaction_
 from kreplica.runtime.storage import FileStorage
 from tests.support.batches import batch_of, build, record_of, with_crc
 from tests.support.logs import NOW_MS, open_log
+from tests.support.spark_session import frame_of
 
 CODECS = ("gzip", "snappy", "lz4", "zstd", "uncompressed")
 BATCH_LENGTH = 8
@@ -30,7 +32,7 @@ RECORDS = 61
 
 def read(spark: SparkSession, path: Path, reader: dict[str, str], **options: Any) -> DataFrame:
     given = {name.replace("__", "."): str(value) for name, value in options.items()}
-    return spark.read.format("kreplica").options(**reader, **given).load(str(path))
+    return frame_of(spark, path, **reader, **given)
 
 
 def offsets(frame: DataFrame) -> list[int]:
@@ -108,7 +110,7 @@ def test_a_range_that_begins_in_a_gap(
         log.append([kreplica.Record(b"v", key=b"end", timestamp=NOW_MS)])
     for start in range(10):
         expected = [n for n in (0, 3, 6, 7, 8, 9) if n >= start]
-        frame = read(spark, tmp_path, reader).where(f"offset >= {start}")
+        frame = read(spark, tmp_path, reader, startingOffsets=json.dumps({"t": {"0": start}}))
         assert offsets(frame) == expected, start
         assert frame.count() == len(expected), start
 
@@ -127,39 +129,6 @@ def test_a_group_without_records_is_none(spark: SparkSession, reader: dict[str, 
     assert frame.count() == 0
     for each in (frame, read(spark, tmp_path, reader).where("offset > 1000")):
         assert each.groupBy("topic", "partition").count().collect() == []
-
-
-def test_a_stream_over_what_retention_took(
-    spark: SparkSession, reader: dict[str, str], tmp_path: Path
-) -> None:
-    """The first batch is planned from the checkpoint's offsets, whose records are gone since."""
-    node, work = tmp_path / "node", tmp_path / "work"
-
-    def run(fail: bool) -> Any:
-        frame = spark.readStream.format("kreplica").options(**reader, startingOffsets="earliest")
-        query = (
-            frame.option("failOnDataLoss", str(fail))
-            .load(str(node))
-            .writeStream.format("parquet")
-            .option("checkpointLocation", str(work / "checkpoint"))
-            .trigger(availableNow=True)
-            .start(str(work / "out"))
-        )
-        query.awaitTermination()
-
-    with kreplica.Log.open(node / "t-0", segment_bytes=400, retention_bytes=400) as log:
-        for n in range(10):
-            log.append([b"%d" % n])
-        run(fail=True)
-        for n in range(10, 40):
-            log.append([b"%d" % n])
-        assert log.delete_old_segments() > 0
-        first = log.log_start_offset
-        assert first > 10
-        with pytest.raises(PySparkException, match=f"t-0: offsets 10 to {first - 1} no longer exist"):
-            run(fail=True)
-        run(fail=False)
-    assert offsets(spark.read.parquet(str(work / "out"))) == [*range(10), *range(first, 40)]
 
 
 def test_a_directory_that_a_kafka_has_taken(
@@ -324,9 +293,7 @@ def test_several_directories_of_one_partition(
         with kreplica.Log.open(tmp_path / node / "t-0") as log:
             log.append([b"%d" % n for n in range(count)])
     shutil.copytree(tmp_path / "b", tmp_path / "c")
-    frame = spark.read.format("kreplica").options(**reader)
-    paths: Any = [str(tmp_path / name) for name in ("a", "b", "c")]
-    assert offsets(frame.load(paths)) == list(range(5))
+    assert offsets(read(spark, tmp_path / "[abc]", reader)) == list(range(5))
 
 
 # ---- what is missing of a log that Kafka wrote -----------------------------------------------------------

@@ -1,7 +1,7 @@
 """Streams whose process is killed and started again, whose cluster loses leaders, whose segments go.
 
-KREPLICA_STREAM_KILLS is how often Spark is killed, each time somewhere in the batches of one stream; there
-are 20 of each where that is more than three times, as `make kills` has it.
+KREPLICA_STREAM_KILLS is how often `make kills` kills Spark, each time somewhere in the batches of one stream;
+there are 20 of each where that is more than three times.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pyspark.sql import DataFrame, SparkSession
 import kreplica
 from tests.support.node_processes import NodeProcesses
 from tests.support.polling import wait_until
-from tests.support.spark_session import READERS, reading_by
+from tests.support.spark_session import READERS
 from tests.support.streaming import StreamingProcess, Streams, committed
 
 KILLS = int(os.environ.get("KREPLICA_STREAM_KILLS", "3"))
@@ -134,6 +134,7 @@ class Spark:
         wait_until(are_there, f"{batches} batches of {names} are committed", timeout_s=TIMEOUT_S)
 
 
+@pytest.mark.kills
 def test_every_record_once_over_kills(nodes: NodeProcesses, tmp_path: Path) -> None:
     """Some batches of each stream: directories by both readers into directories, and a cluster into itself.
     With each kill of Spark a leader is killed, too; the node is back before the next."""
@@ -205,15 +206,10 @@ def copy(spark: SparkSession, path: Path, checkpoint: Path, **options: str) -> l
     return sorted(found)
 
 
-def test_segments_that_are_rolled_and_deleted(
-    spark: SparkSession, reader: dict[str, str], tmp_path: Path
-) -> None:
+def test_segments_that_are_rolled_and_deleted(spark: SparkSession, tmp_path: Path) -> None:
     """Those that were read are no loss; one that was not is, or is passed over."""
     path = tmp_path / "t-0"
-    with (
-        reading_by(spark, reader) as session,
-        kreplica.Log.open(path, segment_bytes=500, retention_bytes=500) as log,
-    ):
+    with kreplica.Log.open(path, segment_bytes=500, retention_bytes=500) as log:
 
         def fill(count: int) -> range:
             first = log.log_end_offset
@@ -222,15 +218,15 @@ def test_segments_that_are_rolled_and_deleted(
             return range(first, first + count)
 
         wanted = fill(40)
-        assert copy(session, tmp_path, tmp_path / "a", maxOffsetsPerTrigger="15") == list(wanted)
+        assert copy(spark, tmp_path, tmp_path / "a", maxOffsetsPerTrigger="15") == list(wanted)
         assert log.delete_old_segments() > 0
         wanted = fill(3)
-        assert copy(session, tmp_path, tmp_path / "a") == list(wanted)
+        assert copy(spark, tmp_path, tmp_path / "a") == list(wanted)
         fill(40)
         assert log.delete_old_segments() > 0
         first, end = log.log_start_offset, log.log_end_offset
         assert first > 43
         text = f"t-0: offsets 43 to {first - 1} no longer exist"
         with pytest.raises(PySparkException, match=text):
-            copy(session, tmp_path, tmp_path / "a")
-        assert copy(session, tmp_path, tmp_path / "a", failOnDataLoss="false") == list(range(first, end))
+            copy(spark, tmp_path, tmp_path / "a")
+        assert copy(spark, tmp_path, tmp_path / "a", failOnDataLoss="false") == list(range(first, end))

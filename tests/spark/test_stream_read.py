@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +20,6 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows, Read
 
 import kreplica
 from kreplica.common.types import TopicPartition
-from tests.support.spark_session import reading_by
-
-
-@pytest.fixture
-def spark(spark: SparkSession, reader: dict[str, str]) -> Iterator[SparkSession]:
-    with reading_by(spark, reader) as session:
-        yield session
 
 
 def append(directory: Path, count: int) -> None:
@@ -69,10 +61,10 @@ def output(spark: SparkSession, work: Path) -> DataFrame:
     return spark.read.parquet(str(work / "out"))
 
 
-@pytest.mark.parametrize("latest", ["latest", '{"t": {"0": -1}}'])
-def test_a_start_at_the_latest_offset(spark: SparkSession, tmp_path: Path, latest: str) -> None:
+def test_a_start_at_the_latest_offset(spark: SparkSession, tmp_path: Path) -> None:
     """Which only a batch could not have."""
     node, work = tmp_path / "node", tmp_path / "work"
+    latest = '{"t": {"0": -1}}'
     append(node / "t-0", 3)
     run_once(spark, node, work, startingOffsets=latest)
     append(node / "t-0", 2)
@@ -80,17 +72,17 @@ def test_a_start_at_the_latest_offset(spark: SparkSession, tmp_path: Path, lates
     assert sorted(row.offset for row in output(spark, work).collect()) == [3, 4]
 
 
-def test_every_record_once_over_restarts(spark: SparkSession, tmp_path: Path) -> None:
+def test_every_record_once_over_restarts(spark: SparkSession, reader: dict[str, str], tmp_path: Path) -> None:
     node, work = tmp_path / "node", tmp_path / "work"
     append(node / "t-0", 10)
     append(node / "t-1", 4)
-    progress = run_once(spark, node, work, maxOffsetsPerTrigger=6)
+    progress = run_once(spark, node, work, maxOffsetsPerTrigger=6, **reader)
     batches = [each for each in progress if each.numInputRows]
     assert [each.numInputRows for each in batches] == [6, 6, 2]
     assert [sum(kreplica.spark.lag(each).values()) for each in batches] == [8, 2, 0]
     append(node / "t-0", 3)
     append(node / "t-2", 5)  # a partition that is new
-    run_once(spark, node, work)
+    run_once(spark, node, work, **reader)
     rows = output(spark, work).groupBy("partition").count()
     counts = {row.partition: row["count"] for row in rows.collect()}
     assert counts == {0: 13, 1: 4, 2: 5}

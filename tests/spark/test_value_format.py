@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -12,7 +14,6 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 import kreplica
-from tests.support.spark_session import reading_by
 
 AVRO = {
     "type": "record",
@@ -29,12 +30,6 @@ AVRO = {
 ORDER = b"\x0e" + b"\x02\x02a" + b"\x02" + b"\x02\x02t\x00" + b"\x00"
 
 
-@pytest.fixture
-def spark(spark: SparkSession, reader: dict[str, str]) -> Iterator[SparkSession]:
-    with reading_by(spark, reader) as session:
-        yield session
-
-
 def logs(path: Path, *values: bytes | None) -> Path:
     with kreplica.Log.open(path / "t-0") as log:
         log.append([kreplica.Record(value, key=b"k") for value in values])
@@ -46,9 +41,10 @@ def read(spark: SparkSession, path: Path, **options: str) -> Any:
     return spark.read.format("kreplica").options(**given).load(str(path))
 
 
-def test_json(spark: SparkSession, tmp_path: Path) -> None:
+def test_json(spark: SparkSession, reader: dict[str, str], tmp_path: Path) -> None:
     path = logs(tmp_path, b'{"id": 1, "in": {"x": 1.5}}', b"no json", None, b'{"id": "text"}', b'{"id": 2}')
-    frame = read(spark, path, value_format="json", value_schema="id long, in struct<x: double>")
+    schema = {"value_format": "json", "value_schema": "id long, in struct<x: double>"}
+    frame = read(spark, path, **schema, **reader)
     rows = frame.selectExpr("offset", "value.id", "value.in.x", "undecoded").orderBy("offset").collect()
     assert [tuple(row) for row in rows] == [
         (0, 1, 1.5, None),
@@ -73,6 +69,61 @@ def test_avro(spark: SparkSession, tmp_path: Path) -> None:
     ).selectExpr("value.id", "value.name", "unix_millis(value.at)", "value.tags", "value.sizes", "undecoded")
     good = (7, "a", 1, ["t"], {}, None)
     assert sorted(map(tuple, frame.collect()), key=str) == [good, good, (None,) * 5 + (b"\xff\xff",)]
+
+
+class Registry(ThreadingHTTPServer):
+    """A schema registry with one schema, which counts what it is asked."""
+
+    def __init__(self, number: int, schema: Any) -> None:
+        super().__init__(("127.0.0.1", 0), Answering)
+        self.answers = {
+            f"/schemas/ids/{number}": {"schema": json.dumps(schema)},
+            "/subjects/t-value/versions/latest": {"id": number, "version": 1, "schema": json.dumps(schema)},
+        }
+        self.asked: list[str] = []
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+
+class Answering(BaseHTTPRequestHandler):
+    server: Registry
+
+    def do_GET(self) -> None:
+        self.server.asked.append(self.path)
+        found = self.server.answers.get(self.path)
+        self.send_response(404 if found is None else 200)
+        self.end_headers()
+        self.wfile.write(json.dumps(found or {"error_code": 40403}).encode())
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def registry() -> Iterator[Registry]:
+    with Registry(5, AVRO) as made:
+        thread = Thread(target=made.serve_forever)
+        thread.start()
+        yield made
+        made.shutdown()
+        thread.join()
+
+
+def test_a_registry_by_its_url(spark: SparkSession, registry: Registry, tmp_path: Path) -> None:
+    """The schema of values that name none, and those of values that do, each fetched once in a task."""
+    named = b"\x00\x00\x00\x00\x05" + ORDER
+    path = logs(tmp_path, named, ORDER, named, b"\x00\x00\x00\x00\x06" + ORDER)
+    url = f"{registry.url}/subjects/t-value/versions/latest"
+    frame = read(spark, path, value_format="avro", value_schema=url, value_registry=f"{registry.url}/")
+    found = frame.where("offset < 3").selectExpr("value.id", "value.name", "undecoded").collect()
+    assert [tuple(row) for row in found] == [(7, "a", None)] * 3
+    assert registry.asked.count("/schemas/ids/5") == 1
+    unknown = frame.where("offset = 3").selectExpr("value", "undecoded").collect()
+    assert [tuple(row) for row in unknown] == [(None, b"\x00\x00\x00\x00\x06" + ORDER)]
+    with pytest.raises(PySparkException, match=rf"\Avalue.schema: {registry.url}/none could not be read"):
+        read(spark, path, value_format="avro", value_schema=f"{registry.url}/none")
 
 
 def test_text_in_a_stream(spark: SparkSession, tmp_path: Path) -> None:

@@ -10,15 +10,47 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import kreplica.spark
-from pyspark.sql import SparkSession
+import pyarrow
+from kreplica.spark.option_table import OptionError
+from kreplica.spark.schema import SchemaError
+from kreplica.spark.source import KreplicaDataSource
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
+
+from kreplica.common.errors import KreplicaError
 
 ROOT = Path(__file__).resolve().parents[2]
 
 # The readers of format("kreplica") by name, with the options that select each; reading is tested
 # with all of them.
 READERS = {"python": {"reader": "python"}, "jvm": {"reader": "jvm"}}
+READER_SETTING = "spark.datasource.kreplica.reader"
+
+
+def frame_of(spark: SparkSession, path: Path | str, schema: str | None = None, **options: str) -> DataFrame:
+    """Return what format("kreplica") reads of the directory, by the reader of the options or of the session.
+
+    The Python reader reads in this process: a worker of Spark's takes a second to start. Its errors are
+    PySparkExceptions, too.
+    """
+    given = {"path": str(path), **options}
+    if given.pop("reader", spark.conf.get(READER_SETTING, "")) != "python":
+        reader = spark.read.format("kreplica").options(**{**given, **options})
+        return (reader if schema is None else reader.schema(schema)).load()
+    try:
+        source = KreplicaDataSource(given)
+        columns = source.schema() if schema is None else StructType.fromDDL(schema)
+        made = source.reader(columns)
+        batches: Any = [batch for task in made.partitions() for batch in made.read(task)]
+    except (KreplicaError, OptionError, SchemaError) as error:
+        raise PySparkException(str(error)) from error
+    rows = pyarrow.Table.from_batches(batches, to_arrow_schema(columns, timezone="UTC"))
+    return spark.createDataFrame(rows, columns)
 
 
 @contextmanager

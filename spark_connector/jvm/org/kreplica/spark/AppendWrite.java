@@ -9,6 +9,7 @@ import org.apache.spark.sql.SaveMode;
 import org.apache.spark.sql.connector.metric.CustomMetric;
 import org.apache.spark.sql.connector.metric.CustomTaskMetric;
 import org.apache.spark.sql.connector.write.BatchWrite;
+import org.apache.spark.sql.connector.write.LogicalWriteInfo;
 import org.apache.spark.sql.connector.write.SupportsTruncate;
 import org.apache.spark.sql.connector.write.V1Write;
 import org.apache.spark.sql.connector.write.Write;
@@ -26,20 +27,24 @@ import org.apache.spark.sql.sources.InsertableRelation;
 final class AppendWrite implements V1Write {
     static final String APPEND_ONLY = "a log can only be appended to: use mode append";
 
-    private final WriteBuilder builder;
+    private final KreplicaTable table;
     private final Map options;
+    private final LogicalWriteInfo info;
     private final boolean replaces;
     private Write write;
+    private StreamingWrite sink;
 
-    private AppendWrite(WriteBuilder builder, Map options, boolean replaces) {
-        this.builder = builder;
+    private AppendWrite(KreplicaTable table, Map options, LogicalWriteInfo info, boolean replaces) {
+        this.table = table;
         this.options = options;
+        this.info = info;
         this.replaces = replaces;
     }
 
+    /** Returns the write of the Python sink. */
     private Write write() {
         if (write == null) {
-            write = builder.build();
+            write = PythonHalf.newWriteBuilder(table.struct(), options, info).build();
         }
         return write;
     }
@@ -90,26 +95,29 @@ final class AppendWrite implements V1Write {
     }
 
     public StreamingWrite toStreaming() {
-        return write().toStreaming();
+        sink = table.sink(options, info);
+        return sink == null ? write().toStreaming() : sink;
     }
 
     public CustomMetric[] supportedCustomMetrics() {
-        return write().supportedCustomMetrics();
+        return sink == null ? write().supportedCustomMetrics() : new CustomMetric[0];
     }
 
     public CustomTaskMetric[] reportDriverMetrics() {
-        return write().reportDriverMetrics();
+        return sink == null ? write().reportDriverMetrics() : new CustomTaskMetric[0];
     }
 
     /** Builds the write, whatever the output mode. One thread. */
     static final class AppendBuilder implements SupportsTruncate, SupportsStreamingUpdateAsAppend {
-        private final WriteBuilder builder;
+        private final KreplicaTable table;
         private final Map options;
+        private final LogicalWriteInfo info;
         private boolean replaces;
 
-        AppendBuilder(WriteBuilder builder, Map options) {
-            this.builder = builder;
+        AppendBuilder(KreplicaTable table, Map options, LogicalWriteInfo info) {
+            this.table = table;
             this.options = options;
+            this.info = info;
         }
 
         public WriteBuilder truncate() {
@@ -118,7 +126,7 @@ final class AppendWrite implements V1Write {
         }
 
         public Write build() {
-            return new AppendWrite(builder, options, replaces);
+            return new AppendWrite(table, options, info, replaces);
         }
     }
 }

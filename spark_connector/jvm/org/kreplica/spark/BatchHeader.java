@@ -2,6 +2,8 @@ package org.kreplica.spark;
 
 import java.io.IOException;
 import java.nio.ByteBuffer;
+import org.kreplica.spark.BatchRecords.BadRecords;
+import org.kreplica.spark.BatchRecords.RecordCursor;
 import org.kreplica.spark.Segment.SegmentWindow;
 
 /**
@@ -25,7 +27,10 @@ final class BatchHeader {
     int attributes;
     long baseTimestamp;
     long maxTimestamp;
+    int leaderEpoch;
     long producerId;
+    int producerEpoch;
+    int baseSequence;
     int recordCount;
 
     /** Reads the header at a position with `left` bytes after it. Returns null, or what is wrong with it. */
@@ -34,7 +39,11 @@ final class BatchHeader {
             return "the file ends within a header";
         }
         int at = window.at(position, Math.min(left, SIZE));
-        ByteBuffer data = window.data();
+        return read(window.data(), at, left);
+    }
+
+    /** Reads the header at `at` in `data`, if `left` bytes are a whole batch. Returns null, or what is wrong with it. */
+    String read(ByteBuffer data, int at, int left) {
         int length = data.getInt(at + 8);
         if (length < SIZE - LOG_OVERHEAD) {
             return "a batch of " + length + " bytes, too few for a header";
@@ -52,7 +61,10 @@ final class BatchHeader {
         baseOffset = data.getLong(at);
         baseTimestamp = data.getLong(at + 27);
         maxTimestamp = data.getLong(at + 35);
+        leaderEpoch = data.getInt(at + 12);
         producerId = data.getLong(at + 43);
+        producerEpoch = data.getShort(at + 51);
+        baseSequence = data.getInt(at + 53);
         recordCount = data.getInt(at + 57);
         if (lastOffsetDelta < 0 || baseOffset < 0 || baseOffset > Long.MAX_VALUE - 1 - lastOffsetDelta) {
             return "invalid offsets: " + baseOffset + " and " + lastOffsetDelta + " more";
@@ -82,5 +94,17 @@ final class BatchHeader {
 
     boolean isControl() {
         return (attributes & 32) != 0;
+    }
+
+    /** Returns the type of a control batch at `index`: 0 aborts its producer's transaction, 1 commits it. */
+    int controlType(ByteBuffer data, int index) {
+        RecordCursor cursor = new RecordCursor();
+        cursor.begin(this, data, index + SIZE, index + size);
+        try {
+            cursor.next();
+        } catch (BadRecords error) {
+            return -1;
+        }
+        return cursor.keyLength < 4 ? -1 : (int) data.getShort(cursor.keyPosition + 2);
     }
 }

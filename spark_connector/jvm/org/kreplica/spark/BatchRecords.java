@@ -17,13 +17,13 @@ import org.xerial.snappy.SnappyInputStream;
  */
 final class BatchRecords {
     final RecordCursor cursor = new RecordCursor();
-    private final RangeWalk walk;
+    private final RangeBatches walk;
     private final boolean checksFirst;
     private final Decompressor decompressor = new Decompressor();
     private boolean isDecompressed;
 
     /** `checksFirst`: check all records of a batch first, so that a batch with one bad record is skipped whole. */
-    BatchRecords(RangeWalk walk, boolean checksFirst) {
+    BatchRecords(RangeBatches walk, boolean checksFirst) {
         this.walk = walk;
         this.checksFirst = checksFirst;
     }

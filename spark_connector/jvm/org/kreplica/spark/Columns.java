@@ -72,6 +72,15 @@ final class Columns {
         return number >= 0 && number <= PARTITION || number == HEADERS;
     }
 
+    /** Returns whether a column has this type. */
+    static boolean fits(int number, DataType type) {
+        return TYPES[number].sameType(type);
+    }
+
+    static String typeName(int number) {
+        return TYPES[number].simpleString();
+    }
+
     /** Checks a user's schema. Raises ReadException for an unknown column or a wrong type. */
     static void check(StructType schema) {
         StructField[] fields = schema.fields();

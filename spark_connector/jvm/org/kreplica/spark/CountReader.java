@@ -19,7 +19,6 @@ import org.apache.spark.sql.vectorized.ColumnarBatch;
 import org.apache.spark.unsafe.types.UTF8String;
 import org.kreplica.spark.BatchRecords.BadRecords;
 import org.kreplica.spark.BatchRecords.RecordCursor;
-import org.kreplica.spark.Planner.LogRange;
 import org.kreplica.spark.ReaderFactory.ReadSettings;
 
 /**
@@ -34,7 +33,7 @@ final class CountReader implements PartitionReader {
     private static final String LEAST = "min(offset)";
     private static final String MOST = "max(offset)";
 
-    private final RangeWalk walk;
+    private final RangeBatches walk;
     private final BatchRecords records;
     private final StructType schema;
     private final boolean needsOffsets;
@@ -44,8 +43,8 @@ final class CountReader implements PartitionReader {
     private boolean isDone;
     private ColumnarBatch found;
 
-    CountReader(LogRange range, StructType schema, ReadSettings settings) throws IOException {
-        walk = new RangeWalk(range, settings);
+    CountReader(RangeBatches walk, StructType schema, ReadSettings settings) {
+        this.walk = walk;
         records = new BatchRecords(walk, settings.skipDamaged);
         this.schema = schema;
         List names = Arrays.asList(schema.fieldNames());
@@ -128,9 +127,9 @@ final class CountReader implements PartitionReader {
             String name = fields[i].name();
             column.setNotNull();
             if (Columns.number(name) == Columns.TOPIC) {
-                column.setUtf8String(UTF8String.fromString(walk.range.at.topic));
+                column.setUtf8String(UTF8String.fromString(walk.range().at.topic));
             } else if (Columns.number(name) == Columns.PARTITION) {
-                column.setInt(walk.range.at.partition);
+                column.setInt(walk.range().at.partition);
             } else if (name.equals(COUNT)) {
                 column.setLong(count);
             } else if (count == 0) {

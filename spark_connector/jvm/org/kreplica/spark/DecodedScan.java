@@ -79,13 +79,11 @@ final class DecodedScan implements InvocationHandler {
     static final class DecodedBuilder implements SupportsPushDownRequiredColumns, SupportsPushDownV2Filters {
         private final ScanBuilder inner;
         private final ValueFormat format;
-        private StructType raw;
         private StructType decoded;
 
-        /** `raw`: the columns of the reader, `decoded`: those that a query sees. */
-        DecodedBuilder(ScanBuilder inner, StructType raw, StructType decoded, ValueFormat format) {
+        /** `decoded`: the columns that a query sees. */
+        DecodedBuilder(ScanBuilder inner, StructType decoded, ValueFormat format) {
             this.inner = inner;
-            this.raw = raw;
             this.decoded = decoded;
             this.format = format;
         }
@@ -93,8 +91,7 @@ final class DecodedScan implements InvocationHandler {
         public void pruneColumns(StructType required) {
             decoded = required;
             if (inner instanceof SupportsPushDownRequiredColumns) {
-                raw = needed(required);
-                ((SupportsPushDownRequiredColumns) inner).pruneColumns(raw);
+                ((SupportsPushDownRequiredColumns) inner).pruneColumns(needed(required));
             }
         }
 
@@ -149,7 +146,7 @@ final class DecodedScan implements InvocationHandler {
 
         public Scan build() {
             Scan scan = inner.build();
-            return (Scan) new DecodedScan(scan, raw, decoded, format).with(scan);
+            return (Scan) new DecodedScan(scan, scan.readSchema(), decoded, format).with(scan);
         }
     }
 
@@ -196,7 +193,7 @@ final class DecodedScan implements InvocationHandler {
             from = new int[fields.length];
             bytesAt = Columns.index(raw, Columns.VALUE);
             for (int i = 0; i < fields.length; i++) {
-                from[i] = Columns.index(raw, Columns.number(fields[i].name()));
+                from[i] = java.util.Arrays.asList(raw.fieldNames()).indexOf(fields[i].name());
             }
             int value = Columns.index(settings.decoded, Columns.VALUE);
             StructType all = settings.format.decoded(raw);

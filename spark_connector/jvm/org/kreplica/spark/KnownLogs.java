@@ -18,7 +18,7 @@ import java.util.TreeMap;
 import org.kreplica.spark.LogEnd.Bounds;
 
 /**
- * What a stream knows of the logs, so that it reads again only what has changed since.
+ * What a stream knows of the logs, so that it reads again only what has changed since. A cluster is asked each time.
  *
  * A directory's time of change shows new partitions and segments. Within a directory that did not change, a writer of
  * kreplica's moves only what it publishes, and Kafka the end of its last segment and its checkpoints. A time is
@@ -26,12 +26,15 @@ import org.kreplica.spark.LogEnd.Bounds;
  */
 final class KnownLogs {
     private static final long SETTLED_MS = 1000;
+    private static final int LOOKS = 5;
     private static final String[] OF_KAFKA = {
         ".lock", ".kafka_cleanshutdown", "recovery-point-offset-checkpoint", "replication-offset-checkpoint",
         "log-start-offset-checkpoint", "cleaner-offset-checkpoint",
     };
 
     private final ReadOptions options;
+    /** Null for directories. */
+    private final ClusterClient client;
     private PartitionDirectories directories;
     private List times;
     /** A Known by directory. */
@@ -39,10 +42,23 @@ final class KnownLogs {
 
     KnownLogs(ReadOptions options) {
         this.options = options;
+        client = options.servers == null ? null : new ClusterClient(options.servers);
+    }
+
+    /** Returns a planner for the partitions as they are now. */
+    Planner planner() throws IOException {
+        return new Planner(options, client != null ? (LogSource) new ClusterLogs(options, client)
+            : new DirectoryLogs(options, directories()));
+    }
+
+    void close() {
+        if (client != null) {
+            client.close();
+        }
     }
 
     /** Returns the partitions' directories as they are now. */
-    PartitionDirectories directories() throws IOException {
+    private PartitionDirectories directories() throws IOException {
         if (times != null && times.equals(directories.times())) {
             return directories;
         }
@@ -60,7 +76,32 @@ final class KnownLogs {
 
     /** Returns the bounds by partition of those that are subscribed and exist. */
     SortedMap bounds() throws IOException {
-        Planner planner = new Planner(options, directories());
+        for (int attempt = 1; true; attempt++) {
+            try {
+                return current();
+            } catch (ReadException error) {
+                // A partition may be removed after it was listed.
+                if (attempt == LOOKS || !hasChanged()) {
+                    throw error;
+                }
+            }
+        }
+    }
+
+    private boolean hasChanged() throws IOException {
+        if (directories == null) {
+            return false;
+        }
+        Object before = directories.partitions();
+        times = null;
+        return !directories().partitions().equals(before);
+    }
+
+    private SortedMap current() throws IOException {
+        Planner planner = planner();
+        if (client != null) {
+            return planner.bounds(planner.subscribed(false));
+        }
         SortedMap found = new TreeMap();
         Map still = new HashMap();
         Map parents = new HashMap();

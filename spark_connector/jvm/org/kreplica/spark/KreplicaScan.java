@@ -42,7 +42,6 @@ import org.apache.spark.sql.connector.read.streaming.MicroBatchStream;
 import org.apache.spark.sql.types.DataTypes;
 import org.apache.spark.sql.types.StructField;
 import org.apache.spark.sql.types.StructType;
-import org.kreplica.spark.LogEnd.Bounds;
 import org.kreplica.spark.Planner.LogRange;
 import org.kreplica.spark.ReaderFactory.ReadSettings;
 
@@ -197,36 +196,46 @@ final class KreplicaScan implements Scan, Batch, SupportsReportStatistics, Suppo
 
     private void plan(ReadOptions options) throws IOException {
         Planner planner = new Planner(options);
+        try {
+            plan(options, planner);
+        } finally {
+            planner.source.close();
+        }
+    }
+
+    private void plan(ReadOptions options, Planner planner) throws IOException {
         SortedMap bounds = planner.bounds(planner.subscribed(true));
         SortedMap starts = planner.resolve(options.starting, bounds, true);
         SortedMap stops = planner.resolve(options.ending, bounds, false);
         planner.checkOrder(starts, stops, bounds);
+        for (Iterator i = bounds.keySet().iterator(); i.hasNext();) {
+            if (!filters.admits((TopicPartition) i.next())) {
+                i.remove();
+            }
+        }
+        SortedMap times = planner.offsetsFrom(filters.fromTime(), bounds);
         List ranges = new ArrayList();
         rows = 0;
         bytes = 0;
-        for (Iterator i = bounds.entrySet().iterator(); i.hasNext();) {
-            Map.Entry entry = (Map.Entry) i.next();
-            TopicPartition at = (TopicPartition) entry.getKey();
-            if (filters.admits(at)) {
-                LogRange whole =
-                    planner.range(at, KreplicaStream.offset(starts, at), KreplicaStream.offset(stops, at));
-                LogRange range = filters.apply(whole, planner.log(at), ((Bounds) entry.getValue()).logEnd);
-                ranges.add(range);
-                estimate(range, planner.log(at));
-            }
+        for (Iterator i = bounds.keySet().iterator(); i.hasNext();) {
+            TopicPartition at = (TopicPartition) i.next();
+            LogRange whole = planner.range(at, KreplicaStream.offset(starts, at), KreplicaStream.offset(stops, at));
+            LogRange range = filters.apply(whole, (Long) times.get(at));
+            ranges.add(range);
+            estimate(range, planner.source);
         }
         LogRange[] found = planner.split(ranges);
         // A count of nothing is a row, too.
         tasks = found.length == 0 && counts ? new LogRange[] {LogRange.NOTHING} : found;
     }
 
-    private void estimate(LogRange range, PartitionLog log) {
+    private void estimate(LogRange range, LogSource source) throws IOException {
         rows += Math.max(0, range.stop - range.start);
         boolean small = true;
         for (int i = 0; i < schema.fields().length; i++) {
             small = small && Columns.number(schema.fields()[i].name()) > Columns.VALUE;
         }
-        bytes += log.bytes(range.start, range.stop);
+        bytes += source.bytes(range.at, range.start, range.stop);
         bytes = small ? rows * ROW_BYTES : bytes;
     }
 

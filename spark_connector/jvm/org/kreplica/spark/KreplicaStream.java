@@ -56,7 +56,7 @@ final class KreplicaStream implements MicroBatchStream, SupportsTriggerAvailable
 
     public Offset initialOffset() {
         try {
-            Planner planner = new Planner(options);
+            Planner planner = known.planner();
             SortedMap bounds = planner.bounds(planner.subscribed(true));
             return new LogOffsets(planner.resolve(options.starting, bounds, true));
         } catch (IOException error) {
@@ -153,7 +153,7 @@ final class KreplicaStream implements MicroBatchStream, SupportsTriggerAvailable
             for (Iterator i = latest.keySet().iterator(); i.hasNext();) {
                 TopicPartition at = (TopicPartition) i.next();
                 if (!found.containsKey(at)) {
-                    planner = planner == null ? new Planner(options, known.directories()) : planner;
+                    planner = planner == null ? known.planner() : planner;
                     found.put(at, Long.valueOf(planner.bounds(at).start));
                 }
             }
@@ -190,7 +190,7 @@ final class KreplicaStream implements MicroBatchStream, SupportsTriggerAvailable
     }
 
     private LogRange[] plan(SortedMap begin, SortedMap stop) throws IOException {
-        Planner planner = new Planner(options, known.directories());
+        Planner planner = known.planner();
         SortedSet named = new TreeSet(begin.keySet());
         named.addAll(stop.keySet());
         List ranges = new ArrayList();
@@ -257,6 +257,7 @@ final class KreplicaStream implements MicroBatchStream, SupportsTriggerAvailable
     }
 
     public void stop() {
+        known.close();
     }
 }
 

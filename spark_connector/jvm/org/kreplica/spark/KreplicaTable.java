@@ -3,6 +3,7 @@ package org.kreplica.spark;
 import java.io.IOException;
 import java.util.Arrays;
 import java.util.Collections;
+import java.util.HashMap;
 import java.util.HashSet;
 import java.util.Iterator;
 import java.util.Locale;
@@ -10,6 +11,8 @@ import java.util.Map;
 import java.util.Set;
 import java.util.TreeMap;
 import org.apache.spark.sql.connector.catalog.Column;
+import org.apache.spark.sql.connector.catalog.MetadataColumn;
+import org.apache.spark.sql.connector.catalog.SupportsMetadataColumns;
 import org.apache.spark.sql.connector.catalog.SupportsRead;
 import org.apache.spark.sql.connector.catalog.SupportsWrite;
 import org.apache.spark.sql.connector.catalog.Table;
@@ -17,6 +20,8 @@ import org.apache.spark.sql.connector.catalog.TableCapability;
 import org.apache.spark.sql.connector.read.ScanBuilder;
 import org.apache.spark.sql.connector.write.LogicalWriteInfo;
 import org.apache.spark.sql.connector.write.WriteBuilder;
+import org.apache.spark.sql.connector.write.streaming.StreamingWrite;
+import org.apache.spark.sql.types.DataType;
 import org.apache.spark.sql.types.StructField;
 import org.apache.spark.sql.types.StructType;
 import org.apache.spark.sql.util.CaseInsensitiveStringMap;
@@ -26,13 +31,15 @@ import org.kreplica.spark.GivenOptions.OptionTable;
 import org.kreplica.spark.KreplicaScan.KreplicaScanBuilder;
 import org.kreplica.spark.ReadException.NotForThisReader;
 
-/** Logs as a table: reads directories here, and passes everything else to Python. */
-final class KreplicaTable implements SupportsRead, SupportsWrite {
+/** Logs as a table: reads here what this reader can, and passes everything else to Python. */
+final class KreplicaTable implements SupportsRead, SupportsWrite, SupportsMetadataColumns {
     private final String name;
     private final StructType schema;
     private final Map given;
     private final boolean takesBatches;
     private final Map properties;
+    /** A TransactionalSink by query, null for one that Python writes. */
+    private final Map sinks = new HashMap();
 
     /** `takesBatches`: whether Spark writes batches by its newer interface. */
     KreplicaTable(String name, StructType schema, Map given, boolean takesBatches) {
@@ -70,6 +77,25 @@ final class KreplicaTable implements SupportsRead, SupportsWrite {
         return columns;
     }
 
+    /** Returns the column _metadata, which the JVM reader has. */
+    public MetadataColumn[] metadataColumns() {
+        return new MetadataColumn[] {
+            new MetadataColumn() {
+                public String name() {
+                    return MetadataVector.NAME;
+                }
+
+                public DataType dataType() {
+                    return MetadataVector.type();
+                }
+
+                public String comment() {
+                    return "what the log says of the batch in which the record is stored";
+                }
+            },
+        };
+    }
+
     public Set capabilities() {
         return new HashSet(Arrays.asList(new Object[] {
             takesBatches ? TableCapability.BATCH_WRITE : TableCapability.V1_BATCH_WRITE,
@@ -93,7 +119,7 @@ final class KreplicaTable implements SupportsRead, SupportsWrite {
         }
         boolean withHeaders = Columns.index(schema, Columns.HEADERS) >= 0;
         StructType raw = Columns.schema(withHeaders);
-        return new DecodedBuilder(builder(rest, raw), raw, schema, format);
+        return new DecodedBuilder(builder(rest, raw), schema, format);
     }
 
     private static ScanBuilder builder(Map options, StructType schema) {
@@ -108,7 +134,23 @@ final class KreplicaTable implements SupportsRead, SupportsWrite {
     public WriteBuilder newWriteBuilder(LogicalWriteInfo info) {
         Map all = all(info.options(), OptionTable.WRITE);
         OptionTable.check(new GivenOptions(all), OptionTable.WRITE);
-        return new AppendBuilder(PythonHalf.newWriteBuilder(schema, all, info), all);
+        return new AppendBuilder(this, all, info);
+    }
+
+    /** Returns the sink of a query's batches, null if Python writes them. Spark asks once for each batch. */
+    synchronized StreamingWrite sink(Map options, LogicalWriteInfo info) {
+        if (!sinks.containsKey(info.queryId())) {
+            GivenOptions of = new GivenOptions(options);
+            String reason = TransactionalSink.reasonForPython(info, of);
+            sinks.put(info.queryId(), reason == null ? new TransactionalSink(info, of) : null);
+            KreplicaProvider.LOGGER.info("format kreplica: {}", reason == null ? "the JVM writes to " + of.where()
+                : "the Python sink writes, because " + reason);
+        }
+        return (StreamingWrite) sinks.get(info.queryId());
+    }
+
+    StructType struct() {
+        return schema;
     }
 
     /** Returns the options for one of these uses. Those that a catalog stores may be for another one. */
@@ -168,14 +210,16 @@ final class ReaderChoice {
     }
 
     private static String reason(Map given, GivenOptions options) {
-        if (options.has("kafka.bootstrap.servers") && !options.has("path") && !options.has("paths")) {
-            return "only the Python reader reads a running cluster";
+        if (OptionTable.isOfCluster(options)) {
+            String protocol = options.text("kafka.security.protocol");
+            boolean isPlain = protocol == null || protocol.equalsIgnoreCase("PLAINTEXT");
+            return isPlain ? null : "only the Python reader reads a cluster by " + protocol;
         }
         try {
             // The plan finds mistakes in options that only a stream or only a batch has.
             Planner planner = new Planner(ReadOptions.places(given));
             for (Iterator i = planner.subscribed(false).iterator(); i.hasNext();) {
-                planner.log((TopicPartition) i.next());
+                planner.source.place((TopicPartition) i.next());
             }
             return null;
         } catch (NotForThisReader error) {

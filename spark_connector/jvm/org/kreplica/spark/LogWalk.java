@@ -68,6 +68,11 @@ final class LogWalk {
         window.close();
     }
 
+    /** Returns the first offset of the batch's segment. */
+    long segment() {
+        return log.segments[number].baseOffset;
+    }
+
     /** Returns the bytes of the batch; `next` overwrites them unless `keepData` is set. */
     ByteBuffer data() {
         return window.data();

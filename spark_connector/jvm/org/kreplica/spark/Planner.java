@@ -3,7 +3,8 @@ package org.kreplica.spark;
 import java.io.IOException;
 import java.nio.file.NoSuchFileException;
 import java.util.ArrayList;
-import java.util.HashMap;
+import java.util.Collection;
+import java.util.Collections;
 import java.util.Iterator;
 import java.util.List;
 import java.util.Map;
@@ -15,31 +16,25 @@ import org.apache.spark.sql.catalyst.expressions.GenericInternalRow;
 import org.apache.spark.sql.connector.read.HasPartitionKey;
 import org.apache.spark.sql.connector.read.InputPartition;
 import org.apache.spark.unsafe.types.UTF8String;
-import org.kreplica.spark.BatchRecords.BadRecords;
-import org.kreplica.spark.BatchRecords.RecordCursor;
 import org.kreplica.spark.LogEnd.Bounds;
 import org.kreplica.spark.ReadOptions.Position;
-import org.kreplica.spark.Segment.SegmentWindow;
 
-/**
- * Plans a read: partitions from a subscription, offsets from positions, tasks from ranges. It looks at indexes and
- * published offsets, and at records only to find a time. One thread.
- */
+/** Plans a read: partitions from a subscription, offsets from positions, tasks from ranges. One thread. */
 final class Planner {
     private static final int LOOKS = 20;
 
+    final LogSource source;
     private final ReadOptions options;
-    private final PartitionDirectories directories;
-    private final Map logs = new HashMap();
 
-    /** Lists the directories as they are now. */
+    /** A planner of a batch, which looks at the source as it is now. */
     Planner(ReadOptions options) throws IOException {
-        this(options, PartitionDirectories.find(options.paths));
+        this(options, options.servers != null ? (LogSource) new ClusterLogs(options, new ClusterClient(options.servers))
+            : new DirectoryLogs(options, PartitionDirectories.find(options.paths)));
     }
 
-    Planner(ReadOptions options, PartitionDirectories directories) {
+    Planner(ReadOptions options, LogSource source) {
         this.options = options;
-        this.directories = directories;
+        this.source = source;
     }
 
     /**
@@ -52,35 +47,21 @@ final class Planner {
     }
 
     /** Returns the partitions to read, sorted. Without `allThere` a missing one is left out. */
-    SortedSet subscribed(boolean allThere) {
-        return options.subscription.of(directories, allThere);
+    SortedSet subscribed(boolean allThere) throws IOException {
+        return options.subscription.of(source, allThere);
     }
 
-    boolean isThere(TopicPartition at) {
-        return directories.partitions().contains(at);
-    }
-
-    PartitionLog log(TopicPartition at) throws IOException {
-        PartitionLog log = (PartitionLog) logs.get(at);
-        if (log == null) {
-            log = PartitionLog.open(at, directories.directory(at));
-            logs.put(at, log);
-        }
-        return log;
+    boolean isThere(TopicPartition at) throws IOException {
+        return source.partitions().contains(at);
     }
 
     Bounds bounds(TopicPartition at) throws IOException {
-        return LogEnd.of(log(at), options);
+        return (Bounds) bounds(Collections.singleton(at)).get(at);
     }
 
-    /** Returns the bounds by partition. */
-    SortedMap bounds(Iterable partitions) throws IOException {
-        SortedMap found = new TreeMap();
-        for (Iterator i = partitions.iterator(); i.hasNext();) {
-            TopicPartition at = (TopicPartition) i.next();
-            found.put(at, bounds(at));
-        }
-        return found;
+    /** Returns the Bounds by partition. */
+    SortedMap bounds(Collection partitions) throws IOException {
+        return source.bounds(partitions);
     }
 
     /** Returns the offset of each partition in `bounds` that `position` stands for. */
@@ -89,6 +70,7 @@ final class Planner {
         if (given != null) {
             requireAll(position, given, bounds);
         }
+        SortedMap byTime = position.timestamp >= 0 || position.timestamps != null ? byTime(position, bounds) : null;
         SortedMap found = new TreeMap();
         for (Iterator i = bounds.entrySet().iterator(); i.hasNext();) {
             Map.Entry entry = (Map.Entry) i.next();
@@ -97,9 +79,14 @@ final class Planner {
             long offset;
             if (position.offsets != null) {
                 offset = givenOffset(position, at, each, isStart);
-            } else if (position.timestamp >= 0 || position.timestamps != null) {
-                long time = position.timestamp >= 0 ? position.timestamp : ((Long) given.get(at)).longValue();
-                offset = offsetForTimestamp(position, at, each, time, isStart);
+            } else if (byTime != null) {
+                offset = ((Long) byTime.get(at)).longValue();
+                if (offset < 0 && isStart && !options.noMatchIsLatest) {
+                    throw new ReadException(position.option + ": " + at + " has no record at or after "
+                        + position.time(at)
+                        + "; with startingOffsetsByTimestampStrategy=latest the read begins at the end");
+                }
+                offset = offset < 0 ? each.end : Math.min(offset, each.end);
             } else {
                 offset = position.otherwise == Position.EARLIEST ? each.start : each.end;
             }
@@ -108,14 +95,22 @@ final class Planner {
         return found;
     }
 
-    private long offsetForTimestamp(Position position, TopicPartition at, Bounds bounds, long time, boolean isStart)
-        throws IOException {
-        long found = TimestampSearch.offsetFor(log(at), bounds.logEnd, time);
-        if (found < 0 && isStart && !options.noMatchIsLatest) {
-            throw new ReadException(position.option + ": " + at + " has no record at or after " + time
-                + "; with startingOffsetsByTimestampStrategy=latest the read begins at the end");
+    /** Returns the first offset with this time or a later one by partition, without any for Long.MIN_VALUE. */
+    SortedMap offsetsFrom(long time, SortedMap bounds) throws IOException {
+        SortedMap times = new TreeMap();
+        for (Iterator i = bounds.keySet().iterator(); time > Long.MIN_VALUE && i.hasNext();) {
+            times.put(i.next(), Long.valueOf(time));
         }
-        return found < 0 ? bounds.end : Math.min(found, bounds.end);
+        return times.isEmpty() ? times : source.offsetsFor(times, bounds);
+    }
+
+    private SortedMap byTime(Position position, SortedMap bounds) throws IOException {
+        SortedMap times = new TreeMap();
+        for (Iterator i = bounds.keySet().iterator(); i.hasNext();) {
+            TopicPartition at = (TopicPartition) i.next();
+            times.put(at, Long.valueOf(position.time(at)));
+        }
+        return source.offsetsFor(times, bounds);
     }
 
     private long givenOffset(Position position, TopicPartition at, Bounds bounds, boolean isStart) {
@@ -163,7 +158,7 @@ final class Planner {
 
     /** Returns a range of a partition. */
     LogRange range(TopicPartition at, long start, long stop) throws IOException {
-        return new LogRange(at, log(at).directory, start, stop, Long.MIN_VALUE, Long.MAX_VALUE);
+        return new LogRange(at, source.place(at), start, stop, Long.MIN_VALUE, Long.MAX_VALUE);
     }
 
     /**
@@ -199,7 +194,7 @@ final class Planner {
     private long mostRecords(LogRange range) throws IOException {
         long limit = options.maxRecordsPerPartition;
         if (options.maxBytesPerPartition > 0) {
-            long bytes = log(range.at).bytes(range.start, range.stop);
+            long bytes = source.bytes(range.at, range.start, range.stop);
             long tasks = Math.max(1, (bytes + options.maxBytesPerPartition - 1) / options.maxBytesPerPartition);
             long size = (range.stop - range.start + tasks - 1) / tasks;
             limit = limit < 0 ? size : Math.min(limit, size);
@@ -210,7 +205,7 @@ final class Planner {
     private void parts(LogRange range, long limit, List into) throws IOException {
         long first = range.start;
         while (limit > 0 && range.stop - first > limit) {
-            long next = boundary(log(range.at), first, first + limit);
+            long next = source.boundary(range.at, first, first + limit);
             if (next >= range.stop) {
                 break;
             }
@@ -220,28 +215,10 @@ final class Planner {
         into.add(range.between(first, range.stop));
     }
 
-    /** Returns the start of a batch at or before `wanted` and after `first`, else the end of the batch of `first`. */
-    private static long boundary(PartitionLog log, long first, long wanted) throws IOException {
-        Segment segment = log.segments[log.segmentOf(wanted)];
-        BatchHeader header = new BatchHeader();
-        SegmentWindow window = new SegmentWindow();
-        try {
-            window.open(segment);
-            int position = segment.hint(wanted, window);
-            while (position < segment.size && header.read(window, position, segment.size - position) == null) {
-                if (header.lastOffset >= wanted) {
-                    long found = Math.min(header.baseOffset, wanted);
-                    return found > first ? found : header.lastOffset + 1;
-                }
-                position += header.size;
-            }
-            return wanted;
-        } finally {
-            window.close();
-        }
-    }
-
-    /** The work of one task: the offsets [start, stop) of the partition in a directory. Immutable. */
+    /**
+     * The work of one task: the offsets [start, stop) of a partition. `directory`: the log's, empty for a cluster, null
+     * for a task without records. Immutable.
+     */
     static final class LogRange implements InputPartition, HasPartitionKey {
         private static final long serialVersionUID = 2;
         static final LogRange NOTHING =
@@ -271,59 +248,6 @@ final class Planner {
         public InternalRow partitionKey() {
             Object[] values = {UTF8String.fromString(at.topic), Integer.valueOf(at.partition)};
             return new GenericInternalRow(values);
-        }
-    }
-
-    /** Searches a log by time, with the time indexes. */
-    static final class TimestampSearch {
-        private TimestampSearch() {
-        }
-
-        /** Returns the first offset below `end` with this time (ms since 1970) or a later one, else -1. */
-        static long offsetFor(PartitionLog log, long end, long timestamp) throws IOException {
-            for (int i = log.segmentOf(log.logStartOffset); i < log.segments.length; i++) {
-                Segment segment = log.segments[i];
-                if (segment.baseOffset >= end) {
-                    return -1;
-                }
-                long next = i + 1 < log.segments.length ? log.segments[i + 1].baseOffset : end;
-                long first = Math.max(log.logStartOffset, segment.offsetBefore(timestamp));
-                long found = first < next ? search(log, first, Math.min(next, end), timestamp) : -1;
-                if (found >= 0) {
-                    return found;
-                }
-            }
-            return -1;
-        }
-
-        private static long search(PartitionLog log, long first, long end, long timestamp) throws IOException {
-            LogRange range = new LogRange(log.at, log.directory, first, end, timestamp, Long.MAX_VALUE);
-            // The times of damaged records are unknown; the answer is the first readable record.
-            RangeWalk walk = new RangeWalk(log, range);
-            try {
-                return search(walk, first, end, timestamp);
-            } finally {
-                walk.close();
-            }
-        }
-
-        private static long search(RangeWalk walk, long first, long end, long timestamp) throws IOException {
-            BatchRecords records = new BatchRecords(walk, true);
-            while (records.nextBatch()) {
-                RecordCursor cursor = records.cursor;
-                try {
-                    while (cursor.left > 0) {
-                        cursor.next();
-                        if (cursor.timestamp >= timestamp && cursor.offset >= first && cursor.offset < end) {
-                            return cursor.offset;
-                        }
-                    }
-                } catch (BadRecords error) {
-                    walk.skipRecords(error.getMessage());
-                }
-                records.reuse();
-            }
-            return -1;
         }
     }
 }

@@ -12,7 +12,6 @@ import org.apache.spark.sql.connector.expressions.NamedReference;
 import org.apache.spark.sql.connector.expressions.filter.Predicate;
 import org.apache.spark.unsafe.types.UTF8String;
 import org.kreplica.spark.Planner.LogRange;
-import org.kreplica.spark.Planner.TimestampSearch;
 
 /**
  * Turns filters on offset, partition, topic and timestamp into ranges, so that excluded records are not read.
@@ -162,13 +161,17 @@ final class PushedFilters {
             && (topics == null || topics.contains(at.topic));
     }
 
-    /** Returns the range cut down by the filters. */
-    LogRange apply(LogRange range, PartitionLog log, long logEnd) throws java.io.IOException {
+    /** Returns the earliest wanted time (ms since 1970); Long.MIN_VALUE for all. */
+    long fromTime() {
+        return fromTime;
+    }
+
+    /** Returns the range cut down by the filters; `found`: the first offset with a wanted time, null for all. */
+    LogRange apply(LogRange range, Long found) {
         long begin = Math.max(range.start, first);
         long end = Math.min(range.stop, stop);
-        if (fromTime > Long.MIN_VALUE && begin < end) {
-            long found = TimestampSearch.offsetFor(log, logEnd, fromTime);
-            begin = found < 0 ? end : Math.max(begin, found);
+        if (found != null) {
+            begin = found.longValue() < 0 ? end : Math.max(begin, found.longValue());
         }
         return new LogRange(range.at, range.directory, begin, Math.max(begin, end), fromTime, toTime);
     }

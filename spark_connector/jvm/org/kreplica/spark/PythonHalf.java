@@ -36,6 +36,7 @@ import org.apache.spark.sql.connector.read.PartitionReader;
 import org.apache.spark.sql.connector.read.PartitionReaderFactory;
 import org.apache.spark.sql.connector.read.Scan;
 import org.apache.spark.sql.connector.read.ScanBuilder;
+import org.apache.spark.sql.connector.read.SupportsPushDownRequiredColumns;
 import org.apache.spark.sql.connector.read.streaming.MicroBatchStream;
 import org.apache.spark.sql.connector.read.streaming.Offset;
 import org.apache.spark.sql.connector.read.streaming.ReportsSourceMetrics;
@@ -275,10 +276,18 @@ public final class PythonHalf {
         static Object proxy(Object inner, InvocationHandler handler) {
             Class[] interfaces = interfaces(inner.getClass());
             if (inner instanceof MicroBatchStream && !(inner instanceof ReportsSourceMetrics)) {
-                interfaces = (Class[]) Arrays.copyOf(interfaces, interfaces.length + 1);
-                interfaces[interfaces.length - 1] = ReportsSourceMetrics.class;
+                interfaces = with(interfaces, ReportsSourceMetrics.class);
+            }
+            if (inner instanceof ScanBuilder && !(inner instanceof SupportsPushDownRequiredColumns)) {
+                interfaces = with(interfaces, SupportsPushDownRequiredColumns.class);
             }
             return Proxy.newProxyInstance(PlainErrors.class.getClassLoader(), interfaces, handler);
+        }
+
+        private static Class[] with(Class[] interfaces, Class another) {
+            Class[] found = (Class[]) Arrays.copyOf(interfaces, interfaces.length + 1);
+            found[interfaces.length] = another;
+            return found;
         }
 
         private static Class[] interfaces(Class of) {
@@ -296,6 +305,10 @@ public final class PythonHalf {
             if (method.getDeclaringClass() == ReportsSourceMetrics.class && !(inner instanceof ReportsSourceMetrics)) {
                 return KreplicaStream.lag(latest, (Optional) arguments[0]);
             }
+            if (method.getDeclaringClass() == SupportsPushDownRequiredColumns.class) {
+                requireNoMetadata((StructType) arguments[0]);
+                return null;
+            }
             Object found;
             try {
                 found = method.invoke(inner, arguments);
@@ -312,6 +325,12 @@ public final class PythonHalf {
                 return new PlainReader((PartitionReader) found);
             }
             return found;
+        }
+
+        private static void requireNoMetadata(StructType asked) {
+            if (Arrays.asList(asked.fieldNames()).contains(MetadataVector.NAME)) {
+                throw new ReadException(MetadataVector.NAME + ": only the JVM reader has this column");
+            }
         }
 
         /** Returns an error that the method may raise; those written in Scala raise checked ones without a word. */

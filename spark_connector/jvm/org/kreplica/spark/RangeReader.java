@@ -8,7 +8,6 @@ import org.apache.spark.sql.types.StructType;
 import org.apache.spark.sql.vectorized.ColumnarBatch;
 import org.kreplica.spark.BatchRecords.BadRecords;
 import org.kreplica.spark.BatchRecords.RecordCursor;
-import org.kreplica.spark.Planner.LogRange;
 import org.kreplica.spark.ReaderFactory.ReadSettings;
 
 /** Returns a task's records as columns that point into the bytes read from segments. One thread. */
@@ -16,7 +15,7 @@ final class RangeReader implements PartitionReader {
     // Once this much is decompressed, a batch of rows ends at the end of a batch of records.
     private static final int DECOMPRESSED_BYTES = 4 << 20;
 
-    private final RangeWalk walk;
+    private final RangeBatches walk;
     private final BatchRecords records;
     private final RowBatch rows;
     private long rowsLeft;
@@ -26,10 +25,10 @@ final class RangeReader implements PartitionReader {
     private ColumnarBatch found;
 
     /** `limit`: maximum number of rows, or -1. */
-    RangeReader(LogRange range, StructType schema, ReadSettings settings, int limit) throws IOException {
-        walk = new RangeWalk(range, settings);
+    RangeReader(RangeBatches walk, StructType schema, ReadSettings settings, int limit) {
+        this.walk = walk;
         records = new BatchRecords(walk, settings.skipDamaged);
-        rows = new RowBatch(schema, range.at);
+        rows = new RowBatch(schema, walk);
         rowsLeft = limit < 0 ? Long.MAX_VALUE : limit;
     }
 
@@ -82,8 +81,8 @@ final class RangeReader implements PartitionReader {
         RecordCursor cursor = records.cursor;
         long start = walk.start();
         long stop = walk.stop();
-        long from = walk.range.fromTime;
-        long to = walk.range.toTime;
+        long from = walk.range().fromTime;
+        long to = walk.range().toTime;
         int room = (int) Math.min(rowsLeft, RowBatch.CAPACITY);
         try {
             while (cursor.left > 0 && rows.rows() < room) {

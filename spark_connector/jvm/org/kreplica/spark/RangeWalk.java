@@ -19,8 +19,8 @@ import org.kreplica.spark.ReaderFactory.ReadSettings;
  * The segments are held open from the start, so they cannot vanish. It skips control batches and, for a reader of
  * committed data, aborted batches. Records that no longer exist are an error, or a warning. One thread.
  */
-final class RangeWalk {
-    final LogRange range;
+final class RangeWalk implements RangeBatches {
+    private final LogRange range;
     private final boolean failOnDataLoss;
     private final PartitionLog log;
     private final LogWalk walk;
@@ -93,44 +93,52 @@ final class RangeWalk {
             range.at + ": the log ends at " + end + ", but was already read up to " + range.stop);
     }
 
-    long start() {
+    public LogRange range() {
+        return range;
+    }
+
+    public long start() {
         return start;
     }
 
-    long stop() {
+    public long stop() {
         return stop;
     }
 
     /** The number of batches that were read, and their bytes. */
-    long batches() {
+    public long batches() {
         return walk == null ? 0 : walk.batches;
     }
 
-    long bytes() {
+    public long bytes() {
         return walk == null ? 0 : walk.bytes;
     }
 
-    BatchHeader header() {
+    public BatchHeader header() {
         return walk.header;
     }
 
-    ByteBuffer data() {
+    public long segment() {
+        return walk.segment();
+    }
+
+    public ByteBuffer data() {
         return walk.data();
     }
 
     /** Returns the position in `data` at which the batch begins. */
-    int index() {
+    public int index() {
         return walk.index();
     }
 
     /** Sets whether `next` must leave `data` unchanged, as LogWalk.keepData. */
-    void keepData(boolean wanted) {
+    public void keepData(boolean wanted) {
         if (walk != null) {
             walk.keepData(wanted);
         }
     }
 
-    void close() throws IOException {
+    public void close() throws IOException {
         if (walk != null) {
             walk.close();
             log.close();
@@ -138,7 +146,7 @@ final class RangeWalk {
     }
 
     /** Moves to the next batch with records for the reader; false at the end. */
-    boolean next() throws IOException {
+    public boolean next() throws IOException {
         while (start < stop && walk.next()) {
             BatchHeader batch = walk.header;
             boolean admitted = aborted == null || aborted.admits(batch);
@@ -156,7 +164,7 @@ final class RangeWalk {
     }
 
     /** Marks the batch's contents as damaged, after its reader found that they are not records. */
-    void skipRecords(String reason) throws IOException {
+    public void skipRecords(String reason) throws IOException {
         walk.skipRecords(reason);
     }
 }

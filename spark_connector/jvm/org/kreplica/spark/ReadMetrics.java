@@ -14,7 +14,7 @@ public final class ReadMetrics {
     }
 
     /** Returns the values of a task. */
-    static CustomTaskMetric[] of(RangeWalk walk, long records) {
+    static CustomTaskMetric[] of(RangeBatches walk, long records) {
         return new CustomTaskMetric[] {
             new Value(BytesRead.NAME, walk.bytes()), new Value(BatchesRead.NAME, walk.batches()),
             new Value(RecordsRead.NAME, records),

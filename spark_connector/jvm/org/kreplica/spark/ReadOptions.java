@@ -1,7 +1,9 @@
 package org.kreplica.spark;
 
+import java.io.IOException;
 import java.util.ArrayList;
 import java.util.Arrays;
+import java.util.Collections;
 import java.util.HashMap;
 import java.util.Iterator;
 import java.util.LinkedHashSet;
@@ -16,7 +18,7 @@ import java.util.regex.PatternSyntaxException;
 import org.kreplica.spark.GivenOptions.OptionTable;
 
 /**
- * The options of a read from directories, with the names and meanings of the Python reader
+ * The options of a read, with the names and meanings of the Python reader
  * (spark_connector/options.py). Limits count records, -1: no limit. Immutable.
  */
 final class ReadOptions {
@@ -24,6 +26,8 @@ final class ReadOptions {
     private static final String SERVERS = "kafka.bootstrap.servers";
 
     final List paths;
+    /** The addresses of a cluster; null for directories. */
+    final String servers;
     final Subscription subscription;
     final Position starting;
     final Position ending;
@@ -41,7 +45,7 @@ final class ReadOptions {
     /** Parses the options of any read, when only its partitions matter. Raises ReadException. */
     static ReadOptions places(Map given) {
         Map some = new HashMap();
-        String[] names = {"path", "paths", "subscribe", "subscribePattern", "assign"};
+        String[] names = {"path", "paths", SERVERS, "subscribe", "subscribePattern", "assign"};
         GivenOptions options = new GivenOptions(given);
         for (int i = 0; i < names.length; i++) {
             if (options.has(names[i])) {
@@ -89,11 +93,12 @@ final class ReadOptions {
     /** Parses the options. Raises ReadException, which names the wrong one. */
     ReadOptions(Map given, boolean streaming) {
         GivenOptions options = new GivenOptions(given);
-        paths = paths(options);
-        if (options.has(SERVERS)) {
+        servers = options.text(SERVERS);
+        if (servers != null && (options.has("path") || options.has("paths"))) {
             throw new ReadException(
                 "path and kafka.bootstrap.servers: either directories or a running cluster, not both");
         }
+        paths = servers == null ? paths(options) : Collections.EMPTY_LIST;
         OptionTable.check(options, streaming ? OptionTable.STREAM : OptionTable.BATCH);
         starting = Position.of(options, "starting", streaming ? Position.LATEST : Position.EARLIEST);
         ending = Position.of(options, "ending", Position.LATEST);
@@ -103,7 +108,7 @@ final class ReadOptions {
         }
         String[] strategies = {"error", "latest"};
         noMatchIsLatest = options.choice("startingOffsetsByTimestampStrategy", strategies).equals("latest");
-        subscription = Subscription.of(options);
+        subscription = Subscription.of(options, servers == null);
         minPartitions = options.count("minPartitions");
         maxRecordsPerPartition = options.count("maxRecordsPerPartition");
         maxBytesPerPartition = options.bytes("maxBytesPerPartition");
@@ -118,7 +123,7 @@ final class ReadOptions {
 
     /** Returns the directories and what is read of them, for a person. */
     String where() {
-        return String.join(", ", paths) + subscription;
+        return (servers == null ? String.join(", ", paths) : servers) + subscription;
     }
 
     /** Returns the paths from `path`, or from `paths`, a JSON array that load([...]) creates. */
@@ -202,6 +207,11 @@ final class ReadOptions {
             return new Position(option, otherwise, -1, null, Json.numbers(option, text, "offset", EARLIEST));
         }
 
+        /** Returns the time for a partition, if this position has times. */
+        long time(TopicPartition at) {
+            return timestamp >= 0 ? timestamp : ((Long) timestamps.get(at)).longValue();
+        }
+
         /** Raises ReadException if this position makes a batch empty. */
         void checkBatch(boolean isStart) {
             long wrong = isStart ? LATEST : EARLIEST;
@@ -238,7 +248,8 @@ final class Subscription {
         this.assigned = assigned;
     }
 
-    static Subscription of(GivenOptions options) {
+    /** `mayBeAll`: whether the options may name none. */
+    static Subscription of(GivenOptions options, boolean mayBeAll) {
         String given = null;
         for (int i = 0; i < OPTIONS.length; i++) {
             if (options.has(OPTIONS[i])) {
@@ -250,6 +261,9 @@ final class Subscription {
             }
         }
         if (given == null) {
+            if (!mayBeAll) {
+                throw new ReadException("name exactly one of the options subscribe, subscribePattern and assign");
+            }
             return new Subscription(null, null, null);
         }
         String text = options.text(given);
@@ -293,7 +307,7 @@ final class Subscription {
     }
 
     /** Returns the subscribed ones of `known`, sorted. Raises ReadException if a named one does not exist. */
-    SortedSet of(PartitionDirectories known, boolean allThere) {
+    SortedSet of(LogSource known, boolean allThere) throws IOException {
         SortedSet found = new TreeSet();
         for (Iterator i = known.partitions().iterator(); i.hasNext();) {
             TopicPartition at = (TopicPartition) i.next();
@@ -318,7 +332,7 @@ final class Subscription {
         return !at.topic.startsWith("__") && (pattern == null || pattern.matcher(at.topic).find());
     }
 
-    private void requireNamed(PartitionDirectories known) {
+    private void requireNamed(LogSource known) throws IOException {
         TreeSet there = new TreeSet();
         for (Iterator i = known.partitions().iterator(); i.hasNext();) {
             there.add(((TopicPartition) i.next()).topic);
@@ -335,7 +349,7 @@ final class Subscription {
         }
     }
 
-    private static void requireTopic(String option, String topic, TreeSet there, PartitionDirectories known) {
+    private static void requireTopic(String option, String topic, TreeSet there, LogSource known) {
         if (!there.contains(topic)) {
             Object[] names = there.toArray();
             String listed = names.length == 0 ? "no topics"

@@ -36,10 +36,13 @@ final class ReaderFactory implements PartitionReaderFactory {
     public PartitionReader createColumnarReader(InputPartition partition) {
         LogRange range = (LogRange) partition;
         try {
+            boolean isOfCluster = settings.servers != null && range.directory != null;
+            RangeBatches batches = isOfCluster ? (RangeBatches) new ClusterFetch(range, settings)
+                : new RangeWalk(range, settings);
             if (counts) {
-                return new CountReader(range, schema, settings);
+                return new CountReader(batches, schema, settings);
             }
-            return new RangeReader(range, schema, settings, limit);
+            return new RangeReader(batches, schema, settings, limit);
         } catch (IOException error) {
             throw ReadException.of(error);
         }
@@ -49,11 +52,14 @@ final class ReaderFactory implements PartitionReaderFactory {
     static final class ReadSettings implements Serializable {
         private static final long serialVersionUID = 1;
 
+        /** The addresses of a cluster; null for directories. */
+        final String servers;
         final boolean committed;
         final boolean skipDamaged;
         final boolean failOnDataLoss;
 
         ReadSettings(ReadOptions options) {
+            servers = options.servers;
             committed = options.committed;
             skipDamaged = options.skipDamaged;
             failOnDataLoss = options.failOnDataLoss;

@@ -5,13 +5,11 @@ import java.util.Arrays;
 import org.apache.spark.sql.execution.vectorized.ConstantColumnVector;
 import org.apache.spark.sql.types.ArrayType;
 import org.apache.spark.sql.types.DataType;
-import org.apache.spark.sql.types.Decimal;
 import org.apache.spark.sql.types.StructField;
 import org.apache.spark.sql.types.StructType;
 import org.apache.spark.sql.vectorized.ColumnVector;
 import org.apache.spark.sql.vectorized.ColumnarArray;
 import org.apache.spark.sql.vectorized.ColumnarBatch;
-import org.apache.spark.sql.vectorized.ColumnarMap;
 import org.apache.spark.unsafe.types.UTF8String;
 import org.kreplica.spark.BatchRecords.BadRecords;
 import org.kreplica.spark.BatchRecords.RecordCursor;
@@ -23,16 +21,19 @@ final class RowBatch {
 
     private final ColumnarBatch batch;
     private final TopicPartition at;
+    private final RangeBatches walk;
     private BytesVector keys;
     private BytesVector values;
     private NumbersVector offsets;
     private NumbersVector timestamps;
     private NumbersVector timestampTypes;
     private HeadersVector headers;
+    private MetadataVector metadata;
     private int rows;
 
-    RowBatch(StructType schema, TopicPartition at) {
-        this.at = at;
+    RowBatch(StructType schema, RangeBatches walk) {
+        this.walk = walk;
+        at = walk.range().at;
         StructField[] fields = schema.fields();
         ColumnVector[] columns = new ColumnVector[fields.length];
         for (int i = 0; i < fields.length; i++) {
@@ -42,6 +43,9 @@ final class RowBatch {
     }
 
     private ColumnVector column(StructField field) {
+        if (field.name().equals(MetadataVector.NAME)) {
+            return metadata = new MetadataVector((StructType) field.dataType(), CAPACITY);
+        }
         switch (Columns.number(field.name())) {
             case Columns.KEY:
                 return keys = new BytesVector(field.dataType(), CAPACITY);
@@ -103,6 +107,9 @@ final class RowBatch {
         }
         if (timestampTypes != null) {
             timestampTypes.values[rows] = record.timestampType;
+        }
+        if (metadata != null) {
+            metadata.set(rows, walk, record.offset);
         }
         rows++;
     }
@@ -203,84 +210,6 @@ final class RowBatch {
                 return ordinal == 0 ? keys : values;
             }
         }
-    }
-}
-
-/** The base of our columns: refuses every access that Spark's interface has; each kind overrides what it supports. */
-abstract class FixedVector extends ColumnVector {
-    FixedVector(DataType type) {
-        super(type);
-    }
-
-    public void close() {
-    }
-
-    public boolean hasNull() {
-        return false;
-    }
-
-    public int numNulls() {
-        return 0;
-    }
-
-    public boolean isNullAt(int row) {
-        return false;
-    }
-
-    public boolean getBoolean(int row) {
-        throw wrongType();
-    }
-
-    public byte getByte(int row) {
-        throw wrongType();
-    }
-
-    public short getShort(int row) {
-        throw wrongType();
-    }
-
-    public int getInt(int row) {
-        throw wrongType();
-    }
-
-    public long getLong(int row) {
-        throw wrongType();
-    }
-
-    public float getFloat(int row) {
-        throw wrongType();
-    }
-
-    public double getDouble(int row) {
-        throw wrongType();
-    }
-
-    public ColumnarArray getArray(int row) {
-        throw wrongType();
-    }
-
-    public ColumnarMap getMap(int row) {
-        throw wrongType();
-    }
-
-    public Decimal getDecimal(int row, int precision, int scale) {
-        throw wrongType();
-    }
-
-    public UTF8String getUTF8String(int row) {
-        throw wrongType();
-    }
-
-    public byte[] getBinary(int row) {
-        throw wrongType();
-    }
-
-    public ColumnVector getChild(int ordinal) {
-        throw wrongType();
-    }
-
-    private UnsupportedOperationException wrongType() {
-        return new UnsupportedOperationException("not supported by a column of " + dataType().simpleString());
     }
 }
 

@@ -2,6 +2,7 @@ package org.kreplica.spark;
 
 import java.io.ByteArrayOutputStream;
 import java.io.File;
+import java.io.FileNotFoundException;
 import java.io.IOException;
 import java.io.InputStream;
 import java.io.Serializable;
@@ -216,11 +217,14 @@ final class ValueFormat implements Serializable {
         public Object decode(byte[] bytes) throws Exception {
             int start = registry == null ? 0 : start(bytes);
             Integer id = start == 0 ? null : Integer.valueOf(ByteBuffer.wrap(bytes).getInt(1));
+            if (!writers.containsKey(id)) {
+                String text = id == null ? schema.toString() : Texts.ofRegistry(registry, id);
+                writers.put(id, text == null ? null
+                    : new GenericDatumReader(new Schema.Parser().parse(text), schema, new GenericData()));
+            }
             GenericDatumReader reader = (GenericDatumReader) writers.get(id);
             if (reader == null) {
-                Schema writer = id == null ? schema : new Schema.Parser().parse(Texts.ofRegistry(registry, id));
-                reader = new GenericDatumReader(writer, schema, new GenericData());
-                writers.put(id, reader);
+                throw new IOException("the registry has no schema " + id);
             }
             decoder = DecoderFactory.get().binaryDecoder(bytes, start, bytes.length - start, decoder);
             Object found = reader.read(null, decoder);
@@ -254,14 +258,18 @@ final class ValueFormat implements Serializable {
             return inner == null ? text : (String) inner;
         }
 
-        static String ofRegistry(String registry, Integer id) throws IOException {
+        /** Returns a schema by its id, null without one. Raises ReadException if the registry cannot be read. */
+        static String ofRegistry(String registry, Integer id) {
             boolean isUrl = registry.startsWith("http://") || registry.startsWith("https://");
-            String text = read(isUrl ? registry.replaceFirst("/+$", "") + "/schemas/ids/" + id : registry);
-            String found = Json.member(REGISTRY, text, isUrl ? "schema" : id.toString());
-            if (found == null) {
-                throw new ReadException(REGISTRY + ": " + registry + " has no schema " + id);
+            String place = isUrl ? registry.replaceFirst("/+$", "") + "/schemas/ids/" + id : registry;
+            try {
+                return Json.member(REGISTRY, read(place), isUrl ? "schema" : id.toString());
+            } catch (IOException error) {
+                if (isUrl && error instanceof FileNotFoundException) {
+                    return null;
+                }
+                throw new ReadException(REGISTRY + ": " + place + " could not be read: " + error.getMessage());
             }
-            return found;
         }
 
         private static String read(String place) throws IOException {
