@@ -86,13 +86,19 @@ def cluster(kafka: Node) -> Place:
     return Place("Kafka's cluster", "kreplica", {"kafka.bootstrap.servers": kafka.bootstrap})
 
 
+def chosen(reader: dict[str, str]) -> dict[str, str]:
+    """The options with which a cluster is read by this reader; the JVM leaves secured clusters to Python."""
+    return reader if reader == READERS["python"] else {}
+
+
 @pytest.fixture
-def on_kafka(kafka: Node, reader: dict[str, str], cluster: Place) -> list[Place]:
-    """format("kreplica") on what Kafka has; clusters are read in Python alone."""
+def on_kafka(kafka: Node, reader: dict[str, str]) -> list[Place]:
+    """format("kreplica") on what Kafka has."""
     directories = {"path": str(kafka.log_directory), **reader}
+    servers = {"kafka.bootstrap.servers": kafka.bootstrap, **chosen(reader)}
     return [
         Place("Kafka's directories", "kreplica", directories),
-        *([cluster] if reader == READERS["python"] else []),
+        Place("Kafka's cluster", "kreplica", servers),
     ]
 
 
@@ -102,13 +108,11 @@ def on_kreplica(kreplica_node: NodeProcesses, reader: dict[str, str]) -> list[Pl
     security = {f"kafka.{name}": value for name, value in java(kreplica_node.bootstrap).items()}
     servers = {"kafka.bootstrap.servers": kreplica_node.bootstrap, **security}
     directory = {"path": str(kreplica_node.node_directory(1)), **reader}
-    clusters = [
-        Place("Spark's source on kreplica", "kafka", servers),
-        Place("kreplica's cluster", "kreplica", servers),
-    ]
+    peers = [Place("Spark's source on kreplica", "kafka", servers)]
     return [
         Place("kreplica's directory", "kreplica", directory),
-        *(clusters if reader == READERS["python"] else []),
+        Place("kreplica's cluster", "kreplica", {**servers, **chosen(reader)}),
+        *(peers if reader == READERS["python"] else []),
     ]
 
 
