@@ -35,7 +35,7 @@ from kreplica.common.future import Future
 from kreplica.common.ports import Clock, Loop, Random, monotonic_ms
 from kreplica.common.types import Uuid
 from kreplica.coordinator.assignors.assignor import Assign, MemberSubscription
-from kreplica.coordinator.classic_group import ClassicGroup, GroupState, Joined
+from kreplica.coordinator.classic_group import ClassicGroup, Joined
 from kreplica.coordinator.consumer_group import (
     JOIN_EPOCH,
     LEAVE_EPOCH,
@@ -285,9 +285,10 @@ class ConsumerGroups(ModernGroups[ConsumerGroup, ConsumerSettings]):
             return group
         if asked.member_epoch != JOIN_EPOCH or not (group is None or isinstance(group, ClassicGroup)):
             raise GroupIdNotFound(f"there is no consumer group {asked.group_id!r}")
-        if group is not None and not group.is_in(GroupState.EMPTY):
+        if group is not None and group.members:
             return self._upgrade(shard, group, put)
         if group is not None:
+            shard.undo_log.add(partial(self._rebalances.resume, shard, group))
             replaced = RebalanceInProgress(f"group {asked.group_id} uses the consumer protocol now")
             self._rebalances.unload(group, replaced)
             put(GroupMetadataKey(group=asked.group_id), None)

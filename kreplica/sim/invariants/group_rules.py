@@ -395,9 +395,9 @@ def _check_conversion(name: str, seen: _Seen, records: list[tuple[Any, Any]]) ->
             (seen.modern.discard if value is None else seen.modern.add)(key.member_id)
     is_upgrade, is_downgrade = {"no classic", "modern"} <= kinds, {"no modern", "classic"} <= kinds
     after = seen.modern if is_upgrade else seen.classic or set()
-    # One that joins may be there already, and one that leaves may be the reason.
-    kept = before <= after if is_upgrade else len(before - after) <= 1
-    if before and (is_upgrade or is_downgrade) and (not kept or seen.number < number):
+    # One that leaves, or is replaced by another process of its instance, may be the reason.
+    is_kept = len(before - after) <= 1
+    if before and (is_upgrade or is_downgrade) and not (is_kept and seen.number >= number):
         facts = f"the members {before} of generation {number} become {after} of {seen.number}"
         raise violated("14", f"{name}: {facts}")
 

@@ -401,6 +401,30 @@ def test_an_upgrade_of_a_rebalancing_group_that_is_not_stored_lets_it_go_on(stag
     assert first.result(0).generation_id == second.generation_id == 2
 
 
+@pytest.mark.parametrize("is_stored", [True, False])
+def test_a_consumer_takes_over_a_rebalancing_group_whose_members_have_all_left(is_stored: bool) -> None:
+    # One that was given its member id, and has not come back yet, keeps the rebalance from its end.
+    stage = ConsumerStage(with_config(group_initial_rebalance_delay_ms=3_000))
+    first = stage.new_id(protocols=RANGE)
+    stage.begin_join(first, protocols=RANGE)
+    stage.new_id(protocols=RANGE)
+    stage.leave(first)
+    assert (group_of(stage).state, group_of(stage).members) == (GroupState.PREPARING_REBALANCE, {})
+    if is_stored:
+        assert stage.beat("b").member_epoch == 2
+        assert stage.state[0] == "Stable"
+        return
+    stage.log.error = errors.NotEnoughReplicas()
+    assert stage.refusal("b") is errors.CoordinatorNotAvailable
+    stage.log.error = None
+    # The classic group goes on.
+    joining = stage.begin_join(stage.new_id(protocols=RANGE), protocols=RANGE)
+    stage.pass_time(10_000)
+    assert joining.result(0).generation_id == 1
+    stage.leave(joining.result(0).member_id)
+    assert stage.beat("b").member_epoch >= 2
+
+
 def test_a_downgrade_that_is_not_stored_is_undone_and_writes_nothing_later(stage: Any) -> None:
     joined = mixed(stage)
     stage.log.held = []
