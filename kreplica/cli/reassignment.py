@@ -275,7 +275,8 @@ def _watch(bootstrap: str, wanted: Layout | None, timeout_s: float | None, show:
     # Where each partition goes, those included that begin to move meanwhile.
     targets = dict(wanted or {})
     ended_s: float | None = None
-    patience_s = 0.0
+    # Addresses that have answered once are those of the cluster.
+    patience_s = 0.0 if wanted is None else PATIENCE_S
     while True:
         with reachable(bootstrap, patience_s) as admin:
             moving = sorted(admin.moves if wanted is None else set(wanted) & set(admin.moves))
@@ -289,7 +290,6 @@ def _watch(bootstrap: str, wanted: Layout | None, timeout_s: float | None, show:
             if is_over or (moving and deadline is not None and now_s > deadline):
                 return End(targets, failed, moving)
             show(_progress(admin, targets, len(moving)))
-        # Addresses that have answered once are those of the cluster.
         patience_s = PATIENCE_S
         time.sleep(LOOK_AGAIN_S)
 

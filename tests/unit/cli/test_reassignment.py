@@ -12,7 +12,17 @@ from typing import Any
 
 import pytest
 
-from kreplica.cli.reassignment import MOST_ROWS, Change, print_plan, read_layout, write_layout
+from kreplica.cli import reassignment
+from kreplica.cli.reassignment import (
+    INTERRUPTED,
+    MOST_ROWS,
+    Change,
+    How,
+    follow,
+    print_plan,
+    read_layout,
+    write_layout,
+)
 from kreplica.common.errors import InvalidFile
 from kreplica.common.types import TopicPartition
 
@@ -60,6 +70,17 @@ def test_a_long_plan_is_cut_and_json_is_not(monkeypatch: pytest.MonkeyPatch) -> 
     facts = [json.loads(line) for line in shown(monkeypatch, many, as_json=True)]
     assert sum(fact["what"] == "change" for fact in facts) == len(many)
     assert {"what": "broker", "broker": 101, "bytes": len(many) * GIB}.items() <= facts[-1].items()
+
+
+def test_an_interrupted_wait_says_that_the_moves_go_on(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(reassignment, "reachable", interrupted)
+    assert follow("127.0.0.1:9092", None, How()) == INTERRUPTED
+    assert "the moves go on; `kreplica partition wait`" in capsys.readouterr().err
 
 
 def test_a_file_of_replicas_is_read_as_it_was_written(tmp_path: Path) -> None:
