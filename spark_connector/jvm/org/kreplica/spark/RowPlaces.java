@@ -51,7 +51,8 @@ final class RowPlaces implements Serializable {
             DataType type = fields[i].dataType();
             boolean isText = type.sameType(DataTypes.StringType);
             boolean fits = !Columns.isWritten(fields[i].name())
-                || (column <= Columns.VALUE ? isText || type.sameType(DataTypes.BinaryType) : Columns.fits(column, type));
+                || (column <= Columns.VALUE ? isText || type.sameType(DataTypes.BinaryType)
+                    : Columns.fits(column, type));
             if (!fits) {
                 throw new ReadException("column " + Columns.name(column) + " must be "
                     + (column <= Columns.VALUE ? TEXT_OR_BYTES : Columns.typeName(column)) + ", not "

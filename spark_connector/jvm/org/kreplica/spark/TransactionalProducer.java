@@ -354,7 +354,8 @@ final class TransactionalProducer {
                     String text = skipDetails(answer);
                     // The batch may be in the log already, but too far back for the leader to know its offset.
                     if (code == 0 || code == ClusterError.DUPLICATE_SEQUENCE_NUMBER) {
-                        next.put(at, Integer.valueOf(after(sequence(at), BatchBuilder.count((byte[]) current.get(at)))));
+                        int count = BatchBuilder.count((byte[]) current.get(at));
+                        next.put(at, Integer.valueOf(after(sequence(at), count)));
                         advance(at);
                     } else if (problem == null) {
                         problem = new ClusterError(code, text == null ? at.toString() : at + ": " + text);

@@ -64,7 +64,8 @@ final class TransactionalSink implements StreamingWrite {
         if (checkpoint == null || checkpoint.matches("(?!file:)[a-zA-Z][a-zA-Z0-9+.-]*:.*")) {
             return null;
         }
-        String path = checkpoint.startsWith("file:") ? "/" + checkpoint.substring(5).replaceFirst("^/+", "") : checkpoint;
+        String path = checkpoint.startsWith("file:") ? "/" + checkpoint.substring(5).replaceFirst("^/+", "")
+            : checkpoint;
         File found = new File(path).getAbsoluteFile();
         return found.isDirectory() ? new File(new File(found, "kreplica"), query) : null;
     }
@@ -92,7 +93,8 @@ final class TransactionalSink implements StreamingWrite {
                 return "the query's checkpoint has batches of exactlyOnce=idempotent";
             }
         }
-        return way == null && transactionVersion(options) < 1 ? "the cluster has no transaction.version of 1 or more" : null;
+        return way == null && transactionVersion(options) < 1 ? "the cluster has no transaction.version of 1 or more"
+            : null;
     }
 
     private static int transactionVersion(GivenOptions options) {
@@ -186,8 +188,9 @@ final class TransactionalSink implements StreamingWrite {
             case ClusterError.PRODUCER_FENCED:
             case ClusterError.INVALID_PRODUCER_EPOCH:
                 producer.forget();
-                throw new ReadException("spark-" + query + ": the transaction was ended by another driver of this query, "
-                    + "or took longer than kafka.transaction.timeout.ms=" + timeoutMs + ": " + error.getMessage(), error);
+                throw new ReadException("spark-" + query + ": the transaction was ended by another driver of this query,"
+                    + " or took longer than kafka.transaction.timeout.ms=" + timeoutMs + ": " + error.getMessage(),
+                    error);
             case ClusterError.INVALID_PRODUCER_ID_MAPPING:
             case ClusterError.INVALID_TXN_STATE:
             case ClusterError.OUT_OF_ORDER_SEQUENCE_NUMBER:
@@ -376,9 +379,9 @@ final class TransactionalSink implements StreamingWrite {
             }
             held += made.size();
             if (held > MOST_HELD_BYTES) {
-                throw new ReadException("a task has more than " + MOST_HELD_BYTES + " bytes of rows, and shares no directory "
-                    + "with the driver: set checkpointLocation to a directory that all machines mount, use more tasks, "
-                    + "or exactlyOnce=idempotent");
+                throw new ReadException("a task has more than " + MOST_HELD_BYTES + " bytes of rows, and shares no"
+                    + " directory with the driver: set checkpointLocation to a directory that all machines mount, use"
+                    + " more tasks, or exactlyOnce=idempotent");
             }
             batches.add(made);
         }
