@@ -371,6 +371,7 @@ def check_14_conversions(found: Iterable[RecordBatch]) -> None:
     for batch in found:
         changes: dict[str, list[tuple[Any, Any]]] = {}
         for record in () if batch.is_control else batch:
+            assert record.key is not None
             key = decode_key(bytes(record.key))
             value = None if key is None or record.value is None else decode_value(key, bytes(record.value))
             name = getattr(key, "group", None) or getattr(key, "group_id", None)
