@@ -42,7 +42,7 @@ final class BatchHeader {
         return read(window.data(), at, left);
     }
 
-    /** Reads the header at `at` in `data`, if `left` bytes are a whole batch. Returns null, or what is wrong with it. */
+    /** Reads the header at `at` in `data`, with `left` bytes there. Returns null, or what is wrong with it. */
     String read(ByteBuffer data, int at, int left) {
         int length = data.getInt(at + 8);
         if (length < SIZE - LOG_OVERHEAD) {

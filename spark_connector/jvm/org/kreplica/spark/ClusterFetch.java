@@ -159,7 +159,7 @@ final class ClusterFetch implements RangeBatches {
 
     // ---- requests --------------------------------------------------------------------------------------------------
 
-    /** Gets the answer from `nextOffset` on; false if there are no records, because records or the partition are gone. */
+    /** Gets the answer from `nextOffset` on; false if the records or the partition are gone. */
     private boolean fetched() throws IOException {
         try {
             client.retrying(new Callable() {

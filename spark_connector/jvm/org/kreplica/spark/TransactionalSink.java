@@ -188,8 +188,8 @@ final class TransactionalSink implements StreamingWrite {
             case ClusterError.PRODUCER_FENCED:
             case ClusterError.INVALID_PRODUCER_EPOCH:
                 producer.forget();
-                throw new ReadException("spark-" + query + ": the transaction was ended by another driver of this query,"
-                    + " or took longer than kafka.transaction.timeout.ms=" + timeoutMs + ": " + error.getMessage(),
+                throw new ReadException("spark-" + query + ": the transaction was ended by another driver of this query"
+                    + ", or took longer than kafka.transaction.timeout.ms=" + timeoutMs + ": " + error.getMessage(),
                     error);
             case ClusterError.INVALID_PRODUCER_ID_MAPPING:
             case ClusterError.INVALID_TXN_STATE:
