@@ -7,7 +7,7 @@ thread.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from kreplica._core.batch_builder import BatchBuilder
@@ -17,9 +17,6 @@ from kreplica.common.types import Uuid
 from kreplica.coordinator.consumer_group import LEAVE_STATIC_EPOCH, ConsumerGroup, MemberState
 from kreplica.coordinator.group_records import (
     ConsumerGroupCurrentMemberAssignmentKey,
-    ConsumerGroupMemberMetadataKey,
-    ConsumerGroupMetadataKey,
-    GroupMetadataKey,
     ShareGroupCurrentMemberAssignmentKey,
     StreamsGroupCurrentMemberAssignmentKey,
     decode_key,
@@ -351,56 +348,6 @@ def _batches(log: Any) -> Iterator[Any]:
         for batch in batches(log.read(offset, READ_BYTES, isolation="log_end").records):
             yield batch
             offset = batch.next_offset
-
-
-class _Seen:
-    """What a log has said of a group so far. `number`: its generation, or its epoch."""
-
-    def __init__(self) -> None:
-        self.classic: set[str] | None = None
-        self.modern: set[str] = set()
-        self.number = 0
-
-
-def check_14_conversions(found: Iterable[RecordBatch]) -> None:
-    """14. A group that changes its protocol keeps its members, and its generation does not fall.
-
-    Such a change is one batch: it forgets the group of one kind and makes that of the other kind.
-    """
-    groups: dict[str, _Seen] = {}
-    for batch in found:
-        changes: dict[str, list[tuple[Any, Any]]] = {}
-        for record in () if batch.is_control else batch:
-            assert record.key is not None
-            key = decode_key(bytes(record.key))
-            value = None if key is None or record.value is None else decode_value(key, bytes(record.value))
-            name = getattr(key, "group", None) or getattr(key, "group_id", None)
-            if name is not None:
-                changes.setdefault(name, []).append((key, value))
-        for name, records in changes.items():
-            _check_conversion(name, groups.setdefault(name, _Seen()), records)
-
-
-def _check_conversion(name: str, seen: _Seen, records: list[tuple[Any, Any]]) -> None:
-    before = seen.classic if seen.classic else set(seen.modern)
-    number, kinds = seen.number, set[str]()
-    for key, value in records:
-        if isinstance(key, GroupMetadataKey):
-            kinds.add("classic" if value is not None else "no classic")
-            seen.classic = None if value is None else {each.member_id for each in value.members}
-            seen.number = seen.number if value is None else value.generation
-        elif isinstance(key, ConsumerGroupMetadataKey):
-            kinds.add("modern" if value is not None else "no modern")
-            seen.number = seen.number if value is None else value.epoch
-        elif isinstance(key, ConsumerGroupMemberMetadataKey):
-            (seen.modern.discard if value is None else seen.modern.add)(key.member_id)
-    is_upgrade, is_downgrade = {"no classic", "modern"} <= kinds, {"no modern", "classic"} <= kinds
-    after = seen.modern if is_upgrade else seen.classic or set()
-    # One that leaves, or is replaced by another process of its instance, may be the reason.
-    is_kept = len(before - after) <= 1
-    if before and (is_upgrade or is_downgrade) and not (is_kept and seen.number >= number):
-        facts = f"the members {before} of generation {number} become {after} of {seen.number}"
-        raise violated("14", f"{name}: {facts}")
 
 
 def work_of(current: Any) -> frozenset[Any]:

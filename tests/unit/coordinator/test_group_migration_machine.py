@@ -21,8 +21,8 @@ from kreplica.common.types import TopicPartition
 from kreplica.coordinator.classic_group import ClassicGroup, GroupState
 from kreplica.coordinator.consumer_group import ConsumerGroup
 from kreplica.coordinator.group_records import GroupMetadataKey
-from kreplica.sim.invariants.group_rules import check_14_conversions
 from tests.support.consumer_stage import ConsumerStage, MadeTopics, topic_id, with_config
+from tests.support.group_conversions import check_14_conversions
 from tests.support.group_stage import LeavingMember
 from tests.unit.coordinator.test_consumer_groups_machine import REBALANCE_MS, SESSION_MS, Machine
 from tests.unit.coordinator.test_group_migration import protocols
