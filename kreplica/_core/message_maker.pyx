@@ -23,12 +23,6 @@ cdef class MessageMaker:
     Raises TypeError for a class whose fields are no slots, and for missing and unknown arguments.
     """
 
-    cdef object kind
-    cdef tuple names
-    cdef tuple slots
-    cdef tuple defaults
-    cdef object missing
-
     def __cinit__(self, kind not None, dict defaults not None, missing not None):
         if not isinstance(kind, type):
             raise TypeError(f"{kind!r} is no class")
