@@ -269,6 +269,7 @@ def readers_of_committed_records_see_no_open_transaction_while_the_mark_rises() 
     with mock.patch.object(ProducerStateManager, "on_high_watermark_updated", look):
         for value in (b"first", b"second"):
             assert stage.produced(stage.produce(value)) is ErrorCode.none
+            log.update_high_watermark(log.log_end_offset)
     assert (log.high_watermark, log.last_stable_offset) == (2, 0)
     assert seen
     return all(first is None or stable <= first for stable, first in seen)
