@@ -30,6 +30,7 @@ class FetchSteps:
         quota: Any,
         metrics: Any,
         *,
+        follower: type[Follower],
         lock: Any,
         hosted: Callable[[Any], Any],
         inline: object,

@@ -19,7 +19,7 @@ cdef enum:
 
 
 cdef class FetchSteps:
-    """The steps of a ReplicaFetcher, its subclass. `hosted`, `inline`: see Follower.
+    """The steps of a ReplicaFetcher, its subclass. `follower`: the class Follower; `hosted`, `inline`: see there.
 
     A subclass overrides `_send_first()`, which sends a request that has to come before the next fetch and returns
     whether there was one; `_wait()`, called when there is nothing to fetch; `_back_off()`, called when the leader has
@@ -27,8 +27,8 @@ cdef class FetchSteps:
     or failed.
     """
 
-    def __init__(self, leader not None, quota not None, metrics not None, *, lock not None, hosted not None,
-                 inline not None, clock not None, loop not None):
+    def __init__(self, leader not None, quota not None, metrics not None, *, follower not None, lock not None,
+                 hosted not None, inline not None, clock not None, loop not None):
         self.leader = leader
         self.quota = quota
         self.metrics = metrics
@@ -36,7 +36,7 @@ cdef class FetchSteps:
         self._clock = clock
         self._loop = loop
         self._broken = []
-        self._follower = Follower(self, lock, hosted, inline)
+        self._follower = follower(self, lock, hosted, inline)
 
     def do_work(self):
         """Send the request that is due, if none is in flight and the last answer is applied."""

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kreplica._core.fetch_frames import Declined, PartitionAnswer
 from kreplica._core.fetch_steps import FetchSteps
-from kreplica._core.follower import PARTITIONS_DECLINED, FollowedAppend, FollowedPartition
+from kreplica._core.follower import PARTITIONS_DECLINED, FollowedAppend, FollowedPartition, Follower
 from kreplica.common.dataclass import dataclass
 from kreplica.common.errors import (
     BY_CODE,
@@ -245,6 +245,7 @@ class ReplicaFetcher(FetchSteps):
             leader,
             quota,
             metrics,
+            follower=Follower,
             lock=RLock(),
             hosted=partitions.get,
             inline=INLINE,

@@ -133,12 +133,12 @@ def test_kafka_python_waits_longer_than_its_request_timeout_without_a_disconnect
     # KAFKA-16083: the time of a throttle is not one that the server owes an answer.
     producer = kafka.KafkaProducer(**python(cluster, "alice"), request_timeout_ms=500, retries=0)
     set_quotas(cluster, ALICE, producer_byte_rate=100_000)
-    # 550 kB over 3 s are 183 kB/s: 2.5 s, which is five times the timeout.
+    # 550 kB over 3 s are 183 kB/s: about 2.5 s, which is five times the timeout.
     producer.send(TOPIC, bytes(550_000)).get(WAIT_S)
     assert is_muted(cluster)
     later = producer.send(TOPIC, b"later")
     assert later.get(WAIT_S).offset > 0
-    assert max(throttled_ms(caplog)) >= 5 * 500
+    assert max(throttled_ms(caplog)) > 4 * 500
     assert "disconnect" not in caplog.text
     producer.close()
 

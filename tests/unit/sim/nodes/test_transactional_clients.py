@@ -141,7 +141,7 @@ def test_an_offset_that_is_read_is_of_a_transaction_that_may_have_committed() ->
     stage = Stage()
     made = stage.transaction("a", group="g")
     with violates(READ_COMMITTED):
-        stage.history.read_offset("g", made.number, -1)
+        stage.history.read_offset("g", made.number, -1, deletions=0)
 
 
 def test_an_offset_whose_commit_is_answered_is_not_followed_by_an_earlier_one() -> None:
@@ -150,7 +150,7 @@ def test_an_offset_whose_commit_is_answered_is_not_followed_by_an_earlier_one() 
     made.may_commit = True
     stage.history.ended(made, commit=True)
     with violates(OFFSETS):
-        stage.history.read_offset("g", -1, stage.history.committed_before("g"))
+        stage.history.read_offset("g", -1, stage.history.committed_before("g"), deletions=0)
 
 
 def test_an_identity_is_given_once() -> None:
