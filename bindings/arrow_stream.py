@@ -222,8 +222,10 @@ def _those(partitions: Sequence[TopicPartition]) -> str:
 
 
 def _checked_offsets(name: str, offsets: Offsets) -> Offsets:
-    if offsets is None or not isinstance(offsets, Mapping):
-        return None if offsets is None else integer(name, offsets)
+    if offsets is None:
+        return None
+    if not isinstance(offsets, Mapping):
+        return integer(name, offsets)
     checked = {}
     for partition, offset in offsets.items():
         if not isinstance(partition, tuple) or len(partition) != 2:

@@ -37,6 +37,7 @@ from typing import (
     TypeAlias,
     TypeVar,
     Union,
+    cast,
     dataclass_transform,
     get_args,
     get_origin,
@@ -277,8 +278,7 @@ P = ParamSpec("P")
 def maker(kind: Callable[P, M]) -> Callable[P, M]:
     """Return the function that makes a message of the class from keyword arguments, faster than the class."""
     assert isinstance(kind, MessageType)
-    made: Any = kind._make or kind._new_maker()
-    return made  # type: ignore[no-any-return]
+    return cast(Callable[P, M], kind._make or kind._new_maker())
 
 
 def _with_key(kind: MessageType) -> Callable[[Any], Any]:

@@ -26,6 +26,9 @@ class Made(ClusterAdmin):
         self.moves = {}
         self.registered = {each: RegisteredBroker(each, f"h{each}:1", None, True) for each in (1, 2, 3)}
         self.disks: dict[int, list[LogDirectory]] = {each: [disk(each)] for each in self.registered}
+        self.voters = [
+            SimpleNamespace(replica_id=each, last_caught_up_timestamp=100_000) for each in self.registered
+        ]
         self.become(1, (1, 2, 3), (1, 2, 3))
 
     def become(self, leader: int, replicas: tuple[int, ...], isr: tuple[int, ...]) -> None:
@@ -53,12 +56,10 @@ def disk(broker: int, *, error: str | None = None, usable: int = 60 * GIB) -> Lo
 
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> Made:
-    voters = [SimpleNamespace(replica_id=each, last_caught_up_timestamp=100_000) for each in (1, 2, 3)]
-    partition = SimpleNamespace(leader_id=1, current_voters=voters)
+    found = Made()
+    partition = SimpleNamespace(leader_id=1, current_voters=found.voters)
     answer = SimpleNamespace(topics=[SimpleNamespace(partitions=[partition])])
     monkeypatch.setattr(cluster, "described_quorum", lambda _: answer)
-    found = Made()
-    found.voters = voters  # type: ignore[attr-defined]
     return found
 
 
@@ -103,7 +104,7 @@ def test_another_leader_than_the_preferred_one_is_no_problem(made: Made) -> None
 
 
 def test_a_voter_that_lags(made: Made) -> None:
-    made.voters[2].last_caught_up_timestamp -= 60_000  # type: ignore[attr-defined]
+    made.voters[2].last_caught_up_timestamp -= 60_000
     assert problems(made) == {"voters of the quorum that lag": ["node 3"]}
 
 
