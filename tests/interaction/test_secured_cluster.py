@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import trustme
-from confluent_kafka import Consumer, KafkaException, Producer
+from confluent_kafka import Consumer, ElectionType, KafkaException, Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from kreplica.broker.node_config import STANDARD_AUTHORIZER
@@ -135,6 +135,8 @@ def cluster(
     try:
         made.start()
         made.wait()
+        admin = AdminClient(made.client("admin", "root"))
+        admin.create_topics([NewTopic("orders", 8, 4)])["orders"].result(WAIT_S)
         yield made
         assert made.failures == []
     finally:
@@ -145,7 +147,6 @@ def cluster(
 
 def test_records_are_on_every_replica_and_read(cluster: SecuredCluster) -> None:
     admin = AdminClient(cluster.client("admin", "root"))
-    admin.create_topics([NewTopic("orders", 8, 4)])["orders"].result(WAIT_S)
     producer = Producer(cluster.client("admin", "root", acks="all", enable_idempotence=True))
     for number in range(1000):
         producer.produce("orders", b"%d" % number)
@@ -203,6 +204,8 @@ def test_a_node_that_comes_back_logs_in_again(cluster: SecuredCluster) -> None:
         return {len(each.isrs) for each in topic.partitions.values()} == {4}
 
     wait_until(is_whole, "all replicas are in sync", timeout_s=WAIT_S)
+    # It leads again what it led before, whichever test comes next.
+    admin.elect_leaders(ElectionType.PREFERRED, None).result(WAIT_S)
 
 
 def test_a_node_with_a_wrong_password_forms_no_quorum(
