@@ -87,7 +87,7 @@ build: .make/build
 
 # A test that hangs ends its worker after TEST_TIMEOUT_S, with the stacks of all threads; the others go on.
 test: .make/build
-	$(PYTEST) tests --timeout $(TEST_TIMEOUT_S) --timeout-method thread --numprocesses $(WORKERS) --dist worksteal --quiet
+	$(PYTEST) tests --timeout $(TEST_TIMEOUT_S) --timeout-method thread --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder --quiet
 
 lint: .make/build
 	ruff check .

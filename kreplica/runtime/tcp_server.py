@@ -175,7 +175,7 @@ class TcpServer:
         # Handshakes in progress, the oldest first; connections that are held until they are closed; and what
         # accepts connections.
         self._handshakes: dict[ServerHandshake, None] = {}
-        self._held: dict[asyncio.Task[None], None] = {}
+        self._held: dict[socket.socket, asyncio.TimerHandle] = {}
         self._acceptors: list[asyncio.Task[None]] = []
         self.is_of_nodes = is_of_nodes
         self.quotas = quotas or ConnectionQuotas.fixed(self.config, self._now_ms)
@@ -245,8 +245,12 @@ class TcpServer:
         listening.setblocking(False)
         listening.listen(BACKLOG)
         while True:
+            await _readable(loop, listening)
             try:
-                accepted, address = await loop.sock_accept(listening)
+                accepted, address = listening.accept()
+            except BlockingIOError:
+                # The client has left already.
+                continue
             except OSError as error:
                 # No descriptors are left, for one. Clients wait in the backlog meanwhile.
                 self.closed.log("accept", "cannot accept a connection: %r", error)
@@ -256,21 +260,25 @@ class TcpServer:
             if held_s:
                 self._hold(accepted, held_s)
                 continue
-            pause_s = self.quotas.pace_s(self)
-            if pause_s:
-                await asyncio.sleep(pause_s)
-            await self._serve(accepted)
+            await self._serve(accepted, self.quotas.pace_s(self))
 
     def _hold(self, accepted: socket.socket, held_s: float) -> None:
         """Close a connection after this time, without a word: its address connects too often."""
         if len(self._held) >= MOST_HELD:
             accepted.close()
             return
-        task = self.thread.loop.create_task(_close_later(accepted, held_s))
-        self._held[task] = None
-        task.add_done_callback(self._held.pop)
+        self._held[accepted] = self.thread.loop.call_later(held_s, self._let_go, accepted)
 
-    async def _serve(self, accepted: socket.socket) -> None:
+    def _let_go(self, accepted: socket.socket) -> None:
+        self._held.pop(accepted).cancel()
+        accepted.close()
+
+    async def _serve(self, accepted: socket.socket, pause_s: float) -> None:
+        try:
+            await asyncio.sleep(pause_s)
+        except asyncio.CancelledError:
+            accepted.close()
+            raise
         try:
             accepted.setblocking(False)
             accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -300,8 +308,12 @@ class TcpServer:
         for timer in (self._sweep, self._trim):
             if timer is not None:
                 timer.cancel()
-        for task in (*self._acceptors, *self._held):
+        for task in self._acceptors:
             task.cancel()
+        # They use the sockets until they end.
+        await asyncio.gather(*self._acceptors, return_exceptions=True)
+        for accepted in list(self._held):
+            self._let_go(accepted)
         for handshake in list(self._handshakes):
             handshake.cut()
         if self._opening is not None:
@@ -568,9 +580,19 @@ class ServerHandshake(TlsTransport, asyncio.BufferedProtocol):
         self._server.handshake_ends(self)
 
 
-async def _close_later(accepted: socket.socket, delay_s: float) -> None:
-    with accepted:
-        await asyncio.sleep(delay_s)
+async def _readable(loop: asyncio.AbstractEventLoop, listening: socket.socket) -> None:
+    """Wait for a connection. If a task is cancelled, what `sock_accept` has got is lost and stays open."""
+    ready = loop.create_future()
+    loop.add_reader(listening, _set_ready, ready)
+    try:
+        await ready
+    finally:
+        loop.remove_reader(listening)
+
+
+def _set_ready(ready: asyncio.Future[None]) -> None:
+    if not ready.done():
+        ready.set_result(None)
 
 
 def _client_id(frame: memoryview) -> str:

@@ -327,6 +327,23 @@ def test_a_closed_server_accepts_no_connection(thread: EventLoopThread) -> None:
             socket.create_connection(address, 1)
 
 
+def test_a_server_that_closes_closes_what_connects_just_then(thread: EventLoopThread) -> None:
+    """Which turn of the loop accepts a connection is chance; a socket that stays open is a warning."""
+    for count in [1, 2, 3] * 30:
+        server = TcpServer(thread, by_futures(echo))
+        client = threading.Thread(target=_connect, args=(server.bind("127.0.0.1", 0), count))
+        server.start()
+        client.start()
+        server.close()
+        client.join()
+
+
+def _connect(address: Address, count: int) -> None:
+    for _ in range(count):
+        with contextlib.suppress(ConnectionError), socket.create_connection(address) as client:
+            assert client.recv(1) == b""
+
+
 @pytest.mark.parametrize("linger", [False, True])
 def test_a_closed_connection_is_reported_under_the_first_name_of_its_client(
     start: Start, linger: bool
