@@ -48,7 +48,7 @@ FUZZ_SECONDS ?= 60
 SIM_SEEDS ?= 20000
 PEER_ROUNDS ?= 3
 SOAK_MINUTES ?= 60
-WORKERS ?= 2
+WORKERS ?= 3
 TEST_TIMEOUT_S ?= 600
 
 SOURCES := $(wildcard kreplica/_core/*.pyx kreplica/_core/*.pxd kreplica/_core/native/*.[ch])
@@ -86,6 +86,7 @@ build: .make/build
 # ---- checks ------------------------------------------------------------------------------------------
 
 # A test that hangs ends its worker after TEST_TIMEOUT_S, with the stacks of all threads; the others go on.
+# The tests of a file share what is dear to start, so they stay together.
 test: .make/build
 	$(PYTEST) tests --timeout $(TEST_TIMEOUT_S) --timeout-method thread --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder --quiet
 

@@ -66,7 +66,8 @@ def cluster(
     with TcpCluster(tmp_path_factory.mktemp("nodes"), 2, needed, settings) as made:
         properties = librdkafka(request.param, made, store)
         admin = AdminClient(properties)
-        admin.create_topics([NewTopic("orders", 2, 2)])["orders"].result(WAIT_S)
+        for made_topic in admin.create_topics([NewTopic("orders", 2, 2), NewTopic("read", 1, 2)]).values():
+            made_topic.result(WAIT_S)
         yield request.param, made
 
 
@@ -89,11 +90,11 @@ def test_confluent_kafka_writes_and_reads(cluster: tuple[str, TcpCluster], store
     properties = librdkafka(*cluster, store)
     producer = Producer(properties)
     for number in range(20):
-        producer.produce("orders", RECORD + b"%d" % number, partition=0)
+        producer.produce("read", RECORD + b"%d" % number, partition=0)
     assert producer.flush(WAIT_S) == 0
     consumer = Consumer({**properties, "group.id": "readers", "auto.offset.reset": "earliest"})
     try:
-        consumer.subscribe(["orders"])
+        consumer.subscribe(["read"])
         found = [consumer.poll(WAIT_S) for _ in range(20)]
     finally:
         consumer.close()

@@ -32,10 +32,13 @@ from tests.crash.writer import (
     START,
 )
 
-KILLS = int(os.environ.get("KREPLICA_KILLS", "200"))
+KILLS = int(os.environ.get("KREPLICA_KILLS", "80"))
 KILLS_PER_LOG = 20
 ROOT = Path(__file__).parents[2]
-WAIT_S = 0.5
+# How long a writer has to get to the phase that a kill is aimed at.
+WAIT_S = 5.0
+# Kills may miss: the writer goes on while the killer waits for its turn of the processor.
+MOST_ATTEMPTS = 5 * KILLS
 
 
 class WriterServer:
@@ -107,7 +110,9 @@ def check(log: kreplica.Log, acknowledged: int, start: int) -> None:
 def test_nothing_acknowledged_is_lost_by_kill_9(server: WriterServer, tmp_path: Path, capsys) -> None:
     chance = random.Random(20)
     died: Counter[str] = Counter()
-    for number in range(KILLS):
+    for number in range(MOST_ATTEMPTS):
+        if number >= KILLS and all(died[phase] for phase in PHASES):
+            break
         directory = tmp_path / f"orders-{number // KILLS_PER_LOG}"
         if number % KILLS_PER_LOG == 0:
             server.shared[ACKNOWLEDGED : START + 8] = bytes(16)
@@ -119,9 +124,8 @@ def test_nothing_acknowledged_is_lost_by_kill_9(server: WriterServer, tmp_path: 
             with kreplica.Log.open(directory, read_only=read_only, **SETTINGS) as log:
                 check(log, server.number(ACKNOWLEDGED), server.number(START))
     with capsys.disabled():
-        print(f"\n{KILLS} kills: {dict(sorted(died.items()))}")
-    if KILLS >= 100:
-        assert not [phase for phase in PHASES if not died[phase]], died
+        print(f"\n{died.total()} kills: {dict(sorted(died.items()))}")
+    assert not [phase for phase in PHASES if not died[phase]], died
 
 
 def check_compacted(log: kreplica.Log, acknowledged: int) -> None:
@@ -143,7 +147,9 @@ def test_a_cleaner_that_is_killed_takes_no_record_along(
 ) -> None:
     chance = random.Random(21)
     died: Counter[int] = Counter()
-    for number in range(KILLS // 2):
+    for number in range(MOST_ATTEMPTS):
+        if number >= KILLS // 2 and died[COMPACT] >= KILLS // 8:
+            break
         directory = tmp_path / f"keys-{number // KILLS_PER_LOG}"
         if number % KILLS_PER_LOG == 0:
             server.shared[ACKNOWLEDGED : START + 8] = bytes(16)
@@ -153,6 +159,5 @@ def test_a_cleaner_that_is_killed_takes_no_record_along(
             with kreplica.Log.open(directory, read_only=read_only, **COMPACTED) as log:
                 check_compacted(log, server.number(ACKNOWLEDGED))
     with capsys.disabled():
-        print(f"\n{KILLS // 2} kills, {died[COMPACT]} of them while cleaning")
-    if KILLS >= 100:
-        assert died[COMPACT] >= KILLS // 8
+        print(f"\n{died.total()} kills, {died[COMPACT]} of them while cleaning")
+    assert died[COMPACT] >= KILLS // 8

@@ -185,3 +185,7 @@ def test_tokens_outlive_their_nodes(client: Client, cluster: TcpCluster) -> None
     cluster.start()
     client.by_token(made)
     assert client.facts("group", "list") == []
+    client.as_user("alice")
+    client.password = made["password"]
+    client.facts("token", "expire")
+    until(lambda: client.tokens() == [])

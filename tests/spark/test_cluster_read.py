@@ -27,11 +27,12 @@ TIMEOUT_S = 60
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[kreplica.Cluster]:
     with kreplica.Cluster(brokers=3, directory=tmp_path_factory.mktemp("cluster"), serve=True) as made:
-        for topic in ("t", "u"):
+        for topic in ("t", "u", "v"):
             made.create_topic(topic, partitions=2, replication_factor=3)
         for n in range(40):
             value = kreplica.Record(b"%d" % n, key=b"k%d" % n, headers=[("h", b"x")] if n % 2 else [])
-            made.append("t", [value], partition=n % 2).result(timeout=TIMEOUT_S)
+            for topic in ("t", "v"):
+                made.append(topic, [value], partition=n % 2).result(timeout=TIMEOUT_S)
         yield made
 
 
@@ -113,16 +114,16 @@ def test_a_read_fails_if_no_server_listens(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_stream_over_a_fail_over(cluster: kreplica.Cluster) -> None:
-    given = options(cluster, startingOffsets="earliest", subscribe="t")
+    given = options(cluster, startingOffsets="earliest", subscribe="v")
     stream = KreplicaStreamReader(parse_read(given, streaming=True), SCHEMA)
     start = stream.initialOffset()
     end = stream.latestOffset(start, ReadAllAvailable())
-    assert end == {"t": {"0": 20, "1": 20}}
-    leader = cluster.partition("t", 0).leader
+    assert end == {"v": {"0": 20, "1": 20}}
+    leader = cluster.partition("v", 0).leader
     cluster.kill(leader)
-    cluster.append("t", [b"later"], partition=0).result(timeout=TIMEOUT_S)
+    cluster.append("v", [b"later"], partition=0).result(timeout=TIMEOUT_S)
     later = stream.latestOffset(end, ReadAllAvailable())
-    assert later == {"t": {"0": 21, "1": 20}}
+    assert later == {"v": {"0": 21, "1": 20}}
     batches = [batch for task in stream.partitions(start, later) for batch in stream.read(task)]
     assert sum(batch.num_rows for batch in batches) == 41
     assert b"later" in {value for batch in batches for value in batch.column("value").to_pylist()}
