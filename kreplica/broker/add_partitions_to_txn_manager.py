@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from kreplica.common.error_code import ErrorCode
 from kreplica.common.errors import (
+    ClusterAuthorizationFailed,
     ConcurrentTransactions,
     CoordinatorNotAvailable,
     InvalidProducerEpoch,
@@ -108,7 +109,8 @@ class AddPartitionsToTxnManager:
 
         The results of a question that is None are empty. Errors are those of a partition's leader:
         InvalidProducerEpoch, InvalidTxnState or TransactionAbortable if the transaction does not have the
-        partition, NetworkException and the coordinator's.
+        partition, InvalidTxnState if the coordinator does not take requests of this broker, NetworkException
+        and the coordinator's.
         """
         asked = _Asked(begin, done)
         with self._lock:
@@ -186,13 +188,16 @@ class AddPartitionsToTxnManager:
                 self._loop.post_later(partial(self._route, asked, verify), backoff_ms)
             else:
                 text = f"{verify.transactional_id}: no answer of coordinator {coordinator}: {error}"
-                self._finish(verify, {at: _error(code, verify, text) for at, code in codes.items()})
+                # A client would retry for ever, although only an operator can grant this broker the right.
+                is_refused = isinstance(error, ClusterAuthorizationFailed)
+                unanswered = InvalidTxnState(text) if is_refused else NetworkException(text)
+                self._finish(verify, {at: _error(code, verify, unanswered) for at, code in codes.items()})
         self._flush(coordinator)
 
 
-def _error(code: ErrorCode | None, verify: Verify, text: str) -> KreplicaError | None:
-    """Return what the partition's leader answers."""
-    error = NetworkException(text) if code is None else error_of(code)
+def _error(code: ErrorCode | None, verify: Verify, unanswered: KreplicaError) -> KreplicaError | None:
+    """Return what the partition's leader answers; `unanswered` if the coordinator did not name it."""
+    error = unanswered if code is None else error_of(code)
     if isinstance(error, ProducerFenced):
         return InvalidProducerEpoch(str(error))
     if isinstance(error, TransactionAbortable) and not verify.knows_abortable:

@@ -259,7 +259,7 @@ def test_a_partition_that_the_transaction_lacks(
         lambda stage: stage.requests[0][2].set_exception(errors.NetworkException("gone")),
         lambda stage: stage.requests[0][2].set_exception(errors.RequestTimedOut("late")),
         lambda stage: stage.requests[0][2].cancel(),
-        lambda stage: stage.answer(top=ErrorCode.cluster_authorization_failed),
+        lambda stage: stage.answer(top=ErrorCode.unknown_server_error),
         # An answer without the partition.
         lambda stage: stage.requests[0][2].set_result(
             AddPartitionsToTxnResponse(throttle_time=timedelta(0))  # type: ignore[arg-type]
@@ -275,6 +275,14 @@ def test_a_question_without_an_answer(stage: Stage, fail: Callable[[Stage], obje
     stage.ask("another")
     stage.answer()
     assert stage.done[-1] == ("another", {AT: None})
+
+
+@pytest.mark.parametrize("adds", [False, True])
+def test_a_coordinator_that_refuses_this_broker_fails_the_transaction(stage: Stage, adds: bool) -> None:
+    # Only an operator can grant the right, so the client must not retry for ever.
+    stage.ask(begin=lambda: question(adds=adds))
+    stage.answer(top=ErrorCode.cluster_authorization_failed)
+    assert stage.outcome() is errors.InvalidTxnState
 
 
 def test_partitions_are_added_again_while_the_previous_transaction_completes(stage: Stage) -> None:

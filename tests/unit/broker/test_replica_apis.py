@@ -301,6 +301,15 @@ def test_producers_of_what_is_not_here(topic: str, number: int, code: ErrorCode)
     assert producers(Replicas(), topic, number) == (code, [])
 
 
+def test_producers_of_a_replica_that_another_broker_has_or_whose_disk_has_failed() -> None:
+    at = Replicas()
+    [moved] = at.partitions
+    at.manager(2).partitions.remove(moved)
+    assert producers(at, "t", 0, broker=2) == (ErrorCode.not_leader_or_follower, [])
+    at.manager(3).partitions.take_offline(moved)
+    assert producers(at, "t", 0, broker=3) == (ErrorCode.kafka_storage_error, [])
+
+
 # ---- DescribeLogDirs ------------------------------------------------------------------------------------
 
 
