@@ -14,11 +14,12 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from kreplica.arrow.partition_directories import PartitionDirectories, open_log
 
 from kreplica._core.record import milliseconds
+from kreplica.common.isolation import Isolation, isolation_level
 from kreplica.common.optional import require_package
 from kreplica.common.types import TopicPartition, integer
 from kreplica.log.column_reader import COLUMNS, ColumnReader, arrow_batches, require_names
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from pyarrow import RecordBatchReader, Schema
     from pyarrow import Table as ArrowTable
 
-Isolation = Literal["log_end", "high_watermark", "txn_committed"]
 # One offset for all partitions, or one for each; a missing partition has no bound.
 Offsets = int | Mapping[TopicPartition, int] | None
 
@@ -69,9 +69,8 @@ def scan(
     topic, partition, offset, timestamp, timestamp_type, key, value, headers (these by default), leader_epoch
     and producer_id. `start`, `stop`: offsets [start, stop), for all partitions or for each; only offsets that
     a partition has are read. `from_time`, `to_time`: ms since 1970 or a datetime with a time zone, the latter
-    exclusive. `isolation`: read up to the high watermark, up to the last stable offset without aborted
-    records, or up to the log's end. `views`: keys and values point into the mapped files. `skip_damaged`:
-    skip damaged data, and list it in `skipped`.
+    exclusive. `isolation`: as of Log.read, by default up to the high watermark. `views`: keys and values
+    point into the mapped files. `skip_damaged`: skip damaged data, and list it in `skipped`.
 
     Raises InvalidFile for a path that contains no partition, TypeError, ValueError for an unknown column,
     isolation, topic or partition or for seconds, ImportError if pyarrow is not installed. The stream raises
@@ -113,12 +112,12 @@ class ArrowStream:
         skip_damaged: bool = False,
     ) -> None:
         require_package("pyarrow")
-        _check(columns, isolation)
+        _check(columns)
         self._directories = directories
         self.partitions = tuple(partitions)
         self._columns = list(columns)
         self._predicates = predicates or Predicates()
-        self._isolation = isolation
+        self._isolation = isolation_level(isolation)
         self._views = views
         self._skip_damaged = skip_damaged
         topics = sorted({partition.topic for partition in self.partitions})
@@ -182,15 +181,13 @@ class ArrowStream:
             skipped += [(partition, damage) for damage in reader.skipped]
 
 
-def _check(columns: Sequence[str], isolation: str) -> None:
+def _check(columns: Sequence[str]) -> None:
     require_names(columns)
     unknown = [name for name in columns if name not in ALL_COLUMNS]
     if unknown:
         raise ValueError(f"unknown column {unknown[0]!r}: use {', '.join(ALL_COLUMNS)}")
     if not columns or len(set(columns)) < len(columns):
         raise ValueError(f"columns are empty or repeated: {', '.join(columns)}")
-    if isolation not in ("log_end", "high_watermark", "txn_committed"):
-        raise ValueError(f"unknown isolation {isolation!r}: use log_end, high_watermark or txn_committed")
 
 
 def _chosen(

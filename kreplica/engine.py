@@ -12,7 +12,7 @@ import warnings
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self, overload
+from typing import TYPE_CHECKING, Any, Self, overload
 
 from kreplica._core.arrow import record_columns, schema
 from kreplica._core.log_segment import LogAppendInfo
@@ -33,6 +33,7 @@ from kreplica.common.errors import (
     ReadOnlyLog,
 )
 from kreplica.common.html import table
+from kreplica.common.isolation import Isolation, isolation_level
 from kreplica.common.locks import Lock
 from kreplica.common.optional import require_package
 from kreplica.common.ports import Clock, DirectoryLock, Storage
@@ -64,7 +65,6 @@ if TYPE_CHECKING:
     from kreplica._core.arrow import ArrowRows
     from kreplica._core.batch_builder import _Records as Records
 
-Isolation = Literal["log_end", "high_watermark", "txn_committed"]
 # A read that follows looks for new records after this pause, in seconds; it doubles up to the longest.
 SHORTEST_PAUSE = 0.001
 LONGEST_PAUSE = 0.05
@@ -245,8 +245,9 @@ class Log:
         `stop` defaults to the log end offset at the time of the call. With `follow` the iteration waits there
         for more records, from this process or another one, and ends after `timeout` seconds without a new
         one, or never; it notices a record after 50 ms at most. `isolation`: "log_end", "high_watermark", or
-        "txn_committed", which skips aborted transactions and stops at the first open one. At damaged bytes
-        the iteration ends with DamagedLog, which names the range; the records before it come first. Raises
+        "txn_committed", which skips aborted transactions and stops at the first open one. Kafka's names of
+        the last two are known as well: "read_uncommitted" and "read_committed". At damaged bytes the
+        iteration ends with DamagedLog, which names the range; the records before it come first. Raises
         OffsetOutOfRange, DamagedLog, LogClosed if the log is closed meanwhile, ValueError.
         """
         if timeout is not None and not follow:
@@ -256,6 +257,7 @@ class Log:
         first = self.log_start_offset if start is None else integer("start", start)
         stop = _bound("stop", stop)
         if follow:
+            isolation_level(isolation)
             return self._following(first, stop, isolation, timeout)
         return self._read(first, stop, self.batches(first, stop, isolation=isolation))
 
@@ -359,9 +361,9 @@ class Log:
         first = self._log.log_start_offset if start is None else integer("start", start)
         cuts = self._cuts()
         stop = _bound("stop", stop)
-        return self._all_of(first, stop, isolation, cuts)
+        return self._all_of(first, stop, isolation_level(isolation), cuts)
 
-    def _all_of(self, first: int, stop: int | None, isolation: Isolation, cuts: int) -> Iterator[RecordBatch]:
+    def _all_of(self, first: int, stop: int | None, isolation: str, cuts: int) -> Iterator[RecordBatch]:
         """Yield the batches up to the first damage, which raises DamagedLog.
 
         Raises OffsetOutOfRange for an error that a cut during the read explains.
@@ -441,7 +443,7 @@ class Log:
             COLUMNS[:6] if columns is None else columns,
             start=_bound("start", start),
             stop=_bound("stop", stop),
-            isolation=isolation,
+            isolation=isolation_level(isolation),
             views=views,
             piece_rows=_bound("piece_rows", piece_rows, 1),
             piece_bytes=_bound("piece_bytes", piece_bytes, 1),

@@ -27,6 +27,7 @@ from kreplica.spark.option_table import OptionError, Place, Use, check
 
 from kreplica.cli import client_config
 from kreplica.common.errors import InvalidConfig
+from kreplica.common.isolation import isolation_level
 from kreplica.common.types import INT32_MAX, INT64_MAX
 
 # How to connect to a cluster, by Kafka's names.
@@ -43,7 +44,6 @@ SECURITY = (
     "sasl.mechanism",
     "sasl.jaas.config",
 )
-ISOLATION_LEVELS = {"read_uncommitted": "high_watermark", "read_committed": "txn_committed"}
 ONLY_ONE_SUBSCRIPTION = "name exactly one of the options subscribe, subscribePattern and assign"
 DEFAULT_MAX_TRIGGER_DELAY_MS = 15 * 60_000
 _DURATION = re.compile(r"\s*(\d+)\s*(ms|s|m|min|h|d)?\s*")
@@ -151,7 +151,7 @@ def parse_read(given: Mapping[str, str], *, streaming: bool) -> ReadOptions:
         fail_on_data_loss=options.boolean("failOnDataLoss", True),
         include_headers=options.boolean("includeHeaders", False),
         skip_damaged=options.boolean("skipDamaged", False),
-        isolation=ISOLATION_LEVELS[options.choice("kafka.isolation.level", "read_uncommitted")],
+        isolation=isolation_level(options.choice("kafka.isolation.level", "read_uncommitted")),
         security=_security(options),
     )
 

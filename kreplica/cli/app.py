@@ -277,6 +277,15 @@ class ReadIsolation(StrEnum):
     LOG_END = "log_end"
     HIGH_WATERMARK = "high_watermark"
     TXN_COMMITTED = "txn_committed"
+    READ_UNCOMMITTED = "read_uncommitted"
+    READ_COMMITTED = "read_committed"
+
+    @property
+    def level(self) -> str:
+        """The level by the name that logs use."""
+        from kreplica.common.isolation import isolation_level
+
+        return isolation_level(self)
 
 
 @app.command()
@@ -310,8 +319,9 @@ def export(
     isolation: Annotated[
         ReadIsolation | None,
         typer.Option(
-            help="Which records count: all (log_end), replicated (high_watermark), or also without"
-            " open and aborted transactions (txn_committed). Default: log_end; on Spark high_watermark."
+            help="Which records count: all (log_end), replicated (high_watermark or read_uncommitted), or"
+            " also without open and aborted transactions (txn_committed or read_committed). Default: log_end;"
+            " on Spark high_watermark."
         ),
     ] = None,
     skip_damaged: Annotated[
@@ -356,7 +366,7 @@ def export(
             found,
             out,
             columns=names,
-            committed=isolation is ReadIsolation.TXN_COMMITTED,
+            committed=isolation is not None and isolation.level == ReadIsolation.TXN_COMMITTED,
             skip_damaged=skip_damaged,
             file_rows=file_rows,
             latest=latest,
@@ -368,7 +378,7 @@ def export(
     path = parsed(
         lambda: command.output_path(out, to, found, file_rows=file_rows, overwrite=overwrite, as_json=as_json)
     )
-    level = isolation or ReadIsolation.LOG_END
+    level = (isolation or ReadIsolation.LOG_END).level
     wanted = command.Range(from_offset, to_offset, *times, level, skip_damaged)
     raise typer.Exit(command.run(found, to, path, names, wanted, file_rows=file_rows, as_json=as_json))
 
@@ -408,8 +418,8 @@ def offsets(
     if engine is EngineName.SPARK:
         from kreplica.cli import spark
 
-        raise typer.Exit(spark.offsets(paths, topic or (), isolation, group, master, as_json))
-    raise typer.Exit(command.run(paths, topic or (), isolation, group, as_json))
+        raise typer.Exit(spark.offsets(paths, topic or (), isolation.level, group, master, as_json))
+    raise typer.Exit(command.run(paths, topic or (), isolation.level, group, as_json))
 
 
 def _refuse_on_spark(given: Mapping[str, object], to: Format, isolation: ReadIsolation | None) -> None:

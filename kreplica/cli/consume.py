@@ -22,7 +22,8 @@ from kreplica.common.errors import InvalidPartitions, UnknownTopicOrPartition
 from kreplica.log.file_names import partition_of
 
 if TYPE_CHECKING:
-    from kreplica.engine import Isolation, Log
+    from kreplica.common.isolation import Isolation
+    from kreplica.engine import Log
 
 TIMEOUT_S = 15.0
 POLL_S = 0.2

@@ -8,7 +8,7 @@ from kreplica.common.dataclass import dataclass, fields
 from kreplica.common.errors import InvalidConfig
 
 # What a reader sees: all records below the high watermark, or of transactions only those that are committed.
-# The last two are Kafka's names in isolation.level.
+# The last two are Kafka's names in isolation.level; see kreplica.common.isolation.
 Isolation = Literal["high_watermark", "txn_committed", "read_uncommitted", "read_committed"]
 ISOLATION_LEVEL = {"high_watermark": 0, "txn_committed": 1, "read_uncommitted": 0, "read_committed": 1}
 # The protocols by which a group's members share its partitions.

@@ -6,12 +6,11 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from kreplica.common.iso_duration import duration_ms
+from kreplica.common.isolation import isolation_level
 from kreplica.share.dead_letters import LetterConfig
 from kreplica.share.share_partition import ShareSettings
 
 EARLIEST, LATEST = "earliest", "latest"
-# The isolation of the log's reads, by share.isolation.level.
-ISOLATIONS = {"read_uncommitted": "high_watermark", "read_committed": "txn_committed"}
 
 
 class ShareGroupConfig(NamedTuple):
@@ -41,7 +40,7 @@ def config_of(value: Callable[[str, str], Any], group_id: str) -> ShareGroupConf
             has_dead_letters=bool(letters.topic),
         ),
         reset_of(value(group_id, "share.auto.offset.reset")),
-        ISOLATIONS[value(group_id, "share.isolation.level")],
+        isolation_level(value(group_id, "share.isolation.level")),
         letters,
     )
 

@@ -17,6 +17,7 @@ from kreplica.spark.jobs.spread import Row, spread
 from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType
 
 from kreplica.common.errors import InvalidFile
+from kreplica.common.isolation import OF_KAFKA
 from kreplica.coordinator.partition_offsets import PartitionOffsets, group_offsets, replicas, table
 from kreplica.log.record_counts import LogBounds, RecordCounts, bounds_of, count, parts_of
 from kreplica.log.replica_directories import Replica, open_replica
@@ -26,7 +27,6 @@ from kreplica.runtime.storage import FileStorage
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-_LEVELS = {"read_uncommitted": "high_watermark", "read_committed": "txn_committed"}
 OFFSETS = StructType(
     [
         StructField("topic", StringType(), nullable=False),
@@ -74,9 +74,9 @@ def offsets(
     immediately. Raises JobError, and InvalidFile for a path without a log and for a group whose offsets
     these directories cannot have.
     """
-    if isolation not in _LEVELS:
-        raise JobError(f"isolation {isolation!r} is not one of {', '.join(_LEVELS)}")
-    places, level = local_paths(paths), _LEVELS[isolation]
+    if isolation not in OF_KAFKA:
+        raise JobError(f"isolation {isolation!r} is not one of {', '.join(OF_KAFKA)}")
+    places, level = local_paths(paths), OF_KAFKA[isolation]
     return spark.createDataFrame(
         [asdict(row) for row in rows(spark, places, topics=topics, level=level, group=group)], OFFSETS
     )

@@ -14,6 +14,7 @@ import pytest
 import kreplica
 from kreplica import arrow
 from kreplica.common.errors import DamagedLog, InvalidFile
+from kreplica.common.isolation import Isolation
 from kreplica.common.types import TopicPartition
 from tests.conformance.expectation import FIXTURES
 
@@ -86,7 +87,7 @@ def test_duckdb_takes_it(node: Path, views: bool) -> None:
 
 
 @pytest.mark.parametrize("isolation", ["high_watermark", "txn_committed"])
-def test_logs_of_kafkas_as_the_logs_themselves_read(isolation: kreplica.engine.Isolation) -> None:
+def test_logs_of_kafkas_as_the_logs_themselves_read(isolation: Isolation) -> None:
     stream = arrow.scan(LOGS, topics=["transactions", "compacted", "codec-zstd"], isolation=isolation)
     table = stream.to_arrow()
     for partition in stream.partitions:

@@ -19,6 +19,7 @@ import kreplica
 from kreplica.cli import export as command
 from kreplica.cli.app import app
 from kreplica.common.errors import DamagedLog
+from kreplica.common.isolation import Isolation
 from tests.conformance.expectation import FIXTURES
 from tests.unit.log.diff.replicas import batch, replica
 
@@ -60,7 +61,7 @@ def rows_of_lines(path: Path) -> list[tuple[object, ...]]:
     return found
 
 
-def read(directory: Path, isolation: kreplica.engine.Isolation = "log_end") -> list[tuple[object, ...]]:
+def read(directory: Path, isolation: Isolation = "log_end") -> list[tuple[object, ...]]:
     with kreplica.Log.open(directory, read_only=True) as log:
         return [tuple(getattr(record, name) for name in NAMES) for record in log.read(isolation=isolation)]
 
@@ -68,9 +69,7 @@ def read(directory: Path, isolation: kreplica.engine.Isolation = "log_end") -> l
 @pytest.mark.parametrize("partition", PARTITIONS, ids=lambda path: path.name)
 @pytest.mark.parametrize("kind", ["parquet", "arrow", "jsonl"])
 @pytest.mark.parametrize("isolation", ["log_end", "txn_committed"])
-def test_logs_of_kafkas(
-    partition: Path, kind: str, isolation: kreplica.engine.Isolation, tmp_path: Path
-) -> None:
+def test_logs_of_kafkas(partition: Path, kind: str, isolation: Isolation, tmp_path: Path) -> None:
     out = tmp_path / f"out.{kind}"
     result = export(partition, "--to", kind, "-o", out, "--isolation", isolation)
     assert result.exit_code == 0, result.output

@@ -35,6 +35,7 @@ def test_a_node_of_kafkas() -> None:
     assert compacted["records"] + compacted["missing"] == compacted["log_end_offset"]
     assert compacted["gaps"] > 1
     (committed,) = offsets(KAFKA, "--topic", "transactions", "--isolation", "txn_committed")
+    assert offsets(KAFKA, "--topic", "transactions", "--isolation", "read_committed") == [committed]
     assert committed["records"] < rows["transactions"]["records"]
     assert committed["lag"] is None
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 import kreplica
 from kreplica.common.config import LogConfig
 from kreplica.common.errors import DamagedLog, LogClosed, OffsetOutOfRange
+from kreplica.common.isolation import Isolation
 from kreplica.common.types import TopicPartition
 from kreplica.log import column_reader
 from kreplica.log.column_reader import COLUMNS, ColumnReader, arrow_batches
@@ -63,7 +64,7 @@ def offsets(reader: ColumnReader) -> list[int]:
 @pytest.mark.parametrize("isolation", ISOLATIONS)
 @pytest.mark.parametrize("piece_rows", [1, 1 << 16])
 def test_the_records_of_a_log_of_kafkas(
-    partition: Path, isolation: kreplica.engine.Isolation, piece_rows: int, monkeypatch: pytest.MonkeyPatch
+    partition: Path, isolation: Isolation, piece_rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(column_reader, "PIECE_ROWS", piece_rows)
     with kreplica.Log.open(partition, read_only=True) as log:
@@ -75,7 +76,7 @@ def test_the_records_of_a_log_of_kafkas(
 @given(st.data())
 def test_any_range_of_a_log_with_transactions(data: st.DataObject) -> None:
     name = data.draw(st.sampled_from(["transactions-0", "compacted-0", "segments-0"]))
-    isolation: kreplica.engine.Isolation = data.draw(st.sampled_from(["log_end", "txn_committed"]))
+    isolation: Isolation = data.draw(st.sampled_from(["log_end", "txn_committed"]))
     with kreplica.Log.open(FIXTURES / "clean" / "logs" / name, read_only=True) as log:
         start = data.draw(st.integers(log.log_start_offset, log.log_end_offset))
         stop = data.draw(st.none() | st.integers(0, log.log_end_offset + 5))
