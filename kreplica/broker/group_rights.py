@@ -242,13 +242,13 @@ def add_partitions_to_txn(client: ClientRights, request: AddPartitionsToTxnReque
         return whole(cluster(CLUSTER_ACTION), ClusterAuthorizationFailed)(client, request)
     (transaction,) = request.transactions
     named = [asked.name for asked in transaction.topics]
+    denied: dict[str, KreplicaError]
     if not client.transactional_id(WRITE, transaction.transactional_id):
-        denied: dict[str, KreplicaError] = dict.fromkeys(named, TransactionalIdAuthorizationFailed())
-    else:
-        denied = {name: TopicAuthorizationFailed() for name in named if not client.topic(WRITE, name)}
-    if not denied:
-        return Verdict(request)
-    return Verdict(None, answer=_not_added(transaction, denied))
+        # Also without topics: the request would begin a transaction.
+        denied = dict.fromkeys(named, TransactionalIdAuthorizationFailed())
+        return Verdict(None, answer=_not_added(transaction, denied))
+    denied = {name: TopicAuthorizationFailed() for name in named if not client.topic(WRITE, name)}
+    return Verdict(None, answer=_not_added(transaction, denied)) if denied else Verdict(request)
 
 
 def _not_added(

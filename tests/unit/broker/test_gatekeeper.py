@@ -444,6 +444,19 @@ def test_a_topic_that_is_forbidden_keeps_the_others_out_of_the_transaction():
     assert node.handled == []
 
 
+def test_a_request_that_adds_nothing_begins_no_transaction_of_a_foreign_id():
+    (transaction,) = sample(request_type(24, API_RANGES[24].handled)).transactions
+    request = blank(request_type(24, API_RANGES[24].handled), transactions=(replace(transaction, topics=()),))
+    context = CLIENT._replace(api_version=3)
+    node = Node(rule("WRITE", "TOPIC", "*"))
+    [answer] = node.ask(request, context).results_by_transaction
+    assert (answer.transactional_id, answer.topic_results) == ("orders", ())
+    assert node.handled == []
+    allowed = Node(rule("WRITE", "TRANSACTIONAL_ID", "orders"))
+    allowed.ask(request, context)
+    assert allowed.handled == [request]
+
+
 def test_tools_see_the_transactions_and_topics_that_they_may_describe():
     listed, described = (API_RANGES[key].handled for key in (66, 65))
     kinds = [
