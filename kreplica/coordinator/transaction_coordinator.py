@@ -559,6 +559,7 @@ class TransactionCoordinator:
         then: Then | None,
         completed: TransactionMetadata | None,
     ) -> None:
+        # `then` is None if the append is repeated.
         key = encode_key(TransactionLogKey(transactional_id=following.transactional_id))
         version = 1 if self._feature_level() >= 1 else 0
         states = (following,) if completed is None else (completed, following)
@@ -588,8 +589,9 @@ class TransactionCoordinator:
             error = UnknownServerError(str(error))
         elif shard.is_current:
             # After NotCoordinator, too: a full disk leaves this broker the leader.
-            LOGGER.warning(
-                "%s: state %s cannot be stored, trying again: %s",
+            LOGGER.log(
+                logging.DEBUG if then is None else logging.WARNING,
+                "%s: state %s cannot be stored, trying until it is: %s",
                 *(following.transactional_id, following.state.title, error),
             )
             again = partial(self._append_again, shard, transaction, following, completed)

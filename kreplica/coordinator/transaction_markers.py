@@ -57,10 +57,11 @@ class Marker(NamedTuple):
 class Marking:
     """An ended transaction. `left`: the partitions whose marker is not confirmed yet.
 
-    `on_done()`: called once no partition is left. Cancel it when the coordinator resigns.
+    `on_done()`: called once no partition is left. Cancel it when the coordinator resigns. `is_fenced`: a
+    later coordinator has sent markers to a partition, which refuses this one.
     """
 
-    __slots__ = ("is_cancelled", "left", "marker", "on_done")
+    __slots__ = ("is_cancelled", "is_fenced", "left", "marker", "on_done")
 
     def __init__(
         self, marker: Marker, partitions: Iterable[TopicPartition], on_done: Callable[[], object]
@@ -69,6 +70,7 @@ class Marking:
         self.left = set(partitions)
         self.on_done = on_done
         self.is_cancelled = False
+        self.is_fenced = False
 
     def cancel(self) -> None:
         """Send no more markers, and do not call `on_done`."""
@@ -144,7 +146,8 @@ class TransactionMarkers:
                     marking.left.discard(at)
                     continue
                 is_fenced = code is ErrorCode.transaction_coordinator_fenced
-                if is_fenced:
+                if is_fenced and not marking.is_fenced:
+                    marking.is_fenced = True
                     LOGGER.warning("%s refuses %s: a later coordinator has sent markers", at, marking.marker)
                 pause_ms = FENCED_BACKOFF_MS if is_fenced else RETRY_BACKOFF_MS
                 self._loop.post_later(partial(self._route, marking, (at,)), pause_ms)

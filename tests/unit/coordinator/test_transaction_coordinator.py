@@ -359,13 +359,16 @@ def test_an_id_waits_for_a_producer_id():
 # ---- failures ----------------------------------------------------------------------------------------------
 
 
-def test_an_append_of_unknown_outcome_is_repeated(stage):
+def test_an_append_of_unknown_outcome_is_repeated(stage, caplog):
     first = stage.init()
     stage.add(first)
     stage.log.error = errors.NotEnoughReplicasAfterAppend()
     assert isinstance(stage.end(first), errors.CoordinatorNotAvailable)
     assert isinstance(stage.end(first, commit=False), errors.ConcurrentTransactions)
-    stage.pass_time(150)
+    stage.pass_time(950)
+    # One warning for a step, however often it is tried.
+    [warning] = caplog.records
+    assert "state PrepareCommit cannot be stored, trying until it is" in warning.getMessage()
     stage.log.error = None
     stage.pass_time(150)
     # The outcome is the one that was asked for first.

@@ -109,11 +109,13 @@ def test_a_marker_that_a_partition_does_not_need_is_not_sent_again(stage, code):
     assert stage.done == [MARKER]
 
 
-def test_a_replaced_coordinator_sends_rarely_until_it_resigns(stage):
+def test_a_replaced_coordinator_sends_rarely_until_it_resigns(stage, caplog):
     stage.brokers.codes[AT] = deque([ErrorCode.transaction_coordinator_fenced] * 100)
     marking = stage.add(AT)
     stage.pass_time(3_500)
     assert 3 <= stage.brokers.requests <= 5
+    # One warning for a transaction, however often its marker is sent.
+    assert [each.levelname for each in caplog.records] == ["WARNING"]
     marking.cancel()
     sent = stage.brokers.requests
     stage.pass_time(5_000)
