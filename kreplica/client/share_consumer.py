@@ -4,8 +4,13 @@
 
 Each leader keeps a session: its requests have consecutive epochs, so one is under way at a time. Records are
 fetched only for a waiting poll, because a leader's lock on a record runs from the fetch on. How many are
-fetched follows the program's speed, unless `max_records` is given: a record that comes back too often,
-because its lock ran out while it waited here, would be given up.
+fetched follows the program's speed, unless `max_records` is given.
+
+A record that was fetched is *held* until the program claims it. Locks of held records are renewed: a record
+whose lock runs out here counts as delivered, and after some deliveries the group gives it up. If the program
+takes longer for one record than a lock lasts, the held ones are released to other members, unless they were
+delivered before; and it gets one record at a time until it is fast again. After max.poll.interval.ms the
+member leaves the group.
 
 Acknowledgements wait for the request to their leader that is under way, and share the next one. Those that
 need not be answered soon travel with the next fetch. Thread rule: call `poll`, `acknowledge` and `close` from
@@ -59,12 +64,16 @@ GAP, ACCEPT, RELEASE, REJECT, RENEW = range(5)
 MOST_RECORDS = 500
 # Below this the leader acquires exactly as many records as asked for, instead of whole batches.
 WHOLE_BATCHES, EXACTLY = 0, 1
+# How often the lock of a held record is renewed within its time.
+RENEWALS = 3
 # An acknowledgement that no program waits for is sent after this time at the latest.
 LINGER_MS = 50
 # Errors of an acknowledgement that the share coordinator has not stored.
 NOT_STORED = (CoordinatorNotAvailable, CoordinatorLoadInProgress, NotCoordinator)
 # The epochs by which a session begins and ends.
 BEGIN, END = 0, -1
+# What a look into the held records finds if a record is not among them.
+_GONE = object()
 
 
 class Acquired:
@@ -108,6 +117,9 @@ class _Leader:
         self.wanted: dict[TopicPartition, Uuid] = {}
         self.acknowledgements: list[_Acknowledgement] = []
         self.must_flush = False
+        # Held records whose locks are renewed next.
+        self.renewals: list[Acquired] = []
+        self.is_fetching = False
         # The ids of all topics that it had: acknowledgements may come later than a partition goes.
         self.topic_ids: dict[str, Uuid] = {}
 
@@ -160,6 +172,10 @@ class ShareConsumer:
         # Appended by any thread, and taken by the loop.
         self._given: deque[_Acknowledgement] = deque()
         self._is_posted = self._is_lingering = False
+        # The records that are held; claimed by any thread, and taken out by the loop.
+        self._held: dict[Acquired, None] = {}
+        self._last_claim_ms = 0
+        self._was_assigned = False
         # Used only in the loop:
         self._assigned: set[TopicPartition] = set()
         self._leaders: dict[int, _Leader] = {}
@@ -167,7 +183,8 @@ class ShareConsumer:
         self._ready: list[Acquired] = []
         self._poll_of: Future[list[Acquired]] | None = None
         self._poll_ends_ms = 0
-        self._last_poll_ms = 0
+        self._is_keeping = False  # an alarm looks after the held records
+        self._is_slow = False  # the program needs much of a lock's time
         self._given_at_ms = 0
         self._lock_ms = 0
         self._failure: KreplicaError | None = None
@@ -181,6 +198,15 @@ class ShareConsumer:
         future: Future[list[Acquired]] = Future()
         self._loop.post(partial(self._poll, future, max_wait_ms))
         return future
+
+    def claim(self, acquired: Acquired) -> bool:
+        """Give a record of a poll to the program, which has to process it within the time of its lock.
+
+        Returns False if it was released or its lock has run out: another member may have it. Any thread may
+        call.
+        """
+        self._last_claim_ms = now_ms = monotonic_ms(self.clock)
+        return self._held.pop(acquired, _GONE) is None and acquired.deadline_ms > now_ms
 
     def acknowledge(self, acquired: Acquired, kind: int) -> Future[None]:
         """Acknowledge a record at once; the future is done when the leader has stored it.
@@ -210,9 +236,13 @@ class ShareConsumer:
 
     @property
     def is_settled(self) -> bool:
-        """Whether the assignment is known and all its partitions have sessions."""
+        """Whether the assignment is known and all its partitions have sessions.
+
+        The first assignment is empty if the coordinator still initializes the partitions; a later one if the
+        topics are deleted.
+        """
         taken = {at for leader in list(self._leaders.values()) for at in list(leader.partitions)}
-        return self.member.is_stable and 0 < len(self._assigned) <= len(taken)
+        return self.member.is_stable and self._was_assigned and len(self._assigned) <= len(taken)
 
     # ---- polls --------------------------------------------------------------------------------------------
 
@@ -225,7 +255,7 @@ class ShareConsumer:
             future.set_result([])
             return
         self._adapt(now_ms)
-        self._last_poll_ms = now_ms
+        self._last_claim_ms = now_ms
         self._poll_of, self._poll_ends_ms = future, now_ms + max_wait_ms
         self.member.join()
         self._take_given()
@@ -239,10 +269,11 @@ class ShareConsumer:
         if not self._adapts or not self._given_at_ms:
             return
         took_ms, self._given_at_ms = now_ms - self._given_at_ms, 0
-        if took_ms * 20 <= self._lock_ms:
+        self._is_slow = took_ms * 4 > self._lock_ms
+        if self._is_slow:
+            self._limit = 1
+        elif took_ms * 20 <= self._lock_ms:
             self._limit = min(self._limit * 2, MOST_RECORDS)
-        elif took_ms * 4 > self._lock_ms:
-            self._limit = max(self._limit // 2, 1)
 
     def _serve(self) -> None:
         if self._poll_of is None or not self._ready:
@@ -257,10 +288,42 @@ class ShareConsumer:
             self._poll_of = None
             future.set_result([])
 
+    # ---- held records -------------------------------------------------------------------------------------
+
+    def _keep_later(self) -> None:
+        if not self._is_keeping and self._held:
+            self._is_keeping = True
+            self._loop.post_later(self._keep, self._lock_ms // RENEWALS)
+
+    def _keep(self) -> None:
+        """Renew the locks of held records, or release the records if the program is stuck in another one."""
+        self._is_keeping = False
+        if self._closing is not None:
+            return
+        now_ms = monotonic_ms(self.clock)
+        if self._poll_of is None and now_ms - self._last_claim_ms > self._lock_ms:
+            self._release([each for each in list(self._held) if each.delivery_count == 1])
+        for each in list(self._held):
+            leader = self._leaders.get(each.node_id)
+            if leader is not None and each.deadline_ms > now_ms:
+                leader.renewals.append(each)
+        self._turn_all()
+        self._keep_later()
+
+    def _release(self, records: Iterable[Acquired]) -> None:
+        """Release those of the records that are held."""
+        for each in records:
+            if self._held.pop(each, _GONE) is None:
+                self._queue(
+                    _Acknowledgement(each.at, each.record.offset or 0, RELEASE, None, each), must_flush=True
+                )
+        self._ready = [each for each in self._ready if each in self._held]
+
     # ---- the listener of the member -----------------------------------------------------------------------
 
     def assigned(self, partitions: Sequence[TopicPartition]) -> None:
         """Take messages from these partitions, too."""
+        self._was_assigned = True
         self._assigned |= set(partitions)
         for at in partitions:
             self._look_up(at)
@@ -278,13 +341,8 @@ class ShareConsumer:
         for leader in self._leaders.values():
             for at in gone:
                 leader.wanted.pop(at, None)
-        kept = []
-        for each in self._ready:
-            if each.at in gone:
-                self._queue(_Acknowledgement(each.at, each.record.offset or 0, RELEASE, None, each))
-            else:
-                kept.append(each)
-        self._ready = kept
+        self._release([each for each in list(self._held) if each.at in gone])
+        self._turn_all()
 
     def lost(self) -> None:
         """Take no more messages until there is another assignment."""
@@ -303,10 +361,10 @@ class ShareConsumer:
         self.failed(error)
 
     def has_stalled(self) -> bool:
-        """Whether the program has not asked for messages for max.poll.interval.ms."""
+        """Whether the program has not asked for a message for max.poll.interval.ms."""
         if self._poll_of is not None:
             return False
-        return monotonic_ms(self.clock) - self._last_poll_ms > self.config.max_poll_interval_ms
+        return monotonic_ms(self.clock) - self._last_claim_ms > self.config.max_poll_interval_ms
 
     # ---- leaders ------------------------------------------------------------------------------------------
 
@@ -346,8 +404,10 @@ class ShareConsumer:
             self._end_session(leader)
         elif leader.must_flush and leader.acknowledgements:
             self._send_acknowledgements(leader)
+        elif leader.renewals:
+            self._renew(leader)
         elif self._poll_of is not None and not self._ready and (leader.wanted or leader.partitions):
-            self._fetch(leader)
+            self._fetch_in_turn(leader)
 
     # ---- acknowledgements ---------------------------------------------------------------------------------
 
@@ -380,10 +440,26 @@ class ShareConsumer:
 
     def _send_acknowledgements(self, leader: _Leader, epoch: int | None = None) -> None:
         given, leader.acknowledgements, leader.must_flush = leader.acknowledgements, [], False
+        self._send_given(leader, given, leader.epoch if epoch is None else epoch)
+
+    def _renew(self, leader: _Leader) -> None:
+        """Renew the locks of held records, in a request of their own: one that has run out fails it."""
+        renewals, leader.renewals = leader.renewals, []
+        given = [
+            _Acknowledgement(each.at, each.record.offset or 0, RENEW, None, each)
+            for each in renewals
+            if each in self._held
+        ]
+        if given and leader.epoch != BEGIN:
+            self._send_given(leader, given, leader.epoch)
+        else:
+            self._turn(leader)
+
+    def _send_given(self, leader: _Leader, given: list[_Acknowledgement], epoch: int) -> None:
         request = ShareAcknowledgeRequest(
             group_id=self._group_id,
             member_id=self._member_id,
-            share_session_epoch=leader.epoch if epoch is None else epoch,
+            share_session_epoch=epoch,
             is_renew_ack=any(each.kind == RENEW for each in given),
             topics=tuple(
                 AcknowledgeTopic(
@@ -402,9 +478,10 @@ class ShareConsumer:
 
     def _send(self, leader: _Leader, request: Any, given: list[_Acknowledgement], timeout_ms: int) -> None:
         leader.is_busy = True
+        leader.is_fetching = isinstance(request, ShareFetchRequest)
         reply = self._transport.send(leader.node_id, request, timeout_ms=timeout_ms)
         is_end = request.share_session_epoch == END
-        answered = partial(self._answered, leader, given, isinstance(request, ShareFetchRequest), is_end)
+        answered = partial(self._answered, leader, given, leader.is_fetching, is_end)
         reply.add_done_callback(lambda done: self._loop.post(partial(answered, done)))
 
     def _answered(
@@ -415,7 +492,7 @@ class ShareConsumer:
         is_end: bool,
         reply: Future[Any],
     ) -> None:
-        leader.is_busy = False
+        leader.is_busy = leader.is_fetching = False
         error = reply.exception()
         if error is None:
             response = reply.result()
@@ -436,6 +513,7 @@ class ShareConsumer:
         if is_fetch:
             for at, each in answers.items():
                 self._fetched(leader, at, each)
+        self._keep_later()
         self._serve()
         self._turn_all()
 
@@ -464,11 +542,14 @@ class ShareConsumer:
     def _session_failed(self, leader: _Leader, given: list[_Acknowledgement], error: KreplicaError) -> None:
         """Begin another session. The leader has released, or will release, all records of this one."""
         lost = [*given, *leader.acknowledgements]
-        leader.acknowledgements, leader.must_flush = [], False
+        leader.acknowledgements, leader.must_flush, leader.renewals = [], False, []
         leader.epoch, leader.partitions = BEGIN, {}
         outcome = error if isinstance(error, NetworkException) else InvalidRecordState(str(error))
         _answer(lost, outcome)
-        self._ready = [each for each in self._ready if each.node_id != leader.node_id]
+        for each in list(self._held):
+            if each.node_id == leader.node_id:
+                self._held.pop(each, None)
+        self._ready = [each for each in self._ready if each in self._held]
         if self._closing is not None:
             self._turn(leader)
         elif not error.retriable:
@@ -480,6 +561,14 @@ class ShareConsumer:
                 self._loop.post_later(partial(self._look_up, at), self._client.retry_backoff_ms)
 
     # ---- fetches ------------------------------------------------------------------------------------------
+
+    def _fetch_in_turn(self, leader: _Leader) -> None:
+        """Fetch from the leader; for a slow program from one leader at a time, each in its turn."""
+        if self._is_slow:
+            if any(each.is_fetching for each in self._leaders.values()):
+                return
+            self._leaders[leader.node_id] = self._leaders.pop(leader.node_id)
+        self._fetch(leader)
 
     def _fetch(self, leader: _Leader) -> None:
         is_first = leader.epoch == BEGIN
@@ -550,6 +639,7 @@ class ShareConsumer:
                 each = Acquired(at, record, count, leader.node_id, deadline_ms)
                 if at in leader.wanted:
                     self._ready.append(each)
+                    self._held[each] = None
                 else:
                     leader.acknowledgements.append(_Acknowledgement(at, offset, RELEASE, None, each))
 
@@ -565,6 +655,7 @@ class ShareConsumer:
             poll, self._poll_of = self._poll_of, None
             poll.set_result([])
         self._ready = []
+        self._held.clear()
         self._turn_all()
         self._look_closed()
 

@@ -396,7 +396,9 @@ class Cluster(ClusterAdministration):
 
         A new group starts at the beginning of its topics, or with start="latest" at their end, unless its
         setting share.auto.offset.reset is set. The number of messages fetched at once follows the program's
-        speed; with `max_records` it is this number from each broker. The iterator waits for more messages, or
+        speed; with `max_records` it is this number from each broker. Locks of messages that wait for the loop
+        are renewed, so each has at least half of its time left when the loop gets it; the messages of a list
+        begin together. The iterator waits for more messages, or
         ends after `timeout` seconds without any. Leaving the loop or `with` block releases all messages that
         are not settled. Raises ValueError; while iterating GroupIdNotFound if the group is of another type,
         CorruptMessage, and RequestTimedOut if it gets no partition.

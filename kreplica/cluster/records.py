@@ -474,7 +474,8 @@ class ClusterRecords:
         if start is None:
             return None
         choice(start, dict.fromkeys(("earliest", "latest")), "start")
-        group_id(group)
+        if not group_id(group):
+            return None  # its coordinator refuses a group without a name
         if SHARE_RESET in self._newest().config(GROUP_RESOURCE, group):
             return None
         return partial(self._client.admin.alter_config, group, {SHARE_RESET: start}, kind="group")
@@ -484,6 +485,8 @@ class ClusterRecords:
     ) -> ShareConsumer:
         """Return the consumer of Cluster.share. Raises ClusterClosed, InvalidTopic, TypeError, ValueError."""
         self._pending.require_open()
+        if max_records is not None and not isinstance(max_records, int):
+            raise TypeError(f"max_records must be a number, not {max_records!r}")
         if max_records is not None and not 0 < max_records <= INT32_MAX:
             raise ValueError(f"max_records={max_records} must be from 1 to {INT32_MAX}")
         names = subscribed_names(topics)

@@ -16,7 +16,6 @@ from kreplica.client.share_consumer import ACCEPT, REJECT, RELEASE, RENEW, Acqui
 from kreplica.cluster.records import JOIN_TIMEOUT_MS, POLL_MS, Question
 from kreplica.common.errors import ClusterClosed, InvalidRecordState, InvalidRequest, RequestTimedOut
 from kreplica.common.future import Future
-from kreplica.common.ports import monotonic_ms
 
 F = TypeVar("F")
 
@@ -161,12 +160,12 @@ class Sharing(Generic[M]):
             return
         self._accept_batch()
         self._look_for_end(found)
-        clock, accepts = self._consumer.clock, self._auto_accept
+        consumer, accepts = self._consumer, self._auto_accept
         self._is_halfway = True
         for each in found:
             if self._is_over:
                 return
-            if each.deadline_ms > monotonic_ms(clock):  # otherwise another member may have it
+            if consumer.claim(each):  # otherwise another member may have it
                 yield self._message(each, self.settle)
                 if accepts and not each.is_settled:
                     self._accept(each)
@@ -178,8 +177,7 @@ class Sharing(Generic[M]):
             return []
         self._look_for_end(found)
         # Another member may have those whose locks have run out.
-        now_ms = monotonic_ms(self._consumer.clock)
-        self._given = [each for each in found if each.deadline_ms > now_ms]
+        self._given = [each for each in found if self._consumer.claim(each)]
         return [self._message(each, self.settle) for each in self._given]
 
     def processed(self) -> None:

@@ -284,7 +284,7 @@ class ConsumerGroups(ModernGroups[ConsumerGroup, ConsumerSettings]):
         if isinstance(group, ConsumerGroup):
             return group
         if asked.member_epoch != JOIN_EPOCH or not (group is None or isinstance(group, ClassicGroup)):
-            raise GroupIdNotFound(f"there is no consumer group {asked.group_id!r}")
+            raise self.no_group(asked.group_id, group)
         if group is not None and group.members:
             return self._upgrade(shard, group, put)
         if group is not None:

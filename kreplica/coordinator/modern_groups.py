@@ -113,9 +113,16 @@ class ModernGroups(ABC, Generic[G, S]):
         """Return the group. Raises GroupIdNotFound."""
         group = shard.groups.get(group_id)
         if not isinstance(group, self.kind):
-            raise GroupIdNotFound(f"there is no {self.name} group {group_id!r}")
+            raise self.no_group(group_id, group)
         found: G = group
         return found
+
+    def no_group(self, group_id: str, found: object | None) -> GroupIdNotFound:
+        """Return the error of a request for a group of this kind. `found`: what has the id instead."""
+        if found is None:
+            return GroupIdNotFound(f"there is no {self.name} group {group_id!r}")
+        other = type(found).__name__.removesuffix("Group").lower()
+        return GroupIdNotFound(f"{group_id!r} is a {other} group, not a {self.name} group")
 
     def make(self, shard: GroupShard, group_id: str) -> G:
         """Make the group, in place of one of another kind."""

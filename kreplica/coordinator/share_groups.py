@@ -200,7 +200,7 @@ class ShareGroups(ModernGroups[ShareGroup, ShareSettings]):
         if isinstance(group, ShareGroup):
             return group
         if group is not None or asked.member_epoch != JOIN_EPOCH:
-            raise GroupIdNotFound(f"there is no share group {asked.group_id!r}")
+            raise self.no_group(asked.group_id, group)
         return self.make(shard, asked.group_id)
 
     def _identify(self, group: ShareGroup, asked: ShareHeartbeat) -> None:

@@ -17,7 +17,6 @@ from typing import Any, ClassVar, NamedTuple
 from kreplica.common.dataclass import dataclass
 from kreplica.common.errors import (
     FencedMemberEpoch,
-    GroupIdNotFound,
     GroupMaxSizeReached,
     InvalidRequest,
     RebalanceInProgress,
@@ -276,7 +275,7 @@ class StreamsGroups(ModernGroups[StreamsGroup, StreamsSettings]):
             return group
         is_replaceable = group is None or (isinstance(group, ClassicGroup) and group.is_in(GroupState.EMPTY))
         if asked.member_epoch != JOIN_EPOCH or not is_replaceable:
-            raise GroupIdNotFound(f"there is no streams group {asked.group_id!r}")
+            raise self.no_group(asked.group_id, group)
         if isinstance(group, ClassicGroup):
             replaced = RebalanceInProgress(f"group {asked.group_id} uses the streams protocol now")
             self._rebalances.unload(group, replaced)

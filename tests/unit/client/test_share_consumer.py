@@ -46,6 +46,7 @@ from kreplica.common.messages.share_groups import (
     ShareGroupHeartbeatResponse,
     ShareLeaderIdAndEpoch,
 )
+from kreplica.common.ports import monotonic_ms
 from kreplica.common.types import TopicPartition, Uuid
 from kreplica.common.wire import uuid_of
 from tests.support.batches import build
@@ -216,7 +217,13 @@ class Stage:
         return future
 
     def taken(self, offsets, **options):
-        """Poll and get records at these offsets."""
+        """Poll, and claim records at these offsets."""
+        found = self.held(offsets, **options)
+        assert all(self.consumer.claim(each) for each in found)
+        return found
+
+    def held(self, offsets, **options):
+        """Poll and get records at these offsets, without claiming them."""
         future = self.poll()
         self.fetched(offsets, **options)
         return future.result(0)
@@ -427,14 +434,16 @@ def test_the_number_of_records_follows_the_program():
     stage = Stage()
     limits = []
     for _ in range(11):
-        stage.poll()
+        found = stage.poll()
         limits.append(stage.fetched([0]).max_records)
+        assert stage.consumer.claim(found.result(0)[0])
         assert stage.open == []
     assert limits == [1, 2, 4, 8, 16, 32, 64, 128, 256, MOST_RECORDS, MOST_RECORDS]
+    stage.taken([0])
     stage.pass_time(LOCK_MS // 2)
     stage.poll()
     request = stage.fetched([0])
-    assert (request.max_records, request.share_acquire_mode) == (MOST_RECORDS // 2, EXACTLY)
+    assert (request.max_records, request.share_acquire_mode) == (1, EXACTLY)
 
 
 def test_many_records_are_fetched_in_whole_batches_and_a_given_number_exactly():
@@ -527,3 +536,134 @@ def test_a_corrupt_batch_fails_the_poll():
     )
     stage.pass_time()
     assert isinstance(future.exception(0), errors.CorruptMessage)
+
+
+def renewals(request):
+    assert request.is_renew_ack
+    return acknowledged(request)
+
+
+def test_the_locks_of_records_that_wait_for_the_program_are_renewed():
+    stage = Stage()
+    one, two, three = stage.held([0, 1, 2])
+    assert stage.consumer.claim(one)
+    for _ in range(4):
+        stage.pass_time(LOCK_MS // 3)
+        assert renewals(stage.stored()) == [(1, 2, RENEW)]
+        stage.consumer.claim(one)  # the program is alive
+    assert stage.consumer.claim(two)
+    assert two.deadline_ms > one.deadline_ms
+    stage.pass_time(LOCK_MS // 3)
+    assert renewals(stage.stored()) == [(2, 2, RENEW)]
+    assert stage.consumer.claim(three)
+    stage.pass_time(LOCK_MS)
+    assert stage.open == []  # the program has all of them
+
+
+def test_renewals_travel_apart_from_acknowledgements():
+    stage = Stage()
+    one, two = stage.held([0, 1])
+    stage.consumer.claim(one)
+    stage.pass_time(LOCK_MS // 3)
+    accepted = stage.consumer.acknowledge(one, ACCEPT)
+    stage.pass_time()
+    # The record is no longer locked here, for a reason that this member cannot see.
+    assert renewals(stage.stored(error=ErrorCode.invalid_record_state)) == [(1, 1, RENEW)]
+    request = stage.stored()
+    assert (request.is_renew_ack, acknowledged(request)) == (False, [(0, 0, ACCEPT)])
+    assert accepted.exception(0) is None
+    stage.pass_time(LOCK_MS)
+    assert not stage.consumer.claim(two)
+
+
+def test_a_claimed_record_is_not_renewed_although_it_was_about_to_be():
+    stage = Stage()
+    one, two, three = stage.held([0, 1, 2])
+    stage.consumer.claim(one)
+    stage.pass_time(LOCK_MS // 3 - 20)
+    stage.consumer.acknowledge(one, ACCEPT)
+    stage.pass_time(40)  # the acceptance is under way when the renewals are due
+    stage.consumer.claim(two)
+    assert acknowledged(stage.stored()) == [(0, 0, ACCEPT)]
+    assert renewals(stage.stored()) == [(2, 2, RENEW)]
+    assert stage.consumer.claim(three)
+
+
+def test_a_program_stuck_in_one_record_gives_back_the_others_and_gets_one_at_a_time():
+    stage = Stage([1, 2])
+    stage.taken([0])
+    stage.lose(2)
+    one, two = stage.held([1, 2])
+    stage.pass_time(40)
+    stage.fetched(node_id=2)
+    stage.consumer.claim(one)
+    for _ in range(3):
+        stage.pass_time(LOCK_MS // 3)
+        assert renewals(stage.stored()) == [(2, 2, RENEW)]
+    stage.pass_time(LOCK_MS // 3)
+    request = stage.stored()
+    assert (request.is_renew_ack, acknowledged(request)) == (False, [(2, 2, RELEASE)])
+    assert not stage.consumer.claim(two)
+    turns = []
+    stage.poll()
+    for _ in range(4):
+        ((node_id, request, _),) = stage.open  # one fetch at a time
+        turns.append(node_id)
+        assert request.max_records == 1
+        stage.fetched(node_id=node_id)
+    assert turns in ([1, 2, 1, 2], [2, 1, 2, 1])
+
+
+def test_records_that_were_delivered_before_are_kept_until_the_program_counts_as_dead():
+    stage = Stage(max_records=3)
+    one, *others = stage.held([0, 1, 2], count=2)
+    stage.consumer.claim(one)
+    sent = []
+    while not sent or (1, 2, RENEW) in sent[-1]:
+        stage.pass_time(10)
+        if stage.open:
+            sent.append(acknowledged(stage.stored()))
+    assert monotonic_ms(stage.machine.clock) > CONFIG.max_poll_interval_ms
+    assert sent[-1] == [(1, 2, RELEASE)]
+    assert not any(stage.consumer.claim(each) for each in others)
+
+
+def test_a_program_that_claims_records_is_alive():
+    stage = Stage(max_records=5)
+    for each in stage.held([0, 1, 2, 3, 4]):
+        stage.pass_time(CONFIG.max_poll_interval_ms // 3)
+        while stage.open:
+            stage.stored()
+        assert stage.consumer.claim(each)
+    assert {each.member_epoch for each in stage.heartbeats} == {BEGIN, 2}
+
+
+def test_held_records_of_a_partition_that_is_taken_away_are_released_at_once():
+    stage = Stage([1, 1])
+    one, two = stage.held([0, 1])
+    stage.consumer.claim(one)
+    stage.assigned = [1]
+    stage.pass_time(1_100)
+    assert acknowledged(stage.stored()) == [(1, 1, RELEASE)]
+    assert not stage.consumer.claim(two)
+
+
+def test_held_records_of_a_lost_session_are_not_given_out():
+    stage = Stage()
+    one, two = stage.held([0, 1])
+    stage.consumer.claim(one)
+    stage.consumer.acknowledge(one, ACCEPT)
+    stage.lose()
+    assert not stage.consumer.claim(two)
+
+
+def test_a_member_is_settled_without_partitions_once_it_had_some():
+    stage = Stage()
+    assert not stage.consumer.is_settled
+    stage.taken([0])
+    assert stage.consumer.is_settled
+    stage.assigned = []
+    stage.pass_time(1_100)
+    stage.poll()
+    stage.fetched()
+    assert stage.consumer.is_settled

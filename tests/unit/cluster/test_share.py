@@ -11,7 +11,6 @@ from kreplica.cluster.share import Message, Messages, Sharing
 from kreplica.common.errors import InvalidRecordState, RequestTimedOut
 from kreplica.common.future import Future, resolved
 from kreplica.common.types import TopicPartition
-from tests.support.virtual import VirtualMachine
 
 AT = TopicPartition("t", 0)
 LOCK_MS = 1_000
@@ -21,7 +20,6 @@ class Consumer:
     """Stands in for a ShareConsumer; polls get `lists` one after the other."""
 
     def __init__(self, lists=()):
-        self.clock = VirtualMachine().clock
         self.lists = list(lists)
         self.sent = []
         self.is_settled = True
@@ -29,6 +27,9 @@ class Consumer:
 
     def poll(self, _max_wait_ms):
         return resolved(self.lists.pop(0) if self.lists else [])
+
+    def claim(self, acquired):
+        return acquired.deadline_ms > 0
 
     def acknowledge(self, acquired, kind):
         self.sent.append((acquired.record.offset, kind, "now"))
@@ -130,9 +131,11 @@ def test_the_messages_of_a_list_are_accepted_when_the_next_list_is_requested():
     assert consumer.is_closed
 
 
-def test_a_message_whose_lock_has_run_out_is_not_given_out():
+def test_a_message_that_another_member_may_have_is_not_given_out():
+    consumer = Consumer([[*acquired(0), *acquired(1, deadline_ms=0), *acquired(2)]] * 2)
+    assert [message.offset for message in share(consumer)] == [0, 2, 0, 2]
     consumer = Consumer([[*acquired(0), *acquired(1, deadline_ms=0), *acquired(2)]])
-    assert [message.offset for message in share(consumer)] == [0, 2]
+    assert [[message.offset for message in each] for each in share(consumer).batches()] == [[0, 2]]
 
 
 def test_a_group_without_partitions_times_out():

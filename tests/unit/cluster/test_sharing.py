@@ -141,6 +141,17 @@ def test_arguments_that_make_no_sense(cluster, topic, wrong):
         cluster.share(topic, topic, **wrong)
 
 
+def test_a_number_that_is_no_number_is_refused(cluster, topic):
+    with pytest.raises(TypeError, match="max_records must be a number"):
+        cluster.share(topic, topic, max_records="5")
+
+
+@pytest.mark.parametrize("read", ["consume", "share"])
+def test_a_group_without_a_name_is_refused(cluster, topic, read):
+    with pytest.raises(errors.InvalidGroupId):
+        list(getattr(cluster, read)(topic, "", timeout=IDLE))
+
+
 @pytest.mark.parametrize("read", ["consume", "share"])
 @pytest.mark.parametrize(
     ("named", "group", "error"),

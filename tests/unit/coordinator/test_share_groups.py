@@ -127,7 +127,9 @@ def test_a_full_group_takes_no_more_members():
 
 def test_groups_of_other_kinds_are_refused(stage):
     stage.commit(5, group="classic")
-    assert isinstance(stage.share("a", 0, ("t",), group="classic"), errors.GroupIdNotFound)
+    refused = stage.share("a", 0, ("t",), group="classic")
+    assert isinstance(refused, errors.GroupIdNotFound)
+    assert str(refused) == "'classic' is a classic group, not a share group"
     stage.joined("a")
     assert isinstance(stage.begin_join(group="g").exception(0), errors.InconsistentGroupProtocol)
     assert stage.commit(5, group="g").code == errors.GroupIdNotFound.code
