@@ -19,6 +19,7 @@ any thread; everything else runs in the loop, where futures are resolved too.
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import timedelta
@@ -57,6 +58,8 @@ from kreplica.common.messages.share_groups import (
 from kreplica.common.ports import Clock, Loop, Transport, monotonic_ms
 from kreplica.common.types import INT32_MAX, TopicPartition, Uuid
 from kreplica.common.wire import error_of, topic_id_of, uuid_of
+
+LOGGER = logging.getLogger(__name__)
 
 # The ways to acknowledge a record. A gap is an offset without a record, such as that of a control batch.
 GAP, ACCEPT, RELEASE, REJECT, RENEW = range(5)
@@ -521,6 +524,8 @@ class ShareConsumer:
         self, leader: _Leader, given: list[_Acknowledgement], error: KreplicaError | None
     ) -> None:
         now_ms = monotonic_ms(self.clock)
+        if isinstance(error, InvalidRecordState):
+            self._log_late(given)
         if isinstance(error, NOT_STORED):
             # The records are still acquired.
             again = [each for each in given if each.acquired and each.acquired.deadline_ms > now_ms]
@@ -533,6 +538,16 @@ class ShareConsumer:
                 if each.kind == RENEW and each.acquired is not None:
                     each.acquired.deadline_ms = now_ms + self._lock_ms
         _answer(given, error)
+
+    def _log_late(self, given: Sequence[_Acknowledgement]) -> None:
+        """Log that the program took too long: it may not look at the results of its acknowledgements."""
+        late = [each.offset for each in given if each.kind in (ACCEPT, REJECT)]
+        if late:
+            LOGGER.warning(
+                "share group %s: %s, offset %d: accepted or rejected too late, it may come again: renew"
+                " the lock in time, or raise share.record.lock.duration.ms=%d",
+                *(self._group_id, given[0].at, late[0], self._lock_ms),
+            )
 
     def _acknowledge_again(self, leader: _Leader, given: list[_Acknowledgement]) -> None:
         for each in given:

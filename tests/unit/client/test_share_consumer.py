@@ -302,12 +302,13 @@ def test_an_acknowledgement_that_a_program_waits_for_is_sent_at_once():
     assert [each.exception(0) for each in others] == [None, None]
 
 
-def test_a_record_whose_lock_has_run_out_is_refused():
+def test_a_record_whose_lock_has_run_out_is_refused(caplog):
     stage = Stage()
     (one,) = stage.taken([0])
     future = stage.consumer.acknowledge(one, ACCEPT)
     stage.stored(error=ErrorCode.invalid_record_state)
     assert isinstance(future.exception(0), errors.InvalidRecordState)
+    assert "t-0, offset 0: accepted or rejected too late" in caplog.text
 
 
 def test_an_acknowledgement_that_was_not_stored_is_repeated():
