@@ -8,39 +8,10 @@ from typing import Any, NamedTuple
 from kreplica.common.dataclass import dataclass
 from kreplica.common.wire import topic_id_of
 from kreplica.metadata.cluster_metadata import ClusterMetadata
-from kreplica.security.acl import CLUSTER_NAME, AclOperation, ResourceType
+from kreplica.security.acl import CLUSTER_NAME, SUPPORTED, AclOperation, ResourceType
 from kreplica.security.peer import Peer
 from kreplica.security.standard_authorizer import StandardAuthorizer
 
-# The operations that answers show to clients, by the type of a resource.
-SUPPORTED: Mapping[ResourceType, tuple[AclOperation, ...]] = {
-    ResourceType.TOPIC: (
-        AclOperation.READ,
-        AclOperation.WRITE,
-        AclOperation.CREATE,
-        AclOperation.DESCRIBE,
-        AclOperation.DELETE,
-        AclOperation.ALTER,
-        AclOperation.DESCRIBE_CONFIGS,
-        AclOperation.ALTER_CONFIGS,
-    ),
-    ResourceType.GROUP: (
-        AclOperation.READ,
-        AclOperation.DESCRIBE,
-        AclOperation.DELETE,
-        AclOperation.DESCRIBE_CONFIGS,
-        AclOperation.ALTER_CONFIGS,
-    ),
-    ResourceType.CLUSTER: (
-        AclOperation.CREATE,
-        AclOperation.CLUSTER_ACTION,
-        AclOperation.DESCRIBE_CONFIGS,
-        AclOperation.ALTER_CONFIGS,
-        AclOperation.IDEMPOTENT_WRITE,
-        AclOperation.ALTER,
-        AclOperation.DESCRIBE,
-    ),
-}
 _SUPPORTED_BITS = {kind: sum(1 << each for each in operations) for kind, operations in SUPPORTED.items()}
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Iterable, Sequence
+from enum import IntEnum
 from typing import Any
 
 from kreplica.cli.kafka_connection import any_broker, check
@@ -18,16 +20,18 @@ from kreplica.common.messages.administration import (
 )
 from kreplica.security.acl import (
     CLUSTER_NAME,
+    SUPPORTED,
     AclOperation,
     AclPermissionType,
     PatternType,
     ResourceType,
 )
-from kreplica.security.peer import USER
+from kreplica.security.peer import USER, host_text
 
 COLUMNS = ("principal", "permission", "operation", "resource", "name", "pattern", "host")
 VERSIONS = range(2, 4)
 OPERATIONS = {each.name.lower().replace("_", "-"): each for each in AclOperation if each > AclOperation.ANY}
+ANY_HOST = "*"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +41,8 @@ class Resources:
     topics: Sequence[str] = ()
     groups: Sequence[str] = ()
     transactional_ids: Sequence[str] = ()
+    tokens: Sequence[str] = ()
+    users: Sequence[str] = ()
     cluster: bool = False
     prefix: bool = False
 
@@ -46,12 +52,43 @@ class Resources:
             *((ResourceType.TOPIC, name) for name in self.topics),
             *((ResourceType.GROUP, name) for name in self.groups),
             *((ResourceType.TRANSACTIONAL_ID, name) for name in self.transactional_ids),
+            *((ResourceType.DELEGATION_TOKEN, name) for name in self.tokens),
+            *((ResourceType.USER, _principal(name)) for name in self.users),
             *([(ResourceType.CLUSTER, CLUSTER_NAME)] if self.cluster else []),
         ]
 
     def pattern_of(self, kind: ResourceType) -> PatternType:
         """Return how the name of a resource is meant; a cluster's is never a prefix."""
         return PatternType.PREFIXED if self.prefix and kind != ResourceType.CLUSTER else PatternType.LITERAL
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """The rules that a command is about; None selects all of them."""
+
+    principal: str | None = None
+    operation: str | None = None
+    permission: str | None = None
+    host: str | None = None
+
+    @property
+    def is_everything(self) -> bool:
+        return self == Selection()
+
+    def filters(self, resources: Resources) -> Iterable[dict[str, Any]]:
+        """Return the fields of a filter for each resource, or of one for any resource."""
+        named: Sequence[tuple[ResourceType, str | None]] = resources.all() or [(ResourceType.ANY, None)]
+        permission = AclPermissionType.ANY if self.permission is None else _permission(self.permission)
+        for kind, name in named:
+            yield {
+                "resource_type_filter": int(kind),
+                "resource_name_filter": name,
+                "pattern_type_filter": int(PatternType.ANY if name is None else resources.pattern_of(kind)),
+                "principal_filter": None if self.principal is None else _principal(self.principal),
+                "host_filter": None if self.host is None else host_text(self.host),
+                "operation": int(AclOperation.ANY if self.operation is None else _operation(self.operation)),
+                "permission_type": int(permission),
+            }
 
 
 def add(
@@ -64,9 +101,17 @@ def add(
     host: str,
     as_json: bool,
 ) -> int:
-    """Add a rule for each operation on each resource; returns the exit code. Raises InvalidConfig."""
+    """Add a rule for each operation on each resource; returns the exit code.
+
+    Raises InvalidConfig, also for a rule that could never apply.
+    """
     if not resources.all():
-        raise InvalidConfig("name a resource: --topic, --group, --transactional-id or --cluster")
+        raise InvalidConfig(
+            "name a resource: --topic, --group, --transactional-id, --cluster, --user or --delegation-token"
+        )
+    wanted = [_operation(each) for each in operations]
+    for kind, _ in resources.all():
+        _check_supported(kind, wanted)
     permission = AclPermissionType.DENY if deny else AclPermissionType.ALLOW
     creations = tuple(
         AclCreation(
@@ -74,12 +119,12 @@ def add(
             resource_name=name,
             resource_pattern_type=int(resources.pattern_of(kind)),
             principal=_principal(principal),
-            host=host,
-            operation=int(_operation(operation)),
+            host=_host(host),
+            operation=int(operation),
             permission_type=int(permission),
         )
         for kind, name in resources.all()
-        for operation in operations
+        for operation in wanted
     )
     with any_broker(bootstrap) as broker:
         answer = broker.ask_newest(CreateAclsRequest(creations=creations), VERSIONS)
@@ -90,11 +135,11 @@ def add(
     return 0
 
 
-def list_rules(bootstrap: str, principal: str | None, resources: Resources, as_json: bool) -> int:
-    """Print the rules of a principal, or about a resource; returns the exit code."""
+def list_rules(bootstrap: str, selection: Selection, resources: Resources, as_json: bool) -> int:
+    """Print the selected rules, or those of them about a resource; returns the exit code."""
     facts: list[Fact] = []
     with any_broker(bootstrap) as broker:
-        for chosen in _filters(principal, resources):
+        for chosen in selection.filters(resources):
             answer = broker.ask_newest(DescribeAclsRequest(**chosen), VERSIONS)
             check(answer)
             for resource in answer.resources:
@@ -104,15 +149,15 @@ def list_rules(bootstrap: str, principal: str | None, resources: Resources, as_j
 
 
 def remove(
-    bootstrap: str, principal: str | None, resources: Resources, *, everything: bool, as_json: bool
+    bootstrap: str, selection: Selection, resources: Resources, *, everything: bool, as_json: bool
 ) -> int:
-    """Remove the rules of a principal, or about a resource, and print them; returns the exit code.
+    """Remove the selected rules, or those of them about a resource, and print them; returns the exit code.
 
-    Raises InvalidConfig if nothing is chosen, ResourceNotFound if there is no such rule.
+    Raises InvalidConfig if nothing is selected, ResourceNotFound if there is no such rule.
     """
-    if principal is None and not resources.all() and not everything:
+    if selection.is_everything and not resources.all() and not everything:
         raise InvalidConfig("choose rules by a principal or a resource, or give --all to remove all of them")
-    filters = tuple(DeleteAclsFilter(**chosen) for chosen in _filters(principal, resources))
+    filters = tuple(DeleteAclsFilter(**chosen) for chosen in selection.filters(resources))
     with any_broker(bootstrap) as broker:
         answer = broker.ask_newest(DeleteAclsRequest(filters=filters), VERSIONS)
     facts: list[Fact] = []
@@ -125,22 +170,33 @@ def remove(
     return 0
 
 
-def _filters(principal: str | None, resources: Resources) -> Iterable[dict[str, Any]]:
-    named: Sequence[tuple[ResourceType, str | None]] = resources.all() or [(ResourceType.ANY, None)]
-    for kind, name in named:
-        yield {
-            "resource_type_filter": int(kind),
-            "resource_name_filter": name,
-            "pattern_type_filter": int(PatternType.ANY if name is None else resources.pattern_of(kind)),
-            "principal_filter": None if principal is None else _principal(principal),
-            "host_filter": None,
-            "operation": int(AclOperation.ANY),
-            "permission_type": int(AclPermissionType.ANY),
-        }
-
-
 def _principal(text: str) -> str:
-    return text if ":" in text else f"{USER}:{text}"
+    kind, colon, name = text.partition(":")
+    if not colon:
+        return f"{USER}:{text}"
+    if kind != USER and kind.lower() == USER.lower():
+        raise InvalidConfig(f"there are no principals of the type {kind!r}: is it {USER}:{name}?")
+    return text
+
+
+def _host(text: str) -> str:
+    """Return the address as rules compare it."""
+    try:
+        return text if text == ANY_HOST else host_text(str(ipaddress.ip_address(text)))
+    except ValueError:
+        raise InvalidConfig(
+            f"--host {text[:80]} is no IP address; rules know neither names of hosts nor ranges of addresses"
+        ) from None
+
+
+def _check_supported(kind: ResourceType, operations: Iterable[AclOperation]) -> None:
+    """Raise InvalidConfig for an operation that no resource of this type has."""
+    for operation in operations:
+        if operation != AclOperation.ALL and operation not in SUPPORTED[kind]:
+            known = ", ".join(map(_name, SUPPORTED[kind]))
+            raise InvalidConfig(
+                f"{_name(operation)} does nothing for a {_name(kind)}: there are all, {known}"
+            )
 
 
 def _operation(text: str) -> AclOperation:
@@ -148,6 +204,14 @@ def _operation(text: str) -> AclOperation:
     if found is None:
         raise InvalidConfig(f"{text[:40]!r} is no operation; there are {', '.join(OPERATIONS)}")
     return found
+
+
+def _permission(text: str) -> AclPermissionType:
+    return AclPermissionType[text.upper()]
+
+
+def _name(value: IntEnum) -> str:
+    return value.name.lower().replace("_", "-")
 
 
 def _described(resource: Any, rule: Any) -> Fact:
@@ -163,10 +227,10 @@ def _fact(rule: Any, pattern: int) -> Fact:
 def _row(rule: Any, kind: ResourceType, name: str, pattern: PatternType) -> Fact:
     return {
         "principal": rule.principal,
-        "permission": AclPermissionType(rule.permission_type).name.lower(),
-        "operation": AclOperation(rule.operation).name.lower().replace("_", "-"),
-        "resource": kind.name.lower().replace("_", "-"),
+        "permission": _name(AclPermissionType(rule.permission_type)),
+        "operation": _name(AclOperation(rule.operation)),
+        "resource": _name(kind),
         "name": name,
-        "pattern": pattern.name.lower(),
+        "pattern": _name(pattern),
         "host": rule.host,
     }

@@ -25,7 +25,7 @@ from kreplica.cli.operator_commands import (
 from kreplica.cli.options import DEFAULT_BOOTSTRAP, Bootstrap, Execute, Json, parsed, with_options
 
 if TYPE_CHECKING:
-    from kreplica.cli.acl import Resources
+    from kreplica.cli.acl import Resources, Selection
     from kreplica.cli.quota import Entity
 
 HELP_OPTIONS = ["-h", "--help"]
@@ -879,6 +879,14 @@ class AclResources(NamedTuple):
         list[str] | None,
         typer.Option("--transactional-id", metavar="ID", help="Transactional id; may be repeated."),
     ] = None
+    user: Annotated[
+        list[str] | None,
+        typer.Option("--user", metavar="NAME", help="User for whom tokens are made; may be repeated."),
+    ] = None
+    token: Annotated[
+        list[str] | None,
+        typer.Option("--delegation-token", metavar="ID", help="Delegation token; may be repeated."),
+    ] = None
     cluster: Annotated[bool, typer.Option("--cluster", help="The cluster itself.")] = False
     prefix: Annotated[bool, typer.Option("--prefix", help="The names are prefixes of names.")] = False
 
@@ -890,28 +898,55 @@ class AclResources(NamedTuple):
             topics=self.topic or (),
             groups=self.group or (),
             transactional_ids=self.transactional_id or (),
+            users=self.user or (),
+            tokens=self.token or (),
             cluster=self.cluster,
             prefix=self.prefix,
         )
 
 
-AclPrincipal = Annotated[
-    str | None, typer.Option("--principal", metavar="NAME", help="Whose rules, such as alice or User:alice.")
-]
+class Permission(StrEnum):
+    ALLOW = "allow"
+    DENY = "deny"
+
+
+class AclSelection(NamedTuple):
+    """What else selects access rules, as options."""
+
+    principal: Annotated[
+        str | None,
+        typer.Option("--principal", metavar="NAME", help="Rules of this one, such as alice or User:alice."),
+    ] = None
+    operation: Annotated[
+        str | None,
+        typer.Option("--operation", metavar="NAME", help="Rules for this operation, such as read."),
+    ] = None
+    permission: Annotated[
+        Permission | None, typer.Option("--permission", help="Rules that allow, or that deny.")
+    ] = None
+    host: Annotated[str | None, typer.Option("--host", metavar="ADDRESS", help="Rules for this address.")] = (
+        None
+    )
+
+    def chosen(self) -> Selection:
+        """Return it as the command takes it."""
+        from kreplica.cli.acl import Selection
+
+        return Selection(**self._asdict())
 
 
 @acl_app.command("list")
-@with_options(resources=AclResources)
+@with_options(selection=AclSelection, resources=AclResources)
 def acl_list(
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
-    principal: AclPrincipal = None,
+    selection: AclSelection = AclSelection(),
     resources: AclResources = AclResources(),
     as_json: Json = False,
 ) -> None:
-    """List the access rules: all of them, those of a principal, or those with these resources."""
+    """List the access rules: all of them, or those that fit all options."""
     from kreplica.cli import acl as command
 
-    raise typer.Exit(command.list_rules(bootstrap, principal, resources.named(), as_json))
+    raise typer.Exit(command.list_rules(bootstrap, selection.chosen(), resources.named(), as_json))
 
 
 @acl_app.command("add")
@@ -946,19 +981,19 @@ def acl_add(
 
 
 @acl_app.command("remove")
-@with_options(resources=AclResources)
+@with_options(selection=AclSelection, resources=AclResources)
 def acl_remove(
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
-    principal: AclPrincipal = None,
+    selection: AclSelection = AclSelection(),
     resources: AclResources = AclResources(),
     everything: Annotated[bool, typer.Option("--all", help="Remove all rules of the cluster.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Remove the access rules of a principal, or those with these resources, and show them."""
+    """Remove the access rules that fit all options, and show them."""
     from kreplica.cli import acl as command
 
-    named = resources.named()
-    raise typer.Exit(command.remove(bootstrap, principal, named, everything=everything, as_json=as_json))
+    chosen, named = selection.chosen(), resources.named()
+    raise typer.Exit(command.remove(bootstrap, chosen, named, everything=everything, as_json=as_json))
 
 
 # ---- quota -----------------------------------------------------------------------------------------------

@@ -78,6 +78,57 @@ def test_what_cannot_be_done_is_said(operator: Operator) -> None:
         assert isinstance(operator.run("acl", *arguments).exception, ClusterAuthorizationFailed), arguments
 
 
+def test_who_may_not_manage_users_is_refused(operator: Operator) -> None:
+    """librdkafka 2.16 ends the process by a signal if a cluster refuses to describe users."""
+    operator.login("PLAIN", PLAIN, "eve", "eve")
+    for arguments in (("list",), ("add", "bob"), ("remove", "bob")):
+        assert isinstance(operator.run("user", *arguments).exception, ClusterAuthorizationFailed), arguments
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("user:alice", "read", "--topic", "t"), "is it User:alice?"),
+        (("alice", "create-tokens", "--topic", "t"), "create-tokens does nothing for a topic"),
+        (("alice", "read", "--cluster"), "read does nothing for a cluster"),
+        (("alice", "read", "--topic", "t", "--host", "localhost"), "--host localhost is no IP address"),
+        (("alice", "read", "--topic", "t", "--host", "10.0.0.0/8"), "--host 10.0.0.0/8 is no IP address"),
+    ],
+)
+def test_a_rule_that_could_never_apply_is_refused(
+    operator: Operator, arguments: tuple[str, ...], words: str
+) -> None:
+    refused = operator.run("acl", "add", *arguments).exception
+    assert isinstance(refused, InvalidConfig)
+    assert words in str(refused)
+    assert operator.facts("acl", "list") == []
+
+
+def test_an_address_of_ipv6_is_written_as_rules_compare_it(operator: Operator) -> None:
+    (added,) = operator.facts("acl", "add", "alice", "read", "--topic", "t", "--host", "::1")
+    assert added["host"] == "0:0:0:0:0:0:0:1"
+    assert operator.facts("acl", "remove", "--host", "::1") == [added]
+
+
+def test_single_rules_are_chosen(operator: Operator) -> None:
+    read, write = operator.facts("acl", "add", "alice", "read", "write", "--topic", "t")
+    (denied,) = operator.facts("acl", "add", "alice", "read", "--topic", "t", "--deny")
+    assert operator.facts("acl", "list", "--operation", "write") == [write]
+    assert operator.facts("acl", "list", "--permission", "deny") == [denied]
+    assert operator.facts("acl", "remove", "--operation", "read", "--permission", "allow") == [read]
+    assert operator.facts("acl", "remove", "--principal", "alice", "--permission", "deny") == [denied]
+    assert operator.facts("acl", "remove", "--topic", "t") == [write]
+
+
+def test_rules_about_users_and_tokens(operator: Operator) -> None:
+    (user,) = operator.facts("acl", "add", "scheduler", "create-tokens", "--user", "alice")
+    assert (user["resource"], user["name"]) == ("user", "User:alice")
+    (token,) = operator.facts("acl", "add", "scheduler", "describe", "--delegation-token", "x")
+    assert (token["resource"], token["name"]) == ("delegation-token", "x")
+    assert operator.facts("acl", "list", "--user", "alice") == [user]
+    assert operator.facts("acl", "remove", "--principal", "scheduler") == [user, token]
+
+
 def test_a_cluster_without_an_authorizer_has_no_rules(tmp_path: Path) -> None:
     with TcpCluster(tmp_path / "nodes", 1, LOGIN) as cluster:
         operator = Operator(cluster, tmp_path)

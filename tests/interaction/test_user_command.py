@@ -17,6 +17,7 @@ from kreplica.common.errors import (
     NetworkException,
     ResourceNotFound,
     SaslAuthenticationFailed,
+    UnacceptableCredential,
 )
 from kreplica.runtime.listener import MECHANISMS, Login
 from kreplica.security.sasl import Secret
@@ -80,6 +81,14 @@ def test_a_user_is_added_logs_in_and_is_removed(operator: Operator, mechanism: s
     assert isinstance(operator.run("user", "remove", "alice").exception, ResourceNotFound)
     with_option = operator.run("user", "remove", "alice", "--mechanism", mechanism)
     assert isinstance(with_option.exception, ResourceNotFound)
+
+
+def test_a_user_needs_a_name_and_a_password(operator: Operator) -> None:
+    refused = operator.run("user", "add", "").exception
+    assert isinstance(refused, UnacceptableCredential)
+    environment = {"KREPLICA_BOOTSTRAP": operator.bootstrap}
+    arguments = ("--command-config", str(operator.file), "user", "add", "bob", "--password", "")
+    assert isinstance(CliRunner().invoke(app, arguments, env=environment).exception, InvalidConfig)
 
 
 def test_a_wrong_password_is_said(operator: Operator) -> None:
