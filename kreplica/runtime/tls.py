@@ -20,6 +20,7 @@ from kreplica.common.errors import InvalidConfig
 from kreplica.runtime.certificate import Certificate
 from kreplica.runtime.cipher_suites import CipherSuites
 from kreplica.runtime.key_store import KeyMaterial, KeyStore, TrustStore, file_of, pem_of
+from kreplica.runtime.openssl import limit_chain
 
 LOGGER = logging.getLogger(__name__)
 
@@ -28,6 +29,8 @@ KEY, TRUST = "key", "trust"
 # OpenSSL's flags of a verification: trust what is in the middle of a chain; ignore the time.
 PARTIAL_CHAIN, NO_CHECK_TIME = 0x80000, 0x200000
 FLIGHTS = 4
+# The longest chain of a client; a whole handshake may have no more bytes (_core/tls_transport).
+MOST_CHAIN_BYTES = 32 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +194,7 @@ class ServerTls(StoreTls):
         assert key is not None
         _load_key(made, key, self.keystore)
         made.verify_mode = CLIENT_AUTH[self._settings.client_auth]
+        limit_chain(made, MOST_CHAIN_BYTES)
         if trusted is not None:
             _trust(made, trusted, self.truststore)
         return made
