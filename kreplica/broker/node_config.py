@@ -26,6 +26,7 @@ from kreplica.raft.raft_config import RaftConfig
 from kreplica.raft.voter_set import VoterSet
 from kreplica.replica.replica_config import ReplicaConfig
 from kreplica.security.delegation_token import DelegationTokenConfig
+from kreplica.security.peer import USER
 
 Role = Literal["broker", "controller"]
 BOTH: frozenset[Role] = frozenset({"broker", "controller"})
@@ -87,10 +88,17 @@ class AuthorizerConfig(Settings):
         return frozenset(text for each in self.super_users.split(";") if (text := each.strip()))
 
     def check_together(self) -> None:
-        """Raise InvalidConfig for a super user without a type, or if nothing asks for rights."""
+        """Raise InvalidConfig for a super user who is no principal, or if nothing asks for rights."""
         for each in self.principals_above_rules:
-            if not all(each.partition(":")):
+            kind, _, name = each.partition(":")
+            if not kind or not name:
                 raise InvalidConfig(f"super.users: {each[:80]!r} must be TYPE:NAME, such as User:admin")
+            if kind != USER:
+                raise InvalidConfig(
+                    f"super.users: {each[:80]!r} has the type {kind[:40]!r}, and every client is a {USER}"
+                )
+            if f",{USER}:" in name.replace(" ", ""):
+                raise InvalidConfig(f"super.users: {each[:80]!r} has a comma; semicolons separate principals")
         if not self.authorizer_class_name and (self.super_users or self.allow_everyone_if_no_acl_found):
             raise InvalidConfig(
                 "super.users and allow.everyone.if.no.acl.found need authorizer.class.name="

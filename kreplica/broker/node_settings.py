@@ -200,9 +200,20 @@ NO_ZOOKEEPER = "there is no ZooKeeper; name the quorum by controller.quorum.vote
 
 # Kafka's properties that a node cannot fulfil: by name, or by prefix if the key ends with a dot.
 REFUSED: Mapping[str, str] = {
-    "ssl.": NO_SSL,
+    "ssl.provider": NO_SSL,
+    "ssl.engine.factory.class": NO_SSL,
+    "ssl.keymanager.algorithm": NO_SSL,
+    "ssl.trustmanager.algorithm": NO_SSL,
+    "ssl.secure.random.implementation": NO_SSL,
     "sasl.kerberos.": "GSSAPI (Kerberos) is not supported: use SCRAM-SHA-512, OAUTHBEARER or mutual TLS",
-    "sasl.": NO_SASL,
+    "sasl.jaas.config": (
+        "give each mechanism of a listener its own, as listener.name.NAME.MECHANISM.sasl.jaas.config, both in"
+        " lower case"
+    ),
+    "sasl.mechanism": NO_SASL,
+    "sasl.login.": NO_SASL,
+    "sasl.client.callback.handler.class": NO_SASL,
+    "sasl.server.callback.handler.class": NO_SASL,
     "principal.builder.class": "classes of Java cannot be loaded",
     "remote.log.": NO_TIERS,
     "log.local.retention.ms": NO_TIERS,

@@ -81,6 +81,7 @@ def run(
         return 1
     end.has_started()
     _warn_of_open_quorum(server)
+    _warn_of_missing_rights(server)
     # A full collection would walk all modules and classes, and delay requests by tens of ms. While a node
     # gets 10,000 partitions it would walk those as well, a dozen times: hence rare_collections.
     gc.freeze()
@@ -105,6 +106,21 @@ def run(
     if metrics is not None:
         metrics.close()
     return 0 if end.failure is None else 1
+
+
+def _warn_of_missing_rights(server: KafkaRaftServer) -> None:
+    """Log as whom this node connects to others without being a super user: they may refuse it."""
+    authorizer = server.config.authorizer
+    if not authorizer.authorizer_class_name:
+        return
+    for name, principal in server.own_principals.items():
+        if str(principal) not in authorizer.principals_above_rules:
+            LOGGER.warning(
+                "super.users does not have %s, as whom this node connects to listener %s: without rights it"
+                " cannot join the cluster",
+                principal,
+                name,
+            )
 
 
 def _warn_of_open_quorum(server: KafkaRaftServer) -> None:

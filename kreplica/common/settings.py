@@ -94,7 +94,7 @@ def one_of(choices: Iterable[str]) -> Kind:
 
     def parse(value: object) -> str:
         if not isinstance(value, str) or value.strip() not in known:
-            raise ValueError(f"is not one of {', '.join(known)}")
+            raise ValueError(f"is not one of {', '.join(each or 'nothing' for each in known)}")
         return value.strip()
 
     return Kind("string", ", ".join(known), parse)

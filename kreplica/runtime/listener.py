@@ -6,6 +6,7 @@ property, as in Kafka. No state; any thread.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,7 +14,7 @@ from kreplica.broker.api_versions import Scope
 from kreplica.common.connection_limits import KINDS, OF_LISTENERS
 from kreplica.common.dataclass import dataclass, field
 from kreplica.common.errors import InvalidConfig
-from kreplica.common.settings import BOOLEAN, checked, int32, int64
+from kreplica.common.settings import BOOLEAN, checked, int32, int64, nearest
 from kreplica.runtime.cipher_suites import VERSIONS, CipherSuites
 from kreplica.runtime.key_store import key_store_of, require_cryptography, trust_store_of
 from kreplica.runtime.oauth import OF_LISTENER, OAuthBearerSettings, TokenFetcher
@@ -26,6 +27,8 @@ from kreplica.security.protocol import SecurityProtocol
 from kreplica.security.sasl import Secret
 from kreplica.security.scram_credential import ScramMechanism
 from kreplica.security.ssl_principal_mapper import SslPrincipalMapper
+
+LOGGER = logging.getLogger(__name__)
 
 PREFIX = "listener.name."
 PLAIN = "PLAIN"
@@ -177,6 +180,13 @@ class ListenerProperties:
         if keystore is None:
             raise InvalidConfig(f"ssl.keystore.location is missing for {owner}")
         own = self._properties.get(f"{self._prefix}ssl.client.auth")
+        if has_login and own is None and self._text("ssl.client.auth") not in ("", "none"):
+            LOGGER.warning(
+                "ssl.client.auth does not count for listener %s, whose clients log in by SASL:"
+                " %sssl.client.auth asks for their certificates as well",
+                self.name,
+                self._prefix,
+            )
         auth = str(own or "none").strip() if has_login else self._text("ssl.client.auth") or "none"
         trusted = trust_store_of(self.get, owner)
         if auth not in CLIENT_AUTH:
@@ -229,6 +239,9 @@ class ListenerProperties:
         login = parse_jaas(name, str(text))
         if login.module != PLAIN_MODULE:
             raise InvalidConfig(f"{name}: PLAIN needs the module {PLAIN_MODULE}")
+        for user, password in login.passwords.items():
+            if not password.value:
+                raise InvalidConfig(f"{name}: user {user[:80]!r} has no password")
         return login.passwords
 
     def check(self) -> None:
@@ -238,8 +251,9 @@ class ListenerProperties:
             if own == name:
                 continue
             if own not in PER_LISTENER:
-                known = ", ".join(PER_LISTENER)
-                raise InvalidConfig(f"{name} is not a property of a listener: there are {known}")
+                near = nearest(own, PER_LISTENER)
+                known = f"is it {self._prefix}{near[0]}?" if near else f"there are {', '.join(PER_LISTENER)}"
+                raise InvalidConfig(f"{name} is not a property of a listener: {known}")
             if (
                 own.startswith("scram-")
                 and own.endswith(JAAS)

@@ -94,7 +94,11 @@ class NodeListeners:
                 f"listeners: {', '.join(self.controllers)} is for controllers, and this node is not one"
             )
         missing = [name for name in names if name not in self.controllers]
-        if self.controllers and missing:
+        # A name that no listener has would make a listener for clients of that for controllers.
+        is_named = (
+            bool(given) and "controller" in self._roles and bool(self._text("controller.listener.names"))
+        )
+        if missing and (self.controllers or is_named):
             raise InvalidConfig(f"controller.listener.names: {missing[0]} is not one of the listeners")
 
     def _find_inter_broker(self) -> str:
@@ -132,6 +136,7 @@ class NodeListeners:
         """Return the protocols by the names of listeners. Raises InvalidConfig."""
         found = {each.name: each for each in SecurityProtocol}
         words = _words(self._properties, "listener.security.protocol.map")
+        given: set[str] = set()
         for word in words:
             name, separator, protocol = word.upper().partition(":")
             if not name or not separator or protocol not in SecurityProtocol.__members__:
@@ -139,6 +144,9 @@ class NodeListeners:
                     f"listener.security.protocol.map: {word[:80]!r} must be NAME:PROTOCOL, with one of"
                     f" {', '.join(SecurityProtocol.__members__)}"
                 )
+            if name in given:
+                raise InvalidConfig(f"listener.security.protocol.map names listener {name} twice")
+            given.add(name)
             found[name] = SecurityProtocol[protocol]
         if not words and not any(found.get(name) for name in self.brokers):
             # As in Kafka: where nothing else is secured, the quorum need not be either.

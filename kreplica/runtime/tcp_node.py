@@ -43,6 +43,7 @@ from kreplica.runtime.storage import FileStorage, RevocableStorage
 from kreplica.runtime.tcp_server import ConnectionLogin, TcpServer
 from kreplica.runtime.tcp_transport import IN_PLAIN, Address, NodeSecurity, TcpTransport
 from kreplica.runtime.tls import ClientTls, ServerTls
+from kreplica.security.peer import KafkaPrincipal
 
 # A client whose leader was killed asks for the new one at once, perhaps before this node has seen its own
 # connections to that leader close. If the answer is unchanged, or says that there is no leader, librdkafka
@@ -204,6 +205,8 @@ class _Life:
         )
         self._metadata_loop = self._loops.loop("metadata")
         self.addresses: dict[str, Address] = {}
+        # By which other nodes address this one, by listener.
+        self._hosts = {each.name: each.host for each in (*config.endpoints, *config.controller_endpoints)}
         self.servers: list[tuple[Listener, TcpServer]] = []
         self.node.connections.add_of_listeners(
             {
@@ -282,7 +285,7 @@ class _Life:
             for listener, server in self.servers:
                 self.addresses[listener.name] = server.bind(*listener.address)
                 if server.tls is not None and (nodes := trusts.get(listener.name)) is not None:
-                    server.tls.used_by(nodes)
+                    server.tls.used_by(nodes, self._hosts.get(listener.name, ""))
             self._thread.run(self._watch_certificates(trusts))
             self.node.listens_at({name: port for name, (_, port) in self.addresses.items()})
             later = []
@@ -387,6 +390,13 @@ class KafkaRaftServer(TcpNode):
             self._security_to_node,
             _trusts(parsed),
         )
+
+    @property
+    def own_principals(self) -> dict[str, KafkaPrincipal]:
+        """As whom this node connects to others, by the names of their listeners, as far as it is known."""
+        names = (self.config.inter_broker_listener, self.config.controller_listener)
+        found = zip(names, (self._to_brokers, self._to_controllers), strict=True)
+        return {name: who for name, to in found if name and (who := to.principal) is not None}
 
     def _security_to_node(self, node_id: int) -> NodeSecurity:
         # By the listener that `_address_of_node` finds.

@@ -53,6 +53,7 @@ from kreplica.runtime.bounded_log import BoundedLog
 from kreplica.runtime.event_loop import NodeLoops
 from kreplica.runtime.tls import ClientTls
 from kreplica.security.client_login import ClientLogin
+from kreplica.security.peer import ANONYMOUS, USER, KafkaPrincipal
 
 LOGGER = logging.getLogger(__name__)
 
@@ -102,6 +103,13 @@ class NodeSecurity(NamedTuple):
 
     tls: ClientTls | None = None
     login: ClientLogin | None = None
+
+    @property
+    def principal(self) -> KafkaPrincipal | None:
+        """As whom the node connects; None if a certificate or a token says that."""
+        if self.login is None:
+            return ANONYMOUS if self.tls is None or self.tls.keystore is None else None
+        return KafkaPrincipal(USER, self.login.user) if self.login.tokens is None else None
 
 
 IN_PLAIN = NodeSecurity()

@@ -7,13 +7,14 @@ from pathlib import Path
 import pytest
 
 from kreplica.broker.api_versions import Scope
+from kreplica.broker.node_config import STANDARD_AUTHORIZER
 from kreplica.broker.node_settings import IGNORED
 from kreplica.common.errors import InvalidConfig, InvalidFile, KafkaStorageError
 from kreplica.runtime.kafka_config import KafkaConfig, directories_of, parse_address, read_config_file
 from kreplica.runtime.key_store import TrustStore
 from kreplica.runtime.listener import Listener, Login
 from kreplica.runtime.tcp_transport import Address
-from kreplica.security.jaas import SCRAM_MODULE
+from kreplica.security.jaas import PLAIN_MODULE, SCRAM_MODULE
 from kreplica.security.protocol import SecurityProtocol
 
 AMONG_NODES = Scope.CONTROLLERS | Scope.BROKERS
@@ -286,12 +287,39 @@ def test_clients_log_in_where_nodes_do_not() -> None:
             "username or password is missing",
         ),
         ({"sasl_mechanism": "PLAIN"}, "clients and nodes log in only by PLAIN, SCRAM and OAUTHBEARER"),
+        ({"sasl_jaas_config": "x"}, "listener.name.NAME.MECHANISM.sasl.jaas.config"),
+        ({"ssl_client_auht": "required"}, "is it 'ssl.client.auth'"),
+        ({"listener.name.clients.ssl.client.auht": "x"}, r"is it listener.name.clients.ssl.client.auth\?"),
+        (
+            {
+                "sasl_enabled_mechanisms": "PLAIN",
+                "listener.name.clients.plain.sasl.jaas.config": f'{PLAIN_MODULE} required user_bob="";',
+            },
+            "user 'bob' has no password",
+        ),
+        (
+            {"super_users": "User:a,User:b", "authorizer_class_name": STANDARD_AUTHORIZER},
+            "semicolons separate",
+        ),
+        ({"super_users": "user:a", "authorizer_class_name": STANDARD_AUTHORIZER}, "every client is a User"),
+        ({"authorizer_class_name": "x"}, "authorizer.class.name=x is not one of nothing, org.apache.kafka"),
     ],
 )
 def test_what_makes_no_login_is_refused(changes: dict[str, object], words: str) -> None:
     with pytest.raises(InvalidConfig, match=words) as refused:
         parse(**{**SASL, **changes})
     assert "same" not in str(refused.value)
+
+
+def test_a_setting_that_asks_for_no_certificates_where_clients_log_in_is_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    parse(**{**SASL, **TLS, "ssl_client_auth": "required"})
+    assert "ssl.client.auth does not count for listener CLIENTS" in caplog.text
+    assert "listener.name.clients.ssl.client.auth asks" in caplog.text
+    caplog.clear()
+    parse(**{**SASL, **TLS, "ssl_client_auth": "required", "listener.name.clients.ssl.client.auth": "none"})
+    assert caplog.text == ""
 
 
 def test_every_part_of_a_node_takes_its_settings() -> None:

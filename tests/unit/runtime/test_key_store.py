@@ -457,6 +457,105 @@ def test_a_renewed_certificate_of_a_node_has_to_be_trusted_by_nodes(
     assert stage.uses()
 
 
+class NodeStores:
+    """A listener of nodes with mutual TLS, how this node connects to it, and the files of both."""
+
+    def __init__(self, write: Write) -> None:
+        self.write = write
+        self.old, self.new = certificate("old root"), certificate("new root")
+        self.trust(self.old)
+        self.sign(self.old)
+        self.nodes = ClientTls(TrustSettings(self.truststore, own=self.store))
+        self.tls = ServerTls(TlsSettings(self.store, "required", self.truststore))
+        self.tls.used_by(self.nodes, "localhost")
+
+    def trust(self, *roots: tuple[Any, x509.Certificate]) -> None:
+        self.truststore = TrustStore("PEM", self.write("ca.pem", "".join(pem(root) for _, root in roots)))
+
+    def sign(self, root: tuple[Any, x509.Certificate], hosts: Sequence[str] = ("localhost",)) -> None:
+        key, leaf = certificate("node", *root, hosts)
+        text = key.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        )
+        self.store = KeyStore("PEM", self.write("node.pem", text.decode() + pem(leaf)))
+        self.written = der(leaf)
+
+    def uses(self, *, key: bool, trusted: Sequence[tuple[Any, x509.Certificate]]) -> None:
+        """Check which stores both directions use, in either order of looking."""
+        expected = tuple(der(root) for _, root in trusted)
+        for each in (self.nodes, self.tls):
+            each.context()
+        for each in (self.nodes, self.tls):
+            assert each.certificates["trust"] == expected
+            assert (each.certificates["key"][0] == self.written) is key
+        assert shake_hands(self.tls.context(), self.nodes.context())
+
+
+def test_another_authority_comes_in_three_steps(write: Write) -> None:
+    stage = NodeStores(write)
+    stage.trust(stage.old, stage.new)
+    stage.uses(key=True, trusted=[stage.old, stage.new])
+    stage.sign(stage.new)
+    stage.uses(key=True, trusted=[stage.old, stage.new])
+    stage.trust(stage.new)
+    stage.uses(key=True, trusted=[stage.new])
+    assert stage.tls.refused == 0
+
+
+def test_a_trust_store_with_both_authorities_and_a_new_key_may_come_at_once(write: Write) -> None:
+    stage = NodeStores(write)
+    stage.trust(stage.old, stage.new)
+    stage.sign(stage.new)
+    stage.uses(key=True, trusted=[stage.old, stage.new])
+    assert stage.tls.refused == 0
+
+
+def test_a_trust_store_without_the_authority_of_the_previous_key_is_refused(
+    write: Write, caplog: pytest.LogCaptureFixture
+) -> None:
+    stage = NodeStores(write)
+    stage.trust(stage.new)
+    stage.uses(key=True, trusted=[stage.old])
+    assert "ca.pem: this node itself would not connect to another one with these stores" in caplog.text
+    # The key that fits it does not fit what other nodes have.
+    stage.sign(stage.new)
+    stage.uses(key=False, trusted=[stage.old])
+    assert stage.tls.refused == 3
+    stage.trust(stage.old, stage.new)
+    stage.uses(key=True, trusted=[stage.old, stage.new])
+
+
+def test_a_key_that_cannot_be_used_keeps_no_trust_store_back(write: Write) -> None:
+    stage = NodeStores(write)
+    stage.trust(stage.old, stage.new)
+    write("node.pem", "half a file")
+    stage.uses(key=True, trusted=[stage.old, stage.new])
+    assert stage.tls.refused == 1
+
+
+@pytest.mark.parametrize(
+    ("host", "is_trusted", "words"),
+    [
+        ("localhost", True, ""),
+        ("", True, ""),
+        ("other.example.org", True, "Hostname mismatch"),
+        ("localhost", False, "unable to get local issuer certificate"),
+    ],
+)
+def test_a_node_whose_certificate_other_nodes_would_refuse_logs_that_at_its_start(
+    write: Write, caplog: pytest.LogCaptureFixture, host: str, is_trusted: bool, words: str
+) -> None:
+    stage = NodeStores(write)
+    if not is_trusted:
+        stage.trust(stage.new)
+    caplog.clear()
+    server = ServerTls(TlsSettings(stage.store))
+    server.used_by(ClientTls(TrustSettings(stage.truststore)), host)
+    logged = "node.pem: other nodes with these stores cannot connect" in caplog.text
+    assert logged == bool(words)
+    assert words in caplog.text
+
+
 # ---- cipher suites -----------------------------------------------------------------------------------------
 
 OLD = "TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384"

@@ -168,6 +168,15 @@ def test_only_controllers_listeners_open_before_the_rules_are_known() -> None:
             },
             "controller.listener.names: OTHER is not one of the listeners",
         ),
+        (
+            {
+                "node.id": 1,
+                "listeners": "NODES://:1,CONTROLLER://:9093",
+                "controller.listener.names": "QUORUM",
+            },
+            "controller.listener.names: QUORUM is not one of the listeners",
+        ),
+        ({"listener.security.protocol.map": f"{MAP},OFFICE:PLAINTEXT"}, "names listener OFFICE twice"),
     ],
 )
 def test_listeners_that_contradict_each_other_are_refused(changes: dict[str, object], words: str) -> None:

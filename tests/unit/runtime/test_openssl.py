@@ -43,9 +43,7 @@ def test_a_longer_chain_ends_the_handshake(
     one = client.wrap_bio(to_client, to_server)
     other = server.wrap_bio(to_server, to_client, server_side=True)
     with (
-        contextlib.nullcontext()
-        if is_taken
-        else pytest.raises(ssl.SSLError, match="EXCESSIVE_MESSAGE_SIZE")
+        contextlib.nullcontext() if is_taken else pytest.raises(ssl.SSLError, match="EXCESSIVE_MESSAGE_SIZE")
     ):
         for _ in range(4):
             for each in (one, other):
