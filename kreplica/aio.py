@@ -1,10 +1,10 @@
 """kreplica for asyncio: Log and Cluster with calls that wait without blocking the event loop.
 
-    async with await aio.Log.open("data/orders-0") as log:
+    async with aio.Log.open("data/orders-0") as log:
         info = await log.append([b"value"])
         async for record in log.read(): ...
 
-    async with await aio.Cluster.open(brokers=3) as cluster:
+    async with aio.Cluster.open(brokers=3) as cluster:
         await cluster.create_topic("orders")
         await cluster.append("orders", [b"value"], partition=0)
         async for record in cluster.consume("orders", group="billing"): ...
@@ -19,16 +19,27 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Generator,
+    Iterator,
+    Sequence,
+)
 from contextlib import suppress
+from datetime import datetime
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, Self, TypeVar, cast
 
 from kreplica import engine
 from kreplica._core.record import Record
+from kreplica.client import client_config
 from kreplica.client.arguments import milliseconds
-from kreplica.client.client_config import Isolation, Protocol
+from kreplica.client.client_config import Isolation
 from kreplica.client.producer import Acks, AppendResult, TopicProducer
 from kreplica.cluster.cluster import Cluster as BlockingCluster
 from kreplica.cluster.records import Consuming, Question
@@ -60,15 +71,56 @@ async def _in_executor(call: Callable[..., T], *arguments: Any, **named: Any) ->
     return await asyncio.get_running_loop().run_in_executor(None, partial(call, *arguments, **named))
 
 
+class _Closing(Protocol):
+    """What can be opened."""
+
+    async def close(self) -> None: ...
+
+
+Opened = TypeVar("Opened", bound=_Closing)
+
+
+class Opening(Coroutine[Any, Any, Opened]):
+    """A log or a cluster that is being opened: await it, enter it by `async with`, or give it to a task."""
+
+    def __init__(self, opening: Coroutine[Any, Any, Opened]) -> None:
+        self._opening = opening
+        self._opened: Opened | None = None
+
+    def __await__(self) -> Generator[Any, Any, Opened]:
+        return self._opening.__await__()
+
+    async def __aenter__(self) -> Opened:
+        self._opened = await self._opening
+        return self._opened
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._opened is not None
+        await self._opened.close()
+
+    def send(self, value: Any) -> Any:
+        return self._opening.send(value)
+
+    def throw(self, *error: Any) -> Any:
+        return self._opening.throw(*error)
+
+    def close(self) -> None:
+        self._opening.close()
+
+
 class Log:
-    """`kreplica.Log` for asyncio; create it with `await Log.open(...)`."""
+    """`kreplica.Log` for asyncio; create it with `async with Log.open(...)`, or `await Log.open(...)`."""
 
     def __init__(self, log: engine.Log) -> None:
         self.log = log
 
     @classmethod
-    async def open(cls, path: Any, **options: Any) -> Log:
+    def open(cls, path: Any, **options: Any) -> Opening[Log]:
         """Open a log as `kreplica.Log.open` does, recovery included."""
+        return Opening(cls._open(path, options))
+
+    @classmethod
+    async def _open(cls, path: Any, options: dict[str, Any]) -> Log:
         return cls(await _in_executor(engine.Log.open, path, **options))
 
     async def append(self, records: RecordList, *, leader_epoch: int | None = None) -> LogAppendInfo:
@@ -131,6 +183,9 @@ class Log:
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
+
+    def __repr__(self) -> str:
+        return f"aio.{self.log!r}"
 
 
 def _take(records: Iterator[Record]) -> list[Record]:
@@ -448,15 +503,19 @@ class Transaction:
 
 
 class Cluster:
-    """`kreplica.Cluster` for asyncio; create it with `await Cluster.open(...)`."""
+    """`kreplica.Cluster` for asyncio; create it with `async with Cluster.open(...)`, or await that."""
 
     def __init__(self, cluster: BlockingCluster) -> None:
         self.cluster = cluster
         self._appends: _Appends | None = None  # of the loop that has made the last one
 
     @classmethod
-    async def open(cls, brokers: int = 3, directory: Any = None, **options: Any) -> Cluster:
-        """Start a `kreplica.Cluster`; when this returns, every broker is able to lead."""
+    def open(cls, brokers: int = 3, directory: Any = None, **options: Any) -> Opening[Cluster]:
+        """Start a `kreplica.Cluster`; once it is open, every broker is able to lead."""
+        return Opening(cls._open(brokers, directory, options))
+
+    @classmethod
+    async def _open(cls, brokers: int, directory: Any, options: dict[str, Any]) -> Cluster:
         return cls(await _in_executor(BlockingCluster, brokers, directory, **options))
 
     # ---- records ------------------------------------------------------------------------------------------
@@ -476,6 +535,22 @@ class Cluster:
         waits, so a program that awaits none of its futures can fill the memory.
         """
         return self._append_by(self.cluster.producer, topic, records, partition, acks, timeout)
+
+    def append_one(
+        self,
+        topic: str,
+        value: bytes | bytearray | memoryview | None,
+        key: bytes | bytearray | memoryview | None = None,
+        headers: Sequence[tuple[str, bytes | bytearray | memoryview | None]] = (),
+        timestamp: int | datetime | None = None,
+        *,
+        partition: int | None = None,
+        acks: Acks = "all",
+        timeout: float | None = None,
+    ) -> asyncio.Future[AppendResult]:
+        """Append one record as `kreplica.Cluster.append_one` does."""
+        record = Record(value, key, headers, timestamp)
+        return self.append(topic, [record], partition=partition, acks=acks, timeout=timeout)
 
     def _append_by(
         self, producer: TopicProducer | Transacting, *arguments: Any
@@ -514,7 +589,7 @@ class Cluster:
         *,
         pattern: str | None = None,
         instance_id: str | None = None,
-        protocol: Protocol | None = None,
+        protocol: client_config.Protocol | None = None,
         isolation: Isolation | None = None,
         auto_commit: bool = True,
         timeout: float | None = None,
@@ -650,3 +725,6 @@ class Cluster:
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
+
+    def __repr__(self) -> str:
+        return f"aio.{self.cluster!r}"

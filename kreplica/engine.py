@@ -37,7 +37,7 @@ from kreplica.common.isolation import Isolation, isolation_level
 from kreplica.common.locks import Lock
 from kreplica.common.optional import require_package
 from kreplica.common.ports import Clock, DirectoryLock, Storage
-from kreplica.common.types import INT32_MAX, INT64_MAX, TopicPartition, integer
+from kreplica.common.types import INT32_MAX, INT64_MAX, TopicPartition, integer, seconds
 from kreplica.log import cleaner, live_reader, log_loader, periodic_job
 from kreplica.log.cleaner import CleanerStats
 from kreplica.log.column_reader import COLUMNS, ColumnReader, arrow_batches
@@ -248,12 +248,12 @@ class Log:
         "txn_committed", which skips aborted transactions and stops at the first open one. Kafka's names of
         the last two are known as well: "read_uncommitted" and "read_committed". At damaged bytes the
         iteration ends with DamagedLog, which names the range; the records before it come first. Raises
-        OffsetOutOfRange, DamagedLog, LogClosed if the log is closed meanwhile, ValueError.
+        OffsetOutOfRange, DamagedLog, LogClosed if the log is closed meanwhile, TypeError, ValueError.
         """
         if timeout is not None and not follow:
             raise ValueError("timeout is how long to wait for more records: give follow=True, too")
-        if timeout is not None and not timeout >= 0:
-            raise ValueError(f"timeout={timeout} must be at least 0 seconds")
+        if timeout is not None:
+            timeout = seconds("timeout", timeout)
         first = self.log_start_offset if start is None else integer("start", start)
         stop = _bound("stop", stop)
         if follow:
@@ -488,6 +488,8 @@ class Log:
 
         Raises ImportError if pyarrow or pandas is not installed, and what `read` raises.
         """
+        require_package("pyarrow")
+        require_package("pandas")
         return self.to_arrow(start, stop, columns=columns, isolation=isolation).to_pandas()
 
     def to_polars(

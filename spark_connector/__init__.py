@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 from kreplica.spark.java_runtime import use_java
 from kreplica.spark.offsets import lag
 
+from kreplica.common.optional import require_package
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
@@ -22,7 +24,11 @@ __all__ = ["jar", "lag", "register", "use_java"]
 
 
 def register(spark: SparkSession) -> None:
-    """Register format("kreplica") with the session, and let filters use the logs' indexes."""
+    """Register format("kreplica") with the session, and let filters use the logs' indexes.
+
+    Raises ImportError if pyspark is not installed.
+    """
+    require_package("pyspark")
     from kreplica.spark.source import register as register_source
 
     register_source(spark)

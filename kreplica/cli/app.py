@@ -22,7 +22,16 @@ from kreplica.cli.operator_commands import (
     partition_app,
     profile_app,
 )
-from kreplica.cli.options import DEFAULT_BOOTSTRAP, Bootstrap, Execute, Json, parsed, with_options
+from kreplica.cli.options import (
+    DEFAULT_BOOTSTRAP,
+    Bootstrap,
+    Chosen,
+    Execute,
+    Json,
+    is_given,
+    parsed,
+    with_options,
+)
 
 if TYPE_CHECKING:
     from kreplica.cli.acl import Resources, Selection
@@ -98,30 +107,9 @@ def _options(
         from kreplica.cli import client_config
 
         client_config.use(command_config)
-    from kreplica.cli.profiles import defaults, profiles_path
-
-    if profile is not None or profiles_path().exists():
-        find = partial(_bootstrap_of_profile, profile, has_config=command_config is not None)
-        context.default_map = defaults(context.command, find)
-
-
-def _bootstrap_of_profile(name: str | None, *, has_config: bool) -> str:
-    """Return the servers of this profile, or of the current one, and log in as it says.
-
-    Typer calls this only for a command whose servers are neither an argument nor in the environment.
-    """
-    from kreplica.cli.profiles import read_profiles
-
-    known = read_profiles()
-    chosen = known.current if name is None else name
-    if not chosen:
-        return DEFAULT_BOOTSTRAP
-    found = known.get(chosen)
-    if found.command_config is not None and not has_config:
-        from kreplica.cli import client_config
-
-        client_config.use_later(found.command_config)
-    return found.bootstrap
+    context.obj = Chosen(
+        profile, command_config, is_given(context, "profile"), is_given(context, "command_config")
+    )
 
 
 Paths = Annotated[

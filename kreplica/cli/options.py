@@ -1,4 +1,7 @@
-"""Options and arguments that several subcommands of `kreplica` have. No state."""
+"""Options and arguments that several subcommands of `kreplica` have. No state.
+
+The command line comes before the environment, and that before the profile in use.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,53 @@ import inspect
 import re
 from collections.abc import Callable
 from functools import wraps
-from typing import Annotated, Any, TypeVar, get_type_hints
+from typing import Annotated, Any, NamedTuple, TypeVar, get_type_hints
 
 import typer
 
 T = TypeVar("T")
+
+DEFAULT_BOOTSTRAP = "127.0.0.1:9092"
+
+
+class Chosen(NamedTuple):
+    """The profile and the file of properties that were chosen, and whether on the command line.
+
+    It is the `obj` of the outermost context.
+    """
+
+    profile: str | None
+    command_config: str | None
+    is_profile_given: bool
+    is_config_given: bool
+
+
+def is_given(context: typer.Context, name: str, *sources: str) -> bool:
+    """Return whether the parameter is on the command line, or from another of these sources of click's."""
+    source = context.get_parameter_source(name)
+    return source is not None and source.name in ("COMMANDLINE", *sources)
+
+
+def _servers(context: typer.Context, value: str) -> str:
+    """Return the servers of a command, and let its connections log in as their profile says."""
+    chosen: Chosen = context.find_root().obj
+    before_profile = () if chosen.is_profile_given else ("ENVIRONMENT",)
+    if is_given(context, "bootstrap", *before_profile):
+        return value
+    from kreplica.cli.profiles import read_profiles
+
+    known = read_profiles()
+    name = known.current if chosen.profile is None else chosen.profile
+    if not name:
+        return value
+    found = known.get(name)
+    has_config = chosen.is_config_given or (chosen.command_config and not chosen.is_profile_given)
+    if found.command_config is not None and not has_config:
+        from kreplica.cli import client_config
+
+        client_config.use_later(found.command_config)
+    return found.bootstrap
+
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, one object a line.")]
 Bootstrap = Annotated[
@@ -22,9 +67,9 @@ Bootstrap = Annotated[
         envvar="KREPLICA_BOOTSTRAP",
         metavar="HOST:PORT,...",
         help="Addresses of some brokers. A profile may name them.",
+        callback=_servers,
     ),
 ]
-DEFAULT_BOOTSTRAP = "127.0.0.1:9092"
 Execute = Annotated[
     bool, typer.Option("--execute", help="Make the change. Without it, only print what would change.")
 ]

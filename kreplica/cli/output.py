@@ -16,9 +16,9 @@ from itertools import islice
 from types import NoneType
 
 from rich import box
+from rich.cells import cell_len
 from rich.console import Console, JustifyMethod
 from rich.markup import escape
-from rich.measure import Measurement
 from rich.progress import (
     BarColumn,
     DownloadColumn,
@@ -105,18 +105,34 @@ def print_table(title: str, columns: Sequence[str], facts: Iterable[Fact]) -> No
     while part := list(islice(rows, ROWS_A_TABLE)):
         cells = {name: [_cell(name, fact.get(name)) for fact in part] for name in columns}
         cells = {name: texts for name, texts in cells.items() if any(texts)}
-        table = _table(part, cells)
-        if Measurement.get(out, out.options.update(width=WIDTH_WITHOUT_TERMINAL), table).minimum > out.width:
-            table = _blocks(cells)
-        out.print(table)
+        widths = _widths(cells, out.width)
+        out.print(_blocks(cells) if widths is None else _table(part, cells, widths))
 
 
-def _table(facts: Sequence[Fact], cells: Mapping[str, Sequence[str]]) -> Table:
+def _widths(cells: Mapping[str, Sequence[str]], width: int) -> list[int] | None:
+    """Return the width of each column, or None if the longest words do not fit beside each other.
+
+    The widest columns shrink, down to their longest words.
+    """
+    texts = [(name.replace("_", " "), *column) for name, column in cells.items()]
+    widths = [max(map(cell_len, column)) for column in texts]
+    least = [max(cell_len(word) for text in column for word in text.split() or [""]) for column in texts]
+    # Each column has a border and two spaces; there is one border more.
+    room = width - 3 * len(texts) - 1
+    if sum(least) > room:
+        return None
+    while sum(widths) > room:
+        widest = max(range(len(widths)), key=lambda at: (widths[at] > least[at], widths[at]))
+        widths[widest] -= 1
+    return widths
+
+
+def _table(facts: Sequence[Fact], cells: Mapping[str, Sequence[str]], widths: Sequence[int]) -> Table:
     table = Table()
-    for name in cells:
+    for name, width in zip(cells, widths, strict=True):
         numbers = all(isinstance(fact.get(name), (int, NoneType)) for fact in facts)
         justify: JustifyMethod = "right" if numbers and not name.endswith("timestamp") else "left"
-        table.add_column(name.replace("_", " "), justify=justify, overflow="fold")
+        table.add_column(name.replace("_", " "), justify=justify, overflow="fold", width=width)
     for row in zip(*cells.values(), strict=True):
         table.add_row(*map(escape, row))
     return table

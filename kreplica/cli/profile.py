@@ -45,7 +45,7 @@ def list_profiles(as_json: bool) -> int:
     if facts or as_json:
         print_facts(f"profiles in {profiles_path()}", COLUMNS, facts, as_json)
     else:
-        say("there are no profiles yet: kreplica profile add NAME --bootstrap-server HOST:PORT,...")
+        say("there are no profiles yet: kreplica profile add NAME -b HOST:PORT,...")
     return 0
 
 

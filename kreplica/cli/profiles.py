@@ -11,9 +11,10 @@ import json
 import os
 import re
 import stat
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from kreplica.common.errors import InvalidConfig, InvalidFile, ResourceNotFound
 from kreplica.common.json_file import parse_object, string
@@ -38,13 +39,15 @@ class Profiles(NamedTuple):
 
     def get(self, name: str) -> Profile:
         """Return the profile. Raises ResourceNotFound."""
-        if name not in self.named:
-            known = ", ".join(sorted(self.named)) or "none"
-            raise ResourceNotFound(
-                f"there is no profile {name[:64]!r} in {profiles_path()}; there is {known}: `kreplica profile"
-                " add` adds it"
-            )
-        return self.named[name]
+        if name in self.named:
+            return self.named[name]
+        if not name:
+            raise ResourceNotFound("no profile is in use: kreplica profile use NAME")
+        missing = f"there is no profile {name[:64]!r}"
+        near = get_close_matches(name, self.named, 1, 0.0)
+        if near:
+            raise ResourceNotFound(f"{missing}: there is {near[0]!r}; `kreplica profile list` shows all")
+        raise ResourceNotFound(f"{missing}: kreplica profile add {name[:64]} -b HOST:PORT,...")
 
 
 def profiles_path() -> Path:
@@ -107,11 +110,3 @@ def check_name(name: str) -> str:
     if not _NAME.fullmatch(name):
         raise InvalidConfig(f"{name[:80]!r} is no name of a profile: use letters, digits, '.', '_' and '-'")
     return name
-
-
-def defaults(command: Any, bootstrap: Callable[[], str]) -> dict[str, Any]:
-    """Return typer's map of defaults that gives each command below `command` its bootstrap servers."""
-    below = getattr(command, "commands", None)
-    if below is not None:
-        return {name: defaults(each, bootstrap) for name, each in below.items()}
-    return {"bootstrap": bootstrap} if any(each.name == "bootstrap" for each in command.params) else {}

@@ -84,7 +84,7 @@ class ClusterNodes:
         """Return the node, dead or alive. Raises InvalidRequest for an unknown id."""
         local = self._nodes.get(node_id)
         if local is None:
-            raise InvalidRequest(f"there is no node {node_id}: the nodes are {self.ids}")
+            raise InvalidRequest(f"there is no node {node_id!r}: the nodes are {self.ids}")
         return local
 
     def start(self, node_id: int) -> Future[None]:

@@ -110,6 +110,7 @@ class Simulation(ClusterAdministration):
         config: Mapping[str, object] | None = None,
     ) -> None:
         self.seed = integer("seed", seed)
+        self._is_closed = False
         # Nodes whose disks were made to fail, and which may therefore die.
         self._failing: set[int] = set()
         self._watches = Watches()
@@ -295,6 +296,7 @@ class Simulation(ClusterAdministration):
         Raises InvalidRequest if it runs already or there is no such node, RequestTimedOut, and the error of a
         damaged disk.
         """
+        self._require_open()
         if self.is_running(node_id):
             raise InvalidRequest(f"node {node_id} is running already")
         self._cluster.start(node_id)
@@ -337,6 +339,7 @@ class Simulation(ClusterAdministration):
 
         The node may die of it, as its process would. Raises InvalidRequest.
         """
+        self._require_open()
         self._require_node(node_id)
         if state not in DISKS:
             raise InvalidRequest(f"state={state!r} is unknown: use one of {', '.join(DISKS)}")
@@ -347,6 +350,7 @@ class Simulation(ClusterAdministration):
 
     def jump_date(self, node_id: int, by_ms: int) -> None:
         """Set the wall clock of a node's machine forward or back. Raises InvalidRequest."""
+        self._require_open()
         self._require_node(node_id)
         self._cluster.jump_date(node_id, by_ms)
 
@@ -354,10 +358,12 @@ class Simulation(ClusterAdministration):
 
     def cut(self, one: int, other: int, *, both_ways: bool = True) -> None:
         """Cut the network from `one` to `other`, and with `both_ways` also from `other` to `one`."""
+        self._require_open()
         self._cluster.cut(one, other, both_ways=both_ways)
 
     def heal(self, one: int | None = None, other: int | None = None) -> None:
         """Reconnect two nodes; without arguments, all nodes."""
+        self._require_open()
         if one is None or other is None:
             self._cluster.heal_all()
         else:
@@ -376,6 +382,7 @@ class Simulation(ClusterAdministration):
         Each message takes a random time within `delay_ms`; `loss` and `duplication` are probabilities. Raises
         InvalidRequest for an invalid time or probability.
         """
+        self._require_open()
         least, most = delay_ms
         if not (0 <= least <= most and 0 <= loss <= 1 and 0 <= duplication <= 1):
             raise InvalidRequest(
@@ -404,10 +411,12 @@ class Simulation(ClusterAdministration):
 
     def run_for(self, duration_ms: int) -> None:
         """Advance virtual time by `duration_ms`, with all events in it. Raises TypeError, ValueError."""
+        self._require_open()
         self._cluster.pass_time(integer("duration_ms", duration_ms, 0))
 
     def run_until(self, condition: Callable[[], bool], limit_ms: int = 60_000) -> bool:
         """Run events until the condition, checked after each one, holds; False if not within `limit_ms`."""
+        self._require_open()
         return self._cluster.run_until(condition, limit_ms)
 
     @classmethod
@@ -438,6 +447,7 @@ class Simulation(ClusterAdministration):
         without a majority of the quorum nothing can settle, and nothing is checked. Raises BrokenPromise if
         an invariant does not hold within `timeout` virtual seconds.
         """
+        self._require_open()
         died = [f"node {n}: {error!r}" for n, error in self._cluster.fatal if n not in self._failing]
         if died:
             raise BrokenPromise("\n".join(died))
@@ -495,10 +505,11 @@ class Simulation(ClusterAdministration):
         }
 
     def close(self) -> None:
-        """Kill all nodes. Their data is freed with the object."""
+        """Kill all nodes; every later call raises ClusterClosed. Their data is freed with the object."""
         for node_id in self.nodes:
             if self.is_running(node_id):
                 self._cluster.kill(node_id)
+        self._is_closed = True
         self._watches.close(ClusterClosed(f"the simulation of seed {self.seed} was closed"))
 
     def __enter__(self) -> Self:
@@ -520,9 +531,15 @@ class Simulation(ClusterAdministration):
         return self._client.admin
 
     def _ask(self, ask: Callable[[], Future[T]], timeout: float) -> T:
+        self._require_open()
         return self._result(ask(), timeout)
 
+    def _require_open(self) -> None:
+        if self._is_closed:
+            raise ClusterClosed(f"the simulation of seed {self.seed} is closed")
+
     def _newest_node(self) -> Node:
+        self._require_open()
         live = self._cluster.live()
         if not live:
             raise InvalidRequest("no node of the simulation is running")
@@ -538,9 +555,10 @@ class Simulation(ClusterAdministration):
 
     def _require_node(self, node_id: int) -> None:
         if node_id not in self._cluster.brokers:
-            raise InvalidRequest(f"there is no node {node_id}: the nodes are {self.nodes}")
+            raise InvalidRequest(f"there is no node {node_id!r}: the nodes are {self.nodes}")
 
     def _require_running(self, node_id: int) -> None:
+        self._require_open()
         if not self.is_running(node_id):
             raise InvalidRequest(f"node {node_id} is not running: start it first")
 

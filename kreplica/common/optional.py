@@ -5,7 +5,11 @@ from __future__ import annotations
 from importlib import import_module
 
 # The commands that install them, where an extra of kreplica does it.
-EXTRAS = {"numpy": "'kreplica[arrow]'", "pyarrow": "'kreplica[arrow]'"}
+EXTRAS = {
+    "numpy": "'kreplica[arrow]'",
+    "pyarrow": "'kreplica[arrow]'",
+    "pyspark": "'kreplica[spark]'",
+}
 
 
 def require_package(name: str) -> None:

@@ -64,6 +64,15 @@ def integer(name: str, value: object, least: int | None = None, most: int | None
     return number
 
 
+def seconds(name: str, value: object) -> float:
+    """Return the argument `name`, a time of at least 0 seconds. Raises TypeError, ValueError."""
+    if not isinstance(value, (int, float)):
+        raise TypeError(f"{name} must be a number of seconds, not {value!r:.80}")
+    if not value >= 0:
+        raise ValueError(f"{name}={value} must be at least 0 seconds")
+    return value
+
+
 def check_topic_name(name: str) -> str:
     """Return the name if Kafka allows it. Raises InvalidTopic.
 

@@ -48,14 +48,16 @@ class _Handler(logging.StreamHandler[TextIO]):
     """The handler that `enable_logging` adds, recognised by its class at the next call."""
 
 
-def enable_logging(level: str = "INFO", *, json: bool = False, stream: TextIO | None = None) -> None:
+def enable_logging(level: str | int = "INFO", *, json: bool = False, stream: TextIO | None = None) -> None:
     """Print the library's log messages of at least `level` to `stream`, by default standard error.
 
     `json`: one object a line, as `kreplica serve --log-format json`. A later call replaces the former one's
     choices; other handlers stay, and messages no longer reach those of the root logger. Programs that set up
-    logging themselves need not call it: the logger is "kreplica". Raises ValueError for an unknown level.
+    logging themselves need not call it: the logger is "kreplica". `level`: a name, or a number of `logging`.
+    Raises ValueError for an unknown level.
     """
-    if level.upper() not in LEVELS:
+    name = logging.getLevelName(level) if isinstance(level, int) else str(level).upper()
+    if name not in LEVELS:
         raise ValueError(f"level {level!r} is not one of {', '.join(LEVELS)}")
     logger = logging.getLogger(ROOT)
     for each in [each for each in logger.handlers if isinstance(each, _Handler)]:
@@ -63,5 +65,5 @@ def enable_logging(level: str = "INFO", *, json: bool = False, stream: TextIO | 
     handler = _Handler(sys.stderr if stream is None else stream)
     handler.setFormatter(JsonFormatter() if json else text_formatter())
     logger.addHandler(handler)
-    logger.setLevel(level.upper())
+    logger.setLevel(name)
     logger.propagate = False

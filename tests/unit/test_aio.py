@@ -26,6 +26,26 @@ def test_a_log(tmp_path):
     asyncio.run(run())
 
 
+def test_what_is_opened_may_be_awaited_entered_or_given_to_a_task(tmp_path):
+    async def run():
+        async with aio.Log.open(tmp_path / "orders-0") as log:
+            await log.append_one(b"0")
+        opening = asyncio.create_task(aio.Log.open(tmp_path / "orders-0"))
+        async with await opening as log:
+            assert [each.value async for each in log.read()] == [b"0"]
+        with pytest.raises(errors.InvalidConfig, match="segment_bytes"):
+            async with aio.Log.open(tmp_path / "orders-0", segment_byte=1):
+                raise AssertionError("the log is open")
+        async with aio.Cluster.open(brokers=1, directory=tmp_path / "cluster") as cluster:
+            await cluster.create_topic("orders")
+            assert (await cluster.append_one("orders", b"0", key=b"k", partition=0)).base_offset == 0
+            assert repr(cluster).startswith("aio.Cluster(")
+        with pytest.raises(errors.ClusterClosed):
+            await cluster.create_topic("late")
+
+    asyncio.run(run())
+
+
 def test_a_read_that_follows_waits_for_what_comes(tmp_path):
     async def program():
         async with await aio.Log.open(tmp_path / "t-0") as log:

@@ -97,6 +97,34 @@ def test_commands_use_the_profile_unless_servers_are_named(home: Path, used: Any
     assert used == [*[("prod:9092", "alice")] * 3, ("other:1", None), ("other:2", None)]
 
 
+def test_what_the_command_line_says_comes_before_the_environment(home: Path, used: Any) -> None:
+    add(home)
+    other = home / "other.properties"
+    other.write_text(LOGIN.replace("alice", "bob"))
+    environment = {
+        "KREPLICA_BOOTSTRAP": "other:2",
+        "KREPLICA_PROFILE": "none",
+        "KREPLICA_COMMAND_CONFIG": str(other),
+    }
+    for arguments in (
+        ("--profile", "prod", "cluster", "info"),
+        ("--profile", "prod", "--command-config", str(other), "cluster", "info"),
+        ("--profile", "prod", "cluster", "info", "-b", "other:1"),
+        ("cluster", "info"),
+    ):
+        client_config.use(None)
+        result = run(*arguments, **environment)
+        assert result.exit_code == 0, (result.output, result.exception)
+    assert used == [("prod:9092", "alice"), ("prod:9092", "bob"), ("other:1", "bob"), ("other:2", "bob")]
+
+
+@pytest.mark.usefixtures("home")
+def test_a_profile_that_is_not_there_is_named() -> None:
+    error = run("--profile", "prod", "cluster", "info", KREPLICA_BOOTSTRAP="other:2").exception
+    assert isinstance(error, ResourceNotFound)
+    assert "there is no profile 'prod': kreplica profile add prod -b" in str(error)
+
+
 def test_another_profile_is_chosen_for_good_or_for_once(home: Path, used: Any) -> None:
     add(home)
     assert "commands use it" not in run("profile", "add", "test", "-b", "test:1,test:2").stdout
@@ -157,12 +185,15 @@ def test_mistakes_are_refused(home: Path) -> None:
     assert isinstance(add(home, "a b").exception, InvalidConfig)
     unknown = run("profile", "use", "none").exception
     assert isinstance(unknown, ResourceNotFound)
-    assert "there is prod" in str(unknown)
+    assert str(unknown) == "there is no profile 'none': there is 'prod'; `kreplica profile list` shows all"
     assert run("profile", "add", "x", "-b", "no-port").exit_code == 2
     (home / "prod.properties").write_text("security.protocol=SECRET\n")
     assert isinstance(add(home, "other").exception, InvalidConfig)
+    add(home, "test")
     run("profile", "remove", "prod")
-    assert isinstance(run("profile", "show").exception, ResourceNotFound)
+    unused = run("profile", "show").exception
+    assert isinstance(unused, ResourceNotFound)
+    assert "no profile is in use: kreplica profile use NAME" in str(unused)
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import kreplica
 from kreplica.cluster import promises
 from kreplica.cluster.promises import BrokenPromise
 from kreplica.common.errors import (
+    ClusterClosed,
     InvalidConfig,
     InvalidRequest,
     InvalidRequiredAcks,
@@ -342,3 +343,30 @@ def test_what_is_not_there_is_named(sim):
         sim.append("u", [b"a"], partition=0)
     with pytest.raises(UnknownTopicOrPartition, match="there is no partition t-7: the last one is 1"):
         sim.read("t", 7)
+
+
+def test_a_closed_simulation_refuses_every_call():
+    sim = kreplica.Simulation(seed=1, brokers=1)
+    sim.create_topic("orders")
+    sim.close()
+    sim.close()
+    calls = (
+        lambda: sim.run_for(1),
+        lambda: sim.run_until(lambda: True),
+        lambda: sim.create_topic("late"),
+        lambda: sim.append("orders", [b"late"]),
+        lambda: list(sim.read("orders", 0)),
+        lambda: sim.partition("orders"),
+        lambda: sim.start(1),
+        lambda: sim.kill(1),
+        lambda: sim.set_disk(1, "full"),
+        lambda: sim.set_network(loss=0.1),
+        lambda: sim.cut(1, 1),
+        lambda: sim.check(),
+    )
+    for call in calls:
+        with pytest.raises(ClusterClosed, match="the simulation of seed 1 is closed"):
+            call()
+    assert not sim.is_running(1)
+    assert sim.now_ms > 0
+    assert "nodes []" in repr(sim)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import kreplica
-from kreplica import arrow
+from kreplica import arrow, spark
 from kreplica.common.optional import require_package
 
 
@@ -29,6 +29,7 @@ def test_a_missing_package_is_named() -> None:
         ),
         ("numpy", "'kreplica\\[arrow\\]'", ["to_numpy"]),
         ("polars", "polars", ["to_polars"]),
+        ("pandas", "pandas", ["to_pandas"]),
     ],
 )
 def test_calls_that_need_one_say_so(
@@ -40,6 +41,12 @@ def test_calls_that_need_one_say_so(
         for call in calls:
             with pytest.raises(ModuleNotFoundError, match=f"this needs {package}, .*: pip install {command}"):
                 getattr(log, call)()
+
+
+def test_spark_is_needed_for_its_source(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyspark", None)
+    with pytest.raises(ModuleNotFoundError, match=r"needs pyspark, .*: pip install 'kreplica\[spark\]'"):
+        spark.register(None)  # type: ignore[arg-type]
 
 
 def test_a_scan_needs_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,6 +44,13 @@ def test_messages_as_json() -> None:
     assert "node" not in fact
 
 
+@pytest.mark.parametrize("level", [logging.ERROR, 40, "ERROR", "error"])
+def test_a_level_is_a_name_or_a_number_of_logging(level: int | str) -> None:
+    kreplica.enable_logging(level, stream=io.StringIO())
+    assert logging.getLogger("kreplica").level == logging.ERROR
+
+
 def test_an_unknown_level_is_refused() -> None:
-    with pytest.raises(ValueError, match="level 'LOUD' is not one of DEBUG"):
-        kreplica.enable_logging("LOUD")
+    for wrong in ("LOUD", 15, None):
+        with pytest.raises(ValueError, match=f"level {wrong!r} is not one of DEBUG"):
+            kreplica.enable_logging(wrong)  # type: ignore[arg-type]
