@@ -442,8 +442,24 @@ class ShareConsumer:
         leader.must_flush = leader.must_flush or must_flush or given.kind == RENEW
 
     def _send_acknowledgements(self, leader: _Leader, epoch: int | None = None) -> None:
+        given = self._in_time(leader)
+        if given or epoch == END:
+            self._send_given(leader, given, leader.epoch if epoch is None else epoch)
+        else:
+            self._turn(leader)
+
+    def _in_time(self, leader: _Leader) -> list[_Acknowledgement]:
+        """Take the leader's acknowledgements. What is too late fails here: it would fail the others."""
+        now_ms = monotonic_ms(self.clock)
         given, leader.acknowledgements, leader.must_flush = leader.acknowledgements, [], False
-        self._send_given(leader, given, leader.epoch if epoch is None else epoch)
+        late = [each for each in given if each.acquired is not None and each.acquired.deadline_ms <= now_ms]
+        if not late:
+            return given
+        for _, of_partition in _by_partition(late):
+            self._log_late(of_partition)
+        for each in late:
+            _answer([each], InvalidRecordState(_ended(each)))
+        return [each for each in given if each not in late]
 
     def _renew(self, leader: _Leader) -> None:
         """Renew the locks of held records, in a request of their own: one that has run out fails it."""
@@ -589,7 +605,7 @@ class ShareConsumer:
         is_first = leader.epoch == BEGIN
         if is_first and not leader.wanted:
             return
-        given, leader.acknowledgements = leader.acknowledgements, []
+        given = self._in_time(leader)
         acknowledged = {at: _batches(each) for at, each in _by_partition(given)}
         added = [at for at in leader.wanted if at not in leader.partitions]
         gone = [at for at in leader.partitions if at not in leader.wanted]
@@ -648,7 +664,9 @@ class ShareConsumer:
             for offset in range(acquired.first_offset, acquired.last_offset + 1):
                 record = records.get(offset)
                 if record is None:
+                    # At once: after the lock's time it would fail other acknowledgements.
                     leader.acknowledgements.append(_Acknowledgement(at, offset, GAP, None, None))
+                    leader.must_flush = True
                     continue
                 count = acquired.delivery_count
                 each = Acquired(at, record, count, leader.node_id, deadline_ms)

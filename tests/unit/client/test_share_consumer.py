@@ -302,6 +302,29 @@ def test_an_acknowledgement_that_a_program_waits_for_is_sent_at_once():
     assert [each.exception(0) for each in others] == [None, None]
 
 
+def test_an_acknowledgement_that_is_too_late_does_not_fail_others(caplog):
+    stage = Stage()
+    one, two, three = stage.held([0, 1, 2])
+    stage.consumer.claim(one)
+    while one.deadline_ms > monotonic_ms(stage.machine.clock):
+        stage.pass_time(10)
+        while stage.open:
+            stage.stored()
+    late = stage.consumer.acknowledge(one, ACCEPT)
+    assert stage.consumer.claim(two)
+    accepted = stage.consumer.acknowledge(two, ACCEPT)
+    stage.pass_time()
+    assert acknowledged(stage.stored()) == [(1, 1, ACCEPT)]
+    assert isinstance(late.exception(0), errors.InvalidRecordState)
+    assert accepted.exception(0) is None
+    assert "t-0, offset 0: accepted or rejected too late" in caplog.text
+    assert stage.consumer.claim(three)
+    stage.pass_time(LOCK_MS)
+    stage.consumer.acknowledge_later(three, ACCEPT)
+    stage.poll()
+    assert acknowledged(stage.next()) == []
+
+
 def test_a_record_whose_lock_has_run_out_is_refused(caplog):
     stage = Stage()
     (one,) = stage.taken([0])
@@ -324,8 +347,8 @@ def test_an_acknowledgement_that_was_not_stored_is_repeated():
 def test_an_acknowledgement_is_not_repeated_when_the_lock_has_run_out():
     stage = Stage()
     (one,) = stage.taken([0])
-    stage.pass_time(LOCK_MS)
     future = stage.consumer.acknowledge(one, ACCEPT)
+    stage.pass_time(LOCK_MS)
     stage.stored(error=ErrorCode.coordinator_not_available)
     assert isinstance(future.exception(0), errors.CoordinatorNotAvailable)
 
@@ -358,8 +381,7 @@ def test_a_renewed_record_that_is_accepted_in_the_same_request_is_accepted():
 def test_offsets_without_records_are_acknowledged_as_gaps():
     stage = Stage()
     assert offsets(stage.taken([2], last=4)) == [2]
-    stage.poll()
-    assert acknowledged(stage.next()) == [(3, 4, GAP)]
+    assert acknowledged(stage.stored()) == [(3, 4, GAP)]  # at once
 
 
 @pytest.mark.parametrize(
