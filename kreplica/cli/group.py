@@ -19,11 +19,14 @@ from kreplica.cli.scope import Scope, in_scope
 from kreplica.common.consumer_protocol import decode_assignment, partitions_in
 from kreplica.common.dataclass import dataclass
 from kreplica.common.errors import (
+    FencedLeaderEpoch,
     GroupIdNotFound,
     InvalidRecord,
     InvalidRequest,
     KreplicaError,
     NonEmptyGroup,
+    NotLeaderOrFollower,
+    OffsetNotAvailable,
     UnknownTopicOrPartition,
     UnsupportedVersion,
 )
@@ -73,6 +76,8 @@ BY_STATE, BY_KIND, NEWEST_LIST = 4, 5, 5
 EARLIEST, LATEST = -2, -1
 # How long and how often to ask again while a coordinator loads its groups, or moves.
 RETRY_S, RETRY_BACKOFF_S = 5.0, 0.2
+# Errors of a leader that moves, and how often to look for its successor.
+MOVING, LOOK_UPS = (NotLeaderOrFollower, FencedLeaderEpoch, OffsetNotAvailable), 5
 # The source of a value that is set on the group itself.
 DYNAMIC_GROUP_CONFIG = 8
 LIST_COLUMNS = ("group_id", "type", "state", "protocol_type", "coordinator")
@@ -260,6 +265,17 @@ class Groups(Brokers):
 
     def offsets_at(self, partitions: Iterable[TopicPartition], timestamp: int) -> Found:
         """Return the first offset at that time or later, -1 for none. EARLIEST and LATEST are the bounds."""
+        found = self._asked_offsets(partitions, timestamp)
+        for _ in range(LOOK_UPS):
+            moving = [at for at, each in found.items() if isinstance(each, MOVING)]
+            if not moving:
+                break
+            time.sleep(RETRY_BACKOFF_S)
+            self.leaders = self.leaders_of(None)
+            found |= self._asked_offsets(moving, timestamp)
+        return found
+
+    def _asked_offsets(self, partitions: Iterable[TopicPartition], timestamp: int) -> Found:
         found: Found = {}
         by_leader: dict[int, dict[str, list[int]]] = {}
         for at in partitions:

@@ -21,6 +21,7 @@ from kreplica.common.errors import (
     InvalidConfig,
     InvalidRequest,
     NonEmptyGroup,
+    NotLeaderOrFollower,
     UnknownTopicOrPartition,
 )
 from kreplica.common.types import TopicPartition
@@ -114,6 +115,26 @@ def test_a_described_group_shows_how_far_it_is_behind(cluster: TcpCluster) -> No
     table = run(cluster, "describe", "behind").stdout
     assert "classic group behind: Empty, 0 members" in table
     assert isinstance(run(cluster, "describe", "nothing").exception, GroupIdNotFound)
+
+
+def test_a_leader_that_moves_is_looked_up_again(cluster: TcpCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    commit(cluster, "moving", 4, 10)
+    ask, asked = Groups._asked_offsets, []
+
+    def moved(groups: Groups, partitions: Any, timestamp: int) -> Any:
+        asked.append(list(partitions))
+        found = ask(groups, asked[-1], timestamp)
+        if len(asked) == 1:
+            found[TopicPartition("orders", 1)] = NotLeaderOrFollower("it has moved")
+        return found
+
+    monkeypatch.setattr(Groups, "_asked_offsets", moved)
+    _, *found = facts(cluster, "describe", "moving")
+    assert [(each["partition"], each["log_end_offset"], each["lag"]) for each in found] == [
+        (0, 10, 6),
+        (1, 10, 0),
+    ]
+    assert [len(each) for each in asked] == [2, 1]
 
 
 @pytest.mark.parametrize(("protocol", "named"), [("classic", "range"), ("consumer", "uniform")])
