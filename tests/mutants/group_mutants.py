@@ -6,6 +6,7 @@ Thread rule: as in mutants.py.
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 from kreplica.broker.share_fetch_apis import ShareGroupConfigs
@@ -14,7 +15,7 @@ from kreplica.common.errors import FencedMemberEpoch
 from kreplica.common.future import Future, resolved
 from kreplica.common.message import replace as replace_fields
 from kreplica.common.share_state import ARCHIVED, AVAILABLE
-from kreplica.coordinator import consumer_group, consumer_groups, group_store
+from kreplica.coordinator import consumer_group, consumer_groups, group_rebalances, group_store
 from kreplica.coordinator.consumer_group import (
     ConsumerGroup,
     CurrentAssignment,
@@ -23,6 +24,7 @@ from kreplica.coordinator.consumer_group import (
 )
 from kreplica.coordinator.consumer_groups import ConsumerGroups
 from kreplica.coordinator.group_offsets import GroupOffsets
+from kreplica.coordinator.group_rebalances import GroupRebalances
 from kreplica.coordinator.group_records import (
     ConsumerGroupCurrentMemberAssignmentValue,
     ConsumerGroupMemberMetadataKey,
@@ -318,3 +320,57 @@ def fence_a_member_that_stays(check: Replacement) -> Replacement:
             raise FencedMemberEpoch("fenced")
 
     return fence
+
+
+@group_mutant(consumer_groups, "downgrade")
+def number_generations_anew(downgrade: Replacement) -> Replacement:
+    """A group that becomes a classic one begins with generation 1."""
+
+    def anew(*given: Any) -> list[Any]:
+        *changes, (key, value) = downgrade(*given)
+        return [*changes, (key, replace_fields(value, generation=1))]
+
+    return anew
+
+
+@group_mutant(consumer_groups, "upgrade")
+def lose_a_member_at_an_upgrade(upgrade: Replacement) -> Replacement:
+    """A classic group that becomes a consumer group leaves a member behind."""
+
+    def lose(group: Any, topics: Any) -> list[Any]:
+        lost = min(group.members, default=None)
+        return [
+            (key, value) for key, value in upgrade(group, topics) if getattr(key, "member_id", "") != lost
+        ]
+
+    return lose
+
+
+@group_mutant(group_rebalances, "require_generation")
+def give_assignments_of_any_generation(_: Replacement) -> Replacement:
+    """A classic member is answered whatever generation it names."""
+
+    def require(_: Any, __: int) -> None:
+        pass
+
+    return require
+
+
+@group_mutant(GroupRebalances, "_store_assignments")
+def give_assignments_before_they_are_stored(store_assignments: Replacement) -> Replacement:
+    """The assignments of a classic group are given out at once."""
+
+    def give(rebalances: Any, shard: Any, group: Any, given: dict[str, bytes]) -> None:
+        store = rebalances._store
+
+        def append(shard: Any, records: Any, stored: Callable[[None, int], None]) -> None:
+            store.append(shard, records, lambda _error, _offset: None)
+            stored(None, 0)
+
+        rebalances._store = SimpleNamespace(append=append)
+        try:
+            store_assignments(rebalances, shard, group, given)
+        finally:
+            rebalances._store = store
+
+    return give

@@ -20,6 +20,8 @@ from kreplica.sim.nodes.driver import (
     GROUP_KINDS,
     GROUPS_ONE_IN,
     GROUPS_REMAINDER,
+    MIXED_ONE_IN,
+    MIXED_REMAINDER,
     TRANSACTIONS_ONE_IN,
     NodeDriver,
 )
@@ -50,10 +52,15 @@ def nodes_with_groups(kind, seed):
     return NodeDriver(turn * GROUPS_ONE_IN + GROUPS_REMAINDER)
 
 
+def nodes_with_mixed_groups(seed):
+    return NodeDriver(seed * MIXED_ONE_IN + MIXED_REMAINDER)
+
+
 DRIVERS = {
     "nodes": (NodeDriver, 1_500),
     "transactions": (nodes_with_transactions, 3_000),
     **{kind: (partial(nodes_with_groups, kind), 2_000) for kind in GROUP_KINDS},
+    "mixed": (nodes_with_mixed_groups, 2_000),
     "brokers": (BrokerDriver, 1_500),
     "brokers-before": (brokers_before, 1_500),
     "quorum": (QuorumDriver, 800),

@@ -14,9 +14,11 @@ from kreplica._core.batch_builder import BatchBuilder
 from kreplica._core.records import RecordBatch, batches
 from kreplica.common.share_state import ACQUIRED, SharePartitionKey
 from kreplica.common.types import Uuid
+from kreplica.coordinator.classic_group import ClassicGroup, GroupState
 from kreplica.coordinator.consumer_group import LEAVE_STATIC_EPOCH, ConsumerGroup, MemberState
 from kreplica.coordinator.group_records import (
     ConsumerGroupCurrentMemberAssignmentKey,
+    GroupMetadataKey,
     ShareGroupCurrentMemberAssignmentKey,
     StreamsGroupCurrentMemberAssignmentKey,
     decode_key,
@@ -255,13 +257,17 @@ def check_27_initialized(group: ShareGroup, name_of: Callable[[Uuid], str | None
 
 
 def epochs_in(batch: RecordBatch) -> Iterator[tuple[str, str, int]]:
-    """Yield the group, member and epoch of each current assignment in the batch."""
+    """Yield the group, member and epoch of each current assignment in the batch; a generation is one, too."""
     for record in () if batch.is_control else batch:
         assert record.key is not None
         key = decode_key(bytes(record.key))
         if isinstance(key, CURRENT_ASSIGNMENTS) and record.value is not None:
             value: Any = decode_value(key, bytes(record.value))
             yield key.group_id, key.member_id, value.member_epoch
+        elif isinstance(key, GroupMetadataKey) and record.value is not None:
+            value = decode_value(key, bytes(record.value))
+            for member in value.members:
+                yield key.group, member.member_id, value.generation
 
 
 # ---- when all is quiet -------------------------------------------------------------------------------------
@@ -359,6 +365,14 @@ def work_of(current: Any) -> frozenset[Any]:
 def tasks_of(current: Any) -> frozenset[Any]:
     """Return the tasks that a member of a streams group has; `current` may be None."""
     return frozenset() if current is None else frozenset(current.assigned.each())
+
+
+def awaits_16_classic(group: ClassicGroup, alive: Mapping[str, int]) -> Iterator[str]:
+    """16. A classic group with members becomes stable; `alive`: the generation of each member."""
+    if group.members.keys() != alive.keys():
+        yield f"16: {group.group_id} has the members {sorted(group.members)}, not {sorted(alive)}"
+    elif alive and (group.state is not GroupState.STABLE or set(alive.values()) != {group.generation_id}):
+        yield f"16: {group.group_id} is {group.state.value} in generation {group.generation_id}: {alive}"
 
 
 def awaits_16_stable(group: ReconciledGroup[Any, Any, Any], alive: set[str]) -> Iterator[str]:

@@ -29,6 +29,8 @@ from kreplica.sim.history import History, Operation, Poll, Polled, Send, Sent, c
 from kreplica.sim.invariants.cluster_view import PartitionView
 from kreplica.sim.invariants.rules import Invariant
 from kreplica.sim.network import Message
+from kreplica.sim.nodes.classic_members import SETTINGS as MIXED_SETTINGS
+from kreplica.sim.nodes.classic_members import MixedMembers
 from kreplica.sim.nodes.group_checker import GroupChecker
 from kreplica.sim.nodes.group_members import SETTINGS as GROUP_SETTINGS
 from kreplica.sim.nodes.group_members import ConsumerMembers, GroupMembers
@@ -90,7 +92,8 @@ def draw_node_workload(random: Random, *, transactions: bool = False, groups: st
             settings={
                 **workload.settings,
                 **GROUP_SETTINGS,
-                f"group.{groups}.assignment.interval.ms": choice(0, 150),
+                **(MIXED_SETTINGS if groups == MIXED else {}),
+                f"group.{KINDS[groups].kind}.assignment.interval.ms": choice(0, 150),
             },
             groups=groups,
             # Members send heartbeats all the time. The fewer other events, the longer is the run.
@@ -122,16 +125,21 @@ def draw_node_workload(random: Random, *, transactions: bool = False, groups: st
 TRANSACTIONS_ONE_IN = 4
 # One seed of GROUPS_ONE_IN, those with GROUPS_REMAINDER, has the members of a group, of each kind in turn.
 GROUPS_ONE_IN, GROUPS_REMAINDER = 8, 6
+# One seed of MIXED_ONE_IN has a group with members by both protocols of consumers.
+MIXED, MIXED_ONE_IN, MIXED_REMAINDER = "mixed", 16, 10
 KINDS: Mapping[str, type[GroupMembers]] = {
     "consumer": ConsumerMembers,
     "share": ShareMembers,
     "streams": StreamsMembers,
+    MIXED: MixedMembers,
 }
-GROUP_KINDS = tuple(KINDS)
+GROUP_KINDS = tuple(kind for kind in KINDS if kind != MIXED)
 
 
 def groups_of(seed: int) -> str:
     """Return the kind of the group that has members in the run of the seed, "" for none."""
+    if seed % MIXED_ONE_IN == MIXED_REMAINDER:
+        return MIXED
     turn, remainder = divmod(seed, GROUPS_ONE_IN)
     return GROUP_KINDS[turn % len(GROUP_KINDS)] if remainder == GROUPS_REMAINDER else ""
 
@@ -148,6 +156,7 @@ EXPECTED = (
     *("transactional offsets read", "offsets not stable or not there", "groups deleted"),
     *("group members started", "group members that left", "group members that died"),
     *("assignments taken", "subscriptions changed"),
+    *("classic members started", "assignments of classic members"),
     *("task assignments taken", "tasks taken"),
     *("share assignments taken", "records acquired by members", "acknowledgements of members"),
     *("offsets committed by members", "offsets read by members"),

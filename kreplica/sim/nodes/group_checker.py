@@ -17,6 +17,7 @@ from kreplica.common.error_code import ErrorCode
 from kreplica.common.errors import DamagedLog, InvalidCrc
 from kreplica.common.share_state import SharePartitionKey
 from kreplica.common.types import TopicPartition
+from kreplica.coordinator.classic_group import ClassicGroup
 from kreplica.coordinator.consumer_group import ConsumerGroup
 from kreplica.coordinator.group_coordinator import GroupCoordinator
 from kreplica.coordinator.group_store import GroupShard
@@ -26,6 +27,7 @@ from kreplica.coordinator.share_group_offset import ShareGroupOffset
 from kreplica.coordinator.streams_group import StreamsGroup
 from kreplica.sim.invariants import group_rules as rules
 from kreplica.sim.network import Message
+from kreplica.sim.nodes.classic_members import ClassicMember, MixedMembers
 from kreplica.sim.nodes.group_members import FENCED, ConsumerMembers, GroupMembers
 from kreplica.sim.nodes.node_checker import NodeChecker
 from kreplica.sim.nodes.node_cluster import NodeCluster
@@ -37,6 +39,7 @@ from kreplica.sim.scheduler import SimEvent
 # The loops of group coordinators, of the leaders of share partitions, and of share coordinators.
 COORDINATOR_LOOP, SHARE_LOOP, STATE_LOOP = "groups", "share-partitions", "share-coordinator"
 HEARTBEATS = frozenset({"ConsumerGroupHeartbeat", "ShareGroupHeartbeat", "StreamsGroupHeartbeat"})
+SYNC = "SyncGroup"
 
 
 class CommittedEpochs:
@@ -76,7 +79,7 @@ class GroupChecker:
         self._shares: ShareChecker | None = None
         if isinstance(members, ShareMembers):
             self._shares = ShareChecker(cluster, checker, members)
-        checker.heard |= HEARTBEATS
+        checker.heard |= HEARTBEATS | {SYNC}
         checker.message_listeners.append(self._heard)
         checker.event_listeners.append(self._after)
 
@@ -133,7 +136,7 @@ class GroupChecker:
                 self._states[at] = state
 
     def _heard(self, what: str, message: Message) -> None:
-        if message.name not in HEARTBEATS:
+        if message.name not in HEARTBEATS and message.name != SYNC:
             return
         if message.is_request:
             if what == "taken":
@@ -142,6 +145,14 @@ class GroupChecker:
             asked, answer = self._asked.get(message.number), message.body
             if asked is None or answer is None:
                 return
+            if message.name == SYNC:
+                if answer.error_code is ErrorCode.none:
+                    key = asked.group_id, asked.member_id, asked.generation_id
+                    self._answered += [
+                        partial(check, message.sender_id, key)
+                        for check in (self._check_19_generation, self._check_4_committed)
+                    ]
+                return
             if answer.error_code in FENCED and asked.member_epoch > 0:
                 self._answered.append(
                     partial(self._check_18_fenced, message.sender_id, asked, answer.error_code.name)
@@ -149,6 +160,16 @@ class GroupChecker:
             elif answer.error_code is ErrorCode.none and answer.member_epoch > 0:
                 key = asked.group_id, answer.member_id, answer.member_epoch
                 self._answered.append(partial(self._check_4_committed, message.sender_id, key))
+
+    def _check_19_generation(self, node_id: int, member: tuple[str, str, int]) -> None:
+        """19. No assignment of a generation is given once the next one was started."""
+        group_id, _, generation = member
+        coordinator = self._coordinator(node_id)
+        for shard in () if coordinator is None else coordinator.shards:
+            group = shard.groups.get(group_id)
+            if isinstance(group, ClassicGroup) and generation != group.generation_id:
+                facts = f"node {node_id} gives an assignment to {member} in generation {group.generation_id}"
+                raise rules.violated("19", facts)
 
     def _check_18_fenced(self, node_id: int, asked: Any, answer: str) -> None:
         coordinator = self._coordinator(node_id)
@@ -201,8 +222,12 @@ class GroupChecker:
             yield from rules.awaits_16_stable(group, {each.name for each in members.live})
             for each in members.live:
                 held = rules.work_of(group.current.get(each.name))
+                if isinstance(members, MixedMembers) and isinstance(each, ClassicMember):
+                    held = members.known(held)
                 if each.owned != held:
                     yield f"16: {each} owns {each.owned}, not {held}"
+        if isinstance(members, MixedMembers) and isinstance(group, ClassicGroup):
+            yield from rules.awaits_16_classic(group, {each.name: each.epoch for each in members.live})
         if isinstance(members, StreamsMembers) and isinstance(group, StreamsGroup) and members.is_readable():
             yield from rules.awaits_16_stable(group, {each.name for each in members.live})
             for each in members.live:
@@ -226,5 +251,11 @@ class GroupChecker:
         if self._shares is not None:
             self._shares.check_quiet()
         group = shard.groups.get(self._members.group_id)
+        if isinstance(self._members, MixedMembers):
+            is_classic = bool(self._members.live) and not self._members.has_modern()
+            if isinstance(group, ClassicGroup) and (is_classic or not self._members.live):
+                return
+            if is_classic:
+                raise rules.violated("14", f"{group} has only members by the classic protocol")
         if group is not None and not isinstance(group, ModernGroup):
             raise rules.violated("15", f"{self._members.group_id} is a {type(group).__name__}")

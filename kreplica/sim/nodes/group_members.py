@@ -173,18 +173,18 @@ class GroupMember(ABC):
                 yield from self.work()
             yield HEARTBEAT_MS // 2 + self._random.randrange(HEARTBEAT_MS)
 
-    def ask(self, node_id: int, request: Any) -> Steps:
+    def ask(self, node_id: int, request: Any, timeout_ms: int = REQUEST_TIMEOUT_MS) -> Steps:
         """Send a request; return the answer, or None without one."""
-        done: Future[Any] = yield self.client.endpoint.send(node_id, request, timeout_ms=REQUEST_TIMEOUT_MS)
+        done: Future[Any] = yield self.client.endpoint.send(node_id, request, timeout_ms=timeout_ms)
         error = done.exception()
         assert error is None or isinstance(error, KreplicaError), error
         return None if error is not None else done.result()
 
-    def ask_coordinator(self, request: Any) -> Steps:
+    def ask_coordinator(self, request: Any, timeout_ms: int = REQUEST_TIMEOUT_MS) -> Steps:
         """As `ask`, but None also for an answer of one that was replaced."""
         node_id = self._coordinator
         assert node_id is not None
-        answer = yield from self.ask(node_id, request)
+        answer = yield from self.ask(node_id, request, timeout_ms)
         return answer if self._members.coordinator() == node_id else None
 
     def _find(self) -> Steps:
