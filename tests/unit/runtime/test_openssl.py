@@ -15,7 +15,7 @@ MOST_BYTES = 4 << 10
 
 
 def certified(name: str, authority: trustme.CA, copies: int, tmp_path: Path) -> str:
-    """Return a file with a key and a chain with its certificate so many times."""
+    """Return a file with a key and a chain of `copies` of its certificate."""
     made = authority.issue_cert(name)
     chain = made.cert_chain_pems[0].bytes() * copies
     path = tmp_path / f"{name}-{copies}.pem"
