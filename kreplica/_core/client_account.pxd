@@ -24,6 +24,9 @@ cdef class RateBucket:
     cdef public bint is_gone       # its owner has another one for these clients
     cdef readonly int64_t used_ms  # when it was charged last
 
+    cpdef object note(self, double value, int64_t now_ms)
+    # What a client that was silent may use at once.
+    cdef double most_at_once(self) noexcept
     cdef int64_t wait_ms(self, int64_t now_ms) noexcept
     # Count what is to be used, or nothing if the client would have to wait; return whether it was counted.
     cdef bint take_within(self, double value, int64_t now_ms) except -1

@@ -27,14 +27,14 @@ cdef class RateBucket:
     @property
     def burst(self):
         """What a client that was silent may use at once."""
-        return self.quota * self.sampled.over_all_ms() / 1000
+        return self.most_at_once()
 
     def rate(self, int64_t now_ms):
         """Return the rate per second."""
         cdef double elapsed_ms
         return self.sampled.rate_at(now_ms, &elapsed_ms)
 
-    def note(self, double value, int64_t now_ms):
+    cpdef object note(self, double value, int64_t now_ms):
         """Count what was used without asking how long to wait."""
         self.sampled.record(value, now_ms)
         self.used_ms = now_ms
@@ -52,18 +52,20 @@ cdef class RateBucket:
         """
         cdef bint was_over = self.wait_ms(now_ms) > 0
         cdef int64_t wait_ms = self.charge(value, now_ms)
-        cdef bint may_send = not wait_ms or (value > self.burst and not was_over)
+        cdef bint may_send = not wait_ms or (value > self.most_at_once() and not was_over)
         if not may_send:
             self.sampled.record(-value, now_ms)
         return may_send, wait_ms
+
+    cdef double most_at_once(self) noexcept:
+        return self.quota * self.sampled.over_all_ms() / 1000
 
     cdef int64_t wait_ms(self, int64_t now_ms) noexcept:
         cdef int64_t wait_ms = self.sampled.throttle_ms(self.quota, now_ms)
         return wait_ms if self.most_throttle_ms < 0 else min(wait_ms, self.most_throttle_ms)
 
     cdef bint take_within(self, double value, int64_t now_ms) except -1:
-        self.sampled.record(value, now_ms)
-        self.used_ms = now_ms
+        self.note(value, now_ms)
         if not self.wait_ms(now_ms):
             return True
         self.sampled.record(-value, now_ms)
@@ -104,16 +106,13 @@ cdef class ClientAccount:
         return self.fetched is None or self.fetched.take_within(size, began_ns // NANOSECONDS_PER_MS)
 
     cdef int64_t most_fetched(self, int64_t limit) noexcept:
-        cdef double burst
         if self.fetched is None:
             return limit
-        burst = self.fetched.quota * self.fetched.sampled.over_all_ms() / 1000
-        return limit if burst >= limit else max(<int64_t> burst, 1)
+        return max(<int64_t> min(self.fetched.most_at_once(), <double> limit), 1)
 
     cdef int note_time(self, int64_t began_ns) except -1:
         cdef int64_t now_ns
         if self.time is not None:
             now_ns = self.now_ns()
-            self.time.sampled.record((now_ns - began_ns) * PERCENT, now_ns // NANOSECONDS_PER_MS)
-            self.time.used_ms = now_ns // NANOSECONDS_PER_MS
+            self.time.note((now_ns - began_ns) * PERCENT, now_ns // NANOSECONDS_PER_MS)
         return 0

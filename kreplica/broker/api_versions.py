@@ -176,11 +176,11 @@ API_RANGES: Mapping[int, ApiVersionRange] = {
         _range(77, 1, 1),  # ShareGroupDescribe
         _range(78, 1, 2),  # ShareFetch
         _range(79, 1, 2),  # ShareAcknowledge
-        _range(83, 0, 0, scope=CLIENTS | Scope.BROKERS),  # InitializeShareGroupState
-        _range(84, 0, 0, scope=CLIENTS | Scope.BROKERS),  # ReadShareGroupState
-        _range(85, 0, 1, scope=CLIENTS | Scope.BROKERS),  # WriteShareGroupState
-        _range(86, 0, 0, scope=CLIENTS | Scope.BROKERS),  # DeleteShareGroupState
-        _range(87, 0, 1, scope=CLIENTS | Scope.BROKERS),  # ReadShareGroupStateSummary
+        _range(83, 0, 0, scope=Scope.BROKERS),  # InitializeShareGroupState
+        _range(84, 0, 0, scope=Scope.BROKERS),  # ReadShareGroupState
+        _range(85, 0, 1, scope=Scope.BROKERS),  # WriteShareGroupState
+        _range(86, 0, 0, scope=Scope.BROKERS),  # DeleteShareGroupState
+        _range(87, 0, 1, scope=Scope.BROKERS),  # ReadShareGroupStateSummary
         _range(88, 0, 0),  # StreamsGroupHeartbeat
         _range(89, 0, 0),  # StreamsGroupDescribe
         _range(90, 0, 1),  # DescribeShareGroupOffsets

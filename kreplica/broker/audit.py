@@ -1,7 +1,7 @@
 """The audit log: who failed to log in, was denied something, or changed what. One JSON object for each event.
 
     {"event": "login failed", "principal": "User:ANONYMOUS", "host": "10.0.0.9", "listener": "CLIENTS",
-     "mechanism": "PLAIN", "why": "the user or the password is wrong"}
+     "mechanism": "PLAIN", "user": "alice", "why": "the user or the password is wrong"}
     {"event": "denied", "principal": "User:alice", "host": "10.0.0.9", "listener": "CLIENTS",
      "request": "Produce", "denied": ["WRITE TOPIC:orders"], "count": 1}
     {"event": "change", "principal": "User:admin", "host": "10.0.0.9", "listener": "CLIENTS",
@@ -26,6 +26,7 @@ import json
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from enum import IntEnum
 from functools import partial
 from typing import Any
 
@@ -56,6 +57,7 @@ from kreplica.common.messages.users import (
     ExpireDelegationTokenRequest,
     RenewDelegationTokenRequest,
 )
+from kreplica.security.acl import AclOperation, AclPermissionType, PatternType, ResourceType
 from kreplica.security.peer import Peer
 
 LOGGER = logging.getLogger("kreplica.audit")
@@ -155,13 +157,32 @@ def _topics_to_delete(request: DeleteTopicsRequest) -> Iterator[str]:
 
 
 def _acls(request: CreateAclsRequest) -> Iterator[str]:
-    return (f"{each.principal} on {each.resource_name}" for each in request.creations)
+    for each in request.creations:
+        what = _rule(each.permission_type, each.operation, each.resource_type, each.resource_pattern_type)
+        yield f"{what.format(each.resource_name)} for {each.principal} from {each.host}"
 
 
 def _acl_filters(request: DeleteAclsRequest) -> Iterator[str]:
-    return (
-        f"{each.principal_filter or '*'} on {each.resource_name_filter or '*'}" for each in request.filters
-    )
+    for each in request.filters:
+        kinds = (each.resource_type_filter, each.pattern_type_filter)
+        what = _rule(each.permission_type, each.operation, *kinds)
+        name, whose, host = each.resource_name_filter, each.principal_filter, each.host_filter
+        yield f"{what.format(name or 'ANY')} for {whose or 'ANY'} from {host or 'ANY'}"
+
+
+def _rule(permission: int, operation: int, resource: int, pattern: int) -> str:
+    """Return what a rule says, with {} for the name of the resource."""
+    is_prefix = pattern == PatternType.PREFIXED
+    names = [
+        _code(AclPermissionType, permission),
+        _code(AclOperation, operation),
+        _code(ResourceType, resource),
+    ]
+    return f"{' '.join(names)}:{{}}{' and what it begins' if is_prefix else ''}"
+
+
+def _code(kind: type[IntEnum], code: int) -> str:
+    return next((each.name for each in kind if each == code), f"code {code}")
 
 
 def _users(request: AlterUserScramCredentialsRequest) -> Iterator[str]:

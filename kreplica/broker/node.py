@@ -114,6 +114,7 @@ from kreplica.raft.raft_messages import is_of_metadata_log
 from kreplica.raft.voter_set import VoterSet
 from kreplica.security.delegation_token import TokenCredentials, TokenLogin, parse_principal
 from kreplica.security.peer import THIS_PROCESS, Peer
+from kreplica.security.scram import UnknownUsers
 from kreplica.security.scram_credential import ScramCredential, ScramMechanism
 from kreplica.security.standard_authorizer import StandardAuthorizer
 from kreplica.share.persister import SharePersister
@@ -210,8 +211,11 @@ class Node:
         self._handlers: dict[type[Any], Callable[[Any], Future[Any]]] = {}
         secret = config.delegation_token.delegation_token_secret_key
         self._token_credentials = None if secret is None else TokenCredentials(secret)
-        # The users that the node was formatted with.
-        self._first_users: list[UserScramCredentialRecord] = []
+        # The users that the node was formatted with, as in the metadata.
+        self._first_users: Mapping[tuple[str, int], UserScramCredentialRecord] = {}
+        # What users look like who do not exist, by mechanism, and the users that they were made after.
+        self._disguises: dict[ScramMechanism, UnknownUsers | None] = {}
+        self._disguised: object = None
         self._knows_cluster = False  # the whole metadata has been published since the start
         # Take requests that need no decision, while this node answers any; else None.
         self.produce_lane: ProduceLane | None = None
@@ -259,7 +263,8 @@ class Node:
         try:
             directory_id = self._open_directories()
             check_files(self.config, self._ports.storage)
-            self._first_users = bootstrap_credentials(self.config, self._ports.storage)
+            first_users = bootstrap_credentials(self.config, self._ports.storage)
+            self._first_users = {(each.name, each.mechanism): each for each in first_users}
             self._open_quorum(directory_id)
             if "broker" in self.config.roles:
                 self._make_broker()
@@ -383,7 +388,7 @@ class Node:
             fixed_settings=frozenset(known_names(config)).union(OF_PROCESS),
             check_group_settings=lambda settings: check_group_settings(settings, config.group),
             tokens=config.delegation_token,
-            credentials=self._first_users,
+            credentials=list(self._first_users.values()),
             clock=ports.clock,
             random=ports.random,
             loop=ports.loop("controller"),
@@ -703,21 +708,39 @@ class Node:
         return None if found is None else found.topic_id
 
     def scram_credential(self, mechanism: ScramMechanism, user: str) -> ScramCredential | None:
-        """Return the user's credential from the metadata, or None."""
+        """Return the user's credential, or None. Raises BrokerNotAvailable before the node is open."""
+        found = self._scram_records().get((user, mechanism.value))
+        return None if found is None else _credential_of(found)
+
+    def unknown_users(self, mechanism: ScramMechanism) -> UnknownUsers | None:
+        """Return what users look like who do not exist, as `scram_credential`; None if there are no users."""
+        records = self._scram_records()
+        if records is not self._disguised:
+            self._disguised, self._disguises = records, {}
+        if mechanism not in self._disguises:
+            known = {
+                user: _credential_of(each)
+                for (user, code), each in records.items()
+                if code == mechanism.value
+            }
+            self._disguises[mechanism] = UnknownUsers.like(known)
+        return self._disguises[mechanism]
+
+    def _scram_records(self) -> Mapping[tuple[str, int], UserScramCredentialRecord]:
         if not self.is_open:
-            return None
-        metadata, key = self.loader.published, (user, mechanism.value)
-        found = metadata.scram_credentials.get(key)
-        if not metadata.features:
-            # Before the cluster's first records are known, which is after nodes have logged in to each other.
-            found = {(each.name, each.mechanism): each for each in self._first_users}.get(key)
-        if found is None:
-            return None
-        return ScramCredential(found.salt, found.stored_key, found.server_key, found.iterations)
+            raise BrokerNotAvailable(f"node {self.config.node_id} is still starting")
+        metadata = self.loader.published
+        # Before the cluster's first records are known, which is after nodes have logged in to each other.
+        return metadata.scram_credentials if metadata.features else self._first_users
 
     def token_login(self, mechanism: ScramMechanism, token_id: str) -> TokenLogin | None:
-        """Return how a delegation token logs in, or None if there is no such token."""
-        if not self.is_open or self._token_credentials is None:
+        """Return how a delegation token logs in, or None if there is no such token.
+
+        Raises BrokerNotAvailable before the node is open.
+        """
+        if not self.is_open:
+            raise BrokerNotAvailable(f"node {self.config.node_id} is still starting")
+        if self._token_credentials is None:
             return None
         found = self.loader.published.delegation_tokens.get(token_id)
         if found is None:
@@ -862,6 +885,10 @@ class Node:
                     stack.callback(each.close if in_order else each.abandon)
             if raft is not None:
                 stack.callback(raft.close)
+
+
+def _credential_of(record: UserScramCredentialRecord) -> ScramCredential:
+    return ScramCredential(record.salt, record.stored_key, record.server_key, record.iterations)
 
 
 def _described(metadata: Callable[[], ClusterMetadata]) -> dict[type[Any], Callable[[Any], Future[Any]]]:

@@ -167,9 +167,11 @@ class SaslAuthenticator:
             has_end = self._session_ms is not None
             # Tokens without a header look like requests that are in progress.
             if not has_end or is_early or request.mechanism != self._mechanism_name or version == 0:
-                return IllegalSaslState()
+                return IllegalSaslState(
+                    "a client may log in again by the same mechanism, after a second, if its session ends"
+                )
         elif self._state is _State.AUTHENTICATING:
-            return IllegalSaslState()
+            return IllegalSaslState("the login has begun already")
         if request.mechanism not in self._policy.mechanisms:
             return UnsupportedSaslMechanism(f"the listener has no mechanism {request.mechanism[:80]!r}")
         return None
@@ -181,7 +183,7 @@ class SaslAuthenticator:
             write = partial(self._answer, reply)
             self._take_token(request.auth_bytes, answered, write, partial(_refusal, reply))
             return
-        error = IllegalSaslState()
+        error = IllegalSaslState("SaslHandshake has to come before SaslAuthenticate")
         if self._state is _State.COMPLETE:
             answered(_refusal(reply, error), None)
         else:
@@ -251,6 +253,7 @@ class SaslAuthenticator:
             self._connection.peer,
             is_refused=True,
             mechanism=self._mechanism_name,
+            user="" if self._mechanism is None else self._mechanism.user,
             why=str(error),
         )
         self._connection.session_ended()

@@ -88,6 +88,7 @@ def parse(properties: Mapping[str, object]) -> ClientConfig:
         raise InvalidConfig(f"security.protocol={name[:40]} must be one of {known}")
     protocol = SecurityProtocol[name]
     tls = _tls(found) if protocol.encrypts else None
+    _remove_java_names(found)
     mechanism = found.get("sasl.mechanism", found.get("sasl.mechanisms", ""))
     if protocol.has_login and mechanism == OAUTHBEARER:
         return _by_token(found, tls)
@@ -119,8 +120,7 @@ def _tls(found: dict[str, str]) -> ssl.SSLContext:
     versions = _words(found, "ssl.enabled.protocols") or VERSIONS
     suites = CipherSuites.of(tuple(versions), _words(found, "ssl.cipher.suites"))
     made = ClientTls(TrustSettings(truststore, algorithm not in ("", "none"), suites, own)).context()
-    for name in [each for each in found if each.startswith(OF_JAVA)]:
-        del found[name]
+    _remove_java_names(found)
     if suites.ciphers:
         found["ssl.cipher.suites"] = suites.ciphers
     if not made.check_hostname:
@@ -133,6 +133,12 @@ def _tls(found: dict[str, str]) -> ssl.SSLContext:
     elif "ssl.certificate.location" in found:
         _load_own(made, found)
     return made
+
+
+def _remove_java_names(found: dict[str, str]) -> None:
+    """Remove the properties that the stock client does not take by these names."""
+    for name in [each for each in found if each.startswith(OF_JAVA)]:
+        del found[name]
 
 
 def _words(found: Mapping[str, str], name: str) -> list[str]:
@@ -158,13 +164,13 @@ def _load_own(context: ssl.SSLContext, found: Mapping[str, str]) -> None:
 def _login(found: dict[str, str]) -> ClientLogin:
     text = found.pop("sasl.jaas.config", None)
     mechanism = found.get("sasl.mechanism", found.get("sasl.mechanisms", ""))
-    login = ClientLogin(mechanism, found.get("sasl.username", ""), Secret(found.get("sasl.password", "")))
-    if text is not None:
-        login = ClientLogin.of("sasl.jaas.config", mechanism, parse_jaas("sasl.jaas.config", text))
     from kreplica.runtime.listener import ALL_MECHANISMS
 
     if mechanism not in ALL_MECHANISMS:
         raise InvalidConfig(f"sasl.mechanism={mechanism[:40]} must be one of {', '.join(ALL_MECHANISMS)}")
+    login = ClientLogin(mechanism, found.get("sasl.username", ""), Secret(found.get("sasl.password", "")))
+    if text is not None:
+        login = ClientLogin.of("sasl.jaas.config", mechanism, parse_jaas("sasl.jaas.config", text))
     if not login.user or not login.password.value:
         raise InvalidConfig("the user or the password is missing: set sasl.jaas.config")
     found |= {"sasl.username": login.user, "sasl.password": login.password.value}

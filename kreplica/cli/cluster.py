@@ -19,7 +19,12 @@ from kreplica.cli.quorum import described_quorum
 from kreplica.cli.reassignment import How
 from kreplica.cli.scope import Scope, in_scope
 from kreplica.common.dataclass import dataclass
-from kreplica.common.errors import BrokerNotAvailable, KreplicaError, NetworkException
+from kreplica.common.errors import (
+    BrokerNotAvailable,
+    ClusterAuthorizationFailed,
+    KreplicaError,
+    NetworkException,
+)
 from kreplica.common.messages.data import ApiVersionsRequest
 
 # Examples of each finding that are named, and the part of a disk that is full enough to be a finding.
@@ -195,6 +200,9 @@ def _of_quorum(admin: ClusterAdmin) -> Iterator[Finding]:
             partition = described_quorum(admin.seed).topics[0].partitions[0]
         except KreplicaError as failed:
             error = failed
+    if isinstance(error, ClusterAuthorizationFailed):
+        yield Finding("controllers", [str(error)], "ask as a user who may describe the cluster")
+        return
     if partition is None:
         yield Finding("controllers", [str(error)], "start the voters: more than half of them have to run")
         return

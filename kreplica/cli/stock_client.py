@@ -99,7 +99,10 @@ class Problems:
     def __str__(self) -> str:
         if self._last is not None:
             return str(self._last.str())
-        return "connected, but got no answer: is this a listener for clients?"
+        return (
+            "connected, but got no answer: is this a listener for clients, and does it ask for encryption or"
+            " a login, which a file for --command-config describes?"
+        )
 
 
 def connect(

@@ -21,6 +21,7 @@ from kreplica.broker.forwarding_manager import ForwardingManager
 from kreplica.broker.node import Node
 from kreplica.broker.node_config import SocketServerConfig
 from kreplica.broker.request_channel import Answered, Cancellable, RequestChannel
+from kreplica.common.errors import BrokerNotAvailable
 from kreplica.common.future import Future
 from kreplica.common.messages.controllers import EnvelopeRequest
 from kreplica.common.ports import Clock, Loop
@@ -33,6 +34,7 @@ from kreplica.runtime.tcp_transport import Address
 from kreplica.runtime.tls import ServerTls
 from kreplica.security.delegation_token import TokenLogin
 from kreplica.security.peer import THIS_PROCESS, Peer
+from kreplica.security.scram import UnknownUsers
 from kreplica.security.scram_credential import ScramCredential, ScramMechanism
 
 LOOPBACK = "127.0.0.1"
@@ -115,7 +117,12 @@ class LocalListener:
         login = None
         if kind.login is not None:
             login = connection_login(
-                kind.login, self._thread, self._now_serving, self._credential, self._token_login
+                kind.login,
+                self._thread,
+                self._now_serving,
+                self._credential,
+                self._unknown_users,
+                self._token_login,
             )
         tls = None if kind.tls is None else ServerTls(kind.tls)
         return TcpServer(self._thread, self._receive, self._config, listener=kind.name, login=login, tls=tls)
@@ -125,10 +132,18 @@ class LocalListener:
         return self._channel
 
     def _credential(self, mechanism: ScramMechanism, user: str) -> ScramCredential | None:
-        return None if self._node is None else self._node.scram_credential(mechanism, user)
+        return self._serving_node().scram_credential(mechanism, user)
+
+    def _unknown_users(self, mechanism: ScramMechanism) -> UnknownUsers | None:
+        return self._serving_node().unknown_users(mechanism)
 
     def _token_login(self, mechanism: ScramMechanism, token_id: str) -> TokenLogin | None:
-        return None if self._node is None else self._node.token_login(mechanism, token_id)
+        return self._serving_node().token_login(mechanism, token_id)
+
+    def _serving_node(self) -> Node:
+        if self._node is None:
+            raise BrokerNotAvailable("the node is still starting")
+        return self._node
 
     def open(self) -> None:
         """Start serving clients."""

@@ -17,13 +17,15 @@ from kreplica.security.delegation_token import TokenLogin
 from kreplica.security.oauthbearer import OAUTHBEARER, OAuthBearerSaslServer
 from kreplica.security.plain import PlainSaslServer
 from kreplica.security.sasl import SaslMechanism
-from kreplica.security.scram import ScramSaslServer
+from kreplica.security.scram import ScramSaslServer, UnknownUsers
 from kreplica.security.scram_credential import ScramCredential, ScramMechanism
 
 # Of the secret from which the salts of unknown users are made.
 SECRET_BYTES = 32
 # Returns a user's credential, or None.
 Credential = Callable[[ScramMechanism, str], ScramCredential | None]
+# Returns what users look like who do not exist, or None.
+Unknown = Callable[[ScramMechanism], UnknownUsers | None]
 # Returns how a delegation token logs in, or None.
 FindToken = Callable[[ScramMechanism, str], TokenLogin | None]
 
@@ -33,6 +35,7 @@ def connection_login(
     thread: EventLoopThread,
     channel: Callable[[], RequestChannel],
     credential: Credential,
+    unknown: Unknown,
     find_token: FindToken,
 ) -> ConnectionLogin:
     """Return how the connections of a listener log in, in the loop of `thread`.
@@ -50,6 +53,7 @@ def connection_login(
             secret,
             partial(find_token, mechanism),
             clock.time_ms,
+            partial(unknown, mechanism),
         )
 
     makers: dict[str, Callable[[], SaslMechanism]] = {PLAIN: partial(PlainSaslServer, login.passwords)} | {

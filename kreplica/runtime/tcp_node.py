@@ -262,7 +262,12 @@ class _Life:
             return None
         node = self.node
         return connection_login(
-            listener.login, self._thread, lambda: channel, node.scram_credential, node.token_login
+            listener.login,
+            self._thread,
+            lambda: channel,
+            node.scram_credential,
+            node.unknown_users,
+            node.token_login,
         )
 
     async def _watch_certificates(self, trusts: Mapping[str, ClientTls]) -> None:

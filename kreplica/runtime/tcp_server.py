@@ -54,6 +54,8 @@ SMALLEST_REQUEST = 8
 BACKLOG = 512
 # A connection is idle too long after this many sweeps without activity.
 IDLE_SWEEPS = 4
+# The reasons of OpenSSL's errors about the certificate of a client.
+REFUSED_CERTIFICATES = ("CERTIFICATE_VERIFY_FAILED", "PEER_DID_NOT_RETURN_A_CERTIFICATE")
 NO_SUCH_FAMILY = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL)
 
 Receive = Callable[[memoryview, Peer, Answered, object], Cancellable | None]
@@ -562,7 +564,12 @@ class ServerHandshake(TlsTransport, asyncio.BufferedProtocol):
     def handshake_failed(self, error: Exception) -> None:
         """Log the error, which may be what a stranger has sent."""
         self._forget()
-        self._server.closed.log("TLS", "a connection was closed because of %r", error)
+        address = self.get_extra_info("peername")
+        self._server.closed.log("TLS", "<connection of %s>: closed because of %r", address, error)
+        if getattr(error, "reason", None) in REFUSED_CERTIFICATES:
+            peer = Peer(f"/{host_text(address[0])}" if address else "", listener=self._server.listener)
+            why = getattr(error, "verify_message", None) or "there is no certificate"
+            audit("login failed", peer, is_refused=True, mechanism="SSL", why=why)
 
     def cut(self) -> None:
         """Close the connection at once, in the middle of its handshake."""

@@ -39,6 +39,8 @@ Validate = Callable[[str], OAuthBearerToken]
 class OAuthBearerSaslServer:
     """One login. `now_ms()`: the time in ms since 1970."""
 
+    user = ""  # a token that is refused proves none
+
     def __init__(self, validate: Validate, now_ms: Callable[[], int]) -> None:
         self._validate = validate
         self._now_ms = now_ms

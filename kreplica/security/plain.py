@@ -19,6 +19,7 @@ class PlainSaslServer:
     """One login with PLAIN. `passwords`: by user."""
 
     lifetime_ms: int | None = None
+    user = ""
 
     def __init__(self, passwords: Mapping[str, Secret]) -> None:
         self._passwords = passwords
@@ -32,8 +33,10 @@ class PlainSaslServer:
         authorization_id, user, password = parts
         if not user or not password:
             raise SaslAuthenticationFailed("the user or the password is empty")
-        check_authorization_id(authorization_id, user)
         known = self._passwords.get(user)
+        if known is not None:
+            self.user = user
+        check_authorization_id(authorization_id, user)
         # An unknown user takes as long as a wrong password.
         expected = "" if known is None else known.value
         if not hmac.compare_digest(expected.encode(), password.encode()) or known is None:

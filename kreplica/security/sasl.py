@@ -21,6 +21,14 @@ class SaslMechanism(Protocol):
         ...
 
     @property
+    def user(self) -> str:
+        """The user as whom the client tries to log in; "" for one that does not exist, or is not known yet.
+
+        What is no user may be a password in the wrong place, and must not be logged.
+        """
+        ...
+
+    @property
     def lifetime_ms(self) -> int | None:
         """How long what the client has logged in with is still good for; None if it does not expire."""
         ...

@@ -20,7 +20,7 @@ import binascii
 import hashlib
 import hmac
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple, Protocol
 
 from kreplica.common.errors import SaslAuthenticationFailed
@@ -63,11 +63,37 @@ class Token(Protocol):
     def expires_ms(self) -> int: ...
 
 
+class UnknownUsers(NamedTuple):
+    """What a login shows of users who do not exist: the same on every node, and like that of users who do.
+
+    `key`: makes their salts. `shapes`: sizes of salts with iterations.
+    """
+
+    key: bytes
+    shapes: tuple[tuple[int, int], ...]
+
+    @classmethod
+    def like(cls, credentials: Mapping[str, ScramCredential]) -> UnknownUsers | None:
+        """Return those among users with these credentials, by name; None if there are none."""
+        if not credentials:
+            return None
+        shapes = {(len(each.salt), each.iterations) for each in credentials.values()}
+        # A secret that all nodes have, and that few changes of users change.
+        return cls(credentials[min(credentials)].server_key, tuple(sorted(shapes)))
+
+    def credential(self, mechanism: ScramMechanism, user: str) -> ScramCredential:
+        """Return a credential for which there is no password."""
+        made = hashlib.shake_256(self.key + user.encode())
+        salt_bytes, iterations = self.shapes[made.digest(1)[0] % len(self.shapes)]
+        empty = bytes(mechanism.digest_bytes)
+        return ScramCredential(made.digest(1 + salt_bytes)[1:], empty, empty, iterations)
+
+
 class ScramSaslServer:
     """One login with SCRAM. `credential(user)`: the user's, or None.
 
-    `secret`: makes the salts of users who do not exist; they stay the same for as long as it does.
-    `token(id)`: a delegation token, which logs in as its owner until it expires. `now_ms()`: since 1970.
+    `unknown()`: what users look like who do not exist; None while there are no users, and `secret` replaces
+    it. `token(id)`: a delegation token, which logs in as its owner until it expires. `now_ms()`: since 1970.
     """
 
     def __init__(
@@ -78,14 +104,17 @@ class ScramSaslServer:
         secret: bytes,
         token: Callable[[str], Token | None] = lambda _: None,
         now_ms: Callable[[], int] = lambda: 0,
+        unknown: Callable[[], UnknownUsers | None] = lambda: None,
     ) -> None:
         self._mechanism = mechanism
         self._credential = credential
         self._random = random
         self._secret = secret
+        self._unknown = unknown
         self._token = token
         self._now_ms = now_ms
         self._login: _Login | None = None
+        self.user = ""
         self.principal: KafkaPrincipal | None = None
         self.lifetime_ms: int | None = None
 
@@ -101,8 +130,10 @@ class ScramSaslServer:
         if found is None or _is_reserved(found["more"]):
             raise SaslAuthenticationFailed("the first message of SCRAM is not valid")
         user = _unescaped(found["name"])
-        check_authorization_id(_unescaped(found["authzid"] or ""), user)
         credential, principal, expires_ms = self._known(user, found["more"])
+        if credential is not None:
+            self.user = principal.name
+        check_authorization_id(_unescaped(found["authzid"] or ""), user)
         shown = credential or self._made_up(user)
         nonce = found["nonce"] + base64.b64encode(self._random.randbytes(NONCE_BYTES)).decode()
         answer = f"r={nonce},s={base64.b64encode(shown.salt).decode()},i={shown.iterations}"
@@ -123,9 +154,8 @@ class ScramSaslServer:
         return token.credential, token.principal, token.expires_ms
 
     def _made_up(self, user: str) -> ScramCredential:
-        size = self._mechanism.digest_bytes
-        made = hmac.digest(self._secret, user.encode(), "sha512")
-        return ScramCredential(made[:SALT_BYTES], bytes(size), bytes(size), MIN_ITERATIONS)
+        unknown = self._unknown() or UnknownUsers(self._secret, ((SALT_BYTES, MIN_ITERATIONS),))
+        return unknown.credential(self._mechanism, user)
 
     def _final(self, text: str, login: _Login) -> str:
         digest, credential = self._mechanism.digest, login.credential

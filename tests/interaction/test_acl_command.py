@@ -78,6 +78,14 @@ def test_what_cannot_be_done_is_said(operator: Operator) -> None:
         assert isinstance(operator.run("acl", *arguments).exception, ClusterAuthorizationFailed), arguments
 
 
+def test_who_may_not_describe_the_cluster_is_not_sent_to_start_voters(operator: Operator) -> None:
+    operator.login("PLAIN", PLAIN, "eve", "eve")
+    result = operator.run("cluster", "health", "--json")
+    assert result.exit_code == 1
+    assert "ask as a user who may describe the cluster" in result.output
+    assert "start the voters" not in result.output
+
+
 def test_who_may_not_manage_users_is_refused(operator: Operator) -> None:
     """librdkafka 2.16 ends the process by a signal if a cluster refuses to describe users."""
     operator.login("PLAIN", PLAIN, "eve", "eve")

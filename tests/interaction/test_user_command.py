@@ -24,6 +24,7 @@ from kreplica.security.sasl import Secret
 from tests.support.tcp_cluster import TcpCluster
 
 JAAS = "org.apache.kafka.common.security.{module} required username={user} password={password};"
+EXAMPLE = JAAS.format(module="plain.PlainLoginModule", user="a", password="b")
 PLAIN, SCRAM = "plain.PlainLoginModule", "scram.ScramLoginModule"
 
 
@@ -103,6 +104,11 @@ def test_a_wrong_password_is_said(operator: Operator) -> None:
         assert "the login as admin failed" in str(refused)
 
 
+def test_stores_of_java_in_a_file_without_encryption_do_not_matter(operator: Operator) -> None:
+    operator.file.write_text(f"{operator.file.read_text()}ssl.truststore.location=/no/such\n")
+    assert operator.run("topic", "list").exit_code == 0
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -113,6 +119,10 @@ def test_a_wrong_password_is_said(operator: Operator) -> None:
             "=JKS for the client must be PEM or PKCS12",
         ),
         ("security.protocol=SASL_PLAINTEXT", "sasl.mechanism= must be one of PLAIN"),
+        (
+            f"security.protocol=SASL_PLAINTEXT\nsasl.mechanism=PLAN\nsasl.jaas.config={EXAMPLE}",
+            "sasl.mechanism=PLAN must be one of PLAIN",
+        ),
         ("security.protocol=SASL_PLAINTEXT\nsasl.mechanism=PLAIN", "the user or the password is missing"),
         ("security.protocol=SASL_PLAINTEXT\nsasl.mechanism=PLAIN\nsasl.jaas.config=x", "must be a module"),
     ],

@@ -22,6 +22,12 @@ from kreplica.broker.audit import (
 )
 from kreplica.broker.blank_answers import blank
 from kreplica.broker.controller_apis import OPERATIONS, OPERATIONS_OF_CLIENT
+from kreplica.common.messages.administration import (
+    AclCreation,
+    CreateAclsRequest,
+    DeleteAclsFilter,
+    DeleteAclsRequest,
+)
 from kreplica.security.peer import KafkaPrincipal, Peer
 
 WAIT_S = 30
@@ -70,9 +76,34 @@ def test_changes_and_failures_are_logged(caplog: pytest.LogCaptureFixture) -> No
     assert {(each["principal"], each["host"]) for each in changes} == {("User:admin", "127.0.0.1")}
     failures: list[dict[str, Any]] = [each for each in events if each["event"] == "login failed"]
     assert failures
-    assert failures[0]["mechanism"] == "PLAIN"
+    assert (failures[0]["mechanism"], failures[0]["user"]) == ("PLAIN", "admin")
     assert "4711" not in caplog.text
     assert 'wrong"' not in caplog.text.replace('is wrong"', "")
+
+
+def test_a_change_of_rules_says_which() -> None:
+    creation = AclCreation(
+        resource_type=2,
+        resource_name="raw-",
+        resource_pattern_type=4,
+        principal="User:alice",
+        host="*",
+        operation=3,
+        permission_type=2,
+    )
+    (created,) = CHANGES[CreateAclsRequest](CreateAclsRequest(creations=(creation,)))
+    assert created == "DENY READ TOPIC:raw- and what it begins for User:alice from *"
+    chosen = DeleteAclsFilter(
+        resource_type_filter=2,
+        resource_name_filter="orders",
+        pattern_type_filter=3,
+        principal_filter=None,
+        host_filter=None,
+        operation=1,
+        permission_type=99,
+    )
+    (removed,) = CHANGES[DeleteAclsRequest](DeleteAclsRequest(filters=(chosen,)))
+    assert removed == "code 99 ANY TOPIC:orders for ANY from ANY"
 
 
 # ---- refusals in a loop ------------------------------------------------------------------------------------

@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 
+from kreplica.broker import audit
 from kreplica.broker.request_channel import RequestChannel
 from kreplica.broker.sasl_authenticator import SaslAuthenticator, SaslPolicy
 from kreplica.common.error_code import ErrorCode
 from kreplica.common.errors import (
+    BrokerNotAvailable,
     IllegalSaslState,
     InvalidRequest,
     KreplicaError,
@@ -53,7 +55,7 @@ class Node:
 class Connection:
     """A connection of a client, with the time of its loop."""
 
-    def __init__(self, max_reauth_ms: int = 0, **reauth_ms_of: int) -> None:
+    def __init__(self, max_reauth_ms: int = 0, *, credential: Any = None, **reauth_ms_of: int) -> None:
         self.peer = Peer("/10.0.0.1", listener="CLIENTS")
         # How long the next token is good for.
         self.token_ms = 5_000
@@ -62,13 +64,13 @@ class Connection:
         self.tasks: list[tuple[int, Callable[[], object]]] = []
         mechanism = ScramMechanism.SCRAM_SHA_512
         salted = salted_password(mechanism, Secret("right"), b"salt", 1)
-        credential = credential_of(mechanism, salted, b"salt", 1)
+        known = {"alice": credential_of(mechanism, salted, b"salt", 1)}
         policy = SaslPolicy(
             mechanisms={
                 TOKEN: lambda: OAuthBearerSaslServer(self.validated, lambda: self.now_ms),
                 PLAIN: lambda: PlainSaslServer({"alice": Secret("right"), "bob": Secret("b")}),
                 SCRAM: lambda: ScramSaslServer(
-                    mechanism, {"alice": credential}.get, random.Random(1), b"secret"
+                    mechanism, credential or known.get, random.Random(1), b"secret"
                 ),
             },
             failure_delay_ms=DELAY_MS,
@@ -190,6 +192,54 @@ def test_versions_of_the_future_may_be_asked_for_once(connection: Connection) ->
     assert connection.ask_bytes(frame_of(VERSIONS, 1))[1] is None
     with pytest.raises(IllegalSaslState):
         connection.ask_bytes(frame_of(VERSIONS, 1))
+
+
+@pytest.fixture
+def audited(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> pytest.LogCaptureFixture:
+    """The log. What other tests were refused is not repeated in it."""
+    monkeypatch.setattr(audit, "_REFUSALS", audit.Refusals())
+    return caplog
+
+
+def test_a_login_at_a_node_that_is_still_starting_closes_the_connection_and_is_no_failed_one(
+    audited: pytest.LogCaptureFixture,
+) -> None:
+    """A node knows its users only once it is open, and clients do not repeat a login that failed."""
+
+    def starting(_: object) -> None:
+        raise BrokerNotAvailable("node 1 is still starting")
+
+    connection = Connection(credential=starting)
+    connection.handshake(SCRAM)
+    with pytest.raises(BrokerNotAvailable):
+        connection.authenticate(b"n,,n=alice,r=x")
+    assert "login failed" not in audited.text
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "token", "user"),
+    [
+        (PLAIN, b"\0alice\0wrong", "alice"),
+        (PLAIN, b"bob\0alice\0right", "alice"),
+        # It may be a password in the wrong place.
+        (PLAIN, b"\0se-sa-me\0alice", ""),
+        (SCRAM, b"n,a=bob,n=alice,r=x", "alice"),
+        (SCRAM, b"n,a=bob,n=se-sa-me,r=x", ""),
+    ],
+)
+def test_a_failed_login_names_the_user_if_there_is_one(
+    mechanism: str, token: bytes, user: str, audited: pytest.LogCaptureFixture
+) -> None:
+    connection = Connection()
+    connection.handshake(mechanism)
+    assert connection.authenticate(token)[0] == ErrorCode.sasl_authentication_failed
+    assert f'"user": "{user}"' in audited.text
+    assert "se-sa-me" not in audited.text
+
+
+def test_a_token_without_a_handshake_is_refused_by_words_that_fit(connection: Connection) -> None:
+    connection.authenticate(RIGHT)
+    assert connection.answer.error_message == "SaslHandshake has to come before SaslAuthenticate"
 
 
 @pytest.mark.parametrize("knows_versions", [False, True])

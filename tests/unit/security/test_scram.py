@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from kreplica.common.errors import SaslAuthenticationFailed
 from kreplica.security.peer import KafkaPrincipal
 from kreplica.security.sasl import Secret
-from kreplica.security.scram import ScramSaslServer, credential_of, salted_password
+from kreplica.security.scram import ScramSaslServer, UnknownUsers, credential_of, salted_password
 from kreplica.security.scram_credential import MIN_ITERATIONS, ScramCredential, ScramMechanism
 from tests.support.scram import ScramClient
 
@@ -116,6 +116,38 @@ def test_no_noise_is_a_final_message(noise: bytes) -> None:
     side.respond(ScramClient(mechanism, "a", "b").first())
     with pytest.raises(SaslAuthenticationFailed):
         side.respond(noise)
+
+
+def first_answer(user: str, known: dict[str, ScramCredential], secret: bytes) -> tuple[bytes, int]:
+    """The salt and the iterations that a node with this secret shows."""
+    side = ScramSaslServer(
+        ScramMechanism.SCRAM_SHA_256,
+        known.get,
+        random.Random(1),
+        secret,
+        unknown=lambda: UnknownUsers.like(known),
+    )
+    answer = side.respond(f"n,,n={user},r=x".encode()).decode()
+    fields = dict(each.split("=", 1) for each in answer.split(","))
+    return base64.b64decode(fields["s"]), int(fields["i"])
+
+
+def test_a_user_who_does_not_exist_looks_the_same_on_every_node_and_like_one_who_does() -> None:
+    known = {
+        user: ScramCredential(bytes([number]) * size, b"", bytes([number]) * 32, iterations)
+        for number, (user, size, iterations) in enumerate((("a", 25, 8192), ("b", 64, 4096), ("c", 64, 4096)))
+    }
+    shapes = set()
+    for number in range(50):
+        shown = {first_answer(f"nobody-{number}", known, secret) for secret in (b"one node", b"another")}
+        assert len(shown) == 1
+        salt, iterations = shown.pop()
+        shapes.add((len(salt), iterations))
+    assert shapes == {(25, 8192), (64, 4096)}
+    assert len({first_answer(user, known, b"")[0] for user in ("a", "x", "y", "z")}) == 4
+    # Other users who come change nothing.
+    more = {**known, "d": ScramCredential(b"s" * 64, b"", b"k" * 32, 4096)}
+    assert first_answer("x", more, b"") == first_answer("x", known, b"")
 
 
 def test_a_login_shows_no_secrets() -> None:
