@@ -2,7 +2,8 @@
 
 The metric NotAfterTimestampSeconds of a store is the first end among its certificates, in seconds since 1970;
 RefusedReloads counts the changed stores of a listener that were not used, because they failed a check.
-A certificate that ends within 30 days, or has ended, is logged at the start and then once a day. Dates are
+A certificate that ends within 30 days, has ended, or has not begun, is logged at the start and then once a
+day. Dates are
 read by the package `cryptography`; without it they are unknown. Thread rule: `look` belongs to the loop of
 the listeners; any thread may read the metrics.
 """
@@ -50,7 +51,7 @@ class CertificateWatch:
             metrics.gauge(METRICS, "RefusedReloads", partial(_refused, each), {"listener": listener})
 
     def look(self) -> None:
-        """Log the certificates that end soon, or have ended."""
+        """Log the certificates that end soon, have ended, or have not begun."""
         if self._stores and find_spec("cryptography") is None:
             LOGGER.info("nothing is known about the ends of certificates: pip install 'kreplica[security]'")
             return
@@ -69,7 +70,12 @@ class CertificateWatch:
 
 
 def _warning(certificate: Certificate | None, now: datetime) -> str:
-    if certificate is None or certificate.not_after - now > WARNING_BEFORE:
+    if certificate is None:
+        return ""
+    if certificate.not_before > now:
+        begin = certificate.not_before.isoformat(timespec="seconds")
+        return f"the certificate of {certificate.subject} begins only on {begin}: clients refuse it"
+    if certificate.not_after - now > WARNING_BEFORE:
         return ""
     end = certificate.not_after.isoformat(timespec="seconds")
     if certificate.not_after <= now:

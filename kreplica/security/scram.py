@@ -74,7 +74,7 @@ class UnknownUsers(NamedTuple):
 
     @classmethod
     def like(cls, credentials: Mapping[str, ScramCredential]) -> UnknownUsers | None:
-        """Return those among users with these credentials, by name; None if there are none."""
+        """Return those among users with these credentials, by name; None without users."""
         if not credentials:
             return None
         shapes = {(len(each.salt), each.iterations) for each in credentials.values()}

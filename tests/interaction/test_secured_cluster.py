@@ -177,7 +177,9 @@ def test_a_request_that_a_broker_forwards_has_its_clients_rights(cluster: Secure
 
 
 @pytest.mark.parametrize("cluster", ["SSL"], indirect=True)
-def test_a_client_without_a_certificate_gets_nothing(cluster: SecuredCluster) -> None:
+def test_a_client_without_a_certificate_gets_nothing(
+    cluster: SecuredCluster, caplog: pytest.LogCaptureFixture
+) -> None:
     others = trustme.CA().issue_cert("admin@example.org", common_name="admin")
     stranger = cluster.directory / "stranger.pem"
     others.private_key_and_cert_chain_pem.write_to_path(str(stranger))
@@ -187,6 +189,11 @@ def test_a_client_without_a_certificate_gets_nothing(cluster: SecuredCluster) ->
         with pytest.raises(KafkaException):
             AdminClient(wrong, logger=logging.getLogger("quiet")).list_topics(timeout=3)
     assert AdminClient(right).list_topics(timeout=WAIT_S).topics
+    failed = (
+        '"event": "login failed", "principal": "User:ANONYMOUS", "host": "127.0.0.1", "listener": "CLIENTS"'
+    )
+    for why in ("there is no certificate", "unable to get local issuer certificate"):
+        assert f'{failed}, "mechanism": "SSL", "why": "{why}"' in caplog.text
 
 
 def test_a_node_that_comes_back_logs_in_again(cluster: SecuredCluster) -> None:
@@ -231,3 +238,4 @@ def test_a_certificate_for_another_host_is_refused(tmp_path: Path, caplog: pytes
         assert not any(server.node.ready.done() for server in cluster.servers.values())
     finally:
         cluster.close()
+    assert "other nodes with these stores cannot connect" in caplog.text

@@ -69,6 +69,11 @@ def test_a_certificate_that_ends_soon_is_logged_again_and_again(
     assert "the certificate of CN=node has ended on" in first
 
 
+def test_a_certificate_that_has_not_begun_is_logged(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
+    [first, *_] = lines_at(stage, caplog, stage.end_s - 100 * DAY_S)
+    assert "the certificate of CN=node begins only on" in first
+
+
 def test_a_renewed_certificate_is_read(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
     before = stage.metrics.values()[KEY]
     new = Made(days=400)

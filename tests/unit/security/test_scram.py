@@ -139,7 +139,7 @@ def test_a_user_who_does_not_exist_looks_the_same_on_every_node_and_like_one_who
     }
     shapes = set()
     for number in range(50):
-        shown = {first_answer(f"nobody-{number}", known, secret) for secret in (b"one node", b"another")}
+        shown = {first_answer(f"unknown-{number}", known, secret) for secret in (b"one node", b"another")}
         assert len(shown) == 1
         salt, iterations = shown.pop()
         shapes.add((len(salt), iterations))
