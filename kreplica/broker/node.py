@@ -114,8 +114,7 @@ from kreplica.raft.raft_messages import is_of_metadata_log
 from kreplica.raft.voter_set import VoterSet
 from kreplica.security.delegation_token import TokenCredentials, TokenLogin, parse_principal
 from kreplica.security.peer import THIS_PROCESS, Peer
-from kreplica.security.scram import UnknownUsers
-from kreplica.security.scram_credential import ScramCredential, ScramMechanism
+from kreplica.security.scram_credential import ScramCredential, ScramMechanism, UnknownUsers
 from kreplica.security.standard_authorizer import StandardAuthorizer
 from kreplica.share.persister import SharePersister
 

@@ -34,8 +34,7 @@ from kreplica.runtime.tcp_transport import Address
 from kreplica.runtime.tls import ServerTls
 from kreplica.security.delegation_token import TokenLogin
 from kreplica.security.peer import THIS_PROCESS, Peer
-from kreplica.security.scram import UnknownUsers
-from kreplica.security.scram_credential import ScramCredential, ScramMechanism
+from kreplica.security.scram_credential import ScramCredential, ScramMechanism, UnknownUsers
 
 LOOPBACK = "127.0.0.1"
 # The first bytes of a Produce request.

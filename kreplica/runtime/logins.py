@@ -17,8 +17,8 @@ from kreplica.security.delegation_token import TokenLogin
 from kreplica.security.oauthbearer import OAUTHBEARER, OAuthBearerSaslServer
 from kreplica.security.plain import PlainSaslServer
 from kreplica.security.sasl import SaslMechanism
-from kreplica.security.scram import ScramSaslServer, UnknownUsers
-from kreplica.security.scram_credential import ScramCredential, ScramMechanism
+from kreplica.security.scram import ScramSaslServer
+from kreplica.security.scram_credential import ScramCredential, ScramMechanism, UnknownUsers
 
 # Of the secret from which the salts of unknown users are made.
 SECRET_BYTES = 32

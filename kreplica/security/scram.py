@@ -20,14 +20,14 @@ import binascii
 import hashlib
 import hmac
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 from kreplica.common.errors import SaslAuthenticationFailed
 from kreplica.common.ports import Random
 from kreplica.security.peer import USER, KafkaPrincipal
 from kreplica.security.sasl import Secret, check_authorization_id, text_of
-from kreplica.security.scram_credential import MIN_ITERATIONS, ScramCredential, ScramMechanism
+from kreplica.security.scram_credential import MIN_ITERATIONS, ScramCredential, ScramMechanism, UnknownUsers
 
 SALT_BYTES = NONCE_BYTES = 18
 # With it a client logs in by a delegation token (KIP-48).
@@ -61,32 +61,6 @@ class Token(Protocol):
     def principal(self) -> KafkaPrincipal: ...
     @property
     def expires_ms(self) -> int: ...
-
-
-class UnknownUsers(NamedTuple):
-    """What a login shows of users who do not exist: the same on every node, and like that of users who do.
-
-    `key`: makes their salts. `shapes`: sizes of salts with iterations.
-    """
-
-    key: bytes
-    shapes: tuple[tuple[int, int], ...]
-
-    @classmethod
-    def like(cls, credentials: Mapping[str, ScramCredential]) -> UnknownUsers | None:
-        """Return those among users with these credentials, by name; None without users."""
-        if not credentials:
-            return None
-        shapes = {(len(each.salt), each.iterations) for each in credentials.values()}
-        # A secret that all nodes have, and that few changes of users change.
-        return cls(credentials[min(credentials)].server_key, tuple(sorted(shapes)))
-
-    def credential(self, mechanism: ScramMechanism, user: str) -> ScramCredential:
-        """Return a credential for which there is no password."""
-        made = hashlib.shake_256(self.key + user.encode())
-        salt_bytes, iterations = self.shapes[made.digest(1)[0] % len(self.shapes)]
-        empty = bytes(mechanism.digest_bytes)
-        return ScramCredential(made.digest(1 + salt_bytes)[1:], empty, empty, iterations)
 
 
 class ScramSaslServer:

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from kreplica.common.errors import SaslAuthenticationFailed
 from kreplica.security.peer import KafkaPrincipal
 from kreplica.security.sasl import Secret
-from kreplica.security.scram import ScramSaslServer, UnknownUsers, credential_of, salted_password
-from kreplica.security.scram_credential import MIN_ITERATIONS, ScramCredential, ScramMechanism
+from kreplica.security.scram import ScramSaslServer, credential_of, salted_password
+from kreplica.security.scram_credential import MIN_ITERATIONS, ScramCredential, ScramMechanism, UnknownUsers
 from tests.support.scram import ScramClient
 
 SALT = b"salt of the test"
