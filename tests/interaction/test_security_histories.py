@@ -1,11 +1,24 @@
 """Security bugs that Kafka and its clients had, replayed. Each test names its history.
 
-Others are where the parts are tested: tests/unit/security (CVE-2017-12610, CVE-2024-56128, CVE-2026-10143,
-CVE-2024-27309, KAFKA-14265, KAFKA-13697), tests/unit/broker/test_gatekeeper.py (CVE-2018-1288, KAFKA-14435,
-KAFKA-13698, KAFKA-14962), tests/unit/broker/test_sasl_authenticator.py (KAFKA-10798, KAFKA-9241),
-tests/unit/record/test_compression.py (CVE-2023-34455), and in this directory test_hostile_arrays.py
-(CVE-2026-111108, CVE-2026-111115, CVE-2026-83525), test_floods.py (CVE-2022-34917) and test_bombs.py;
-tests/unit/runtime/test_tcp_transport.py (CVE-2026-10142) and test_key_store.py (KAFKA-14770).
+Others are where the parts are tested:
+
+    unit/security                      CVE-2017-12610, CVE-2024-56128, CVE-2026-10143, CVE-2026-33557,
+                                       KAFKA-14265, KAFKA-7702, KAFKA-13697
+    unit/broker/test_gatekeeper        CVE-2018-1288, CVE-2018-17196, CVE-2024-27309, KAFKA-13889,
+                                       KAFKA-14435, KAFKA-13698, KAFKA-14962
+    unit/broker/test_sasl_authenticator    KAFKA-10798, KAFKA-9241, KAFKA-13848
+    unit/broker/test_client_quotas     KAFKA-9658, KAFKA-10458
+    unit/common/test_quota_rate        KAFKA-10162
+    unit/controller/test_acl_control   KAFKA-13892
+    unit/record/test_compression       CVE-2023-34455; also interaction/test_bombs
+    unit/runtime                       CVE-2025-27817, CVE-2026-110985 (test_oauth), CVE-2026-10142
+                                       (test_tcp_transport), KAFKA-14770 (test_key_store)
+    interaction/test_hostile_arrays    CVE-2026-111108, CVE-2026-111115, CVE-2026-83525
+    interaction/test_floods            CVE-2022-34917
+    interaction/test_scram_nodes       KAFKA-17636
+    interaction/test_quotas            KAFKA-14215, KAFKA-9677, KAFKA-6946
+    interaction/test_reauthentication  KAFKA-9854
+    clients/test_quotas                KAFKA-16083
 """
 
 from __future__ import annotations

@@ -8,6 +8,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from kreplica.broker.api_versions import API_RANGES, Scope, request_type, response_type
 from kreplica.broker.blank_answers import blank
@@ -16,7 +18,12 @@ from kreplica.broker.node_config import STANDARD_AUTHORIZER, AuthorizerConfig
 from kreplica.broker.request_context import RequestContext
 from kreplica.broker.rights_table import ROWS
 from kreplica.common.error_code import ErrorCode
-from kreplica.common.errors import BrokerNotAvailable, InvalidConfig, TopicAuthorizationFailed
+from kreplica.common.errors import (
+    BrokerNotAvailable,
+    InvalidConfig,
+    InvalidRecord,
+    TopicAuthorizationFailed,
+)
 from kreplica.common.future import Future, resolved
 from kreplica.common.message import Message, fields_of, replace, structure_of
 from kreplica.common.messages.administration import DeleteTopicsRequest, DeleteTopicState
@@ -37,10 +44,15 @@ from kreplica.common.types import Uuid
 from kreplica.common.wire import uuid_of
 from kreplica.metadata.cluster_metadata import ClusterMetadata
 from kreplica.metadata.image_format import OffsetAndEpoch
-from kreplica.metadata.records import AccessControlEntryRecord, TopicRecord
-from kreplica.security.acl import AclOperation, AclPermissionType, PatternType, ResourceType
+from kreplica.metadata.records import (
+    AccessControlEntryRecord,
+    RemoveAccessControlEntryRecord,
+    TopicRecord,
+)
+from kreplica.security.acl import AclBinding, AclOperation, AclPermissionType, PatternType, ResourceType
 from kreplica.security.peer import ANONYMOUS, THIS_PROCESS, KafkaPrincipal, Peer
 from tests.support.batches import build
+from tests.unit.security.test_standard_authorizer import OPERATIONS, PEERS, RULES, plainly
 
 KNOWN = Uuid(bytes(range(16)))
 NAMES = {"topic": "orders", "group_id": "readers"}
@@ -476,3 +488,38 @@ def test_tools_see_the_transactions_and_topics_that_they_may_describe():
     )
     answer = node.ask(blank(request_type(65, described), transactional_ids=("mine",)))
     assert [each.topic for each in answer.transaction_states[0].topics] == ["orders"]
+
+
+# ---- rules that come and go ------------------------------------------------------------------------------
+
+IDS = st.integers(0, 5)
+# Each batch adds rules under these ids and removes others, in any order; an id may come and go in one batch.
+BATCHES = st.lists(st.lists(st.tuples(IDS, st.none() | RULES), max_size=5), max_size=8)
+
+
+def record_of(number: int, binding: AclBinding) -> AccessControlEntryRecord:
+    return AccessControlEntryRecord(id=Uuid(bytes([number] * 16)), **binding._asdict())
+
+
+@settings(max_examples=200, deadline=None)
+@given(BATCHES, PEERS, OPERATIONS, st.booleans())
+def test_rules_that_come_and_go_in_batches_decide_as_those_that_are_left(
+    batches: list[list[tuple[int, AclBinding | None]]], peer: Peer, operation: AclOperation, default: bool
+) -> None:
+    """CVE-2024-27309, KAFKA-13889: after a removal other rules of the resource no longer counted."""
+    node = Node(allow_everyone_if_no_acl_found=default)
+    left: dict[int, AclBinding] = {}
+    for batch in batches:
+        for number, binding in batch:
+            if binding is not None:
+                node.metadata.replay(record_of(number, binding))
+                left[number] = binding
+            elif left.pop(number, None) is not None:
+                node.metadata.replay(RemoveAccessControlEntryRecord(id=Uuid(bytes([number] * 16))))
+            else:
+                with pytest.raises(InvalidRecord):
+                    node.metadata.replay(RemoveAccessControlEntryRecord(id=Uuid(bytes([number] * 16))))
+        node.publish()
+        for name in ("a", "ab", "*"):
+            decided = node.gatekeeper.rules.authorize(peer, operation, ResourceType.TOPIC, name)
+            assert decided == plainly(list(left.values()), peer, operation, name, default)
