@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from queue import Empty, SimpleQueue
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -42,6 +43,7 @@ from kreplica.runtime.tcp_server import TcpServer
 from kreplica.runtime.tcp_transport import IN_PLAIN, NodeSecurity, TcpTransport, TcpTransportConfig
 from kreplica.runtime.tls import ClientTls, ServerTls, TlsSettings, TrustSettings
 from kreplica.security.client_login import ClientLogin
+from kreplica.security.peer import ANONYMOUS, KafkaPrincipal
 from kreplica.security.sasl import Secret
 from tests.support.messages import written
 from tests.support.sockets import framed, read_frame, until
@@ -581,3 +583,13 @@ def test_nothing_is_reported_after_the_end(peer: Peer, transport: TcpTransport) 
     peer.stop()
     assert not reply.done()
     assert closed.empty()
+
+
+def test_a_node_knows_as_whom_it_connects_but_for_certificates_and_tokens() -> None:
+    by_password = ClientLogin(PLAIN, "node", Secret("sesame"))
+    assert IN_PLAIN.principal == ANONYMOUS
+    assert NodeSecurity(login=by_password).principal == KafkaPrincipal("User", "node")
+    tokens: Any = object()
+    assert NodeSecurity(login=ClientLogin.by_token(tokens)).principal is None
+    with_certificate: Any = SimpleNamespace(keystore=object())
+    assert NodeSecurity(tls=with_certificate).principal is None
