@@ -28,6 +28,7 @@ from kreplica.common.errors import InvalidConfig, KreplicaError
 from kreplica.common.future import Future
 from kreplica.common.rare_collections import rare_collections
 from kreplica.runtime.kafka_config import parse_address, read_config_file
+from kreplica.runtime.listener import ListenerProperties
 from kreplica.runtime.log_output import JsonFormatter, text_formatter
 from kreplica.runtime.node_listeners import LOOPBACK
 from kreplica.runtime.tcp_node import KafkaRaftServer
@@ -82,6 +83,7 @@ def run(
     end.has_started()
     _warn_of_open_quorum(server)
     _warn_of_missing_rights(server)
+    _warn_of_ignored_client_auth(properties, server)
     # A full collection would walk all modules and classes, and delay requests by tens of ms. While a node
     # gets 10,000 partitions it would walk those as well, a dozen times: hence rare_collections.
     gc.freeze()
@@ -120,6 +122,18 @@ def _warn_of_missing_rights(server: KafkaRaftServer) -> None:
                 " cannot join the cluster",
                 principal,
                 name,
+            )
+
+
+def _warn_of_ignored_client_auth(properties: Mapping[str, object], server: KafkaRaftServer) -> None:
+    for each in server.listeners:
+        has_both = each.tls is not None and each.login is not None
+        if has_both and ListenerProperties(each.name, properties).ignores_client_auth:
+            LOGGER.warning(
+                "ssl.client.auth does not count for listener %s, whose clients log in by SASL:"
+                " listener.name.%s.ssl.client.auth asks for their certificates as well",
+                each.name,
+                each.name.lower(),
             )
 
 

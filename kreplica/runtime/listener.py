@@ -6,7 +6,6 @@ property, as in Kafka. No state; any thread.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -27,8 +26,6 @@ from kreplica.security.protocol import SecurityProtocol
 from kreplica.security.sasl import Secret
 from kreplica.security.scram_credential import ScramMechanism
 from kreplica.security.ssl_principal_mapper import SslPrincipalMapper
-
-LOGGER = logging.getLogger(__name__)
 
 PREFIX = "listener.name."
 PLAIN = "PLAIN"
@@ -180,13 +177,6 @@ class ListenerProperties:
         if keystore is None:
             raise InvalidConfig(f"ssl.keystore.location is missing for {owner}")
         own = self._properties.get(f"{self._prefix}ssl.client.auth")
-        if has_login and own is None and self._text("ssl.client.auth") not in ("", "none"):
-            LOGGER.warning(
-                "ssl.client.auth does not count for listener %s, whose clients log in by SASL:"
-                " %sssl.client.auth asks for their certificates as well",
-                self.name,
-                self._prefix,
-            )
         auth = str(own or "none").strip() if has_login else self._text("ssl.client.auth") or "none"
         trusted = trust_store_of(self.get, owner)
         if auth not in CLIENT_AUTH:
@@ -203,6 +193,12 @@ class ListenerProperties:
             self._flag("ssl.allow.dn.changes"),
             self._flag("ssl.allow.san.changes"),
         )
+
+    @property
+    def ignores_client_auth(self) -> bool:
+        """Whether the plain property asks for certificates, which does not count where clients log in."""
+        own = self._properties.get(f"{self._prefix}ssl.client.auth")
+        return own is None and self._text("ssl.client.auth") not in ("", "none")
 
     def _suites(self) -> CipherSuites:
         versions = self._words("ssl.enabled.protocols") or tuple(VERSIONS)

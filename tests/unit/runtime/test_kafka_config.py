@@ -12,7 +12,7 @@ from kreplica.broker.node_settings import IGNORED
 from kreplica.common.errors import InvalidConfig, InvalidFile, KafkaStorageError
 from kreplica.runtime.kafka_config import KafkaConfig, directories_of, parse_address, read_config_file
 from kreplica.runtime.key_store import TrustStore
-from kreplica.runtime.listener import Listener, Login
+from kreplica.runtime.listener import Listener, ListenerProperties, Login
 from kreplica.runtime.tcp_transport import Address
 from kreplica.security.jaas import PLAIN_MODULE, SCRAM_MODULE
 from kreplica.security.protocol import SecurityProtocol
@@ -311,15 +311,19 @@ def test_what_makes_no_login_is_refused(changes: dict[str, object], words: str) 
     assert "same" not in str(refused.value)
 
 
-def test_a_setting_that_asks_for_no_certificates_where_clients_log_in_is_logged(
-    caplog: pytest.LogCaptureFixture,
+@pytest.mark.parametrize(
+    ("properties", "is_ignored"),
+    [
+        ({}, False),
+        ({"ssl.client.auth": "none"}, False),
+        ({"ssl.client.auth": "required"}, True),
+        ({"ssl.client.auth": "required", "listener.name.clients.ssl.client.auth": "none"}, False),
+    ],
+)
+def test_whether_a_setting_asks_for_certificates_and_does_not_count(
+    properties: dict[str, object], is_ignored: bool
 ) -> None:
-    parse(**{**SASL, **TLS, "ssl_client_auth": "required"})
-    assert "ssl.client.auth does not count for listener CLIENTS" in caplog.text
-    assert "listener.name.clients.ssl.client.auth asks" in caplog.text
-    caplog.clear()
-    parse(**{**SASL, **TLS, "ssl_client_auth": "required", "listener.name.clients.ssl.client.auth": "none"})
-    assert caplog.text == ""
+    assert ListenerProperties("CLIENTS", properties).ignores_client_auth == is_ignored
 
 
 def test_every_part_of_a_node_takes_its_settings() -> None:
