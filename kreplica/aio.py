@@ -457,7 +457,8 @@ class Messages(_Reading[Sharing[Message], Message]):
 class Transaction:
     """A transaction, from `Cluster.transaction`, for `async with`; see `kreplica.Cluster.transaction`.
 
-    It is aborted if its task is cancelled in the block.
+    It is aborted if its task is cancelled in the block. If the task is cancelled while it commits, at the end
+    of the block or in `commit`, the commit goes on.
     """
 
     def __init__(self, steps: Transacting, appends: Callable[..., asyncio.Future[AppendResult]]) -> None:

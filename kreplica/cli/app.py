@@ -1757,6 +1757,9 @@ def transactions_abort(
         int | None, typer.Option(min=0, help="First offset of the transaction, as find-hanging prints it.")
     ] = None,
     producer_id: Annotated[int | None, typer.Option(min=0, help="Id of the producer that began it.")] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Abort it also if a coordinator will end the transaction.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Abort an open transaction in one partition.
@@ -1770,5 +1773,5 @@ def transactions_abort(
     if start_offset is None and producer_id is None:
         raise typer.BadParameter("give --start-offset or --producer-id", param_hint="--start-offset")
     at = TopicPartition(topic, partition)
-    abort = partial(command.abort, bootstrap, at, start_offset, producer_id, as_json)
+    abort = partial(command.abort, bootstrap, at, start_offset, producer_id, force, as_json)
     raise typer.Exit(parsed(abort, "--bootstrap"))

@@ -324,6 +324,9 @@ def find_hanging(
             for at, leader in leaders.leaders_of(topic).items()
             if partition in (None, at.partition) and broker in (None, leader)
         }
+        if broker is not None and broker not in leaders.brokers:
+            live = ", ".join(map(str, leaders.brokers))
+            raise InvalidRequest(f"no broker {broker} among the live brokers {live}")
         if topic is not None and partition is not None and not wanted and broker is None:
             raise UnknownTopicOrPartition(f"there is no partition {topic}-{partition}")
         deadline = time.monotonic() + RETRY_S
@@ -367,17 +370,25 @@ def find_hanging(
 
 
 def abort(
-    bootstrap: str, at: TopicPartition, start_offset: int | None, producer_id: int | None, as_json: bool
+    bootstrap: str,
+    at: TopicPartition,
+    start_offset: int | None,
+    producer_id: int | None,
+    force: bool,
+    as_json: bool,
 ) -> int:
     """Abort the open transaction that begins at `start_offset`, or that of `producer_id`; returns the exit
-    code.
+    code. `force`: also one that its coordinator will end.
 
-    Returns when all in-sync replicas have the marker. Raises InvalidTxnState if there is no such transaction,
+    Returns when all in-sync replicas have the marker. Raises InvalidTxnState if there is no such transaction
+    or its coordinator will end it, NetworkException if a broker does not say which ones it will end,
     UnknownTopicOrPartition, LeaderNotAvailable, and the leader's errors.
     """
     with Leaders(bootstrap) as leaders:
         leader = leaders.leader_of(at)
         transaction = _the_one(leaders, at, leader, start_offset, producer_id)
+        if not force:
+            _require_hanging(leaders, transaction)
         marker = WritableTxnMarker(
             producer_id=transaction.producer_id,
             producer_epoch=transaction.producer_epoch,
@@ -400,6 +411,23 @@ def abort(
             f" {transaction.start_offset} of {at}, in cluster {leaders.cluster_id} at {bootstrap}"
         )
     return 0
+
+
+def _require_hanging(leaders: Leaders, transaction: OpenTransaction) -> None:
+    """Refuse to abort a part of a transaction whose other parts may be committed."""
+    at = transaction.at
+    known, silent = leaders.coordinated([transaction.producer_id])
+    name = known.get((transaction.producer_id, at))
+    if name is not None:
+        raise InvalidTxnState(
+            f"{at}: the coordinator of {name!r} will end this transaction. Its producer may commit what it"
+            " writes elsewhere, and the records here would be lost: give --force to abort them"
+        )
+    for broker, error in silent.items():
+        raise NetworkException(
+            f"broker {broker} did not say whether it will end this transaction: {error}; try again, or give"
+            " --force"
+        )
 
 
 def _the_one(

@@ -126,6 +126,14 @@ def partition_of(number: Any) -> int:
 
 def offset_of(wanted: int | None) -> int | None:
     """Return the offset. Raises TypeError, OffsetOutOfRange if no log can have it."""
-    if wanted is not None and not 0 <= index(wanted) <= MOST_OFFSET:
+    if wanted is None:
+        return None
+    if isinstance(wanted, bool):
+        raise TypeError(f"an offset must be an int, not {wanted}")
+    try:
+        found = index(wanted)
+    except TypeError:
+        raise TypeError(f"an offset must be an int, not {type(wanted).__name__}") from None
+    if not 0 <= found <= MOST_OFFSET:
         raise OffsetOutOfRange(f"offset {wanted} is impossible: offsets are from 0 to {MOST_OFFSET}")
-    return wanted
+    return found

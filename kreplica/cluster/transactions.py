@@ -25,7 +25,12 @@ from kreplica.client.transaction_manager import no_member
 from kreplica.client.transactional_producer import TransactionalProducer
 from kreplica.cluster.pending_futures import PendingFutures
 from kreplica.cluster.records import Consumer, Consuming
-from kreplica.common.errors import InvalidTxnState, KreplicaError, UseAfterFork
+from kreplica.common.errors import (
+    InvalidTransactionTimeout,
+    InvalidTxnState,
+    KreplicaError,
+    UseAfterFork,
+)
 from kreplica.common.future import Future, resolved, then
 from kreplica.common.locks import Lock
 from kreplica.common.types import TopicPartition
@@ -69,9 +74,15 @@ class ClusterTransactions:
         self._sessions: dict[str, CoordinatorSession] = {}
 
     def transaction(self, transactional_id: str, timeout: float) -> Transacting:
-        """Return a transaction that has not begun. Raises TypeError, ValueError, ClusterClosed."""
+        """Return a transaction that has not begun.
+
+        Raises TypeError, ValueError, InvalidTransactionTimeout, ClusterClosed.
+        """
         self.pending.require_open()
-        return Transacting(self, arguments.transactional_id(transactional_id), milliseconds(timeout))
+        name, timeout_ms = arguments.transactional_id(transactional_id), milliseconds(timeout)
+        if timeout_ms == 0:
+            raise InvalidTransactionTimeout(f"{name}: timeout={timeout} must be at least 0.001 seconds")
+        return Transacting(self, name, timeout_ms)
 
     def begin(self, transactional_id: str, timeout_ms: int) -> tuple[_Held, Future[int]]:
         """Begin a transaction; return the id's producer, a new one if the last was fenced, and a future."""
@@ -218,7 +229,7 @@ class Transacting:
     def _open(self) -> _Held:
         if self._held is None:
             raise InvalidTxnState(
-                f"{self.transactional_id}: the transaction has not begun: use it in a `with` statement"
+                f"{self.transactional_id}: the transaction has not begun: use it in `with` or `async with`"
             )
         return self._held
 

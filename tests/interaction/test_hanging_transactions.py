@@ -131,6 +131,10 @@ def test_what_is_not_there_is_said(cluster: TcpCluster) -> None:
         result = run(cluster, *arguments)
         assert isinstance(result.exception, UnknownTopicOrPartition), arguments
         assert result.exit_code == 1
+    # A wrong id must not look like a cluster without hanging transactions.
+    result = run(cluster, "transactions", "find-hanging", "--broker-id", "9")
+    assert isinstance(result.exception, InvalidRequest)
+    assert "no broker 9 among the live brokers 1, 2, 3" in str(result.exception)
     assert run(cluster, *place, "0").exit_code == 2
     nowhere = CliRunner().invoke(app, [*place, "0", "--producer-id", "9", "-b", "127.0.0.1:1"])
     assert isinstance(nowhere.exception, NetworkException)
@@ -251,3 +255,39 @@ def test_a_transaction_that_its_coordinator_knows_does_not_hang(
     assert "known" in result.stdout
     assert "did not say which transactions it will end: broker" in result.stderr
     producer.commit_transaction(30)
+
+
+def test_a_transaction_that_its_coordinator_will_end_is_aborted_only_by_force(
+    cluster: TcpCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In one partition its records would be lost, although its producer commits the others."""
+    at = create(cluster, "whole")
+    producer = Producer({"bootstrap.servers": cluster.bootstrap_servers, "transactional.id": "whole"})
+    producer.init_transactions(30)
+    producer.begin_transaction()
+    producer.produce("whole", b"first", partition=0)
+    assert producer.flush(30) == 0
+    abort = ("transactions", "abort", "--topic", "whole", "--partition", "0", "--start-offset", "0")
+    refused = run(cluster, *abort).exception
+    assert isinstance(refused, InvalidTxnState)
+    assert str(refused).startswith(f"{at}: the coordinator of 'whole' will end this transaction")
+    producer.commit_transaction(30)
+    assert committed(cluster, "whole") == ["first"]
+
+    producer.begin_transaction()
+    producer.produce("whole", b"second", partition=0)
+    assert producer.flush(30) == 0
+    assert run(cluster, *abort[:-1], "2", "--force").exit_code == 0
+    producer.abort_transaction(30)
+    assert committed(cluster, "whole") == ["first"]
+
+    def dead(_: Leaders, broker: int, __: Any) -> list[Any]:
+        raise NetworkException(f"broker {broker} is dead")
+
+    offset = cluster.begin_unknown(at, 91)
+    with monkeypatch.context() as patch:
+        patch.setattr(Leaders, "transactions", dead)
+        result = run(cluster, *abort[:-1], str(offset))
+    assert isinstance(result.exception, NetworkException)
+    assert "--force" in str(result.exception)
+    assert run(cluster, *abort[:-1], str(offset)).exit_code == 0

@@ -309,6 +309,11 @@ def test_wrong_arguments_are_refused(sim):
     with pytest.raises(InvalidTransactionTimeout, match=r"a: .*86400000 ms.* transaction\.max\.timeout\.ms"):
         with sim.transaction("a", timeout=86_400):
             pass
+    for timeout in (0, -1, 0.0004):
+        with pytest.raises(
+            InvalidTransactionTimeout, match=f"a: timeout={timeout} .* at least 0.001 seconds"
+        ):
+            sim.transaction("a", timeout=timeout)
     with sim.transaction("a") as txn:
         with pytest.raises(UnknownTopicOrPartition):
             txn.append("u", [b"1"])
@@ -317,8 +322,9 @@ def test_wrong_arguments_are_refused(sim):
         for group in ("g" * 40_000, "\ud800"):
             with pytest.raises(ValueError, match="a group's id"):
                 txn.commit_offsets(group, {("t", 0): 1})
-        with pytest.raises(TypeError):
-            txn.commit_offsets("g", {("t", 0): None})
+        for offset in (None, "1", 1.5, True):
+            with pytest.raises(TypeError, match="an offset must be an int, not"):
+                txn.commit_offsets("g", {("t", 0): offset})
         for offsets in ([("t", 0)], {"t": 1}, {("t", 0, 1): 1}):
             with pytest.raises(TypeError, match=r"by \(topic, partition\), not"):
                 txn.commit_offsets("g", offsets)
