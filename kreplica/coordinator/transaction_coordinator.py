@@ -77,9 +77,10 @@ APPEND_BACKOFF_MS = 100
 # How long a request may wait for the previous transaction of its id to be completed. Waiting takes less time
 # than the pause after which a client would ask again.
 COMPLETION_WAIT_MS = 100
-# Transactions resumed in one step of a load; bytes of the keys that one batch of tombstones forgets.
+# Transactions resumed in one step of a load; bytes of a batch of tombstones, and of each besides its id.
 RESUMED_A_STEP = 500
 TOMBSTONE_BYTES = 256 << 10
+TOMBSTONE_OVERHEAD = 16
 # The most bytes of one character in UTF-8.
 UTF8_BYTES = 4
 # Errors of an append that has changed nothing.
@@ -701,7 +702,7 @@ class TransactionCoordinator:
                 if current.is_expired(now_ms, self._config.transactional_id_expiration_ms):
                     transaction.is_leaving = True
                     batch[name] = transaction
-                    size += len(name)
+                    size += len(name.encode()) + TOMBSTONE_OVERHEAD
                     if size >= TOMBSTONE_BYTES:
                         self._forget(shard, batch)
                         batch, size = {}, 0

@@ -11,6 +11,7 @@ from kreplica._core.batch_builder import BatchBuilder
 from kreplica.common import errors
 from kreplica.common.error_code import ErrorCode
 from kreplica.common.future import Future
+from kreplica.coordinator import transaction_coordinator
 from kreplica.coordinator.shard_store import partition_for
 from kreplica.coordinator.transaction_metadata import LAST_EPOCH
 from kreplica.coordinator.transaction_records import TransactionLogKey, encode_key
@@ -587,3 +588,17 @@ def test_many_ids_expire_in_batches_of_bounded_size():
     stage.pass_time(8_000)
     assert all(len(each) < 400_000 for each in stage.log.batches[before:])
     assert [value for _, value in stage.stored()[-20:]] == [None] * 20
+
+
+@pytest.mark.parametrize("padding", ["", "\U0001f4b6" * 30], ids=["short", "of long characters"])
+def test_the_bounded_size_is_that_of_the_tombstones(padding, monkeypatch):
+    """Of short ids, most of a tombstone is not its id; a character may have four bytes."""
+    monkeypatch.setattr(transaction_coordinator, "TOMBSTONE_BYTES", 2_000)
+    stage = expiring()
+    for number in range(300):
+        stage.init(f"{padding}{number}")
+    before = len(stage.log.batches)
+    stage.pass_time(8_000)
+    sizes = [len(each) for each in stage.log.batches[before:]]
+    assert max(sizes) < 2_000 + 200
+    assert sum(sizes) / len(sizes) > 1_000
