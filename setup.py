@@ -91,6 +91,13 @@ class BuildCore(build_ext):
                 f"kreplica: cannot compile with {compiler!r}: install a C compiler and Python's headers"
                 " (apt install gcc python3-dev, or xcode-select --install), or use a wheel of kreplica"
             )
+        # Translating takes a minute: not before it is known that the result can be compiled.
+        translated = cythonize(
+            self.extensions, build_dir=str(BUILD / "cython"), compiler_directives=DIRECTIVES, quiet=True
+        )
+        in_c = {each.name: each for each in translated}
+        for each in self.extensions:
+            each.sources, each.depends = in_c[each.name].sources, in_c[each.name].depends
         super().build_extensions()
 
 
@@ -109,11 +116,6 @@ setup(
     packages=packages(),
     package_dir=BESIDE,
     cmdclass={"build_ext": BuildCore},
-    ext_modules=cythonize(
-        [] if PURE else [extension(source) for source in sorted(CORE.glob("*.pyx"))],
-        build_dir=str(BUILD / "cython"),
-        compiler_directives=DIRECTIVES,
-        quiet=True,
-    ),
+    ext_modules=[] if PURE else [extension(source) for source in sorted(CORE.glob("*.pyx"))],
     options={"build": {"build_base": str(BUILD)}, "build_ext": {"parallel": os.cpu_count() or 1}},
 )

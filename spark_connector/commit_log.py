@@ -20,6 +20,7 @@ from typing import Any, Protocol
 
 import pyarrow
 from kreplica.arrow.partition_directories import PartitionDirectories
+from kreplica.spark.path_patterns import COMMITS
 from kreplica.spark.sink_rows import Staged, StagedFile, staged_batches, sync
 
 import kreplica
@@ -125,12 +126,12 @@ class LogDirectory:
 
     def __init__(self, path: str) -> None:
         self._path = os.path.abspath(path)
-        self._token = _token(os.path.join(f"{self._path}.spark", TOKEN))
+        self._token = _token(os.path.join(f"{self._path}{COMMITS}", TOKEN))
 
     def is_here(self) -> bool:
         """Return whether this machine sees the driver's directory."""
         try:
-            with open(os.path.join(f"{self._path}.spark", TOKEN), encoding="ascii") as file:
+            with open(os.path.join(f"{self._path}{COMMITS}", TOKEN), encoding="ascii") as file:
                 return file.read() == self._token
         except FileNotFoundError:
             return False
@@ -146,7 +147,7 @@ class LogDirectory:
 
     def commits(self, writer: str) -> CommitLog:
         """Return the commits of this writer."""
-        return CommitLog(os.path.join(f"{self._path}.spark", writer), self)
+        return CommitLog(os.path.join(f"{self._path}{COMMITS}", writer), self)
 
     def staging(self, writer: str, batch_id: int) -> str | None:
         """Return the directory in which a task stages its rows; None if the driver would not find them."""

@@ -120,7 +120,8 @@ OPTIONS = (
         "value.format",
         _READ,
         _ANYWHERE,
-        "decode value; bytes that cannot be decoded are in the column undecoded; needs the jar",
+        "decode value; bytes that cannot be decoded are in the column undecoded; needs the jar; protobuf is"
+        " refused, see below",
         ("string", "json", "avro", "protobuf"),
     ),
     Option(

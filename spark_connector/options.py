@@ -122,14 +122,19 @@ class WriteOptions:
     security: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 
+def refuse_decoding(given: Mapping[str, str]) -> None:
+    """Raise OptionError if values have to be decoded, which only the JVM does."""
+    if _Options(given).has("value.format"):
+        raise OptionError("value.format: values are decoded in Spark's JVM, which lacks kreplica.spark.jar()")
+
+
 def parse_read(given: Mapping[str, str], *, streaming: bool) -> ReadOptions:
     """Parse the options of a read. Raises OptionError, which names the wrong one."""
     options = _Options(given)
     paths, servers = _one_source(options)
     check(given, Use.STREAM if streaming else Use.BATCH, _place(servers))
     options.refuse_jvm()
-    if options.has("value.format"):
-        raise OptionError("value.format: values are decoded in Spark's JVM, which lacks kreplica.spark.jar()")
+    refuse_decoding(given)
     starting = _position(options, "starting", LATEST if streaming else EARLIEST)
     ending = _position(options, "ending", LATEST)
     if not streaming:

@@ -12,6 +12,8 @@ from collections.abc import Iterable, Iterator
 
 from kreplica.spark.option_table import OptionError
 
+# What a sink adds to the name of a directory, for the one beside it that has its commits.
+COMMITS = ".spark"
 _SPECIAL = re.compile(r"[*?\[{]")
 _BRACES = re.compile(r"\{([^{}]*)\}")
 
@@ -29,10 +31,16 @@ def matching(paths: Iterable[str]) -> list[str]:
 def _matching(path: str) -> list[str]:
     if not _SPECIAL.search(path) or os.path.lexists(path):
         return [path]
-    found = sorted({each for plain in _without_braces(path) for each in glob.glob(plain.replace("[^", "[!"))})
+    found = {each for plain in _without_braces(path) for each in glob.glob(plain.replace("[^", "[!"))}
+    found = {each for each in found if not _is_of_sink(each)}
     if not found:
         raise OptionError(f"{path}: no directory matches this pattern")
-    return found
+    return sorted(found)
+
+
+def _is_of_sink(path: str) -> bool:
+    """Return whether a sink keeps its commits there, beside the directory that it writes."""
+    return path.endswith(COMMITS) and os.path.isdir(path.removesuffix(COMMITS))
 
 
 def _without_braces(pattern: str) -> Iterator[str]:

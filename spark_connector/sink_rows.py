@@ -99,7 +99,9 @@ def check_schema(schema: StructType, topic: str | None) -> None:
         if name in kinds and kinds[name] not in accepted:
             raise SinkError(f"column {name} must be {' or '.join(accepted)}, not {kinds[name]}")
     if "value" not in kinds:
-        raise SinkError(f"a sink needs a column value; the columns are {', '.join(kinds)}")
+        # SQL names columns col1, col2, ... where a query does not.
+        hint = "; name them, as in INSERT INTO t (topic, value) VALUES ..." if "col1" in kinds else ""
+        raise SinkError(f"a sink needs a column value; the columns are {', '.join(kinds)}{hint}")
     if topic is None and "topic" not in kinds:
         raise SinkError("set the option topic, or give each row a column topic")
     if topic is not None:

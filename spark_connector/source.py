@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from kreplica.spark import jvm_reader
 from kreplica.spark import schema as schemas
-from kreplica.spark.options import parse_read, parse_write
+from kreplica.spark.options import parse_read, parse_write, refuse_decoding
 from kreplica.spark.readers import KreplicaReader, KreplicaStreamReader
 from kreplica.spark.sink import KreplicaStreamWriter, KreplicaWriter
 from kreplica.spark.topics_source import KreplicaTopics
@@ -37,6 +37,7 @@ class KreplicaDataSource(DataSource):
         return FORMAT
 
     def schema(self) -> StructType:
+        refuse_decoding(self.options)
         with_headers = self.options.get("includeHeaders", "false").strip().lower() == "true"
         return schemas.SCHEMA_WITH_HEADERS if with_headers else schemas.SCHEMA
 

@@ -657,7 +657,7 @@ def serve(
 topic_app = typer.Typer(help="Manage the topics of a Kafka-compatible cluster.", no_args_is_help=True)
 quorum_app = typer.Typer(help="Show and change the metadata quorum of a cluster.", no_args_is_help=True)
 group_app = typer.Typer(
-    help="Show and configure groups of consumers; reset and delete their offsets.",
+    help="Show groups of consumers; reset and delete their offsets.",
     no_args_is_help=True,
 )
 transactions_app = typer.Typer(
@@ -670,7 +670,7 @@ user_app = typer.Typer(
 )
 
 token_app = typer.Typer(
-    help="Show, make and end delegation tokens, by which programs log in for a user.", no_args_is_help=True
+    help="Show, make and end delegation tokens. Programs log in by them for a user.", no_args_is_help=True
 )
 
 acl_app = typer.Typer(help="Show, add and remove the access rules of a cluster.", no_args_is_help=True)
@@ -812,7 +812,7 @@ def token_create(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Make a token, and print it with its password, which cannot be shown again by this command."""
+    """Make a token, and print it with its password. The password cannot be shown again."""
     from kreplica.cli import token as command
 
     raise typer.Exit(command.create(bootstrap, owner, renewer or (), max_days, as_json))
@@ -955,9 +955,9 @@ def acl_add(
     ] = "*",
     as_json: Json = False,
 ) -> None:
-    """Allow or deny operations on resources: one rule for each operation on each resource.
+    """Allow or deny operations on resources.
 
-    A rule that exists already stays as it is.
+    Each operation on each resource is a rule of its own. A rule that exists already stays as it is.
     """
     from kreplica.cli import acl as command
 
@@ -1013,7 +1013,7 @@ def quota_list(
     entity: QuotaEntity = QuotaEntity(),
     as_json: Json = False,
 ) -> None:
-    """List the quotas: all of them, or those of a user, a client id or an address."""
+    """List all quotas, or those of a user, client id or address."""
     from kreplica.cli import quota as command
 
     raise typer.Exit(command.list_quotas(bootstrap, entity.named(), as_json))
@@ -1035,7 +1035,7 @@ def quota_set(
     entity: QuotaEntity = QuotaEntity(),
     as_json: Json = False,
 ) -> None:
-    """Set quotas of a user, a client id, both together, or an address; others stay as they are."""
+    """Set quotas of a user, a client id, both, or an address. Others stay as they are."""
     from kreplica.cli import quota as command
 
     raise typer.Exit(command.set_quotas(bootstrap, entity.named(), settings, as_json))
@@ -1052,7 +1052,7 @@ def quota_remove(
     entity: QuotaEntity = QuotaEntity(),
     as_json: Json = False,
 ) -> None:
-    """Remove quotas of a user, a client id, both together, or an address, and show them."""
+    """Remove quotas of a user, a client id, both, or an address. Shows them."""
     from kreplica.cli import quota as command
 
     raise typer.Exit(command.remove(bootstrap, entity.named(), names or (), as_json))
@@ -1362,7 +1362,7 @@ def watch(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Print changes of brokers, topics, partitions, settings and controllers as they happen.
+    """Print changes of brokers, topics and settings as they come.
 
     Each change has a path, such as /brokers/topics/orders/partitions/0, and a version: its offset in the
     metadata log; of /controller the epoch. The quorum's leader is asked, at its own listener, which must be
@@ -1388,7 +1388,7 @@ def top(
     once: Annotated[bool, typer.Option("--once", help="Print one frame and end.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Show what happens in a cluster now: brokers, records a second, lag, changes of the ISR.
+    """Show brokers, rates, lag and changes of ISRs, live.
 
     Refreshes the terminal until Ctrl-C. The cluster may be Kafka's. Rates are the differences between two
     looks; --json prints each frame as a line.
@@ -1506,7 +1506,7 @@ def group_describe(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Show the committed offsets of groups and how far they are behind, or their members."""
+    """Show how far groups are behind, or their members."""
     from kreplica.cli import group as command
 
     show = partial(command.describe, bootstrap, group_ids or (), members, as_json)
@@ -1630,7 +1630,7 @@ def group_delete(
     execute: Execute = False,
     as_json: Json = False,
 ) -> None:
-    """Delete groups without members, with their committed offsets.
+    """Delete groups without members, and their offsets.
 
     The groups are printed first. They are deleted only with --execute.
     """
@@ -1656,9 +1656,10 @@ def group_delete_offsets(
     execute: Execute = False,
     as_json: Json = False,
 ) -> None:
-    """Delete committed offsets of topics that no member of the group subscribes to.
+    """Delete committed offsets of a group.
 
-    The offsets are printed first. They are deleted only with --execute.
+    No member may subscribe to the topics. The offsets are printed first. They are deleted only with
+    --execute.
     """
     from kreplica.cli import group as command
     from kreplica.cli.scope import parse_scope
@@ -1691,7 +1692,7 @@ def transactions_list(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """List the transactional ids that the cluster's coordinators know, with their states.
+    """List the transactional ids, with their states.
 
     Exits with 1 if a coordinator did not answer.
     """
@@ -1708,7 +1709,7 @@ def transactions_describe(
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     as_json: Json = False,
 ) -> None:
-    """Show the state of transactional ids: producer, epoch, timeout, and the partitions of the transaction.
+    """Show producers, timeouts and partitions of transactions.
 
     Of a transaction that is ending, the partitions are those without their marker.
     """
@@ -1735,7 +1736,7 @@ def transactions_find_hanging(
     ] = 15,
     as_json: Json = False,
 ) -> None:
-    """List open transactions that seem abandoned, and that no coordinator will end.
+    """List open transactions that no coordinator will end.
 
     They hide all later records from readers of committed records. Exits with 1 if a partition could not be
     checked.

@@ -15,7 +15,7 @@ from kreplica.cli.output import Fact, print_facts, print_json, say, size_text
 from kreplica.cli.partition import refuse_if_moving
 from kreplica.cli.quorum import described_quorum
 from kreplica.cli.reassignment import PATIENCE_S, How
-from kreplica.common.errors import BrokerIdNotRegistered, KreplicaError
+from kreplica.common.errors import BrokerIdNotRegistered
 from kreplica.common.types import TopicPartition
 
 LIST_COLUMNS = ("id", "address", "rack", "state", "leads", "replicas", "logs", "disk")
@@ -27,22 +27,28 @@ def list_brokers(bootstrap: str, as_json: bool) -> int:
     """Print the brokers with their partitions and disks; returns the exit code."""
     problems: list[str] = []
     with ClusterAdmin(bootstrap, needs_controller=False) as admin:
-        facts = [_fact(admin, each, problems, as_json) for each in admin.registered]
+        known = {}
+        for broker, directories, problem in admin.disks(dict.fromkeys(admin.up)):
+            if problem:
+                problems.append(f"disks of broker {broker}: {problem}")
+            else:
+                known[broker] = directories
+        facts = [_fact(admin, each, known.get(each), problems, as_json) for each in admin.registered]
     print_facts(f"brokers of cluster {admin.cluster_id}", LIST_COLUMNS, facts, as_json)
     for problem in problems:
         say(problem, stderr=True)
     return 0
 
 
-def _fact(admin: ClusterAdmin, broker: int, problems: list[str], as_json: bool) -> Fact:
+def _fact(
+    admin: ClusterAdmin,
+    broker: int,
+    directories: Sequence[LogDirectory] | None,
+    problems: list[str],
+    as_json: bool,
+) -> Fact:
     known = admin.registered[broker]
     found = admin.partitions.values()
-    directories: Sequence[LogDirectory] | None = None
-    if known.is_up:
-        try:
-            directories = admin.directories(broker)
-        except (KreplicaError, OSError) as error:
-            problems.append(f"disks of broker {broker}: {error}")
     fact: dict[str, object] = {
         "id": broker,
         "address": known.address,

@@ -218,12 +218,9 @@ def _of_quorum(admin: ClusterAdmin) -> Iterator[Finding]:
 
 def _of_disks(admin: ClusterAdmin) -> Iterator[Finding]:
     failed, full, silent = [], [], []
-    for broker in admin.up:
-        try:
-            directories = admin.directories(broker)
-        except (KreplicaError, OSError) as error:
-            silent.append(f"broker {broker}: {error}")
-            continue
+    for broker, directories, problem in admin.disks(dict.fromkeys(admin.up)):
+        if problem:
+            silent.append(f"broker {broker}: {problem}")
         for each in directories:
             if each.error is not None:
                 failed.append(f"{each.path} of broker {broker}")

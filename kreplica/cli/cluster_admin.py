@@ -196,16 +196,29 @@ class ClusterAdmin(Brokers):
             raise error
         return [_directory(broker, each) for each in answer.results]
 
+    def disks(
+        self, asked: Mapping[int, Iterable[TopicPartition] | None]
+    ) -> Iterator[tuple[int, list[LogDirectory], str]]:
+        """Yield the log directories of each of these brokers that is up, and why one has not answered.
+
+        `asked`: the logs whose sizes are wanted of each broker; None for all.
+        """
+        for broker, partitions in asked.items():
+            if broker not in self.up:
+                continue
+            try:
+                found, problem = self.directories(broker, partitions), ""
+            except (KreplicaError, OSError) as error:
+                found, problem = [], str(error)
+            yield broker, found, problem
+
     def leader_sizes(self) -> tuple[dict[TopicPartition, int], list[str]]:
         """Return the size of each partition on its leader, and what could not be asked, in words."""
         sizes: dict[TopicPartition, int] = {}
         problems = []
-        for broker in self.up:
-            try:
-                found = self.directories(broker)
-            except (KreplicaError, OSError) as error:
-                problems.append(f"sizes of broker {broker}: {error}")
-                continue
+        for broker, found, problem in self.disks(dict.fromkeys(self.up)):
+            if problem:
+                problems.append(f"sizes of broker {broker}: {problem}")
             for directory in found:
                 for at, size in directory.logs.items():
                     if at in self.partitions and self.partitions[at].leader_id == broker:
@@ -285,10 +298,11 @@ class ClusterAdmin(Brokers):
             and not isinstance(error, ElectionNotNeeded)
         }
 
-    def throttle(self, rate: int, changes: Mapping[TopicPartition, tuple[int, ...]]) -> None:
-        """Limit the replication of these moves to `rate` bytes a second on each broker.
+    def throttle(self, rate: int, changes: Mapping[TopicPartition, tuple[int, ...]]) -> list[int]:
+        """Limit the replication of these moves to `rate` bytes a second on each live broker.
 
-        `changes`: the new replicas of each partition, which has not begun to move.
+        `changes`: the new replicas of each partition, which has not begun to move. Returns the brokers that
+        are down: they take settings only themselves, so they have no limit when they come back.
         """
         leaders: dict[str, list[str]] = {}
         followers: dict[str, list[str]] = {}
@@ -308,6 +322,7 @@ class ClusterAdmin(Brokers):
                 for topic, listed in leaders.items()
             }
         )
+        return sorted(brokers - set(self.up))
 
     def remove_throttle(self) -> bool:
         """Remove the throttle of moves from all topics and live brokers; return whether there was one."""

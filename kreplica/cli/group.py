@@ -593,7 +593,8 @@ def list_groups(bootstrap: str, kinds: Sequence[str], states: Sequence[str], as_
     if facts or as_json:
         print_facts(f"groups of cluster {groups.cluster_id}", LIST_COLUMNS, facts, as_json)
     else:
-        say(f"no such group in cluster {groups.cluster_id}")
+        such = "such groups" if kinds or states else "groups"
+        say(f"cluster {groups.cluster_id} has no {such}")
     return 0
 
 

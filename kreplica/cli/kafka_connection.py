@@ -52,7 +52,7 @@ def any_broker(bootstrap: str) -> Iterator[KafkaConnection]:
         try:
             connection = KafkaConnection(host, port)
         except OSError as error:
-            failed.append(f"{host}:{port}: {error}")
+            failed.append(f"{host}:{port}: {error.strerror or error}")
             continue
         with connection:
             yield connection

@@ -39,6 +39,15 @@ class Moving(NamedTuple):
             help="Limit of the bytes that are copied each second from and to a broker, such as 20MiB.",
         ),
     ] = None
+    batch: Annotated[
+        int | None,
+        typer.Option(
+            "--batch",
+            metavar="NUMBER",
+            min=1,
+            help="Move at most this many partitions at a time. Default: all at once.",
+        ),
+    ] = None
     timeout: Timeout = None
     save: Annotated[
         Path | None,
@@ -56,11 +65,14 @@ class Moving(NamedTuple):
         from kreplica.cli.reassignment import How
 
         throttle = self.throttle
+        if self.batch is not None and not wait:
+            raise typer.BadParameter("needs --wait: the command begins each batch", param_hint="--batch")
         return How(
             execute=self.execute,
             wait=wait,
             throttle=None if throttle is None else parsed(partial(parse_size, throttle), "--throttle"),
             timeout_s=self.timeout,
+            batch=self.batch,
             save=self.save,
             as_json=self.as_json,
         )
@@ -81,7 +93,7 @@ Topics = Annotated[
 
 @cluster_app.command("info")
 def cluster_info(bootstrap: Bootstrap = DEFAULT_BOOTSTRAP, as_json: Json = False) -> None:
-    """Show the controller, the brokers, the features and the size of a cluster."""
+    """Show the controller, brokers, size and features of a cluster."""
     from kreplica.cli import cluster as command
 
     raise typer.Exit(parsed(lambda: command.info(bootstrap, as_json), "--bootstrap"))
@@ -119,10 +131,10 @@ def cluster_rebalance(
     wait: Wait = False,
     moving: Moving = Moving(),
 ) -> None:
-    """Give all brokers the same number of replicas and leaders, with the fewest moves.
+    """Give all brokers the same number of replicas and leaders.
 
-    The plan is printed first. It is carried out only with --execute. The replicas of a partition stay in as
-    many racks as they are in, or come into more. All brokers have to be up.
+    The fewest moves are made. The plan is printed first. It is carried out only with --execute. The replicas
+    of a partition stay in as many racks as they are in, or come into more. All brokers have to be up.
     """
     from kreplica.cli import cluster as command
     from kreplica.cli.scope import parse_scope
@@ -138,7 +150,7 @@ def cluster_rebalance(
 
 @broker_app.command("list")
 def broker_list(bootstrap: Bootstrap = DEFAULT_BOOTSTRAP, as_json: Json = False) -> None:
-    """List the brokers with their partitions, the size of their logs, and how full their disks are.
+    """List the brokers with their partitions and disks.
 
     Brokers that are registered and do not run are listed, too.
     """
@@ -156,7 +168,7 @@ def broker_decommission(
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     moving: Moving = Moving(),
 ) -> None:
-    """Move all replicas off a broker, and unregister it once it is stopped.
+    """Move all replicas off a broker, and unregister it.
 
     Run it while the broker is up: it moves the replicas and waits. Then stop the broker, and run it again.
     Exits with 1 while something remains to be done, and says what. The broker may be lost: then its replicas
@@ -186,7 +198,7 @@ def partition_list(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """List partitions with their leaders, replicas and sizes, and what is the matter with them."""
+    """List partitions with their leaders, sizes and problems."""
     from kreplica.cli import partition as command
     from kreplica.cli.scope import parse_scope
 
@@ -219,10 +231,11 @@ def partition_move(
     wait: Wait = False,
     moving: Moving = Moving(),
 ) -> None:
-    """Move the replicas of partitions to other brokers, or give them more or fewer replicas.
+    """Move the replicas of partitions to other brokers.
 
-    The plan is printed first. It is carried out only with --execute. The moves go on when this command ends;
-    --throttle then holds until `kreplica partition wait` has seen their end.
+    Partitions may get more or fewer replicas, too. The plan is printed first. It is carried out only with
+    --execute. The moves go on when this command ends; --throttle then holds until `kreplica partition wait`
+    has seen their end.
     """
     from kreplica.cli import partition as command
     from kreplica.cli.reassignment import read_layout
@@ -241,9 +254,9 @@ def partition_move(
 def partition_wait(
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP, timeout: Timeout = None, as_json: Json = False
 ) -> None:
-    """Show the progress of all moves until they have ended, and remove their throttle.
+    """Show the progress of all moves until they have ended.
 
-    Exits with 1 if a move was cancelled, or time is up.
+    Then remove their throttle. Exits with 1 if a move was cancelled, or time is up.
     """
     from kreplica.cli import partition as command
     from kreplica.cli.reassignment import How
@@ -259,7 +272,7 @@ def partition_cancel(
     execute: Execute = False,
     as_json: Json = False,
 ) -> None:
-    """Cancel moves of partitions, which return to the replicas that they had before."""
+    """Cancel moves of partitions. They return to the replicas before."""
     from kreplica.cli import partition as command
     from kreplica.cli.scope import parse_scope
 
@@ -281,9 +294,10 @@ def partition_elect(
     execute: Execute = False,
     as_json: Json = False,
 ) -> None:
-    """Let the preferred leaders of partitions lead, which are the first of their replicas.
+    """Let the preferred leaders of partitions lead.
 
-    With --unclean, let any replica lead where all that are in sync are lost. The topics have to be named.
+    These are the first of their replicas. With --unclean, let any replica lead where all that are in sync are
+    lost. The topics have to be named.
     """
     from kreplica.cli import partition as command
     from kreplica.cli.scope import parse_scope

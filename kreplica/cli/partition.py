@@ -93,7 +93,8 @@ def list_partitions(bootstrap: str, scope: Scope, states: Sequence[State], as_js
     if facts or as_json:
         print_facts(title, LIST_COLUMNS, facts, as_json)
     else:
-        say(f"no such partition in cluster {admin.cluster_id}")
+        such = "such partitions" if scope or states else "partitions"
+        say(f"cluster {admin.cluster_id} has no {such}")
     if admin.no_controller is not None:
         problems.append(f"no controller answers, so moves are unknown: {admin.no_controller}")
     for problem in problems:
@@ -182,7 +183,8 @@ def cancel(bootstrap: str, scope: Scope, execute: bool, as_json: bool) -> int:
         wanted = in_scope(admin.partitions, scope) if scope else sorted(admin.moves)
         moving = [at for at in wanted if at in admin.moves]
         if not moving:
-            raise NoReassignmentInProgress("no such partition is moving")
+            which = "none of these partitions" if scope else "no partition"
+            raise NoReassignmentInProgress(f"{which} is moving")
         failed: Failures = admin.reassign(dict.fromkeys(moving, None)) if execute else {}
     facts = [
         {
@@ -224,7 +226,7 @@ def elect(bootstrap: str, scope: Scope, unclean: bool, execute: bool, as_json: b
                 fact["done"] = not fact["problem"]
     facts = list(found.values())
     if not facts and not as_json:
-        say("all of them have a leader" if unclean else "all leaders are the preferred ones")
+        say("all of these partitions have a leader" if unclean else "all leaders are the preferred ones")
         return 0
     title = "elections of leaders that may be out of sync" if unclean else "elections of preferred leaders"
     print_facts(title, ELECT_COLUMNS, facts, as_json)

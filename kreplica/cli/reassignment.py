@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -21,7 +22,7 @@ from kreplica.cli.balance import Layout
 from kreplica.cli.cluster_admin import LOOK_AGAIN_S, PREFERRED, ClusterAdmin, Failures, reachable
 from kreplica.cli.output import Fact, console, counted, print_json, print_table, say, size_text
 from kreplica.common.dataclass import dataclass
-from kreplica.common.errors import InvalidFile, KreplicaError
+from kreplica.common.errors import InvalidFile
 from kreplica.common.json_file import parse_object
 from kreplica.common.types import TopicPartition
 
@@ -55,13 +56,15 @@ class Change(NamedTuple):
 class How:
     """How a plan is carried out. `throttle`: bytes a second. `save`: a file for the replicas before.
 
-    `timeout_s`: how long to wait for the end of the moves; None: without end.
+    `timeout_s`: how long to wait for the end of the moves; None: without end. `batch`: how many moves to
+    begin at a time, which needs `wait`; None: all.
     """
 
     execute: bool = False
     wait: bool = False
     throttle: int | None = None
     timeout_s: float | None = None
+    batch: int | None = None
     save: Path | None = None
     as_json: bool = False
 
@@ -183,8 +186,7 @@ def run(admin: ClusterAdmin, layout: Layout, how: How) -> int:
     """
     changes = changes_to(admin, layout)
     if not changes:
-        if not how.as_json:
-            say("nothing has to move: the replicas are where they should be")
+        say("nothing has to move: the replicas are where they should be", stderr=True)
         return elect_preferred(admin, layout, how) if how.execute else 0
     print_plan(admin, changes, how.as_json)
     if not how.execute:
@@ -194,22 +196,39 @@ def run(admin: ClusterAdmin, layout: Layout, how: How) -> int:
     if how.save is not None:
         write_layout(how.save, {each.at: each.before for each in changes})
         say(f"kreplica partition move --file {how.save} --execute moves them back", stderr=True)
+    if how.wait:
+        return _in_batches(admin.bootstrap, wanted, how)
     failed = begin(admin, wanted, how)
-    if not how.wait:
-        say("the moves have begun; `kreplica partition wait` shows how far they are", stderr=True)
-        return 1 if failed else 0
-    moving = {at: after for at, after in wanted.items() if at not in failed}
-    code = follow(admin.bootstrap, moving, how)
-    if code:
-        return code
-    with reachable(admin.bootstrap, PATIENCE_S) as after:
-        return elect_preferred(after, moving, how) or (1 if failed else 0)
+    say("the moves have begun; `kreplica partition wait` shows how far they are", stderr=True)
+    return 1 if failed else 0
+
+
+def _in_batches(bootstrap: str, wanted: Layout, how: How) -> int:
+    """Begin the moves, as many at a time as `how` says, and wait for their end; returns the exit code."""
+    deadline = None if how.timeout_s is None else time.monotonic() + how.timeout_s
+    waiting = sorted(wanted)
+    failed: Failures = {}
+    while waiting:
+        batch, waiting = waiting[: how.batch], waiting[how.batch :] if how.batch else []
+        with reachable(bootstrap, PATIENCE_S) as admin:
+            failed |= begin(admin, {at: wanted[at] for at in batch}, how)
+        left_s = None if deadline is None else max(0.0, deadline - time.monotonic())
+        moving = {at: wanted[at] for at in batch if at not in failed}
+        code = follow(bootstrap, moving, replace(how, timeout_s=left_s))
+        if code:
+            if waiting:
+                say(f"not begun: {counted(len(waiting), 'partition')}; run the command again", stderr=True)
+            return code
+    with reachable(bootstrap, PATIENCE_S) as admin:
+        moved = {at: after for at, after in wanted.items() if at not in failed}
+        return elect_preferred(admin, moved, how) or (1 if failed else 0)
 
 
 def begin(admin: ClusterAdmin, wanted: Layout, how: How) -> Failures:
     """Begin the moves; return those that failed, which are printed."""
-    if how.throttle is not None:
-        admin.throttle(how.throttle, wanted)
+    if how.throttle is not None and (down := admin.throttle(how.throttle, wanted)):
+        shown = ", ".join(map(str, down))
+        say(f"without a throttle, since they are down: brokers {shown}", stderr=True)
     failed = admin.reassign(wanted)
     print_failures(failed, how.as_json)
     return failed
@@ -255,7 +274,7 @@ def follow(bootstrap: str, wanted: Layout | None, how: How) -> int:
     if end.moving:
         shown = ", ".join(map(str, end.moving[:5])) + (", ..." if len(end.moving) > 5 else "")
         still = f"{counted(len(end.moving), 'partition')} still to move: {shown}"
-        say(f"kreplica: after {how.timeout_s:g} s {still}", stderr=True)
+        say(f"kreplica: after {how.timeout_s:.3g} s {still}", stderr=True)
         return 1
     with reachable(bootstrap, PATIENCE_S) as admin:
         return _ended(admin, end, how)
@@ -307,6 +326,8 @@ def _elsewhere(admin: ClusterAdmin, targets: Layout) -> Failures:
 def _ended(admin: ClusterAdmin, end: End, how: How) -> int:
     if not admin.moves and admin.remove_throttle():
         say("removed the throttle of replication", stderr=True)
+        if down := ", ".join(str(each) for each in admin.registered if each not in admin.up):
+            say(f"brokers that are down may keep its rate, which limits nothing now: {down}", stderr=True)
     print_failures(end.failed, how.as_json)
     done = [at for at in sorted(end.targets) if at not in end.failed]
     if how.as_json:
@@ -332,7 +353,9 @@ class Moving:
     def __str__(self) -> str:
         text = f"{self.done} of {self.total} partitions have moved"
         if self.total_bytes:
-            text += f", {size_text(self.copied_bytes)} of {size_text(self.total_bytes)} copied of the others"
+            text += (
+                f"; {size_text(self.copied_bytes)} of {size_text(self.total_bytes)} of the rest are copied"
+            )
         return text
 
 
@@ -342,15 +365,11 @@ def _progress(admin: ClusterAdmin, targets: Layout, moving: int) -> Moving:
     for at, move in admin.moves.items():
         for broker in {*move.adding, admin.partitions[at].leader_id} if at in admin.partitions else ():
             by_broker.setdefault(broker, set()).add(at)
-    sizes: dict[int, Mapping[TopicPartition, int]] = {}
-    for broker, partitions in by_broker.items():
-        if broker not in admin.up:
-            continue
-        try:
-            found = admin.directories(broker, partitions)
-        except (KreplicaError, OSError):
-            continue  # its sizes are missing in this look
-        sizes[broker] = {at: size for each in found for at, size in each.logs.items()}
+    # The sizes of a broker that does not answer are missing in this look.
+    sizes: dict[int, Mapping[TopicPartition, int]] = {
+        broker: {at: size for each in found for at, size in each.logs.items()}
+        for broker, found, _ in admin.disks(by_broker)
+    }
     for at, move in admin.moves.items():
         if at in admin.partitions:
             size = sizes.get(admin.partitions[at].leader_id, {}).get(at, 0)

@@ -243,7 +243,8 @@ def list_transactions(bootstrap: str, wanted: Wanted, as_json: bool) -> int:
     if facts or as_json:
         print_facts(f"transactions of cluster {leaders.cluster_id}", LIST_COLUMNS, facts, as_json)
     else:
-        say(f"no such transaction in cluster {leaders.cluster_id}")
+        such = "transactional ids" if wanted == Wanted() else "such transactions"
+        say(f"cluster {leaders.cluster_id} has no {such}")
     for broker, failure in failures.items():
         say(f"broker {broker}: not listed: {failure}", stderr=True)
     return 1 if failures else 0

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from kreplica.cli import reassignment
 from kreplica.cli.app import app
 from kreplica.cli.cluster_admin import FOLLOWER_REPLICAS, LEADER_REPLICAS, ClusterAdmin
 from kreplica.cluster import Cluster
@@ -101,7 +102,7 @@ def test_partitions_are_listed_with_what_is_the_matter(cluster: Cluster) -> None
     assert found[0]["bytes"] >= 100_000
     assert "listed" in run(cluster, "partition", "list", "listed").stdout
     assert facts(cluster, "partition", "list", "--state", "offline") == []
-    assert "no such partition" in run(cluster, "partition", "list", "--state", "offline").stdout
+    assert "has no such partitions" in run(cluster, "partition", "list", "--state", "offline").stdout
     assert isinstance(run(cluster, "partition", "list", "absent").exception, UnknownTopicOrPartition)
     mistaken = run(cluster, "partition", "list", "--state", "asleep")
     assert (mistaken.exit_code, "'asleep' is no state" in mistaken.output) == (2, True)
@@ -129,10 +130,38 @@ def test_replicas_move_and_their_new_leader_leads(cluster: Cluster, tmp_path: Pa
     with ClusterAdmin(cluster.bootstrap_servers) as admin:
         settings = {each.value for _, each in admin.topic_settings((LEADER_REPLICAS, FOLLOWER_REPLICAS))}
     assert settings == {""}
-    assert "nothing has to move" in run(cluster, *to).stdout
+    assert "nothing has to move" in run(cluster, *to).stderr
+    assert run(cluster, *to, "--json").stdout == ""
     back = run(cluster, "partition", "move", "--file", str(saved), "--execute", "--wait")
     assert back.exit_code == 0
     assert replicas(cluster, "moved") == [[1, 2], [1, 2]]
+
+
+def test_moves_may_begin_a_few_at_a_time(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    create(cluster, "few", *[[1, 2]] * 5)
+    begun: list[int] = []
+    reassign = ClusterAdmin.reassign
+
+    def counted(admin: ClusterAdmin, layout: Any) -> Any:
+        begun.append(len(layout))
+        return reassign(admin, layout)
+
+    monkeypatch.setattr(ClusterAdmin, "reassign", counted)
+    to = ("partition", "move", "few", "--to", "3,4", "--execute", "--batch", "2")
+    assert "--batch: needs --wait" in run(cluster, *to).output
+    found = facts(cluster, *to, "--wait")
+    assert {each["partition"] for each in found if each["what"] == "moved"} == set(range(5))
+    assert begun == [2, 2, 1]
+    assert replicas(cluster, "few") == [[3, 4]] * 5
+    with monkeypatch.context() as late:
+        late.setattr(reassignment, "follow", lambda *_: 1)
+        stopped = run(
+            cluster, "partition", "move", "few", "--to", "1,2", "--execute", "--wait", "--batch", "2"
+        )
+    assert stopped.exit_code == 1
+    assert "not begun: 3 partitions; run the command again" in stopped.stderr
+    assert run(cluster, "partition", "wait").exit_code == 0
+    assert sorted(replicas(cluster, "few")) == [[1, 2], [1, 2], [3, 4], [3, 4], [3, 4]]
 
 
 def test_a_move_is_followed_later_and_cancelled(cluster: Cluster) -> None:
@@ -196,7 +225,8 @@ def test_preferred_leaders_are_elected(cluster: Cluster) -> None:
     assert (done["done"], done["problem"]) == (True, None)
     until(lambda: leaders(cluster, "elected") == [1, 2])
     assert "all leaders are the preferred ones" in run(cluster, "partition", "elect", "elected").stdout
-    assert "all of them have a leader" in run(cluster, "partition", "elect", "elected", "--unclean").stdout
+    unneeded = run(cluster, "partition", "elect", "elected", "--unclean")
+    assert "all of these partitions have a leader" in unneeded.stdout
 
 
 def test_health_is_an_exit_code(cluster: Cluster) -> None:
@@ -252,7 +282,7 @@ def test_loads_become_even(cluster: Cluster) -> None:
     assert result.exit_code == 0, result.output
     assert Counter(each for row in replicas(cluster, "uneven") for each in row) == {1: 3, 2: 3, 3: 3, 4: 3}
     assert set(Counter(leaders(cluster, "uneven")).values()) <= {1, 2}
-    assert "nothing has to move" in run(cluster, "cluster", "rebalance", "uneven").stdout
+    assert "nothing has to move" in run(cluster, "cluster", "rebalance", "uneven").stderr
 
 
 def test_only_leaders_change_places(cluster: Cluster) -> None:

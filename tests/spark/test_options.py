@@ -276,3 +276,11 @@ def test_of_a_sink(node: Path) -> None:
             KreplicaDataSource(given).streamWriter(schema=schema, overwrite=False)
     with pytest.raises(SinkError, match="a log can only be appended to: use mode append"):
         KreplicaDataSource({"path": str(node), "topic": "t"}).writer(schema, overwrite=True)
+
+
+def test_values_that_only_the_jvm_decodes_are_refused_with_the_schema(
+    tmp_path: Path,
+) -> None:
+    source = KreplicaDataSource(options_of({"path": str(tmp_path), "subscribe": "t", "Value.Format": "json"}))
+    with pytest.raises(OptionError, match=r"value.format: .* lacks kreplica.spark.jar\(\)"):
+        source.schema()

@@ -19,6 +19,7 @@ def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for number, name in enumerate(("node-1", "node-2", "other", "x[1]")):
         with kreplica.Log.open(path / name / f"t-{number}") as log:
             log.append([b"%d" % number])
+    (path / "other.spark").mkdir()  # as of a sink that has written into `other`
     return path
 
 
@@ -30,6 +31,7 @@ def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("{node-1,oth{er,ers}}", ["node-1", "other"]),
         ("x[1]", ["x[1]"]),
         ("none", ["none"]),
+        ("oth*", ["other"]),
     ],
 )
 def test_what_a_pattern_matches(archive: Path, pattern: str, names: list[str]) -> None:

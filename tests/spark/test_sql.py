@@ -49,8 +49,21 @@ def test_a_table_over_a_directory(spark: SparkSession, table: str, tmp_path: Pat
     spark.sql(f"INSERT INTO {table} SELECT 't' AS topic, 'b' AS value, 1 AS ignored")
     spark.sql(f"INSERT INTO {table} (topic, value) VALUES ('t', 'c')")
     assert texts(spark.table(table)) == ["a", "b", "c"]
+    with pytest.raises(PySparkException, match=r"columns are col1, col2; name them, as in INSERT INTO t \("):
+        spark.sql(f"INSERT INTO {table} VALUES ('t', 'd')")
     with pytest.raises(PySparkException, match="a log can only be appended to"):
         spark.sql(f"INSERT OVERWRITE {table} SELECT 't' AS topic, 'b' AS value")
+
+
+def test_options_of_a_table_hold(spark: SparkSession, table: str, tmp_path: Path) -> None:
+    for topic in ("t", "u"):
+        with kreplica.Log.open(tmp_path / f"{topic}-0") as log:
+            log.append([topic.encode()])
+    options = f"path '{tmp_path}', subscribe 'u', topic 'v'"
+    spark.sql(f"CREATE TABLE {table} USING kreplica OPTIONS ({options})")
+    assert texts(spark.table(table)) == ["u"]
+    spark.sql(f"INSERT INTO {table} (value) VALUES ('new')")
+    assert texts(logs(spark, tmp_path, "v")) == ["new"]
 
 
 def test_a_table_made_from_a_query(spark: SparkSession, table: str, tmp_path: Path) -> None:

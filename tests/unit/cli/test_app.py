@@ -66,6 +66,17 @@ def test_the_help_page_of_a_command_is_typers(
     assert help_page([*names, "--help"]) == help_page([*names, "-h"]) == capsys.readouterr().out.rstrip("\n")
 
 
+@pytest.mark.parametrize("names", list(commands_below(typer.main.get_command(app))), ids=" ".join)
+def test_lists_of_commands_have_whole_sentences(
+    names: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    page = help_page([*names, "-h"])
+    assert page is not None
+    commands = page.partition("Commands:")[2].splitlines()
+    assert not [line for line in commands if line.endswith("...")]
+
+
 @pytest.mark.parametrize("arguments", [[], ["topic"], ["--version"], ["nothing", "-h"], ["topic", "-h", "x"]])
 def test_other_arguments_ask_for_no_help_page(arguments: list[str]) -> None:
     assert help_page(arguments) is None

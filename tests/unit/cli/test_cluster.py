@@ -25,7 +25,7 @@ class Made(ClusterAdmin):
         self.no_controller = None
         self.moves = {}
         self.registered = {each: RegisteredBroker(each, f"h{each}:1", None, True) for each in (1, 2, 3)}
-        self.disks: dict[int, list[LogDirectory]] = {each: [disk(each)] for each in self.registered}
+        self.found: dict[int, list[LogDirectory]] = {each: [disk(each)] for each in self.registered}
         self.voters = [
             SimpleNamespace(replica_id=each, last_caught_up_timestamp=100_000) for each in self.registered
         ]
@@ -41,9 +41,9 @@ class Made(ClusterAdmin):
 
     def directories(self, broker: int, partitions: Any = None) -> list[LogDirectory]:
         assert partitions is None
-        if not self.disks[broker]:
+        if not self.found[broker]:
             raise NetworkException(f"h{broker}:1 closed the connection")
-        return self.disks[broker]
+        return self.found[broker]
 
     @property
     def seed(self) -> Any:
@@ -114,7 +114,7 @@ def test_no_controller(made: Made) -> None:
 
 
 def test_disks_that_are_full_or_have_failed(made: Made) -> None:
-    made.disks = {1: [disk(1, usable=5 * GIB)], 2: [disk(2, error="has failed")], 3: []}
+    made.found = {1: [disk(1, usable=5 * GIB)], 2: [disk(2, error="has failed")], 3: []}
     assert problems(made) == {
         "disks that are 90% full": ["/data of broker 1: 95%"],
         "failed disks": ["/data of broker 2"],
@@ -124,5 +124,5 @@ def test_disks_that_are_full_or_have_failed(made: Made) -> None:
 
 def test_a_broker_that_is_down_is_not_asked(made: Made) -> None:
     made.registered[3] = made.registered[3]._replace(is_up=False)
-    made.disks[3] = []
+    made.found[3] = []
     assert problems(made) == {"brokers that are down": ["3"]}

@@ -88,7 +88,7 @@ final class AppendWrite implements V1Write {
             }
         }
         if (!hasValue) {
-            throw new ReadException("a sink needs a column value; the columns are " + String.join(", ", names));
+            throw RowPlaces.withoutValue(names);
         }
         rows.select((Column[]) known.toArray(new Column[0])).write().format(KreplicaAppend.class.getName())
             .options(options).mode(SaveMode.Append).save();

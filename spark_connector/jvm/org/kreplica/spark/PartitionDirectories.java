@@ -83,13 +83,21 @@ final class PartitionDirectories {
         }
         List found = new ArrayList();
         for (int i = 0; matches != null && i < matches.length; i++) {
-            found.add(matches[i].getPath().toUri().getPath());
+            String path = matches[i].getPath().toUri().getPath();
+            if (!isOfSink(path)) {
+                found.add(path);
+            }
         }
         if (found.isEmpty()) {
             throw new ReadException(given + ": no directory matches this pattern");
         }
         Collections.sort(found);
         return found;
+    }
+
+    /** Returns whether a sink keeps its commits there, beside the directory that it writes. */
+    private static boolean isOfSink(String path) {
+        return path.endsWith(".spark") && new File(path.substring(0, path.length() - ".spark".length())).isDirectory();
     }
 
     /** Returns the times at which the paths were changed last; null if that does not show new partitions. */

@@ -60,12 +60,18 @@ final class RowPlaces implements Serializable {
             }
         }
         if (Columns.index(schema, Columns.VALUE) < 0) {
-            throw new ReadException("a sink needs a column value; the columns are "
-                + String.join(", ", schema.fieldNames()));
+            throw withoutValue(schema.fieldNames());
         }
         if (topic == null && Columns.index(schema, Columns.TOPIC) < 0) {
             throw new ReadException("set the option topic, or give each row a column topic");
         }
+    }
+
+    /** Returns the error of rows without a value. SQL names columns col1, col2, ... where a query does not. */
+    static ReadException withoutValue(String[] names) {
+        String hint = names.length > 0 && names[0].equals("col1")
+            ? "; name them, as in INSERT INTO t (topic, value) VALUES ..." : "";
+        return new ReadException("a sink needs a column value; the columns are " + String.join(", ", names) + hint);
     }
 
     /** Returns the partition of a row. Raises ReadException if it does not exist. */

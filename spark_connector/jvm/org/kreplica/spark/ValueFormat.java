@@ -114,7 +114,9 @@ final class ValueFormat implements Serializable {
         try {
             return schema.startsWith("{") ? DataType.fromJson(schema) : DataType.fromDDL(schema);
         } catch (Exception error) {
-            throw new ReadException(SCHEMA + ": not a schema such as 'id long, name string': " + error.getMessage());
+            // Spark's message begins with an empty line, and shows the text below.
+            String why = String.valueOf(error.getMessage()).trim().split("\n")[0];
+            throw new ReadException(SCHEMA + ": not a schema such as 'id long, name string': " + why);
         }
     }
 
