@@ -178,7 +178,7 @@ settings: build
 # The theme prints an advertisement of its successor unless the variable is set.
 docs: .make/build .make/docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
-	@echo "open build/site/index.html"
+	@echo "open build/site/index.html; the search needs a server: python3 -m http.server --directory build/site"
 
 .make/docs: .make/venv
 	$(INSTALL_SELF) --editable '.[docs]'

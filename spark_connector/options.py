@@ -9,6 +9,7 @@ Options: https://spark.apache.org/docs/latest/streaming/structured-streaming-kaf
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -126,6 +127,16 @@ def refuse_decoding(given: Mapping[str, str]) -> None:
     """Raise OptionError if values have to be decoded, which only the JVM does."""
     if _Options(given).has("value.format"):
         raise OptionError("value.format: values are decoded in Spark's JVM, which lacks kreplica.spark.jar()")
+
+
+def refuse_relative(given: Mapping[str, str]) -> None:
+    """Raise OptionError for a path that depends on the directory of the process."""
+    for path in _paths(_Options(given)):
+        if not os.path.isabs(path):
+            raise OptionError(
+                f"path: {path!r} is relative: name a whole path, because Spark Connect's workers run in"
+                " directories that are deleted with the session"
+            )
 
 
 def parse_read(given: Mapping[str, str], *, streaming: bool) -> ReadOptions:

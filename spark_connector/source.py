@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from kreplica.spark import jvm_reader
 from kreplica.spark import schema as schemas
-from kreplica.spark.options import parse_read, parse_write, refuse_decoding
+from kreplica.spark.options import parse_read, parse_write, refuse_decoding, refuse_relative
 from kreplica.spark.readers import KreplicaReader, KreplicaStreamReader
 from kreplica.spark.sink import KreplicaStreamWriter, KreplicaWriter
 from kreplica.spark.topics_source import KreplicaTopics
@@ -55,6 +55,14 @@ class KreplicaDataSource(DataSource):
         return KreplicaStreamWriter(parse_write(self.options), schema)
 
 
+class KreplicaRemoteDataSource(KreplicaDataSource):
+    """The same source for a session of Spark Connect; it refuses relative paths."""
+
+    def __init__(self, options: dict[str, str]) -> None:
+        super().__init__(options)
+        refuse_relative(options)
+
+
 class KreplicaPythonDataSource(KreplicaDataSource):
     """The same source under another name, by which the JVM data source finds it."""
 
@@ -85,8 +93,9 @@ def register(spark: SparkSession) -> None:
 
 def _register_python(spark: SparkSession, reason: jvm_reader.NoJvmReader) -> None:
     """Register the Python reader, or both if the session's server has the jar."""
+    is_remote = not hasattr(spark, "_jsparkSession")
     try:
-        spark.dataSource.register(KreplicaDataSource)
+        spark.dataSource.register(KreplicaRemoteDataSource if is_remote else KreplicaDataSource)
     except PySparkException as error:
         if error.getCondition() != "DATA_SOURCE_ALREADY_EXISTS":
             raise

@@ -65,7 +65,7 @@ class Moving(NamedTuple):
         from kreplica.cli.reassignment import How
 
         throttle = self.throttle
-        if self.batch is not None and not wait:
+        if self.batch is not None and self.execute and not wait:
             raise typer.BadParameter("needs --wait: the command begins each batch", param_hint="--batch")
         return How(
             execute=self.execute,

@@ -101,12 +101,14 @@ def print_table(title: str, columns: Sequence[str], facts: Iterable[Fact]) -> No
     """
     rows = iter(facts)
     out = console()
-    out.print(title, markup=False, style="bold")
-    while part := list(islice(rows, ROWS_A_TABLE)):
+    part = list(islice(rows, ROWS_A_TABLE))
+    out.print(title if part else f"{title}: none", markup=False, style="bold")
+    while part:
         cells = {name: [_cell(name, fact.get(name)) for fact in part] for name in columns}
         cells = {name: texts for name, texts in cells.items() if any(texts)}
         widths = _widths(cells, out.width)
         out.print(_blocks(cells) if widths is None else _table(part, cells, widths))
+        part = list(islice(rows, ROWS_A_TABLE))
 
 
 def _widths(cells: Mapping[str, Sequence[str]], width: int) -> list[int] | None:

@@ -29,4 +29,4 @@ def test_a_snippet_runs(snippet: Snippet, tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_the_page_has_snippets() -> None:
-    assert len(SNIPPETS) == 3
+    assert len(SNIPPETS) == 4

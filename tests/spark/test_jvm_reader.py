@@ -17,6 +17,7 @@ from typing import Any
 import kreplica.spark
 import pytest
 from kreplica.spark import jvm_reader
+from kreplica.spark.option_table import OptionError
 from pyspark import SparkContext
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, Row, SparkSession
@@ -127,7 +128,7 @@ def test_a_session_without_a_jvm_has_the_python_reader(caplog: pytest.LogCapture
         """What `register` uses of a session of Spark Connect."""
 
         def __init__(self) -> None:
-            self.registered: list[str] = []
+            self.registered: list[Any] = []
             self.conf = self
             self.dataSource = self
 
@@ -135,12 +136,16 @@ def test_a_session_without_a_jvm_has_the_python_reader(caplog: pytest.LogCapture
             pass
 
         def register(self, source: Any) -> None:
-            self.registered.append(source.name())
+            self.registered.append(source)
 
     session: Any = Connect()
     with caplog.at_level("INFO"):
         kreplica.spark.register(session)
-    assert session.registered == ["kreplica"]
+    [source] = session.registered
+    assert source.name() == "kreplica"
+    with pytest.raises(OptionError, match=r"path: 'data' is relative: name a whole path"):
+        source({"path": "data", "topic": "t"})
+    source({"path": "/data", "topic": "t"})
     assert "the JVM reader is not available: a Spark Connect session" in caplog.text
 
 

@@ -57,6 +57,11 @@ def test_columns_share_the_room_so_that_no_word_of_a_cell_is_broken(
     assert {word for text in cells.values() for word in text.split()} <= words
 
 
+def test_a_table_without_rows_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    output.print_table("users", ("user",), [])
+    assert capsys.readouterr().out == "users: none\n"
+
+
 def test_a_narrow_terminal_gets_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     lines = [line.strip() for line in printed(monkeypatch, 40, *COLUMNS)]
     assert sum(line.split() == ["log", "start", "offset", "12345"] for line in lines) == 2

@@ -1,5 +1,6 @@
 package org.kreplica.spark;
 
+import java.io.File;
 import java.io.IOException;
 import java.io.InterruptedIOException;
 import java.io.Serializable;
@@ -83,15 +84,33 @@ public final class PythonHalf {
     }
 
     static ScanBuilder newScanBuilder(StructType schema, Map given) {
-        CaseInsensitiveStringMap options = new CaseInsensitiveStringMap(given);
-        Table table = table(schema, given, schema, options);
+        Map local = withWholePath(given);
+        CaseInsensitiveStringMap options = new CaseInsensitiveStringMap(local);
+        Table table = table(schema, local, schema, options);
         return (ScanBuilder) PlainErrors.in(((SupportsRead) table).newScanBuilder(options));
     }
 
     static WriteBuilder newWriteBuilder(StructType schema, Map given, LogicalWriteInfo info) {
-        WriteInfo all = new WriteInfo(info, new CaseInsensitiveStringMap(given));
-        Table table = table(schema, given, info.schema(), all.options());
+        Map local = withWholePath(given);
+        WriteInfo all = new WriteInfo(info, new CaseInsensitiveStringMap(local));
+        Table table = table(schema, local, info.schema(), all.options());
         return (WriteBuilder) PlainErrors.in(((SupportsWrite) table).newWriteBuilder(all));
+    }
+
+    /**
+     * Returns the options with a whole path in place of a relative one, which is relative to the driver's directory.
+     * Python's workers may have other ones: those of Spark Connect are deleted with the session.
+     */
+    private static Map withWholePath(Map given) {
+        Map found = new HashMap(given);
+        for (Iterator i = given.keySet().iterator(); i.hasNext();) {
+            String name = (String) i.next();
+            String path = String.valueOf(given.get(name)).trim();
+            if (name.equalsIgnoreCase("path") && !path.isEmpty() && !path.matches("[^/]*:.*")) {
+                found.put(name, new File(path).getAbsolutePath());
+            }
+        }
+        return found;
     }
 
     /** What Spark says of a write, with all options. Immutable. */
