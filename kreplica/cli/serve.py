@@ -180,7 +180,7 @@ def _metrics_listener(listen: str | None) -> MetricsListener | None:
         from kreplica.runtime.prometheus import MetricsListener
     except ImportError:
         raise InvalidConfig(
-            "--metrics-listen needs prometheus-client: pip install kreplica[server]"
+            "--metrics-listen needs prometheus-client: pip install 'kreplica[server]'"
         ) from None
     return MetricsListener(*parse_address("--metrics-listen", listen))
 
