@@ -15,6 +15,7 @@ import typer
 from kreplica.broker.node_config import SocketServerConfig
 from kreplica.cli import client_config
 from kreplica.cli.app import app
+from kreplica.cli.options import Chosen
 from kreplica.cluster import settings as cluster_settings
 from kreplica.log.meta_properties import parse_properties
 from kreplica.runtime import kafka_config
@@ -22,6 +23,7 @@ from kreplica.runtime.kafka_config import KafkaConfig, read_config_file
 from kreplica.runtime.listener import MAX_RECEIVE_BYTES
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "OPERATING.md").read_text()
+NOTHING_CHOSEN = Chosen(None, None, False, False)
 UNITS = {"KiB": 1 << 10, "MiB": 1 << 20}
 
 
@@ -80,6 +82,7 @@ def test_the_login_is_that_of_the_shown_client(config: Path, tmp_path: Path) -> 
 
 def test_commands_are_understood(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KREPLICA_PASSWORD", "not asked for")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(config.parent))
     lines = [line for text in blocks("sh") for line in text.replace("\\\n", "").splitlines()]
     shown = [line for line in lines if line.startswith("kreplica ")]
     shown.append("kreplica " + unit()["Service"]["ExecStart"].split("/kreplica ", 1)[1])
@@ -93,7 +96,7 @@ def test_commands_are_understood(config: Path, monkeypatch: pytest.MonkeyPatch) 
         found = command
         while hasattr(found, "commands"):
             found = found.commands[arguments.pop(0)]
-        assert found.make_context("kreplica", arguments).params
+        assert found.make_context("kreplica", arguments, obj=NOTHING_CHOSEN).params
 
 
 def test_bounds_are_the_defaults() -> None:
