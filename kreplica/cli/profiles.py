@@ -61,7 +61,7 @@ def read_profiles() -> Profiles:
     path = profiles_path()
     try:
         data, mode = path.read_bytes(), path.stat().st_mode
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return Profiles("", {})
     if mode & OF_OTHERS:
         raise InvalidFile(f"{path}: others may write this file, and so choose where you log in: chmod 600")
