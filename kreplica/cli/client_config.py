@@ -87,8 +87,11 @@ def parse(properties: Mapping[str, object]) -> ClientConfig:
         known = ", ".join(SecurityProtocol.__members__)
         raise InvalidConfig(f"security.protocol={name[:40]} must be one of {known}")
     protocol = SecurityProtocol[name]
-    tls = _tls(found) if protocol.encrypts else None
-    _remove_java_names(found)
+    tls = None
+    if protocol.encrypts:
+        tls = _tls(found)
+    else:
+        _remove_java_names(found)
     mechanism = found.get("sasl.mechanism", found.get("sasl.mechanisms", ""))
     if protocol.has_login and mechanism == OAUTHBEARER:
         return _by_token(found, tls)
