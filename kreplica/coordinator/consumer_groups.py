@@ -63,7 +63,6 @@ from kreplica.coordinator.group_records import (
     ConsumerGroupRegularExpressionKey,
     ConsumerGroupRegularExpressionValue,
     ConsumerGroupTargetAssignmentMetadataKey,
-    GroupMetadataKey,
     TargetAssignmentMetadataValue,
 )
 from kreplica.coordinator.group_store import GroupShard
@@ -288,10 +287,7 @@ class ConsumerGroups(ModernGroups[ConsumerGroup, ConsumerSettings]):
         if group is not None and group.members:
             return self._upgrade(shard, group, put)
         if group is not None:
-            shard.undo_log.add(partial(self._rebalances.resume, shard, group))
-            replaced = RebalanceInProgress(f"group {asked.group_id} uses the consumer protocol now")
-            self._rebalances.unload(group, replaced)
-            put(GroupMetadataKey(group=asked.group_id), None)
+            self._rebalances.replace(group, self.name, put)
         return self.make(shard, asked.group_id)
 
     def _identify(self, shard: GroupShard, group: ConsumerGroup, asked: ConsumerHeartbeat, put: Put) -> str:

@@ -31,7 +31,9 @@ from kreplica.common.ports import Clock, Loop, Random, monotonic_ms
 from kreplica.common.types import Uuid
 from kreplica.coordinator.classic_group import ClassicGroup, GroupState, Joined, Member, Protocol, Synced
 from kreplica.coordinator.group_config import GroupConfig
+from kreplica.coordinator.group_records import GroupMetadataKey
 from kreplica.coordinator.group_store import GroupShard, GroupStore
+from kreplica.coordinator.shard_writer import Put
 
 EMPTY, DEAD, STABLE = GroupState.EMPTY, GroupState.DEAD, GroupState.STABLE
 PREPARING, COMPLETING = GroupState.PREPARING_REBALANCE, GroupState.COMPLETING_REBALANCE
@@ -463,6 +465,11 @@ class GroupRebalances:
         """End a group whose record was not stored."""
         group.move_to(DEAD, self._clock.time_ms())
         self.unload(group, error)
+
+    def replace(self, group: ClassicGroup, protocol: str, put: Put[Any, Any]) -> None:
+        """Remove a group without members; one of this protocol gets its id."""
+        self.unload(group, RebalanceInProgress(f"group {group.group_id} uses the {protocol} protocol now"))
+        put(GroupMetadataKey(group=group.group_id), None)
 
     def unload(self, group: ClassicGroup, error: KreplicaError) -> None:
         """Fail all pending requests, and stop the timers."""

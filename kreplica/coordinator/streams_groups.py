@@ -19,7 +19,6 @@ from kreplica.common.errors import (
     FencedMemberEpoch,
     GroupMaxSizeReached,
     InvalidRequest,
-    RebalanceInProgress,
     UnknownMemberId,
 )
 from kreplica.common.future import Future
@@ -30,7 +29,6 @@ from kreplica.coordinator.classic_group import ClassicGroup, GroupState
 from kreplica.coordinator.group_rebalances import GroupRebalances
 from kreplica.coordinator.group_records import (
     Endpoint,
-    GroupMetadataKey,
     KeyValue,
     StreamsGroupCurrentMemberAssignmentKey,
     StreamsGroupMemberMetadataKey,
@@ -277,9 +275,7 @@ class StreamsGroups(ModernGroups[StreamsGroup, StreamsSettings]):
         if asked.member_epoch != JOIN_EPOCH or not is_replaceable:
             raise self.no_group(asked.group_id, group)
         if isinstance(group, ClassicGroup):
-            replaced = RebalanceInProgress(f"group {asked.group_id} uses the streams protocol now")
-            self._rebalances.unload(group, replaced)
-            put(GroupMetadataKey(group=asked.group_id), None)
+            self._rebalances.replace(group, self.name, put)
         return self.make(shard, asked.group_id)
 
     def _identify(self, group: StreamsGroup, asked: StreamsHeartbeat) -> None:
