@@ -77,17 +77,20 @@ class Selection:
 
     def filters(self, resources: Resources) -> Iterable[dict[str, Any]]:
         """Return the fields of a filter for each resource, or of one for any resource."""
+        principal, operation, permission, host = self.principal, self.operation, self.permission, self.host
+        rules = {
+            "principal_filter": None if principal is None else _principal(principal),
+            "host_filter": None if host is None else host_text(host),
+            "operation": int(AclOperation.ANY if operation is None else _operation(operation)),
+            "permission_type": int(AclPermissionType.ANY if permission is None else _permission(permission)),
+        }
         named: Sequence[tuple[ResourceType, str | None]] = resources.all() or [(ResourceType.ANY, None)]
-        permission = AclPermissionType.ANY if self.permission is None else _permission(self.permission)
         for kind, name in named:
             yield {
                 "resource_type_filter": int(kind),
                 "resource_name_filter": name,
                 "pattern_type_filter": int(PatternType.ANY if name is None else resources.pattern_of(kind)),
-                "principal_filter": None if self.principal is None else _principal(self.principal),
-                "host_filter": None if self.host is None else host_text(self.host),
-                "operation": int(AclOperation.ANY if self.operation is None else _operation(self.operation)),
-                "permission_type": int(permission),
+                **rules,
             }
 
 

@@ -28,7 +28,7 @@ def list_brokers(bootstrap: str, as_json: bool) -> int:
     problems: list[str] = []
     with ClusterAdmin(bootstrap, needs_controller=False) as admin:
         known = {}
-        for broker, directories, problem in admin.disks(dict.fromkeys(admin.up)):
+        for broker, directories, problem in admin.disks():
             if problem:
                 problems.append(f"disks of broker {broker}: {problem}")
             else:

@@ -218,7 +218,7 @@ def _of_quorum(admin: ClusterAdmin) -> Iterator[Finding]:
 
 def _of_disks(admin: ClusterAdmin) -> Iterator[Finding]:
     failed, full, silent = [], [], []
-    for broker, directories, problem in admin.disks(dict.fromkeys(admin.up)):
+    for broker, directories, problem in admin.disks():
         if problem:
             silent.append(f"broker {broker}: {problem}")
         for each in directories:

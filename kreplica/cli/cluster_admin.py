@@ -197,17 +197,17 @@ class ClusterAdmin(Brokers):
         return [_directory(broker, each) for each in answer.results]
 
     def disks(
-        self, asked: Mapping[int, Iterable[TopicPartition] | None]
+        self, asked: Mapping[int, Iterable[TopicPartition]] | None = None
     ) -> Iterator[tuple[int, list[LogDirectory], str]]:
-        """Yield the log directories of each of these brokers that is up, and why one has not answered.
+        """Yield the log directories of each broker that is up, and why one has not answered.
 
-        `asked`: the logs whose sizes are wanted of each broker; None for all.
+        `asked`: the logs whose sizes are wanted, by broker; None: all logs of all brokers.
         """
-        for broker, partitions in asked.items():
-            if broker not in self.up:
+        for broker in self.up:
+            if asked is not None and broker not in asked:
                 continue
             try:
-                found, problem = self.directories(broker, partitions), ""
+                found, problem = self.directories(broker, None if asked is None else asked[broker]), ""
             except (KreplicaError, OSError) as error:
                 found, problem = [], str(error)
             yield broker, found, problem
@@ -216,7 +216,7 @@ class ClusterAdmin(Brokers):
         """Return the size of each partition on its leader, and what could not be asked, in words."""
         sizes: dict[TopicPartition, int] = {}
         problems = []
-        for broker, found, problem in self.disks(dict.fromkeys(self.up)):
+        for broker, found, problem in self.disks():
             if problem:
                 problems.append(f"sizes of broker {broker}: {problem}")
             for directory in found:
