@@ -117,12 +117,12 @@ def _widths(cells: Mapping[str, Sequence[str]], width: int) -> list[int] | None:
     The widest columns shrink, down to their longest words.
     """
     texts = [(name.replace("_", " "), *column) for name, column in cells.items()]
-    widths = [max(map(cell_len, column)) for column in texts]
     least = [max(cell_len(word) for text in column for word in text.split() or [""]) for column in texts]
     # Each column has a border and two spaces; there is one border more.
     room = width - 3 * len(texts) - 1
     if sum(least) > room:
         return None
+    widths = [min(room, max(map(cell_len, column))) for column in texts]
     while sum(widths) > room:
         widest = max(range(len(widths)), key=lambda at: (widths[at] > least[at], widths[at]))
         widths[widest] -= 1
