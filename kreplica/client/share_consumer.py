@@ -452,14 +452,16 @@ class ShareConsumer:
         """Take the leader's acknowledgements. What is too late fails here: it would fail the others."""
         now_ms = monotonic_ms(self.clock)
         given, leader.acknowledgements, leader.must_flush = leader.acknowledgements, [], False
-        late = [each for each in given if each.acquired is not None and each.acquired.deadline_ms <= now_ms]
-        if not late:
-            return given
+        in_time: list[_Acknowledgement] = []
+        late: list[_Acknowledgement] = []
+        for each in given:
+            is_late = each.acquired is not None and each.acquired.deadline_ms <= now_ms
+            (late if is_late else in_time).append(each)
         for _, of_partition in _by_partition(late):
             self._log_late(of_partition)
         for each in late:
             _answer([each], InvalidRecordState(_ended(each)))
-        return [each for each in given if each not in late]
+        return in_time
 
     def _renew(self, leader: _Leader) -> None:
         """Renew the locks of held records, in a request of their own: one that has run out fails it."""
