@@ -699,11 +699,15 @@ class Node:
         """Return whether the client may do what nodes do, such as forwarding the requests of others."""
         return self._gatekeeper is None or self._gatekeeper.may_act_as_node(peer)
 
-    def topic_id(self, topic: str) -> Uuid | None:
-        """Return the id of the topic, or None. Raises BrokerNotAvailable before the node is open."""
+    def _published(self) -> ClusterMetadata:
+        """Return the metadata. Raises BrokerNotAvailable before the node is open."""
         if not self.is_open:
             raise BrokerNotAvailable(f"node {self.config.node_id} is still starting")
-        found = self.loader.published.topics.get(topic)
+        return self.loader.published
+
+    def topic_id(self, topic: str) -> Uuid | None:
+        """Return the id of the topic, or None. Raises BrokerNotAvailable before the node is open."""
+        found = self._published().topics.get(topic)
         return None if found is None else found.topic_id
 
     def scram_credential(self, mechanism: ScramMechanism, user: str) -> ScramCredential | None:
@@ -726,9 +730,7 @@ class Node:
         return self._disguises[mechanism]
 
     def _scram_records(self) -> Mapping[tuple[str, int], UserScramCredentialRecord]:
-        if not self.is_open:
-            raise BrokerNotAvailable(f"node {self.config.node_id} is still starting")
-        metadata = self.loader.published
+        metadata = self._published()
         # Before the cluster's first records are known, which is after nodes have logged in to each other.
         return metadata.scram_credentials if metadata.features else self._first_users
 
@@ -737,12 +739,8 @@ class Node:
 
         Raises BrokerNotAvailable before the node is open.
         """
-        if not self.is_open:
-            raise BrokerNotAvailable(f"node {self.config.node_id} is still starting")
-        if self._token_credentials is None:
-            return None
-        found = self.loader.published.delegation_tokens.get(token_id)
-        if found is None:
+        found = self._published().delegation_tokens.get(token_id)
+        if found is None or self._token_credentials is None:
             return None
         owner = parse_principal(found.owner)._replace(token_authenticated=True)
         credential = self._token_credentials.credential(mechanism, token_id)
