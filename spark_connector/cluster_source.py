@@ -17,6 +17,7 @@ from kreplica.spark.offsets import EARLIEST, LATEST
 from kreplica._core.arrow import to_arrow
 from kreplica._core.columns import ColumnBuilder
 from kreplica._core.records import batches
+from kreplica.client.client_config import ISOLATION_LEVEL
 from kreplica.common.errors import CorruptMessage, OffsetOutOfRange, UnknownTopicOrPartition
 from kreplica.common.types import INT64_MAX, TopicPartition
 
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 
 # What a record counts where its size is not known, as in the JVM's reader.
 RECORD_BYTES = 1024
-ISOLATION_LEVEL = {"high_watermark": 0, "txn_committed": 1}
 
 
 class ClusterSource:
@@ -75,10 +75,10 @@ class ClusterSource:
         found = self._client.offsets(times, ISOLATION_LEVEL[self._isolation])
         return {at: None if offset < 0 else offset for at, offset in found.items()}
 
-    def size(self, at: TopicPartition, start: int, stop: int) -> int:  # noqa: ARG002
+    def size(self, _at: TopicPartition, start: int, stop: int) -> int:
         return (stop - start) * RECORD_BYTES
 
-    def cuts(self, at: TopicPartition, start: int, stop: int, limit: int) -> list[int]:  # noqa: ARG002
+    def cuts(self, _at: TopicPartition, start: int, stop: int, limit: int) -> list[int]:
         return list(range(start + limit, stop, limit))
 
     def close(self) -> None:

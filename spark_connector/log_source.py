@@ -71,10 +71,10 @@ class LogSource(Protocol):
     ) -> Mapping[TopicPartition, int | None]:
         """Return, by partition, the first offset with this time (ms since 1970) or a later one, else None."""
 
-    def size(self, at: TopicPartition, start: int, stop: int) -> int:
+    def size(self, at: TopicPartition, start: int, stop: int, /) -> int:
         """Estimate the bytes of the records in [start, stop)."""
 
-    def cuts(self, at: TopicPartition, start: int, stop: int, limit: int) -> list[int]:
+    def cuts(self, at: TopicPartition, start: int, stop: int, limit: int, /) -> list[int]:
         """Return offsets between `start` and `stop` that split the range into pieces of about `limit`."""
 
     def read(self, wanted: LogRange, columns: Sequence[str]) -> Iterator[ArrowRecordBatch]:
