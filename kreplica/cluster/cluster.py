@@ -398,10 +398,10 @@ class Cluster(ClusterAdministration):
         setting share.auto.offset.reset is set. The number of messages fetched at once follows the program's
         speed; with `max_records` it is this number from each broker. Locks of messages that wait for the loop
         are renewed, so each has at least half of its time left when the loop gets it; the messages of a list
-        begin together. The iterator waits for more messages, or
-        ends after `timeout` seconds without any. Leaving the loop or `with` block releases all messages that
-        are not settled. Raises ValueError; while iterating GroupIdNotFound if the group is of another type,
-        CorruptMessage, and RequestTimedOut if it gets no partition.
+        begin together. The iterator waits for more messages, or ends after `timeout` seconds without any.
+        Leaving the loop or `with` block releases all messages that are not settled. Raises ValueError; while
+        iterating GroupIdNotFound if the group is of another type, CorruptMessage, and RequestTimedOut if it
+        gets no partition.
         """
         prepare = self.records.share_start(group, start)
         consumer = self.records.share_consumer(topics, group, max_records)

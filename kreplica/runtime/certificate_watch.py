@@ -3,9 +3,8 @@
 The metric NotAfterTimestampSeconds of a store is the first end among its certificates, in seconds since 1970;
 RefusedReloads counts the changed stores of a listener that were not used, because they failed a check.
 A certificate that ends within 30 days, has ended, or has not begun, is logged at the start and then once a
-day. Dates are
-read by the package `cryptography`; without it they are unknown. Thread rule: `look` belongs to the loop of
-the listeners; any thread may read the metrics.
+day. Dates are read by the package `cryptography`; without it they are unknown. Thread rule: `look` belongs to
+the loop of the listeners; any thread may read the metrics.
 """
 
 from __future__ import annotations

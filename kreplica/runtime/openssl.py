@@ -12,7 +12,7 @@ import ssl
 import sys
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any
+from typing import Any, cast
 
 # The versions whose layout of an SSLContext is known.
 KNOWN_PYTHONS = ((3, 11), (3, 14))
@@ -47,9 +47,9 @@ def _control() -> Control | None:
     if path is None:
         return None
     try:
-        found: Any = ctypes.CDLL(path).SSL_CTX_ctrl
+        control: Any = ctypes.CDLL(path).SSL_CTX_ctrl
     except (OSError, AttributeError):
         return None
-    found.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_long, ctypes.c_void_p]
-    found.restype = ctypes.c_long
-    return found  # type: ignore[no-any-return]
+    control.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_long, ctypes.c_void_p]
+    control.restype = ctypes.c_long
+    return cast(Control, control)

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import numpy
 import polars
@@ -187,8 +188,9 @@ def test_arguments_of_a_read_that_follows_are_checked_at_once(log: Log) -> None:
     for wrong in (-1, float("nan")):
         with pytest.raises(ValueError, match="at least 0"):
             log.read(follow=True, timeout=wrong)
+    text: Any = "a"
     with pytest.raises(TypeError, match="timeout must be a number of seconds, not 'a'"):
-        log.read(follow=True, timeout="a")  # type: ignore[arg-type]
+        log.read(follow=True, timeout=text)
 
 
 def test_frames_and_streams(log: Log) -> None:

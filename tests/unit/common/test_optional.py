@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -45,8 +46,9 @@ def test_calls_that_need_one_say_so(
 
 def test_spark_is_needed_for_its_source(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyspark", None)
+    no_session: Any = None
     with pytest.raises(ModuleNotFoundError, match=r"needs pyspark, .*: pip install 'kreplica\[spark\]'"):
-        spark.register(None)  # type: ignore[arg-type]
+        spark.register(no_session)
 
 
 def test_a_scan_needs_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

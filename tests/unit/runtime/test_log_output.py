@@ -6,6 +6,7 @@ import io
 import json
 import logging
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -51,6 +52,7 @@ def test_a_level_is_a_name_or_a_number_of_logging(level: int | str) -> None:
 
 
 def test_an_unknown_level_is_refused() -> None:
+    wrong: Any
     for wrong in ("LOUD", 15, None):
         with pytest.raises(ValueError, match=f"level {wrong!r} is not one of DEBUG"):
-            kreplica.enable_logging(wrong)  # type: ignore[arg-type]
+            kreplica.enable_logging(wrong)
