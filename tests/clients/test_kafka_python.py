@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import logging
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 
@@ -10,6 +12,7 @@ import pytest
 from confluent_kafka.admin import AdminClient
 from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.admin import AbortTransactionSpec
+from kafka.consumer.fetcher import ConsumerRecord
 from kafka.errors import (
     InvalidProducerEpochError,
     InvalidRecordError,
@@ -35,10 +38,71 @@ Transactional = Callable[..., KafkaProducer]
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
 
 
+Consuming = Callable[..., KafkaConsumer]
+SHOWN_MESSAGES = 80
+
+
 @pytest.fixture(autouse=True)
 def _collected() -> Iterator[None]:
     yield
     gc.collect()
+
+
+class LastMessages(logging.Handler):
+    """Keeps the last of the many messages of the client."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.DEBUG)
+        self._kept: deque[str] = deque(maxlen=SHOWN_MESSAGES)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._kept.append(f"{record.created % 1000:.3f} {record.name}: {record.getMessage()[:200]}")
+
+    def __str__(self) -> str:
+        return "\n".join(self._kept)
+
+
+@pytest.fixture
+def last_messages() -> Iterator[LastMessages]:
+    logger, made = logging.getLogger("kafka"), LastMessages()
+    level, propagates = logger.level, logger.propagate
+    logger.addHandler(made)
+    logger.setLevel(logging.DEBUG)
+    logger.propagate = False
+    yield made
+    logger.removeHandler(made)
+    logger.setLevel(level)
+    logger.propagate = propagates
+
+
+class Consumer(KafkaConsumer):
+    """A consumer whose `next` fails with the last messages of the client after 20 s without a record."""
+
+    def __init__(
+        self, nodes: NodeProcesses, messages: LastMessages, *topics: str, **settings: object
+    ) -> None:
+        super().__init__(*topics, **kafka_python(nodes.bootstrap), consumer_timeout_ms=20_000, **settings)
+        self._messages = messages
+
+    def __next__(self) -> ConsumerRecord:
+        try:
+            return super().__next__()
+        except StopIteration:
+            raise AssertionError(f"no record came within 20 s:\n{self._messages}") from None
+
+
+@pytest.fixture
+def consuming(nodes: NodeProcesses, last_messages: LastMessages) -> Iterator[Consuming]:
+    """Makes consumers, which are closed at the end."""
+    made = []
+
+    def make(*topics: str, **settings: object) -> Consumer:
+        made.append(Consumer(nodes, last_messages, *topics, **settings))
+        return made[-1]
+
+    yield make
+    for consumer in made:
+        consumer.close()
 
 
 def send(nodes: NodeProcesses, topic: str, values: list[bytes], **settings: object) -> list[int]:
@@ -70,11 +134,11 @@ def test_each_record_of_a_refused_batch_has_its_own_error(
 
 @pytest.mark.parametrize("settings", [{"acks": 1}, {"compression_type": "gzip"}, {"acks": 0}], ids=str)
 def test_records_come_back_as_they_were_sent(
-    nodes: NodeProcesses, new_topic: NewTopicName, settings: dict[str, object]
+    nodes: NodeProcesses, new_topic: NewTopicName, consuming: Consuming, settings: dict[str, object]
 ) -> None:
     topic = new_topic()
     values = [b"%d" % number for number in range(30)]
-    consumer = KafkaConsumer(**kafka_python(nodes.bootstrap), consumer_timeout_ms=20_000)
+    consumer = consuming()
     at = TopicPartition(topic, 0)
     # Only a leader answers this. A node that does not lead yet drops what asks for no answer (acks=0).
     assert consumer.end_offsets([at]) == {at: 0}
@@ -88,32 +152,22 @@ def test_records_come_back_as_they_were_sent(
     assert {(each.key, tuple(each.headers)) for each in found} == {(b"key", (("h", b"x"),))}
     assert consumer.offsets_for_times({at: 4_500})[at].offset == 4
     assert consumer.end_offsets([at]) == {at: 30}
-    consumer.close()
 
 
-def test_a_group_goes_on_behind_what_was_committed(nodes: NodeProcesses, new_topic: NewTopicName) -> None:
+def test_a_group_goes_on_behind_what_was_committed(
+    nodes: NodeProcesses, new_topic: NewTopicName, consuming: Consuming
+) -> None:
     topic = new_topic()
     at = TopicPartition(topic, 0)
     send(nodes, topic, [b"%d" % number for number in range(10)])
-
-    def member() -> KafkaConsumer:
-        return KafkaConsumer(
-            topic,
-            **kafka_python(nodes.bootstrap),
-            group_id="kafka-python",
-            auto_offset_reset="earliest",
-            enable_auto_commit=False,
-            consumer_timeout_ms=20_000,
-        )
-
-    first = member()
+    settings = {"group_id": "kafka-python", "auto_offset_reset": "earliest", "enable_auto_commit": False}
+    first = consuming(topic, **settings)
     assert next(first).value == b"0"
     first.commit({at: OffsetAndMetadata(4, "here", -1)})
     first.close()
-    second = member()
+    second = consuming(topic, **settings)
     assert next(second).value == b"4"
     assert second.committed(at) == 4
-    second.close()
 
 
 def test_administration(nodes: NodeProcesses, new_topic: NewTopicName) -> None:
@@ -155,7 +209,11 @@ def begin(producer: KafkaProducer, topic: str, value: str, partitions: Iterable[
 
 @pytest.mark.parametrize("codec", [None, "gzip"])
 def test_readers_see_all_of_a_committed_transaction_and_nothing_of_an_aborted_one(
-    nodes: NodeProcesses, new_topic: NewTopicName, transactional: Transactional, codec: str | None
+    nodes: NodeProcesses,
+    new_topic: NewTopicName,
+    transactional: Transactional,
+    consuming: Consuming,
+    codec: str | None,
 ) -> None:
     topic = new_topic(partitions=3)
     producer = transactional(f"ends-{codec}", compression_type=codec)
@@ -167,13 +225,10 @@ def test_readers_see_all_of_a_committed_transaction_and_nothing_of_an_aborted_on
             producer.commit_transaction()
     expected = [each for each in "013467" for _ in range(3)]
     assert committed_values(nodes, topic, range(3)) == expected
-    consumer = KafkaConsumer(
-        **kafka_python(nodes.bootstrap), isolation_level="read_committed", consumer_timeout_ms=20_000
-    )
+    consumer = consuming(isolation_level="read_committed")
     consumer.assign([TopicPartition(topic, 1)])
     consumer.seek_to_beginning()
     assert [next(consumer).value.decode() for _ in range(6)] == list("013467")
-    consumer.close()
 
 
 def test_a_transaction_without_records_ends(transactional: Transactional) -> None:
@@ -205,20 +260,22 @@ def test_a_transaction_may_have_several_batches(
 
 @pytest.mark.parametrize("names_its_member", [True, False], ids=["as member", "as group"])
 def test_records_and_offsets_are_committed_together(
-    nodes: NodeProcesses, new_topic: NewTopicName, transactional: Transactional, names_its_member: bool
+    nodes: NodeProcesses,
+    new_topic: NewTopicName,
+    transactional: Transactional,
+    consuming: Consuming,
+    names_its_member: bool,
 ) -> None:
     source, target = new_topic(), new_topic()
     at = TopicPartition(source, 0)
     send(nodes, source, [b"0", b"1", b"2"])
     group = f"kafka-python-copiers-{names_its_member}"
-    consumer = KafkaConsumer(
+    consumer = consuming(
         source,
-        **kafka_python(nodes.bootstrap),
         group_id=group,
         auto_offset_reset="earliest",
         enable_auto_commit=False,
         isolation_level="read_committed",
-        consumer_timeout_ms=20_000,
     )
     producer = transactional(group)
     ends = ["abort", "commit", "commit"]
@@ -238,7 +295,6 @@ def test_records_and_offsets_are_committed_together(
         else:
             producer.commit_transaction()
             until(lambda expected=number + 1: consumer.committed(at) == expected)
-    consumer.close()
     assert committed_values(nodes, target) == ["0", "1"]
 
 
