@@ -1,7 +1,7 @@
 """An exactly-once pipeline: each order becomes one invoice, also if the program dies halfway.
 
-A transaction holds the invoices and the progress of the group. The first run dies in the middle of a batch;
-its invoices are aborted, and the second run makes them anew.
+A transaction holds the invoices and, because of `source`, the progress of the group. The first run dies in
+the middle of a batch; its invoices are aborted, and the second run makes them anew.
 """
 
 import kreplica
@@ -18,14 +18,13 @@ def invoice_orders(cluster: kreplica.Cluster, die_at: bytes | None = None) -> No
         "orders", group="invoicing", isolation="read_committed", auto_commit=False, timeout=2
     )
     for records in orders.batches():
-        with cluster.transaction("invoicing-1") as transaction:
+        with cluster.transaction("invoicing-1", source=orders) as transaction:
             for record in records:
                 invoice = (record.key, b"invoice for " + record.value)
                 sent = transaction.append("invoices", [invoice], partition=0)
                 if record.value == die_at:
                     sent.result(timeout=20)  # it is in the topic, and aborted with the transaction
                     raise Died(f"died at {record.value.decode()}")
-            transaction.commit_offsets(orders)
 
 
 def main() -> None:

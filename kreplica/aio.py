@@ -563,9 +563,12 @@ class Cluster:
         is_in_transaction = isinstance(producer, Transacting)
         return appends.waiting_for(producer.append(*arguments), may_be_dropped=is_in_transaction)
 
-    def transaction(self, transactional_id: str, *, timeout: float = TRANSACTION_TIMEOUT) -> Transaction:
+    def transaction(
+        self, transactional_id: str, *, source: Consumer | None = None, timeout: float = TRANSACTION_TIMEOUT
+    ) -> Transaction:
         """Return a transaction as `kreplica.Cluster.transaction` does, for `async with`."""
-        return Transaction(self.cluster.transactions.transaction(transactional_id, timeout), self._append_by)
+        steps = self.cluster.transactions.transaction(transactional_id, source, timeout)
+        return Transaction(steps, self._append_by)
 
     async def read(
         self,

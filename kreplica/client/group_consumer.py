@@ -65,7 +65,8 @@ class Owned:
     `may_read`: whether its records are still given out. `is_owned`: whether their offsets may be committed.
     `given` and `done`: how many chunks the program has got, and is done with. `taken`: the offset behind the
     last record that it has got, `marked`: behind the last one processed, `transacted`: committed by its
-    transactions. The program sets `done`, `taken`, `marked` and `transacted`, the loop everything else.
+    transactions. `start`: where to begin if the group has committed none. The program sets `done`, `taken`,
+    `marked` and `transacted`, the loop everything else.
     """
 
     __slots__ = (
@@ -77,12 +78,14 @@ class Owned:
         "marked",
         "may_read",
         "position",
+        "start",
         "taken",
         "transacted",
     )
 
-    def __init__(self, at: TopicPartition) -> None:
+    def __init__(self, at: TopicPartition, start: int = UNKNOWN) -> None:
         self.at = at
+        self.start = start
         self.may_read = self.is_owned = True
         self.marked = self.taken = self.transacted = self.position = self.committed = UNKNOWN
         self.given = self.done = 0
@@ -170,6 +173,10 @@ class GroupConsumer:
         self._loop.post(partial(self._poll, future, max_wait_ms))
         return future
 
+    def rewind(self) -> None:
+        """Give out all records behind the committed offsets again; earlier chunks no longer count."""
+        self._loop.post(self._rewind)
+
     def identity(self) -> Membership:
         """Return what commits of offsets in transactions name. Raises IllegalGeneration out of the group."""
         member = self.member.identity
@@ -240,6 +247,17 @@ class GroupConsumer:
         if future in self._polls:
             self._polls.remove(future)
             future.set_result([])
+
+    def _rewind(self) -> None:
+        # Of partitions that are being revoked, the next owner reads these records.
+        read = [each for each in self._owned.values() if each.may_read]
+        for each in read:
+            each.end()
+        self._drop_chunks()
+        again = [Owned(each.at, each.start) for each in read]
+        self._owned |= {each.at: each for each in again}
+        self.term += 1
+        self._fetch_committed(again)
 
     # ---- the listener of the member -----------------------------------------------------------------------
 
@@ -356,6 +374,7 @@ class GroupConsumer:
         }
         for owned in wanted:
             offset = found.get(owned.at, UNKNOWN)
+            offset = owned.start if offset < 0 else offset
             if offset >= 0:
                 self._begin_at(owned, offset)
             else:
@@ -365,6 +384,8 @@ class GroupConsumer:
         owned.position = offset
         if owned.committed == UNKNOWN:
             owned.committed = offset
+        if owned.start == UNKNOWN:
+            owned.start = offset
         self._fetch(owned)
 
     def _reset(self, owned: Owned) -> None:

@@ -283,26 +283,30 @@ class Cluster(ClusterAdministration):
             future.wait(pause_s)
         return future
 
-    def transaction(self, transactional_id: str, *, timeout: float = TRANSACTION_TIMEOUT) -> Transaction:
+    def transaction(
+        self, transactional_id: str, *, source: Consumer | None = None, timeout: float = TRANSACTION_TIMEOUT
+    ) -> Transaction:
         """Return a transaction, to be used in a `with` statement.
 
-            with cluster.transaction("invoices") as txn:
-                txn.append("invoices", [b"..."])
-                txn.commit_offsets(consumer)
+            for records in orders.batches():
+                with cluster.transaction("invoicing", source=orders) as txn:
+                    txn.append("invoices", [invoice(record) for record in records])
 
         What it appends and commits counts as a whole or not at all, also if the program or a node dies.
         Leaving the block commits; leaving it by an exception aborts. Readers with isolation="txn_committed"
-        see only what is committed.
+        see only what is committed. `source`: the consumer whose records the block processes, from
+        `consume(..., auto_commit=False)`. Their offsets are committed with the transaction; if it fails, the
+        consumer gives them out again.
 
         The transactional id stands for a task of the program. One transaction of it can be open at a time. If
         another process begins one of the same id, it fences this one: its open transaction is aborted, and it
         gets ProducerFenced. A transaction that is open for more than `timeout` seconds is aborted. Raises
-        TypeError, ValueError, ClusterClosed; at the beginning of the block ConcurrentTransactions if one is
-        open in this program, InvalidTransactionTimeout, ProducerFenced, RequestTimedOut.
+        TypeError, ValueError, ClusterClosed, InvalidRequest if the source commits offsets on its own; at the
+        beginning of the block ConcurrentTransactions if one is open in this program,
+        InvalidTransactionTimeout, ProducerFenced, RequestTimedOut.
         """
-        return Transaction(
-            self.transactions.transaction(transactional_id, timeout), self._answer, self._append_in
-        )
+        steps = self.transactions.transaction(transactional_id, source, timeout)
+        return Transaction(steps, self._answer, self._append_in)
 
     def read(
         self,

@@ -32,7 +32,13 @@ from kreplica.client.group_messages import Membership
 from kreplica.client.share_consumer import ShareConsumer
 from kreplica.cluster.pending_futures import PendingFutures
 from kreplica.common.dataclass import fields, replace
-from kreplica.common.errors import ClusterClosed, InvalidConfig, InvalidRequest, RequestTimedOut
+from kreplica.common.errors import (
+    ClusterClosed,
+    InvalidConfig,
+    InvalidRequest,
+    RequestTimedOut,
+    WouldDeadlock,
+)
 from kreplica.common.future import Future
 from kreplica.common.settings import nearest
 from kreplica.common.types import INT32_MAX, TopicPartition
@@ -150,6 +156,8 @@ class Consuming:
         self._has_lost = False
         self._taken: list[Chunk] = []
         self._is_halfway = False  # in an answer whose records are given out one by one
+        # The loop ends the ownership a moment later; what is in hand must not be given out meanwhile.
+        self._rewinds = 0
 
     def question(self) -> Callable[[], Future[Any]] | None:
         """Return the next request; None at the end, after which the caller must call `leave`."""
@@ -166,12 +174,13 @@ class Consuming:
         self._mark_batch()
         if not chunks and not self._is_endless:
             self._nothing_came()
-        self._is_halfway = True
+        self._is_halfway, rewinds = True, self._rewinds
         for chunk in chunks:
             owned = chunk.owned
-            self._note(owned)
+            if owned.may_read and self._rewinds == rewinds:
+                self._note(owned)
             for record in chunk.records:
-                if not owned.may_read:
+                if not owned.may_read or self._rewinds != rewinds:
                     break
                 offset = owned.taken = (record.offset or 0) + 1
                 yield record
@@ -223,6 +232,14 @@ class Consuming:
                 self._has_lost = True
             self._given[owned.at] = owned
 
+    def require_no_auto_commit(self) -> None:
+        """Raises InvalidRequest if the consumer commits on its own."""
+        if self._consumer.config.enable_auto_commit:
+            raise InvalidRequest(
+                "the consumer commits offsets on its own: pass auto_commit=False to consume, so that they are"
+                " committed only in transactions"
+            )
+
     def given(self) -> tuple[Membership | None, dict[Owned, int]]:
         """Return the offsets behind all records given out since the last transaction, and the member.
 
@@ -230,11 +247,7 @@ class Consuming:
         commits on its own.
         """
         consumer = self._consumer
-        if consumer.config.enable_auto_commit:
-            raise InvalidRequest(
-                "the consumer commits offsets on its own: pass auto_commit=False to consume, so that they are"
-                " committed only in transactions"
-            )
+        self.require_no_auto_commit()
         given = {each: each.taken for each in self._given.values() if each.taken != each.transacted}
         self._has_lost = self._has_lost or not all(each.is_owned for each in given)
         if self._has_lost:
@@ -245,6 +258,13 @@ class Consuming:
         """Note that a transaction has committed these offsets."""
         for each, offset in given.items():
             each.transacted = offset
+
+    def rewind(self) -> None:
+        """Read again all records whose offsets no transaction has committed: their transaction has failed."""
+        self._given.clear()
+        self._has_lost = self._is_halfway = False
+        self._rewinds += 1
+        self._consumer.rewind()
 
     def _nothing_came(self) -> None:
         if self._consumer.is_settled and self._consumer.term == self._term:
@@ -296,7 +316,7 @@ class Consumer(Iterator[Record]):
 
         Any thread may call; a loop of another thread ends.
         """
-        _leave(self.consuming, self._result)
+        leave(self.consuming.leave, self._result)
         with suppress(ValueError):  # another thread is in the generator, which comes to its end
             self._records.close()
 
@@ -314,7 +334,7 @@ def _each(consuming: Consuming, result: Callable[[Question], Any]) -> Generator[
         while (question := consuming.question()) is not None:
             yield from consuming.answer(result(question))
     finally:
-        _leave(consuming, result)
+        leave(consuming.leave, result)
 
 
 def _batches(consuming: Consuming, result: Callable[[Question], Any]) -> Generator[list[Record]]:
@@ -325,12 +345,17 @@ def _batches(consuming: Consuming, result: Callable[[Question], Any]) -> Generat
                 yield records
                 consuming.processed()
     finally:
-        _leave(consuming, result)
+        leave(consuming.leave, result)
 
 
-def _leave(consuming: Consuming, result: Callable[[Question], Any]) -> None:
+def leave(step: Question, result: Callable[[Question], Any]) -> None:
+    """Leave the group by this step of a member, and wait until it has left."""
     with suppress(ClusterClosed):  # the group's coordinator is closed, too
-        result(consuming.leave)
+        try:
+            result(step)
+        except WouldDeadlock:
+            # In a callback, or a collection of garbage in a thread of the cluster's. It need not wait.
+            step()
 
 
 def consumer_config(settings: Mapping[str, object], base: ConsumerConfig = CONSUMER) -> ConsumerConfig:

@@ -13,8 +13,8 @@ from typing import Any, Generic, Self, TypeVar
 
 from kreplica._core.record import Record
 from kreplica.client.share_consumer import ACCEPT, REJECT, RELEASE, RENEW, Acquired, ShareConsumer
-from kreplica.cluster.records import JOIN_TIMEOUT_MS, POLL_MS, Question
-from kreplica.common.errors import ClusterClosed, InvalidRecordState, InvalidRequest, RequestTimedOut
+from kreplica.cluster.records import JOIN_TIMEOUT_MS, POLL_MS, Question, leave
+from kreplica.common.errors import InvalidRecordState, InvalidRequest, RequestTimedOut
 from kreplica.common.future import Future
 
 F = TypeVar("F")
@@ -249,7 +249,7 @@ class Messages(Iterator[Message]):
 
         Any thread may call; a loop of another thread ends.
         """
-        _leave(self.sharing, self._result)
+        leave(self.sharing.leave, self._result)
         with suppress(ValueError):  # another thread is in the generator, which comes to its end
             self._messages.close()
 
@@ -267,7 +267,7 @@ def _each(sharing: Sharing[Message], result: Callable[[Question], Any]) -> Gener
         while (question := sharing.question()) is not None:
             yield from sharing.answer(result(question))
     finally:
-        _leave(sharing, result)
+        leave(sharing.leave, result)
 
 
 def _batches(sharing: Sharing[Message], result: Callable[[Question], Any]) -> Generator[list[Message]]:
@@ -278,9 +278,4 @@ def _batches(sharing: Sharing[Message], result: Callable[[Question], Any]) -> Ge
                 yield messages
                 sharing.processed()
     finally:
-        _leave(sharing, result)
-
-
-def _leave(sharing: Sharing[Message], result: Callable[[Question], Any]) -> None:
-    with suppress(ClusterClosed):  # the group's coordinator is closed, too
-        result(sharing.leave)
+        leave(sharing.leave, result)

@@ -158,9 +158,11 @@ class Simulation(ClusterAdministration):
         elections = self._unclean_epochs()
         sent.add_done_callback(partial(self._record_promise, elections))
 
-    def transaction(self, transactional_id: str, *, timeout: float = TRANSACTION_TIMEOUT) -> Transaction:
+    def transaction(
+        self, transactional_id: str, *, source: Consumer | None = None, timeout: float = TRANSACTION_TIMEOUT
+    ) -> Transaction:
         """Return a transaction as Cluster.transaction does. Its beginning and end advance time."""
-        steps = self._transactions.transaction(transactional_id, timeout)
+        steps = self._transactions.transaction(transactional_id, source, timeout)
         return Transaction(steps, partial(self._ask, timeout=DELIVERY_TIMEOUT), self._append_in)
 
     def read(

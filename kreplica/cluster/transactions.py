@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from kreplica.client import arguments
 from kreplica.client.arguments import milliseconds, offset_of, partition_of, topic_name
@@ -29,6 +29,7 @@ from kreplica.common.errors import (
     InvalidTransactionTimeout,
     InvalidTxnState,
     KreplicaError,
+    TransactionAbortable,
     UseAfterFork,
 )
 from kreplica.common.future import Future, resolved, then
@@ -73,16 +74,17 @@ class ClusterTransactions:
         self._held: dict[str, _Held] = {}
         self._sessions: dict[str, CoordinatorSession] = {}
 
-    def transaction(self, transactional_id: str, timeout: float) -> Transacting:
-        """Return a transaction that has not begun.
+    def transaction(self, transactional_id: str, source: _HasConsuming | None, timeout: float) -> Transacting:
+        """Return a transaction that has not begun; `source`: the consumer whose records it processes, if any.
 
-        Raises TypeError, ValueError, InvalidTransactionTimeout, ClusterClosed.
+        Raises TypeError, ValueError, InvalidRequest, InvalidTransactionTimeout, ClusterClosed.
         """
         self.pending.require_open()
         name, timeout_ms = arguments.transactional_id(transactional_id), milliseconds(timeout)
         if timeout_ms == 0:
             raise InvalidTransactionTimeout(f"{name}: timeout={timeout} must be at least 0.001 seconds")
-        return Transacting(self, name, timeout_ms)
+        consuming = None if source is None else _consuming(source)
+        return Transacting(self, name, timeout_ms, consuming)
 
     def begin(self, transactional_id: str, timeout_ms: int) -> tuple[_Held, Future[int]]:
         """Begin a transaction; return the id's producer, a new one if the last was fenced, and a future."""
@@ -128,11 +130,22 @@ class ClusterTransactions:
 
 
 class Transacting:
-    """One transaction: futures of its steps."""
+    """One transaction: futures of its steps.
 
-    def __init__(self, owner: ClusterTransactions, transactional_id: str, timeout_ms: int) -> None:
+    `source`: the consumer whose records it processes. It commits their offsets; if it fails, the consumer
+    gives them out again.
+    """
+
+    def __init__(
+        self,
+        owner: ClusterTransactions,
+        transactional_id: str,
+        timeout_ms: int,
+        source: Consuming | None,
+    ) -> None:
         self.transactional_id = transactional_id
         self._owner = owner
+        self._source = source
         self._pending = owner.pending
         self._timeout_ms = timeout_ms
         self._has_begun = False
@@ -140,8 +153,8 @@ class Transacting:
         self._give_up: Callable[[], None] | None = None
         self._held: _Held | None = None
         self._number = -1
-        # The consumers whose offsets it commits.
-        self._sources: list[tuple[Consuming, Mapping[Owned, int]]] = []
+        # The offsets of consumers that it commits.
+        self._given: list[tuple[Consuming, Mapping[Owned, int]]] = []
 
     @contextmanager
     def noting(self, error: BaseException) -> Iterator[None]:
@@ -175,6 +188,7 @@ class Transacting:
         self.has_ended = True
         if self._give_up is not None:
             self._give_up()
+        self._rewind()
 
     def append(
         self, topic: str, records: RecordList, partition: int | None, timeout: float | None
@@ -201,7 +215,7 @@ class Transacting:
             member, owned = source.given()
             if member is None:
                 return resolved(None)  # it has given out nothing since the last transaction
-            self._sources.append((source, owned))
+            self._given.append((source, owned))
             given = {each.at: offset for each, offset in owned.items()}
         elif not isinstance(source, str):
             raise TypeError(f"offsets belong to a group's name or a consumer, not {type(source).__name__}")
@@ -215,16 +229,41 @@ class Transacting:
         return self._pending.track(held.producer.commit_offsets(self._number, session, member, given))
 
     def end(self, *, commit: bool) -> Future[None]:
-        """Commit or abort."""
+        """Commit or abort. If it is not committed, consumers give out the records again."""
         self._pending.require_open()
         held = self._open()
+        refused: KreplicaError | None = None
+        if commit and self._source is not None:
+            try:
+                # If it fails later, so does the commit, which waits for it.
+                self.commit_offsets(self._source, None)
+            except TransactionAbortable:
+                pass  # the commit fails with the first error
+            except KreplicaError as error:
+                refused = error
         self.has_ended = True
-        ended = held.producer.end(self._number, commit=commit)
-        return self._pending.track(then(ended, self._committed) if commit else ended)
+        ended = held.producer.end(self._number, commit=commit and refused is None)
 
-    def _committed(self, _: None) -> None:
-        for source, owned in self._sources:
-            source.transacted(owned)
+        def succeeded(_: None) -> None:
+            if refused is not None:
+                failed(refused)
+            elif commit:
+                for source, owned in self._given:
+                    source.transacted(owned)
+            else:
+                self._rewind()
+
+        def failed(error: BaseException) -> None:
+            # Before the program hears of it, so that it cannot ask for what comes behind these records.
+            self._rewind()
+            raise refused or error
+
+        return self._pending.track(then(ended, succeeded, failed))
+
+    def _rewind(self) -> None:
+        consumers = {source for source, _ in self._given}
+        for each in consumers if self._source is None else {*consumers, self._source}:
+            each.rewind()
 
     def _open(self) -> _Held:
         if self._held is None:
@@ -232,6 +271,21 @@ class Transacting:
                 f"{self.transactional_id}: the transaction has not begun: use it in `with` or `async with`"
             )
         return self._held
+
+
+class _HasConsuming(Protocol):
+    """A consumer of Cluster, Simulation or kreplica.aio."""
+
+    @property
+    def consuming(self) -> Consuming: ...
+
+
+def _consuming(source: _HasConsuming) -> Consuming:
+    found = getattr(source, "consuming", None)
+    if not isinstance(found, Consuming):
+        raise TypeError(f"source must be a consumer, from consume(...), not {type(source).__name__}")
+    found.require_no_auto_commit()
+    return found
 
 
 def _offsets(offsets: Offsets) -> dict[TopicPartition, int]:
@@ -288,11 +342,11 @@ class Transaction:
 
         `source`: a consumer from `consume(..., auto_commit=False)`, for all records that it has given out;
         or a group's name with `offsets`: by (topic, partition), the offset of the next record to read. If the
-        transaction is aborted, close the consumer: another one reads these records again, this one would go
-        on behind them. Raises IllegalGeneration, UnknownMemberId or FencedInstanceId if the consumer has lost
-        its partitions, InvalidTxnState, ProducerFenced, TransactionTimedOut, RequestTimedOut. Raises
-        UnknownTopicOrPartition if there is no partition for one of `offsets`, and commits none of them;
-        offsets of a consumer whose topic was deleted meanwhile no longer matter.
+        transaction is aborted, the consumer gives out these records again. Raises IllegalGeneration,
+        UnknownMemberId or FencedInstanceId if the consumer has lost its partitions, InvalidTxnState,
+        ProducerFenced, TransactionTimedOut, RequestTimedOut. Raises UnknownTopicOrPartition if there is no
+        partition for one of `offsets`, and commits none of them; offsets of a consumer whose topic was
+        deleted meanwhile no longer matter.
         """
         of = source.consuming if isinstance(source, Consumer) else source
         self._answer(partial(self._steps.commit_offsets, of, offsets))

@@ -226,3 +226,22 @@ def test_another_thread_ends_a_loop_that_waits(cluster):
     worker.join(PATIENCE)
     assert not worker.is_alive()
     assert list(consumer) == []
+
+
+@pytest.mark.parametrize("way", ["consume", "share"])
+def test_a_loop_that_a_callback_ends_leaves_its_group(cluster, way):
+    """As a collection of garbage does that happens in a thread of the cluster's: it may not wait there."""
+    cluster.append("orders", [b"a"], partition=0).result(PATIENCE)
+    reading = {"consume": cluster.consume, "share": cluster.share}[way]("orders", "g").batches()
+    assert [each.value for each in next(reading)] == [b"a"]
+    held, is_dropped = [reading], threading.Event()
+    del reading
+
+    def drop(_):
+        held.clear()
+        is_dropped.set()
+
+    cluster.append("orders", [b"b"], partition=0).add_done_callback(drop)
+    assert is_dropped.wait(PATIENCE)
+    other = {"consume": cluster.consume, "share": cluster.share}[way]("orders", "g").batches()
+    assert next(other)[0].value in (b"a", b"b")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 
 import pytest
 
@@ -17,6 +17,7 @@ from kreplica.common.errors import (
     IllegalGeneration,
     InvalidRequest,
     KreplicaError,
+    MessageTooLarge,
     ProducerFenced,
     UseAfterFork,
 )
@@ -158,6 +159,96 @@ def test_a_consumer_that_has_given_out_nothing_commits_nothing(cluster):
     source.close()
 
 
+# ---- the same consumer goes on after a failure -------------------------------------------------------------
+
+
+class Failed(Exception):
+    pass
+
+
+def fails_sometimes(count=[0]):  # noqa: B006
+    count[0] += 1
+    if count[0] % 3 == 0:
+        raise Failed
+
+
+def one(record):
+    return [(record.value, record.value)]
+
+
+def test_a_block_that_fails_gets_its_records_again(cluster):
+    put(cluster, 200)
+    with orders(cluster, timeout=1.0) as source:
+        for records in source.batches():
+            with suppress(Failed), cluster.transaction("billing-1", source=source) as txn:
+                fails_sometimes()
+                for record in records:
+                    txn.append("invoices", one(record))
+                fails_sometimes()
+        assert invoices(cluster) == list(range(200))
+
+
+@pytest.mark.parametrize("protocol", ["consumer", "classic"])
+def test_a_block_for_each_record_gets_it_again(cluster, protocol):
+    put(cluster, 40)
+    with orders(cluster, protocol=protocol, timeout=1.0) as source:
+        for record in source:
+            with suppress(Failed), cluster.transaction("billing-1", source=source) as txn:
+                fails_sometimes()
+                txn.append("invoices", one(record))
+                fails_sometimes()
+        assert invoices(cluster) == list(range(40))
+
+
+def test_records_whose_offsets_an_abort_takes_back_come_again(cluster):
+    put(cluster, 9)
+    with orders(cluster, timeout=1.0) as source:
+        for number, records in enumerate(source.batches()):
+            with cluster.transaction("billing-1") as txn:
+                for record in records:
+                    txn.append("invoices", one(record))
+                txn.commit_offsets(source)
+                if number < 3:
+                    txn.abort()
+        assert invoices(cluster) == list(range(9))
+
+
+def test_a_commit_that_fails_leaves_its_records_to_the_next(cluster):
+    put(cluster, 9)
+    with orders(cluster, timeout=1.0) as source:
+        for number, records in enumerate(source.batches()):
+            with suppress(MessageTooLarge), cluster.transaction("billing-1", source=source) as txn:
+                for record in records:
+                    txn.append("invoices", one(record))
+                if number < 3:
+                    txn.append("invoices", [bytes(2 << 20)])
+        assert invoices(cluster) == list(range(9))
+
+
+def test_a_group_that_begins_at_the_latest_offset_begins_there_again(cluster):
+    put(cluster, 9)
+    with orders(cluster, config={"auto.offset.reset": "latest"}, timeout=None) as source:
+        reading = source.batches()
+        found = []
+        reader = threading.Thread(target=lambda: found.append(next(reading)))
+        reader.start()
+        while len(source.consuming._consumer.assignment) < PARTITIONS:
+            threading.Event().wait(0.01)
+        cluster.append("orders", [b"100"], partition=0).result(PATIENCE)
+        reader.join(PATIENCE)
+        with pytest.raises(Failed), cluster.transaction("billing-1", source=source):
+            raise Failed
+        assert [record.value for record in next(reading)] == [b"100"]
+
+
+def test_a_transaction_takes_only_a_consumer_that_leaves_commits_to_it(cluster):
+    with cluster.consume("orders", "billing", timeout=1) as source:
+        with pytest.raises(InvalidRequest, match="auto_commit=False"):
+            cluster.transaction("billing-1", source=source)
+    with pytest.raises(TypeError, match="source must be a consumer, from consume"):
+        cluster.transaction("billing-1", source="billing")
+
+
 def test_threads_share_a_transaction_and_not_its_id(cluster):
     errors = []
 
@@ -238,9 +329,19 @@ def test_a_program_of_asyncio_processes_each_record_once(tmp_path):
                         await txn.commit_offsets(source)
             assert invoices(cluster.cluster) == list(range(100))
 
+            await asyncio.gather(*(cluster.append("orders", [b"%d" % n]) for n in range(100, 110)))
+            async with cluster.consume("orders", "billing", auto_commit=False, timeout=1.0) as source:
+                async for record in source:
+                    with suppress(Failed):
+                        async with cluster.transaction("billing-1", source=source) as txn:
+                            fails_sometimes()
+                            txn.append("invoices", one(record))
+                            fails_sometimes()
+            assert invoices(cluster.cluster) == list(range(110))
+
             async def fail():
                 async with cluster.transaction("billing-1") as txn:
-                    await txn.append("invoices", [b"101"])
+                    await txn.append("invoices", [b"1001"])
                     raise ZeroDivisionError
 
             with pytest.raises(ZeroDivisionError):
@@ -248,7 +349,7 @@ def test_a_program_of_asyncio_processes_each_record_once(tmp_path):
 
             async def hang():
                 async with cluster.transaction("billing-1") as txn:
-                    await txn.append("invoices", [b"102"])
+                    await txn.append("invoices", [b"1002"])
                     await asyncio.Event().wait()
 
             with pytest.raises(TimeoutError):
@@ -259,7 +360,7 @@ def test_a_program_of_asyncio_processes_each_record_once(tmp_path):
             while True:
                 try:
                     async with cluster.transaction("billing-1") as txn:
-                        txn.append("invoices", [b"100"], partition=0)
+                        txn.append("invoices", [b"110"], partition=0)
                         await txn.commit()
                     break
                 except ConcurrentTransactions:
@@ -267,8 +368,8 @@ def test_a_program_of_asyncio_processes_each_record_once(tmp_path):
             reading = cluster.read("invoices", 0, follow=True, isolation="read_committed")
             async with aclosing(reading):
                 async for record in reading:
-                    if record.value == b"100":
+                    if record.value == b"110":
                         break
-            assert invoices(cluster.cluster) == list(range(101))
+            assert invoices(cluster.cluster) == list(range(111))
 
     asyncio.run(run())

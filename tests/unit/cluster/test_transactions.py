@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+from contextlib import suppress
 from functools import partial
 
 import pytest
@@ -14,6 +16,7 @@ from kreplica.common.errors import (
     ConcurrentTransactions,
     InvalidTransactionTimeout,
     InvalidTxnState,
+    KreplicaError,
     MessageTooLarge,
     ProducerFenced,
     RequestTimedOut,
@@ -86,7 +89,7 @@ class OtherProgram:
         self.transactions = ClusterTransactions(client, sim._newest, sim._transactions.pending)
 
     def transaction(self, name, timeout=60.0):
-        steps = self.transactions.transaction(name, timeout)
+        steps = self.transactions.transaction(name, None, timeout)
         return Transaction(steps, partial(self.sim._ask, timeout=60.0), self.sim._append_in)
 
 
@@ -217,9 +220,9 @@ def test_one_transaction_of_an_id_is_open_at_a_time(sim):
 
 
 def test_a_transaction_waits_for_the_end_of_the_one_before(sim):
-    first = sim._transactions.transaction("a", 60.0)
-    second = sim._transactions.transaction("a", 60.0)
-    third = sim._transactions.transaction("a", 60.0)
+    first = sim._transactions.transaction("a", None, 60.0)
+    second = sim._transactions.transaction("a", None, 60.0)
+    third = sim._transactions.transaction("a", None, 60.0)
     sim._ask(first.begin, timeout=60.0)
     first.append("t", [b"1"], 0, None)
     ended = first.end(commit=True)
@@ -235,7 +238,7 @@ def test_a_transaction_waits_for_the_end_of_the_one_before(sim):
 
 def test_a_commit_waits_for_offsets_that_are_being_committed(versioned):
     versioned.append("t", [b"%d" % number for number in range(10)], partition=0).result()
-    steps = versioned._transactions.transaction("a", 60.0)
+    steps = versioned._transactions.transaction("a", None, 60.0)
     versioned._ask(steps.begin, timeout=60.0)
     committed = steps.commit_offsets("g", {("t", 0): 4})
     committed.cancel()
@@ -449,13 +452,13 @@ def test_a_transaction_whose_beginning_is_interrupted_is_given_up(sim):
     def interrupted(_):
         raise KeyboardInterrupt
 
-    steps = sim._transactions.transaction("a", 60.0)
+    steps = sim._transactions.transaction("a", None, 60.0)
     txn = Transaction(steps, lambda ask: interrupted(ask()), sim._append_in)
     with pytest.raises(KeyboardInterrupt):
         run_in(txn)
     # The next one begins behind it, and one that is interrupted while it waits for that makes room as well.
     following = Transaction(
-        sim._transactions.transaction("a", 60.0), lambda ask: interrupted(ask()), sim._append_in
+        sim._transactions.transaction("a", None, 60.0), lambda ask: interrupted(ask()), sim._append_in
     )
     with pytest.raises(KeyboardInterrupt):
         run_in(following)
@@ -513,3 +516,35 @@ def test_an_idle_producer_does_not_fence_its_successor(sim, monkeypatch):
         txn.append("t", [b"3"], partition=0)
     sim.run_for(100)
     assert values(sim) == [b"1", b"2", b"3"]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_one_consumer_processes_each_record_once_whatever_fails(seed):
+    """Blocks fail at their beginning and end, and brokers die within them; the same consumer goes on."""
+    chance, killed = random.Random(seed), set()
+    with kreplica.Simulation(seed=seed) as sim:
+        for topic in ("t", "copies"):
+            sim.create_topic(topic, 2, 3, {"min.insync.replicas": 2})
+        for number in range(30):
+            sim.append("t", [b"%d" % number], partition=number % 2).result()
+
+        def copy(record):
+            with sim.transaction("a", source=source) as txn:
+                if chance.random() < 0.3:
+                    raise ZeroDivisionError
+                txn.append("copies", [record.value], partition=0)
+                if chance.random() < 0.2:
+                    killed.add(chance.randint(1, 3))
+                    sim.kill(max(killed))
+                if chance.random() < 0.3:
+                    raise ZeroDivisionError
+
+        source = sim.consume("t", "copiers", isolation="read_committed", auto_commit=False, timeout=10)
+        for record in source:
+            with suppress(ZeroDivisionError, KreplicaError):
+                copy(record)
+            while killed:
+                sim.start(killed.pop())
+        sim.run_for(1_000)
+        copies = [record.value for record in sim.read("copies", 0, isolation="txn_committed")]
+        assert sorted(copies, key=int) == [b"%d" % number for number in range(30)]
