@@ -22,10 +22,10 @@ from kreplica.sim.reduction import run_seed
 FIRST_SEED = int(os.environ.get("KREPLICA_FIRST_SEED", "1"))
 # By kind: the driver, the number of events of a run, and the number of seeds unless KREPLICA_SEEDS is set.
 KINDS = {
-    "brokers": (BrokerDriver, 2_000, 30),
-    "disks": (partial(BrokerDriver, with_disks=True), 2_000, 30),
-    "nodes": (NodeDriver, 2_000, 50),
-    "quorum": (QuorumDriver, 800, 25),
+    "brokers": (BrokerDriver, 2_000, 25),
+    "disks": (partial(BrokerDriver, with_disks=True), 2_000, 20),
+    "nodes": (NodeDriver, 2_000, 40),
+    "quorum": (QuorumDriver, 800, 15),
 }
 SAID_EVERY = 100
 
