@@ -120,8 +120,7 @@ OPTIONS = (
         "value.format",
         _READ,
         _ANYWHERE,
-        "decode value; bytes that cannot be decoded are in the column undecoded; needs the jar; protobuf is"
-        " refused, see below",
+        "decode value; bytes that cannot be decoded are in the column undecoded; needs the jar",
         ("string", "json", "avro", "protobuf"),
     ),
     Option(
@@ -129,13 +128,20 @@ OPTIONS = (
         _READ,
         _ANYWHERE,
         "schema of the values (JSON: id long, name string), or a file or URL that has it; that of JSON may be"
-        " left out, and is inferred from the first records",
+        " left out, and is inferred from the first records; protobuf: what protoc --descriptor_set_out writes",
+    ),
+    Option(
+        "value.message",
+        _READ,
+        _ANYWHERE,
+        "full name of the protobuf message that values are; may be left out if the schema's last file has one",
     ),
     Option(
         "value.registry",
         _READ,
         _ANYWHERE,
-        "URL of a schema registry, or a JSON file of schemas by id, for Avro values that name theirs",
+        "URL of a schema registry, or a JSON file of schemas by id, for values of Avro and protobuf that name"
+        " theirs",
     ),
     Option("topic", _WRITE, _ANYWHERE, "topic for rows without a column topic"),
     Option("checkpointLocation", _WRITE, _ANYWHERE, "Spark's own: directory of a stream's checkpoint"),

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import pytest
@@ -14,6 +12,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 import kreplica
+from tests.support.schema_registry import SchemaRegistry
 
 AVRO = {
     "type": "record",
@@ -71,47 +70,18 @@ def test_avro(spark: SparkSession, tmp_path: Path) -> None:
     assert sorted(map(tuple, frame.collect()), key=str) == [good, good, (None,) * 5 + (b"\xff\xff",)]
 
 
-class Registry(ThreadingHTTPServer):
-    """A schema registry with one schema, which counts what it is asked."""
-
-    def __init__(self, number: int, schema: Any) -> None:
-        super().__init__(("127.0.0.1", 0), Answering)
-        self.answers = {
-            f"/schemas/ids/{number}": {"schema": json.dumps(schema)},
-            "/subjects/t-value/versions/latest": {"id": number, "version": 1, "schema": json.dumps(schema)},
-        }
-        self.asked: list[str] = []
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_address[1]}"
-
-
-class Answering(BaseHTTPRequestHandler):
-    server: Registry
-
-    def do_GET(self) -> None:
-        self.server.asked.append(self.path)
-        found = self.server.answers.get(self.path)
-        self.send_response(404 if found is None else 200)
-        self.end_headers()
-        self.wfile.write(json.dumps(found or {"error_code": 40403}).encode())
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-
 @pytest.fixture
-def registry() -> Iterator[Registry]:
-    with Registry(5, AVRO) as made:
-        thread = Thread(target=made.serve_forever)
-        thread.start()
+def registry() -> Iterator[SchemaRegistry]:
+    answer = {"schema": json.dumps(AVRO)}
+    answers = {
+        "/schemas/ids/5": answer,
+        "/subjects/t-value/versions/latest": {"id": 5, "version": 1, **answer},
+    }
+    with SchemaRegistry(answers) as made:
         yield made
-        made.shutdown()
-        thread.join()
 
 
-def test_a_registry_by_its_url(spark: SparkSession, registry: Registry, tmp_path: Path) -> None:
+def test_a_registry_by_its_url(spark: SparkSession, registry: SchemaRegistry, tmp_path: Path) -> None:
     """The schema of values that name none, and those of values that do, each fetched once in a task."""
     named = b"\x00\x00\x00\x00\x05" + ORDER
     path = logs(tmp_path, named, ORDER, named, b"\x00\x00\x00\x00\x06" + ORDER)
@@ -143,13 +113,13 @@ def test_text_in_a_stream(spark: SparkSession, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"value_format": "protobuf"}, "value.format: Spark's jars have no protobuf: .* use from_protobuf"),
         ({"value_format": "avro"}, "value.schema: give the schema of Avro"),
         ({"value_format": "avro", "value_schema": "{}"}, "value.schema: not a schema of Avro"),
         ({"value_format": "json", "value_schema": "id lng"}, "value.schema: not a schema such as .*lng"),
         ({"value_format": "json", "value_schema": "/no/such"}, "value.schema: /no/such could not be read"),
         ({"value_format": "xml"}, "value.format: 'xml' is not one of string, json, avro, protobuf"),
-        ({"value_schema": "id long"}, "value.schema and value.registry need the option value.format"),
+        ({"value_schema": "id long"}, "value.schema, value.message and value.registry need .* value.format"),
+        ({"value_format": "json", "value_message": "a.B"}, "value.message: has no effect with the format json"),
     ],
 )
 def test_what_is_refused(spark: SparkSession, tmp_path: Path, options: dict[str, str], text: str) -> None:

@@ -74,6 +74,21 @@ final class Json {
         return member == null || !member.isTextual() ? null : member.asText();
     }
 
+    /** Returns a String[] of these members for each object in an array, which may be missing. */
+    static List rows(String option, String text, String array, String[] members) {
+        JsonNode found = (JsonNode) tree(option, text, "is not JSON").path(array);
+        List rows = new ArrayList();
+        for (Iterator i = found.elements(); i.hasNext();) {
+            JsonNode each = (JsonNode) i.next();
+            String[] row = new String[members.length];
+            for (int j = 0; j < row.length; j++) {
+                row[j] = ((JsonNode) each.path(members[j])).asText();
+            }
+            rows.add(row);
+        }
+        return rows;
+    }
+
     static List texts(String option, String text) {
         JsonNode found = tree(option, text, "not JSON");
         List texts = new ArrayList();

@@ -42,6 +42,7 @@ import org.apache.spark.sql.types.MapType;
 import org.apache.spark.sql.types.StructField;
 import org.apache.spark.sql.types.StructType;
 import org.apache.spark.unsafe.types.UTF8String;
+import org.kreplica.spark.ProtobufValues.ProtobufDecoder;
 import scala.Some;
 
 /**
@@ -50,26 +51,29 @@ import scala.Some;
  * value.schema is the schema, or a file or URL that has it, or an answer of a schema registry. Without it that of JSON
  * is inferred from the first records. Bytes may begin with the five bytes by which Confluent's serializers name a
  * schema. Avro needs the schema that a value was written with: value.registry is the URL of a registry, or a JSON file
- * with the schemas by id. Immutable.
+ * with the schemas by id. Protobuf's says which message a value is. Immutable.
  */
 final class ValueFormat implements Serializable {
     static final String FORMAT = "value.format";
     /** The column with the bytes that could not be decoded. */
     static final String UNDECODED = "undecoded";
     private static final long serialVersionUID = 1;
-    private static final String SCHEMA = "value.schema";
-    private static final String REGISTRY = "value.registry";
+    static final String SCHEMA = "value.schema";
+    static final String MESSAGE = "value.message";
+    static final String REGISTRY = "value.registry";
     private static final String STRING = "string";
     private static final String JSON = "json";
     private static final String AVRO = "avro";
+    private static final String PROTOBUF = "protobuf";
     private static final int SAMPLE = 1000;
 
     final String name;
     private final DataType type;
-    private final String schema;
+    // The text of Avro's schema, or a ProtobufSchema.
+    private final Serializable schema;
     private final String registry;
 
-    private ValueFormat(String name, DataType type, String schema, String registry) {
+    private ValueFormat(String name, DataType type, Serializable schema, String registry) {
         this.name = name;
         this.type = type;
         this.schema = schema;
@@ -80,28 +84,32 @@ final class ValueFormat implements Serializable {
     static ValueFormat of(Map given) {
         GivenOptions options = new GivenOptions(given);
         if (!options.has(FORMAT)) {
-            if (options.has(SCHEMA) || options.has(REGISTRY)) {
-                throw new ReadException(SCHEMA + " and " + REGISTRY + " need the option " + FORMAT);
+            if (options.has(SCHEMA) || options.has(REGISTRY) || options.has(MESSAGE)) {
+                throw new ReadException(SCHEMA + ", " + MESSAGE + " and " + REGISTRY + " need the option " + FORMAT);
             }
             return null;
         }
-        String name = options.choice(FORMAT, new String[] {STRING, JSON, AVRO, "protobuf"});
+        String name = options.choice(FORMAT, new String[] {STRING, JSON, AVRO, PROTOBUF});
         String registry = options.text(REGISTRY);
-        String schema = options.has(SCHEMA) ? Texts.schema(options.text(SCHEMA)) : null;
-        if (name.equals("protobuf")) {
-            throw new ReadException(FORMAT + ": Spark's jars have no protobuf: leave it out, start Spark with the package"
-                + " spark-protobuf, and use from_protobuf(value, ...)");
+        if (options.has(MESSAGE) && !name.equals(PROTOBUF)) {
+            throw new ReadException(MESSAGE + ": has no effect with the format " + name + ". Remove it");
         }
         if (name.equals(STRING)) {
             return new ValueFormat(name, DataTypes.StringType, null, null);
         }
         if (name.equals(JSON)) {
-            DataType type = schema == null ? inferred(given) : parsed(schema);
+            DataType type = options.has(SCHEMA) ? parsed(Texts.schema(options.text(SCHEMA))) : inferred(given);
             return new ValueFormat(name, type, null, null);
         }
-        if (schema == null) {
-            throw new ReadException(SCHEMA + ": give the schema of Avro, or a file or URL that has it");
+        if (!options.has(SCHEMA)) {
+            throw new ReadException(SCHEMA + (name.equals(AVRO) ? ": give the schema of Avro, or a file or URL that has it"
+                : ": name the file that protoc --include_imports --descriptor_set_out writes"));
         }
+        if (name.equals(PROTOBUF)) {
+            ProtobufSchema found = ProtobufSchema.of(options.text(SCHEMA), options.text(MESSAGE), registry);
+            return new ValueFormat(name, ProtobufValues.type(found.descriptor()), found, registry);
+        }
+        String schema = Texts.schema(options.text(SCHEMA));
         try {
             DataType type = AvroTypes.of(new Schema.Parser().parse(schema));
             return new ValueFormat(name, type, schema, registry);
@@ -159,8 +167,12 @@ final class ValueFormat implements Serializable {
         if (name.equals(STRING)) {
             return new TextDecoder();
         }
-        return name.equals(JSON) ? (ValueDecoder) new JsonDecoder(wanted)
-            : new AvroDecoder(new Schema.Parser().parse(schema), wanted, registry);
+        if (name.equals(JSON)) {
+            return new JsonDecoder(wanted);
+        }
+        return name.equals(AVRO)
+            ? (ValueDecoder) new AvroDecoder(new Schema.Parser().parse((String) schema), wanted, registry)
+            : new ProtobufDecoder(((ProtobufSchema) schema).descriptor(), (StructType) wanted, registry);
     }
 
     /** Turns bytes into a value of Spark's; any exception says that they are of another kind. */
@@ -220,7 +232,7 @@ final class ValueFormat implements Serializable {
             int start = registry == null ? 0 : start(bytes);
             Integer id = start == 0 ? null : Integer.valueOf(ByteBuffer.wrap(bytes).getInt(1));
             if (!writers.containsKey(id)) {
-                String text = id == null ? schema.toString() : Texts.ofRegistry(registry, id);
+                String text = id == null ? schema.toString() : Texts.ofRegistry(registry, id, false);
                 writers.put(id, text == null ? null
                     : new GenericDatumReader(new Schema.Parser().parse(text), schema, new GenericData()));
             }
@@ -244,28 +256,38 @@ final class ValueFormat implements Serializable {
         private Texts() {
         }
 
+        static boolean isUrl(String given) {
+            return given != null && (given.startsWith("http://") || given.startsWith("https://"));
+        }
+
         /** Returns the schema that the option has, or the file or URL that it names. */
         static String schema(String given) {
-            String text = given;
-            if (given.startsWith("http://") || given.startsWith("https://") || given.startsWith("file:")
-                || given.startsWith("/")) {
-                try {
-                    text = read(given).trim();
-                } catch (IOException error) {
-                    throw new ReadException(SCHEMA + ": " + given + " could not be read: " + error.getMessage());
-                }
-            }
+            String text = new String(bytes(given), StandardCharsets.UTF_8).trim();
             // The answer of a registry has the schema as a string.
             Object inner = text.startsWith("{") ? Json.member(SCHEMA, text, "schema") : null;
             return inner == null ? text : (String) inner;
         }
 
-        /** Returns a schema by its id, null without one. Raises ReadException if the registry cannot be read. */
-        static String ofRegistry(String registry, Integer id) {
-            boolean isUrl = registry.startsWith("http://") || registry.startsWith("https://");
-            String place = isUrl ? registry.replaceFirst("/+$", "") + "/schemas/ids/" + id : registry;
+        /** Returns the bytes of the file or URL that the option names, or those of its text. */
+        static byte[] bytes(String given) {
+            if (!isUrl(given) && !given.startsWith("file:") && !given.startsWith("/")) {
+                return given.getBytes(StandardCharsets.UTF_8);
+            }
             try {
-                return Json.member(REGISTRY, read(place), isUrl ? "schema" : id.toString());
+                return read(given);
+            } catch (IOException error) {
+                throw new ReadException(SCHEMA + ": " + given + " could not be read: " + error.getMessage());
+            }
+        }
+
+        /** Returns a schema by its id, null without one. Raises ReadException if the registry cannot be read. */
+        static String ofRegistry(String registry, Integer id, boolean isProtobuf) {
+            boolean isUrl = isUrl(registry);
+            String place = isUrl ? registry.replaceFirst("/+$", "") + "/schemas/ids/" + id : registry;
+            place = isUrl && isProtobuf ? ProtobufSchema.serialized(place) : place;
+            try {
+                String text = new String(read(place), StandardCharsets.UTF_8);
+                return Json.member(REGISTRY, text, isUrl ? "schema" : id.toString());
             } catch (IOException error) {
                 if (isUrl && error instanceof FileNotFoundException) {
                     return null;
@@ -274,9 +296,9 @@ final class ValueFormat implements Serializable {
             }
         }
 
-        private static String read(String place) throws IOException {
+        private static byte[] read(String place) throws IOException {
             if (place.startsWith("/")) {
-                return new String(Files.readAllBytes(new File(place).toPath()), StandardCharsets.UTF_8);
+                return Files.readAllBytes(new File(place).toPath());
             }
             URLConnection connection = URI.create(place).toURL().openConnection();
             connection.setConnectTimeout(TIMEOUT_MS);
@@ -285,7 +307,7 @@ final class ValueFormat implements Serializable {
             try {
                 ByteArrayOutputStream found = new ByteArrayOutputStream();
                 stream.transferTo(found);
-                return found.toString("UTF-8");
+                return found.toByteArray();
             } finally {
                 stream.close();
             }
