@@ -128,13 +128,15 @@ OPTIONS = (
         _READ,
         _ANYWHERE,
         "schema of the values (JSON: id long, name string), or a file or URL that has it; that of JSON may be"
-        " left out, and is inferred from the first records; protobuf: what protoc --descriptor_set_out writes",
+        " left out, and is inferred from the first records; of protobuf: what protoc --descriptor_set_out"
+        " writes",
     ),
     Option(
         "value.message",
         _READ,
         _ANYWHERE,
-        "full name of the protobuf message that values are; may be left out if the schema's last file has one",
+        "full name of the protobuf message that values are; may be left out if the last file of value.schema"
+        " has one message",
     ),
     Option(
         "value.registry",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import random
 from collections.abc import Callable, Iterator
@@ -23,6 +24,7 @@ from pyspark.sql import DataFrame, SparkSession
 import kreplica
 from kreplica._core.partitioner import partition_of
 from tests.support.polling import wait_until
+from tests.support.protobuf_files import field, file_of, message, set_of
 
 TIMEOUT_S = 60
 COLUMNS = ("partition", "offset", "key", "value", "timestamp", "timestampType", "headers")
@@ -259,6 +261,22 @@ def test_metadata(spark: SparkSession, cluster: kreplica.Cluster, topic: str, tm
     python = spark.read.format("kreplica").option("reader", "python").load(str(tmp_path))
     with pytest.raises(PySparkException, match="_metadata: only the JVM reader has this column"):
         python.select("_metadata.batch").collect()
+
+
+def test_values_of_protobuf(spark: SparkSession, cluster: kreplica.Cluster, topic: str) -> None:
+    """In a batch and in a stream; the bytes of each value are those that the cluster has."""
+    file = file_of("order.proto", [message("Order", field(1, "int64", "id"))])
+    append(cluster, topic, 0, b"\x08\x07", b"\xff")
+    append(cluster, topic, 1, b"\x08\x08")
+    schema = base64.b64encode(set_of(file)).decode()
+    given = options(cluster, topic, **{"value.format": "protobuf", "value.schema": schema})
+    columns = ("partition", "offset", "value.id", "undecoded")
+    expected = [(0, 0, 7, None), (0, 1, None, b"\xff"), (1, 0, 8, None)]
+    assert sorted(map(tuple, read(spark, given).selectExpr(*columns).collect())) == expected
+    stream = spark.readStream.format("kreplica").options(**given, startingOffsets="earliest").load()
+    writer = stream.selectExpr(*columns).writeStream.format("memory").queryName("orders")
+    writer.trigger(availableNow=True).start().awaitTermination()
+    assert sorted(map(tuple, spark.table("orders").collect())) == expected
 
 
 # ---- the sink of a stream --------------------------------------------------------------------------------

@@ -119,7 +119,10 @@ def test_text_in_a_stream(spark: SparkSession, tmp_path: Path) -> None:
         ({"value_format": "json", "value_schema": "/no/such"}, "value.schema: /no/such could not be read"),
         ({"value_format": "xml"}, "value.format: 'xml' is not one of string, json, avro, protobuf"),
         ({"value_schema": "id long"}, "value.schema, value.message and value.registry need .* value.format"),
-        ({"value_format": "json", "value_message": "a.B"}, "value.message: has no effect with the format json"),
+        (
+            {"value_format": "json", "value_message": "a.B"},
+            "value.message: has no effect with the format json",
+        ),
     ],
 )
 def test_what_is_refused(spark: SparkSession, tmp_path: Path, options: dict[str, str], text: str) -> None:

@@ -172,7 +172,9 @@ def _has_columns(kind: Any) -> bool:
 def _cell(kind: Any, value: Any) -> Any:
     if kind.message_type is not None:
         name = kind.message_type.full_name
-        micros = timedelta(microseconds=value.nanos // 1000) if name.endswith(("Timestamp", "Duration")) else None
+        micros = (
+            timedelta(microseconds=value.nanos // 1000) if name.endswith(("Timestamp", "Duration")) else None
+        )
         if name == "google.protobuf.Timestamp":
             return datetime.fromtimestamp(value.seconds) + micros  # type: ignore[operator]
         return timedelta(seconds=value.seconds) + micros if micros is not None else row_of(value)

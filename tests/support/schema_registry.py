@@ -10,7 +10,7 @@ from typing import Any, Self
 
 
 class SchemaRegistry(ThreadingHTTPServer):
-    """Answers with the JSON of a path, and remembers what it was asked."""
+    """Answers with the JSON of a path, or with a status alone, and remembers what it was asked."""
 
     def __init__(self, answers: Mapping[str, Any]) -> None:
         super().__init__(("127.0.0.1", 0), _Answering)
@@ -37,10 +37,10 @@ class _Answering(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         self.server.asked.append(self.path)
-        found = self.server.answers.get(self.path)
-        self.send_response(404 if found is None else 200)
+        found = self.server.answers.get(self.path, 404)
+        self.send_response(found if isinstance(found, int) else 200)
         self.end_headers()
-        self.wfile.write(json.dumps(found or {"error_code": 40403}).encode())
+        self.wfile.write(json.dumps({} if isinstance(found, int) else found).encode())
 
     def log_message(self, *_: object) -> None:
         pass

@@ -6,7 +6,6 @@ import java.util.Collections;
 import java.util.HashMap;
 import java.util.HashSet;
 import java.util.Iterator;
-import java.util.Locale;
 import java.util.Map;
 import java.util.Set;
 import java.util.TreeMap;
@@ -113,7 +112,7 @@ final class KreplicaTable implements SupportsRead, SupportsWrite, SupportsMetada
         Map rest = new TreeMap(String.CASE_INSENSITIVE_ORDER);
         for (Iterator i = all.entrySet().iterator(); i.hasNext();) {
             Map.Entry each = (Map.Entry) i.next();
-            if (!((String) each.getKey()).toLowerCase(Locale.ROOT).startsWith("value.")) {
+            if (!ValueFormat.isOption((String) each.getKey())) {
                 rest.put(each.getKey(), each.getValue());
             }
         }

@@ -199,9 +199,6 @@ final class ProtobufValues {
             for (int i = 0; i < fields.length; i++) {
                 StructField wanted = type.fields()[i];
                 FieldDescriptor field = message.findFieldByName(wanted.name());
-                if (field == null) {
-                    throw new ReadException("schema: " + message.getFullName() + " has no field " + wanted.name());
-                }
                 fields[i] = field;
                 DataType element = wanted.dataType();
                 if (element instanceof MapType) {

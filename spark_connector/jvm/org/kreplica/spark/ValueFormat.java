@@ -12,6 +12,7 @@ import java.nio.ByteBuffer;
 import java.nio.charset.StandardCharsets;
 import java.nio.file.Files;
 import java.util.ArrayList;
+import java.util.Arrays;
 import java.util.Collections;
 import java.util.HashMap;
 import java.util.List;
@@ -91,9 +92,9 @@ final class ValueFormat implements Serializable {
         }
         String name = options.choice(FORMAT, new String[] {STRING, JSON, AVRO, PROTOBUF});
         String registry = options.text(REGISTRY);
-        if (options.has(MESSAGE) && !name.equals(PROTOBUF)) {
-            throw new ReadException(MESSAGE + ": has no effect with the format " + name + ". Remove it");
-        }
+        refuse(options, SCHEMA, name, new String[] {STRING});
+        refuse(options, MESSAGE, name, new String[] {STRING, JSON, AVRO});
+        refuse(options, REGISTRY, name, new String[] {STRING, JSON});
         if (name.equals(STRING)) {
             return new ValueFormat(name, DataTypes.StringType, null, null);
         }
@@ -118,6 +119,18 @@ final class ValueFormat implements Serializable {
         }
     }
 
+    /** Returns whether an option is one of these, which no reader has to know. */
+    static boolean isOption(String name) {
+        return name.equalsIgnoreCase(FORMAT) || name.equalsIgnoreCase(SCHEMA) || name.equalsIgnoreCase(MESSAGE)
+            || name.equalsIgnoreCase(REGISTRY);
+    }
+
+    private static void refuse(GivenOptions options, String option, String format, String[] others) {
+        if (options.has(option) && Arrays.asList(others).contains(format)) {
+            throw new ReadException(option + ": has no effect with the format " + format + ". Remove it");
+        }
+    }
+
     private static DataType parsed(String schema) {
         try {
             return schema.startsWith("{") ? DataType.fromJson(schema) : DataType.fromDDL(schema);
@@ -136,7 +149,7 @@ final class ValueFormat implements Serializable {
             String option = ((String) each.getKey()).toLowerCase(java.util.Locale.ROOT);
             boolean isOfStreams = option.equals("maxoffsetspertrigger") || option.equals("minoffsetspertrigger")
                 || option.equals("maxtriggerdelay") || option.startsWith("starting") || option.startsWith("ending");
-            if (!option.startsWith("value.") && !isOfStreams) {
+            if (!isOption(option) && !isOfStreams) {
                 raw.put(each.getKey(), each.getValue());
             }
         }
@@ -170,9 +183,34 @@ final class ValueFormat implements Serializable {
         if (name.equals(JSON)) {
             return new JsonDecoder(wanted);
         }
+        check("value", wanted, type);
         return name.equals(AVRO)
             ? (ValueDecoder) new AvroDecoder(new Schema.Parser().parse((String) schema), wanted, registry)
             : new ProtobufDecoder(((ProtobufSchema) schema).descriptor(), (StructType) wanted, registry);
+    }
+
+    /** Raises ReadException unless `wanted`, a type that a user may have given, is `type` or lacks fields of it. */
+    private static void check(String name, DataType wanted, DataType type) {
+        if (wanted instanceof StructType && type instanceof StructType) {
+            List names = Arrays.asList(((StructType) type).fieldNames());
+            StructField[] fields = ((StructType) wanted).fields();
+            for (int i = 0; i < fields.length; i++) {
+                int at = names.indexOf(fields[i].name());
+                if (at < 0) {
+                    throw new ReadException("schema: " + name + " has no field " + fields[i].name() + ", only "
+                        + String.join(", ", names));
+                }
+                check(name + "." + fields[i].name(), fields[i].dataType(), ((StructType) type).fields()[at].dataType());
+            }
+        } else if (wanted instanceof ArrayType && type instanceof ArrayType) {
+            check(name, ((ArrayType) wanted).elementType(), ((ArrayType) type).elementType());
+        } else if (wanted instanceof MapType && type instanceof MapType) {
+            check(name, ((MapType) wanted).keyType(), ((MapType) type).keyType());
+            check(name, ((MapType) wanted).valueType(), ((MapType) type).valueType());
+        } else if (!wanted.equals(type)) {
+            throw new ReadException("schema: " + name + " is " + type.simpleString() + ", not "
+                + wanted.simpleString());
+        }
     }
 
     /** Turns bytes into a value of Spark's; any exception says that they are of another kind. */
