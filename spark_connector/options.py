@@ -125,8 +125,9 @@ class WriteOptions:
 
 def refuse_decoding(given: Mapping[str, str]) -> None:
     """Raise OptionError if values have to be decoded, which only the JVM does."""
-    if _Options(given).has("value.format"):
-        raise OptionError("value.format: values are decoded in Spark's JVM, which lacks kreplica.spark.jar()")
+    for name in ("value.format", "value.schema", "value.message", "value.registry"):
+        if _Options(given).has(name):
+            raise OptionError(f"{name}: values are decoded in Spark's JVM, which lacks kreplica.spark.jar()")
 
 
 def refuse_relative(given: Mapping[str, str]) -> None:

@@ -278,9 +278,8 @@ def test_of_a_sink(node: Path) -> None:
         KreplicaDataSource({"path": str(node), "topic": "t"}).writer(schema, overwrite=True)
 
 
-def test_values_that_only_the_jvm_decodes_are_refused_with_the_schema(
-    tmp_path: Path,
-) -> None:
-    source = KreplicaDataSource(options_of({"path": str(tmp_path), "subscribe": "t", "Value.Format": "json"}))
-    with pytest.raises(OptionError, match=r"value.format: .* lacks kreplica.spark.jar\(\)"):
+@pytest.mark.parametrize("name", ["Value.Format", "value.schema", "value.message", "value.registry"])
+def test_values_that_only_the_jvm_decodes_are_refused_with_the_schema(tmp_path: Path, name: str) -> None:
+    source = KreplicaDataSource(options_of({"path": str(tmp_path), "subscribe": "t", name: "json"}))
+    with pytest.raises(OptionError, match=rf"{name.lower()}: .* lacks kreplica.spark.jar\(\)"):
         source.schema()

@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from google.protobuf.descriptor_pb2 import EDITION_2023
 from google.protobuf.message import DecodeError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, Row, SparkSession
 
 import kreplica
 from tests.support.protobuf_files import (
+    Kind,
     class_of,
     enum,
     field,
@@ -54,11 +56,11 @@ NUMBERS = (
 WRAPPERS = ("Double", "Float", "Int64", "UInt64", "Int32", "UInt32", "Bool", "String", "Bytes")
 
 
-def everything(name: str, **syntax: Any) -> Any:
-    """A message with a field of each kind."""
+def everything(name: str, *more: Any) -> Any:
+    """A message with a field of each kind, and with more."""
     owner = f".shop.{name}"
     of = {"oneof_index": 0}
-    single = [field(number, kind, kind, **syntax) for number, kind in enumerate(NUMBERS, 1)]
+    single = [field(number, kind, kind) for number, kind in enumerate(NUMBERS, 1)]
     repeated = [field(number, kind, f"{kind}s", "repeated") for number, kind in enumerate(NUMBERS, 21)]
     wrapped = [
         field(number, f".google.protobuf.{kind}Value", f"a{kind}") for number, kind in enumerate(WRAPPERS, 41)
@@ -68,6 +70,7 @@ def everything(name: str, **syntax: Any) -> Any:
         *single,
         *repeated,
         *wrapped,
+        *more,
         field(51, f"enum {owner}.Color", "color"),
         field(52, f"enum {owner}.Color", "colors", "repeated"),
         field(53, ".shop.Money", "price"),
@@ -91,8 +94,14 @@ def everything(name: str, **syntax: Any) -> Any:
 
 KNOWN = [f"google/protobuf/{name}.proto" for name in ("any", "duration", "empty", "timestamp", "wrappers")]
 EVERYTHING = file_of("everything.proto", [everything("New")], dependency=["money.proto", *KNOWN])
-OLD = file_of(
-    "old.proto", [everything("Old")], syntax="proto2", dependency=["money.proto", *KNOWN], package="shop"
+GROUP = field(80, ".shop.Money", "group", "repeated", type=Kind.TYPE_GROUP)
+OLD = file_of("old.proto", [everything("Old", GROUP)], syntax="proto2", dependency=["money.proto", *KNOWN])
+NEXT = file_of(
+    "next.proto",
+    [everything("Next")],
+    syntax="editions",
+    edition=EDITION_2023,
+    dependency=["money.proto", *KNOWN],
 )
 
 
@@ -165,9 +174,9 @@ def test_types(spark: SparkSession, tmp_path: Path) -> None:
     assert "nothing" not in types
 
 
-@pytest.mark.parametrize("name", ["New", "Old"])
+@pytest.mark.parametrize("name", ["New", "Old", "Next"])
 def test_random_messages(spark: SparkSession, tmp_path: Path, name: str) -> None:
-    file = {"New": EVERYTHING, "Old": OLD}[name]
+    file = {"New": EVERYTHING, "Old": OLD, "Next": NEXT}[name]
     kind, choice = class_of(f"shop.{name}", MONEY, file), random.Random(name)
     made = [fill(kind(), choice) for _ in range(60)]
     path = logs(tmp_path, *(each.SerializeToString() for each in made))

@@ -131,7 +131,7 @@ final class ProtobufValues {
         private final String registry;
         private final Map writers = new HashMap();
 
-        /** `registry`: null if there is none, then a named schema is taken to be the reader's. */
+        /** `registry`: without it, null, a named schema is taken to be the reader's. */
         ProtobufDecoder(Descriptor message, StructType type, String registry) {
             this.message = message;
             this.rows = new MessageRows(message, type);
