@@ -43,6 +43,10 @@ final class ClusterClient {
     /** Brokers learn of a new topic within this time; later it is a topic that does not exist. */
     private static final long UNKNOWN_MS = 3_000;
     private static final long BACKOFF_MS = 100;
+    /** A broker answers within half a second, or within the timeout that a request has. */
+    private static final long ANSWER_MS = 40_000;
+    /** With a deadline, a broker that is silent for so long counts as gone. */
+    private static final long PROMPT_ANSWER_MS = 10_000;
     /** The markers of the previous transaction are on their way; this takes some milliseconds. */
     private static final long CONCURRENT_BACKOFF_MS = 10;
 
@@ -55,6 +59,7 @@ final class ClusterClient {
     /** A ClusterConnection by Address. */
     private final Map connections = new LinkedHashMap();
     private boolean hasAnswered;
+    private Deadline deadline = Deadline.NEVER;
 
     /** `servers`: host:port, separated by commas. Raises ReadException. */
     ClusterClient(String servers) {
@@ -64,6 +69,11 @@ final class ClusterClient {
 
     public String toString() {
         return "the cluster at " + servers;
+    }
+
+    /** Sets until when requests may take; later ones fail with a ClusterError. */
+    void waitUntil(Deadline deadline) {
+        this.deadline = deadline;
     }
 
     /** Gives the connections back; the client may be used again. */
@@ -353,7 +363,7 @@ final class ClusterClient {
         ClusterConnection connection = (ClusterConnection) connections.get(address);
         try {
             if (connection == null) {
-                connection = ClusterConnection.open(address);
+                connection = ClusterConnection.open(address, deadline);
                 connections.put(address, connection);
             }
             connection.send(apiKey, version, body);
@@ -374,7 +384,8 @@ final class ClusterClient {
         }
         AnswerReader answer;
         try {
-            answer = connection.receive(into);
+            answer = connection.receive(into,
+                deadline.leftMs(deadline == Deadline.NEVER ? ANSWER_MS : PROMPT_ANSWER_MS));
         } catch (IOException error) {
             throw dropped(address, error);
         }
@@ -400,11 +411,12 @@ final class ClusterClient {
             } catch (Exception error) {
                 problem = ClusterError.of(error);
             }
-            if (!problem.isRetriable() || (System.nanoTime() - began) / 1_000_000 > patienceMs(problem)) {
+            if (!problem.isRetriable() || deadline.hasPassed()
+                || (System.nanoTime() - began) / 1_000_000 > patienceMs(problem)) {
                 throw problem;
             }
             if (problem.code == ClusterError.CONCURRENT_TRANSACTIONS) {
-                pause(CONCURRENT_BACKOFF_MS);
+                deadline.pause(CONCURRENT_BACKOFF_MS);
                 continue;
             }
             coordinators.clear();
@@ -414,7 +426,7 @@ final class ClusterClient {
                 ((ClusterConnection) i.next()).close();
             }
             connections.clear();
-            pause(BACKOFF_MS);
+            deadline.pause(BACKOFF_MS);
         }
     }
 
@@ -423,15 +435,6 @@ final class ClusterClient {
             return FIRST_CONTACT_MS;
         }
         return problem.code == ClusterError.UNKNOWN_TOPIC_OR_PARTITION ? UNKNOWN_MS : TIMEOUT_MS;
-    }
-
-    private static void pause(long milliseconds) throws IOException {
-        try {
-            Thread.sleep(milliseconds);
-        } catch (InterruptedException error) {
-            Thread.currentThread().interrupt();
-            throw new java.io.InterruptedIOException("interrupted while waiting for the cluster");
-        }
     }
 
     /** What to do with an answer. It raises ClusterError for an error in it. */

@@ -23,8 +23,6 @@ import org.kreplica.spark.Wire.RequestWriter;
  */
 final class ClusterConnection {
     private static final int CONNECT_MS = 10_000;
-    /** The broker answers within half a second, or within the timeout that a request has. */
-    private static final int ANSWER_MS = 40_000;
     private static final int MOST_ANSWER_BYTES = 256 << 20;
     private static final long KEPT_NS = 60_000_000_000L;
     private static final int MOST_KEPT = 8;
@@ -41,14 +39,13 @@ final class ClusterConnection {
     private int lastCorrelation;
     private long releasedNs;
 
-    private ClusterConnection(Address to) throws IOException {
+    private ClusterConnection(Address to, Deadline deadline) throws IOException {
         address = to;
         socket = new Socket();
         boolean isMade = false;
         try {
             socket.setTcpNoDelay(true);
-            socket.connect(new InetSocketAddress(to.host, to.port), CONNECT_MS);
-            socket.setSoTimeout(ANSWER_MS);
+            socket.connect(new InetSocketAddress(to.host, to.port), (int) Math.max(1, deadline.leftMs(CONNECT_MS)));
             input = socket.getInputStream();
             output = socket.getOutputStream();
             isMade = true;
@@ -60,13 +57,13 @@ final class ClusterConnection {
     }
 
     /** Returns a connection that is kept, or a new one. Raises IOException, which names the address. */
-    static ClusterConnection open(Address to) throws IOException {
+    static ClusterConnection open(Address to, Deadline deadline) throws IOException {
         ClusterConnection kept = kept(to);
         if (kept != null) {
             return kept;
         }
         try {
-            return new ClusterConnection(to);
+            return new ClusterConnection(to, deadline);
         } catch (UnknownHostException error) {
             throw new IOException(to + ": the host is unknown", error);
         } catch (IOException error) {
@@ -136,8 +133,12 @@ final class ClusterConnection {
         pending.add(new int[] {lastCorrelation, hasTags ? 1 : 0});
     }
 
-    /** Returns the answer to the earliest request without one; a large one is read into `into`, if it fits. */
-    AnswerReader receive(Frame into) throws IOException {
+    /**
+     * Returns the answer to the earliest request without one; a large one is read into `into`, if it fits. Raises
+     * IOException if the broker sends nothing for so long; then the connection can only be closed.
+     */
+    AnswerReader receive(Frame into, long timeoutMs) throws IOException {
+        socket.setSoTimeout((int) Math.max(1, timeoutMs));
         int[] request = (int[]) pending.element();
         byte[] head = new byte[4];
         readFully(head, 4);
@@ -157,11 +158,6 @@ final class ClusterConnection {
         }
         pending.remove();
         return answer;
-    }
-
-    AnswerReader ask(int apiKey, int version, RequestWriter body) throws IOException {
-        send(apiKey, version, body);
-        return receive(new Frame());
     }
 
     private void readFully(byte[] into, int count) throws IOException {

@@ -19,15 +19,19 @@ import org.kreplica.spark.Wire.RequestWriter;
  * Fetches the batches of a task's range from the partition's leader.
  *
  * The next request is sent before the batches of an answer are read, so the broker works meanwhile. Batches are checked
- * against their checksums. It skips control batches and, for a reader of committed data, aborted ones. One thread.
+ * against their checksums. It skips control batches and, for a reader of committed data, aborted ones.
+ *
+ * A range that ends at NO_END is followed: where a broker has no more records, it is asked to wait for them. One thread.
  */
-final class ClusterFetch implements RangeBatches {
+final class ClusterFetch implements FollowedBatches {
     private static final int FETCH = 1;
     private static final int FETCH_VERSION = 12;
     private static final int CONSUMER = -1;
     private static final int WAIT_MS = 500;
     /** The most that an answer has, besides a first batch that is larger. */
     private static final int ANSWER_BYTES = 4 << 20;
+    /** A broker's answer takes less than this; its wait ends so much before the deadline. */
+    private static final long ANSWER_MS = 20;
 
     private final LogRange range;
     private final boolean committed;
@@ -47,6 +51,7 @@ final class ClusterFetch implements RangeBatches {
     private long start;
     private long nextOffset;
     private boolean isGone;
+    private Deadline deadline = Deadline.NEVER;
     private long batches;
     private long bytes;
 
@@ -69,6 +74,19 @@ final class ClusterFetch implements RangeBatches {
 
     public long stop() {
         return range.stop;
+    }
+
+    public void waitUntil(Deadline deadline) {
+        this.deadline = deadline;
+        client.waitUntil(deadline);
+    }
+
+    public long nextOffset() {
+        return nextOffset;
+    }
+
+    private boolean isFollowed() {
+        return range.stop == LogRange.NO_END;
     }
 
     public BatchHeader header() {
@@ -109,7 +127,10 @@ final class ClusterFetch implements RangeBatches {
     }
 
     public boolean next() throws IOException {
-        while (nextOffset < range.stop && !isGone) {
+        while (nextOffset < range.stop) {
+            if (!hasBatch() && mustEnd()) {
+                return false;
+            }
             if (!hasBatch() && !fetched()) {
                 continue;
             }
@@ -133,6 +154,23 @@ final class ClusterFetch implements RangeBatches {
             }
         }
         return false;
+    }
+
+    /** Returns whether the read ends without the next batch. */
+    private boolean mustEnd() throws IOException {
+        if (!isFollowed()) {
+            return isGone;
+        }
+        Deadline.requireTask();
+        while (isGone && !deadline.hasPassed()) {
+            deadline.pause(WAIT_MS);
+        }
+        return isOver();
+    }
+
+    /** Returns whether too little time is left to ask for more. */
+    private boolean isOver() {
+        return isFollowed() && deadline.leftMs(WAIT_MS) <= ANSWER_MS;
     }
 
     private boolean isWanted() {
@@ -159,8 +197,22 @@ final class ClusterFetch implements RangeBatches {
 
     // ---- requests --------------------------------------------------------------------------------------------------
 
-    /** Gets the answer from `nextOffset` on; false if the records or the partition are gone. */
+    /** Gets the answer from `nextOffset` on; false without one, if the records are gone or the time is over. */
     private boolean fetched() throws IOException {
+        try {
+            return foundRecords();
+        } catch (ClusterError error) {
+            if (!error.isRetriable() || !deadline.hasPassed()) {
+                throw error;
+            }
+            asked = null;
+            KreplicaProvider.LOGGER.warn("{}: read again in the next batch: {}", range.at, error.getMessage());
+        }
+        return false;
+    }
+
+    /** Returns false if the records or the partition are gone. */
+    private boolean foundRecords() throws IOException {
         try {
             client.retrying(new Callable() {
                 public Object call() throws IOException {
@@ -173,7 +225,7 @@ final class ClusterFetch implements RangeBatches {
             asked = null;
             if (error.code == ClusterError.OFFSET_OUT_OF_RANGE) {
                 skipLost();
-            } else if (error.code == ClusterError.UNKNOWN_TOPIC_OR_PARTITION) {
+            } else if (error.code == ClusterError.UNKNOWN_TOPIC_OR_PARTITION && !deadline.hasPassed()) {
                 ReadException.lost(failOnDataLoss, range.at + ": the partition no longer exists");
                 isGone = true;
             } else {
@@ -198,7 +250,7 @@ final class ClusterFetch implements RangeBatches {
         take(client.receive(leader.address, frame));
         // The offset after the answer's last whole batch.
         long after = after();
-        if (after < range.stop) {
+        if (after < range.stop && !isOver()) {
             askAhead(after);
         }
     }
@@ -213,7 +265,8 @@ final class ClusterFetch implements RangeBatches {
 
     private void ask(long offset) throws IOException {
         Leader leader = client.leader(range.at);
-        RequestWriter body = new RequestWriter().int32(CONSUMER).int32(WAIT_MS).int32(1).int32(ANSWER_BYTES);
+        int waitMs = isFollowed() ? (int) Math.max(0, deadline.leftMs(WAIT_MS + ANSWER_MS) - ANSWER_MS) : WAIT_MS;
+        RequestWriter body = new RequestWriter().int32(CONSUMER).int32(waitMs).int32(1).int32(ANSWER_BYTES);
         body.int8(committed ? 1 : 0).int32(0).int32(-1);
         body.array(1).text(range.at.topic).array(1);
         body.int32(range.at.partition).int32(leader.epoch).int64(offset).int32(-1).int64(-1).int32(ANSWER_BYTES);
@@ -237,13 +290,13 @@ final class ClusterFetch implements RangeBatches {
         aborted.begin(answer);
         answer.int32();
         ByteBuffer records = answer.bytes();
-        if (!records.hasRemaining()) {
+        if (!records.hasRemaining() && !isFollowed()) {
             // The record existed when the read was planned. A new leader may not know yet that it is committed.
             throw new ClusterError(ClusterError.REQUEST_TIMED_OUT, range.at + ": no records at offset " + nextOffset);
         }
         data = records;
         position = 0;
-        if (!hasBatch()) {
+        if (records.hasRemaining() && !hasBatch()) {
             throw damaged("a batch that ends behind the answer");
         }
     }
@@ -270,7 +323,9 @@ final class ClusterFetch implements RangeBatches {
         } else {
             ReadException.lost(failOnDataLoss, range.at + ": the log ends below " + nextOffset
                 + ", but was already read up to there");
-            isGone = true;
+            isGone = !isFollowed();
+            nextOffset = isGone ? nextOffset : client.offset(range.at, Position.LATEST, false);
+            start = Math.min(start, nextOffset);
         }
     }
 

@@ -12,6 +12,7 @@ import org.kreplica.spark.BatchRecords.BadRecords;
 import org.kreplica.spark.BatchRecords.RecordCursor;
 import org.kreplica.spark.LogEnd.Bounds;
 import org.kreplica.spark.Planner.LogRange;
+import org.kreplica.spark.ReaderFactory.ReadSettings;
 import org.kreplica.spark.Segment.SegmentWindow;
 
 /**
@@ -19,12 +20,12 @@ import org.kreplica.spark.Segment.SegmentWindow;
  * time. It opens each log once. One thread.
  */
 final class DirectoryLogs implements LogSource {
-    private final ReadOptions options;
+    private final ReadSettings settings;
     private final PartitionDirectories directories;
     private final Map logs = new HashMap();
 
     DirectoryLogs(ReadOptions options, PartitionDirectories directories) {
-        this.options = options;
+        settings = new ReadSettings(options);
         this.directories = directories;
     }
 
@@ -49,7 +50,7 @@ final class DirectoryLogs implements LogSource {
         SortedMap found = new TreeMap();
         for (Iterator i = partitions.iterator(); i.hasNext();) {
             TopicPartition at = (TopicPartition) i.next();
-            found.put(at, LogEnd.of(log(at), options));
+            found.put(at, LogEnd.of(log(at), settings));
         }
         return found;
     }

@@ -16,6 +16,7 @@ import java.util.Map;
 import java.util.SortedMap;
 import java.util.TreeMap;
 import org.kreplica.spark.LogEnd.Bounds;
+import org.kreplica.spark.ReaderFactory.ReadSettings;
 
 /**
  * What a stream knows of the logs, so that it reads again only what has changed since. A cluster is asked each time.
@@ -33,15 +34,17 @@ final class KnownLogs {
     };
 
     private final ReadOptions options;
+    private final ReadSettings settings;
     /** Null for directories. */
     private final ClusterClient client;
     private PartitionDirectories directories;
     private List times;
-    /** A Known by directory. */
+    /** A KnownLog by directory. */
     private Map logs = new HashMap();
 
     KnownLogs(ReadOptions options) {
         this.options = options;
+        settings = new ReadSettings(options);
         client = options.servers == null ? null : new ClusterClient(options.servers);
     }
 
@@ -108,15 +111,7 @@ final class KnownLogs {
         for (Iterator i = planner.subscribed(false).iterator(); i.hasNext();) {
             TopicPartition at = (TopicPartition) i.next();
             String directory = directories.directory(at);
-            Known known = (Known) logs.get(directory);
-            Known now = Known.of(directory, known, parents);
-            if (!now.isSameAs(known)) {
-                now.bounds = planner.bounds(at);
-            } else if (now.standing != null) {
-                now.bounds = LogEnd.published(now.standing, known.bounds.start, options);
-            } else {
-                now.bounds = known.bounds;
-            }
+            KnownLog now = new KnownLog(at, directory, (KnownLog) logs.get(directory), parents, settings);
             if (now.isSettled) {
                 still.put(directory, now);
             }
@@ -130,37 +125,42 @@ final class KnownLogs {
         return time.toMillis() < now - SETTLED_MS;
     }
 
-    /** A log's state when it was looked at, and the bounds found then. */
-    private static final class Known {
+    /** A log's state when it was looked at, and the bounds found then. Immutable. */
+    static final class KnownLog {
         private final FileTime changed;
+        /** Null for a Kafka log. */
         final LogStanding standing;
         private final String ofKafka;
+        /** Whether the time of change is old enough to be trusted. */
         final boolean isSettled;
-        Bounds bounds;
+        final Bounds bounds;
 
-        private Known(FileTime changed, LogStanding standing, String ofKafka, boolean isSettled) {
-            this.changed = changed;
-            this.standing = standing;
-            this.ofKafka = ofKafka;
-            this.isSettled = isSettled;
+        /**
+         * Looks at a log. `before`: what is known of it, or null; `parents`: what was seen beside other logs, by
+         * directory.
+         */
+        KnownLog(TopicPartition at, String directory, KnownLog before, Map parents, ReadSettings settings)
+            throws IOException {
+            long now = System.currentTimeMillis();
+            changed = Files.getLastModifiedTime(Paths.get(directory, new String[0]), new LinkOption[0]);
+            isSettled = KnownLogs.isSettled(changed, now);
+            standing = before != null && before.standing == null && changed.equals(before.changed)
+                ? null : LogStanding.read(directory);
+            ofKafka = standing == null ? ofKafka(directory, parents) : "";
+            if (!isSameAs(before)) {
+                bounds = LogEnd.of(PartitionLog.open(at, directory), settings);
+            } else {
+                bounds = standing == null ? before.bounds
+                    : LogEnd.published(standing, before.bounds.start, settings);
+            }
         }
 
-        /** Looks at a log; `parents`: what was seen beside other logs, by directory. */
-        static Known of(String directory, Known before, Map parents) throws IOException {
-            long now = System.currentTimeMillis();
-            FileTime changed = Files.getLastModifiedTime(Paths.get(directory, new String[0]), new LinkOption[0]);
-            LogStanding standing = before != null && before.standing == null && changed.equals(before.changed)
-                ? null : LogStanding.read(directory);
-            boolean settled = KnownLogs.isSettled(changed, now);
-            String ofKafka = "";
-            if (standing == null) {
-                String parent = new File(directory).getParent();
-                if (!parents.containsKey(parent)) {
-                    parents.put(parent, beside(parent));
-                }
-                ofKafka = parents.get(parent) + " " + lastSegment(directory);
+        private static String ofKafka(String directory, Map parents) throws IOException {
+            String parent = new File(directory).getParent();
+            if (!parents.containsKey(parent)) {
+                parents.put(parent, beside(parent));
             }
-            return new Known(changed, standing, ofKafka, settled);
+            return parents.get(parent) + " " + lastSegment(directory);
         }
 
         /** Describes the files that bound Kafka's logs, and whether a node is running there. */
@@ -191,7 +191,7 @@ final class KnownLogs {
             }
         }
 
-        boolean isSameAs(Known before) {
+        private boolean isSameAs(KnownLog before) {
             return before != null && changed.equals(before.changed) && ofKafka.equals(before.ofKafka)
                 && (standing == null ? before.standing == null : standing.continues(before.standing));
         }

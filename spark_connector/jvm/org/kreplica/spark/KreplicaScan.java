@@ -58,7 +58,8 @@ final class KreplicaScan implements Scan, Batch, SupportsReportStatistics, Suppo
     private final boolean counts;
     private final int limit;
     private LogRange[] tasks;
-    private boolean streams;
+    /** Null for a batch. */
+    private KreplicaStream stream;
     private long rows;
     private long bytes;
 
@@ -139,7 +140,9 @@ final class KreplicaScan implements Scan, Batch, SupportsReportStatistics, Suppo
     }
 
     public Scan.ColumnarSupportMode columnarSupportMode() {
-        return Scan.ColumnarSupportMode.SUPPORTED;
+        // In real-time mode Spark takes row by row.
+        return stream != null && stream.isRealTime() ? Scan.ColumnarSupportMode.UNSUPPORTED
+            : Scan.ColumnarSupportMode.SUPPORTED;
     }
 
     public Batch toBatch() {
@@ -147,8 +150,8 @@ final class KreplicaScan implements Scan, Batch, SupportsReportStatistics, Suppo
     }
 
     public MicroBatchStream toMicroBatchStream(String checkpoint) {
-        streams = true;
-        return new KreplicaStream(new ReadOptions(given, true), schema);
+        stream = new KreplicaStream(new ReadOptions(given, true), schema);
+        return stream;
     }
 
     public InputPartition[] planInputPartitions() {
@@ -162,20 +165,20 @@ final class KreplicaScan implements Scan, Batch, SupportsReportStatistics, Suppo
 
     /** Estimates rows and bytes from offsets and file sizes, as upper bounds: gaps count. Unknown for a stream. */
     public Statistics estimateStatistics() {
-        if (!streams) {
+        if (stream == null) {
             plan();
         }
         return new Statistics() {
             public OptionalLong sizeInBytes() {
-                return streams ? OptionalLong.empty() : OptionalLong.of(bytes);
+                return stream != null ? OptionalLong.empty() : OptionalLong.of(bytes);
             }
 
             public OptionalLong numRows() {
-                return streams ? OptionalLong.empty() : OptionalLong.of(rows);
+                return stream != null ? OptionalLong.empty() : OptionalLong.of(rows);
             }
 
             public Map columnStats() {
-                return streams || counts ? Collections.emptyMap() : ColumnFacts.of(schema, tasks, rows);
+                return stream != null || counts ? Collections.emptyMap() : ColumnFacts.of(schema, tasks, rows);
             }
         };
     }

@@ -18,10 +18,13 @@ import org.apache.spark.sql.connector.read.InputPartition;
 import org.apache.spark.sql.connector.read.PartitionReaderFactory;
 import org.apache.spark.sql.connector.read.streaming.MicroBatchStream;
 import org.apache.spark.sql.connector.read.streaming.Offset;
+import org.apache.spark.sql.connector.read.streaming.PartitionOffset;
 import org.apache.spark.sql.connector.read.streaming.ReadAllAvailable;
 import org.apache.spark.sql.connector.read.streaming.ReadLimit;
 import org.apache.spark.sql.connector.read.streaming.ReportsSourceMetrics;
+import org.apache.spark.sql.connector.read.streaming.SupportsRealTimeMode;
 import org.apache.spark.sql.connector.read.streaming.SupportsTriggerAvailableNow;
+import org.apache.spark.sql.classic.SparkSession;
 import org.apache.spark.sql.types.StructType;
 import org.kreplica.spark.LogEnd.Bounds;
 import org.kreplica.spark.Planner.LogRange;
@@ -31,15 +34,20 @@ import org.kreplica.spark.ReaderFactory.ReadSettings;
  * The reader of a stream: each batch reads from the checkpoint's offsets to the currently published ones.
  *
  * A batch is defined by its two offsets alone, so a batch repeated after a failure reads the same records, with the
- * Python reader as well. One thread, the stream's.
+ * Python reader as well. In real-time mode a batch has a beginning and a duration; how far its tasks have read is the
+ * beginning of the next one. One thread, the stream's.
  */
-final class KreplicaStream implements MicroBatchStream, SupportsTriggerAvailableNow, ReportsSourceMetrics {
+final class KreplicaStream implements MicroBatchStream, SupportsTriggerAvailableNow, SupportsRealTimeMode,
+    ReportsSourceMetrics {
     private final ReadOptions options;
     private final StructType schema;
     /** The end offsets of the query, with Trigger.AvailableNow. */
     private SortedMap target;
     private long lastBatchNs = -1;
     private LogOffsets reported;
+    private boolean isRealTime;
+    /** The number of tasks that the user was warned about. */
+    private int warnedOf;
     private final KnownLogs known;
 
     KreplicaStream(ReadOptions options, StructType schema) {
@@ -218,8 +226,81 @@ final class KreplicaStream implements MicroBatchStream, SupportsTriggerAvailable
     }
 
     public PartitionReaderFactory createReaderFactory() {
-        return new ReaderFactory(schema, new ReadSettings(options), -1, false);
+        ReadSettings settings = new ReadSettings(options);
+        return isRealTime ? ReaderFactory.realTime(schema, settings)
+            : new ReaderFactory(schema, settings, -1, false);
     }
+
+    // ---- real-time mode --------------------------------------------------------------------------------------------
+
+    public void prepareForRealTimeMode() {
+        options.requireRealTime();
+        isRealTime = true;
+    }
+
+    boolean isRealTime() {
+        return isRealTime;
+    }
+
+    /** Returns one task for each partition, which reads from `start` on for as long as the batch lasts. */
+    public InputPartition[] planInputPartitions(Offset start) {
+        SortedMap begin = ((LogOffsets) start).offsets;
+        List found = null;
+        for (int attempt = 1; found == null; attempt++) {
+            try {
+                found = follow(begin);
+            } catch (IOException error) {
+                Planner.requireAnotherLook(error, attempt);
+            }
+        }
+        warnOfCores(found.size());
+        if (found.isEmpty()) {
+            // A batch without a task would end at once.
+            found.add(LogRange.NOTHING);
+        }
+        return (InputPartition[]) found.toArray(new InputPartition[0]);
+    }
+
+    private List follow(SortedMap begin) throws IOException {
+        Planner planner = known.planner();
+        SortedSet there = planner.subscribed(false);
+        SortedSet named = new TreeSet(begin.keySet());
+        named.addAll(there);
+        List found = new ArrayList();
+        for (Iterator i = named.iterator(); i.hasNext();) {
+            TopicPartition at = (TopicPartition) i.next();
+            if (!there.contains(at)) {
+                ReadException.lost(options.failOnDataLoss, at + ": the partition no longer exists");
+                continue;
+            }
+            long from = begin.containsKey(at) ? offset(begin, at) : startOfNew(planner, at);
+            found.add(planner.range(at, from, LogRange.NO_END));
+        }
+        return found;
+    }
+
+    /** Warns if tasks would have to wait for the end of others, which is that of the batch. */
+    private void warnOfCores(int tasks) {
+        int cores = SparkSession.active().sparkContext().defaultParallelism();
+        if (tasks > cores && tasks != warnedOf) {
+            warnedOf = tasks;
+            KreplicaProvider.LOGGER.warn("trigger(realTime=...) reads {} partitions at the same time, each by a core, "
+                + "but Spark has {} cores: the last partitions are not read", tasks, cores);
+        }
+    }
+
+    public Offset mergeOffsets(PartitionOffset[] offsets) {
+        SortedMap found = new TreeMap();
+        for (int i = 0; i < offsets.length; i++) {
+            LogPosition each = (LogPosition) offsets[i];
+            if (!each.at.equals(LogRange.NOTHING.at)) {
+                found.put(each.at, Long.valueOf(each.offset));
+            }
+        }
+        return new LogOffsets(found);
+    }
+
+    // ---- metrics ---------------------------------------------------------------------------------------------------
 
     public Map metrics(Optional consumed) {
         return lag(reported, consumed);

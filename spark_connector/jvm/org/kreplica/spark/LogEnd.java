@@ -11,6 +11,7 @@ import java.util.HashMap;
 import java.util.Map;
 import org.kreplica.spark.LogWalk.LostRange;
 import org.kreplica.spark.PartitionDirectories.Listing;
+import org.kreplica.spark.ReaderFactory.ReadSettings;
 
 /**
  * Finds how far a log may be read.
@@ -28,30 +29,30 @@ final class LogEnd {
     }
 
     /** Returns the first offset, the end for a reader, and the log end. Plans use these. */
-    static Bounds of(PartitionLog log, ReadOptions options) throws IOException {
+    static Bounds of(PartitionLog log, ReadSettings settings) throws IOException {
         if (log.standing != null) {
-            return published(log.standing, log.logStartOffset, options);
+            return published(log.standing, log.logStartOffset, settings);
         }
         String parent = new File(log.directory).getParent();
         if (PartitionLog.isTaken(parent)) {
-            return bounds(log, Checkpoints.highWatermark(parent, log.at), options);
+            return bounds(log, Checkpoints.highWatermark(parent, log.at), settings);
         }
-        return bounds(log, lastWhole(log, options), options);
+        return bounds(log, lastWhole(log, settings), settings);
     }
 
     /** Returns the bounds that a writer of kreplica's has published for a log that begins at `start`. */
-    static Bounds published(LogStanding standing, long start, ReadOptions options) {
-        long end = options.committed ? standing.lastStableOffset : standing.highWatermark;
+    static Bounds published(LogStanding standing, long start, ReadSettings settings) {
+        long end = settings.committed ? standing.lastStableOffset : standing.highWatermark;
         return new Bounds(start, Math.max(end, start), standing.logEndOffset);
     }
 
-    private static Bounds bounds(PartitionLog log, long found, ReadOptions options) throws IOException {
+    private static Bounds bounds(PartitionLog log, long found, ReadSettings settings) throws IOException {
         long end = Math.max(found, log.logStartOffset);
-        long stable = options.committed ? Math.min(end, firstUnstable(log, end)) : end;
+        long stable = settings.committed ? Math.min(end, firstUnstable(log, end)) : end;
         return new Bounds(log.logStartOffset, Math.max(stable, log.logStartOffset), end);
     }
 
-    private static long lastWhole(PartitionLog log, ReadOptions options) throws IOException {
+    private static long lastWhole(PartitionLog log, ReadSettings settings) throws IOException {
         Segment last = log.segments[log.segments.length - 1];
         LogWalk walk = new LogWalk(log, last.baseOffset, Long.MAX_VALUE);
         try {
@@ -67,9 +68,9 @@ final class LogEnd {
             LostRange rear = (LostRange) walk.lost.get(walk.lost.size() - 1);
             // One more, so that a reader meets the damage.
             end = rear.next < 0 ? rear.first + 1 : end;
-            if (options.committed) {
+            if (settings.committed) {
                 // It is unknown which transactions ended after the damage.
-                if (!options.skipDamaged) {
+                if (!settings.skipDamaged) {
                     throw new ReadException(log.at + ": damaged records, " + lost + "; skipDamaged=true skips them");
                 }
                 end = lost.first;

@@ -221,6 +221,8 @@ final class Planner {
      */
     static final class LogRange implements InputPartition, HasPartitionKey {
         private static final long serialVersionUID = 2;
+        /** The end of a range whose records are read as they are written. */
+        static final long NO_END = Long.MAX_VALUE;
         static final LogRange NOTHING =
             new LogRange(new TopicPartition("", 0), null, 0, 0, Long.MIN_VALUE, Long.MAX_VALUE);
 

@@ -41,6 +41,7 @@ import org.apache.spark.sql.connector.read.SupportsPushDownRequiredColumns;
 import org.apache.spark.sql.connector.read.streaming.MicroBatchStream;
 import org.apache.spark.sql.connector.read.streaming.Offset;
 import org.apache.spark.sql.connector.read.streaming.ReportsSourceMetrics;
+import org.apache.spark.sql.connector.read.streaming.SupportsRealTimeMode;
 import org.apache.spark.sql.connector.write.BatchWrite;
 import org.apache.spark.sql.connector.write.DataWriter;
 import org.apache.spark.sql.connector.write.DataWriterFactory;
@@ -297,6 +298,9 @@ public final class PythonHalf {
             if (inner instanceof MicroBatchStream && !(inner instanceof ReportsSourceMetrics)) {
                 interfaces = with(interfaces, ReportsSourceMetrics.class);
             }
+            if (inner instanceof MicroBatchStream && !(inner instanceof SupportsRealTimeMode)) {
+                interfaces = with(interfaces, SupportsRealTimeMode.class);
+            }
             if (inner instanceof ScanBuilder && !(inner instanceof SupportsPushDownRequiredColumns)) {
                 interfaces = with(interfaces, SupportsPushDownRequiredColumns.class);
             }
@@ -323,6 +327,11 @@ public final class PythonHalf {
             }
             if (method.getDeclaringClass() == ReportsSourceMetrics.class && !(inner instanceof ReportsSourceMetrics)) {
                 return KreplicaStream.lag(latest, (Optional) arguments[0]);
+            }
+            if (method.getDeclaringClass() == SupportsRealTimeMode.class && !(inner instanceof SupportsRealTimeMode)) {
+                throw new ReadException("trigger(realTime=...): only the JVM reader has real-time mode, and the Python "
+                    + "reader reads this stream: leave out reader=python; a cluster must not ask for encryption or a "
+                    + "login; else use trigger(processingTime=...)");
             }
             if (method.getDeclaringClass() == SupportsPushDownRequiredColumns.class) {
                 requireNoMetadata((StructType) arguments[0]);

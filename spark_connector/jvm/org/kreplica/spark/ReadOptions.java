@@ -24,6 +24,11 @@ import org.kreplica.spark.GivenOptions.OptionTable;
 final class ReadOptions {
     private static final long DEFAULT_MAX_TRIGGER_DELAY_MS = 15 * 60_000;
     private static final String SERVERS = "kafka.bootstrap.servers";
+    /** What divides or delays batches; in real-time mode a batch is divided by its time, and has a task a partition. */
+    private static final String[] NOT_IN_REAL_TIME = {
+        "maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay", "minPartitions", "maxRecordsPerPartition",
+        "maxBytesPerPartition",
+    };
 
     final List paths;
     /** The addresses of a cluster; null for directories. */
@@ -41,6 +46,8 @@ final class ReadOptions {
     final boolean failOnDataLoss;
     final boolean skipDamaged;
     final boolean committed;
+    /** An option that real-time mode refuses; null if none was given. */
+    private final String notInRealTime;
 
     /** Parses the options of any read, when only its partitions matter. Raises ReadException. */
     static ReadOptions places(Map given) {
@@ -119,6 +126,19 @@ final class ReadOptions {
         skipDamaged = options.isTrue("skipDamaged", false);
         String[] levels = {"read_uncommitted", "read_committed"};
         committed = options.choice("kafka.isolation.level", levels).equals("read_committed");
+        String refused = null;
+        for (int i = 0; i < NOT_IN_REAL_TIME.length; i++) {
+            refused = options.has(NOT_IN_REAL_TIME[i]) ? NOT_IN_REAL_TIME[i] : refused;
+        }
+        notInRealTime = refused;
+    }
+
+    /** Raises ReadException for an option that has no effect with trigger(realTime=...). */
+    void requireRealTime() {
+        if (notInRealTime != null) {
+            throw new ReadException(notInRealTime + ": has no effect with trigger(realTime=...), where one task reads a "
+                + "partition for as long as a batch lasts; remove the option");
+        }
     }
 
     /** Returns the directories and what is read of them, for a person. */

@@ -16,28 +16,46 @@ final class ReaderFactory implements PartitionReaderFactory {
     private final ReadSettings settings;
     private final int limit;
     private final boolean counts;
+    private final boolean isRealTime;
 
     /** `limit`: maximum rows of a task, or -1. `counts`: a task returns the number of rows instead. */
     ReaderFactory(StructType schema, ReadSettings settings, int limit, boolean counts) {
+        this(schema, settings, limit, counts, false);
+    }
+
+    private ReaderFactory(StructType schema, ReadSettings settings, int limit, boolean counts, boolean isRealTime) {
         this.schema = schema;
         this.settings = settings;
         this.limit = limit;
         this.counts = counts;
+        this.isRealTime = isRealTime;
+    }
+
+    /** Returns the factory of a stream in real-time mode, whose readers return rows as they are written. */
+    static ReaderFactory realTime(StructType schema, ReadSettings settings) {
+        return new ReaderFactory(schema, settings, -1, false, true);
     }
 
     public boolean supportColumnarReads(InputPartition partition) {
-        return true;
+        return !isRealTime;
     }
 
+    /** Creates the reader of a stream in real-time mode; others read columns. */
     public PartitionReader createReader(InputPartition partition) {
-        throw new UnsupportedOperationException("single rows: this source reads columns");
+        LogRange range = (LogRange) partition;
+        FollowedBatches batches = isOfCluster(range) ? (FollowedBatches) new ClusterFetch(range, settings)
+            : new LogFollower(range, settings);
+        return new RealTimeReader(batches, schema, settings);
+    }
+
+    private boolean isOfCluster(LogRange range) {
+        return settings.servers != null && range.directory != null;
     }
 
     public PartitionReader createColumnarReader(InputPartition partition) {
         LogRange range = (LogRange) partition;
         try {
-            boolean isOfCluster = settings.servers != null && range.directory != null;
-            RangeBatches batches = isOfCluster ? (RangeBatches) new ClusterFetch(range, settings)
+            RangeBatches batches = isOfCluster(range) ? (RangeBatches) new ClusterFetch(range, settings)
                 : new RangeWalk(range, settings);
             if (counts) {
                 return new CountReader(batches, schema, settings);
