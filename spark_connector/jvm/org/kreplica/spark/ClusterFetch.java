@@ -128,10 +128,11 @@ final class ClusterFetch implements FollowedBatches {
 
     public boolean next() throws IOException {
         while (nextOffset < range.stop) {
-            if (!hasBatch() && mustEnd()) {
-                return false;
-            }
-            if (!hasBatch() && !fetched()) {
+            if (!hasBatch()) {
+                if (mustEnd()) {
+                    return false;
+                }
+                fetchMore();
                 continue;
             }
             index = position;
@@ -197,22 +198,20 @@ final class ClusterFetch implements FollowedBatches {
 
     // ---- requests --------------------------------------------------------------------------------------------------
 
-    /** Gets the answer from `nextOffset` on; false without one, if the records are gone or the time is over. */
-    private boolean fetched() throws IOException {
+    /** Gets the answer from `nextOffset` on. It may have no records, because they are gone or the time is over. */
+    private void fetchMore() throws IOException {
         try {
-            return foundRecords();
+            fetchOrSkip();
         } catch (ClusterError error) {
             if (!error.isRetriable() || !deadline.hasPassed()) {
                 throw error;
             }
             asked = null;
-            KreplicaProvider.LOGGER.warn("{}: read again in the next batch: {}", range.at, error.getMessage());
+            KreplicaProvider.LOGGER.warn("{}: asked again in the next batch: {}", range.at, error.getMessage());
         }
-        return false;
     }
 
-    /** Returns false if the records or the partition are gone. */
-    private boolean foundRecords() throws IOException {
+    private void fetchOrSkip() throws IOException {
         try {
             client.retrying(new Callable() {
                 public Object call() throws IOException {
@@ -220,7 +219,6 @@ final class ClusterFetch implements FollowedBatches {
                     return null;
                 }
             });
-            return true;
         } catch (ClusterError error) {
             asked = null;
             if (error.code == ClusterError.OFFSET_OUT_OF_RANGE) {
@@ -232,7 +230,6 @@ final class ClusterFetch implements FollowedBatches {
                 throw error;
             }
         }
-        return false;
     }
 
     private void fetch() throws IOException {

@@ -169,7 +169,9 @@ final class DecodedScan implements InvocationHandler {
         public PartitionReader createReader(InputPartition partition) {
             boolean isColumnar = inner.supportColumnarReads(partition);
             PartitionReader reader = isColumnar ? inner.createColumnarReader(partition) : inner.createReader(partition);
-            return new DecodingReader(reader, isColumnar, this);
+            PartitionReader decoding = new DecodingReader(reader, isColumnar, this);
+            return reader instanceof RealTimeReader ? new RealTimeReader.Decoded((RealTimeReader) reader, decoding)
+                : decoding;
         }
     }
 
