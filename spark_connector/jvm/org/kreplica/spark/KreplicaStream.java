@@ -352,7 +352,9 @@ final class LogOffsets extends Offset {
     }
 
     static LogOffsets of(String json) {
-        return new LogOffsets(Json.numbers("checkpoint", json, "offset", 0));
+        // A stream may have no partition yet.
+        boolean isEmpty = json.trim().equals("{}");
+        return new LogOffsets(isEmpty ? new TreeMap() : Json.numbers("checkpoint", json, "offset", 0));
     }
 
     public String json() {

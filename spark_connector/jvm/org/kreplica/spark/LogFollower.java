@@ -17,6 +17,8 @@ import org.kreplica.spark.ReaderFactory.ReadSettings;
 final class LogFollower implements FollowedBatches {
     private static final long POLL_MS = 2;
     private static final long KAFKA_POLL_MS = 100;
+    /** How often a directory that cannot be read is looked at, before that is an error. */
+    private static final int LOOKS = 5;
 
     private final LogRange range;
     private final ReadSettings settings;
@@ -134,8 +136,12 @@ final class LogFollower implements FollowedBatches {
         try {
             return look();
         } catch (ReadException error) {
-            if (new File(range.directory).isDirectory()) {
-                throw error;
+            // A directory that is being removed loses its files one by one.
+            for (int i = 0; new File(range.directory).isDirectory(); i++) {
+                if (i == LOOKS) {
+                    throw error;
+                }
+                Deadline.NEVER.pause(KAFKA_POLL_MS);
             }
         }
         isGone = true;
