@@ -208,6 +208,12 @@ def test_committed_records_of_a_directory(spark: SparkSession, tmp_path: Path) -
             await_end(query, {"t": {"0": writer.log.last_stable_offset}})
             assert sink.values() == [(0, offset) for offset, _ in writer.history().committed]
     writer.log.close()
+    # As Kafka leaves it.
+    (tmp_path / "logs" / "t-0" / "kreplica.state.deleted").unlink()
+    again = Sink(spark, tmp_path / "again")
+    with again.of(frame, SHORT) as query:
+        await_end(query, {"t": {"0": writer.history().last_stable_offset}})
+    assert again.rows() == sink.rows()
 
 
 class Undone(Exception):
@@ -337,13 +343,7 @@ def test_a_topic_that_grows_and_one_that_is_deleted(
 # ---- what is refused -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "option",
-    [
-        "maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay", "minPartitions",
-        "maxRecordsPerPartition", "maxBytesPerPartition",
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("option", ["maxOffsetsPerTrigger", "maxTriggerDelay", "minPartitions"])
 def test_options_without_effect(spark: SparkSession, tmp_path: Path, option: str) -> None:
     append(tmp_path / "logs" / "t-0", 1)
     value = "1m" if option == "maxTriggerDelay" else "10"

@@ -21,7 +21,8 @@ import org.kreplica.spark.Wire.RequestWriter;
  * The next request is sent before the batches of an answer are read, so the broker works meanwhile. Batches are checked
  * against their checksums. It skips control batches and, for a reader of committed data, aborted ones.
  *
- * A range that ends at NO_END is followed: where a broker has no more records, it is asked to wait for them. One thread.
+ * A range that ends at NO_END is followed: where a broker has no more records, it is asked to wait for them. One
+ * thread.
  */
 final class ClusterFetch implements FollowedBatches {
     private static final int FETCH = 1;

@@ -8,7 +8,7 @@ import org.apache.spark.TaskContext;
 final class Deadline {
     static final Deadline NEVER = new Deadline(0);
 
-    /** Of System.nanoTime(); 0 for never. */
+    /** Of System.nanoTime(). */
     private final long atNs;
 
     private Deadline(long atNs) {
@@ -16,7 +16,7 @@ final class Deadline {
     }
 
     static Deadline in(long milliseconds) {
-        return new Deadline(System.nanoTime() + milliseconds * 1_000_000 | 1);
+        return new Deadline(System.nanoTime() + milliseconds * 1_000_000);
     }
 
     /** Returns the time left, at most this much; 0 if none is left. */

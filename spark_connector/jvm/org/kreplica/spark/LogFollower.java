@@ -5,18 +5,23 @@ import java.io.IOException;
 import java.nio.ByteBuffer;
 import java.util.HashMap;
 import org.kreplica.spark.KnownLogs.KnownLog;
+import org.kreplica.spark.LogStanding.Watch;
 import org.kreplica.spark.Planner.LogRange;
 import org.kreplica.spark.ReaderFactory.ReadSettings;
 
 /**
  * The batches of a log directory from an offset on, as they become readable.
  *
- * It looks every POLL_MS at what a writer of kreplica's has published; Kafka records that less often, and it takes more
- * to find, so its logs are looked at every KAFKA_POLL_MS. Each stretch of published records is a RangeWalk. One thread.
+ * A log is looked at every LOOK_MS, and one of kreplica's as soon as its writer publishes something, which is checked
+ * every LEAST_POLL_MS; after a pause less often, since waking up a thread takes time. Each stretch of published records
+ * is a RangeWalk. One thread.
  */
 final class LogFollower implements FollowedBatches {
-    private static final long POLL_MS = 2;
-    private static final long KAFKA_POLL_MS = 100;
+    private static final long LEAST_POLL_MS = 1;
+    private static final long MOST_POLL_MS = 10;
+    /** The share of the time since the last records after which to check again. */
+    private static final long SHARE = 32;
+    private static final long LOOK_MS = 100;
     /** How often a directory that cannot be read is looked at, before that is an error. */
     private static final int LOOKS = 5;
 
@@ -25,7 +30,12 @@ final class LogFollower implements FollowedBatches {
     private Deadline deadline = Deadline.NEVER;
     /** Null if the next look has to read everything anew. */
     private KnownLog known;
-    private long pollMs = POLL_MS;
+    /** Null for a log of Kafka's. */
+    private Watch watch;
+    /** What the watch showed before the last look. */
+    private long sequence;
+    /** When records were last found. */
+    private long foundNs = System.nanoTime();
     /** The records that are published, but not read; null if there are none. */
     private RangeWalk walk;
     private long nextOffset;
@@ -111,7 +121,19 @@ final class LogFollower implements FollowedBatches {
             if (deadline.hasPassed()) {
                 return false;
             }
-            deadline.pause(isGone ? KAFKA_POLL_MS : pollMs);
+            awaitLook();
+        }
+    }
+
+    private void awaitLook() throws IOException {
+        if (isGone || watch == null) {
+            deadline.pause(LOOK_MS);
+            return;
+        }
+        Deadline look = Deadline.in(deadline.leftMs(LOOK_MS));
+        while (watch.sequence() == sequence && !look.hasPassed()) {
+            long idleMs = (System.nanoTime() - foundNs) / 1_000_000;
+            look.pause(Math.max(LEAST_POLL_MS, Math.min(MOST_POLL_MS, idleMs / SHARE)));
         }
     }
 
@@ -141,7 +163,7 @@ final class LogFollower implements FollowedBatches {
                 if (i == LOOKS) {
                     throw error;
                 }
-                Deadline.NEVER.pause(KAFKA_POLL_MS);
+                Deadline.NEVER.pause(LOOK_MS);
             }
         }
         isGone = true;
@@ -153,11 +175,12 @@ final class LogFollower implements FollowedBatches {
         KnownLog now;
         try {
             now = new KnownLog(range.at, range.directory, known, new HashMap(), settings);
+            watch = now.standing == null ? null : Watch.of(range.directory, watch);
         } catch (IOException error) {
             throw ReadException.of(error);
         }
         known = now.isSettled ? now : null;
-        pollMs = now.standing == null ? KAFKA_POLL_MS : POLL_MS;
+        sequence = now.standing == null ? 0 : now.standing.sequence;
         if (now.bounds.logEnd < nextOffset) {
             ReadException.lost(settings.failOnDataLoss, range.at + ": the log ends at " + now.bounds.logEnd
                 + ", but was already read up to " + nextOffset);
@@ -168,6 +191,7 @@ final class LogFollower implements FollowedBatches {
         }
         walk = new RangeWalk(range.between(nextOffset, now.bounds.end), settings);
         walk.keepData(keeps);
+        foundNs = System.nanoTime();
         return true;
     }
 }
