@@ -29,7 +29,7 @@ from kreplica.client.client_config import ClientConfig, Isolation, Protocol
 from kreplica.client.producer import Acks, AppendResult, TopicProducer
 from kreplica.cluster.administration import TIMEOUT, ClusterAdministration
 from kreplica.cluster.cluster_nodes import ClusterNodes
-from kreplica.cluster.faults import DISKS, Delay, rot_replica
+from kreplica.cluster.faults import DISKS, Delay, require_link, require_number, rot_replica
 from kreplica.cluster.pending_futures import PendingFutures
 from kreplica.cluster.records import ClusterRecords, Consumer, read
 from kreplica.cluster.settings import (
@@ -128,6 +128,8 @@ class Cluster(ClusterAdministration):
         self.directory = os.path.abspath(os.fsdecode(directory or tempfile.mkdtemp(prefix="kreplica-")))
         # Errors raised by tasks of nodes, by the name of their loop. Normally empty.
         self.failures: list[tuple[str, BaseException]] = []
+        # How much longer each message takes: see set_network.
+        self.delay_ms: float = 0
         self._clock = SystemClock()
         # Nothing below refers to the cluster itself, so that an unreferenced cluster is closed: see _Parts.
         on_error = partial(_note_failure, self.failures)
@@ -518,7 +520,8 @@ class Cluster(ClusterAdministration):
 
     def node(self, node_id: int) -> Node:
         """Return the node object, to inspect its internals. Raises InvalidRequest if it does not run."""
-        node = self._nodes.node(node_id)
+        self._pending.require_open()
+        node = self._nodes.local(node_id).node
         if node is None:
             raise InvalidRequest(f"node {node_id} is not running: start it first")
         return node
@@ -555,36 +558,67 @@ class Cluster(ClusterAdministration):
         self._nodes.resume(node_id)
 
     def cut(self, one: int, other: int, *, both_ways: bool = True) -> None:
-        """Cut the network from `one` to `other`, and with `both_ways` also from `other` to `one`."""
+        """Cut the network from `one` to `other`, and with `both_ways` also from `other` to `one`.
+
+        Raises InvalidRequest if there is no such node.
+        """
+        self._require_link(one, other)
         self._network.cut(one, other, both_ways=both_ways)
 
-    def heal(self, one: int | None = None, other: int | None = None) -> None:
-        """Reconnect two nodes; without arguments, all nodes."""
+    def heal(self, one: int | None = None, other: int | None = None, *, both_ways: bool = True) -> None:
+        """Reconnect `one` to `other`, and with `both_ways` also `other` to `one`; without nodes, all of them.
+
+        Raises InvalidRequest if there is no such node.
+        """
+        self._pending.require_open()
         if one is None or other is None:
             self._network.heal_all()
         else:
-            self._network.heal(one, other)
+            self._require_link(one, other)
+            self._network.heal(one, other, both_ways=both_ways)
+
+    def is_cut(self, one: int, other: int) -> bool:
+        """Return whether messages from `one` to `other` are lost. Raises InvalidRequest for unknown nodes."""
+        self._require_link(one, other)
+        return (one, other) in self._network.cut_links
+
+    def _require_link(self, one: int, other: int) -> None:
+        self._pending.require_open()
+        require_link(one, other, self._nodes.ids)
 
     def set_network(self, *, delay_ms: float = 0) -> None:
         """Let each message between nodes, and between them and this program, take `delay_ms` longer.
 
-        A request and its answer are two messages. Messages from one node to another keep their order. Raises
-        ValueError for a negative delay.
+        A request and its answer are two messages. While the delay stays, so does the order of messages from
+        one node to another. Raises TypeError if the delay is no number, ValueError if it is negative.
         """
-        self._network.gate = Delay(self._loop, delay_ms) if delay_ms else None
+        self._pending.require_open()
+        delay = Delay(self._loop, delay_ms)
+        self._network.gate = delay if delay_ms else None
+        self.delay_ms = delay_ms
+
+    def add_delay(self, delay_ms: float) -> None:
+        """Let each message take `delay_ms` longer than now, or less long if it is negative.
+
+        Raises TypeError, and ValueError if the delay would be too long.
+        """
+        require_number(delay_ms, "delay_ms")
+        self.set_network(delay_ms=max(0, self.delay_ms + delay_ms))
 
     def set_disk(self, node_id: int, state: Literal["well", "full"]) -> None:
         """Let the node's disk be full, or well again; a node that was killed starts with a disk that is well.
 
         The node may die of it, as its process would. Raises InvalidRequest if it does not run, ValueError.
         """
+        self.node(node_id)
         self._nodes.set_disk_full(node_id, DISKS[choice(state, DISKS, "state")])
 
     def rot(self, topic: str, partition: int, offset: int, *, broker: int) -> None:
         """Flip a bit of the record at `offset`, in the files of the replica on `broker`.
 
-        Its reads of the record then fail with CorruptMessage until a repair replaces it by a peer's. Raises
-        InvalidRequest if the broker does not run or has no replica, OffsetOutOfRange.
+        When the broker reads the record, it notices, and takes it from another replica again. If none has it,
+        reads of it time out. Raises InvalidRequest if the broker does not run or has no replica,
+        OffsetOutOfRange, UnknownTopicOrPartition.
         """
         rot_replica(self.node(broker), self._require(topic, partition), offset)
 
@@ -636,6 +670,8 @@ class Cluster(ClusterAdministration):
         self.close()
 
     def __repr__(self) -> str:
+        if not hasattr(self, "_pending") or self._parts.nodes is None:
+            return f"{type(self).__name__}(that did not start)"
         if self._pending.is_forked:
             return f"Cluster({self.directory!r}, of the parent process)"
         alive = [node.config.node_id for node in self._nodes.live()]

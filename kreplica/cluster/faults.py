@@ -6,7 +6,7 @@ Thread rule: any thread.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from kreplica.broker.node import Node
 from kreplica.common.errors import InvalidRequest, OffsetOutOfRange
@@ -22,8 +22,7 @@ class Delay:
     """A gate of LocalNetwork that delivers each message `delay_ms` later; their order stays."""
 
     def __init__(self, loop: Loop, delay_ms: float) -> None:
-        if not 0 <= delay_ms <= LONGEST_DELAY_MS:
-            raise ValueError(f"delay_ms={delay_ms} must be from 0 to {LONGEST_DELAY_MS}")
+        require_delay(delay_ms)
         self._loop = loop
         self._delay_ms = round(delay_ms)
 
@@ -32,11 +31,34 @@ class Delay:
         return True
 
 
+def require_delay(delay_ms: float) -> None:
+    """Raises TypeError, ValueError."""
+    require_number(delay_ms, "delay_ms")
+    if not 0 <= delay_ms <= LONGEST_DELAY_MS:
+        raise ValueError(f"delay_ms={delay_ms} must be from 0 to {LONGEST_DELAY_MS}")
+
+
+def require_number(value: object, name: str) -> None:
+    """Raises TypeError."""
+    if not isinstance(value, (int, float)):
+        raise TypeError(f"{name} must be a number, not {value!r}")
+
+
+def require_link(one: int, other: int, nodes: Collection[int]) -> None:
+    """Raises InvalidRequest if one of the nodes does not exist, or both are the same."""
+    for node_id in (one, other):
+        if node_id not in nodes:
+            raise InvalidRequest(f"there is no node {node_id!r}: the nodes are {list(nodes)}")
+    if one == other:
+        raise InvalidRequest(f"node {one} has no link to itself: name two nodes")
+
+
 def rot_replica(node: Node, at: TopicPartition, offset: int) -> None:
     """Flip a bit of the batch with the record at `offset`, in the files of the node's replica.
 
     Raises InvalidRequest if the node has no replica of the partition, OffsetOutOfRange.
     """
+    require_number(offset, "offset")
     partition = None if node.broker is None else node.broker.replica_manager.partitions.get(at)
     if partition is None or partition.log is None:
         raise InvalidRequest(f"node {node.config.node_id} has no replica of {at}")

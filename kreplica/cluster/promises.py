@@ -12,6 +12,7 @@ from itertools import pairwise
 
 from kreplica.broker.node import Node
 from kreplica.client.producer import AppendResult
+from kreplica.common.errors import CorruptMessage, DamagedLog
 from kreplica.common.future import Future
 from kreplica.common.types import TopicPartition
 from kreplica.controller.topic_settings import ElectionSettings, settings_by
@@ -140,8 +141,12 @@ def _of_logs(at: TopicPartition, replicas: dict[int, Partition]) -> Iterator[str
     for (one, first), (other, second) in pairwise(items):
         start = max(first.local_log.log_start_offset, second.local_log.log_start_offset)
         stop = min(first.high_watermark, second.high_watermark)
-        if start < stop and not _are_equal(first.local_log, second.local_log, start, stop):
-            yield f"{at}: brokers {one} and {other} differ within [{start}, {stop})"
+        try:
+            if start < stop and not _are_equal(first.local_log, second.local_log, start, stop):
+                yield f"{at}: brokers {one} and {other} differ within [{start}, {stop})"
+        except (CorruptMessage, DamagedLog) as error:
+            # Reading makes the damage known; the replica then takes the range from another one.
+            yield f"{at}: a replica of brokers {one} and {other} is damaged: {error}"
 
 
 def _are_equal(first: UnifiedLog, second: UnifiedLog, start: int, stop: int) -> bool:

@@ -22,6 +22,7 @@ from kreplica.client.admin import Admin
 from kreplica.client.client_config import Isolation, Protocol
 from kreplica.client.producer import Acks, AppendResult, TopicProducer, acks_of
 from kreplica.cluster.administration import TIMEOUT, ClusterAdministration
+from kreplica.cluster.faults import require_delay, require_link, require_number
 from kreplica.cluster.pending_futures import PendingFutures
 from kreplica.cluster.promises import SETTLE_TIMEOUT, BrokenPromise, Promises
 from kreplica.cluster.records import (
@@ -359,17 +360,45 @@ class Simulation(ClusterAdministration):
     # ---- the network --------------------------------------------------------------------------------------
 
     def cut(self, one: int, other: int, *, both_ways: bool = True) -> None:
-        """Cut the network from `one` to `other`, and with `both_ways` also from `other` to `one`."""
-        self._require_open()
+        """Cut the network from `one` to `other`, and with `both_ways` also from `other` to `one`.
+
+        Raises InvalidRequest if there is no such node.
+        """
+        self._require_link(one, other)
         self._cluster.cut(one, other, both_ways=both_ways)
 
-    def heal(self, one: int | None = None, other: int | None = None) -> None:
-        """Reconnect two nodes; without arguments, all nodes."""
+    def heal(self, one: int | None = None, other: int | None = None, *, both_ways: bool = True) -> None:
+        """Reconnect `one` to `other`, and with `both_ways` also `other` to `one`; without nodes, all of them.
+
+        Raises InvalidRequest if there is no such node.
+        """
         self._require_open()
         if one is None or other is None:
             self._cluster.heal_all()
         else:
-            self._cluster.heal(one, other)
+            self._require_link(one, other)
+            self._cluster.heal(one, other, both_ways=both_ways)
+
+    def is_cut(self, one: int, other: int) -> bool:
+        """Return whether messages from `one` to `other` are lost. Raises InvalidRequest for unknown nodes."""
+        self._require_link(one, other)
+        return self._cluster.network.conditions(one, other).is_cut
+
+    def _require_link(self, one: int, other: int) -> None:
+        self._require_open()
+        require_link(one, other, self.nodes)
+
+    def add_delay(self, delay_ms: float) -> None:
+        """Let each message take `delay_ms` longer than now, or less long if it is negative.
+
+        This is added to the times of `set_network`. Raises TypeError, and ValueError if the delay would be
+        too long.
+        """
+        self._require_open()
+        require_number(delay_ms, "delay_ms")
+        added_ms = max(0, self._cluster.network.added_us / 1000 + delay_ms)
+        require_delay(added_ms)
+        self._cluster.network.added_us = round(added_ms * 1000)
 
     def set_network(
         self,

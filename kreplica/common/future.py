@@ -137,7 +137,7 @@ class Future(FutureState, concurrent.futures.Future[T], Generic[T]):
 
     def _wait(self, timeout: float | None) -> None:
         if not self.wait(timeout):
-            raise concurrent.futures.TimeoutError
+            raise concurrent.futures.TimeoutError(f"not done within {timeout} s: it goes on")
 
     @property
     def _condition(self) -> _Waiters:  # type: ignore[override]

@@ -308,10 +308,10 @@ class LocalNetwork(Turns):
         with self._lock:
             self.cut_links |= {(one, other), (other, one)} if both_ways else {(one, other)}
 
-    def heal(self, one: int, other: int) -> None:
-        """Reconnect two nodes in both directions."""
+    def heal(self, one: int, other: int, *, both_ways: bool = True) -> None:
+        """Let messages from `one` to `other` arrive again, and with `both_ways` also back."""
         with self._lock:
-            self.cut_links -= {(one, other), (other, one)}
+            self.cut_links -= {(one, other), (other, one)} if both_ways else {(one, other)}
 
     def heal_all(self) -> None:
         with self._lock:

@@ -341,8 +341,8 @@ class SimMachines:
     def cut(self, sender: int, receiver: int, *, both_ways: bool = True) -> None:
         self.network.cut(sender, receiver, both_ways=both_ways)
 
-    def heal(self, sender: int, receiver: int) -> None:
-        self.network.heal(sender, receiver)
+    def heal(self, sender: int, receiver: int, *, both_ways: bool = True) -> None:
+        self.network.heal(sender, receiver, both_ways=both_ways)
 
     def heal_all(self) -> None:
         self.network.heal_all()

@@ -146,6 +146,8 @@ class SimNetwork:
     def __init__(
         self, scheduler: SimScheduler, random: Random, conditions: LinkConditions | None = None
     ) -> None:
+        # How much longer each message takes than the conditions of its link say.
+        self.added_us = 0
         self.counts: Counter[str] = Counter()  # sent, lost, duplicated, refused, cut, timed out
         self.held: list[Message] = []
         # Called with ("sent", message), and with ("taken", message) when the receiver handles it.
@@ -228,10 +230,11 @@ class SimNetwork:
         if both_ways:
             self.change_link(receiver, sender, is_cut=True)
 
-    def heal(self, sender: int, receiver: int) -> None:
-        """Restore a cut link, in both directions."""
+    def heal(self, sender: int, receiver: int, *, both_ways: bool = True) -> None:
+        """Restore a cut link, and with `both_ways` also that back."""
         self.change_link(sender, receiver, is_cut=False)
-        self.change_link(receiver, sender, is_cut=False)
+        if both_ways:
+            self.change_link(receiver, sender, is_cut=False)
 
     def heal_all(self) -> None:
         for sender, receiver in list(self._links):
@@ -311,7 +314,7 @@ class SimNetwork:
         least, most = conditions.straggler_us if straggles else conditions.delay_us
         delay_us = least if least == most else least + self._random.randrange(most - least + 1)
         in_order = message.is_request and conditions.in_order and not straggles
-        self._travel(message, delay_us * 1000, in_order=in_order)
+        self._travel(message, (delay_us + self.added_us) * 1000, in_order=in_order)
 
     def _travel(self, message: Message, delay_ns: int, *, in_order: bool) -> None:
         if in_order:

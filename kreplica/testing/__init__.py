@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -85,9 +86,11 @@ def kreplica_cluster(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator
     from kreplica.cluster.checked_cluster import CheckedCluster
 
     marker = request.node.get_closest_marker("kreplica")
+    positional = () if marker is None else marker.args
     arguments = {} if marker is None else dict(marker.kwargs)
-    arguments.setdefault("directory", tmp_path / "kreplica")
-    with CheckedCluster(**arguments) as cluster:
+    if len(positional) < 2:
+        arguments.setdefault("directory", tmp_path / "kreplica")
+    with CheckedCluster(*positional, **arguments) as cluster:
         yield cluster
         cluster.check()
 
@@ -117,7 +120,10 @@ def kreplica_bootstrap_servers(kreplica_session_cluster: Cluster) -> str:
 @pytest.fixture
 def kreplica_topic(request: pytest.FixtureRequest, kreplica_session_cluster: Cluster) -> Iterator[str]:
     """The name of a new topic of one partition in the session's cluster, deleted after the test."""
+    from kreplica.common.errors import UnknownTopicOrPartition
+
     topic = f"{re.sub('[^A-Za-z0-9._-]', '-', request.node.name)[:200]}-{id(request.node):x}"
     kreplica_session_cluster.create_topic(topic)
     yield topic
-    kreplica_session_cluster.delete_topic(topic)
+    with suppress(UnknownTopicOrPartition):  # the test may have deleted it itself
+        kreplica_session_cluster.delete_topic(topic)

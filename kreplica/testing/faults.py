@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from kreplica.cluster.cluster import Cluster
+from kreplica.cluster.faults import require_delay
 from kreplica.cluster.simulation import Simulation
 
 __all__ = ["cut", "delayed", "full_disk", "isolated", "killed", "paused", "rot"]
@@ -22,7 +23,7 @@ __all__ = ["cut", "delayed", "full_disk", "isolated", "killed", "paused", "rot"]
 
 @contextmanager
 def killed(cluster: Cluster | Simulation, node_id: int) -> Iterator[None]:
-    """Kill the node, as kill -9 would; at the end it starts again on its directory.
+    """Kill the node, as kill -9 would; at the end it starts again on its directory, if it does not run yet.
 
     Raises InvalidRequest if it does not run.
     """
@@ -30,56 +31,73 @@ def killed(cluster: Cluster | Simulation, node_id: int) -> Iterator[None]:
     try:
         yield
     finally:
-        cluster.start(node_id)
+        if not cluster.is_running(node_id):
+            cluster.start(node_id)
 
 
 @contextmanager
 def paused(cluster: Cluster | Simulation, node_id: int) -> Iterator[None]:
-    """Stall the node, as SIGSTOP would; at the end it resumes. Raises InvalidRequest if it does not run."""
+    """Stall the node, as SIGSTOP would; at the end it resumes, if it still runs.
+
+    Raises InvalidRequest if it does not run.
+    """
     cluster.pause(node_id)
     try:
         yield
     finally:
-        cluster.resume(node_id)
+        if cluster.is_running(node_id):
+            cluster.resume(node_id)
 
 
 @contextmanager
 def cut(cluster: Cluster | Simulation, one: int, other: int, *, both_ways: bool = True) -> Iterator[None]:
-    """Drop all messages from `one` to `other`, and with `both_ways` also back; neither is notified."""
-    cluster.cut(one, other, both_ways=both_ways)
-    try:
+    """Drop all messages from `one` to `other`, and with `both_ways` also back; neither is notified.
+
+    At the end they arrive again, except where another fault still drops them. Raises InvalidRequest if there
+    is no such node.
+    """
+    links = [(one, other), (other, one)] if both_ways else [(one, other)]
+    with _dropped(cluster, links):
         yield
-    finally:
-        cluster.heal(one, other)
 
 
 @contextmanager
 def isolated(cluster: Cluster | Simulation, node_id: int) -> Iterator[None]:
-    """Cut the node off from all other nodes; this program still reaches it."""
+    """Cut the node off from all other nodes; this program still reaches it.
+
+    Raises InvalidRequest if there is no such node.
+    """
+    cluster.is_running(node_id)  # refuses an unknown one
     others = [other for other in cluster.nodes if other != node_id]
-    for other in others:
-        cluster.cut(node_id, other)
+    with _dropped(cluster, [link for other in others for link in ((node_id, other), (other, node_id))]):
+        yield
+
+
+@contextmanager
+def _dropped(cluster: Cluster | Simulation, links: list[tuple[int, int]]) -> Iterator[None]:
+    links = [link for link in links if not cluster.is_cut(*link)]
+    for one, other in links:
+        cluster.cut(one, other, both_ways=False)
     try:
         yield
     finally:
-        for other in others:
-            cluster.heal(node_id, other)
+        for one, other in links:
+            cluster.heal(one, other, both_ways=False)
 
 
 @contextmanager
 def delayed(cluster: Cluster | Simulation, delay_ms: float) -> Iterator[None]:
     """Let each message take `delay_ms` longer: between nodes, and between them and this program.
 
-    At the end a simulation has the network with which it began. Raises ValueError, InvalidRequest.
+    Delays of several blocks add up. Raises TypeError, and ValueError if a message would take more than a
+    minute, or less long than before.
     """
-    if isinstance(cluster, Simulation):
-        cluster.set_network(delay_ms=(delay_ms, delay_ms))
-    else:
-        cluster.set_network(delay_ms=delay_ms)
+    require_delay(delay_ms)
+    cluster.add_delay(delay_ms)
     try:
         yield
     finally:
-        cluster.set_network()
+        cluster.add_delay(-delay_ms)
 
 
 @contextmanager

@@ -69,6 +69,35 @@ def test_tests_of_a_session_share_a_cluster(pytester):
     ran.assert_outcomes(passed=2)
 
 
+def test_what_a_test_does_wrong_is_said_by_its_own_failure(pytester):
+    pytester.makepyfile(
+        """
+        import pytest
+
+        def test_that_deletes_its_topic(kreplica_session_cluster, kreplica_topic):
+            kreplica_session_cluster.delete_topic(kreplica_topic)
+
+        @pytest.mark.kreplica(1)
+        def test_of_one_broker(kreplica_cluster):
+            assert kreplica_cluster.nodes == [1]
+
+        @pytest.mark.kreplica(broker=3)
+        def test_of_a_misspelt_argument(kreplica_cluster):
+            pass
+
+        @pytest.mark.kreplica(config={"min.insync.replica": 2})
+        def test_of_a_misspelt_setting(kreplica_cluster):
+            pass
+        """
+    )
+    pytester.makepyprojecttoml("[tool.pytest.ini_options]\naddopts = '--import-mode=importlib'")
+    ran = pytester.runpytest_inprocess("-p", "kreplica.testing", "-p", "no:cacheprovider")
+    ran.assert_outcomes(passed=2, errors=2)
+    ran.stdout.fnmatch_lines(["E *got an unexpected keyword argument 'broker'"])
+    ran.stdout.fnmatch_lines(["E *there is no setting 'min.insync.replica'; is it 'min.insync.replicas'?"])
+    assert "raised in repr()" not in ran.stdout.str()
+
+
 @pytest.fixture
 def cluster(tmp_path):
     with CheckedCluster(3, tmp_path) as cluster:

@@ -28,7 +28,7 @@ def test_it_is_resolved_once() -> None:
 
 def test_a_prepared_result_is_there_once_it_is_finished() -> None:
     future = Future(5)
-    with pytest.raises(concurrent.futures.TimeoutError):
+    with pytest.raises(concurrent.futures.TimeoutError, match="not done within"):
         future.result(timeout=0)
     assert future.finish()
     assert future.result() == 5
