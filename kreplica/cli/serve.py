@@ -96,7 +96,8 @@ def run(
             ready=node.what_keeps_from_serving,
             console=None if console is None else console(node),
         )
-    node.ready.add_done_callback(lambda done: _announce(server, done, on_ready))
+    console_url = _url(options.metrics_listen, "/console") if console and options.metrics_listen else None
+    node.ready.add_done_callback(lambda done: _announce(server, done, on_ready, console_url))
     end.wait()
     if end.failure is None:
         LOGGER.info("stopping")
@@ -185,13 +186,26 @@ def _metrics_listener(listen: str | None) -> MetricsListener | None:
     return MetricsListener(*parse_address("--metrics-listen", listen))
 
 
+def _url(listen: str, path: str) -> str:
+    """Return where a browser finds the path of a listener; on all addresses, by the machine's name."""
+    host, port = parse_address("--metrics-listen", listen)
+    if host in ("0.0.0.0", "::"):
+        host = socket.gethostname()
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}{path}"
+
+
 def _announce(
-    server: KafkaRaftServer, ready: Future[None], on_ready: Callable[[KafkaRaftServer], object] | None
+    server: KafkaRaftServer,
+    ready: Future[None],
+    on_ready: Callable[[KafkaRaftServer], object] | None,
+    console_url: str | None,
 ) -> None:
     if ready.exception() is not None:
         return
     host, port = server.addresses[server.listeners[0].name]  # the one for clients comes first
     print(f"node {server.config.node_id} is ready on {host}:{port}", flush=True)
+    if console_url is not None:
+        print(f"node {server.config.node_id} has a console for browsers at {console_url}", flush=True)
     notify_supervisor(b"READY=1")
     if on_ready is not None:
         on_ready(server)

@@ -42,6 +42,8 @@ from kreplica.common.messages.quorum import (
 )
 from kreplica.common.types import METADATA_TOPIC, TopicPartition
 from kreplica.common.wire import error_of
+from kreplica.coordinator.group_store import CONSUMER_OFFSETS
+from kreplica.coordinator.shard_store import partition_for
 from kreplica.log.damage import Damage
 from kreplica.log.unified_log import UnifiedLog
 from kreplica.metadata.cluster_metadata import ClusterMetadata
@@ -223,9 +225,13 @@ class ConsoleViews:
     # ---- topics -------------------------------------------------------------------------------------------
 
     def topics(self, search: str, start: int) -> dict[str, Any]:
-        """Return the topics whose names contain `search`, MOST_ROWS of them from the place `start` on."""
+        """Return the topics whose names contain `search`, internal ones last.
+
+        MOST_ROWS of them, from the place `start` on.
+        """
         topics = self._node.loader.published.topics
-        names = sorted(name for name in topics if search.lower() in name.lower())
+        found_names = (name for name in topics if search.lower() in name.lower())
+        names = sorted(found_names, key=lambda name: (name in INTERNAL_TOPICS, name))
         rows = []
         for name in names[start : start + MOST_ROWS]:
             found = topics[name]
@@ -348,7 +354,7 @@ class ConsoleViews:
         """
         listed = {each.group_id: each for each in self._ask(ListGroupsRequest()).groups}
         if group_id not in listed:
-            raise GroupIdNotFound(f"node {self._node.config.node_id} coordinates no group {group_id[:249]!r}")
+            raise GroupIdNotFound(self._why_no_group(group_id))
         kind = listed[group_id].group_type.lower()
         asked = OffsetFetchRequestGroup(group_id=group_id, topics=None)
         fetched = self._ask(OffsetFetchRequest(groups=(asked,))).groups[0]
@@ -369,6 +375,16 @@ class ConsoleViews:
             "total": len(offsets),
             "offsets": offsets[:MOST_ROWS],
         }
+
+    def _why_no_group(self, group_id: str) -> str:
+        here = f"node {self._node.config.node_id} coordinates no group {group_id[:249]!r}"
+        offsets = self._node.loader.published.topics.get(CONSUMER_OFFSETS)
+        if offsets is None:
+            return here
+        leader = offsets.partitions[partition_for(group_id, len(offsets.partitions))].leader
+        if leader in (NO_LEADER, self._node.config.node_id):
+            return here
+        return f"{here}: if there is one, the console of node {leader} shows it"
 
     def _lag(self, topic: str, committed: Any) -> dict[str, Any]:
         replica = self._hosted(TopicPartition(topic, committed.partition_index))

@@ -90,7 +90,8 @@ class MetricsListener:
             asked = [checks[path]]
         else:
             start("404 Not Found", [("Content-Type", "text/plain")])
-            return [b"there are /metrics, /livez, /ready and /health\n"]
+            console = b"" if self._console is None else b" and /console"
+            return [b"there are /metrics, /livez, /ready, /health" + console + b"\n"]
         reasons = [reason for check in asked for reason in _reasons(check)]
         start("503 Service Unavailable" if reasons else "200 OK", [("Content-Type", "application/json")])
         return [json.dumps({"status": "failing" if reasons else "ok", "reasons": reasons}).encode() + b"\n"]

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import html
+import http.server
 import re
 import shutil
 import subprocess
+import threading
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
 from kreplica.cluster import Cluster
 from kreplica.common.metrics import MetricRegistry
-from kreplica.runtime.console import Console, ConsoleAccess
+from kreplica.runtime.console import PAGE, Console, ConsoleAccess
 from kreplica.runtime.prometheus import MetricsListener
 
 WAIT_S = 120
@@ -78,6 +82,10 @@ def text_of(document: str) -> str:
         ("#/acls", ["everyone may do everything"]),
         ("#/damage", ["No damage is known.", "Scrubber:"]),
         ("#/nothing", ["There is no such page."]),
+        ("#/toString", ["There is no such page."]),
+        ("#/topic/%E0%A4%A", ["There is no such page."]),
+        ("#/messages/orders/0/start%3Dtime%26at%3Dyesterday", ["yesterday is not a time", "shown as"]),
+        ("#/messages/orders/0/start%3Doffset%26at%3D1", ["Earlier, from offset 0"]),
         ("#/topic/nothing", ["there is no topic 'nothing'"]),
     ],
 )
@@ -101,3 +109,36 @@ def test_messages_are_decoded_and_never_read_as_html(chromium: str, page: str, t
     assert HOSTILE in html.unescape(as_json)
     as_hex = shown(chromium, f"{page}#/messages/orders/0/start%3Doffset%26at%3D0%26form%3Dhex", tmp_path)
     assert b'{"amount":12}'.hex(" ") in as_hex
+
+
+class _FallsSilent(http.server.BaseHTTPRequestHandler):
+    """Serves the page of a node that answers the first two questions of the page, and none after them."""
+
+    answers: ClassVar[list[bytes]] = []
+
+    def do_GET(self) -> None:
+        content = PAGE.read_bytes()
+        if self.path.startswith("/api/"):
+            if not self.answers:
+                self.close_connection = True
+                return
+            content = self.answers.pop()
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def test_a_page_whose_node_falls_silent_keeps_what_it_has_shown(
+    chromium: str, page: str, tmp_path: Path
+) -> None:
+    with urllib.request.urlopen(page.replace("/console", "/api/overview"), timeout=WAIT_S) as answer:
+        _FallsSilent.answers = [answer.read()] * 2
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _FallsSilent) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        document = shown(chromium, f"http://127.0.0.1:{server.server_port}/console", tmp_path)
+        server.shutdown()
+    assert "The node does not answer. What you see is older." in document
+    assert "Disks of node" in document

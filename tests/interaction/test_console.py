@@ -128,6 +128,21 @@ def test_quorum_acls_groups_and_damage_are_plain(cluster: Cluster) -> None:
     assert (damage["ranges"], damage["offline"]) == ([], [])
 
 
+def test_a_group_of_another_node_is_said_to_be_there(cluster: Cluster) -> None:
+    cluster.create_topic("used", 1)
+    cluster.append("used", [b"v"]).result(WAIT_S)
+    for _ in cluster.consume("used", "billing", timeout=2):
+        pass
+    asked = {node: Asked(Console(cluster.node(node), OPEN)) for node in cluster.nodes}
+    found = {node: ask("/api/group", id="billing") for node, ask in asked.items()}
+    (coordinator,) = (node for node, each in found.items() if "error" not in each)
+    for node, each in found.items():
+        if node != coordinator:
+            assert each["error"].endswith(f"if there is one, the console of node {coordinator} shows it")
+    assert asked[1]("/api/topics")["topics"][-1]["name"] == "__consumer_offsets"
+    cluster.delete_topic("used")
+
+
 def test_other_hosts_methods_and_paths_are_refused(ask: Asked) -> None:
     for host in ("evil.example", ""):
         assert "does not name this machine" in ask("/api/overview", host=host)["error"]

@@ -115,6 +115,9 @@ def test_a_node_by_its_file_from_format_to_its_end(tmp_path: Path) -> None:
     for life, console in ((1, []), (2, ["--no-console"])):
         with Command(*arguments, *console) as node:
             assert node.line() == f"node 1 is ready on 127.0.0.1:{port}"
+            if life == 1:
+                place = f"http://127.0.0.1:{port + 1}/console"
+                assert node.line() == f"node 1 has a console for browsers at {place}"
             client = TcpClient(Served(port))
             if life == 1:
                 client.admin.create_topic("orders", partitions=1, replication_factor=1).result(WAIT_S)
