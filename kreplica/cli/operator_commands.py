@@ -196,16 +196,22 @@ def partition_list(
             " not-preferred; may be repeated.",
         ),
     ] = None,
+    internal: Annotated[
+        bool, typer.Option("--internal", help="Include internal topics, whose names begin with __.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
-    """List partitions with their leaders, sizes and problems."""
+    """List partitions with their leaders, sizes and problems.
+
+    Partitions of internal topics are listed if they are named, with --state, or with --internal.
+    """
     from kreplica.cli import partition as command
     from kreplica.cli.scope import parse_scope
 
     scope = parsed(partial(parse_scope, topics or ()), "TOPIC")
     wanted = parsed(lambda: list(map(command.parse_state, states or ())), "--state")
     raise typer.Exit(
-        parsed(partial(command.list_partitions, bootstrap, scope, wanted, as_json), "--bootstrap")
+        parsed(partial(command.list_partitions, bootstrap, scope, wanted, internal, as_json), "--bootstrap")
     )
 
 

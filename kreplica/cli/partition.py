@@ -14,7 +14,7 @@ from kreplica.cli.balance import Layout
 from kreplica.cli.cluster_admin import PREFERRED, UNCLEAN, ClusterAdmin, Failures
 from kreplica.cli.output import Fact, counted, print_facts, say, size_text
 from kreplica.cli.reassignment import How
-from kreplica.cli.scope import Scope, in_scope
+from kreplica.cli.scope import Scope, in_scope, is_internal
 from kreplica.common.errors import (
     InvalidReplicaAssignment,
     NoReassignmentInProgress,
@@ -77,11 +77,21 @@ def states_of(admin: ClusterAdmin) -> dict[TopicPartition, list[State]]:
     return found
 
 
-def list_partitions(bootstrap: str, scope: Scope, states: Sequence[State], as_json: bool) -> int:
+def list_partitions(
+    bootstrap: str, scope: Scope, states: Sequence[State], internal: bool, as_json: bool
+) -> int:
     """Print partitions with their replicas, sizes and states, or those in one of `states`; returns the exit
-    code."""
+    code.
+
+    Those of internal topics come last. A list of all partitions leaves them out without `internal`.
+    """
     with ClusterAdmin(bootstrap, needs_controller=False) as admin:
-        chosen = in_scope(admin.partitions, scope) if scope else sorted(admin.partitions)
+        named = in_scope(admin.partitions, scope) if scope else list(admin.partitions)
+        chosen = sorted(named, key=lambda at: (is_internal(at.topic), at))
+        hidden = 0
+        if not (scope or states or internal):
+            chosen = [at for at in chosen if not is_internal(at.topic)]
+            hidden = len(named) - len(chosen)
         found = states_of(admin)
         sizes, problems = admin.leader_sizes()
         facts = [
@@ -90,10 +100,12 @@ def list_partitions(bootstrap: str, scope: Scope, states: Sequence[State], as_js
             if not states or set(states) & set(found[at])
         ]
         title = f"{counted(len(facts), 'partition')} in cluster {admin.cluster_id}"
+        if hidden:
+            title += f", and {hidden} of internal topics (--internal)"
     if facts or as_json:
         print_facts(title, LIST_COLUMNS, facts, as_json)
     else:
-        such = "such partitions" if scope or states else "partitions"
+        such = "such partitions" if scope or states or hidden else "partitions"
         say(f"cluster {admin.cluster_id} has no {such}")
     if admin.no_controller is not None:
         problems.append(f"no controller answers, so moves are unknown: {admin.no_controller}")

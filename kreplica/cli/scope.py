@@ -23,6 +23,11 @@ def parse_scope(topics: Iterable[str]) -> Scope:
     return scope
 
 
+def is_internal(topic: str) -> bool:
+    """Return whether the name is that of a topic of brokers, such as __consumer_offsets."""
+    return topic.startswith("__")
+
+
 def in_scope(existing: Collection[TopicPartition], scope: Scope) -> list[TopicPartition]:
     """Return the existing partitions that the scope names, in order. Raises UnknownTopicOrPartition."""
     found = []

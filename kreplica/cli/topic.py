@@ -8,6 +8,7 @@ from typing import Any
 
 from kreplica.cli import stock_client
 from kreplica.cli.output import Fact, print_facts, print_json, say
+from kreplica.cli.scope import is_internal
 from kreplica.common.errors import NetworkException, RequestTimedOut, UnknownTopicOrPartition
 from kreplica.common.message import structure_of
 
@@ -33,7 +34,7 @@ def list_topics(bootstrap: str, internal: bool, as_json: bool) -> int:
             ),
         }
         for name, topic in sorted(topics.items())
-        if internal or not name.startswith("__")
+        if internal or not is_internal(name)
     ]
     return _show("topics", facts, as_json)
 

@@ -104,6 +104,15 @@ def test_partitions_are_listed_with_what_is_the_matter(cluster: Cluster) -> None
     assert facts(cluster, "partition", "list", "--state", "offline") == []
     assert "has no such partitions" in run(cluster, "partition", "list", "--state", "offline").stdout
     assert isinstance(run(cluster, "partition", "list", "absent").exception, UnknownTopicOrPartition)
+    create(cluster, "__like_offsets", [1, 2])
+    names = [each["topic"] for each in facts(cluster, "partition", "list")]
+    assert "__like_offsets" not in names
+    assert "and 1 of internal topics (--internal)" in run(cluster, "partition", "list").stdout
+    assert [each["topic"] for each in facts(cluster, "partition", "list", "--internal")][
+        -1
+    ] == "__like_offsets"
+    assert len(facts(cluster, "partition", "list", "__like_offsets")) == 1
+    cluster.delete_topic("__like_offsets")
     mistaken = run(cluster, "partition", "list", "--state", "asleep")
     assert (mistaken.exit_code, "'asleep' is no state" in mistaken.output) == (2, True)
 

@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from kreplica.cli import top as command
 from kreplica.cli.app import app
 from kreplica.cluster import Cluster
 from kreplica.common.errors import NetworkException
+from kreplica.testing import faults
 from tests.support.ports import free_ports
 
 WAIT_S = 30
@@ -46,6 +48,14 @@ def test_a_frame_is_a_table(cluster: Cluster) -> None:
     assert result.exit_code == 0, result.output
     assert "orders" in result.stdout
     assert max(map(len, result.stdout.splitlines())) <= 80
+
+
+def test_the_other_brokers_are_asked_once_the_named_one_is_down(cluster: Cluster) -> None:
+    named = cluster.bootstrap_servers.split(",")[1]
+    frames = command.frames(named, 0.1, at_once=True)
+    assert next(frames)["records_per_s"] is None
+    with faults.killed(cluster, 2):
+        assert [each["broker"] for each in next(frames)["brokers"]] == [1, 2]
 
 
 def test_no_broker_is_said_with_its_address() -> None:

@@ -6,6 +6,7 @@ import io
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from rich.console import Console
 
 from kreplica.cli.top import Look, frame, isr_changes, screen
@@ -70,5 +71,48 @@ def test_the_screen_fits_80_columns() -> None:
         assert words in text, words
     assert "22:13:20" in text
     assert "disks of broker 2: refused" in text
-    Console(file=out, width=80).print(screen(frame(after, after, [])))
+    Console(file=out, width=80).print(screen(frame(None, after, [])))
     assert "No leader and no ISR has changed" in out.getvalue()
+
+
+def many(number: int) -> dict[str, Any]:
+    """A frame with this number of topics, groups and changes."""
+    before, after = looks()
+    names = [TopicPartition(f"topic-{n:02d}", 0) for n in range(number)]
+    after.partitions = {
+        **dict.fromkeys(names, partition(1, (1, 2))),
+        TopicPartition("__own", 0): partition(1, (1,)),
+    }
+    after.groups = [{"group": f"g{n}", "type": "classic", "state": "Empty", "lag": 1} for n in range(number)]
+    change = {"timestamp": NOW_MS, "leader": 1, "left": [2], "joined": []}
+    return frame(before, after, [{**change, "partition": f"topic-{n:02d}-0"} for n in range(number)])
+
+
+@pytest.mark.parametrize(("width", "height"), [(80, 24), (40, 24), (200, 60), (80, 18)])
+def test_all_tables_are_on_a_screen_of_any_size(width: int, height: int) -> None:
+    out = io.StringIO()
+    Console(file=out, width=width).print(screen(many(30), width, height))
+    lines = out.getvalue().splitlines()
+    assert len(lines) <= height
+    assert max(map(len, lines)) <= width
+    text = out.getvalue()
+    for words in (
+        "topic-00",
+        "g0",
+        "Changes of leaders and ISRs",
+        "topic-29-0",
+        "22:13:20",
+        "1 under-replicated",
+    ):
+        assert words in text, words
+
+
+def test_a_first_look_has_no_rates_and_internal_topics_come_last() -> None:
+    shown = many(3)
+    assert [each["topic"] for each in shown["topics"]][-1] == "__own"
+    before, _ = looks()
+    first = frame(None, before, [])
+    assert (first["records_per_s"], first["topics"][0]["records_per_s"]) == (None, None)
+    out = io.StringIO()
+    Console(file=out, width=80).print(screen(first))
+    assert "\n2 partitions" in out.getvalue()
