@@ -116,6 +116,36 @@ def test_python_reads_what_the_jvm_does_not(spark: SparkSession, tmp_path: Path)
         read(spark, tmp_path, reader="scala").count()
 
 
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"path": "data", "x": "data"}, {"path": os.path.abspath("data"), "x": "data"}),
+        ({"PATH": " ../data "}, {"PATH": os.path.abspath(".") + "/../data"}),
+        ({"path": "/data/a:b"}, {"path": "/data/a:b"}),
+        ({"path": "s3a://bucket/data"}, {"path": "s3a://bucket/data"}),
+        ({"path": ""}, {"path": ""}),
+        ({}, {}),
+    ],
+)
+def test_python_gets_the_whole_path_of_a_relative_one(
+    spark: SparkSession, given: dict[str, str], expected: dict[str, str]
+) -> None:
+    # Python's workers may have other directories than the JVM, and Spark deletes those. Here they have the same
+    # one, so only what the JVM hands to them shows the difference.
+    jvm: Any = spark._jvm
+    loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()
+    types = SparkContext._gateway.new_array(jvm.java.lang.Class, 1)  # type: ignore[union-attr]
+    types[0] = jvm.java.lang.Class.forName("java.util.Map")
+    half = jvm.java.lang.Class.forName("org.kreplica.spark.PythonHalf", True, loader)
+    method = half.getDeclaredMethod("withWholePath", types)
+    method.setAccessible(True)
+    arguments = SparkContext._gateway.new_array(jvm.java.lang.Object, 1)  # type: ignore[union-attr]
+    arguments[0] = jvm.java.util.HashMap()
+    for name, value in given.items():
+        arguments[0].put(name, value)
+    assert dict(method.invoke(None, arguments)) == expected
+
+
 def test_a_view_in_sql(spark: SparkSession, tmp_path: Path) -> None:
     fill(tmp_path / "t-0", 2)
     given = f"path '{tmp_path}', reader 'jvm'"
