@@ -130,8 +130,8 @@ def test_python_reads_what_the_jvm_does_not(spark: SparkSession, tmp_path: Path)
 def test_python_gets_the_whole_path_of_a_relative_one(
     spark: SparkSession, given: dict[str, str], expected: dict[str, str]
 ) -> None:
-    # Python's workers may have other directories than the JVM, and Spark deletes those. Here they have the same
-    # one, so only what the JVM hands to them shows the difference.
+    # Python's workers may have other directories than the JVM, and Spark deletes those. Here they have the
+    # same one, so only what the JVM hands to them shows the difference.
     jvm: Any = spark._jvm
     loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()
     types = SparkContext._gateway.new_array(jvm.java.lang.Class, 1)  # type: ignore[union-attr]
