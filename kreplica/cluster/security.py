@@ -4,16 +4,14 @@
         producer = confluent_kafka.Producer(cluster.client_config("alice"))
 
 Certificates are made for the cluster, in the folder `security` of its directory: `ca.pem`, which clients
-trust, and `node.pem`. They name 127.0.0.1 and localhost. Users log in by each mechanism; by OAUTHBEARER if
-joserfc is installed, with tokens that the cluster signs.
+trust, `node.pem`, which is valid for 127.0.0.1 and localhost, and one for each user if clients need them.
+Users log in by each mechanism; by OAUTHBEARER if joserfc is installed, with tokens that the cluster signs.
 """
 
 from __future__ import annotations
 
-import datetime
-import ipaddress
-import os
 import random
+import re
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,11 +19,12 @@ from typing import Any
 
 from kreplica.broker.api_versions import Scope
 from kreplica.broker.node_config import STANDARD_AUTHORIZER
+from kreplica.cluster.certificate_authority import CertificateAuthority
 from kreplica.cluster.tokens import TokenIssuer
 from kreplica.common.dataclass import dataclass, field
 from kreplica.common.errors import InvalidConfig
 from kreplica.common.messages.users import ScramCredentialUpsertion
-from kreplica.runtime.key_store import PEM, KeyStore
+from kreplica.runtime.key_store import PEM, KeyStore, TrustStore
 from kreplica.runtime.listener import ALL_MECHANISMS, MECHANISMS, PLAIN, Listener, Login
 from kreplica.runtime.oauth import ALLOWED_URLS, TOKEN_URL
 from kreplica.runtime.tls import TlsSettings
@@ -36,11 +35,14 @@ from kreplica.security.protocol import SecurityProtocol
 from kreplica.security.sasl import Secret
 from kreplica.security.scram import SALT_BYTES, salted_password
 from kreplica.security.scram_credential import MIN_ITERATIONS, ScramMechanism
+from kreplica.security.ssl_principal_mapper import SslPrincipalMapper
 
 FOLDER = "security"
 LISTENER = "CLIENTS"
-# Long enough for every test, short enough that none of these serves elsewhere for long.
-VALID_DAYS = 30
+# Names that are the same in a certificate, a principal and a file.
+CERTIFIED = re.compile(r"[A-Za-z0-9._@-]{1,64}")
+# Makes the principal of the name in a user's certificate.
+PRINCIPALS = "RULE:^CN=(.*)$/$1/"
 USERS = {"admin": "admin-secret", "alice": "alice-secret"}
 CALLBACK = "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginCallbackHandler"
 TOKEN_LIFETIME_S = 3600.0
@@ -51,28 +53,47 @@ class Security:
     """What a cluster with `serve=True` asks of its clients.
 
     `protocol`: SASL_SSL, SASL_PLAINTEXT, or SSL, which encrypts and lets everyone in. `users`: the passwords
-    of users, by name. `acls`: whether clients need rights; `super_user` has all of them, and others those
-    that it gives them. Raises InvalidConfig.
+    of users, by name. `certificates`: whether a client needs a certificate, too (mutual TLS); each user has
+    one, and with SSL it says who the client is. `acls`: whether clients need rights; `super_user` has all of
+    them, and others those that it gives them. Raises InvalidConfig.
     """
 
     protocol: str = "SASL_SSL"
     users: Mapping[str, str] = field(default_factory=lambda: dict(USERS))
     acls: bool = False
     super_user: str = "admin"
+    certificates: bool = False
 
     def __post_init__(self) -> None:
         if self.protocol not in ("SSL", "SASL_PLAINTEXT", "SASL_SSL"):
             raise InvalidConfig(f"protocol={self.protocol!r} must be SSL, SASL_PLAINTEXT or SASL_SSL")
         if not all(isinstance(text, str) and text for each in self.users.items() for text in each):
             raise InvalidConfig("users must map names to passwords, neither of them empty")
-        if self.acls and (not self.kind.has_login or self.super_user not in self.users):
+        if self.certificates:
+            self._check_certificates()
+        if self.acls and (not self.knows_users or self.super_user not in self.users):
             raise InvalidConfig(
-                f"acls=True needs a protocol with logins, and {self.super_user!r} among the users"
+                "acls=True needs a protocol with logins or certificates=True, and"
+                f" {self.super_user!r} among the users"
             )
+
+    def _check_certificates(self) -> None:
+        if not self.kind.encrypts:
+            raise InvalidConfig(f"certificates=True needs SSL or SASL_SSL, not {self.protocol}")
+        for name in self.users:
+            if not CERTIFIED.fullmatch(name):
+                raise InvalidConfig(
+                    f"user {name!r}: with certificates=True a name has up to 64 letters, digits, . _ @ and -"
+                )
 
     @property
     def kind(self) -> SecurityProtocol:
         return SecurityProtocol[self.protocol]
+
+    @property
+    def knows_users(self) -> bool:
+        """Whether each client is one of the users."""
+        return self.kind.has_login or self.certificates
 
 
 class ClusterSecurity:
@@ -83,13 +104,24 @@ class ClusterSecurity:
 
     def __init__(self, settings: Security, directory: str) -> None:
         self.settings = settings
-        folder = Path(directory) / FOLDER
+        self._folder = folder = Path(directory) / FOLDER
         self._trusted = folder / "ca.pem"
         self._store = folder / "node.pem"
         if settings.kind.encrypts:
-            _make_certificates(folder, self._trusted, self._store)
+            self._make_certificates()
         has_tokens = settings.kind.has_login and find_spec("joserfc") is not None
         self._issuer = TokenIssuer(folder) if has_tokens else None
+
+    def _make_certificates(self) -> None:
+        authority = CertificateAuthority()
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._trusted.write_bytes(authority.certificate)
+        authority.issue(self._store, "kreplica node", is_local=True)
+        for user in self.settings.users if self.settings.certificates else ():
+            authority.issue(self._of_user(user), user)
+
+    def _of_user(self, user: str) -> Path:
+        return self._folder / f"user-{user}.pem"
 
     @property
     def node_settings(self) -> dict[str, object]:
@@ -111,8 +143,15 @@ class ClusterSecurity:
             login = Login(mechanisms=MECHANISMS, passwords=passwords)
         elif self._issuer is not None:
             login = Login(mechanisms=ALL_MECHANISMS, passwords=passwords, tokens=self._issuer.settings)
-        tls = TlsSettings(KeyStore(PEM, str(self._store))) if kind.encrypts else None
-        return Listener(LISTENER, Scope.CLIENTS, kind, login, tls)
+        tls, principals = None, None
+        if kind.encrypts:
+            tls = TlsSettings(KeyStore(PEM, str(self._store)))
+        if self.settings.certificates:
+            tls = TlsSettings(
+                KeyStore(PEM, str(self._store)), "required", TrustStore(PEM, str(self._trusted))
+            )
+            principals = None if kind.has_login else SslPrincipalMapper(PRINCIPALS)
+        return Listener(LISTENER, Scope.CLIENTS, kind, login, tls, principals)
 
     def credentials(self) -> list[list[ScramCredentialUpsertion]]:
         """Return the users' credentials for SCRAM, as requests take them: each user once in each."""
@@ -145,6 +184,9 @@ class ClusterSecurity:
         found: dict[str, Any] = {"security.protocol": self.settings.protocol}
         if self.settings.kind.encrypts:
             found["ssl.ca.location"] = str(self._trusted)
+        if self.settings.certificates:
+            own = str(self._of_user(self._user(user, mechanism)[0]))
+            found |= {"ssl.certificate.location": own, "ssl.key.location": own}
         if self.settings.kind.has_login:
             name, password = self._user(user, mechanism)
             found["sasl.mechanism"] = mechanism
@@ -160,6 +202,9 @@ class ClusterSecurity:
         found = {"security.protocol": self.settings.protocol}
         if self.settings.kind.encrypts:
             found |= {"ssl.truststore.type": "PEM", "ssl.truststore.location": str(self._trusted)}
+        if self.settings.certificates:
+            own = str(self._of_user(self._user(user, mechanism)[0]))
+            found |= {"ssl.keystore.type": "PEM", "ssl.keystore.location": own}
         if self.settings.kind.has_login:
             name, password = self._user(user, mechanism)
             if mechanism == OAUTHBEARER:
@@ -204,77 +249,3 @@ def _credential(mechanism: ScramMechanism, user: str, password: Secret) -> Scram
 def _quoted(text: str) -> str:
     escaped = text.replace("\\", "\\\\").replace('"', '\\"')
     return f'"{escaped}"'
-
-
-def _make_certificates(folder: Path, trusted: Path, store: Path) -> None:
-    """Make an authority and one certificate of it, whose key only the user of this process can read."""
-    try:
-        from cryptography import x509
-        from cryptography.hazmat.primitives import hashes, serialization
-        from cryptography.hazmat.primitives.asymmetric import ec
-        from cryptography.x509.oid import NameOID
-    except ImportError as error:
-        text = (
-            "security with TLS needs cryptography, which is not installed: pip install 'kreplica[security]'"
-        )
-        raise InvalidConfig(text) from error
-    now = datetime.datetime.now(datetime.UTC)
-
-    def certificate(subject: str, key: Any, issuer: str, signer: Any, *extensions: tuple[Any, bool]) -> bytes:
-        names = [x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)]) for text in (subject, issuer)]
-        made = (
-            x509.CertificateBuilder()
-            .subject_name(names[0])
-            .issuer_name(names[1])
-            .public_key(key.public_key())
-            .serial_number(x509.random_serial_number())
-            .not_valid_before(now - datetime.timedelta(minutes=5))
-            .not_valid_after(now + datetime.timedelta(days=VALID_DAYS))
-        )
-        for extension, is_critical in extensions:
-            made = made.add_extension(extension, critical=is_critical)
-        return made.sign(signer, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
-
-    folder.mkdir(parents=True, exist_ok=True)
-    authority, own = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
-    addresses = x509.SubjectAlternativeName(
-        [x509.IPAddress(ipaddress.IPv4Address("127.0.0.1")), x509.DNSName("localhost")]
-    )
-    signed_by = x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.public_key())
-    root = certificate(
-        "kreplica test authority",
-        authority,
-        "kreplica test authority",
-        authority,
-        (x509.BasicConstraints(ca=True, path_length=0), True),
-        (x509.SubjectKeyIdentifier.from_public_key(authority.public_key()), False),
-        (
-            x509.KeyUsage(
-                digital_signature=True,
-                key_cert_sign=True,
-                crl_sign=True,
-                content_commitment=False,
-                key_encipherment=False,
-                data_encipherment=False,
-                key_agreement=False,
-                encipher_only=False,
-                decipher_only=False,
-            ),
-            True,
-        ),
-    )
-    leaf = certificate(
-        "kreplica node",
-        own,
-        "kreplica test authority",
-        authority,
-        (addresses, False),
-        (signed_by, False),
-        (x509.BasicConstraints(ca=False, path_length=None), True),
-    )
-    key = own.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
-    trusted.write_bytes(root)
-    with os.fdopen(os.open(store, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-        file.write(key + leaf)

@@ -124,7 +124,15 @@ class LocalListener:
                 self._token_login,
             )
         tls = None if kind.tls is None else ServerTls(kind.tls)
-        return TcpServer(self._thread, self._receive, self._config, listener=kind.name, login=login, tls=tls)
+        return TcpServer(
+            self._thread,
+            self._receive,
+            self._config,
+            listener=kind.name,
+            login=login,
+            tls=tls,
+            principals=kind.principals,
+        )
 
     def _now_serving(self) -> RequestChannel:
         assert self._channel is not None

@@ -211,6 +211,27 @@ def test_no_secret_is_in_a_log(caplog: pytest.LogCaptureFixture) -> None:
         assert repr(secret)[2:-1] not in text
 
 
+@pytest.mark.parametrize("protocol", ["SSL", "SASL_SSL"])
+def test_clients_need_certificates(protocol: str) -> None:
+    security = kreplica.Security(protocol=protocol, certificates=True, acls=True)
+    with kreplica.Cluster(1, serve=True, security=security) as cluster:
+        cluster.create_topic("orders")
+        assert append(Producer(cluster.client_config("admin")), "orders") is None
+        assert (
+            append(Producer(cluster.client_config("alice")), "orders")
+            == KafkaError.TOPIC_AUTHORIZATION_FAILED
+        )
+        config = cluster.client_config("alice")
+        for missing in ("ssl.certificate.location", "ssl.key.location"):
+            del config[missing]
+        admin = AdminClient(config, logger=logging.getLogger("quiet"))
+        with pytest.raises(KafkaException):
+            admin.list_topics(timeout=2)
+        properties = cluster.client_properties("alice")
+        assert Path(properties["ssl.keystore.location"]).read_text().count("BEGIN") == 2
+        assert Path(properties["ssl.keystore.location"]).stat().st_mode & 0o077 == 0
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -220,6 +241,10 @@ def test_no_secret_is_in_a_log(caplog: pytest.LogCaptureFixture) -> None:
         {"users": {"": "x"}},
         {"acls": True, "protocol": "SSL"},
         {"acls": True, "users": {"alice": "x"}},
+        {"certificates": True, "protocol": "SASL_PLAINTEXT"},
+        {"certificates": True, "users": {"alice": "x", "a,b": "x"}},
+        {"certificates": True, "users": {"a" * 65: "x"}},
+        {"certificates": True, "users": {"../alice": "x"}},
     ],
 )
 def test_what_makes_no_security_is_refused(wrong: dict[str, object]) -> None:
