@@ -362,7 +362,7 @@ def registry() -> Iterator[SchemaRegistry]:
         "/schemas/ids/5": order,
         "/schemas/ids/6": {"schema": text_of(newer)},
         "/schemas/ids/7": {"schema": text_of(moved)},
-        "/schemas/ids/8": {"schema": "syntax = proto3;"},
+        "/schemas/ids/8": {"schema": '{"type": "string"}'},
         "/subjects/t-value/versions/latest": {"id": 5, "version": 1, **order},
         "/subjects/the%20money%2Fproto/versions/2": {"schema": text_of(MONEY)},
     }
@@ -399,13 +399,17 @@ def test_a_registry_by_its_url(spark: SparkSession, registry: SchemaRegistry, tm
     assert sorted(asked) == [f"/schemas/ids/{number}" for number in (5, 6, 7, 8, 9)]
 
 
-def test_a_registry_that_does_not_answer(
+def test_a_registry_that_answers_with_something_else(
     spark: SparkSession, registry: SchemaRegistry, tmp_path: Path
 ) -> None:
-    registry.answers["/schemas/ids/5?format=serialized"] = 500
     frame = read(spark, logs(tmp_path, named(5, b"\x00", A)), FILES, value_registry=registry.url)
-    with pytest.raises(PySparkException, match=r"\Avalue.registry: .*/schemas/ids/5.* could not be read"):
-        frame.collect()
+    for answer, text in (
+        (500, "value.registry: .*/schemas/ids/5.* could not be read"),
+        ({"schema": "syntax = proto3;"}, "value.registry: the schema 5 in .* is not in the serialized form"),
+    ):
+        registry.answers["/schemas/ids/5?format=serialized"] = answer
+        with pytest.raises(PySparkException, match=rf"\A{text}"):
+            frame.collect()
 
 
 def test_a_registry_in_a_file(spark: SparkSession, tmp_path: Path) -> None:

@@ -128,8 +128,8 @@ final class ProtobufSchema implements Serializable {
         } catch (IOException error) {
             why = error.getMessage();
         }
-        throw new ReadException(ValueFormat.SCHEMA + ": not a FileDescriptorSet of protobuf (" + why + "): name the file"
-            + " that this writes, by a whole path or a URL, or give its bytes in base64: " + REMEDY);
+        throw new ReadException(ValueFormat.SCHEMA + ": not a FileDescriptorSet of protobuf (" + why + "): name the"
+            + " file that this writes, by a whole path or a URL, or give its bytes in base64: " + REMEDY);
     }
 
     /** Adds the file of a registry's answer, after those that it refers to. `name`: by which it is imported. */
@@ -140,8 +140,9 @@ final class ProtobufSchema implements Serializable {
         try {
             file = parsedFile(schema == null ? "" : schema);
         } catch (IOException error) {
-            throw new ReadException(ValueFormat.SCHEMA + ": the answer of the registry has no schema of protobuf in its"
-                + " serialized form (" + error.getMessage() + "): ask with ?" + SERIALIZED);
+            throw new ReadException(ValueFormat.SCHEMA + ": the answer of the registry has no schema of protobuf in"
+                + " its serialized form (" + error.getMessage() + "): ask with ?" + SERIALIZED + ", or give the file"
+                + " that this writes: " + REMEDY);
         }
         String[] members = {"name", "subject", "version"};
         for (Iterator i = Json.rows(ValueFormat.SCHEMA, text, "references", members).iterator(); i.hasNext();) {
@@ -150,8 +151,8 @@ final class ProtobufSchema implements Serializable {
                 continue;
             }
             if (!Texts.isUrl(registry)) {
-                throw new ReadException(ValueFormat.SCHEMA + ": imports " + reference[0] + ", which a registry has: set "
-                    + ValueFormat.REGISTRY + " to its URL, or give the file that this writes: " + REMEDY);
+                throw new ReadException(ValueFormat.SCHEMA + ": imports " + reference[0] + ", which a registry has: set"
+                    + " " + ValueFormat.REGISTRY + " to its URL, or give the file that this writes: " + REMEDY);
             }
             String subject = URLEncoder.encode(reference[1], StandardCharsets.UTF_8).replace("+", "%20");
             String url = registry.replaceFirst("/+$", "") + "/subjects/" + subject + "/versions/" + reference[2];

@@ -160,14 +160,25 @@ final class ProtobufValues {
                 return message.getFile().toProto();
             }
             if (!writers.containsKey(id)) {
-                writers.put(id, null);
                 String text = Texts.ofRegistry(registry, id, true);
-                writers.put(id, text == null ? null : ProtobufSchema.parsedFile(text));
+                // Schemas of Avro and JSON are JSON.
+                boolean isOther = text == null || text.startsWith("{") || text.startsWith("\"");
+                writers.put(id, isOther ? null : file(text, id));
             }
             if (writers.get(id) == null) {
                 throw new IOException("the registry has no schema of protobuf with the id " + id);
             }
             return (FileDescriptorProto) writers.get(id);
+        }
+
+        private FileDescriptorProto file(String text, Integer id) {
+            try {
+                return ProtobufSchema.parsedFile(text);
+            } catch (IOException error) {
+                throw new ReadException(ValueFormat.REGISTRY + ": the schema " + id + " in " + registry + " is not in"
+                    + " the serialized form of protobuf (" + error.getMessage() + "). Without " + ValueFormat.REGISTRY
+                    + " the file of " + message.getFullName() + " says which message a value is");
+            }
         }
 
         /** Reads the place of a message in its file: its number, and those of messages nested in it. */
