@@ -242,6 +242,32 @@ def test_committed_records_of_a_cluster(
     assert sink.values() == [(0, 0), (0, 1), (0, 6)]
 
 
+def test_the_sink_of_a_cluster(
+    spark: SparkSession, tmp_path: Path, cluster: kreplica.Cluster, topic: str
+) -> None:
+    """Spark has to be told to permit it; it writes each batch at its end, in a transaction."""
+    append(tmp_path / "logs" / "t-0", 3)
+    writer = stream(spark, tmp_path / "logs").select("value").writeStream.format("kreplica")
+    writer = writer.options(topic=topic, checkpointLocation=str(tmp_path / "checkpoint"))
+    writer = writer.option("kafka.bootstrap.servers", cluster.bootstrap_servers)
+    setting = "spark.sql.streaming.realTimeMode.allowlistCheck"
+    spark.conf.set(setting, "false")
+    try:
+        query = writer.outputMode("update").trigger(**SHORT).start()
+    finally:
+        spark.conf.unset(setting)
+    try:
+        await_end(query, {"t": {"0": 3}})
+        append(tmp_path / "logs" / "t-0", 2)
+        await_end(query, {"t": {"0": 5}})
+    finally:
+        query.stop()
+    written = spark.read.format("kreplica").options(**of_cluster(cluster, topic)).load()
+    assert sorted(bytes(row.value) for row in written.select("value").collect()) == [
+        b"%d" % n for n in range(5)
+    ]
+
+
 # ---- what happens to partitions --------------------------------------------------------------------------
 
 
