@@ -149,3 +149,8 @@ def test_the_operator_gives_up_a_range_that_other_replicas_have_in_another_histo
     """Unclean elections had written the same values behind the range in other epochs, so no replica could
     fill it, and the operator waited for one that did."""
     run("brokers", 990034, 3_000)
+
+
+def test_the_number_of_a_generation_that_was_not_stored_comes_again_after_a_fail_over():
+    """The checker took that for a generation that decreases."""
+    run("nodes", 54000362)

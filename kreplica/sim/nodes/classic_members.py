@@ -54,6 +54,9 @@ class ClassicMember(ConsumerMember):
         super().__init__(members, client, name, random, None)
         self._member_id = ""
         self._generation = 0  # the last one that it joined
+        # The last one that has assigned it something. One that has not is not stored: after a fail-over its
+        # number comes again.
+        self._stored = 0
 
     def subscribe(self, random: Random) -> None:
         """Subscribe to other topics."""
@@ -63,7 +66,7 @@ class ClassicMember(ConsumerMember):
 
     def give_up(self) -> None:
         super().give_up()
-        self._member_id, self._generation = "", 0
+        self._member_id, self._generation, self._stored = "", 0, 0
 
     def identity(self, generation: int) -> Membership:
         """Return what the requests of the generation name."""
@@ -113,7 +116,7 @@ class ClassicMember(ConsumerMember):
         if code in (NONE, ErrorCode.member_id_required):
             self._member_id = self.name = answer.member_id
         if code is NONE and not self.leaves:
-            if answer.generation_id < self._generation:
+            if answer.generation_id < self._stored:
                 self._members.violated("14", f"{self} joins generation {answer.generation_id}")
             before, self._generation = self._generation, answer.generation_id
             if 0 < before < self._generation and self._random.randrange(2):
@@ -134,6 +137,7 @@ class ClassicMember(ConsumerMember):
         if code is NONE and not self.leaves:
             found = partitions_in(decode_assignment(answer.assignment).assigned_partitions)
             self.epoch, self.valid_ms, self.lost = joined.generation_id, sent_ms + SESSION_MS, 0
+            self._stored = joined.generation_id
             self._target = members.work_named(found)
             members.counts["assignments of classic members"] += 1
             self._own_target()
