@@ -118,7 +118,7 @@ def failure(query: StreamingQuery) -> str:
 
 
 def test_a_query_goes_on_in_either_mode(spark: SparkSession, tmp_path: Path) -> None:
-    """Stopped between two batches, it reads each record once."""
+    """It loses nothing. A task may write for a moment after `stop`; the next query then writes that again."""
     logs, sink = tmp_path / "logs", Sink(spark, tmp_path / "work")
     append(logs / "t-0", 10)
     append(logs / "t-1", 4)
@@ -126,16 +126,16 @@ def test_a_query_goes_on_in_either_mode(spark: SparkSession, tmp_path: Path) -> 
         await_end(query, {"t": {"0": 10, "1": 4}})
         append(logs / "t-0", 5)
         await_end(query, {"t": {"0": 15, "1": 4}})
-        [source] = query.lastProgress.sources  # type: ignore[union-attr]
-        assert source.numInputRows in (0, 5)
+        assert len(sink.values()) == 19
     append(logs / "t-1", 3)
     with sink.of(stream(spark, logs), {"availableNow": True}) as query:
         query.awaitTermination(TIMEOUT_S)
-    assert len(sink.values()) == 22
+        assert json.loads(query.lastProgress.sources[0].startOffset) == {"t": {"0": 15, "1": 4}}  # type: ignore[union-attr]
+    assert len(set(sink.values())) == 22
     append(logs / "t-0", 2)
     with sink.of(stream(spark, logs), SHORT) as query:
         await_end(query, {"t": {"0": 17, "1": 7}})
-    assert sink.values() == [(0, n) for n in range(17)] + [(1, n) for n in range(7)]
+    assert sorted(set(sink.values())) == [(0, n) for n in range(17)] + [(1, n) for n in range(7)]
 
 
 @pytest.mark.parametrize("where", ["directory", "cluster"])
@@ -240,32 +240,6 @@ def test_committed_records_of_a_cluster(
         transact(b"e", commit=True)
         await_end(query, {topic: {"0": 8}})
     assert sink.values() == [(0, 0), (0, 1), (0, 6)]
-
-
-def test_the_sink_of_a_cluster(
-    spark: SparkSession, tmp_path: Path, cluster: kreplica.Cluster, topic: str
-) -> None:
-    """Spark has to be told to permit it; it writes each batch at its end, in a transaction."""
-    append(tmp_path / "logs" / "t-0", 3)
-    writer = stream(spark, tmp_path / "logs").select("value").writeStream.format("kreplica")
-    writer = writer.options(topic=topic, checkpointLocation=str(tmp_path / "checkpoint"))
-    writer = writer.option("kafka.bootstrap.servers", cluster.bootstrap_servers)
-    setting = "spark.sql.streaming.realTimeMode.allowlistCheck"
-    spark.conf.set(setting, "false")
-    try:
-        query = writer.outputMode("update").trigger(**SHORT).start()
-    finally:
-        spark.conf.unset(setting)
-    try:
-        await_end(query, {"t": {"0": 3}})
-        append(tmp_path / "logs" / "t-0", 2)
-        await_end(query, {"t": {"0": 5}})
-    finally:
-        query.stop()
-    written = spark.read.format("kreplica").options(**of_cluster(cluster, topic)).load()
-    assert sorted(bytes(row.value) for row in written.select("value").collect()) == [
-        b"%d" % n for n in range(5)
-    ]
 
 
 # ---- what happens to partitions --------------------------------------------------------------------------

@@ -36,7 +36,7 @@ final class LogFollower implements FollowedBatches {
     private long sequence;
     /** When records were last found. */
     private long foundNs = System.nanoTime();
-    /** The records that are published, but not read; null if there are none. */
+    /** The records that are published, but not read; null if all are read. */
     private RangeWalk walk;
     private long nextOffset;
     private boolean isGone;
