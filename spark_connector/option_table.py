@@ -76,7 +76,10 @@ OPTIONS = (
     Option("subscribePattern", _READ, _ANYWHERE, "regular expression of Java's to find in topic names"),
     Option("assign", _READ, _ANYWHERE, 'partitions, as JSON: {"topic": [0, 1]}'),
     Option("startingOffsets", _READ, _ANYWHERE, 'earliest, latest, or JSON: {"topic": {"0": 23, "1": -2}}'),
-    Option("startingTimestamp", _READ, _ANYWHERE, "a time in ms since 1970 for all partitions"),
+    Option(
+        *("startingTimestamp", _READ, _ANYWHERE),
+        "a time in ms since 1970 for all partitions; comes before the other starts",
+    ),
     Option("startingOffsetsByTimestamp", _READ, _ANYWHERE, "times by partition, as JSON"),
     Option(
         "startingOffsetsByTimestampStrategy",
@@ -86,7 +89,7 @@ OPTIONS = (
         ("error", "latest"),
     ),
     Option("endingOffsets", _BATCH, _ANYWHERE, "as startingOffsets; a stream has no end"),
-    Option("endingTimestamp", _BATCH, _ANYWHERE, "as startingTimestamp; a stream has no end"),
+    Option("endingTimestamp", _BATCH, _ANYWHERE, "as startingTimestamp, for the end; a stream has none"),
     Option(
         "endingOffsetsByTimestamp", _BATCH, _ANYWHERE, "as startingOffsetsByTimestamp; a stream has no end"
     ),
@@ -99,7 +102,10 @@ OPTIONS = (
         "about the maximum size of a task's records, such as 128m",
     ),
     Option("maxOffsetsPerTrigger", _STREAM, _ANYWHERE, "maximum number of records in a batch of a stream"),
-    Option("minOffsetsPerTrigger", _STREAM, _ANYWHERE, "minimum number of records in a batch of a stream"),
+    Option(
+        *("minOffsetsPerTrigger", _STREAM, _ANYWHERE),
+        "minimum number of records in a batch of a stream, except its first since a start",
+    ),
     Option("maxTriggerDelay", _STREAM, _ANYWHERE, "maximum wait for minOffsetsPerTrigger; default 15m"),
     Option(
         "failOnDataLoss",

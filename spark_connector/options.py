@@ -278,6 +278,10 @@ def _one_source(options: _Options) -> tuple[tuple[str, ...], str | None]:
     return paths, servers
 
 
+# A property of a client in an error's text: of the source it is an option that begins with kafka.
+_PROPERTY = re.compile(r"(?<![\w./-])((?:sasl|ssl|security)\.)")
+
+
 def _security(options: _Options) -> dict[str, str]:
     """Return the properties with which Kafka's clients connect. Raises OptionError."""
     found = {name: value for name in SECURITY if (value := options.text(f"kafka.{name}")) is not None}
@@ -287,7 +291,7 @@ def _security(options: _Options) -> dict[str, str]:
     try:
         client_config.parse(found)
     except InvalidConfig as error:
-        raise OptionError(f"kafka.*: {error}") from None
+        raise OptionError(_PROPERTY.sub(r"kafka.\1", str(error))) from None
     return found
 
 

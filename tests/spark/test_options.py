@@ -214,11 +214,14 @@ def test_what_is_of_clusters_means_nothing_for_directories(node: Path, name: str
 @pytest.mark.parametrize(
     ("given", "text"),
     [
-        ({"security.protocol": "SASL_SSL"}, "sasl.mechanism= must be one of PLAIN"),
-        ({"security.protocol": "sasl_ssl", "sasl.mechanism": "plain"}, "the user or the password"),
+        ({"security.protocol": "SASL_SSL"}, "kafka.sasl.mechanism= must be one of PLAIN"),
+        (
+            {"security.protocol": "sasl_ssl", "sasl.mechanism": "plain"},
+            "the password is missing: set kafka.sasl.jaas",
+        ),
         (
             {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "PLAIN", "sasl.jaas.config": "secret"},
-            "sasl.jaas.config must be a module",
+            "kafka.sasl.jaas.config must be a module",
         ),
         (
             {"security.protocol": "SSL", "ssl.truststore.location": "/no/such"},
