@@ -12,6 +12,7 @@ at a time for an output; on a local file system a second one is refused.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from kreplica.spark.jobs.records import COLUMNS, JobError, Source, options_of, select
 from kreplica.spark.jobs.spread import is_remote
-from pyspark.errors import AnalysisException
+from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import Observation, functions
 
 from kreplica.common.errors import LogDirLocked
@@ -31,9 +32,14 @@ from kreplica.runtime.storage import FileStorage
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
 
+
+LOGGER = logging.getLogger(__name__)
 
 CHECKPOINT = "_checkpoint"
+START_ATTEMPTS = 4
 PARTITIONED_BY = ("topic", "partition", "batch")
 _KEY = ("topic", "partition", "key")
 # Where Spark puts a batch's files before it moves them into place; a killed run leaves it behind.
@@ -84,14 +90,13 @@ def export(
     run = _Run(target, columns, file_rows)
     started = time.monotonic()
     with _checked(spark, target) if is_remote(spark) else _sole_writer(spark, target):
-        query = (
+        query = _started(
             spark.readStream.format("kreplica")
             .options(**options)
             .load()
             .writeStream.foreachBatch(run.write)
             .option("checkpointLocation", f"{target}/{CHECKPOINT}")
             .trigger(availableNow=True)
-            .start()
         )
         try:
             query.awaitTermination()
@@ -105,6 +110,22 @@ def export(
         rows = written.count() if written is not None else 0
         return Exported(rows, len(numbers), seconds, _end(query.lastProgress))
     return Exported(run.rows, run.batches, seconds, _end(query.lastProgress))
+
+
+def _started(stream: DataStreamWriter) -> StreamingQuery:
+    """Start the stream.
+
+    Spark Connect starts a Python process for it, and gives up if that takes more than 10 s, as on a busy
+    machine. Nothing has happened by then, so it is tried again.
+    """
+    for attempt in range(1, START_ATTEMPTS):
+        try:
+            return stream.start()
+        except PySparkException as error:
+            if "failed to connect back" not in str(error):
+                raise
+            LOGGER.warning("attempt %d of %d to start the export: %s", attempt, START_ATTEMPTS, error)
+    return stream.start()
 
 
 class _Run:

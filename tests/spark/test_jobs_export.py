@@ -14,6 +14,7 @@ from kreplica.spark import jobs
 from kreplica.spark.jobs import parquet_export
 from kreplica.spark.jobs.parquet_export import CHECKPOINT
 from pyarrow import parquet
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from typer.testing import CliRunner
 
@@ -206,6 +207,30 @@ def test_what_the_command_refuses_on_spark(arguments: list[str], text: str, tmp_
 
 
 # ---- the latest view --------------------------------------------------------------------------------------
+
+
+class Stream:
+    """Fails to start with each of these errors, then starts."""
+
+    def __init__(self, *texts: str) -> None:
+        self.errors = [PySparkException(text) for text in texts]
+
+    def start(self) -> str:
+        if self.errors:
+            raise self.errors.pop(0)
+        return "started"
+
+
+def test_a_python_process_that_spark_connect_awaits_in_vain_is_started_again() -> None:
+    late = "Python worker failed to connect back."
+    start: Any = parquet_export._started
+    assert start(Stream()) == start(Stream(late, late)) == "started"
+    with pytest.raises(PySparkException, match="connect back"):
+        start(Stream(*[late] * parquet_export.START_ATTEMPTS))
+    other = Stream("no such topic", late)
+    with pytest.raises(PySparkException, match="no such topic"):
+        start(other)
+    assert len(other.errors) == 1
 
 
 def view(rows: list[Any]) -> set[tuple[Any, ...]]:
