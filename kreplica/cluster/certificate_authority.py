@@ -28,7 +28,11 @@ class CertificateAuthority:
                 " pip install 'kreplica[security]'"
             ) from error
         self._x509 = x509
-        self._new_key = lambda: ec.generate_private_key(ec.SECP256R1())
+
+        def new_key() -> ec.EllipticCurvePrivateKey:
+            return ec.generate_private_key(ec.SECP256R1())
+
+        self._new_key = new_key
         self._key = self._new_key()
         usages = dict.fromkeys(
             (
