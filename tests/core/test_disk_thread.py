@@ -368,9 +368,12 @@ class Placed:
         return os.sched_getaffinity(self.thread_id)
 
     def do_alone(self, log: Log) -> None:
-        """Brief jobs, each after the one before it, until the thread is held."""
+        """Brief jobs, each after the one before it, until the thread is held where they come from.
+
+        On a loaded machine a job may take too long to be brief, and sets the thread free.
+        """
         until = time.monotonic() + WAIT_S
-        while self.disk.processor < 0:
+        while self.disk.processor < 0 or self.processors != os.sched_getaffinity(0):
             assert time.monotonic() < until, "it was not held"
             self.disk.submit(log.append(b"x"))
             taken(self.disk, 1)
@@ -387,12 +390,10 @@ def test_the_thread_stays_on_the_processor_of_a_caller_that_submits_brief_jobs_o
     with Placed() as placed:
         assert placed.processors == placed.all
         placed.do_alone(log)
-        assert placed.disk.processor == placed.processor
-        assert placed.processors == {placed.processor}
         for other in placed.all:
             os.sched_setaffinity(0, {other})
-            placed.disk.submit(log.append(b"x"))
-            taken(placed.disk, 1)
+            placed.do_alone(log)
+            assert placed.disk.processor == other
             assert placed.processors == {other}
 
 
