@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 from kreplica._core.records import RecordBatch
@@ -25,10 +25,11 @@ class _Seen:
         self.number = 0
 
 
-def check_14_conversions(found: Iterable[RecordBatch]) -> None:
+def check_14_conversions(found: Iterable[RecordBatch], left: Collection[str] = ()) -> None:
     """14. A group that changes its protocol keeps its members, and its generation does not fall.
 
-    Such a change is one batch: it forgets the group of one kind and makes that of the other kind.
+    Such a change is one batch: it forgets the group of one kind and makes that of the other kind. `left`:
+    members that have left. That a member has left a classic group is stored only with the next generation.
     """
     groups: dict[str, _Seen] = {}
     for batch in found:
@@ -41,10 +42,10 @@ def check_14_conversions(found: Iterable[RecordBatch]) -> None:
             if name is not None:
                 changes.setdefault(name, []).append((key, value))
         for name, records in changes.items():
-            _check_conversion(name, groups.setdefault(name, _Seen()), records)
+            _check_conversion(name, groups.setdefault(name, _Seen()), records, left)
 
 
-def _check_conversion(name: str, seen: _Seen, records: list[tuple[Any, Any]]) -> None:
+def _check_conversion(name: str, seen: _Seen, records: list[tuple[Any, Any]], left: Collection[str]) -> None:
     before = seen.classic if seen.classic else set(seen.modern)
     number, kinds = seen.number, set[str]()
     for key, value in records:
@@ -59,8 +60,8 @@ def _check_conversion(name: str, seen: _Seen, records: list[tuple[Any, Any]]) ->
             (seen.modern.discard if value is None else seen.modern.add)(key.member_id)
     is_upgrade, is_downgrade = {"no classic", "modern"} <= kinds, {"no modern", "classic"} <= kinds
     after = seen.modern if is_upgrade else seen.classic or set()
-    # One that leaves, or is replaced by another process of its instance, may be the reason.
-    is_kept = len(before - after) <= 1
+    # One that leaves now, or is replaced by another process of its instance, may be the reason.
+    is_kept = len(before - after - set(left)) <= 1
     if before and (is_upgrade or is_downgrade) and not (is_kept and seen.number >= number):
         facts = f"the members {before} of generation {number} become {after} of {seen.number}"
         raise violated("14", f"{name}: {facts}")

@@ -157,6 +157,7 @@ class BothProtocols(Machine):
             "y": ClassicClient(self.stage, is_eager=True),
             "z": ClassicClient(self.stage, instance="i-d"),
         }
+        self.left: set[str] = set()
 
     @rule(name=CLASSIC, is_lost=st.sampled_from([False, False, False, True]))
     def work(self, name: str, is_lost: bool) -> None:
@@ -167,6 +168,7 @@ class BothProtocols(Machine):
         client = self.classic[name]
         self.stage.coordinator.leave("g", [LeavingMember(client.member_id, client.instance)])
         self.stage.settle()
+        self.left.add(client.member_id)
         client.drop()
 
     @rule(rounds=st.integers(0, 4))
@@ -209,7 +211,7 @@ class BothProtocols(Machine):
     def teardown(self) -> None:
         self.change_the_log("heal")
         self.stage.pass_time(1_000)
-        check_14_conversions(batch for data in self.stage.log.batches for batch in batches(data))
+        check_14_conversions((batch for data in self.stage.log.batches for batch in batches(data)), self.left)
         # The instance id of z is d's.
         self.classic.pop("z").drop()
         for _ in range(60):
@@ -251,3 +253,12 @@ class BothProtocols(Machine):
 BothProtocols.TestCase.settings = settings(max_examples=25, stateful_step_count=40, deadline=None)
 TestBothProtocols = BothProtocols.TestCase
 del Machine
+
+
+def test_a_member_leaves_and_another_is_replaced_just_before_the_protocol_changes() -> None:
+    made = BothProtocols()
+    made.begin()
+    made.roll_back(rounds=2)
+    made.leave_classic(name="x")
+    made.heartbeat(full=False, is_lost=False, name="d")
+    made.teardown()
