@@ -25,6 +25,7 @@ import kreplica
 from kreplica._core.partitioner import partition_of
 from tests.support.polling import wait_until
 from tests.support.protobuf_files import field, file_of, message, set_of
+from tests.support.topic_names import topic_of
 
 TIMEOUT_S = 60
 COLUMNS = ("partition", "offset", "key", "value", "timestamp", "timestampType", "headers")
@@ -39,7 +40,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[kreplica.Clust
 @pytest.fixture
 def topic(cluster: kreplica.Cluster, request: pytest.FixtureRequest) -> str:
     """A topic of the test's own, with two partitions."""
-    name = "".join(each if each.isalnum() else "-" for each in request.node.name)[:100]
+    name = topic_of(request)
     cluster.create_topic(name, partitions=2, replication_factor=2)
     return name
 

@@ -26,6 +26,7 @@ from kreplica.common.types import TopicPartition
 from tests.support.failing_tasks import ROWS
 from tests.support.polling import wait_until
 from tests.support.serving import environment
+from tests.support.topic_names import topic_of
 
 COMMITTED = 1
 PARTITIONS = 2
@@ -42,7 +43,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[kreplica.Clust
 @pytest.fixture
 def topic(cluster: kreplica.Cluster, request: pytest.FixtureRequest) -> str:
     """A topic of the test's own."""
-    name = "".join(each if each.isalnum() else "-" for each in request.node.name)[:100]
+    name = topic_of(request)
     cluster.create_topic(name, partitions=PARTITIONS, replication_factor=2)
     return name
 

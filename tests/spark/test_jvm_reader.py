@@ -133,13 +133,14 @@ def test_python_gets_the_whole_path_of_a_relative_one(
     # Python's workers may have other directories than the JVM, and Spark deletes those. Here they have the
     # same one, so only what the JVM hands to them shows the difference.
     jvm: Any = spark._jvm
+    gateway: Any = SparkContext._gateway
     loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()
-    types = SparkContext._gateway.new_array(jvm.java.lang.Class, 1)  # type: ignore[union-attr]
+    types = gateway.new_array(jvm.java.lang.Class, 1)
     types[0] = jvm.java.lang.Class.forName("java.util.Map")
     half = jvm.java.lang.Class.forName("org.kreplica.spark.PythonHalf", True, loader)
     method = half.getDeclaredMethod("withWholePath", types)
     method.setAccessible(True)
-    arguments = SparkContext._gateway.new_array(jvm.java.lang.Object, 1)  # type: ignore[union-attr]
+    arguments = gateway.new_array(jvm.java.lang.Object, 1)
     arguments[0] = jvm.java.util.HashMap()
     for name, value in given.items():
         arguments[0].put(name, value)

@@ -6,6 +6,7 @@ import contextlib
 import json
 import shutil
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,14 @@ from confluent_kafka.admin import AdminClient, NewPartitions
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
+from pyspark.sql.streaming.listener import StreamingQueryProgress
 
 import kreplica
 from tests.support.batches import build
 from tests.support.logs import open_log
 from tests.support.polling import wait_until
 from tests.support.spark_line_sink import read_lines, to_lines
+from tests.support.topic_names import topic_of
 from tests.support.transaction_history import HistoryWriter
 
 TIMEOUT_S = 60
@@ -44,7 +47,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[kreplica.Clust
 @pytest.fixture
 def topic(cluster: kreplica.Cluster, request: pytest.FixtureRequest) -> str:
     """A topic of the test's own."""
-    name = "".join(each if each.isalnum() else "-" for each in request.node.name)[:100]
+    name = topic_of(request)
     cluster.create_topic(name, partitions=1, replication_factor=3)
     return name
 
@@ -83,6 +86,9 @@ class Sink:
     def rows(self) -> list[Any]:
         return sorted((json.loads(row) for _, row in read_lines(self._path)), key=place)
 
+    def has(self, count: int) -> bool:
+        return len(self.rows()) == count
+
     def values(self) -> list[tuple[int, int]]:
         return [place(row) for row in self.rows()]
 
@@ -94,6 +100,13 @@ def place(row: dict[str, Any]) -> tuple[int, int]:
 def stream(spark: SparkSession, path: Path | None = None, **options: str) -> DataFrame:
     reader = spark.readStream.format("kreplica").options(startingOffsets="earliest", **options)
     return reader.load() if path is None else reader.load(str(path))
+
+
+def last_progress(query: StreamingQuery) -> StreamingQueryProgress:
+    """Return what the last batch has reported; it has ended."""
+    progress = query.lastProgress
+    assert progress is not None
+    return progress
 
 
 def await_end(query: StreamingQuery, offsets: dict[str, dict[str, int]]) -> None:
@@ -130,7 +143,7 @@ def test_a_query_goes_on_in_either_mode(spark: SparkSession, tmp_path: Path) -> 
     append(logs / "t-1", 3)
     with sink.of(stream(spark, logs), {"availableNow": True}) as query:
         query.awaitTermination(TIMEOUT_S)
-        assert json.loads(query.lastProgress.sources[0].startOffset) == {"t": {"0": 15, "1": 4}}  # type: ignore[union-attr]
+        assert json.loads(last_progress(query).sources[0].startOffset) == {"t": {"0": 15, "1": 4}}
     assert len(set(sink.values())) == 22
     append(logs / "t-0", 2)
     with sink.of(stream(spark, logs), SHORT) as query:
@@ -155,7 +168,7 @@ def test_records_arrive_while_the_batch_lasts(
                 log.append(values)
             else:
                 cluster.append(topic, values).result(TIMEOUT_S)
-            wait_until(lambda n=n: len(sink.values()) == (n + 1) * 10, "the records")  # type: ignore[misc]
+            wait_until(partial(sink.has, (n + 1) * 10), "the records")
         assert query.lastProgress is None
     assert sink.values() == [(0, n) for n in range(3 * 10)]
 
@@ -278,9 +291,9 @@ def test_partitions_come_and_go(spark: SparkSession, tmp_path: Path) -> None:
         await_end(query, {"t": {"1": 2}})
         shutil.rmtree(logs / "t-1")
         await_end(query, {})
-        batch = query.lastProgress.batchId  # type: ignore[union-attr]
-        wait_until(lambda: query.lastProgress.batchId > batch, "the next batch")  # type: ignore[union-attr]
-        assert query.lastProgress.durationMs["addBatch"] >= 500  # type: ignore[union-attr]
+        batch = last_progress(query).batchId
+        wait_until(lambda: last_progress(query).batchId > batch, "the next batch")
+        assert last_progress(query).durationMs["addBatch"] >= 500
         append(logs / "t-2", 1)
         await_end(query, {"t": {"2": 1}})
     assert sink.values() == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (2, 0)]

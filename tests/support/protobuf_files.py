@@ -172,12 +172,11 @@ def _has_columns(kind: Any) -> bool:
 def _cell(kind: Any, value: Any) -> Any:
     if kind.message_type is not None:
         name = kind.message_type.full_name
-        micros = (
-            timedelta(microseconds=value.nanos // 1000) if name.endswith(("Timestamp", "Duration")) else None
-        )
         if name == "google.protobuf.Timestamp":
-            return datetime.fromtimestamp(value.seconds) + micros  # type: ignore[operator]
-        return timedelta(seconds=value.seconds) + micros if micros is not None else row_of(value)
+            return datetime.fromtimestamp(value.seconds) + timedelta(microseconds=value.nanos // 1000)
+        if name == "google.protobuf.Duration":
+            return timedelta(seconds=value.seconds, microseconds=value.nanos // 1000)
+        return row_of(value)
     if kind.enum_type is not None:
         known = kind.enum_type.values_by_number.get(value)
         return known.name if known else f"UNKNOWN_ENUM_VALUE_{kind.enum_type.name}_{value}"

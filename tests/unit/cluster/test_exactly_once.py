@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import threading
 from contextlib import aclosing, suppress
@@ -166,9 +167,11 @@ class Failed(Exception):
     pass
 
 
-def fails_sometimes(count=[0]):  # noqa: B006
-    count[0] += 1
-    if count[0] % 3 == 0:
+calls = itertools.count(1)
+
+
+def fails_sometimes():
+    if next(calls) % 3 == 0:
         raise Failed
 
 

@@ -159,6 +159,7 @@ def test_delays_add_up(cluster: CheckedCluster, simulation: kreplica.Simulation)
 @pytest.mark.parametrize("kind", ["cluster", "simulation"])
 def test_faults_of_nodes_that_do_not_exist_are_refused(kind: str, request: pytest.FixtureRequest) -> None:
     broken = request.getfixturevalue(kind)
+    text: Any = "0"
     for wrong in (99, "1", None):
         for fault in (faults.killed, faults.paused, faults.isolated, faults.full_disk):
             with pytest.raises(InvalidRequest, match=r"there is no node .*\[1, 2, 3\]"), fault(broken, wrong):
@@ -174,7 +175,7 @@ def test_faults_of_nodes_that_do_not_exist_are_refused(kind: str, request: pytes
         with pytest.raises(InvalidRequest, match="there is no node 99"):
             faults.rot(broken, "orders", 0, 0, broker=99)
         with pytest.raises(TypeError, match="offset must be a number"):
-            faults.rot(broken, "orders", 0, "0", broker=1)  # type: ignore[arg-type]
+            faults.rot(broken, "orders", 0, text, broker=1)
 
 
 def test_a_closed_cluster_has_no_faults(tmp_path: Path) -> None:
