@@ -21,7 +21,7 @@ from kreplica.broker.api_versions import Scope
 from kreplica.broker.node_config import STANDARD_AUTHORIZER
 from kreplica.cluster.certificate_authority import CertificateAuthority
 from kreplica.cluster.tokens import TokenIssuer
-from kreplica.common.dataclass import dataclass, field
+from kreplica.common.dataclass import dataclass, field, replace
 from kreplica.common.errors import InvalidConfig
 from kreplica.common.messages.users import ScramCredentialUpsertion
 from kreplica.runtime.key_store import PEM, KeyStore, TrustStore
@@ -146,10 +146,8 @@ class ClusterSecurity:
         tls, principals = None, None
         if kind.encrypts:
             tls = TlsSettings(KeyStore(PEM, str(self._store)))
-        if self.settings.certificates:
-            tls = TlsSettings(
-                KeyStore(PEM, str(self._store)), "required", TrustStore(PEM, str(self._trusted))
-            )
+        if tls and self.settings.certificates:
+            tls = replace(tls, client_auth="required", truststore=TrustStore(PEM, str(self._trusted)))
             principals = None if kind.has_login else SslPrincipalMapper(PRINCIPALS)
         return Listener(LISTENER, Scope.CLIENTS, kind, login, tls, principals)
 
@@ -185,7 +183,7 @@ class ClusterSecurity:
         if self.settings.kind.encrypts:
             found["ssl.ca.location"] = str(self._trusted)
         if self.settings.certificates:
-            own = str(self._of_user(self._user(user, mechanism)[0]))
+            own = self._certificate(user, mechanism)
             found |= {"ssl.certificate.location": own, "ssl.key.location": own}
         if self.settings.kind.has_login:
             name, password = self._user(user, mechanism)
@@ -203,7 +201,7 @@ class ClusterSecurity:
         if self.settings.kind.encrypts:
             found |= {"ssl.truststore.type": "PEM", "ssl.truststore.location": str(self._trusted)}
         if self.settings.certificates:
-            own = str(self._of_user(self._user(user, mechanism)[0]))
+            own = self._certificate(user, mechanism)
             found |= {"ssl.keystore.type": "PEM", "ssl.keystore.location": own}
         if self.settings.kind.has_login:
             name, password = self._user(user, mechanism)
@@ -224,6 +222,10 @@ class ClusterSecurity:
                 "sasl.jaas.config": f"{module} required username={name} password={password};",
             }
         return found
+
+    def _certificate(self, user: str | None, mechanism: str) -> str:
+        name, _ = self._user(user, mechanism)
+        return str(self._of_user(name))
 
     def _user(self, user: str | None, mechanism: str) -> tuple[str, str]:
         if mechanism not in ALL_MECHANISMS:
