@@ -207,7 +207,7 @@ class ClusterAdmin(Brokers):
             if asked is not None and broker not in asked:
                 continue
             try:
-                found, problem = self.directories(broker, None if asked is None else asked[broker]), ""
+                found, problem = self.directories(broker, asked[broker] if asked else None), ""
             except (KreplicaError, OSError) as error:
                 found, problem = [], str(error)
             yield broker, found, problem

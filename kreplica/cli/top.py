@@ -133,7 +133,7 @@ def isr_changes(before: Look, after: Look, now_ms: int) -> Iterator[dict[str, An
 
 def frame(before: Look | None, after: Look, changes: list[dict[str, Any]]) -> dict[str, Any]:
     """Return what one refresh shows. Rates are per second, between the looks; None for a first look."""
-    rates = None if before is None else _rates(before, after)
+    rates = _rates(before, after) if before else None
     return {
         "cluster_id": after.cluster_id,
         "quorum_leader": after.quorum_leader,
@@ -159,7 +159,9 @@ def _rates(before: Look, after: Look) -> dict[TopicPartition, float]:
 
 
 def _sum(rates: Mapping[TopicPartition, float] | None, of: Iterable[TopicPartition]) -> float | None:
-    return None if rates is None else round(sum(rates.get(at, 0.0) for at in of), 1)
+    if rates is None:
+        return None
+    return round(sum(rates.get(at, 0.0) for at in of), 1)
 
 
 def _all_nodes(found: Look) -> list[int]:
@@ -213,12 +215,13 @@ def screen(shown: Mapping[str, Any], width: int = 80, height: int | None = None)
     """
     is_narrow = width < NARROW
     leader = shown["quorum_leader"]
+    rate = shown["records_per_s"]
     bad = shown["under_replicated"], shown["without_leader"]
     head = Text.assemble(
         ("kreplica top", "bold"),
         "" if is_narrow else f"  cluster {shown['cluster_id']}",
-        f"  controller {'unknown' if leader is None else leader}\n",
-        "" if shown["records_per_s"] is None else f"{shown['records_per_s']:,.0f} records/s  ",
+        f"  controller {leader if leader is not None else 'unknown'}\n",
+        f"{rate:,.0f} records/s  " if rate is not None else "",
         f"{shown['partitions']} partitions",
         "\n" if is_narrow else "  ",
         (f"{bad[0]} under-replicated", "yellow" if bad[0] else "green"),
