@@ -83,6 +83,7 @@ from kreplica.coordinator.shard_store import CLIENTS_RETRY, TransactionalProduce
 from kreplica.coordinator.subscription_patterns import compiled
 from kreplica.coordinator.transaction_config import TransactionConfig
 from kreplica.coordinator.transaction_coordinator import (
+    COMPLETION_WAIT_MS,
     TRANSACTION_STATE,
     InitProducerId,
     ProducerIdAndEpoch,
@@ -101,6 +102,8 @@ INIT_PRODUCER_ID_FENCED, OTHERS_FENCED = 4, 2
 # CoordinatorLoadInProgress.
 TXN_OFFSET_COMMIT_ADDS, TXN_OFFSET_COMMIT_ABORTABLE, TXN_OFFSET_COMMIT_LOADING = 5, 4, 2
 TITLES = {state.title: state for state in TransactionState}
+# How long the partitions of a broker's request may wait while the previous transaction is being completed.
+BROKERS_WAIT_MS = 20
 # States of Kafka in which a tool never sees an id.
 NEVER_LISTED = {"Dead", "PrepareEpochFence"}
 
@@ -210,9 +213,10 @@ class TransactionApis:
                 }
             )
         version = 2 if is_of_broker else 0
-        # A request of a broker is for several ids, and one that waits would delay the others.
+        # A request of a broker is for several ids, and one that waits delays the others.
+        wait_ms = BROKERS_WAIT_MS if is_of_broker else COMPLETION_WAIT_MS
         added = self.coordinator.add_partitions(
-            asked.transactional_id, producer, partitions, version, waits=not is_of_broker
+            asked.transactional_id, producer, partitions, version, wait_ms=wait_ms
         )
         return then(
             added,
@@ -230,7 +234,9 @@ class TransactionApis:
             added: Future[None] = failed(error)
         else:
             producer = ProducerIdAndEpoch(request.producer_id, request.producer_epoch)
-            added = self.coordinator.add_partitions(request.transactional_id, producer, [at], 0, waits=True)
+            added = self.coordinator.add_partitions(
+                request.transactional_id, producer, [at], 0, wait_ms=COMPLETION_WAIT_MS
+            )
         knows_fenced = context.api_version >= OTHERS_FENCED
         return then(
             added,

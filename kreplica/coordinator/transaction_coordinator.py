@@ -6,10 +6,13 @@
 
 The hash of an id determines its partition of __transaction_state; the leader of that partition is the id's
 coordinator. A transition is appended first and holds once all in-sync replicas have it; until then the id
-answers ConcurrentTransactions. Only the completion of a transaction and the next one, which a request waits
-to begin, are appended together. If an append fails, its outcome is unknown: another coordinator may find the
+answers ConcurrentTransactions. If an append fails, its outcome is unknown: another coordinator may find the
 record. So the same record is appended again until it is known, or until the broker does not lead the
 partition. When the end of a transaction is stored, the client gets its answer, and the markers are sent.
+
+The completion of a transaction holds as soon as all partitions have its markers, since the next coordinator
+would come to the same result. It is stored with the next state of the id, in one batch: most producers begin
+their next transaction at once. A completion that no state follows is stored alone a moment later.
 
 Thread rule: any thread may call; the work is done in the coordinator's one loop, which owns all state and
 resolves the futures. They fail with a KreplicaError.
@@ -74,9 +77,11 @@ LOGGER = logging.getLogger(__name__)
 TRANSACTION_STATE = "__transaction_state"
 # The pause before an append whose outcome is unknown is repeated.
 APPEND_BACKOFF_MS = 100
-# How long a request may wait for the previous transaction of its id to be completed. Waiting takes less time
-# than the pause after which a client would ask again.
+# How long a client's request may wait for the previous transaction of its id to be completed. Waiting takes
+# less time than the pause after which a client would ask again.
 COMPLETION_WAIT_MS = 100
+# How long the completion of a transaction may wait for the next state of its id.
+COMPLETION_LINGER_MS = 100
 # Transactions resumed in one step of a load; bytes of a batch of tombstones, and of each besides its id.
 RESUMED_A_STEP = 500
 TOMBSTONE_BYTES = 256 << 10
@@ -88,6 +93,8 @@ TOO_LARGE = (MessageTooLarge, RecordListTooLarge)
 
 Then = Callable[[KreplicaError | None], object]
 Following = Callable[[TransactionMetadata], TransactionMetadata]
+# What one append stores, in order: the next state of an id, after a completion that is not stored yet.
+States = tuple[TransactionMetadata, ...]
 
 
 class InitProducerId(NamedTuple):
@@ -109,16 +116,18 @@ class ProducerIdAndEpoch(NamedTuple):
 class Transaction:
     """A transactional id in its shard.
 
-    `current`: its state, None before the first one is stored. `pending`: the state that is being appended;
-    the id is `leaving` while its tombstone is. `marking`: the markers that are being written. `waiting`: the
-    requests that wait until the id can begin a transaction. `seen`: the open transaction that was looked at,
-    by its epoch and start, and the monotonic time at which it began or seems to have begun.
+    `current`: its state, None before the first one is stored. `unstored`: the same, if it is a completion
+    that is not stored yet. `pending`: the state that is being appended; the id is `leaving` while its
+    tombstone is. `marking`: the markers that are being written. `waiting`: the requests that wait until the
+    id can begin a transaction. `seen`: the open transaction that was looked at, by its epoch and start, and
+    the monotonic time at which it began or seems to have begun.
     """
 
-    __slots__ = ("current", "is_leaving", "marking", "pending", "seen", "waiting")
+    __slots__ = ("current", "is_leaving", "marking", "pending", "seen", "unstored", "waiting")
 
     def __init__(self, current: TransactionMetadata | None) -> None:
         self.current = current
+        self.unstored: TransactionMetadata | None = None
         self.pending: TransactionMetadata | None = None
         self.is_leaving = False
         self.marking: Marking | None = None
@@ -146,22 +155,12 @@ class Transaction:
 
 
 class _Waiting:
-    """A request that waits until its id is not busy. `step()`: tries again; `future`: its answer.
+    """A request that waits until its id is not busy. `step()`: tries again; `future`: its answer."""
 
-    `following(current)`: the state that it makes of this one; raises as TransactionMetadata.with_partitions.
-    """
+    __slots__ = ("future", "step", "timer")
 
-    __slots__ = ("following", "future", "step", "timer")
-
-    def __init__(
-        self,
-        step: Callable[[], None],
-        following: Following,
-        future: Future[None],
-        timer: Cancellable,
-    ) -> None:
+    def __init__(self, step: Callable[[], None], future: Future[None], timer: Cancellable) -> None:
         self.step = step
-        self.following = following
         self.future = future
         self.timer = timer
 
@@ -351,12 +350,12 @@ class TransactionCoordinator:
         partitions: Collection[TopicPartition],
         version: int,
         *,
-        waits: bool = False,
+        wait_ms: int = 0,
     ) -> None:
         """Handle AddPartitionsToTxn and AddOffsetsToTxn: the partitions get a marker when it ends.
 
-        `version`: the transaction version of the request. `waits`: while the previous transaction is being
-        completed, wait for up to COMPLETION_WAIT_MS. Fails with InvalidProducerIdMapping, ProducerFenced,
+        `version`: the transaction version of the request. `wait_ms`: wait for up to this time while the
+        previous transaction is being completed. Fails with InvalidProducerIdMapping, ProducerFenced,
         ConcurrentTransactions.
         """
 
@@ -368,11 +367,11 @@ class TransactionCoordinator:
             step()
         except ConcurrentTransactions as error:
             _, transaction, _ = self._known(transactional_id)
-            if not waits:
+            if not wait_ms:
                 raise
             give_up = partial(self._give_up, transaction, future, error.with_traceback(None))
-            timer = self._loop.post_later(give_up, COMPLETION_WAIT_MS)
-            transaction.waiting.append(_Waiting(step, following, future, timer))
+            timer = self._loop.post_later(give_up, wait_ms)
+            transaction.waiting.append(_Waiting(step, future, timer))
 
     def _add(
         self,
@@ -537,50 +536,37 @@ class TransactionCoordinator:
         self._new_producer_id().add_done_callback(lambda done: self._loop.post(partial(run, done)))
 
     def _change(
-        self,
-        shard: TransactionShard,
-        transaction: Transaction,
-        following: TransactionMetadata,
-        then: Then,
-        completed: TransactionMetadata | None = None,
+        self, shard: TransactionShard, transaction: Transaction, following: TransactionMetadata, then: Then
     ) -> None:
-        """Append the state that follows; call `then` once it is stored, or the first attempt has failed.
-
-        `completed`: the end of the former transaction, to be stored before it in the same batch.
-        """
+        """Append the state that follows; call `then` once it is stored, or the first attempt has failed."""
         assert not transaction.is_busy, (transaction.current, transaction.pending, following)
         transaction.pending = following
-        self._append(shard, transaction, following, then, completed)
+        unstored = transaction.unstored
+        states = (following,) if unstored in (None, following) else (unstored, following)
+        self._append(shard, transaction, states, then)
 
     def _append(
-        self,
-        shard: TransactionShard,
-        transaction: Transaction,
-        following: TransactionMetadata,
-        then: Then | None,
-        completed: TransactionMetadata | None,
+        self, shard: TransactionShard, transaction: Transaction, states: States, then: Then | None
     ) -> None:
         # `then` is None if the append is repeated.
-        key = encode_key(TransactionLogKey(transactional_id=following.transactional_id))
+        key = encode_key(TransactionLogKey(transactional_id=states[0].transactional_id))
         version = 1 if self._feature_level() >= 1 else 0
-        states = (following,) if completed is None else (completed, following)
         records = [(key, encode_value(each.record(version), version)) for each in states]
-        stored = partial(self._stored, shard, transaction, following, then, completed)
-        self._store.append(shard, records, stored)
+        self._store.append(shard, records, partial(self._stored, shard, transaction, states, then))
 
     def _stored(
         self,
         shard: TransactionShard,
         transaction: Transaction,
-        following: TransactionMetadata,
+        states: States,
         then: Then | None,
-        completed: TransactionMetadata | None,
         error: KreplicaError | None,
         _offset: int,
     ) -> None:
+        following = states[-1]
         is_refused = isinstance(error, TOO_LARGE) and following.state not in COMPLETE
         if error is None:
-            transaction.current, transaction.pending = following, None
+            transaction.current, transaction.pending, transaction.unstored = following, None, None
             self._resume(shard, transaction)
         elif is_refused:
             # Nothing was appended, and the same record never will be.
@@ -595,24 +581,18 @@ class TransactionCoordinator:
                 "%s: state %s cannot be stored, trying until it is: %s",
                 *(following.transactional_id, following.state.title, error),
             )
-            again = partial(self._append_again, shard, transaction, following, completed)
+            again = partial(self._append_again, shard, transaction, states)
             self._loop.post_later(again, APPEND_BACKOFF_MS)
         if then is not None:
             then(error)
-        if is_refused and completed is not None:
-            self._change(shard, transaction, completed, _ignore)
         if not transaction.is_busy:
             self._try_waiting(transaction)
+        if is_refused and transaction.unstored is not None:
+            self._store_completion(shard, transaction, transaction.unstored)
 
-    def _append_again(
-        self,
-        shard: TransactionShard,
-        transaction: Transaction,
-        following: TransactionMetadata,
-        completed: TransactionMetadata | None,
-    ) -> None:
+    def _append_again(self, shard: TransactionShard, transaction: Transaction, states: States) -> None:
         if shard.is_current:
-            self._append(shard, transaction, following, None, completed)
+            self._append(shard, transaction, states, None)
 
     def _resume(self, shard: TransactionShard, transaction: Transaction) -> None:
         """Send the markers if the end of the transaction is decided."""
@@ -637,18 +617,19 @@ class TransactionCoordinator:
     def _complete(
         self, shard: TransactionShard, transaction: Transaction, completed: TransactionMetadata
     ) -> None:
-        """Store that all partitions have their markers, and with it the transaction that a request begins."""
-        for first in transaction.waiting[:1]:
-            try:
-                following = first.following(completed)
-            except KreplicaError:
-                # The request gets the error once the end is stored.
-                break
-            del transaction.waiting[0]
-            first.timer.cancel()
-            self._change(shard, transaction, following, partial(_resolve, first.future, None), completed)
-            return
-        self._change(shard, transaction, completed, _ignore)
+        """Complete a transaction: all partitions have their markers. Store that with the next state."""
+        transaction.current = transaction.unstored = completed
+        self._try_waiting(transaction)
+        if not transaction.is_busy:
+            later = partial(self._store_completion, shard, transaction, completed)
+            self._loop.post_later(later, COMPLETION_LINGER_MS)
+
+    def _store_completion(
+        self, shard: TransactionShard, transaction: Transaction, completed: TransactionMetadata
+    ) -> None:
+        """Store that completion alone, if it is not stored yet, or about to be."""
+        if shard.is_current and transaction.unstored is completed and not transaction.is_busy:
+            self._change(shard, transaction, completed, _ignore)
 
     def _fence(self, shard: TransactionShard, transaction: Transaction, then: Then) -> None:
         """Abort an open transaction with the next epoch, so that its producer can write no more."""
@@ -697,7 +678,7 @@ class TransactionCoordinator:
             size = 0
             for name, transaction in list(shard.transactions.items()):
                 current = transaction.current
-                if current is None or transaction.is_busy:
+                if current is None or transaction.is_busy or transaction.unstored is not None:
                     continue
                 if current.is_expired(now_ms, self._config.transactional_id_expiration_ms):
                     transaction.is_leaving = True

@@ -16,6 +16,7 @@ import pytest
 from kreplica.common import errors
 from kreplica.common.error_code import ErrorCode
 from kreplica.common.types import AppendOrigin
+from kreplica.coordinator.transaction_coordinator import COMPLETION_LINGER_MS
 from kreplica.coordinator.transaction_metadata import LAST_EPOCH, TransactionMetadata
 from kreplica.coordinator.transaction_records import TransactionLogKey, encode_key, encode_value
 from kreplica.log.producer_append_info import OPEN_ALREADY, Verification
@@ -219,7 +220,7 @@ def test_an_answer_to_an_earlier_coordinator_ends_no_later_marking(stage: Any) -
     stage.brokers.release()
     stage.settle()
     assert stage.state() == "PrepareCommit"
-    stage.pass_time(50)
+    stage.pass_time(50 + COMPLETION_LINGER_MS)
     assert end_titles(stage) == ["CompleteCommit"]
 
 
@@ -230,7 +231,7 @@ def test_a_transaction_completes_once_however_many_answers_come_at_a_time(stage:
     stage.brokers.held = []
     stage.end(first)
     stage.brokers.release()
-    stage.settle()
+    stage.pass_time(2 * COMPLETION_LINGER_MS)
     assert end_titles(stage) == ["CompleteCommit"]
 
 
@@ -247,7 +248,7 @@ def test_the_last_marker_completes_the_transaction(stage: Any, last: str) -> Non
         stage.brokers.deleted.add(OTHER)
     else:
         stage.brokers.leaders[OTHER] = leader
-    stage.pass_time(50)
+    stage.pass_time(50 + COMPLETION_LINGER_MS)
     assert end_titles(stage) == ["CompleteCommit"]
 
 
@@ -317,7 +318,7 @@ def test_nothing_joins_a_transaction_whose_completion_is_being_stored(stage: Any
     assert isinstance(stage.add(second, OTHER), errors.ConcurrentTransactions)
     stage.log.held = []
     stage.brokers.release()
-    stage.settle()
+    stage.pass_time(COMPLETION_LINGER_MS)
     assert isinstance(stage.add(second, OTHER), errors.ConcurrentTransactions)
     stage.log.release()
     stage.settle()

@@ -107,11 +107,9 @@ def send_no_markers_after_a_failover(_: Replacement) -> Replacement:
 def confirm_decisions_at_once(change: Replacement) -> Replacement:
     """EndTxn is answered before the decision is on all replicas in sync."""
 
-    def confirm(
-        coordinator: Any, shard: Any, transaction: Any, following: Any, then: Any, completed: Any = None
-    ) -> None:
+    def confirm(coordinator: Any, shard: Any, transaction: Any, following: Any, then: Any) -> None:
         if following.state not in PREPARED:
-            change(coordinator, shard, transaction, following, then, completed)
+            change(coordinator, shard, transaction, following, then)
             return
         change(coordinator, shard, transaction, following, lambda _: None)
         then(None)
@@ -280,13 +278,11 @@ def believe_any_epoch(_: Replacement) -> Replacement:
 def confirm_partitions_at_once(change: Replacement) -> Replacement:
     """A partition counts as added before the record is on all replicas in sync."""
 
-    def confirm(
-        coordinator: Any, shard: Any, transaction: Any, following: Any, then: Any, completed: Any = None
-    ) -> None:
+    def confirm(coordinator: Any, shard: Any, transaction: Any, following: Any, then: Any) -> None:
         if following.state is not ONGOING:
-            change(coordinator, shard, transaction, following, then, completed)
+            change(coordinator, shard, transaction, following, then)
             return
-        change(coordinator, shard, transaction, following, lambda _: None, completed)
+        change(coordinator, shard, transaction, following, lambda _: None)
         then(None)
 
     return confirm

@@ -119,9 +119,9 @@ class TransactionStage(VirtualMachine):
     def init(self, name="id", **options):
         return self.begin_init(name, **options).result(0)
 
-    def begin_add(self, producer, *partitions, name="id", version=None, waits=False):
+    def begin_add(self, producer, *partitions, name="id", version=None, wait_ms=0):
         wanted = self.level if version is None else version
-        future = self.coordinator.add_partitions(name, producer, partitions or (AT,), wanted, waits=waits)
+        future = self.coordinator.add_partitions(name, producer, partitions or (AT,), wanted, wait_ms=wait_ms)
         self.settle()
         return future
 

@@ -514,7 +514,8 @@ def awaits_15_rest(shard: Any) -> Iterator[str]:
         if current is not None and current.timeout_ms == NO_TIMEOUT_MS:
             # Its producer, which is to end it, is not in the run.
             continue
-        if transaction.is_busy or (current is not None and current.state not in AT_REST):
+        is_at_rest = current is None or current.state in AT_REST
+        if transaction.is_busy or transaction.unstored is not None or not is_at_rest:
             yield f"15: {name} is in {current}, pending {transaction.pending}"
 
 

@@ -13,6 +13,7 @@ from kreplica.common.error_code import ErrorCode
 from kreplica.common.future import Future
 from kreplica.coordinator import transaction_coordinator
 from kreplica.coordinator.shard_store import partition_for
+from kreplica.coordinator.transaction_coordinator import COMPLETION_LINGER_MS
 from kreplica.coordinator.transaction_metadata import LAST_EPOCH
 from kreplica.coordinator.transaction_records import TransactionLogKey, encode_key
 from tests.support.transaction_stage import AT, CONFIG, OTHER, TransactionStage, producer
@@ -33,6 +34,11 @@ def at_last_epoch(stage):
     return producer(7, LAST_EPOCH)
 
 
+def titles(stage):
+    """Return the stored states, in order."""
+    return [metadata.state.title for _, metadata in stage.stored()]
+
+
 # ---- one transaction ---------------------------------------------------------------------------------------
 
 
@@ -45,9 +51,8 @@ def test_a_transaction_is_committed(stage):
     assert stage.end(first) == producer(7, 1)
     assert sorted(stage.brokers.taken) == [(1, AT, 7, 1, True), (2, OTHER, 7, 1, True)]
     assert stage.state() == "CompleteCommit"
-    assert [metadata.state.title for _, metadata in stage.stored()] == [
-        *("Empty", "Ongoing", "PrepareCommit", "CompleteCommit")
-    ]
+    stage.pass_time(COMPLETION_LINGER_MS)
+    assert titles(stage) == ["Empty", "Ongoing", "PrepareCommit", "CompleteCommit"]
     assert stage.add(producer(7, 1)) is None
 
 
@@ -83,9 +88,9 @@ def test_a_request_may_wait_until_the_previous_transaction_is_completed(level):
     stage.add(first)
     stage.brokers.held = []
     following = stage.end(first)
-    added = stage.begin_add(following, AT, waits=True)
-    another = stage.begin_add(following, OTHER, waits=True)
-    zombie = stage.begin_add(producer(7, 9), waits=True)
+    added = stage.begin_add(following, AT, wait_ms=100)
+    another = stage.begin_add(following, OTHER, wait_ms=100)
+    zombie = stage.begin_add(producer(7, 9), wait_ms=100)
     stage.pass_time(50)
     assert not added.done()
     stage.brokers.release()
@@ -103,7 +108,7 @@ def waits_for_its_turn(stage, *partitions):
     first = stage.init()
     stage.add(first)
     stage.brokers.held = []
-    return stage.begin_add(stage.end(first), *partitions, waits=True)
+    return stage.begin_add(stage.end(first), *partitions, wait_ms=100)
 
 
 def test_the_transaction_that_waits_is_stored_with_the_end_of_the_last_one(stage):
@@ -113,7 +118,7 @@ def test_the_transaction_that_waits_is_stored_with_the_end_of_the_last_one(stage
     stage.brokers.release()
     stage.settle()
     assert len(stage.log.batches) == before + 1
-    assert [metadata.state.title for _, metadata in stage.stored()][-2:] == ["CompleteCommit", "Ongoing"]
+    assert titles(stage)[-2:] == ["CompleteCommit", "Ongoing"]
     assert not added.done()
     assert isinstance(stage.end(producer(7, 1)), errors.ConcurrentTransactions)
     # Its time to wait has passed, but it waits no longer.
@@ -128,6 +133,64 @@ def test_the_transaction_that_waits_is_stored_with_the_end_of_the_last_one(stage
     assert stage.end(producer(7, 1)) == producer(7, 2)
 
 
+@pytest.mark.parametrize("following", ["Ongoing", "Empty", "PrepareAbort"])
+def test_a_completion_is_stored_with_the_state_that_follows_it(stage, following):
+    first = stage.init()
+    stage.add(first)
+    second = stage.end(first)
+    assert titles(stage)[-1] == "PrepareCommit"
+    before = len(stage.log.batches)
+    if following == "Ongoing":
+        assert stage.add(second, OTHER) is None
+    elif following == "Empty":
+        assert stage.init() == producer(7, 2)
+    else:
+        assert stage.end(second, commit=False) == producer(7, 2)
+    assert len(stage.log.batches) == before + 1
+    assert titles(stage)[-2:] == ["CompleteCommit", following]
+    stage.pass_time(2 * COMPLETION_LINGER_MS)
+    assert titles(stage).count("CompleteCommit") == 1
+
+
+def test_a_completion_that_no_state_follows_is_stored_alone(stage):
+    first = stage.init()
+    stage.add(first)
+    stage.end(first)
+    stage.pass_time(COMPLETION_LINGER_MS - 1)
+    assert titles(stage)[-1] == "PrepareCommit"
+    assert stage.state() == "CompleteCommit"
+    stage.pass_time(1)
+    assert titles(stage)[-1] == "CompleteCommit"
+
+
+@pytest.mark.parametrize("level", [0, 2])
+def test_the_next_coordinator_completes_what_was_not_stored(level):
+    stage = TransactionStage(level=level)
+    first = stage.init()
+    stage.add(first)
+    following = stage.end(first)
+    assert titles(stage)[-1] == "PrepareCommit"
+    stage.fail_over()
+    stage.pass_time(2 * COMPLETION_LINGER_MS)
+    # Partitions take a marker twice.
+    epoch = following.producer_epoch
+    assert stage.brokers.taken == [(1, AT, 7, epoch, True), (1, AT, 7, epoch, True)]
+    assert titles(stage)[-2:] == ["PrepareCommit", "CompleteCommit"]
+    assert stage.add(following) is None
+
+
+def test_a_transaction_that_is_too_large_does_not_take_the_completion_with_it(stage):
+    first = stage.init()
+    stage.add(first)
+    second = stage.end(first)
+    stage.log.error = errors.MessageTooLarge()
+    assert isinstance(stage.add(second), errors.UnknownServerError)
+    stage.log.error = None
+    stage.pass_time(1_000)
+    assert titles(stage)[-2:] == ["PrepareCommit", "CompleteCommit"]
+    assert stage.add(second, OTHER) is None
+
+
 def test_both_records_are_repeated_until_they_are_stored(stage):
     added = waits_for_its_turn(stage)
     stage.log.error = errors.NotEnoughReplicasAfterAppend()
@@ -136,7 +199,7 @@ def test_both_records_are_repeated_until_they_are_stored(stage):
     assert isinstance(added.exception(0), errors.CoordinatorNotAvailable)
     stage.log.error = None
     stage.pass_time(1_000)
-    assert [metadata.state.title for _, metadata in stage.stored()][-2:] == ["CompleteCommit", "Ongoing"]
+    assert titles(stage)[-2:] == ["CompleteCommit", "Ongoing"]
     assert stage.add(producer(7, 1), AT) is None
 
 
@@ -157,7 +220,7 @@ def test_a_request_waits_only_for_a_while(stage):
     first = stage.init()
     stage.add(first)
     stage.brokers.held = []
-    added = stage.begin_add(stage.end(first), waits=True)
+    added = stage.begin_add(stage.end(first), wait_ms=100)
     stage.pass_time(150)
     assert isinstance(added.exception(0), errors.ConcurrentTransactions)
     stage.brokers.release()
@@ -169,7 +232,7 @@ def test_a_waiting_request_fails_when_another_broker_takes_over(stage):
     first = stage.init()
     stage.add(first)
     stage.brokers.held = []
-    added = stage.begin_add(stage.end(first), waits=True)
+    added = stage.begin_add(stage.end(first), wait_ms=100)
     stage.coordinator.resign(0)
     stage.settle()
     assert isinstance(added.exception(0), errors.NotCoordinator)

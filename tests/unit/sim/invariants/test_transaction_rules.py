@@ -139,7 +139,7 @@ def test_a_transaction_that_its_coordinator_does_not_know_is_noticed() -> None:
 
 
 def shard(current: TransactionMetadata, **fields: Any) -> Any:
-    transaction = SimpleNamespace(current=current, pending=None, is_busy=False, marking=None)
+    transaction = SimpleNamespace(current=current, pending=None, unstored=None, is_busy=False, marking=None)
     vars(transaction).update(fields)
     return SimpleNamespace(transactions={"id": transaction})
 
@@ -163,7 +163,7 @@ def test_a_decided_transaction_without_markers_on_their_way_is_noticed() -> None
 def test_an_id_in_the_middle_of_a_step_is_not_at_rest() -> None:
     assert list(rules.awaits_15_rest(shard(DONE))) == []
     assert list(rules.awaits_15_rest(shard(replace(START, state=EMPTY)))) == []
-    for wrong in (shard(OPEN), shard(DECIDED), shard(DONE, is_busy=True)):
+    for wrong in (shard(OPEN), shard(DECIDED), shard(DONE, is_busy=True), shard(DONE, unstored=DONE)):
         assert len(list(rules.awaits_15_rest(wrong))) == 1
 
 
