@@ -360,7 +360,9 @@ class ReplicaView:
 
     def _see(self, batch: Any) -> None:
         if not batch.crc_valid:
-            known = self.cells[batch.base_offset] if batch.base_offset < len(self.cells) else None
+            # Cells below the log's start are not read.
+            first = max(batch.base_offset, self.log_start)
+            known = self.cells[first] if first < len(self.cells) else None
             if known is not None and known.crc == batch.crc:
                 # It rotted and was not read since; the view keeps its former contents.
                 return

@@ -6,8 +6,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from kreplica._core.batch_builder import BatchBuilder
 from kreplica.common.types import TopicPartition, Uuid
 from kreplica.sim.invariants.replica_view import Cell, ReplicaView
+from kreplica.sim.invariants.violation import InvariantViolated
 
 AT = TopicPartition("t", 0)
 
@@ -35,3 +37,23 @@ def test_a_leader_commits_on_what_it_had_before_its_log_failed(is_leader, seen):
     assert view.look()
     assert (view.high_watermark, view.log_end) == (seen, 3)
     assert not view.look()
+
+
+@pytest.mark.parametrize("was_read", [True, False])
+def test_a_batch_may_rot_after_it_was_read_also_if_its_first_records_are_deleted(was_read):
+    batch = bytearray(BatchBuilder().build([(None, b"a"), (None, b"b"), (None, b"c")], now_ms=0))
+    view = ReplicaView(1, AT, Uuid(bytes(16)))
+    view.log = SimpleNamespace(
+        log_start_offset=1,
+        damages=SimpleNamespace(at=lambda _: None),
+        read=lambda *_, **__: SimpleNamespace(records=bytes(batch)),
+    )
+    if was_read:
+        view._read(3)
+    batch[-1] ^= 1
+    if was_read:
+        view._read(3)
+        assert [None if each is None else each.value for each in view.cells] == [None, b"b", b"c"]
+        return
+    with pytest.raises(InvariantViolated, match="rotted"):
+        view._read(3)
