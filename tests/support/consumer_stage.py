@@ -20,17 +20,25 @@ def topic_id(name):
 
 
 class MadeTopics:
-    """Topics by name, with their number of partitions."""
+    """Topics by name, with their number of partitions.
+
+    `deletions`: how often a topic was deleted; one that is made again has another id.
+    """
 
     def __init__(self, **counts):
         self.counts = counts
+        self.deletions = {}
         self.offset = 1
+
+    def delete(self, name):
+        if self.counts.pop(name, None) is not None:
+            self.deletions[name] = self.deletions.get(name, 0) + 1
 
     def names(self):
         return self.counts.keys()
 
     def topic_id(self, name):
-        return topic_id(name) if name in self.counts else None
+        return topic_id(f"{name}{self.deletions.get(name, '')}") if name in self.counts else None
 
     def name_of(self, topic_id):
         return next((name for name in self.counts if self.topic_id(name) == topic_id), None)
@@ -39,7 +47,7 @@ class MadeTopics:
         return self.counts.get(name, 0)
 
     def metadata_hash(self, names):
-        known = [(name, self.counts[name]) for name in sorted(names) if name in self.counts]
+        known = [(self.topic_id(name), self.counts[name]) for name in sorted(names) if name in self.counts]
         return hash(tuple(known)) if known else 0
 
 

@@ -90,7 +90,7 @@ class ShareGroupMachine(RuleBasedStateMachine):
         if count:
             counts[topic] = max(count, counts.get(topic, 0))
         else:
-            counts.pop(topic, None)
+            self.stage.topics.delete(topic)
         self.stage.coordinator.change_topics({topic}, has_other_names=has_other_names)
         self.stage.settle()
 
