@@ -104,9 +104,10 @@ class AddPartitionsToTxnManager:
         """Whether a request of that id waits, so that others must follow it."""
         return transactional_id in self._lines
 
-    def ask(self, transactional_id: str, begin: Begin, done: Done) -> None:
+    def ask(self, transactional_id: str, begin: Begin, done: Done, begun: Verify | None = None) -> None:
         """Ask in the id's line, and call `done` with each partition's error or None; neither may raise.
 
+        `begun`: what `begin` has returned just now, if no line was there; it is asked if there is still none.
         The results of a question that is None are empty. Errors are those of a partition's leader:
         InvalidProducerEpoch, InvalidTxnState or TransactionAbortable if the transaction does not have the
         partition, InvalidTxnState if the coordinator does not take requests of this broker, NetworkException
@@ -119,7 +120,11 @@ class AddPartitionsToTxnManager:
                 line.append(asked)
                 return
             self._lines[transactional_id] = deque([asked])
-        self._loop.post(partial(self._begin, transactional_id))
+        if begun is None:
+            self._loop.post(partial(self._begin, transactional_id))
+        else:
+            asked.verify = begun
+            self._loop.post(partial(self._route, asked, begun))
 
     def _begin(self, transactional_id: str) -> None:
         """Ask the first in line; go on with those behind it if it has nothing to ask."""
@@ -154,7 +159,12 @@ class AddPartitionsToTxnManager:
             # Not at once: each of a long line would add to the stack.
             self._loop.post(partial(self._finish, verify, refused))
             return
-        self._waiting.setdefault(coordinator, []).append(asked)
+        waiting = self._waiting.get(coordinator)
+        if waiting is not None:
+            waiting.append(asked)
+            return
+        self._waiting[coordinator] = [asked]
+        # Others that come in the same turn are in the same request.
         self._loop.post(partial(self._flush, coordinator))
 
     def _flush(self, coordinator: int) -> None:

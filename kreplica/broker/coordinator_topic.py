@@ -8,17 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from datetime import timedelta
-from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 from kreplica.broker.kraft_metadata_cache import KRaftMetadataCache
 from kreplica.common.errors import FencedLeaderEpoch
-from kreplica.common.future import Future
 from kreplica.common.leader_and_isr import NO_LEADER
 from kreplica.common.messages.administration import CreatableTopic, CreatableTopicConfig, CreateTopicsRequest
 from kreplica.common.ports import Loop, Transport
 from kreplica.common.types import AppendOrigin, TopicPartition
-from kreplica.coordinator.shard_store import LogChunk, partition_for
+from kreplica.coordinator.shard_store import Answered, LogChunk, partition_for
 from kreplica.log.producer_append_info import Verification
 from kreplica.log.unified_log import UnifiedLog
 from kreplica.metadata.cluster_metadata import ClusterMetadata, MetadataDelta
@@ -123,20 +121,23 @@ class CoordinatorLogs:
         self._replicas = replicas
 
     def append(
-        self, partition: int, leader_epoch: int, batch: bytes, verification: Verification | None = None
-    ) -> Future[int]:
-        """Append with acks=all. The future gets the base offset once all in-sync replicas have the batch."""
-        future: Future[int] = Future()
+        self,
+        partition: int,
+        leader_epoch: int,
+        batch: bytes,
+        answered: Answered,
+        verification: Verification | None = None,
+    ) -> None:
+        """Append with acks=all; `answered` is called once, perhaps before this returns."""
         self._replicas.appends.append_own(
             TopicPartition(self._topic, partition),
             batch,
-            partial(_resolve, future),
+            answered,
             origin=AppendOrigin.COORDINATOR,
             timeout_ms=APPEND_TIMEOUT_MS,
             leader_epoch=leader_epoch,
             verification=verification,
         )
-        return future
 
     def read(self, partition: int, leader_epoch: int, offset: int | None, max_bytes: int) -> LogChunk:
         """Read from `offset`, or from the log start if it is None.
@@ -214,10 +215,3 @@ class CoordinatorPublisher:
 
     def on_leader_change(self, leader: Any) -> None:
         """Do nothing: coordinators do not depend on the leader of the quorum."""
-
-
-def _resolve(future: Future[int], base_offset: int, error: BaseException | None) -> None:
-    if error is None:
-        future.set_result(base_offset)
-    else:
-        future.set_exception(error)

@@ -141,10 +141,13 @@ class TransactionalAppends:
         self, transactional_id: str, begin: Callable[[], Verify | None], done: Callable[[Results], None]
     ) -> None:
         """As AddPartitionsToTxnManager.ask, but at once if nothing is to be asked and nothing waits."""
-        if not self._manager.has_line(transactional_id) and begin() is None:
-            done({})
-        else:
-            self._manager.ask(transactional_id, begin, done)
+        begun = None
+        if not self._manager.has_line(transactional_id):
+            begun = begin()
+            if begun is None:
+                done({})
+                return
+        self._manager.ask(transactional_id, begin, done, begun)
 
     def start(self, at: TopicPartition, producer: Producer, *, begins_at_zero: bool) -> Verification:
         """Return the verification of a batch. Raises NotLeaderOrFollower, InvalidProducerEpoch, and others of

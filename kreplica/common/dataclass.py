@@ -36,8 +36,7 @@ else:
 
     def replace(instance, **changes):
         """Return a copy of the instance with other values in some fields."""
-        values = {each.name: getattr(instance, each.name) for each in instance._declared}
-        return type(instance)(**values | changes)
+        return instance.__replace__(**changes)
 
 
 __all__ = ["MISSING", "dataclass", "field", "fields", "replace"]
@@ -81,7 +80,7 @@ def _made(declared: type, *, is_frozen: bool, is_kw_only: bool, has_eq: bool) ->
     body["__match_args__"] = () if is_kw_only else tuple(names)
     body["__dataclass_fields__"] = _Later(lambda made: vars(_standard(made))["__dataclass_fields__"])
     body["__dataclass_params__"] = _Later(lambda made: vars(_standard(made))["__dataclass_params__"])
-    body["__replace__"] = replace
+    body["__replace__"] = _Later(_replace)
     body.setdefault("__init__", _Later(_init))
     body.setdefault("__repr__", _Later(_repr))
     if has_eq:
@@ -162,6 +161,13 @@ def _init(owner: Any) -> Any:
     if hasattr(owner, "__post_init__"):
         steps.append("self.__post_init__()")
     return _compiled(owner, "__init__", parameters, "\n    ".join(steps), scope)
+
+
+def _replace(owner: Any) -> Any:
+    names = [each.name for each in owner._declared]
+    parameters = ["*", *(f"{name}=MISSING" for name in names)] if names else []
+    values = ", ".join(f"{name}=self.{name} if {name} is MISSING else {name}" for name in names)
+    return _compiled(owner, "__replace__", parameters, f"return type(self)({values})", {"MISSING": MISSING})
 
 
 def _repr(owner: Any) -> Any:

@@ -66,6 +66,8 @@ REMEMBERED_KEYS = 10_000
 Record = tuple[bytes, bytes | None]
 # The callback of an append: its error, and the offset of its first record.
 Appended = Callable[[KreplicaError | None, int], None]
+# The callback of a log: the base offset once all in-sync replicas have the batch, or -1, and the error.
+Answered = Callable[[int, BaseException | None], None]
 
 
 @lru_cache(maxsize=REMEMBERED_KEYS)
@@ -139,14 +141,19 @@ class LogChunk(NamedTuple):
 class CoordinatorLog(Protocol):
     """The logs of a coordinator's topic on this broker.
 
-    The methods raise, or their futures fail with, FencedLeaderEpoch or NotLeaderOrFollower if this broker
+    Appends fail with, and the other methods raise, FencedLeaderEpoch or NotLeaderOrFollower if this broker
     does not lead the partition in that leader epoch.
     """
 
     def append(
-        self, partition: int, leader_epoch: int, batch: bytes, verification: Verification | None = None
-    ) -> Future[int]:
-        """Append with acks=all; the future gets the base offset once all in-sync replicas have it.
+        self,
+        partition: int,
+        leader_epoch: int,
+        batch: bytes,
+        answered: Answered,
+        verification: Verification | None = None,
+    ) -> None:
+        """Append with acks=all; `answered` is called once, in any thread, perhaps before this returns.
 
         `verification`: see UnifiedLog.start_verification.
         """
@@ -319,11 +326,7 @@ class ShardStore(Generic[S]):
         `producer`: the producer whose transaction the batch belongs to.
         `then` gets an error suitable for clients, see `error_for_clients`.
         """
-
-        def appended(error: BaseException | None, offset: int) -> None:
-            then(None if error is None else self.error_for_clients(shard, error), offset)
-
-        self.append_batch(shard, records, appended, producer)
+        self._append(shard, records, partial(self._appended, shard, then), producer)
 
     def append_batch(
         self,
@@ -333,26 +336,51 @@ class ShardStore(Generic[S]):
         producer: TransactionalProducer | None = None,
     ) -> None:
         """Do as `append`, but `then` gets the log's own error, or NotCoordinator if the shard was dropped."""
+        self._append(shard, records, partial(self._batch_appended, shard, then), producer)
+
+    def _append(
+        self,
+        shard: S,
+        records: Sequence[Record],
+        appended: Answered,
+        producer: TransactionalProducer | None,
+    ) -> None:
         try:
             builder = BatchBuilder()
             if producer is not None:
                 builder.transactional = True
                 builder.producer_id, builder.producer_epoch = producer.producer_id, producer.producer_epoch
             batch = builder.build([(key, value) for key, value in records], now_ms=self._clock.time_ms())
-            verification = None if producer is None else producer.verification
-            future = self._log.append(shard.partition, shard.leader_epoch, batch, verification)
         except KreplicaError as error:
-            self._loop.post(partial(then, error, -1))
+            self._loop.post(partial(appended, -1, error))
             return
-        future.add_done_callback(lambda done: self._loop.post(partial(self._appended, shard, then, done)))
+        verification = None if producer is None else producer.verification
+        answered = partial(self._answered, appended)
+        self._log.append(shard.partition, shard.leader_epoch, batch, answered, verification)
 
-    def _appended(
-        self, shard: S, then: Callable[[BaseException | None, int], None], done: Future[int]
+    def _answered(self, appended: Answered, offset: int, error: BaseException | None) -> None:
+        self._loop.post(partial(appended, offset, error))
+
+    def _appended(self, shard: S, then: Appended, offset: int, error: BaseException | None) -> None:
+        if error is None and shard.is_current:
+            then(None, offset)
+            return
+        then(self.error_for_clients(shard, self._dropped(shard) if error is None else error), -1)
+
+    def _batch_appended(
+        self,
+        shard: S,
+        then: Callable[[BaseException | None, int], None],
+        offset: int,
+        error: BaseException | None,
     ) -> None:
-        error = done.exception()
-        if error is None and not shard.is_current:
-            error = NotCoordinator(f"{self.topic}-{shard.partition}: another broker leads it now")
-        then(error, -1 if error is not None else done.result())
+        if error is None and shard.is_current:
+            then(None, offset)
+        else:
+            then(self._dropped(shard) if error is None else error, -1)
+
+    def _dropped(self, shard: S) -> NotCoordinator:
+        return NotCoordinator(f"{self.topic}-{shard.partition}: another broker leads it now")
 
     def error_for_clients(self, shard: S, error: BaseException) -> KreplicaError:
         """Return the error that a client gets for an append that failed with `error`.

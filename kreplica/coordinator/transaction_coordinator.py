@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Iterator
-from functools import partial
+from functools import lru_cache, partial
 from typing import NamedTuple, TypeVar
 
 from kreplica._core.records import RecordBatch
@@ -46,6 +46,7 @@ from kreplica.common.future import Future
 from kreplica.common.ports import Cancellable, Clock, Loop, monotonic_ms
 from kreplica.common.types import INT16_MAX, NO_PRODUCER_EPOCH, NO_PRODUCER_ID, TopicPartition
 from kreplica.coordinator.shard_store import (
+    REMEMBERED_KEYS,
     CoordinatorLog,
     Shard,
     ShardStore,
@@ -512,11 +513,11 @@ class TransactionCoordinator:
     # ---- transitions --------------------------------------------------------------------------------------
 
     def _shard(self, transactional_id: str) -> TransactionShard:
-        _check_id(transactional_id)
         count = self._partition_count()
         if count is None:
+            _check_id(transactional_id)
             raise CoordinatorNotAvailable(f"the topic {TRANSACTION_STATE} does not exist yet: retry")
-        return self._store.shard(partition_for(transactional_id, count))
+        return self._store.shard(_partition_of(transactional_id, count))
 
     def _known(self, transactional_id: str) -> tuple[TransactionShard, Transaction, TransactionMetadata]:
         shard = self._shard(transactional_id)
@@ -539,7 +540,7 @@ class TransactionCoordinator:
         self, shard: TransactionShard, transaction: Transaction, following: TransactionMetadata, then: Then
     ) -> None:
         """Append the state that follows; call `then` once it is stored, or the first attempt has failed."""
-        assert not transaction.is_busy, (transaction.current, transaction.pending, following)
+        assert transaction.pending is None, (transaction.current, transaction.pending, following)
         transaction.pending = following
         unstored = transaction.unstored
         states = (following,) if unstored in (None, following) else (unstored, following)
@@ -585,7 +586,7 @@ class TransactionCoordinator:
             self._loop.post_later(again, APPEND_BACKOFF_MS)
         if then is not None:
             then(error)
-        if not transaction.is_busy:
+        if transaction.waiting and not transaction.is_busy:
             self._try_waiting(transaction)
         if is_refused and transaction.unstored is not None:
             self._store_completion(shard, transaction, transaction.unstored)
@@ -701,6 +702,13 @@ class TransactionCoordinator:
 
         keys = [encode_key(TransactionLogKey(transactional_id=name)) for name in leaving]
         self._store.append(shard, [(key, None) for key in keys], forgotten)
+
+
+@lru_cache(maxsize=REMEMBERED_KEYS)
+def _partition_of(transactional_id: str, partition_count: int) -> int:
+    """Return the partition of an id that a record can hold. Raises InvalidRequest."""
+    _check_id(transactional_id)
+    return partition_for(transactional_id, partition_count)
 
 
 def _check_id(transactional_id: str) -> None:

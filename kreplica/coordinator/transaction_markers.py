@@ -112,8 +112,11 @@ class TransactionMarkers:
         for at in sorted(partitions):
             leader = self._leader(at)
             if leader is not None:
-                self._waiting.setdefault(leader, {}).setdefault(marking, set()).add(at)
-                self._loop.post(partial(self._flush, leader))
+                if leader not in self._waiting:
+                    self._waiting[leader] = {}
+                    # Others that come in the same turn are in the same request.
+                    self._loop.post(partial(self._flush, leader))
+                self._waiting[leader].setdefault(marking, set()).add(at)
             elif self._exists(at):
                 unknown.add(at)
             else:

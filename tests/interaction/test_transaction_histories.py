@@ -496,9 +496,9 @@ def test_many_ids_expire() -> None:
         stage.init(name)
     taken = stage.log.append
 
-    def limited(partition: int, leader_epoch: int, batch: bytes, verification: Any = None) -> Any:
+    def limited(partition: int, leader_epoch: int, batch: bytes, *others: Any) -> Any:
         assert len(batch) < 1_000_000, "max.message.bytes"
-        return taken(partition, leader_epoch, batch, verification)
+        return taken(partition, leader_epoch, batch, *others)
 
     stage.log.append = limited
     stage.pass_time(8_000)

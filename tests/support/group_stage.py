@@ -43,8 +43,15 @@ class MemoryLog:
         # None: everything is committed.
         self.committed_end: int | None = None
 
-    def append(self, partition, leader_epoch, batch, verification=None):  # noqa: ARG002
+    def append(self, partition, leader_epoch, batch, answered, verification=None):  # noqa: ARG002
+        def answer(done):
+            error = done.exception()
+            answered(-1 if error is not None else done.result(), error)
+
         assert partition == 0
+        self.take(leader_epoch, batch).add_done_callback(answer)
+
+    def take(self, leader_epoch, batch):
         if self.error is not None:
             return failed(self.error)
         if leader_epoch != self.leader_epoch:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
+from kreplica._core.records import RecordBatch
 from kreplica.common.error_code import ErrorCode
 from kreplica.common.errors import KreplicaError
 from kreplica.common.future import Future, resolved
@@ -154,12 +155,16 @@ class TransactionStage(VirtualMachine):
 
     def stored(self):
         """Return the states in the log, in order: id and metadata, None for a tombstone."""
-        found = []
-        for record in self.log.raw_records():
-            name = decode_key(record.key).transactional_id
-            value = None if record.value is None else decode_value(record.value)
-            found.append((name, None if value is None else TransactionMetadata.of_record(name, value)))
-        return found
+        return [each for batch in self.stored_batches() for each in batch]
+
+    def stored_batches(self):
+        """Return the states of each batch in the log."""
+        return [[self._stored(record) for record in RecordBatch(data)] for data in self.log.batches]
+
+    def _stored(self, record):
+        name = decode_key(record.key).transactional_id
+        value = None if record.value is None else decode_value(record.value)
+        return name, None if value is None else TransactionMetadata.of_record(name, value)
 
     def fail_over(self):
         """Let another broker lead, then this one again: it must load its state from the log."""

@@ -64,7 +64,7 @@ class StateRecord(NamedTuple):
     schema: int
 
 
-# Of each transactional id: its records in their order, a repeated one once.
+# Of each transactional id: its records in their order, those of a repeated append once.
 StateLog = Mapping[str, Sequence[StateRecord]]
 
 
@@ -97,6 +97,7 @@ def state_log(log: Any) -> dict[str, list[StateRecord]]:
     """Return the records of a partition of __transaction_state."""
     found: dict[str, list[StateRecord]] = {}
     for batch in _batches(log):
+        of_batch: dict[str, list[StateRecord]] = {}
         for record in () if batch.is_control else batch:
             key = decode_key(bytes(record.key))
             assert key is not None, record
@@ -106,11 +107,13 @@ def state_log(log: Any) -> dict[str, list[StateRecord]]:
                 if record.value is None
                 else TransactionMetadata.of_record(name, decode_value(record.value))
             )
+            schema = 0 if record.value is None else int.from_bytes(bytes(record.value)[:2])
+            of_batch.setdefault(name, []).append(StateRecord(name, record.offset, state, schema))
+        for name, records in of_batch.items():
             of_id = found.setdefault(name, [])
-            # An append whose outcome is unknown is repeated.
-            if not of_id or of_id[-1].state != state:
-                schema = 0 if record.value is None else int.from_bytes(bytes(record.value)[:2])
-                of_id.append(StateRecord(name, record.offset, state, schema))
+            # An append whose outcome is unknown is repeated, with all of its records.
+            if not of_id or of_id[-1].state != records[-1].state:
+                of_id += records
     return found
 
 

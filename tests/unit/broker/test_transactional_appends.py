@@ -63,8 +63,7 @@ class Stage:
     def has_line(self, _: str) -> bool:
         return False
 
-    def ask(self, _: str, begin: Any, done: Any) -> None:
-        verify = begin()
+    def ask(self, _: str, __: Any, done: Any, verify: Verify | None = None) -> None:
         if verify is not None:
             self.asked.append(verify)
         done({at: self.results.get(at) for at in (() if verify is None else verify.partitions)})

@@ -52,8 +52,8 @@ class DoubtfulLog(MemoryLog):
         super().__init__()
         self.deceives = False
 
-    def append(self, partition: int, leader_epoch: int, batch: bytes, verification: Any = None) -> Any:
-        done = super().append(partition, leader_epoch, batch, verification)
+    def take(self, leader_epoch: int, batch: bytes) -> Any:
+        done = super().take(leader_epoch, batch)
         return failed(NotEnoughReplicasAfterAppend()) if self.deceives and self.error is None else done
 
 
@@ -191,7 +191,13 @@ class Machine(RuleBasedStateMachine):
     # ---- rules --------------------------------------------------------------------------------------------
 
     def history(self, name: str) -> list[TransactionMetadata | None]:
-        return [each for stored, each in self.stage.stored() if stored == name]
+        """Return the stored states, those of a repeated append once."""
+        found: list[TransactionMetadata | None] = []
+        for batch in self.stage.stored_batches():
+            states = [each for stored, each in batch if stored == name]
+            if states and found[-1:] != states[-1:]:
+                found += states
+        return found
 
     @invariant()
     def stored_states_follow_each_other(self) -> None:
@@ -199,7 +205,7 @@ class Machine(RuleBasedStateMachine):
             left: set[int] = set()
             before: TransactionMetadata | None = None
             for each in self.history(name):
-                if each is not None and before is not None and each != before:
+                if each is not None and before is not None:
                     self.check_step(before, each)
                 if each is not None:
                     assert each.producer_id not in left, each
