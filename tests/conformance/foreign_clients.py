@@ -18,7 +18,7 @@ from tests.conformance.kafka_peer import HERE, PeerError, made
 from tests.support.secured import foreign_environment
 
 GO, JAVASCRIPT = HERE / "go", HERE / "js"
-BUILD_S, CASE_S = 600, 150
+BUILD_S, CASE_S, MEASUREMENT_S = 600, 150, 900
 
 
 class Program(NamedTuple):
@@ -38,6 +38,21 @@ class Program(NamedTuple):
         except PeerError as error:
             return f"{self.name} cannot be built: {str(error).splitlines()[-1]}"
         return None
+
+    def output(self, bootstrap: str, *arguments: str) -> str:
+        """Return what the program prints for these arguments. CalledProcessError if it fails."""
+        command = [*self.make(), bootstrap, *arguments]
+        environment = {**os.environ, **foreign_environment(bootstrap)}
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            timeout=MEASUREMENT_S,
+            text=True,
+            check=True,
+            env=environment,
+        )
+        return done.stdout
 
     def run(self, bootstrap: str, case: str, before_step: Callable[[int], None] | None = None) -> None:
         """Run the case. AssertionError if it fails, with what it printed.

@@ -1,4 +1,5 @@
 // Cases of franz-go against a cluster: `cases BOOTSTRAP CASE` ends with 0 if the case passes.
+// `cases BOOTSTRAP transactions-rate TOPIC PRODUCERS TRANSACTIONS` measures.
 package main
 
 import (
@@ -6,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -14,7 +16,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kgo"
 )
 
-const limit = 90 * time.Second
+const limit, longLimit = 90 * time.Second, 10 * time.Minute
 
 var cases = map[string]func(*cluster){
 	"records":                     records,
@@ -43,12 +45,25 @@ var cases = map[string]func(*cluster){
 }
 
 func main() {
-	if len(os.Args) != 3 || cases[os.Args[2]] == nil {
+	measures := len(os.Args) == 6 && os.Args[2] == "transactions-rate"
+	if !measures && (len(os.Args) != 3 || cases[os.Args[2]] == nil) {
 		fail("usage: cases BOOTSTRAP CASE, with one of the cases %v", keys(cases))
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), limit)
+	within := limit
+	if measures {
+		within = longLimit
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), within)
 	defer cancel()
 	c := &cluster{ctx: ctx, seeds: strings.Split(os.Args[1], ","), name: os.Args[2]}
+	if measures {
+		producers, err := strconv.Atoi(os.Args[4])
+		must(err)
+		transactions, err := strconv.Atoi(os.Args[5])
+		must(err)
+		c.transactionsRate(os.Args[3], producers, transactions)
+		return
+	}
 	c.admin = kadm.NewClient(c.client())
 	cases[os.Args[2]](c)
 	c.admin.Close()
