@@ -36,6 +36,7 @@ from kreplica.cli.options import (
 if TYPE_CHECKING:
     from kreplica.cli.acl import Resources, Selection
     from kreplica.cli.quota import Entity
+    from kreplica.common.isolation import Isolation
 
 HELP_OPTIONS = ["-h", "--help"]
 
@@ -182,6 +183,21 @@ def verify(
     raise typer.Exit(command.run(list(map(str, paths)), as_json))
 
 
+class ReadIsolation(StrEnum):
+    LOG_END = "log_end"
+    HIGH_WATERMARK = "high_watermark"
+    TXN_COMMITTED = "txn_committed"
+    READ_UNCOMMITTED = "read_uncommitted"
+    READ_COMMITTED = "read_committed"
+
+    @property
+    def level(self) -> Isolation:
+        """The level by the name that logs use."""
+        from kreplica.common.isolation import isolation_level
+
+        return isolation_level(self)
+
+
 Directory = Annotated[
     Path,
     typer.Argument(exists=True, file_okay=False, help="A partition or a log directory.", show_default=False),
@@ -195,6 +211,14 @@ def diff(
     by_record: Annotated[
         bool, typer.Option("--records", help="Compare records where batches differ, as in compacted logs.")
     ] = False,
+    isolation: Annotated[
+        ReadIsolation,
+        typer.Option(
+            help="Compare only what such readers may read of both: replicated records (high_watermark or"
+            " read_uncommitted), or those below the first open transaction (txn_committed or read_committed),"
+            " with --records without aborted ones."
+        ),
+    ] = ReadIsolation.LOG_END,
     engine: Engine = EngineName.LOCAL,
     master: Master = DEFAULT_MASTER,
     as_json: Json = False,
@@ -218,8 +242,8 @@ def diff(
     if engine is EngineName.SPARK:
         from kreplica.cli import spark
 
-        raise typer.Exit(spark.diff(str(left), str(right), by_record, master, as_json))
-    raise typer.Exit(command.run(pairs, by_record, as_json))
+        raise typer.Exit(spark.diff(str(left), str(right), by_record, isolation.level, master, as_json))
+    raise typer.Exit(command.run(pairs, by_record, isolation.level, as_json))
 
 
 @app.command()
@@ -259,21 +283,6 @@ class Format(StrEnum):
     PARQUET = "parquet"
     ARROW = "arrow"
     JSONL = "jsonl"
-
-
-class ReadIsolation(StrEnum):
-    LOG_END = "log_end"
-    HIGH_WATERMARK = "high_watermark"
-    TXN_COMMITTED = "txn_committed"
-    READ_UNCOMMITTED = "read_uncommitted"
-    READ_COMMITTED = "read_committed"
-
-    @property
-    def level(self) -> str:
-        """The level by the name that logs use."""
-        from kreplica.common.isolation import isolation_level
-
-        return isolation_level(self)
 
 
 @app.command()
@@ -354,7 +363,7 @@ def export(
             found,
             out,
             columns=names,
-            committed=isolation is not None and isolation.level == ReadIsolation.TXN_COMMITTED,
+            committed=isolation is not None and isolation.level == "txn_committed",
             skip_damaged=skip_damaged,
             file_rows=file_rows,
             latest=latest,

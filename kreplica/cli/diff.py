@@ -36,10 +36,10 @@ def pairs(left: Path, right: Path) -> list[Pair] | None:
     return pair_up(FileStorage(), *(str(path.resolve()) for path in (left, right)))
 
 
-def run(found: Sequence[Pair], by_record: bool, as_json: bool) -> int:
+def run(found: Sequence[Pair], by_record: bool, isolation: str, as_json: bool) -> int:
     """Compare each pair; returns the exit code. A partition that only one side has is listed, but is not a
     difference."""
-    return report(_facts(found, by_record), as_json)
+    return report(_facts(found, by_record, isolation), as_json)
 
 
 def report(facts: Iterable[Fact], as_json: bool) -> int:
@@ -56,13 +56,15 @@ def report(facts: Iterable[Fact], as_json: bool) -> int:
     return 0 if all(map(agrees, summary)) else 1
 
 
-def _facts(found: Sequence[Pair], by_record: bool) -> Iterator[Fact]:
+def _facts(found: Sequence[Pair], by_record: bool, isolation: str) -> Iterator[Fact]:
     storage, clock = FileStorage(), SystemClock()
     both = [pair.left for pair in found if pair.left is not None and pair.right is not None]
     size = sum(total_bytes(storage, directory) for directory in both)
     with progress("diff", size) as advance:
         for pair in found:
-            yield compare_pair(storage, clock, pair, by_record=by_record, progress=advance)
+            yield compare_pair(
+                storage, clock, pair, by_record=by_record, isolation=isolation, progress=advance
+            )
 
 
 # ---- for people ------------------------------------------------------------------------------------------

@@ -25,6 +25,8 @@ from kreplica.log.verify import Problem
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from kreplica.common.isolation import Isolation
+
 # The last line of a Python stack: the class with its modules, and the message.
 _ERROR = re.compile(r"(?P<package>[a-z]\w*)(?:\.\w+)*\.[A-Z]\w*: (?P<said>.+)")
 
@@ -42,13 +44,14 @@ def verify(paths: Sequence[str], master: str, as_json: bool) -> int:
     return _with_spark(master, run)
 
 
-def diff(left: str, right: str, by_record: bool, master: str, as_json: bool) -> int:
+def diff(left: str, right: str, by_record: bool, isolation: Isolation, master: str, as_json: bool) -> int:
     """Run `diff` on Spark, with the output of kreplica.cli.diff.run."""
 
     def run(spark: SparkSession) -> int:
         from kreplica.spark import jobs
 
-        rows = jobs.compare(spark, left, right, by_record=by_record).orderBy("topic", "partition")
+        compared = jobs.compare(spark, left, right, by_record=by_record, isolation=isolation)
+        rows = compared.orderBy("topic", "partition")
         facts = (json.loads(row.report) for row in rows.toLocalIterator())
         return diff_command.report(facts, as_json)
 

@@ -17,6 +17,7 @@ from pyspark.sql.functions import explode
 from pyspark.sql.types import ArrayType, IntegerType, LongType, StringType, StructField, StructType
 
 from kreplica.common.errors import InvalidFile
+from kreplica.common.isolation import Isolation, isolation_level
 from kreplica.log.diff import Pair, compare_pair, pair_up
 from kreplica.log.file_names import parse_directory_name
 from kreplica.log.verify import total_bytes
@@ -58,6 +59,7 @@ def compare(
     right: str | os.PathLike[str],
     *,
     by_record: bool = False,
+    isolation: Isolation = "log_end",
 ) -> DataFrame:
     """Return a row for each partition, comparing two partition directories or two nodes' log directories.
 
@@ -65,8 +67,10 @@ def compare(
     "only left", "only right", "unread"), the offsets [first_offset, end_offset) that both have, how far they
     agree (agreed_offset, agreed_epoch), problems as in `diff`, and report (the output of
     `kreplica diff --json`). `by_record`: where batches differ, compare their records; for logs that
-    compaction has rewritten. Raises InvalidFile if there is nothing to compare.
+    compaction has rewritten. `isolation`: compare what readers of this level may read of both, as for
+    `Log.read`. Raises InvalidFile if there is nothing to compare, ValueError for an unknown level.
     """
+    level = isolation_level(isolation)
     storage = FileStorage()
     sides = [os.path.realpath(os.fspath(path)) for path in (left, right)]
     for path in sides:
@@ -80,7 +84,7 @@ def compare(
     if not any(pair.left is not None and pair.right is not None for pair in pairs):
         raise InvalidFile(f"{left}, {right}: they have no partition in common")
     pieces = [(pair, total_bytes(storage, pair.left) if pair.left else 0) for pair in pairs]
-    return spread(spark, pieces, COMPARISONS, partial(_compared, by_record=by_record))
+    return spread(spark, pieces, COMPARISONS, partial(_compared, by_record=by_record, isolation=level))
 
 
 def diff(
@@ -89,6 +93,7 @@ def diff(
     right: str | os.PathLike[str],
     *,
     by_record: bool = False,
+    isolation: Isolation = "log_end",
 ) -> DataFrame:
     """Return a row for each problem that `compare` finds; no rows if the replicas agree on what both have.
 
@@ -97,13 +102,13 @@ def diff(
     with data there. Other kinds: "lost" for damage, "epochs" for differing leader epoch histories, "unread"
     for a pair that could not be read. Raises as `compare`.
     """
-    found = compare(spark, left, right, by_record=by_record)
+    found = compare(spark, left, right, by_record=by_record, isolation=isolation)
     problems = found.select("topic", "partition", explode("problems").alias("problem"))
     return problems.select("topic", "partition", "problem.*")
 
 
-def _compared(pair: Pair, *, by_record: bool) -> Iterator[Row]:
-    fact = compare_pair(FileStorage(), SystemClock(), pair, by_record=by_record)
+def _compared(pair: Pair, *, by_record: bool, isolation: str) -> Iterator[Row]:
+    fact = compare_pair(FileStorage(), SystemClock(), pair, by_record=by_record, isolation=isolation)
     at = parse_directory_name(os.path.basename(pair.name))
     same = ("outcome", "first_offset", "end_offset", "agreed_offset", "agreed_epoch")
     yield {

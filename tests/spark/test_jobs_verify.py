@@ -104,7 +104,8 @@ def lines(*arguments: object) -> tuple[int, list[dict[str, object]]]:
 def test_the_commands_say_the_same_on_both_engines(spark: SparkSession, node: Path) -> None:
     """The session of the tests is the one that the commands find."""
     assert SparkSession.getActiveSession() is spark
-    for command in (("verify", node), ("diff", KAFKA, node)):
+    committed = ("--isolation", "read_committed", "--records")
+    for command in (("verify", node), ("diff", KAFKA, node), ("diff", KAFKA, node, *committed)):
         code, expected = lines(*command)
         assert code == 1
         found = lines(*command, "--engine", "spark")

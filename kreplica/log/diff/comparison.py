@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from dataclasses import asdict
+from functools import cached_property
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
@@ -23,6 +24,7 @@ from kreplica.log.leader_epoch_file_cache import UNDEFINED, LeaderEpochFileCache
 from kreplica.log.live_reader import LiveReader
 from kreplica.log.log_walk import UNKNOWN_END, LogWalk
 from kreplica.log.state_file import read_state
+from kreplica.log.transaction_index import AbortedTxn
 from kreplica.log.unified_log import UnifiedLog
 from kreplica.log.verify import places
 from kreplica.record import RecordBatch
@@ -86,12 +88,15 @@ def compare(
     right: str,
     *,
     by_record: bool = False,
+    isolation: str = "log_end",
     progress: Progress | None = None,
 ) -> Comparison:
     """Compare the replicas of one partition in the directories `left` and `right`.
 
     `by_record`: compare the records of differing batches, for logs that compaction has rewritten. Records
     whose offset only one side has are counted, and are no divergence.
+    `isolation`: compare what readers of this level may read of both, see UnifiedLog.upper_bound. By record,
+    readers with "txn_committed" do not see aborted transactions.
     `progress`: called with the bytes of `left` compared since its last call.
     Raises InvalidFile if a directory holds no log, and KafkaStorageError if the disk fails, or if a writer
     truncates its log during every attempt.
@@ -105,7 +110,7 @@ def compare(
                     for directory in (left, right)
                 ]
                 sides = Replica("left", logs[0]), Replica("right", logs[1])
-                found = _Comparison(*sides, by_record, progress).run()
+                found = _Comparison(*sides, by_record, isolation, progress).run()
         except KafkaStorageError:
             if attempt + 1 == ATTEMPTS:
                 raise
@@ -123,16 +128,25 @@ def compare_pair(
     pair: Pair,
     *,
     by_record: bool = False,
+    isolation: str = "log_end",
     progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Compare the sides of `pair`; return `partition`, `outcome` and the fields of the Comparison for JSON.
 
-    A pair that cannot be read has the outcome "unread" and a `problem`.
+    The arguments are those of `compare`. A pair that cannot be read has the outcome "unread" and a `problem`.
     """
     if pair.left is None or pair.right is None:
         return {"partition": pair.name, "outcome": "only right" if pair.left is None else "only left"}
     try:
-        found = compare(storage, clock, pair.left, pair.right, by_record=by_record, progress=progress)
+        found = compare(
+            storage,
+            clock,
+            pair.left,
+            pair.right,
+            by_record=by_record,
+            isolation=isolation,
+            progress=progress,
+        )
     except KreplicaError as error:
         return {"partition": pair.name, "outcome": "unread", "problem": str(error)}
     return {"partition": pair.name, "outcome": found.outcome, **found.as_fact()}
@@ -154,6 +168,20 @@ class Replica(LogWalk):
     def __init__(self, side: str, log: UnifiedLog) -> None:
         super().__init__(log, own=True)
         self.side = side
+
+    @cached_property
+    def _aborted(self) -> dict[int, list[AbortedTxn]]:
+        found: dict[int, list[AbortedTxn]] = {}
+        for each in self.log.aborted_transactions(self.segments, self.log.log_start_offset, INT64_MAX):
+            found.setdefault(each.producer_id, []).append(each)
+        return found
+
+    def is_aborted(self, batch: RecordBatch) -> bool:
+        """Whether the batch belongs to an aborted transaction, by the transaction indexes."""
+        if not batch.is_transactional or batch.is_control:
+            return False
+        known = self._aborted.get(batch.producer_id, ())
+        return any(each.first_offset <= batch.base_offset < each.last_offset for each in known)
 
     @property
     def standing(self) -> Standing:
@@ -188,13 +216,19 @@ class Replica(LogWalk):
 class _Comparison:
     """One walk through two logs."""
 
-    def __init__(self, left: Replica, right: Replica, by_record: bool, progress: Progress | None) -> None:
+    def __init__(
+        self, left: Replica, right: Replica, by_record: bool, isolation: str, progress: Progress | None
+    ) -> None:
         self.left = left
         self.right = right
         self.by_record = by_record
+        self.hides_aborted = isolation == "txn_committed"
         self.progress = progress
         self.first_offset = max(left.log.log_start_offset, right.log.log_start_offset)
-        self.end_offset = max(self.first_offset, min(left.end_offset, right.end_offset))
+        # A log whose recovery stopped at damage may have batches behind its end.
+        bounds = [side.log.upper_bound(isolation) for side in (left, right)]
+        self.bound = INT64_MAX if isolation == "log_end" else min(bounds)
+        self.end_offset = max(self.first_offset, min(left.end_offset, right.end_offset, self.bound))
         self.divergence: Divergence | None = None
         self.agreed_offset = self.first_offset
         self.agreed_epoch = NO_LEADER_EPOCH
@@ -211,7 +245,8 @@ class _Comparison:
         for side in (self.left, self.right):
             side.note_cut_end()
         standings = self.left.standing, self.right.standing
-        end = max(self.first_offset, min(standing.log_end_offset for standing in standings))
+        ends = (standing.log_end_offset for standing in standings)
+        end = max(self.first_offset, min(*ends, self.bound))
         if self.divergence is None:
             self.agreed_offset = end
         return Comparison(
@@ -398,6 +433,10 @@ class _ByRecord:
     def _load(self, index: int, batch: RecordBatch | None) -> None:
         side, cursor = self._sides[index], self._cursors[index]
         while batch is not None:
+            if self._comparison.hides_aborted and side.is_aborted(batch):
+                side.advance(batch.size, batch.next_offset)
+                batch = self._comparison.peek(side)
+                continue
             try:
                 cursor.load(batch)
                 break

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 import kreplica
 from kreplica.cli.app import app
 from tests.conformance.expectation import FIXTURES
+from tests.support.batches import build
 from tests.unit.log.diff.replicas import batch, replica
 
 KAFKA = FIXTURES / "clean" / "logs"
@@ -133,3 +134,19 @@ def test_empty_replicas_are_equal(tmp_path: Path) -> None:
 )
 def test_what_cannot_be_compared_is_a_usage_error(left: Path, right: Path) -> None:
     assert CliRunner().invoke(app, ["diff", str(left), str(right)]).exit_code == 2
+
+
+def test_an_isolation_level_bounds_what_is_compared(tmp_path: Path) -> None:
+    sides = []
+    for name in ("l", "r"):
+        with kreplica.Log.open(tmp_path / name / "t-0") as log:
+            log.append_batch(build([b"a"], now_ms=0))
+            producer = {"producer_id": 7, "producer_epoch": 0, "base_sequence": 0}
+            log.append_batch(build([b"open"], now_ms=0, transactional=True, **producer))
+            log.append_batch(build([name.encode()], now_ms=0))
+        sides.append(str(tmp_path / name / "t-0"))
+    codes = {
+        level: CliRunner().invoke(app, ["diff", *sides, "--isolation", level]).exit_code
+        for level in ("log_end", "read_uncommitted", "read_committed", "txn_committed")
+    }
+    assert codes == {"log_end": 1, "read_uncommitted": 1, "read_committed": 0, "txn_committed": 0}

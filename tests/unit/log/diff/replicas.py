@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from kreplica.common.ports import Storage
 from kreplica.log.checkpoint import EpochEntry, LeaderEpochCheckpointFile
@@ -41,5 +42,5 @@ def replica(
     return str(directory)
 
 
-def compared(left: str | Path, right: str | Path, *, by_record: bool = False) -> Comparison:
-    return compare(FileStorage(), SystemClock(), str(left), str(right), by_record=by_record)
+def compared(left: str | Path, right: str | Path, **options: Any) -> Comparison:
+    return compare(FileStorage(), SystemClock(), str(left), str(right), **options)

@@ -11,12 +11,15 @@ from hypothesis import strategies as st
 
 import kreplica
 from kreplica.common.errors import InvalidFile
+from kreplica.common.types import AppendOrigin
 from kreplica.log.checkpoint import EpochEntry
 from kreplica.log.diff import comparison as comparison_module
 from kreplica.log.repair import repair
+from kreplica.record.control import EndTransactionMarker, build_end_transaction_marker
 from kreplica.runtime.storage import FileStorage
 from tests.conformance.expectation import FIXTURES
-from tests.support.logs import ManualClock
+from tests.support.batches import build
+from tests.support.logs import NOW_MS, ManualClock
 from tests.unit.log.diff.replicas import batch, compared, replica
 
 KAFKA = FIXTURES / "clean" / "logs"
@@ -401,3 +404,56 @@ def test_a_directory_without_a_log(tmp_path: Path) -> None:
     (tmp_path / "t-0").mkdir()
     with pytest.raises(InvalidFile):
         compared(tmp_path / "t-0", KAFKA / "segments-0")
+
+
+# ---- what readers with an isolation level see -------------------------------------------------------------
+
+
+def write(directory: Path, *steps: bytes | bool) -> Path:
+    """Make a log of records outside of transactions, of a producer's open transaction (those that begin with
+    "txn"), and of its ends (True commits).
+    """
+    with kreplica.Log.open(directory) as log:
+        sequence = 0
+        for step in steps:
+            if isinstance(step, bool):
+                marker = build_end_transaction_marker(
+                    EndTransactionMarker(step, 0), producer_id=7, producer_epoch=0, timestamp_ms=NOW_MS
+                )
+                log._log.append_as_leader(marker, 0, origin=AppendOrigin.COORDINATOR)
+            elif step.startswith(b"txn"):
+                fields = {"producer_id": 7, "producer_epoch": 0, "base_sequence": sequence}
+                log.append_batch(build([step], now_ms=NOW_MS, transactional=True, **fields))
+                sequence += 1
+            else:
+                log.append_batch(build([step], now_ms=NOW_MS))
+    return directory
+
+
+def test_readers_of_committed_records_see_no_difference_behind_an_open_transaction(tmp_path: Path) -> None:
+    left = write(tmp_path / "l" / "t-0", b"a", b"txn", b"b")
+    right = write(tmp_path / "r" / "t-0", b"a", b"txn", b"c", b"d")
+    found = compared(left, right)
+    assert (found.outcome, found.agreed_offset) == ("differ", 2)
+    found = compared(left, right, isolation="txn_committed")
+    assert (found.outcome, found.first_offset, found.agreed_offset, found.end_offset) == ("agree", 0, 1, 1)
+    nothing = write(tmp_path / "n" / "t-0", b"txn")
+    assert compared(left, nothing, isolation="txn_committed").outcome == "nothing in common"
+
+
+@pytest.mark.parametrize("commit", [False, True])
+def test_readers_of_committed_records_do_not_see_what_was_aborted(tmp_path: Path, commit: bool) -> None:
+    left = write(tmp_path / "l" / "t-0", b"a", b"txn 1", b"txn 2", commit, b"b")
+    right = write(tmp_path / "r" / "t-0", b"a", b"txn 1", b"txn 3", commit, b"b")
+    for options in ({"by_record": True}, {"isolation": "txn_committed"}):
+        assert compared(left, right, **options).agreed_offset == 2
+    found = compared(left, right, by_record=True, isolation="txn_committed")
+    assert (found.outcome, found.agreed_offset) == (("differ", 2) if commit else ("agree", 5))
+    assert (found.only_left, found.only_right) == (0, 0)
+
+
+def test_a_transaction_that_one_side_has_committed_is_a_difference(tmp_path: Path) -> None:
+    left = write(tmp_path / "l" / "t-0", b"a", b"txn", False, b"b")
+    right = write(tmp_path / "r" / "t-0", b"a", b"txn", True, b"b")
+    found = compared(left, right, by_record=True, isolation="txn_committed")
+    assert (found.outcome, found.agreed_offset) == ("differ", 2)
