@@ -33,6 +33,7 @@ from kreplica.metadata.image_format import OffsetAndEpoch
 from kreplica.metadata.records import AccessControlEntryRecord
 from kreplica.security.acl import AclOperation, AclPermissionType, PatternType, ResourceType
 from kreplica.security.peer import KafkaPrincipal, Peer
+from tests.support.waiting import delayed_requests
 
 RULES, FEW_RULES, TOPICS = 10_000, 10, 1_000
 DECISIONS, REQUESTS = 10_000, 20_000
@@ -121,7 +122,7 @@ def produce_frame() -> bytes:
 def test_hot_path(row: Any, many: Gatekeeper) -> None:
     """access rights: a Produce whose right is kept, up to the look for its partition"""
     owner = SimpleNamespace(is_stopped=False, unsubmitted=[], begin_transaction=None)
-    lane = ProduceLane({}, owner, None, None, None, None, None, None)
+    lane = ProduceLane({}, owner, None, None, None, None, None, delayed_requests())
     frame = produce_frame()
 
     def gate_of(rules: Any) -> tuple[LaneGate, ServerConnection]:

@@ -181,7 +181,7 @@ def test_great_step_of_futures(row: Row) -> None:
 
     def step(delayed: DelayedRequests, led: Any) -> None:
         led.watermark.advance(WAITING)
-        delayed.high_watermark_moved(led)
+        delayed.operations.high_watermark_moved(led)
 
     row.time(step, WAITING, wait)
     assert all(future.done() for future in waiting)

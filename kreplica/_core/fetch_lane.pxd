@@ -17,12 +17,14 @@
 #                        +--> parked at its session, with its deadline in the purgatory of fetches
 #
 # Ownership: a waiting LaneFetch belongs to its session, as a DelayedFetch does; its answer's slices stay pinned until
-# they are sent. Thread rule: as FetchManager: any thread. The session's lock guards what is ready and what is parked,
-# the partition's leader_isr_update_lock what a fetch says about the follower.
+# they are sent. Thread rule: as FetchManager: any thread. The partition's leader_isr_update_lock guards what a fetch
+# says about the follower; for the session see fetch_session.pxd.
 
 from libc.stdint cimport int8_t, int32_t, int64_t, uint8_t
 
 from kreplica._core.client_account cimport ClientAccount
+from kreplica._core.delayed_operations cimport DelayedOperations
+from kreplica._core.fetch_session cimport CachedPartition, FetchSession
 from kreplica._core.grants cimport Grants
 from kreplica._core.leader_state cimport LeaderState, Replica, Term
 from kreplica._core.purgatory cimport Purgatory
@@ -36,7 +38,7 @@ cdef enum:
     FETCH_FORGETS                 # it takes partitions out of the session
     FETCH_MIN_BYTES               # it waits for more than one byte
     FETCH_SESSION                 # its session is unknown, at another epoch, or lacks a named partition
-    FETCH_BUSY                    # another fetch of the session waits, or another thread holds its lock
+    FETCH_BUSY                    # another fetch of the session waits, or a partition has to be named again
     FETCH_QUOTA                   # replication is throttled, or a quota makes a consumer wait, or may do so
     FETCH_PARTITION               # a ready partition is no plain case
     FETCH_WAIT                    # a consumer's for which there are too few records now
@@ -81,6 +83,7 @@ cdef class FetchLane:
     cdef object quota             # the ReplicationQuotaManager of what a leader sends
     cdef object timer             # the DelayedOperationPurgatory of fetches ...
     cdef Purgatory purgatory      # ... and its native part
+    cdef DelayedOperations delayed  # completes what waits for a high watermark that a follower has moved
     cdef object bytes_out         # the Meter of what was sent to followers
     cdef int64_t most_bytes       # of records in an answer
     cdef int64_t linger_ms
@@ -93,7 +96,7 @@ cdef class FetchLane:
     cdef int read(self, const fetch_t *request, Grants grants, ClientAccount account, int64_t began_ns,
                   list buffers) except -32
     # Take over what the request names into the session. Returns 0 or the reason to decline, negated and less 1.
-    cdef int begin(self, const fetch_t *request, object session) except -32
+    cdef int begin(self, const fetch_t *request, FetchSession session) except -32
 
 
 cdef class LaneFetch:
@@ -104,7 +107,7 @@ cdef class LaneFetch:
     cdef readonly int32_t max_bytes
     cdef int32_t max_wait_ms
     cdef object answered          # takes the answer; None once it has been called
-    cdef readonly object session
+    cdef readonly FetchSession session
     cdef int64_t deadline_ms      # when it is answered at the latest, or earlier if it lingers
     # Handles in the purgatory: of the deadline, and of the end of lingering; 0 if not registered.
     cdef int64_t handle
@@ -114,12 +117,10 @@ cdef class LaneFetch:
     cdef object resumed           # the future of the fetch that Python makes instead, or None
 
     cdef int end_wait(self) except -1
-    cdef list take_ready(self)
-    cdef bint unpark(self) except -1
     cdef int look(self, bint at_all) except -1
     cdef int park(self) except -1
     cdef int hand_over(self, bint at_all) except -1
-    cdef object read(self, object cached, Term term, int64_t max_bytes, bint is_first)
-    cpdef bint is_plain(self, object cached) except -1
-    cdef bint note(self, object cached, LeaderState partition, Term term, int64_t end) except -1
+    cdef object read(self, CachedPartition cached, Term term, int64_t max_bytes, bint is_first)
+    cpdef bint is_plain(self, CachedPartition cached) except -1
+    cdef bint note(self, CachedPartition cached, LeaderState partition, Term term, int64_t end) except -1
     cdef int deliver(self, list result, int64_t size) except -1

@@ -4,11 +4,11 @@ from typing import Any
 from typing_extensions import Buffer
 
 from kreplica._core.client_account import ClientAccount
+from kreplica._core.delayed_operations import DelayedOperations
+from kreplica._core.fetch_session import CachedPartition, FetchSession
 from kreplica._core.grants import Grants
 
 FETCHES_DECLINED: tuple[str, ...]
-
-def wire_id(topic_id: bytes, partition: int) -> bytes: ...
 
 class FetchLane:
     def __init__(
@@ -18,6 +18,7 @@ class FetchLane:
         clock: Any,
         quota: Any,
         timer: Any,
+        delayed: DelayedOperations,
         bytes_out: Any,
         most_bytes: int,
         linger_ms: int,
@@ -40,7 +41,7 @@ class LaneFetch:
     @property
     def linger_handle(self) -> int: ...
     @property
-    def session(self) -> Any: ...
+    def session(self) -> FetchSession: ...
     @property
     def correlation_id(self) -> int: ...
     @property
@@ -51,7 +52,7 @@ class LaneFetch:
     def max_bytes(self) -> int: ...
     @property
     def may_linger(self) -> bool: ...
-    def is_plain(self, cached: Any) -> bool: ...
+    def is_plain(self, cached: CachedPartition) -> bool: ...
     def start(self) -> None: ...
     def linger(self) -> None: ...
     def try_complete(self) -> bool: ...

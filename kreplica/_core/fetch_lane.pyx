@@ -9,6 +9,8 @@ from concurrent.futures import CancelledError
 
 from kreplica._core.big_endian cimport load16, load32, load64, store16, store32, store64
 from kreplica._core.client_account cimport ClientAccount
+from kreplica._core.delayed_operations cimport DelayedOperations
+from kreplica._core.fetch_session cimport CachedPartition, FetchSession
 from kreplica._core.grants cimport Grants
 from kreplica._core.leader_state cimport FetchClock, LeaderState, Replica, Term
 from kreplica._core.log_lock cimport LogLock
@@ -41,11 +43,6 @@ cdef enum:
     PARTITION_BYTES = 40               # the most of a partition's answer up to its records
     FOLLOWER_TAG = 1                   # the field with the replica's id and epoch (KIP-903)
     FOLLOWER_BYTES = 13
-
-
-def wire_id(bytes topic_id not None, int32_t partition):
-    """Return the bytes of a request that name one partition: the topic's id, an array's size of 1, the number."""
-    return topic_id + bytes([ONE]) + partition.to_bytes(4, "big", signed=True)
 
 
 # ---- reading -----------------------------------------------------------------------------------------------
@@ -237,18 +234,19 @@ cdef class FetchLane:
     """Takes incremental fetches of followers, and those of consumers that are answered at once.
 
     `owner`: the FetchManager, see its section about the lane. `clock`, `quota`: of the leader. `timer`: the
-    DelayedOperationPurgatory of fetches. `bytes_out`: counts the records in answers to followers; an answer has at most
+    DelayedOperationPurgatory of fetches. `delayed`: completes what waits for a high watermark. `bytes_out`: counts the records in answers to followers; an answer has at most
     `most_bytes`. `linger_ms`: how long new offsets wait for records. `kind`: LaneFetch, or a subclass, with which a
     test builds a bug in.
     """
 
-    def __init__(self, owner, *, clock, quota, timer, bytes_out, int64_t most_bytes, int64_t linger_ms, kind=LaneFetch):
+    def __init__(self, owner, *, clock, quota, timer, DelayedOperations delayed not None, bytes_out, int64_t most_bytes, int64_t linger_ms, kind=LaneFetch):
         self.owner = owner
         self.kind = kind
         self.monotonic_ns = clock.monotonic_ns
         self.quota = quota
         self.timer = timer
         self.purgatory = timer.native
+        self.delayed = delayed
         self.bytes_out = bytes_out
         self.most_bytes = most_bytes
         self.linger_ms = linger_ms
@@ -271,7 +269,7 @@ cdef class FetchLane:
         cdef Py_buffer view
         cdef int status
         cdef LaneFetch fetch
-        cdef object session = None
+        cdef FetchSession session = None
         cdef list buffers = []
         PyObject_GetBuffer(frame, &view, PyBUF_SIMPLE)
         try:
@@ -354,40 +352,33 @@ cdef class FetchLane:
         return add_answer(
             buffers, request.correlation_id, request.session_id, topics, NO_ELEMENT if request.isolation else 0)
 
-    cdef int begin(self, const fetch_t *request, object session) except -32:
-        cdef object lock = session.lock
-        cdef dict known = session.by_wire_id
+    cdef int begin(self, const fetch_t *request, FetchSession session) except -32:
         cdef list named = []
-        cdef object cached
+        cdef CachedPartition cached
         cdef const uint8_t *p
         cdef int32_t number
         if self.quota.is_active:
             return -1 - FETCH_QUOTA
         if not session.is_privileged:
             return -1 - FETCH_CONSUMER
-        if not lock.acquire(False):
+        if session.parked is not None or session.to_name_again:
             return -1 - FETCH_BUSY
-        try:
-            if session.parked is not None or session.to_name_again:
-                return -1 - FETCH_BUSY
-            for number in range(request.asked_count):
-                cached = known.get(key_of(&request.asked[number]))
-                if cached is None:
-                    return -1 - FETCH_SESSION
-                named.append(cached)
-            for number in range(request.asked_count):
-                p = request.asked[number].at
-                cached = named[number]
-                if load32(p + 4) != cached.current_leader_epoch:
-                    cached.begin_epoch(load32(p + 4))
-                cached.fetch_offset = load64(p + 8)
-                cached.last_fetched_epoch = load32(p + 16)
-                cached.log_start_offset = load64(p + 20)
-                cached.max_bytes = load32(p + 28)
-                cached.is_unanswered = True
-                session.ready[cached] = None
-        finally:
-            lock.release()
+        for number in range(request.asked_count):
+            cached = session.partitions.get(key_of(&request.asked[number]))
+            if cached is None:
+                return -1 - FETCH_SESSION
+            named.append(cached)
+        for number in range(request.asked_count):
+            p = request.asked[number].at
+            cached = named[number]
+            if load32(p + 4) != cached.current_leader_epoch:
+                cached.begin_epoch(load32(p + 4))
+            cached.fetch_offset = load64(p + 8)
+            cached.last_fetched_epoch = load32(p + 16)
+            cached.log_start_offset = load64(p + 20)
+            cached.max_bytes = load32(p + 28)
+            cached.is_unanswered = True
+            session.ready[cached] = None
         session.epoch = 1 if request.session_epoch == INT32_MAX else request.session_epoch + 1
         session.last_used_ms = self.now_ms()
         return 0
@@ -452,7 +443,7 @@ cdef class LaneFetch:
 
     def try_complete(self):
         """Read again after something moved. Return True if the fetch is answered now."""
-        return self.unpark() and (self.look(False) or self.park())
+        return self.session.unpark(self) and (self.look(False) or self.park())
 
     cdef int end_wait(self) except -1:
         if self.handle:
@@ -461,18 +452,9 @@ cdef class LaneFetch:
             self.lane.purgatory.cancel(self.lingering)
         return 0
 
-    cdef list take_ready(self):
-        # As FetchSession.take_ready.
-        cdef object session = self.session
-        cdef list ready
-        with session.lock:
-            ready = list(session.ready)
-            session.ready.clear()
-        return ready
-
     def expire(self):
         """Answer now, since the time is up. Return False if it is already answered."""
-        if self.resumed is not None or not self.unpark():
+        if self.resumed is not None or not self.session.unpark(self):
             return False
         self.look(True)
         return True
@@ -487,7 +469,7 @@ cdef class LaneFetch:
             return self.resumed.cancel()
         if self.answered is None:
             return False
-        if self.unpark():
+        if self.session.unpark(self):
             self.session.put_back(self.too_little)
         return self.fail(CancelledError())
 
@@ -505,38 +487,27 @@ cdef class LaneFetch:
         if answered is not None:
             answered(buffers, None)
 
-    cdef bint unpark(self) except -1:
-        # The thread that takes the fetch from its session may work on it alone.
-        with self.session.lock:
-            if self.session.parked is not self:
-                return False
-            self.session.parked = None
-            return True
-
     cdef int park(self) except -1:
         # Wait. Return whether something became ready meanwhile and has answered the fetch.
-        cdef object session = self.session
-        while True:
-            with session.lock:
-                is_alone = session.parked is None
-                if is_alone and not session.ready:
-                    session.parked = self
-                    return False
-            if not is_alone:
+        cdef FetchSession session = self.session
+        while not session.park(self):
+            if session.parked is not None:
                 # The fetcher has given up one of two fetches while this one was being read. Only one can wait.
                 return self.look(True)
             if self.look(False):
                 return True
+        return False
 
     cdef int look(self, bint at_all) except -1:
         # Read the ready partitions. Return whether that has answered the fetch: with enough, or with anything if
         # `at_all`; or whether Python will.
-        cdef object session = self.session
-        cdef list ready = self.take_ready()
+        cdef FetchSession session = self.session
+        cdef list ready = session.take_ready()
         cdef list result = []
         cdef list again = []
         cdef list terms = []
-        cdef object cached, data
+        cdef CachedPartition cached
+        cdef object data
         cdef LeaderState partition
         cdef Term term
         cdef Slice records
@@ -598,7 +569,7 @@ cdef class LaneFetch:
         self.resumed = owner.resume(self, 0 if at_all else max(self.deadline_ms - self.lane.now_ms(), 0))
         return True
 
-    cpdef bint is_plain(self, object cached) except -1:
+    cpdef bint is_plain(self, CachedPartition cached) except -1:
         """Return whether the partition can be read natively, and only the follower's offsets and times change."""
         cdef LeaderState partition = cached.partition
         cdef int64_t fetch_offset = cached.fetch_offset
@@ -633,7 +604,7 @@ cdef class LaneFetch:
             and replica.broker_epoch <= self.replica_epoch
             and partition.alive_broker_epoch(self.replica_id) == self.replica_epoch)
 
-    cdef object read(self, object cached, Term term, int64_t max_bytes, bint is_first):
+    cdef object read(self, CachedPartition cached, Term term, int64_t max_bytes, bint is_first):
         # Return (records, high watermark, last stable offset, log start, log end) of what was a plain case in this
         # term, after taking note of what the fetch says about the follower; None if Python has to read it.
         cdef LeaderState partition = cached.partition
@@ -671,7 +642,7 @@ cdef class LaneFetch:
                 mark, stable = state.now.high_watermark, state.now.last_stable_offset
         return records, mark, stable, start, end
 
-    cdef bint note(self, object cached, LeaderState partition, Term term, int64_t end) except -1:
+    cdef bint note(self, CachedPartition cached, LeaderState partition, Term term, int64_t end) except -1:
         # Record what the fetch says about the follower. Return whether that has moved the high watermark.
         cdef bint has_moved = False
         cdef int64_t former_end
@@ -690,7 +661,7 @@ cdef class LaneFetch:
         if has_moved:
             cached.is_being_noted = True
             try:
-                self.lane.owner.high_watermark_has_moved(partition)
+                self.lane.delayed.high_watermark_moved(partition)
             finally:
                 # Cleared before the offsets are read again, so that no change is missed.
                 cached.is_being_noted = False
@@ -700,7 +671,8 @@ cdef class LaneFetch:
         # Answer with the partitions of `result`; their records have `size` bytes.
         cdef list buffers = []
         cdef dict topics = {}
-        cdef object cached, data
+        cdef CachedPartition cached
+        cdef object data
         answered, self.answered = self.answered, None
         self.end_wait()
         if answered is None:

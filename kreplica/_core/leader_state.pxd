@@ -50,6 +50,9 @@ cdef class LeaderState:
     cdef public object queue              # the AppendQueue of the log, or None
     cdef public dict refused_sequences    # the lowest sequence number that was refused, by producer id and epoch
     cdef public object alive_broker_epoch  # returns the epoch in which a broker is registered, or None
+    # What waits for this partition to move, an ordered set: the CachedPartition of each session that listens to it, and
+    # SharePartitionLeaders. They add and remove themselves.
+    cdef public dict fetch_waiters
     cdef public int64_t low_watermark_waiters  # the number of waiting deletions, which keep it
     cdef public int64_t key               # the number under which operations wait for the partition
     cdef public Term term

@@ -70,6 +70,7 @@ class LeaderState:
     term: Term
     state: Any
     alive_broker_epoch: Any
+    fetch_waiters: dict[Any, None]
     low_watermark_waiters: int
     replicas_by_id: dict[int, Replica]
     remote_replicas: tuple[Replica, ...]

@@ -27,10 +27,11 @@ from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t
 
 from kreplica._core.append_job cimport AppendJob
 from kreplica._core.client_account cimport ClientAccount
+from kreplica._core.delayed_operations cimport DelayedOperations
 from kreplica._core.grants cimport Grants
 from kreplica._core.leader_state cimport LeaderState, Term
 from kreplica._core.log_lock cimport LogLock
-from kreplica._core.purgatory cimport Watermark
+from kreplica._core.purgatory cimport Purgatory, Watermark
 
 cdef enum:
     # The whole request. DECLINED in produce_lane.pyx has the names, in this order.
@@ -91,9 +92,15 @@ cdef class ProduceLane:
     cdef object open_already      # the Verification of a batch whose transaction is open
     cdef object bytes_in
     cdef object messages_in
-    cdef object await_commits
+    cdef object delayed           # the DelayedRequests ...
+    cdef DelayedOperations operations  # ... its native part
+    cdef object timer             # ... the DelayedOperationPurgatory of produces
+    cdef Purgatory purgatory      # ... and that one's native part
     cdef object inline            # the disk that makes an append in the caller's turn
 
+    # Let appends wait for the high watermark. Call it before `operations` is notified of them, so that no move of the
+    # high watermark is missed.
+    cpdef object await_commits(self, list appends)
     # Make the request's appends. Return OK, or the reason to decline it, negated and less 1.
     cdef int prepare(self, LaneRequest request, const produce_t *asked, Grants grants) except -64
     cdef bint is_granted(self, LaneRequest request, const produce_t *asked, Grants grants) except -1
@@ -170,6 +177,7 @@ cdef class LaneAppend(AppendJob):
     cdef public bint is_given_up
     cdef public object error
 
+    cdef int64_t end(self) noexcept
     cdef bint check_records(self, object log) except -1
     # Let readers of committed data stop before the batch while it is appended, because a transaction begins with it.
     cdef int begin_transaction(self) except -1
@@ -178,6 +186,8 @@ cdef class LaneAppend(AppendJob):
     # ... no longer, because it was not appended.
     cdef int no_longer_begins(self) except -1
     cdef int finish_with_following(self) except -1
+    # Wait in the purgatory for the high watermark; `complete` ends the wait. Return the deadline.
+    cdef int64_t wait(self, Purgatory purgatory, int64_t now_ms) except -1
     cdef bint record(self) except -1
     cdef int succeed(self) except -1
     # Take the result: an error code or 0, offsets and times or -1, the error's message or None, the errors of records.

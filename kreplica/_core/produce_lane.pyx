@@ -1,5 +1,6 @@
 """The native way of a Produce request; what it takes, and its contract: produce_lane.pxd."""
 
+from cpython.object cimport PyObject
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t, uint32_t
 from libc.string cimport memcpy
@@ -13,7 +14,7 @@ from kreplica._core.leader_state cimport LeaderState, Term
 from kreplica._core.log_lock cimport LogLock
 from kreplica._core.log_segment cimport WITH_TRANSACTION
 from kreplica._core.log_state cimport LogState
-from kreplica._core.purgatory cimport Purgatory
+from kreplica._core.purgatory cimport COMPLETE, Purgatory, part_t as waiting_t
 from kreplica._core.record_batch cimport (
     CODEC_MASK, CONTROL, TRANSACTIONAL, BatchHeader, RecordScan, parse_header,
 )
@@ -38,6 +39,7 @@ cdef enum:
     ONE = 2                            # the size of a compact array with one element
     APPENDS_A_STEP = 64                # the most that are finished at once, since heartbeats wait for them
     LONGEST_WAIT_MS = 300000           # limits how long the request's memory is held
+    NANOSECONDS_PER_MS = 1000000
     NUMBER_BYTES = 5                   # what ends a wire name: an array's size of 1, the partition's number
     HEAD_BYTES = 9                     # an answer's size, correlation id, and unknown fields of the header
     TAIL_BYTES = 5                     # ... throttle time and unknown fields
@@ -150,11 +152,11 @@ cdef class ProduceLane:
     `partitions`: the partitions that clients may write to, by `wire_name`; the owner keeps it. `owner`: the
     AppendManager, see its section about the lane. `client`: the AppendOrigin of clients. `open_already`: the
     Verification of a batch whose transaction is open. `inline`: the disk whose appends are made in the caller's turn.
-    `bytes_in`, `messages_in`: meters. `await_commits`: DelayedRequests.await_tokens.
+    `bytes_in`, `messages_in`: meters. `delayed`: the DelayedRequests, in which appends wait.
     """
 
     def __init__(self, dict partitions not None, owner, client, open_already, inline, bytes_in, messages_in,
-                 await_commits):
+                 delayed):
         self.partitions = partitions
         self.owner = owner
         self.client = client
@@ -162,7 +164,10 @@ cdef class ProduceLane:
         self.inline = inline
         self.bytes_in = bytes_in
         self.messages_in = messages_in
-        self.await_commits = await_commits
+        self.delayed = delayed
+        self.operations = delayed.operations
+        self.timer = delayed.produce
+        self.purgatory = self.timer.native
 
     def declined(self, int reason):
         """Return how many requests were declined or batches handed over for a reason, an index into DECLINED."""
@@ -342,6 +347,19 @@ cdef class ProduceLane:
                 return False
             append.verification = self.open_already
         return True
+
+    cpdef object await_commits(self, list appends):
+        """Let appends wait for the high watermark."""
+        cdef LaneAppend append
+        cdef int64_t now_ms = <int64_t> self.timer.monotonic_ns() // NANOSECONDS_PER_MS
+        cdef int64_t first_ms = self.purgatory.armed_ms
+        for append in appends:
+            first_ms = min(first_ms, append.wait(self.purgatory, now_ms))
+        if first_ms < self.purgatory.armed_ms:
+            # The alarm is seldom set: it rings at the first deadline of all.
+            self.timer.arm(first_ms)
+        if self.purgatory.closed:
+            self.delayed.fail_produces()
 
     cdef int start(self, LaneRequest request) except -1:
         return self.submit_all(request.appends)
@@ -684,6 +702,9 @@ cdef class LaneAppend(AppendJob):
     @property
     def required_offset(self):
         """The high watermark that commits the batch."""
+        return self.end()
+
+    cdef inline int64_t end(self) noexcept:
         return self.append.base_offset + self.append.header.last_offset_delta + 1
 
     @property
@@ -772,7 +793,7 @@ cdef class LaneAppend(AppendJob):
         finally:
             if waiting:
                 lane.await_commits(waiting)
-            lane.owner.appended(partition, has_moved)
+            lane.operations.appended(partition, has_moved)
         return 0
 
     def finish(self):
@@ -780,11 +801,11 @@ cdef class LaneAppend(AppendJob):
         cdef bint has_moved = self.record()
         if self.waits:
             self.lane.await_commits([self])
-        self.lane.owner.appended(self.partition, has_moved)
+        self.lane.operations.appended(self.partition, has_moved)
 
     cdef bint record(self) except -1:
         # Record that the batch is in the log. Decide its result, or set `waits`: for the high watermark. Return whether
-        # that has moved. The caller then calls DelayedRequests.await_tokens and AppendManager.appended.
+        # that has moved. The caller then calls ProduceLane.await_commits and DelayedOperations.appended.
         cdef LeaderState partition = self.partition
         cdef ProduceLane lane = self.lane
         cdef bint has_moved = False
@@ -809,25 +830,25 @@ cdef class LaneAppend(AppendJob):
             self.waits = True
         return has_moved
 
-    def wait(self, Purgatory purgatory not None, int64_t now_ms):
-        """Wait in the purgatory for the high watermark; `complete` ends the wait. Return the deadline."""
+    cdef int64_t wait(self, Purgatory purgatory, int64_t now_ms) except -1:
         cdef int64_t deadline_ms = now_ms + max(0, min(self.request.timeout, LONGEST_WAIT_MS))
-        try:
-            if not purgatory.watch(self.partition.key, self.required_offset, deadline_ms, self, 0, self.mark):
-                self.complete()
-        except Exception as error:
+        cdef waiting_t part = waiting_t(self.partition.key, self.end(), <PyObject *> self.mark)
+        cdef int64_t handle = purgatory.watch_parts(&part, 1, deadline_ms, <PyObject *> self, 0)
+        if handle == COMPLETE:
+            self.complete()
+        elif handle < 0:
             # There is no memory to wait in.
             if self.request.is_own:
                 self.fail(self.lane.owner.not_enough_replicas(self.partition))
             else:
-                self.request.abort(error)
+                self.request.abort(MemoryError("no memory to wait for the high watermark"))
         return deadline_ms
 
     def complete(self, given_up=None):
         """Decide the result if the commit is decided. `given_up`: the error to answer if it is not."""
         if self.is_decided:
             return
-        if self.mark.value >= self.required_offset:
+        if self.mark.value >= self.end():
             if self.partition.has_enough_in_sync:
                 self.succeed()
             else:

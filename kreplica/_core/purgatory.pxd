@@ -89,6 +89,8 @@ cdef class Purgatory:
     # it returns a handle, the purgatory has taken its own reference to `token` (may be NULL).
     cdef int64_t watch_parts(self, const part_t *parts, int64_t count, int64_t deadline_ms, PyObject *token,
                              int64_t tag) noexcept
+    # Return the tokens of what is done when `partition` reaches `watermark`.
+    cpdef list complete_to(self, int64_t partition, int64_t watermark)
     # The next two write finished operations to `finished`, at most `limit` (at least 1), and return their number. If
     # that is `limit` there may be more: call again. Finish the parts of `partition` that require at most `watermark`,
     # in the order of their offsets.

@@ -123,7 +123,7 @@ cdef class Purgatory:
         finally:
             free(native)
 
-    def complete_to(self, int64_t partition, int64_t watermark):
+    cpdef list complete_to(self, int64_t partition, int64_t watermark):
         """Return the tokens of all operations done when `partition` reaches `watermark`, in the order of offsets.
 
         Advance the partition's Watermark first. Operations that still wait for another partition are not among them.

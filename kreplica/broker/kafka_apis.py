@@ -11,6 +11,7 @@ from datetime import timedelta
 from functools import partial
 from typing import Any
 
+from kreplica._core.fetch_session import CachedPartition, FetchSession, wire_id
 from kreplica.broker.add_partitions_to_txn_manager import Results
 from kreplica.broker.request_channel import answer_frame
 from kreplica.broker.request_context import IN_PROCESS, FetchQuota, RequestContext
@@ -48,9 +49,6 @@ from kreplica.replica.delayed_requests import PartitionResponse, response_to
 from kreplica.replica.fetch_session import (
     FINAL_EPOCH,
     INITIAL_EPOCH,
-    CachedPartition,
-    FetchSession,
-    SessionKey,
     with_session,
 )
 from kreplica.replica.metadata_cache import MetadataCache
@@ -196,7 +194,7 @@ class KafkaApis:
         if len(topics) == 1 and len(topics[0].partitions) == 1 and not request.forgotten_topics_data:
             asked = topics[0].partitions[0]
             if session.ask_again(
-                (topic_id_of(topics[0].topic_id), asked.partition),
+                wire_id(topic_id_of(topics[0].topic_id).raw, asked.partition),
                 fetch_offset=asked.fetch_offset,
                 max_bytes=asked.partition_max_bytes,
                 current_leader_epoch=asked.current_leader_epoch,
@@ -221,11 +219,11 @@ class KafkaApis:
                     log_start_offset=asked.log_start_offset,
                 )
 
-    def _no_longer_requested(self, request: FetchRequest) -> Iterator[SessionKey]:
+    def _no_longer_requested(self, request: FetchRequest) -> Iterator[bytes]:
         for topic in request.forgotten_topics_data:
             topic_id = topic_id_of(topic.topic_id)
             for partition in topic.partitions:
-                yield topic_id, partition
+                yield wire_id(topic_id.raw, partition)
 
     # ---- OffsetForLeaderEpoch, ListOffsets ----------------------------------------------------------------
 

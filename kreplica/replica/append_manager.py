@@ -43,7 +43,7 @@ from kreplica.replica.delayed_requests import (
 )
 from kreplica.replica.hosted_partitions import INTERNAL_TOPICS, HostedPartitions
 from kreplica.replica.partition import ProducerAppend
-from kreplica.replica.partition_state import INCREASED, SAME, LeaderHwChange
+from kreplica.replica.partition_state import INCREASED
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -132,9 +132,8 @@ class Produce:
 class AppendManager:
     """Makes the appends to partitions of broker `broker_id` and answers the requests.
 
-    `on_appended(partition, change)`: records were appended, and the high watermark may have moved. `on_error`
-    (topic partition, error): an append failed, perhaps because of the disk. Both are called with no lock
-    held. `disk_loop`: the node's loop if logs have queues whose appends a disk thread makes; None if the
+    `on_error(topic partition, error)`: an append failed, perhaps because of the disk. It is called with no
+    lock held. `disk_loop`: the node's loop if logs have queues whose appends a disk thread makes; None if the
     caller makes its own append. `silence_ms`: a leader doubts its role if no follower has fetched for this
     long.
     """
@@ -146,7 +145,6 @@ class AppendManager:
         delayed: DelayedRequests,
         metrics: MetricRegistry,
         *,
-        on_appended: Callable[[Partition, LeaderHwChange], None],
         on_error: Callable[[TopicPartition, KreplicaError], None],
         disk_loop: Loop | None = None,
         silence_ms: int,
@@ -165,7 +163,6 @@ class AppendManager:
         self._broker_id = broker_id
         self._partitions = partitions
         self._delayed = delayed
-        self._on_appended = on_appended
         self._on_error = on_error
         self._bytes_in = metrics.meter("BrokerTopicMetrics", "BytesInPerSec")
         self._messages_in = metrics.meter("BrokerTopicMetrics", "MessagesInPerSec")
@@ -178,7 +175,7 @@ class AppendManager:
             INLINE,
             self._bytes_in,
             self._messages_in,
-            delayed.await_tokens,
+            delayed,
         )
         metrics.gauge("ProduceLane", "TakenRequests", lambda: self.lane.taken)
         for number, reason in enumerate(DECLINED):
@@ -433,7 +430,7 @@ class AppendManager:
     def _notify(self, made: list[ProducerAppend]) -> None:
         for append in made:
             if append.error is None:
-                self._on_appended(append.partition, append.change)
+                self._delayed.operations.appended(append.partition, append.change is INCREASED)
 
     def disk_done(self, queue: AppendQueue) -> None:
         """Handle an event of a disk thread: a job of the queue is done, or a check is.
@@ -461,10 +458,6 @@ class AppendManager:
 
     not_enough_replicas = staticmethod(not_enough_replicas_after_append)
     no_longer_leader = staticmethod(no_longer_leader)
-
-    def appended(self, partition: Partition, has_moved: bool) -> None:
-        """Take notice of an append that the lane has made. `has_moved`: so has the high watermark."""
-        self._on_appended(partition, INCREASED if has_moved else SAME)
 
     def take_over(self, append: LaneAppend) -> ProducerAppend:
         """Return an append to make instead of the lane's, which needs a decision."""

@@ -2,7 +2,7 @@
 
 A fetch is answered when any of its partitions has news, so it does not wait for offsets in a purgatory. The
 partitions have its session among their `fetch_waiters`. The caller that moves a partition tries the fetch
-that is parked at the session (`DelayedFetch.try_complete`). The fetch purgatory only holds the deadline.
+that is parked at the session (`DelayedOperations`). The fetch purgatory only holds the deadline.
 
 A fetch is complete in these cases: this broker does not lead a partition (A), no longer has it (B), does not
 know it (C), its directory is offline (D), or the fetcher's leader epoch is not the current one (E); the fetch
@@ -15,12 +15,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from kreplica._core.fetch_session import CachedPartition, FetchSession
 from kreplica._core.region import Slice
 from kreplica.common.errors import KreplicaError
 from kreplica.common.future import Future
 from kreplica.common.types import NO_OFFSET
 from kreplica.log.transaction_index import AbortedTxn
-from kreplica.replica.fetch_session import CachedPartition, FetchSession
 
 # The replica id of a fetcher that is not a replica.
 CONSUMER = -1
@@ -89,7 +89,7 @@ Count = Callable[[FetchParams, FetchResult], None]
 
 
 class DelayedFetch:
-    """One fetch. `read` reads a partition; `count` gets what is answered.
+    """One fetch. `read` reads a partition; `count` gets what is answered; `linger` ends the wait soon.
 
     Any thread may try it; one of them completes it.
     """
@@ -98,6 +98,7 @@ class DelayedFetch:
         "_count",
         "_has_marks",
         "_held_back",
+        "_linger",
         "_read",
         "_too_little",
         "future",
@@ -113,6 +114,7 @@ class DelayedFetch:
         params: FetchParams,
         read: Read,
         count: Count,
+        linger: Callable[[DelayedFetch], None],
         future: Future[Any] | None = None,
     ) -> None:
         self.session = session
@@ -123,6 +125,7 @@ class DelayedFetch:
         self.linger_handle = 0
         self._read = read
         self._count = count
+        self._linger = linger
         # Partitions that were read and had something, but not enough, and whether that was a new offset only.
         self._too_little: list[CachedPartition] = []
         self._has_marks = False
@@ -140,11 +143,15 @@ class DelayedFetch:
 
     def try_complete(self) -> bool:
         """Read again after something moved. Returns True if the fetch is answered now."""
-        return self._unpark() and (self._look() or self._park())
+        return self.session.unpark(self) and (self._look() or self._park())
+
+    def linger(self) -> None:
+        """Answer soon even if there is too little: more news may come until then and share the answer."""
+        self._linger(self)
 
     def expire(self) -> bool:
         """Answer now, since the time is up. Returns False if it is already answered."""
-        if not self._unpark():
+        if not self.session.unpark(self):
             return False
         self._deliver(self._look_at_all())
         return True
@@ -154,7 +161,7 @@ class DelayedFetch:
 
         Returns False if it is already answered.
         """
-        if not self._unpark():
+        if not self.session.unpark(self):
             return False
         self.session.put_back([*self._too_little, *self._held_back])
         return True
@@ -163,31 +170,18 @@ class DelayedFetch:
         """Answer with nothing: the session has ended, so no caller will try the fetch again."""
         self.future.set_result([])
 
-    def _unpark(self) -> bool:
-        # The thread that takes the fetch from its session may work on it alone.
-        session = self.session
-        with session.lock:
-            if session.parked is not self:
-                return False
-            session.parked = None
-            return True
-
     def _park(self) -> bool:
         """Wait. Returns True if something became ready meanwhile and has answered the fetch."""
         session = self.session
-        while True:
-            with session.lock:
-                is_alone = session.parked is None
-                if is_alone and not session.ready:
-                    session.parked = self
-                    return False
-            if not is_alone:
+        while not session.park(self):
+            if session.parked is not None:
                 # The fetcher has given up one of two fetches while this one was being read. Only one can
                 # wait.
                 self._deliver(self._look_at_all())
                 return True
             if self._look():
                 return True
+        return False
 
     def _look(self) -> bool:
         session, params = self.session, self.params

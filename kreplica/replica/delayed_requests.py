@@ -2,8 +2,8 @@
 
 Produces with acks=all wait for the high watermark, deletions of records for the low watermark of all
 replicas; each kind has its purgatory. Fetches wait at their partitions (`delayed_fetch`). The thread that has
-moved a partition reports it here, holding no lock, and resolves the futures. Nothing is called back from
-below.
+moved a partition reports it to `DelayedRequests.operations`, which is native, or here, holding no lock; it
+then resolves the futures. Nothing is called back from below.
 
 An append to one partition waits as its bare future. An append to several partitions is a DelayedProduce,
 which tracks what each still lacks; a deletion is a DelayedDeleteRecords. All are tokens in a purgatory.
@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from kreplica._core.delayed_operations import DelayedOperations
 from kreplica._core.purgatory import Watermark
 from kreplica.common.dataclass import dataclass
 from kreplica.common.errors import (
@@ -33,7 +34,6 @@ from kreplica.replica.purgatory import DelayedOperationPurgatory
 
 if TYPE_CHECKING:
     from kreplica._core.log_segment import LogAppendInfo
-    from kreplica._core.produce_lane import LaneAppend
     from kreplica.replica.partition import Partition
 
 # ---- produce -----------------------------------------------------------------------------------------------
@@ -215,7 +215,10 @@ STOPPED = "the broker stopped before the append was committed"
 
 
 class DelayedRequests:
-    """The purgatories of one broker. Operations wait under the `key` of their partition."""
+    """The purgatories of one broker. Operations wait under the `key` of their partition.
+
+    `operations`: completes the produces, and the fetches, that wait for a partition which has moved.
+    """
 
     def __init__(self, clock: Clock, loop: Loop, metrics: MetricRegistry) -> None:
         self.produce = DelayedOperationPurgatory("Produce", clock, loop, self._produces_expired)
@@ -226,6 +229,7 @@ class DelayedRequests:
             gauge("PurgatorySize", partial(getattr, purgatory, "watched"))
             gauge("NumDelayedOperations", partial(getattr, purgatory, "delayed"))
         self.expired = metrics.meter("DelayedProduceMetrics", "ExpiresPerSec")
+        self.operations = DelayedOperations(self.produce.native, not_enough_replicas_after_append)
 
     # ---- produce ------------------------------------------------------------------------------------------
 
@@ -239,18 +243,7 @@ class DelayedRequests:
             covered = mark.value >= required_offset
             _finish(future, after_append(partition) if covered else no_longer_leader(partition))
         if self.produce.is_closed:
-            self._fail_produces()
-
-    def await_tokens(self, tokens: Sequence[LaneAppend]) -> None:
-        """Let native appends wait for the high watermark."""
-        produce = self.produce
-        now_ms = produce.now_ms()
-        # The alarm is seldom set: it rings at the first deadline of all.
-        first_ms = min(token.wait(produce.native, now_ms) for token in tokens)
-        if first_ms < produce.native.armed_ms:
-            produce.arm(first_ms)
-        if produce.native.closed:
-            self._fail_produces()
+            self.fail_produces()
 
     def await_commits(
         self,
@@ -267,15 +260,7 @@ class DelayedRequests:
         if not self.produce.watch_all(parts, timeout_ms, operation):
             operation.complete()
         if self.produce.is_closed:
-            self._fail_produces()
-
-    def high_watermark_moved(self, partition: Partition) -> None:
-        """Complete the produces that the current high watermark covers."""
-        for token in self.produce.complete_to(partition.key, partition.term.watermark.value):
-            if type(token) is not Future:
-                token.complete()
-            else:
-                _finish(token, after_append(partition))
+            self.fail_produces()
 
     def leadership_lost(self, partition: Partition) -> Callable[[], None]:
         """Remove the operations that only this broker's leadership, which has ended, could complete.
@@ -343,7 +328,8 @@ class DelayedRequests:
         for token in self.delete_records.shutdown():
             token.complete()
 
-    def _fail_produces(self) -> None:
+    def fail_produces(self) -> None:
+        """Fail the produces that have begun to wait after the broker stopped."""
         self._stopped(self.produce.drain())
 
     def _stopped(self, tokens: list[Any]) -> None:

@@ -11,7 +11,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from kreplica._core.delayed_operations import DelayedOperations
 from kreplica._core.fetch_lane import FETCHES_DECLINED, FetchLane, LaneFetch
+from kreplica._core.fetch_session import CachedPartition, FetchSession
 from kreplica._core.region import Slice
 from kreplica.common.errors import InconsistentTopicId, InvalidConfig, KreplicaError
 from kreplica.common.future import Future
@@ -19,11 +21,11 @@ from kreplica.common.metrics import MetricRegistry
 from kreplica.common.ports import Clock, Loop, Random
 from kreplica.common.types import TopicPartition, Uuid
 from kreplica.replica.delayed_fetch import DelayedFetch, FetchParams, FetchPartitionData, FetchResult
-from kreplica.replica.fetch_session import NO_SESSION, CachedPartition, FetchSession, FetchSessionCache
+from kreplica.replica.fetch_session import NO_SESSION, FetchSessionCache
 from kreplica.replica.hosted_partitions import HostedPartitions
 from kreplica.replica.metadata_cache import MetadataCache
 from kreplica.replica.partition import Partition
-from kreplica.replica.partition_state import HIGH_WATERMARK_MOVED, NOTHING, LogReadInfo, PartitionEffects
+from kreplica.replica.partition_state import NOTHING, LogReadInfo, PartitionEffects
 from kreplica.replica.purgatory import DelayedOperationPurgatory
 from kreplica.replica.replica_config import ReplicaConfig
 from kreplica.replica.replication_quotas import ReplicationQuotaManager
@@ -77,7 +79,8 @@ def selector_of(
 class FetchManager:
     """Answers the fetches of followers and consumers.
 
-    `act`: acts on the effects of a follower's fetch. `quota`: limits the fetches of followers.
+    `act`: acts on the effects of a follower's fetch. `delayed`: completes what waits for the high watermark,
+    which a native fetch may move. `quota`: limits the fetches of followers.
 
     `topic_name`: returns the name of a topic id, None if unknown. `selector`: redirects consumers to replicas
     near them. `sessions`: the sessions of this broker.
@@ -93,6 +96,7 @@ class FetchManager:
         random: Random,
         metrics: MetricRegistry,
         act: Act,
+        delayed: DelayedOperations,
         quota: ReplicationQuotaManager,
         topic_name: Callable[[Uuid], str | None] = lambda _: None,
         selector: RackAwareReplicaSelector | None = None,
@@ -121,6 +125,7 @@ class FetchManager:
             clock=clock,
             quota=quota,
             timer=self._purgatory,
+            delayed=delayed,
             bytes_out=self._replication_bytes_out,
             most_bytes=self._fetch_max_bytes,
             linger_ms=self.linger_ms,
@@ -156,17 +161,17 @@ class FetchManager:
         """
         parked: DelayedFetch | LaneFetch | None = session.parked
         if parked is not None:
-            self._complete(parked, parked.expire)
+            self._expire(parked)
         session.clock.fetched(self.now_ms())
         return self._fetch(session, params, future)
 
     def _fetch(
         self, session: FetchSession, params: FetchParams, future: Future[Any] | None = None
     ) -> Future[Any]:
-        fetch = DelayedFetch(session, params, self._read, self._count, future)
+        fetch = DelayedFetch(session, params, self._read, self._count, self._linger, future)
         if not fetch.start():
             if fetch.may_linger and self.linger_ms <= params.max_wait_ms:
-                self.linger(fetch)
+                fetch.linger()
             else:
                 fetch.handle = self._purgatory.watch(next(self._numbers), 1, params.max_wait_ms, fetch)
             if self._purgatory.is_closed:
@@ -185,54 +190,19 @@ class FetchManager:
 
     # ---- notifications ------------------------------------------------------------------------------------
 
-    def log_end_moved(self, partition: Partition) -> None:
-        """Try the fetches of followers that wait for records: some were appended."""
-        for cached in list(partition.fetch_waiters):
-            session = cached.session
-            if session is not None and session.is_privileged:
-                with session.lock:
-                    session.ready[cached] = None
-                    fetch: DelayedFetch | LaneFetch | None = session.parked
-                if fetch is not None:
-                    self._complete(fetch, fetch.try_complete)
-
-    def high_watermark_moved(self, partition: Partition) -> None:
-        """Try the fetches of consumers that wait for committed records, and notify followers soon."""
-        for cached in list(partition.fetch_waiters):
-            session = cached.session
-            if session is None or not session.is_privileged:
-                self._try(cached)
-                continue
-            fetch = None if cached.is_being_noted else cached.notify()
-            if fetch is not None and not fetch.linger_handle:
-                self.linger(fetch)
-
-    def moved(self, partition: Partition) -> None:
-        """Try all fetches that wait at the partition: its log start or its role has changed."""
-        for cached in list(partition.fetch_waiters):
-            self._try(cached)
-
     def name_again(self, partition: Partition) -> None:
         """Treat the next fetch of each follower as if it named the partition."""
         for cached in list(partition.fetch_waiters):
             if cached.session is not None and cached.session.is_privileged:
                 cached.session.name_again(cached)
 
-    def _try(self, cached: CachedPartition) -> None:
-        fetch = cached.notify()
-        if fetch is not None:
-            self._complete(fetch, fetch.try_complete)
-
-    def _complete(self, fetch: DelayedFetch | LaneFetch, step: Callable[[], bool]) -> None:
-        if not step() and fetch.may_linger and not fetch.linger_handle:
-            self.linger(fetch)
-
-    def linger(self, fetch: DelayedFetch | LaneFetch) -> None:
-        """Answer soon even if there is too little: more news may come until then and share the answer."""
-        if isinstance(fetch, LaneFetch):
-            fetch.linger()
-            return
+    def _linger(self, fetch: DelayedFetch) -> None:
         fetch.linger_handle = self._purgatory.watch(next(self._numbers), 1, self.linger_ms, fetch)
+
+    def _expire(self, fetch: DelayedFetch | LaneFetch) -> None:
+        if not fetch.expire() and fetch.may_linger and not fetch.linger_handle:
+            # Another thread works on it, and may let it wait again.
+            fetch.linger()
 
     def end_wait(self, fetch: DelayedFetch) -> None:
         for handle in (fetch.handle, fetch.linger_handle):
@@ -241,7 +211,7 @@ class FetchManager:
 
     def _expired(self, fetches: list[DelayedFetch | LaneFetch]) -> None:
         for fetch in fetches:
-            self._complete(fetch, fetch.expire)
+            self._expire(fetch)
 
     def shutdown(self) -> None:
         """Answer the waiting fetches with what there is, and forget all sessions."""
@@ -275,10 +245,6 @@ class FetchManager:
             fetch.fail(error)
         else:
             fetch.respond(buffers)
-
-    def high_watermark_has_moved(self, partition: Partition) -> None:
-        """Act on a high watermark that a native fetch has moved."""
-        self._act(partition, HIGH_WATERMARK_MOVED)
 
     def count_consumed(self, size: int) -> None:
         """Count the records of an answer to a consumer."""

@@ -214,7 +214,6 @@ class Partition(LeaderState):
         "_isr_policy",
         "broker_id",
         "clock",
-        "fetch_waiters",
         "is_offline",
         "isr_history",
         "leader_and_isr",
@@ -248,7 +247,7 @@ class Partition(LeaderState):
         self.isr_history = IsrHistory()
         # What waits for this partition to move: the CachedPartition of each waiting fetch (ordered, so that a
         # run can be repeated), and the number of waiting deletions. The waiting operations keep these.
-        self.fetch_waiters: dict[Any, None] = {}
+        self.fetch_waiters = {}
         self.low_watermark_waiters = 0
         self.leader_isr_update_lock = RLock()
         # Guarded by leader_isr_update_lock:

@@ -14,7 +14,7 @@ from typing import Any
 
 from kreplica._core.purgatory import Purgatory, Watermark
 from kreplica.common.locks import Lock
-from kreplica.common.ports import NANOSECONDS_PER_MS, Cancellable, Clock, Loop, monotonic_ms
+from kreplica.common.ports import NANOSECONDS_PER_MS, Cancellable, Clock, Loop
 
 NEVER = 1 << 62
 # Longer waits are limited by NEVER.
@@ -29,7 +29,7 @@ class DelayedOperationPurgatory:
 
     def __init__(self, name: str, clock: Clock, loop: Loop, on_expired: Callable[[list[Any]], None]) -> None:
         self.name = name
-        self._clock = clock
+        self.monotonic_ns = clock.monotonic_ns
         self._loop = loop
         self._on_expired = on_expired
         self.native = Purgatory(start_ms=self.now_ms())
@@ -44,7 +44,7 @@ class DelayedOperationPurgatory:
 
     def now_ms(self) -> int:
         """Return the clock of deadlines."""
-        return monotonic_ms(self._clock)
+        return self.monotonic_ns() // NANOSECONDS_PER_MS
 
     def watch(
         self, key: int, required_offset: int, timeout_ms: int, token: Any, mark: Watermark | None = None
@@ -55,7 +55,7 @@ class DelayedOperationPurgatory:
         that completes the operation.
         """
         # Like _deadline_ms for usual timeouts, without the call: a fetch waits, and lingers, for each record.
-        deadline_ms = self._clock.monotonic_ns() // NANOSECONDS_PER_MS + timeout_ms
+        deadline_ms = self.monotonic_ns() // NANOSECONDS_PER_MS + timeout_ms
         if not 0 <= timeout_ms <= SANE_MS:
             deadline_ms = self._deadline_ms(timeout_ms)
         handle = self.native.watch(key, required_offset, deadline_ms, token, 0, mark)

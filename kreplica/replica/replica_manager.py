@@ -54,7 +54,6 @@ from kreplica.replica.partition_state import (
     INCREASED,
     EpochEndOffset,
     IsrChangeProposed,
-    LeaderHwChange,
     PartitionEffects,
 )
 from kreplica.replica.remote_leader_endpoint import RemoteLeaderEndPoint
@@ -110,6 +109,7 @@ class ReplicaManager:
             random=random,
             metrics=self.metrics,
             act=self.act_on,
+            delayed=self.delayed.operations,
             quota=self.quotas.leader,
             topic_name=metadata_cache.topic_name,
             selector=selector_of(config, broker_id, metadata_cache),
@@ -119,7 +119,6 @@ class ReplicaManager:
             self.partitions,
             self.delayed,
             self.metrics,
-            on_appended=self._appended,
             on_error=self._check_storage,
             disk_loop=None if log_manager.disk is None else loop,
             # Twice the longest wait of a follower's fetch.
@@ -148,7 +147,7 @@ class ReplicaManager:
             loop=new_loop("damage-repair"),
             metrics=self.metrics,
             mend_stopped=self._mend_stopped,
-            on_moved=self.fetches.moved,
+            on_moved=self.delayed.operations.moved,
             on_failure=self._check_storage,
         )
         self._transport = transport
@@ -176,7 +175,7 @@ class ReplicaManager:
             loop=new_loop("alter-log-dirs"),
             role_lock=self._role_lock,
             act=self.act_on,
-            moved=self.fetches.moved,
+            moved=self.delayed.operations.moved,
             take_offline=self._take_offline,
         )
         log_manager.on_failure = lambda gone: loop.post(partial(self._take_offline, gone))
@@ -314,7 +313,7 @@ class ReplicaManager:
         self.events.isr_changed(partition)
         if became.is_new_leader or became.is_new_epoch:
             self.events.leadership_taken(partition)
-            self._due.append(partial(self.fetches.moved, partition))
+            self._due.append(partial(self.delayed.operations.moved, partition))
 
     def _follow(self, partition: Partition, state: LeaderAndIsr, log: UnifiedLog) -> None:
         led = partition.is_leader
@@ -324,7 +323,7 @@ class ReplicaManager:
             self.events.leadership_lost(partition, log.log_end_offset, leader)
             self._due.append(self.delayed.leadership_lost(partition))
         if is_new_epoch:
-            self._due.append(partial(self.fetches.moved, partition))
+            self._due.append(partial(self.delayed.operations.moved, partition))
             self._fetch_from_leader(partition, state)
 
     def _fetch_from_leader(self, partition: Partition, state: LeaderAndIsr) -> None:
@@ -383,7 +382,7 @@ class ReplicaManager:
             why = "its log directory is offline" if is_offline else "the broker is no longer a replica"
             self.events.leadership_lost(partition, log.log_end_offset, why)
         self._due.append(self.delayed.leadership_lost(partition))
-        self._due.append(partial(self.fetches.moved, partition))
+        self._due.append(partial(self.delayed.operations.moved, partition))
 
     # ---- followers ----------------------------------------------------------------------------------------
 
@@ -400,23 +399,9 @@ class ReplicaManager:
             metrics=FetcherMetrics(
                 self.metrics, fetcher_id, leader_id, self._metadata_cache.address(leader_id)
             ),
-            on_moved=self.fetches.moved,
+            on_moved=self.delayed.operations.moved,
             on_storage_failure=self._check_storage,
         )
-
-    # ---- append -------------------------------------------------------------------------------------------
-
-    def _appended(self, partition: Partition, change: LeaderHwChange) -> None:
-        if change is INCREASED:
-            self._high_watermark_moved(partition)
-        if partition.fetch_waiters:
-            self.fetches.log_end_moved(partition)
-
-    def _high_watermark_moved(self, partition: Partition) -> None:
-        # Producers first: they wait for nothing else. Followers get the high watermark with the next records.
-        self.delayed.high_watermark_moved(partition)
-        if partition.fetch_waiters:
-            self.fetches.high_watermark_moved(partition)
 
     # ---- effects of partitions ----------------------------------------------------------------------------
 
@@ -425,7 +410,7 @@ class ReplicaManager:
         if effects.isr_change is not None:
             self._propose(partition, effects.isr_change)
         if effects.high_watermark_change is INCREASED:
-            self._high_watermark_moved(partition)
+            self.delayed.operations.high_watermark_moved(partition)
         if effects.low_watermark_moved:
             self.delayed.low_watermark_moved(partition)
 
@@ -490,7 +475,7 @@ class ReplicaManager:
         operation = DelayedDeleteRecords(results, waiting)
         self.delayed.await_deletion(operation, timeout_ms)
         for status in waiting.values():
-            self.fetches.moved(status.partition)
+            self.delayed.operations.moved(status.partition)
         return operation.future
 
     def last_offset_for_leader_epoch(

@@ -11,7 +11,8 @@ from uuid import UUID
 
 import pytest
 
-from kreplica._core.fetch_lane import FETCHES_DECLINED, wire_id
+from kreplica._core.fetch_lane import FETCHES_DECLINED
+from kreplica._core.fetch_session import wire_id
 from kreplica._core.records import batches
 from kreplica.broker.request_channel import RequestChannel
 from kreplica.broker.request_context import RequestContext

@@ -12,8 +12,10 @@ from functools import partial
 from typing import Any
 
 from kreplica._core.fetch_frames import PartitionAnswer
+from kreplica._core.fetch_session import CachedPartition
 from kreplica._core.follower import Follower
 from kreplica._core.leader_state import UNKNOWN_BROKER_EPOCH
+from kreplica.broker import kafka_apis
 from kreplica.common.errors import KafkaStorageError, NotLeaderOrFollower
 from kreplica.common.messages.data import FetchResponse
 from kreplica.common.ports import monotonic_ms
@@ -22,7 +24,6 @@ from kreplica.log.log_loader import _LogLoader
 from kreplica.log.unified_log import UnifiedLog
 from kreplica.replica import damage_repair, isr_policy, partition, replica_fetcher
 from kreplica.replica.append_manager import AppendManager
-from kreplica.replica.fetch_session import CachedPartition
 from kreplica.replica.partition import Partition
 from kreplica.replica.remote_leader_endpoint import fetch_answers
 from kreplica.replica.replica_fetcher import OffsetTruncationState, ReplicaFetcher
@@ -89,14 +90,15 @@ def join_below_the_log_start(_: Replacement) -> Replacement:
     return begins_too_low
 
 
-@history_mutant(CachedPartition, "begin_epoch")
+@history_mutant(kafka_apis, "CachedPartition")
 def tell_marks_once(_: Replacement) -> Replacement:
     """A leader does not send again in a new leader epoch what a follower got and dropped in the last."""
 
-    def begin(cached: Any, leader_epoch: int) -> None:
-        cached.current_leader_epoch = leader_epoch
+    class Once(CachedPartition):
+        def begin_epoch(self, leader_epoch: int) -> None:
+            self.current_leader_epoch = leader_epoch
 
-    return begin
+    return Once
 
 
 @history_mutant(Partition, "update_follower_fetch_state")

@@ -11,10 +11,11 @@ from functools import partial
 from typing import Any
 
 from kreplica._core.fetch_lane import FetchLane, LaneFetch
+from kreplica._core.produce_lane import LaneAppend, ProduceLane
 from kreplica._core.region import Slice
 from kreplica.common.future import resolved
-from kreplica.replica import fetch_manager
-from kreplica.replica.delayed_requests import DelayedRequests, PartitionResponse
+from kreplica.replica import append_manager, fetch_manager
+from kreplica.replica.delayed_requests import PartitionResponse
 from tests.mutants.mutants import Mutant, Replacement
 
 LANE_MUTANTS: dict[str, Mutant] = {}
@@ -67,15 +68,16 @@ def count_natively_what_is_out_of_bounds(_: Replacement) -> Replacement:
     return partial(FetchLane, kind=CaughtUp)
 
 
-@lane_mutant(DelayedRequests, "await_tokens")
+@lane_mutant(append_manager, "ProduceLane")
 def acknowledge_natively_at_once(_: Replacement) -> Replacement:
     """A produce with acks=all that the lane took is answered as soon as the leader has it."""
 
-    def await_tokens(_: Any, tokens: list[Any]) -> None:
-        for token in tokens:
-            token.answer(resolved({0: PartitionResponse(token.base_offset)}))
+    class Careless(ProduceLane):
+        def await_commits(self, appends: list[LaneAppend]) -> None:
+            for append in appends:
+                append.answer(resolved({0: PartitionResponse(append.base_offset)}))
 
-    return await_tokens
+    return Careless
 
 
 @lane_mutant(fetch_manager, "FetchLane", SCRIPTED_LANE_MUTANTS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from kreplica._core.leader_state import LeaderState, Term
 from kreplica._core.purgatory import Watermark
 from kreplica.common.metrics import MetricRegistry
 from kreplica.common.types import TopicPartition
@@ -11,7 +12,7 @@ from kreplica.replica.delayed_requests import DelayedRequests
 from kreplica.runtime.clock import SystemClock
 
 
-class Led:
+class Led(LeaderState):
     """The minimum of a partition that waiting produce requests need: it leads, with enough replicas in
     sync."""
 
@@ -22,11 +23,8 @@ class Led:
         self.key = key
         self.topic_partition = TopicPartition("t", key)
         self.watermark = Watermark()
-
-    @property
-    def term(self) -> Led:
-        """The state of its leader epoch, which is always the same object here."""
-        return self
+        self.term = Term(1, 0, watermark=self.watermark)
+        self.fetch_waiters = {}
 
 
 class NoLoop:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from kreplica._core.fetch_session import CachedPartition, FetchSession, wire_id
 from kreplica.common.errors import (
     FencedLeaderEpoch,
     InconsistentTopicId,
@@ -15,7 +16,6 @@ from kreplica.common.errors import (
 )
 from kreplica.common.types import TopicPartition, Uuid
 from kreplica.replica.delayed_fetch import CONSUMER, FetchParams
-from kreplica.replica.fetch_session import CachedPartition, FetchSession
 from tests.support.replicas import Replicas, batch
 
 T0 = TopicPartition("t", 0)
@@ -110,7 +110,7 @@ def test_f_is_passed_over_where_there_is_nothing_to_read() -> None:
     committed(at, b"a")
     waiting = Consumer(at).fetch(1)
     at.partition().local_log.roll()
-    at.manager().fetches.moved(at.partition())
+    at.manager().delayed.operations.moved(at.partition())
     assert not waiting.done()
 
 
@@ -220,7 +220,7 @@ def test_a_consumer_that_reads_again_gets_the_records_without_naming_the_partiti
         session.ask([])
         again = fetches.fetch_messages(session, params._replace(wants_all=False))
         assert data_of(again).records is not None
-    session.ask([], [(topic_id, T0.partition)])
+    session.ask([], [wire_id(topic_id.raw, T0.partition)])
     assert not fetches.fetch_messages(session, params._replace(wants_all=False)).done()
 
 
@@ -321,7 +321,7 @@ def test_a_follower_gets_the_marks_anew_in_each_leader_epoch(way: str) -> None:
     assert data_of(first).high_watermark == 1
     at.elect(1)
     if way == "by a request of one partition":
-        key = (at.controller.topic_id("t"), 0)
+        key = wire_id(at.controller.topic_id("t").raw, 0)
         asked = {"fetch_offset": 1, "max_bytes": 1, "last_fetched_epoch": 0, "log_start_offset": 0}
         assert session.ask_again(key, current_leader_epoch=1, **asked)
         response = fetch_as_follower(at, 2, session, max_wait_ms=0)
@@ -419,7 +419,7 @@ def test_what_there_is_no_room_for_waits_with_the_fetch() -> None:
     at.pass_time(501)
     assert [data.records is not None for _, data in answer.result(0)] == [True, False]
     # The other partition comes first in the next fetch.
-    first, second = (session.partitions[topic_id, number] for number in (0, 1))
+    first, second = (session.partitions[wire_id(topic_id.raw, number)] for number in (0, 1))
     assert list(session.ready) == [second, first]
 
 
@@ -456,7 +456,7 @@ def test_of_two_fetches_of_a_session_that_overlap_none_is_lost() -> None:
     old = session.parked
     assert old is not None
     # Another thread is looking at the first one when the second comes.
-    assert old._unpark()
+    assert session.unpark(old)
     second = fetches.fetch_messages(session, params)
     assert old._park()
     assert first.done()

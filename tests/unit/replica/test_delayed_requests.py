@@ -59,7 +59,7 @@ def test_a_million_produces_over_ten_thousand_partitions() -> None:
 
 def move(delayed: Any, partition: Any, offset: int) -> None:
     partition.watermark.advance(offset)
-    delayed.high_watermark_moved(partition)
+    delayed.operations.high_watermark_moved(partition)
 
 
 def produces_below(steps: list[int], offset: int) -> int:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from kreplica._core.fetch_session import CachedPartition, FetchSession
 from kreplica.common.errors import InvalidConfig
 from kreplica.common.types import Uuid
 from kreplica.replica.delayed_fetch import CONSUMER, FetchParams
-from kreplica.replica.fetch_session import CachedPartition, FetchSession
 from kreplica.replica.replica_config import ReplicaConfig
 from tests.support.replicas import Replicas, batch
 

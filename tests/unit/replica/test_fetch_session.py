@@ -6,12 +6,12 @@ import random
 
 import pytest
 
+from kreplica._core.fetch_session import CachedPartition, wire_id
 from kreplica.common.errors import FetchSessionIdNotFound, InvalidFetchSessionEpoch
 from kreplica.common.types import INT32_MAX, TopicPartition, Uuid
 from kreplica.replica.fetch_session import (
     FINAL_EPOCH,
     NO_SESSION,
-    CachedPartition,
     FetchSessionCache,
     with_session,
 )
@@ -21,6 +21,10 @@ TOPIC_ID = Uuid(bytes(15) + b"\x01")
 
 def asked(number: int, offset: int = 0) -> CachedPartition:
     return CachedPartition(TopicPartition("t", number), TOPIC_ID, fetch_offset=offset, max_bytes=100)
+
+
+def key(number: int) -> bytes:
+    return wire_id(TOPIC_ID.raw, number)
 
 
 def cache(slots: int = 10) -> FetchSessionCache:
@@ -69,17 +73,17 @@ def test_an_incremental_fetch_looks_at_what_is_named_or_has_moved() -> None:
     session.ask([asked(1, offset=5)])
     [ready] = session.take_ready()
     assert (ready.topic_partition.partition, ready.fetch_offset) == (1, 5)
-    moved = session.partitions[TOPIC_ID, 2]
+    moved = session.partitions[key(2)]
     assert moved.notify() is None  # no fetch is parked
-    session.put_back([session.partitions[TOPIC_ID, 0]])
+    session.put_back([session.partitions[key(0)]])
     assert [c.topic_partition.partition for c in session.take_ready()] == [0, 2]
 
 
 def test_what_is_forgotten_is_not_looked_at_again() -> None:
     session = served(cache(), NO_SESSION, 0)
     session.ask([asked(0), asked(1)])
-    gone = session.partitions[TOPIC_ID, 0]
-    session.ask([], [(TOPIC_ID, 0), (TOPIC_ID, 9)])
+    gone = session.partitions[key(0)]
+    session.ask([], [key(0), key(9)])
     assert gone.notify() is None
     session.put_back([gone])
     assert [c.topic_partition.partition for c in session.take_ready()] == [1]

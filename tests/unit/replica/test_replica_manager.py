@@ -6,6 +6,7 @@ import threading
 
 import pytest
 
+from kreplica._core.fetch_session import CachedPartition, FetchSession
 from kreplica.common.errors import (
     InconsistentTopicId,
     InvalidRequiredAcks,
@@ -24,7 +25,6 @@ from kreplica.common.errors import (
 )
 from kreplica.common.types import ACKS_LEADER, ACKS_NONE, TopicPartition, Uuid
 from kreplica.replica.delayed_fetch import CONSUMER, FetchParams
-from kreplica.replica.fetch_session import CachedPartition, FetchSession
 from tests.support.batches import build
 from tests.support.logs import get_or_create_log
 from tests.support.replicas import Replicas, batch

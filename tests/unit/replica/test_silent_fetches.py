@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from kreplica._core.fetch_session import CachedPartition, FetchSession
 from kreplica.replica.delayed_fetch import FetchParams
-from kreplica.replica.fetch_session import CachedPartition, FetchSession
 from tests.support import replicas as brokers
 from tests.support.partitions import TOPIC_ID, TOPIC_PARTITION, Replicas
 
