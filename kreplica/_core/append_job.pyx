@@ -9,6 +9,10 @@ from cpython.buffer cimport Py_buffer, PyBUF_SIMPLE, PyBuffer_Release, PyObject_
 from cpython.mem cimport PyMem_Free, PyMem_Malloc
 
 from kreplica._core.disk_thread cimport DiskJob
+from kreplica._core.fields cimport (
+    LOG_STATE, QUEUE_DISK, QUEUE_IN_FLIGHT, QUEUE_LANE, QUEUE_LOG, QUEUE_NOTED, QUEUE_PUBLISHING, QUEUE_RETURNED,
+    QUEUE_WAITING,
+)
 from kreplica._core.follower_append cimport append_batches
 from kreplica._core.log_lock cimport LogLock
 from kreplica._core.log_segment cimport (
@@ -25,20 +29,21 @@ cdef enum:
 
 
 cdef bint take_back(DiskJob append, object queue, LogLock lock) except -1:
-    cdef list in_flight = queue.in_flight
+    cdef list in_flight = QUEUE_IN_FLIGHT.of(queue)
     cdef object done = append
     if not in_flight or in_flight[0] is not append or done.is_given_up:
         return False
     # An append that came back and was submitted again may get the report of its first try.
-    if not queue.disk.is_finished(append) or append.cell.job.status != OK:
+    if not QUEUE_DISK.of(queue).is_finished(append) or append.cell.job.status != OK:
         return False
-    if queue.waiting or queue.returned or not lock.try_take():
+    if QUEUE_WAITING.of(queue) or QUEUE_RETURNED.of(queue) or not lock.try_take():
         return False
     try:
-        if not queue.noted:
-            queue.noted = 1
+        noted = QUEUE_NOTED.of(queue)
+        if not noted:
+            noted = queue.noted = 1
             done.note(queue, append)
-        queue.noted -= 1
+        queue.noted = noted - 1
         del in_flight[0]
         done.job = None
     finally:
@@ -47,7 +52,7 @@ cdef bint take_back(DiskJob append, object queue, LogLock lock) except -1:
 
 
 cdef int go_on(DiskJob append, object queue, LogState state) except -1:
-    if queue.waiting:
+    if QUEUE_WAITING.of(queue):
         queue.job_done(append)
     elif state.unpublished:
         publish_soon(queue)
@@ -218,14 +223,14 @@ cpdef int publish_soon(object queue) except -1:
     """Write an advanced high watermark of the AppendQueue's log to the state file soon, if no append will do so."""
     cdef LogState state
     cdef PublishJob job
-    if queue.is_publishing or queue.in_flight:
+    if QUEUE_PUBLISHING.of(queue) or QUEUE_IN_FLIGHT.of(queue):
         return 0
-    state = queue.log.state
+    state = LOG_STATE.of(QUEUE_LOG.of(queue))
     if state.unpublished:
         job = PublishJob(state)
         job.queue = queue
         queue.is_publishing = True
-        queue.disk.submit(job, job.published, queue.lane, lazily=True)
+        QUEUE_DISK.of(queue).submit(job, job.published, QUEUE_LANE.of(queue), lazily=True)
     return 0
 
 

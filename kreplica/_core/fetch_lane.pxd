@@ -114,12 +114,15 @@ cdef class LaneFetch:
     cdef int64_t lingering
     cdef bint has_marks           # what was read is only new offsets
     cdef list too_little          # partitions that were read and had something, but not enough
+    cdef bint has_looked          # for the follower's registration, in the present look
+    cdef bint is_in_epoch         # the follower is registered in the epoch of the fetch
     cdef object resumed           # the future of the fetch that Python makes instead, or None
 
     cdef int end_wait(self) except -1
     cdef int look(self, bint at_all) except -1
     cdef int park(self) except -1
     cdef int hand_over(self, bint at_all) except -1
+    cdef bint is_registered(self, LeaderState partition) except -1
     cdef object read(self, CachedPartition cached, Term term, int64_t max_bytes, bint is_first)
     cpdef bint is_plain(self, CachedPartition cached) except -1
     cdef bint note(self, CachedPartition cached, LeaderState partition, Term term, int64_t end) except -1

@@ -11,9 +11,14 @@ from kreplica._core.big_endian cimport load16, load32, load64, store16, store32,
 from kreplica._core.client_account cimport ClientAccount
 from kreplica._core.delayed_operations cimport DelayedOperations
 from kreplica._core.fetch_session cimport CachedPartition, FetchSession
+from kreplica._core.fields cimport (
+    DAMAGES_EMPTY, EPOCH_ENTRIES, LOG_ACTIVE, LOG_CLOSED, LOG_DAMAGES, LOG_EPOCHS, LOG_LOCK, LOG_STATE, LOG_STOPPED_AT,
+    STATE_ISR,
+)
 from kreplica._core.grants cimport Grants
 from kreplica._core.leader_state cimport FetchClock, LeaderState, Replica, Term
 from kreplica._core.log_lock cimport LogLock
+from kreplica._core.log_segment cimport LogSegment
 from kreplica._core.log_state cimport LogState
 from kreplica._core.region cimport Slice, kr_load_acquire
 from kreplica._core.varint cimport read_unsigned_varint, write_unsigned_varint
@@ -515,6 +520,7 @@ cdef class LaneFetch:
         cdef int64_t left = min(<int64_t> self.max_bytes, self.lane.most_bytes)
         cdef int64_t index = 0
         cdef bint is_first
+        self.has_looked = False
         if self.too_little:
             ready = list(dict.fromkeys(self.too_little + ready))
             self.too_little = []
@@ -583,26 +589,37 @@ cdef class LaneFetch:
         log = term.log
         if not term.leads or log is None or cached.current_leader_epoch != term.leader_epoch:
             return False
-        if log.closed or log.stopped_at is not None or not log.damages.is_empty:
+        if (LOG_CLOSED.of(log) or LOG_STOPPED_AT.of(log) is not None
+                or not DAMAGES_EMPTY.of(LOG_DAMAGES.of(log))):
             return False
         replica = partition.replicas_by_id.get(self.replica_id)
         if replica is None or replica.fetch_clock is not self.session.clock:
             return False
-        state = log.state
-        entries = log.epochs.entries
+        state = LOG_STATE.of(log)
+        entries = EPOCH_ENTRIES.of(LOG_EPOCHS.of(log))
         if (not state.now.log_start_offset <= fetch_offset <= kr_load_acquire(&state.now.log_end_offset)
                 or not entries or entries[len(entries) - 1].epoch != cached.last_fetched_epoch):
             return False
         # Records that are committed, or that the follower could not append, are checked before they are sent.
         if fetch_offset < kr_load_acquire(&state.now.log_end_offset) and (
-                log.active.base_offset > fetch_offset or fetch_offset < state.now.high_watermark
+                (<LogSegment> LOG_ACTIVE.of(log)).base_offset > fetch_offset or fetch_offset < state.now.high_watermark
                 or replica.asks_again(fetch_offset)):
             return False
         return not cached.is_unanswered or (
             not partition.low_watermark_waiters
-            and self.replica_id in partition.state.isr
+            and self.replica_id in STATE_ISR.of(partition.state)
             and replica.broker_epoch <= self.replica_epoch
-            and partition.alive_broker_epoch(self.replica_id) == self.replica_epoch)
+            and self.is_registered(partition))
+
+    cdef bint is_registered(self, LeaderState partition) except -1:
+        # Return whether the follower is registered in the epoch that its fetch names. The answer is the same for all
+        # partitions of one look.
+        cdef object epoch
+        if not self.has_looked:
+            epoch = partition.alive_broker_epoch(self.replica_id)
+            self.is_in_epoch = epoch is not None and epoch == self.replica_epoch
+            self.has_looked = True
+        return self.is_in_epoch
 
     cdef object read(self, CachedPartition cached, Term term, int64_t max_bytes, bint is_first):
         # Return (records, high watermark, last stable offset, log start, log end) of what was a plain case in this
@@ -618,11 +635,11 @@ cdef class LaneFetch:
         if term is None or partition is None or partition.term is not term:
             return None
         log = term.log
-        state = log.state
+        state = LOG_STATE.of(log)
         end = kr_load_acquire(&state.now.log_end_offset)
         mark, stable, start = state.now.high_watermark, state.now.last_stable_offset, state.now.log_start_offset
         if fetch_offset < end:
-            segment = log.active
+            segment = LOG_ACTIVE.of(log)
             if segment.base_offset > fetch_offset:
                 return None
             try:
@@ -630,7 +647,7 @@ cdef class LaneFetch:
                 records = segment.read(
                     fetch_offset, max_bytes, at_least_one=is_first,
                     limit=-1 if found is None else found[0] + (found[1] if found[2] < end else 0))
-            except (<LogLock> log.offsets_lock).own_error:
+            except (<LogLock> LOG_LOCK.of(log)).own_error:
                 return None
             if records is None and is_first:
                 return None

@@ -5,6 +5,10 @@ from libc.stdint cimport INT32_MAX, int32_t, int64_t
 from kreplica._core.append_job cimport RunJob, go_on, take_back
 from kreplica._core.disk_thread cimport DiskJob
 from kreplica._core.fetch_frames cimport PartitionAnswer, SessionFetch
+from kreplica._core.fields cimport (
+    EPOCH_ENTRIES, LOG_ACTIVE, LOG_DURABLE, LOG_EPOCHS, LOG_LEADER_EPOCH, LOG_LOCK, LOG_PLAIN, LOG_STATE,
+    PLAIN_KEYED_EPOCH, QUEUE_ASIDE, QUEUE_DISK, QUEUE_IN_FLIGHT, QUEUE_LANE, QUEUE_LOG, QUEUE_RETURNED, QUEUE_WAITING,
+)
 from kreplica._core.follower_append cimport has_transactions
 from kreplica._core.leader_state cimport LeaderState, Term
 from kreplica._core.log_lock cimport LogLock
@@ -318,7 +322,7 @@ cdef class Follower:
         term = partition.term
         if term.leads or term.log is None or term.leader_epoch != state.leader_epoch:
             return BY_ROLE
-        log_state = term.log.state
+        log_state = LOG_STATE.of(term.log)
         if kr_load_acquire(&log_state.now.log_end_offset) != state.fetch_offset:
             return BY_LOG_END
         if state.standstill is not None:
@@ -356,22 +360,22 @@ cdef class Follower:
         cdef object queue = partition.queue
         cdef object epoch
         cdef LogLock lock
-        if partition.term is not term or queue is None or queue.log is not log:
+        if partition.term is not term or queue is None or QUEUE_LOG.of(queue) is not log:
             return BY_ROLE
-        if log.durable:
+        if LOG_DURABLE.of(log):
             return BY_DURABILITY
-        if queue.waiting or queue.returned or queue.aside is not None:
+        if QUEUE_WAITING.of(queue) or QUEUE_RETURNED.of(queue) or QUEUE_ASIDE.of(queue) is not None:
             return BY_BUSY
         if state.fetch_offset <= append.answer.log_start_offset and log.size:
             return BY_LOG_START
-        epoch = log.leader_epoch
-        if epoch > state.leader_epoch or (log.plain.keyed_epoch != epoch and not log.may_append(epoch)):
+        epoch = LOG_LEADER_EPOCH.of(log)
+        if epoch > state.leader_epoch or (PLAIN_KEYED_EPOCH.of(LOG_PLAIN.of(log)) != epoch and not log.may_append(epoch)):
             return BY_EPOCH
-        lock = log.offsets_lock
+        lock = LOG_LOCK.of(log)
         if not lock.try_take():
             return BY_BUSY
         try:
-            append.begin(append.answer.records, log.active, log.state, epoch, not log.producers.ongoing)
+            append.begin(append.answer.records, LOG_ACTIVE.of(log), LOG_STATE.of(log), epoch, not log.producers.ongoing)
             append.partition, append.log, append.queue = partition, log, queue
             if log.producers.ongoing or has_transactions(append.run.data, append.run.size):
                 if queue.in_flight:
@@ -384,16 +388,17 @@ cdef class Follower:
 
     cdef int submit(self, FollowedAppend append, LogLock lock) except -1:
         cdef object queue = append.queue
+        cdef object disk = QUEUE_DISK.of(queue)
         queue.end = None
         # As in log_lock.pxd: only an exception from outside leaves the step open.
         lock.steps += 1
-        if queue.disk is self.inline:
+        if disk is self.inline:
             (<DiskJob> append).run()
             append.note(queue, append)
         else:
             append.job = append
-            queue.disk.submit(append, append.job_done, queue.lane)
-            queue.in_flight.append(append)
+            disk.submit(append, append.job_done, QUEUE_LANE.of(queue))
+            QUEUE_IN_FLIGHT.of(queue).append(append)
         lock.steps -= 1
         return 0
 
@@ -405,7 +410,7 @@ cdef class Follower:
         cdef bint has_started
         if partition.update_follower_high_watermark(answer.high_watermark, state.leader_epoch):
             has_moved = True
-        log_state = partition.term.log.state
+        log_state = LOG_STATE.of(partition.term.log)
         has_started = (answer.log_start_offset > log_state.now.log_start_offset
                        and partition.maybe_increment_log_start_offset(answer.log_start_offset, state.leader_epoch))
         if has_moved and partition.fetch_waiters:
@@ -413,7 +418,7 @@ cdef class Follower:
         end = kr_load_acquire(&log_state.now.log_end_offset)
         lag = answer.high_watermark - end if answer.high_watermark > end else 0
         if end != state.fetch_offset or has_started or lag != state.known_lag:
-            entries = partition.term.log.epochs.entries
+            entries = EPOCH_ENTRIES.of(LOG_EPOCHS.of(partition.term.log))
             state.fetch_offset, state.known_lag = end, lag
             state.last_fetched_epoch = entries[len(entries) - 1].epoch if entries else -1
             self.put(state)
@@ -487,7 +492,7 @@ cdef class FollowedAppend(RunJob):
     def job_done(self, _job):
         """Go on after the disk thread has done the job, or held it back."""
         cdef object queue = self.queue
-        if take_back(self, queue, self.log.offsets_lock):
+        if take_back(self, queue, LOG_LOCK.of(self.log)):
             self.finish()
             go_on(self, queue, self.state)
         else:
@@ -500,7 +505,7 @@ cdef class FollowedAppend(RunJob):
 
     def finish(self):
         """Take over the leader's offsets: the records are in the log."""
-        if self.log.durable:
+        if LOG_DURABLE.of(self.log):
             # The topic's durability has changed meanwhile.
             append = self.follower.owner.take_over(self)
             self.partition.made(append)

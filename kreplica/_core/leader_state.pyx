@@ -3,6 +3,9 @@
 from libc.stdint cimport int64_t
 
 from kreplica._core.append_job cimport publish_soon
+from kreplica._core.fields cimport (
+    CONFIG_MIN_ISR, LOG_CONFIG, LOG_DURABLE, LOG_LOCK, LOG_PRODUCERS, LOG_STATE, STATE_ISR, STATE_MAXIMAL_ISR,
+)
 from kreplica._core.log_lock cimport LogLock
 from kreplica._core.log_state cimport LogState
 from kreplica._core.open_transactions cimport OpenTransactions
@@ -185,7 +188,7 @@ cdef class LeaderState:
         cdef Term term = self.term
         if not term.leads or term.log is None:
             return 0
-        return min(<int64_t> term.log.config.min_insync_replicas, <int64_t> len(self.remote_replicas) + 1)
+        return min(<int64_t> CONFIG_MIN_ISR.of(LOG_CONFIG.of(term.log)), <int64_t> len(self.remote_replicas) + 1)
 
     @property
     def has_enough_in_sync(self):
@@ -193,17 +196,17 @@ cdef class LeaderState:
 
         It then survives the end of this broker's leadership.
         """
-        return len(self.state.maximal_isr) >= self.least_in_sync()
+        return len(STATE_MAXIMAL_ISR.of(self.state)) >= self.least_in_sync()
 
     @property
     def is_under_min_isr(self):
         """Whether this broker leads with fewer replicas in sync than min.insync.replicas."""
-        return len(self.state.isr) < self.least_in_sync()
+        return len(STATE_ISR.of(self.state)) < self.least_in_sync()
 
     @property
     def is_at_min_isr(self):
         """Whether this broker leads with as many replicas in sync as min.insync.replicas."""
-        return self.term.leads and len(self.state.isr) == self.least_in_sync()
+        return self.term.leads and len(STATE_ISR.of(self.state)) == self.least_in_sync()
 
     cpdef bint appended(self, object log, int64_t former_end) except -1:
         """Record that the log, which ended at `former_end`, has grown. Return whether the high watermark moved."""
@@ -219,10 +222,10 @@ cdef class LeaderState:
 
         `now_ms`: the time, None to read the clock if needed.
         """
-        cdef LogState state = log.state
+        cdef LogState state = LOG_STATE.of(log)
         cdef int64_t offset = state.now.log_end_offset
         cdef Replica replica
-        if log.durable and log.config.durability != "page_cache":
+        if LOG_DURABLE.of(log) and LOG_CONFIG.of(log).durability != "page_cache":
             # What the leader could lose in a power cut is not committed.
             offset = state.now.flush_offset
         for replica in self.watched_replicas:
@@ -243,8 +246,8 @@ cdef class LeaderState:
 
     cpdef bint advance_high_watermark(self, object log, int64_t offset) except -1:
         """Move the log's high watermark up to `offset`. Return whether it moved."""
-        cdef LogState state = log.state
-        cdef LogLock lock = log.offsets_lock
+        cdef LogState state = LOG_STATE.of(log)
+        cdef LogLock lock = LOG_LOCK.of(log)
         with lock:
             if offset <= state.now.high_watermark:
                 return False
@@ -254,7 +257,7 @@ cdef class LeaderState:
                 # The usual case: no transaction is open, or completed and not replicated yet.
                 state.advance(offset, offset)
             else:
-                (<OpenTransactions?> log.producers).advance(state, offset)
+                (<OpenTransactions?> LOG_PRODUCERS.of(log)).advance(state, offset)
         if state.unpublished:
             publish_soon(self.queue)
         return True
@@ -272,7 +275,7 @@ cdef class LeaderState:
             term = self.term
             if term.leads or term.log is None or term.leader_epoch != leader_epoch:
                 self.follower_log(leader_epoch)
-            state = term.log.state
+            state = LOG_STATE.of(term.log)
             end = kr_load_acquire(&state.now.log_end_offset)
             return self.advance_high_watermark(term.log, min(leader_high_watermark, end))
         finally:

@@ -9,6 +9,11 @@ from concurrent.futures import CancelledError
 
 from kreplica._core.append_job cimport AppendJob, go_on, let_go, take_back, view_of
 from kreplica._core.big_endian cimport load16, load32, store16, store32, store64
+from kreplica._core.fields cimport (
+    LOG_ACTIVE, LOG_DURABLE, LOG_LOCK, LOG_PLAIN, LOG_STATE, PLAIN_EPOCH, PLAIN_KEYED_EPOCH, PLAIN_LATEST_MS,
+    PLAIN_MAX_BYTES, QUEUE_ASIDE, QUEUE_DISK, QUEUE_END, QUEUE_IN_FLIGHT, QUEUE_LANE, QUEUE_LOG, QUEUE_RETURNED,
+    QUEUE_WAITING,
+)
 from kreplica._core.grants cimport Grants
 from kreplica._core.leader_state cimport LeaderState, Term
 from kreplica._core.log_lock cimport LogLock
@@ -408,19 +413,21 @@ cdef class ProduceLane:
             return NOT_LEADER
         if append.request.required_acks == ACKS_ALL and partition.is_under_min_isr:
             return TOO_FEW_IN_SYNC
-        if queue.log is not log:
+        if QUEUE_LOG.of(queue) is not log:
             return BUSY
-        if (not in_turn and (queue.waiting or queue.returned or queue.aside is not None)
+        if (not in_turn
+                and (QUEUE_WAITING.of(queue) or QUEUE_RETURNED.of(queue) or QUEUE_ASIDE.of(queue) is not None)
                 and not queue.admit(append)):
             return -1
-        if log.durable:
+        if LOG_DURABLE.of(log):
             return DURABILITY
-        plain = log.plain
-        if (plain.keyed_epoch if append.request.is_own else plain.epoch) != term.leader_epoch:
+        plain = LOG_PLAIN.of(log)
+        epoch = PLAIN_KEYED_EPOCH.of(plain) if append.request.is_own else PLAIN_EPOCH.of(plain)
+        if epoch != term.leader_epoch:
             return SETTINGS
-        append.begin(log.active, log.state, append.data, append.size, term.leader_epoch)
-        append.append.latest = plain.latest_ms
-        append.append.max_size = plain.max_bytes
+        append.begin(LOG_ACTIVE.of(log), LOG_STATE.of(log), append.data, append.size, term.leader_epoch)
+        append.append.latest = PLAIN_LATEST_MS.of(plain)
+        append.append.max_size = PLAIN_MAX_BYTES.of(plain)
         if append.request.is_transactional:
             append.append.flags |= WITH_TRANSACTION
         if append.request.marker is not None:
@@ -434,7 +441,7 @@ cdef class ProduceLane:
         append.log = log
         append.queue = queue
         append.mark = term.watermark
-        lock = log.offsets_lock
+        lock = LOG_LOCK.of(log)
         if not lock.try_take():
             return BUSY
         try:
@@ -443,7 +450,8 @@ cdef class ProduceLane:
             lock.give()
 
     cdef int submit_locked(self, LaneAppend append, object queue, LogLock lock) except -2:
-        cdef list in_flight = queue.in_flight
+        cdef list in_flight = QUEUE_IN_FLIGHT.of(queue)
+        cdef object disk = QUEUE_DISK.of(queue)
         cdef int32_t count = append.append.header.last_offset_delta + 1
         append.producer = append.ended = None
         append.begins_at = -1
@@ -464,7 +472,7 @@ cdef class ProduceLane:
                 append.begin_transaction()
         # As in log_lock.pxd: only an exception from outside leaves the step open.
         lock.steps += 1
-        if queue.disk is self.inline:
+        if disk is self.inline:
             append.run()
             append.is_in_log = append.cell.job.status == OK
             if append.is_in_log:
@@ -473,9 +481,10 @@ cdef class ProduceLane:
                 append.no_longer_begins()
         else:
             append.job = append
-            if queue.end is not None:
-                queue.end += count
-            queue.disk.submit(append, append.job_done, queue.lane)
+            end = QUEUE_END.of(queue)
+            if end is not None:
+                queue.end = end + count
+            disk.submit(append, append.job_done, QUEUE_LANE.of(queue))
             in_flight.append(append)
         lock.steps -= 1
         return -1 if append.is_in_log or append.job is not None else CORE
@@ -761,7 +770,7 @@ cdef class LaneAppend(AppendJob):
         """Go on after the disk thread has done the job, or held it back."""
         cdef object queue = self.queue
         cdef LogState state = self.state
-        if take_back(self, queue, self.log.offsets_lock):
+        if take_back(self, queue, LOG_LOCK.of(self.log)):
             self.finish_with_following()
             go_on(self, queue, state)
         else:
@@ -773,7 +782,7 @@ cdef class LaneAppend(AppendJob):
         cdef object queue = self.queue
         cdef LeaderState partition = self.partition
         cdef LaneAppend append = self
-        cdef list in_flight = queue.in_flight
+        cdef list in_flight = QUEUE_IN_FLIGHT.of(queue)
         cdef list waiting = []
         cdef bint has_moved = False
         cdef int left = APPENDS_A_STEP
@@ -786,7 +795,7 @@ cdef class LaneAppend(AppendJob):
                 if left == 0 or not in_flight or type(in_flight[0]) is not LaneAppend:
                     break
                 append = in_flight[0]
-                if not take_back(append, queue, append.log.offsets_lock):
+                if not take_back(append, queue, LOG_LOCK.of(append.log)):
                     break
                 # Its end needs no further report.
                 append.done = None
