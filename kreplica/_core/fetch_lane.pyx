@@ -629,7 +629,7 @@ cdef class LaneFetch:
         cdef LogState state
         cdef int64_t fetch_offset = cached.fetch_offset
         cdef int64_t end, mark, stable, start
-        cdef object segment, found
+        cdef LogSegment segment
         cdef Slice records = None
         # Reading the other partitions may have let other code run.
         if term is None or partition is None or partition.term is not term:
@@ -643,10 +643,7 @@ cdef class LaneFetch:
             if segment.base_offset > fetch_offset:
                 return None
             try:
-                found = segment.position_of(end)
-                records = segment.read(
-                    fetch_offset, max_bytes, at_least_one=is_first,
-                    limit=-1 if found is None else found[0] + (found[1] if found[2] < end else 0))
+                records = segment.read_below(fetch_offset, end, max_bytes, is_first)
             except (<LogLock> LOG_LOCK.of(log)).own_error:
                 return None
             if records is None and is_first:

@@ -127,6 +127,10 @@ cdef class LogSegment:
     cdef int64_t hint_by_time(self, entry, int64_t limit, Walk *w) except? -1
     # Find the first batch whose last offset is at least `offset`, and read nothing below byte `behind`.
     cdef int locate(self, int64_t offset, int64_t behind, Walk *w) noexcept nogil
+    # Read whole batches from the one that holds `offset` on, as `read`.
+    cdef Slice slice_of(self, int64_t offset, int64_t max_bytes, int64_t limit, bint at_least_one, int64_t behind)
+    # ... up to the batch that holds the record before `stop_offset`.
+    cdef Slice read_below(self, int64_t offset, int64_t stop_offset, int64_t max_bytes, bint at_least_one)
     # Run locate() under the guard, with the regions mapped.
     cdef int reach(self, int64_t offset, int64_t behind, Walk *w) except? -128
     cdef int _guarded(self, kr_guarded step, int64_t target, int64_t behind, int64_t limit, Walk *w) except? -128

@@ -594,6 +594,16 @@ cdef class LogSegment:
         It has at most `max_bytes`, but the whole first batch if `at_least_one`. It ends at `limit` at most (a
         position; -1: the valid length). `behind`: as for `position_of`.
         """
+        return self.slice_of(offset, max_bytes, limit, at_least_one, behind)
+
+    cdef Slice read_below(self, int64_t offset, int64_t stop_offset, int64_t max_bytes, bint at_least_one):
+        cdef Walk w
+        cdef int64_t limit = -1
+        if check(self.reach(stop_offset, 0, &w), "looking for an offset", stop_offset) != END:
+            limit = w.position + (w.size if w.base_offset < stop_offset else 0)
+        return self.slice_of(offset, max_bytes, limit, at_least_one, 0)
+
+    cdef Slice slice_of(self, int64_t offset, int64_t max_bytes, int64_t limit, bint at_least_one, int64_t behind):
         cdef Walk w
         cdef int64_t start, end, length = load_length(&self.region.r)
         if limit < 0 or limit > length:

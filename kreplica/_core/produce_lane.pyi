@@ -40,12 +40,11 @@ class ProduceLane:
         partition: Any,
         batch: bytes,
         answered: Callable[[int, BaseException | None], object],
-        *,
         origin: Any,
-        leader_epoch: int = -1,
+        leader_epoch: int,
         timeout_ms: int,
-        marker: Any = None,
-        verification: Any = None,
+        marker: Any,
+        verification: Any,
     ) -> LaneRequest | None: ...
 
 class LaneRequest:

@@ -215,8 +215,8 @@ cdef class ProduceLane:
             raise
         return request
 
-    def append(self, LeaderState partition not None, bytes batch not None, answered, *, origin, int64_t leader_epoch=-1,
-               int32_t timeout_ms, marker=None, verification=None):
+    def append(self, LeaderState partition not None, bytes batch not None, answered, origin, int64_t leader_epoch,
+               int32_t timeout_ms, marker, verification):
         """Append a batch of the broker's own with acks=all; return its request, None if declined.
 
         `answered(base_offset, error)` is called once, perhaps before this returns. `origin`: an AppendOrigin. Records

@@ -240,11 +240,11 @@ class AppendManager:
                 partition,
                 batch,
                 answered,
-                origin=origin,
-                timeout_ms=timeout_ms,
-                leader_epoch=-1 if leader_epoch is None else leader_epoch,
-                marker=marker,
-                verification=verification,
+                origin,
+                -1 if leader_epoch is None else leader_epoch,
+                timeout_ms,
+                marker,
+                verification,
             )
             if taken is not None:
                 return
