@@ -239,12 +239,13 @@ cdef class FetchLane:
     """Takes incremental fetches of followers, and those of consumers that are answered at once.
 
     `owner`: the FetchManager, see its section about the lane. `clock`, `quota`: of the leader. `timer`: the
-    DelayedOperationPurgatory of fetches. `delayed`: completes what waits for a high watermark. `bytes_out`: counts the records in answers to followers; an answer has at most
-    `most_bytes`. `linger_ms`: how long new offsets wait for records. `kind`: LaneFetch, or a subclass, with which a
-    test builds a bug in.
+    DelayedOperationPurgatory of fetches. `delayed`: completes what waits for a high watermark. `bytes_out`: counts the
+    records in answers to followers; an answer has at most `most_bytes`. `linger_ms`: how long new offsets wait for
+    records. `kind`: LaneFetch, or a subclass, with which a test builds a bug in.
     """
 
-    def __init__(self, owner, *, clock, quota, timer, DelayedOperations delayed not None, bytes_out, int64_t most_bytes, int64_t linger_ms, kind=LaneFetch):
+    def __init__(self, owner, *, clock, quota, timer, DelayedOperations delayed not None, bytes_out, int64_t most_bytes,
+                 int64_t linger_ms, kind=LaneFetch):
         self.owner = owner
         self.kind = kind
         self.monotonic_ns = clock.monotonic_ns
@@ -662,7 +663,8 @@ cdef class LaneFetch:
         cdef int64_t former_end
         cdef Replica replica
         cached.is_unanswered = False
-        with partition.leader_isr_update_lock:
+        partition.leader_isr_update_lock.acquire()
+        try:
             replica = partition.replicas_by_id.get(self.replica_id)
             if partition.term is not term or replica is None or replica.broker_epoch > self.replica_epoch:
                 return False
@@ -672,6 +674,8 @@ cdef class LaneFetch:
                 self.replica_epoch)
             if former_end != replica.log_end_offset:
                 has_moved = partition.increment_high_watermark(term.log, None)
+        finally:
+            partition.leader_isr_update_lock.release()
         if has_moved:
             cached.is_being_noted = True
             try:

@@ -369,7 +369,8 @@ cdef class Follower:
         if state.fetch_offset <= append.answer.log_start_offset and log.size:
             return BY_LOG_START
         epoch = LOG_LEADER_EPOCH.of(log)
-        if epoch > state.leader_epoch or (PLAIN_KEYED_EPOCH.of(LOG_PLAIN.of(log)) != epoch and not log.may_append(epoch)):
+        if epoch > state.leader_epoch or (
+                PLAIN_KEYED_EPOCH.of(LOG_PLAIN.of(log)) != epoch and not log.may_append(epoch)):
             return BY_EPOCH
         lock = LOG_LOCK.of(log)
         if not lock.try_take():

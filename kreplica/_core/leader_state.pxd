@@ -33,7 +33,11 @@ cdef class Replica:
     cdef public bint damaged
     cdef public FetchClock fetch_clock
 
+    cpdef object update_fetch_state(self, int64_t fetch_offset, int64_t log_start_offset, int64_t now_ms,
+                                    int64_t leader_end_offset, int64_t broker_epoch)
     cpdef object leader_moved_on(self)
+    # Return whether its previous fetch was from the same offset, although there were records to take.
+    cpdef bint asks_again(self, int64_t fetch_offset) except -1
 
 
 cdef class Term:

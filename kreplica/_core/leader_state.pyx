@@ -83,8 +83,8 @@ cdef class Replica:
             self.last_fetch_leader_log_end_offset = leader_end_offset
             self.last_fetch_time_ms = now_ms if is_in_sync else NEVER
 
-    def update_fetch_state(self, int64_t fetch_offset, int64_t log_start_offset, int64_t now_ms,
-                           int64_t leader_end_offset, int64_t broker_epoch):
+    cpdef object update_fetch_state(self, int64_t fetch_offset, int64_t log_start_offset, int64_t now_ms,
+                                    int64_t leader_end_offset, int64_t broker_epoch):
         """Record a fetch from `fetch_offset` at `now_ms`, when the leader's log ended at `leader_end_offset`.
 
         The follower is caught up as of now if it has all of that, or as of its previous fetch if it has what the
@@ -143,7 +143,7 @@ cdef class Replica:
         # The times are at least NEVER_MS, so that the differences stay in 64 bits.
         return max(now_ms - last_ms, last_ms - previous_ms) <= silence_ms
 
-    def asks_again(self, int64_t fetch_offset):
+    cpdef bint asks_again(self, int64_t fetch_offset) except -1:
         """Return whether its previous fetch was from the same offset, although there were records to take."""
         return self.log_end_offset == fetch_offset < self.last_fetch_leader_log_end_offset
 
@@ -248,7 +248,8 @@ cdef class LeaderState:
         """Move the log's high watermark up to `offset`. Return whether it moved."""
         cdef LogState state = LOG_STATE.of(log)
         cdef LogLock lock = LOG_LOCK.of(log)
-        with lock:
+        lock.enter()
+        try:
             if offset <= state.now.high_watermark:
                 return False
             if offset > kr_load_acquire(&state.now.log_end_offset):
@@ -258,6 +259,8 @@ cdef class LeaderState:
                 state.advance(offset, offset)
             else:
                 (<OpenTransactions?> LOG_PRODUCERS.of(log)).advance(state, offset)
+        finally:
+            lock.give()
         if state.unpublished:
             publish_soon(self.queue)
         return True

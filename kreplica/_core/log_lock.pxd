@@ -24,6 +24,8 @@ cdef class LogLock:
     cdef readonly object own_error
 
     cdef int take(self) except -1
+    # Take the lock as a `with` block does: repair an interrupted change first. `give` ends it.
+    cdef int enter(self) except -1
     # Take the lock if it is free and no change was interrupted; return whether it was taken.
     cdef bint try_take(self) except -1
     cdef void give(self) noexcept

@@ -86,7 +86,7 @@ cdef class LogLock:
             self.owner = 0
             PyThread_release_lock(self.lock)
 
-    def __enter__(self):
+    cdef int enter(self) except -1:
         self.take()
         if self.steps and self.depth == 1:
             try:
@@ -95,6 +95,10 @@ cdef class LogLock:
                 self.give()
                 raise
             self.steps = 0
+        return 0
+
+    def __enter__(self):
+        self.enter()
 
     def __exit__(self, *_):
         self.give()
@@ -111,7 +115,7 @@ cdef class LogLock:
         """
         self.require_own()
         if self.steps and self.depth == 0:
-            self.__enter__()
+            self.enter()
             self.give()
 
     @property
