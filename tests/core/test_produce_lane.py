@@ -70,11 +70,14 @@ class Confirming:
     def has_line(self, transactional_id: str) -> bool:
         return transactional_id in self.lines
 
-    def ask(self, name: str, begin: Callable[[], Any], done: Callable[[Any], None]) -> None:
+    def ask(
+        self, name: str, begin: Callable[[], Any], done: Callable[[Any], None], begun: object = None
+    ) -> None:
         if name in self.lines:
             self.waiting.append((begin, done))
             return
-        begin()
+        if begun is None:
+            begin()
         done(self.results)
 
     def go_on(self) -> None:
