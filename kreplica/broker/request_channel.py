@@ -238,9 +238,9 @@ class RequestChannel:
                 return None
             raise UnsupportedVersion(f"API key {api_key} is not supported in version {version}")
         header, request = _read_request(reader, known, version, correlation_id)
-        dispatch = partial(self._dispatch, header, request, frame, peer, answered, connection)
         if not began_ns or connection is None:
-            return dispatch(None)
+            return self._dispatch(header, request, frame, peer, answered, connection, None)
+        dispatch = partial(self._dispatch, header, request, frame, peer, answered, connection)
         assert quotas is not None
         if not self._is_limited(api_key, request):
             done = dispatch(None)
@@ -276,9 +276,9 @@ class RequestChannel:
             opened = self.open_envelope(request, peer)
             opened.add_done_callback(partial(self._answer, header, None, answered, None))
             return opened
-        handle = partial(self._answer_by_handler, header, request, peer, answered, connection, quota)
         if api_key not in FORWARDED or self._forwarding is None:
-            return handle()
+            return self._answer_by_handler(header, request, peer, answered, connection, quota)
+        handle = partial(self._answer_by_handler, header, request, peer, answered, connection, quota)
         forward = partial(self._forward, header, frame, peer, answered, handle, quota)
         if self._forwarding.is_here:
             return handle(forward)

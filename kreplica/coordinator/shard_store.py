@@ -350,7 +350,7 @@ class ShardStore(Generic[S]):
             if producer is not None:
                 builder.transactional = True
                 builder.producer_id, builder.producer_epoch = producer.producer_id, producer.producer_epoch
-            batch = builder.build([(key, value) for key, value in records], now_ms=self._clock.time_ms())
+            batch = builder.build(list(records), now_ms=self._clock.time_ms())
         except KreplicaError as error:
             self._loop.post(partial(appended, -1, error))
             return
