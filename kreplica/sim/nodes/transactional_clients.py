@@ -231,8 +231,8 @@ class TransactionHistory:
         self.identities: dict[str, list[ProducerIdentity]] = {}
         self._owners: dict[int, str] = {}  # by producer id
         self._offsets: dict[str, int] = {}  # by group: the greatest offset that a reader has got
-        # By group: how often it was to be deleted, how many of these requests may be carried out still, and
-        # the number of transactions that had begun by the last of them.
+        # By group: how many requests to delete it were sent or answered, how many may be carried out still,
+        # and the number of transactions that had begun by the last answer.
         self.deletions: Counter[str] = Counter()
         self._deleting: Counter[str] = Counter()
         self._deleted: Counter[str] = Counter()
@@ -370,13 +370,14 @@ class TransactionHistory:
 
     def end_deletion(self, group: str) -> None:
         """Take note of its answer, whether the group is deleted or not."""
+        self.deletions[group] += 1
         self._deleting[group] -= 1
         self._deleted[group] = len(self.transactions)
         self._offsets.pop(group, None)
 
     def read_offset(self, group: str, offset: int, least: int, deletions: int) -> None:
-        """Check an offset that OffsetFetch returned. `least`, `deletions`: `committed_before` and the number
-        of deletions when it was sent."""
+        """Check an offset that OffsetFetch returned. `least`, `deletions`: `committed_before` and
+        `deletions` of the group when it was sent."""
         known = self._offsets.get(group, -1)
         if not self._deleting[group] and deletions == self.deletions[group]:
             if offset < max(least, known):

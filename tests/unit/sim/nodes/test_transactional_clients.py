@@ -153,6 +153,19 @@ def test_an_offset_whose_commit_is_answered_is_not_followed_by_an_earlier_one() 
         stage.history.read_offset("g", -1, stage.history.committed_before("g"), deletions=0)
 
 
+@pytest.mark.parametrize("is_answered_before", [True, False])
+def test_an_offset_may_be_gone_if_its_group_was_deleted_meanwhile(is_answered_before: bool) -> None:
+    stage = Stage()
+    made = stage.transaction("a", group="g")
+    made.may_commit = made.offset_acked = True
+    stage.history.ended(made, commit=True)
+    stage.history.begin_deletion("g")
+    sent = stage.history.committed_before("g"), stage.history.deletions["g"]
+    if is_answered_before:
+        stage.history.end_deletion("g")
+    stage.history.read_offset("g", -1, *sent)
+
+
 def test_an_identity_is_given_once() -> None:
     stage = Stage()
     with violates(PRODUCER_IDS):
