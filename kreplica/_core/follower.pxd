@@ -20,6 +20,7 @@ from kreplica._core.append_job cimport RunJob
 from kreplica._core.fetch_frames cimport PartitionAnswer
 from kreplica._core.leader_state cimport LeaderState, Term
 from kreplica._core.log_lock cimport LogLock
+from kreplica._core.producer_table cimport PreparedRun, ProducerTable
 
 cdef enum:
     # PARTITIONS_DECLINED in follower.pyx has the names, in this order.
@@ -100,10 +101,10 @@ cdef class FollowedAppend(RunJob):
     cdef readonly LeaderState partition
     cdef readonly object log
     cdef object queue
-    cdef object prepared          # a PreparedRun of batches with producers, or None
+    cdef PreparedRun prepared     # of batches with producers, or None
     # As in QueuedAppend, for the AppendQueue. `job` is the append itself while it is in flight.
     cdef public object job
     cdef public bint is_given_up
     cdef public object error
 
-    cdef int prepare(self) except -1
+    cdef int prepare(self, ProducerTable producers) except -1

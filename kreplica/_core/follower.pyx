@@ -6,13 +6,14 @@ from kreplica._core.append_job cimport RunJob, go_on, take_back
 from kreplica._core.disk_thread cimport DiskJob
 from kreplica._core.fetch_frames cimport PartitionAnswer, SessionFetch
 from kreplica._core.fields cimport (
-    EPOCH_ENTRIES, LOG_ACTIVE, LOG_DURABLE, LOG_EPOCHS, LOG_LEADER_EPOCH, LOG_LOCK, LOG_PLAIN, LOG_STATE,
+    EPOCH_ENTRIES, LOG_ACTIVE, LOG_DURABLE, LOG_EPOCHS, LOG_LEADER_EPOCH, LOG_LOCK, LOG_PLAIN, LOG_PRODUCERS, LOG_STATE,
     PLAIN_KEYED_EPOCH, QUEUE_ASIDE, QUEUE_DISK, QUEUE_IN_FLIGHT, QUEUE_LANE, QUEUE_LOG, QUEUE_RETURNED, QUEUE_WAITING,
 )
 from kreplica._core.follower_append cimport has_transactions
 from kreplica._core.leader_state cimport LeaderState, Term
 from kreplica._core.log_lock cimport LogLock
 from kreplica._core.log_state cimport LogState
+from kreplica._core.producer_table cimport ProducerTable
 from kreplica._core.region cimport kr_load_acquire
 from kreplica._core.status cimport OK
 
@@ -359,6 +360,7 @@ cdef class Follower:
         cdef object log = term.log
         cdef object queue = partition.queue
         cdef object epoch
+        cdef ProducerTable producers
         cdef LogLock lock
         if partition.term is not term or queue is None or QUEUE_LOG.of(queue) is not log:
             return BY_ROLE
@@ -376,12 +378,13 @@ cdef class Follower:
         if not lock.try_take():
             return BY_BUSY
         try:
-            append.begin(append.answer.records, LOG_ACTIVE.of(log), LOG_STATE.of(log), epoch, not log.producers.ongoing)
+            producers = LOG_PRODUCERS.of(log)
+            append.begin(append.answer.records, LOG_ACTIVE.of(log), LOG_STATE.of(log), epoch, not producers.ongoing)
             append.partition, append.log, append.queue = partition, log, queue
-            if log.producers.ongoing or has_transactions(append.run.data, append.run.size):
+            if producers.ongoing or has_transactions(append.run.data, append.run.size):
                 if queue.in_flight:
                     return BY_BUSY
-                append.prepare()
+                append.prepare(producers)
             self.submit(append, lock)
         finally:
             lock.give()
@@ -448,9 +451,10 @@ cdef class FollowedAppend(RunJob):
     For its log's AppendQueue it is like a QueuedAppend, and its own `job`.
     """
 
-    cdef int prepare(self) except -1:
+    cdef int prepare(self, ProducerTable producers) except -1:
         # Decide what batches with producers change, so that they can be appended like all others.
-        self.prepared = self.log.prepare_run(self.answer.records)
+        self.prepared = producers.prepare_run(self.answer.records)
+        producers.begin_run(self.prepared, self.state)
         self.run.with_producers = False
         self.run.decided = self.prepared.size
         return 0
@@ -464,7 +468,7 @@ cdef class FollowedAppend(RunJob):
 
     def note(self, queue, _job):
         """Record the effects of the job, as QueuedAppend.note."""
-        cdef object producers = queue.log.producers
+        cdef ProducerTable producers = LOG_PRODUCERS.of(QUEUE_LOG.of(queue))
         cdef int64_t end
         if self.run.used:
             end = self.run.last.header.base_offset + self.run.last.header.last_offset_delta + 1
@@ -473,16 +477,18 @@ cdef class FollowedAppend(RunJob):
             if self.run.has_producers and self.prepared is None:
                 producers.take_over_run(memoryview(self.answer.records)[:self.run.used])
         if self.prepared is not None:
-            queue.log.note_run(self.prepared, self.run.used)
+            producers.end_run(self.prepared, self.run.used, self.state)
             self.prepared = None
 
     def come_back(self, bint is_declined):
         """Return the append that takes this one's place in the queue, since its job was not done."""
+        cdef ProducerTable producers
         if is_declined:
             self.follower.declines[BY_CORE] += 1
         if self.prepared is not None:
             # The disk thread has not begun it.
-            self.queue.log.note_run(self.prepared, 0)
+            producers = LOG_PRODUCERS.of(QUEUE_LOG.of(self.queue))
+            producers.end_run(self.prepared, 0, self.state)
             self.prepared = None
         append = self.follower.owner.take_over(self)
         append.is_declined = is_declined

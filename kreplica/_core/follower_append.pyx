@@ -7,8 +7,7 @@ plain or cannot be appended, without saying why: the caller handles that one ind
 Thread rule: the log's lock is held; a long run releases the GIL.
 """
 
-from cpython.buffer cimport Py_buffer, PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
-from libc.stdint cimport INT32_MAX, INT64_MAX, int32_t, int64_t, uint8_t
+from libc.stdint cimport INT64_MAX, int32_t, int64_t, uint8_t
 
 from kreplica._core.log_segment cimport MAY_ROLL, RELEASE_GIL_BYTES, Append, LogSegment
 from kreplica._core.log_state cimport LogState
@@ -76,40 +75,3 @@ def append_run(LogSegment segment not None, BatchIterator fetched not None, LogS
     fetched.position += run.used
     return segment._info(h.base_offset, h.base_offset + h.last_offset_delta, h.leader_epoch, h.max_timestamp, -1,
                          h.record_count, h.size, run.last.position, state)
-
-
-def producers_of_run(data not None, int64_t most):
-    """Return what the batches in `data`, which are whole and not control batches, say of their producers.
-
-    By producer id: [epoch of the producer's last batch, whether all its batches have that epoch, its last batches of
-    that epoch, at most `most`]. A batch is (last sequence, last offset, offset delta, timestamp). Batches without a
-    producer are passed over.
-    """
-    cdef Py_buffer view
-    cdef BatchHeader h
-    cdef int64_t used = 0
-    cdef dict found = {}
-    cdef list known, batches
-    if most < 1:
-        raise ValueError(f"most={most}: at least one batch of each producer is returned")
-    PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
-    try:
-        while parse_header(<const uint8_t *> view.buf + used, view.len - used, &h) == OK:
-            used += h.size
-            if h.producer_id < 0:
-                continue
-            known = found.get(h.producer_id)
-            if known is None:
-                known = found[h.producer_id] = [h.producer_epoch, True, []]
-            elif known[0] != h.producer_epoch:
-                known[:] = h.producer_epoch, False, []
-            batches = known[2]
-            if len(batches) == most:
-                del batches[0]
-            batches.append((
-                <int64_t> h.base_sequence + h.last_offset_delta & INT32_MAX, h.base_offset + h.last_offset_delta,
-                h.last_offset_delta, h.max_timestamp,
-            ))
-    finally:
-        PyBuffer_Release(&view)
-    return found

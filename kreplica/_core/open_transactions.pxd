@@ -2,12 +2,13 @@
 #
 #     first batch --> beginning, ongoing --marker--> unreplicated --high watermark above the marker--> forgotten
 #
-# Readers of committed data stop at the first of their offsets. Ownership: the log's ProducerStateManager, its subclass.
-# Thread rule: under the log's lock; with a disk thread, under its offsets_lock.
+# Readers of committed data stop at the first of their offsets. Ownership: the log's ProducerStateManager, which is a
+# subclass by way of ProducerTable. Thread rule: under the log's lock; with a disk thread, under its offsets_lock.
 
 from libc.stdint cimport int64_t
 
 from kreplica._core.log_state cimport LogState
+from kreplica._core.producer_append_info cimport CompletedTxn
 
 
 cdef class OpenTransactions:
@@ -18,6 +19,7 @@ cdef class OpenTransactions:
     # Completed transactions above the high watermark: (first offset, offset of the marker), sorted.
     cdef public list _unreplicated
 
+    cpdef object complete_txn(self, CompletedTxn completed)
     cpdef object on_high_watermark_updated(self, int64_t high_watermark)
     cdef object first_unstable(self)
     cdef object first_undecided(self)

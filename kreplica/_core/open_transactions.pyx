@@ -3,6 +3,7 @@
 from libc.stdint cimport int64_t
 
 from kreplica._core.log_state cimport LogState
+from kreplica._core.producer_append_info cimport CompletedTxn
 
 from bisect import insort
 
@@ -43,8 +44,8 @@ cdef class OpenTransactions:
         unreplicated = self._unreplicated[0][0]
         return unreplicated if undecided is None or unreplicated < undecided else undecided
 
-    def complete_txn(self, completed not None):
-        """Record that the marker of an ongoing transaction, a CompletedTxn, is in the log."""
+    cpdef object complete_txn(self, CompletedTxn completed):
+        """Record that the marker of an ongoing transaction is in the log."""
         assert self.ongoing is not None, completed
         del self.ongoing[completed.first_offset]
         insort(self._unreplicated, (completed.first_offset, completed.last_offset))

@@ -31,6 +31,8 @@ from kreplica._core.delayed_operations cimport DelayedOperations
 from kreplica._core.grants cimport Grants
 from kreplica._core.leader_state cimport LeaderState, Term
 from kreplica._core.log_lock cimport LogLock
+from kreplica._core.producer_append_info cimport ProducerAppendInfo, Verification
+from kreplica._core.producer_table cimport PendingProducers
 from kreplica._core.purgatory cimport Purgatory, Watermark
 
 cdef enum:
@@ -114,9 +116,9 @@ cdef class ProduceLane:
     # returned it.
     cdef int submit(self, LaneAppend append, bint in_turn) except -2
     cdef int submit_as_leader(self, LaneAppend append, Term term, bint in_turn) except -2
-    cdef int submit_locked(self, LaneAppend append, object queue, LogLock lock) except -2
-    # Return what becomes of the batch's producer, a ProducerAppendInfo; None if that needs a decision.
-    cdef object producer_of(self, LaneAppend append, object queue)
+    cdef int submit_locked(self, LaneAppend append, PendingProducers queue, LogLock lock) except -2
+    # Return what becomes of the batch's producer; None if that needs a decision.
+    cdef ProducerAppendInfo producer_of(self, LaneAppend append, PendingProducers queue)
 
 
 cdef class LaneRequest:
@@ -156,9 +158,8 @@ cdef class LaneAppend(AppendJob):
     cdef object log
     cdef object queue
     cdef Watermark mark
-    cdef object producer          # a ProducerAppendInfo, or None
-    cdef readonly object verification  # the Verification of a transaction's batch; None to check none
-    cdef object ended             # the CompletedTxn of a marker, or None
+    cdef ProducerAppendInfo producer  # what becomes of its producer, or None
+    cdef readonly Verification verification  # of a transaction's batch; None to check none
     cdef int64_t begins_at        # the offset at which a transaction begins with the batch, -1 if none does
     cdef bint is_checked          # the records of a compressed batch are valid
     cdef bint is_in_log

@@ -10,8 +10,8 @@ from concurrent.futures import CancelledError
 from kreplica._core.append_job cimport AppendJob, go_on, let_go, take_back, view_of
 from kreplica._core.big_endian cimport load16, load32, store16, store32, store64
 from kreplica._core.fields cimport (
-    LOG_ACTIVE, LOG_DURABLE, LOG_LOCK, LOG_PLAIN, LOG_STATE, PLAIN_EPOCH, PLAIN_KEYED_EPOCH, PLAIN_LATEST_MS,
-    PLAIN_MAX_BYTES, QUEUE_ASIDE, QUEUE_DISK, QUEUE_END, QUEUE_IN_FLIGHT, QUEUE_LANE, QUEUE_LOG, QUEUE_RETURNED,
+    LOG_ACTIVE, LOG_DURABLE, LOG_LOCK, LOG_PLAIN, LOG_PRODUCERS, LOG_STATE, PLAIN_EPOCH, PLAIN_KEYED_EPOCH,
+    PLAIN_LATEST_MS, PLAIN_MAX_BYTES, QUEUE_ASIDE, QUEUE_DISK, QUEUE_IN_FLIGHT, QUEUE_LANE, QUEUE_LOG, QUEUE_RETURNED,
     QUEUE_WAITING,
 )
 from kreplica._core.grants cimport Grants
@@ -19,6 +19,8 @@ from kreplica._core.leader_state cimport LeaderState, Term
 from kreplica._core.log_lock cimport LogLock
 from kreplica._core.log_segment cimport WITH_TRANSACTION
 from kreplica._core.log_state cimport LogState
+from kreplica._core.producer_append_info cimport ProducerAppendInfo, ProducerStateEntry
+from kreplica._core.producer_table cimport PendingProducers, ProducerTable
 from kreplica._core.purgatory cimport COMPLETE, Purgatory, part_t as waiting_t
 from kreplica._core.record_batch cimport (
     CODEC_MASK, CONTROL, TRANSACTIONAL, BatchHeader, RecordScan, parse_header,
@@ -342,13 +344,17 @@ cdef class ProduceLane:
 
     cdef bint continues(self, LaneRequest request) except -1:
         cdef LaneAppend append
-        cdef object log, entry
+        cdef object log
+        cdef ProducerTable producers
+        cdef ProducerStateEntry entry
         for append in request.appends:
             log = append.partition.term.log
             if log is None:
                 return False
-            entry = log.producers.last_entry(append.append.header.producer_id)
-            if entry is None or entry.producer_epoch != append.append.header.producer_epoch or not entry.in_transaction:
+            producers = LOG_PRODUCERS.of(log)
+            entry = producers.last_entry(append.append.header.producer_id)
+            if (entry is None or entry.now.producer_epoch != append.append.header.producer_epoch
+                    or not entry.has_open_transaction()):
                 return False
             append.verification = self.open_already
         return True
@@ -449,11 +455,11 @@ cdef class ProduceLane:
         finally:
             lock.give()
 
-    cdef int submit_locked(self, LaneAppend append, object queue, LogLock lock) except -2:
+    cdef int submit_locked(self, LaneAppend append, PendingProducers queue, LogLock lock) except -2:
         cdef list in_flight = QUEUE_IN_FLIGHT.of(queue)
         cdef object disk = QUEUE_DISK.of(queue)
         cdef int32_t count = append.append.header.last_offset_delta + 1
-        append.producer = append.ended = None
+        append.producer = None
         append.begins_at = -1
         if not in_flight:
             queue.end = append.state.now.log_end_offset
@@ -481,27 +487,18 @@ cdef class ProduceLane:
                 append.no_longer_begins()
         else:
             append.job = append
-            end = QUEUE_END.of(queue)
-            if end is not None:
-                queue.end = end + count
+            if queue.end is not None:
+                queue.end += count
             disk.submit(append, append.job_done, QUEUE_LANE.of(queue))
             in_flight.append(append)
         lock.steps -= 1
         return -1 if append.is_in_log or append.job is not None else CORE
 
-    cdef object producer_of(self, LaneAppend append, object queue):
+    cdef ProducerAppendInfo producer_of(self, LaneAppend append, PendingProducers queue):
         cdef LaneRequest request = append.request
-        cdef BatchHeader *h = &append.append.header
         if request.marker is not None:
-            found = queue.end_transaction(
-                h.producer_id, h.producer_epoch, request.marker, h.max_timestamp, request.origin)
-            if found is None:
-                return None
-            producer, append.ended = found
-            return producer
-        return queue.continue_sequence(
-            h.producer_id, h.producer_epoch, h.base_sequence, h.last_offset_delta + 1, h.max_timestamp,
-            request.origin, is_transactional=request.is_transactional, verification=append.verification)
+            return queue.add_marker(&append.append.header, request.marker, request.origin)
+        return queue.add_records(&append.append.header, request.origin, append.verification)
 
 
 # ---- one request -------------------------------------------------------------------------------------------
@@ -654,14 +651,14 @@ cdef class LaneAppend(AppendJob):
         """The origin of the request."""
         return self.request.connection
 
-    def note(self, queue, _job):
+    def note(self, PendingProducers queue not None, _job):
         """Record the effects of the job, as QueuedAppend.note."""
         if self.producer is not None and self.cell.job.status == OK:
-            queue.note_producer(self.producer, self.required_offset)
+            queue.note_producer(self.producer, self.end())
             if self.begins_at >= 0:
                 self.begin_next(queue)
             elif self.request.marker is not None:
-                queue.log.note_end(self.ended)
+                queue.table().note_end(self.producer.ended, self.state)
 
     def come_back(self, bint is_declined):
         """Return what takes this append's place in the queue, since its job was not done: Python's, or a new one."""
@@ -724,7 +721,7 @@ cdef class LaneAppend(AppendJob):
     # ---- its way ----------------------------------------------------------------------------------------------
 
     cdef int begin_transaction(self) except -1:
-        cdef object producers = self.log.producers
+        cdef ProducerTable producers = LOG_PRODUCERS.of(self.log)
         self.begins_at = self.expected
         if producers.beginning is None:
             producers.beginning = self.begins_at
@@ -732,22 +729,24 @@ cdef class LaneAppend(AppendJob):
         return 0
 
     cdef int begin_next(self, object queue) except -1:
+        cdef ProducerTable producers = LOG_PRODUCERS.of(self.log)
         cdef object after = None
         cdef object each
         for each in queue.in_flight:
             if type(each) is LaneAppend and (<LaneAppend> each).begins_at > self.begins_at:
                 after = (<LaneAppend> each).begins_at
                 break
-        self.log.producers.beginning = after
-        self.log.publish_stable_offset()
-        return 0
+        producers.beginning = after
+        return producers.publish(self.state)
 
     cdef int no_longer_begins(self) except -1:
+        cdef ProducerTable producers
         if self.begins_at >= 0:
             # Those behind it are not appended, either.
+            producers = LOG_PRODUCERS.of(self.log)
             self.begins_at = -1
-            self.log.producers.beginning = None
-            self.log.publish_stable_offset()
+            producers.beginning = None
+            producers.publish(self.state)
         return 0
 
     cdef bint check_records(self, object log) except -1:

@@ -46,19 +46,14 @@ from typing import TYPE_CHECKING, Any
 from kreplica._core.append_job import AppendJob, RunJob, publish_soon
 from kreplica._core.disk_thread import DiskJob, Lane
 from kreplica._core.log_lock import SettledLock
+from kreplica._core.producer_table import PendingProducers
 from kreplica._core.records import RecordBatch, batches
 from kreplica.common.errors import DecompressionTooLarge, KreplicaError, UnknownServerError
 from kreplica.common.ports import Disk
-from kreplica.common.types import NO_SEQUENCE, AppendOrigin
+from kreplica.common.types import AppendOrigin
 from kreplica.log.log_validator import BRIEF_BYTES, ValidBatch
-from kreplica.log.producer_append_info import (
-    CompletedTxn,
-    ProducerAppendInfo,
-    Verification,
-    add_sequence,
-)
+from kreplica.log.producer_append_info import ProducerAppendInfo, Verification
 from kreplica.record.batch_header import PRODUCER_ID
-from kreplica.record.control import EndTransactionMarker
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -276,14 +271,7 @@ class LeaderAppend(QueuedAppend):
         """Return whether the batch continues its producer's sequence, including the appends in flight."""
         if batch.is_control or batch.is_transactional:
             return False
-        self._producer = queue.continue_sequence(
-            batch.producer_id,
-            batch.producer_epoch,
-            batch.base_sequence,
-            batch.last_offset - batch.base_offset + 1,
-            batch.max_timestamp,
-            self.origin,
-        )
+        self._producer = queue.continue_sequence(batch, self.origin)
         return self._producer is not None
 
     def note(self, queue: AppendQueue, job: AppendJob) -> None:
@@ -367,7 +355,7 @@ class _SetAside:
         )
 
 
-class AppendQueue:
+class AppendQueue(PendingProducers):
     """The queue of one log's appends, which `disk` makes.
 
     `on_done(queue)`: called in the node's loop once for each job or check that is done. The owner then calls
@@ -379,13 +367,11 @@ class AppendQueue:
         "_on_done",
         "aside",
         "disk",
-        "end",
         "in_flight",
         "is_publishing",
         "lane",
         "log",
         "noted",
-        "producers",
         "returned",
         "waiting",
     )
@@ -412,10 +398,6 @@ class AppendQueue:
         # The first of `waiting` if it needs a decision.
         self._blocked: QueuedAppend | None = None
         self.is_publishing = False
-        # The log end, and the producer states, once all appends in flight are done. The end is None if it
-        # cannot be known in advance.
-        self.end: int | None = None
-        self.producers: dict[int, ProducerAppendInfo] = {}
         if disk is not INLINE:
             log.lock = SettledLock(log.offsets_lock, self)
             log.state.share()
@@ -562,90 +544,6 @@ class AppendQueue:
     def job_done(self, _job: DiskJob) -> None:
         """Signal that a job of the queue is done."""
         self._on_done(self)
-
-    # ---- producers ----------------------------------------------------------------------------------------
-
-    def continue_sequence(
-        self,
-        producer_id: int,
-        epoch: int,
-        first_sequence: int,
-        count: int,
-        last_timestamp: int,
-        origin: AppendOrigin = AppendOrigin.CLIENT,
-        *,
-        is_transactional: bool = False,
-        verification: Verification | None = None,
-    ) -> ProducerAppendInfo | None:
-        """Add a batch at `end` to its producer's sequence, which includes the appends in flight.
-
-        Return the producer's new state, for `note_producer`, or None for a duplicate of an earlier batch.
-        `verification`: as in UnifiedLog.append_as_leader.
-        Raises as ProducerAppendInfo.append_data_batch. Call with offsets_lock.
-        """
-        assert self.end is not None
-        producer = self._producer(producer_id, origin, verification)
-        last = count - 1
-        # A group coordinator writes the offsets of a transaction without sequence numbers.
-        is_numbered = first_sequence != NO_SEQUENCE
-        duplicate = producer.append_data_batch(
-            epoch,
-            first_sequence,
-            add_sequence(first_sequence, last) if is_numbered else NO_SEQUENCE,
-            last_timestamp,
-            self.end,
-            self.end + last,
-            is_transactional,
-        )
-        if duplicate is not None:
-            return None
-        self.producers[producer_id] = producer
-        return producer
-
-    def end_transaction(
-        self,
-        producer_id: int,
-        epoch: int,
-        marker: EndTransactionMarker,
-        timestamp: int,
-        origin: AppendOrigin,
-    ) -> tuple[ProducerAppendInfo, CompletedTxn | None] | None:
-        """Add a marker at `end` to its producer's batches, which include the appends in flight.
-
-        Return the producer's new state, for `note_producer`, and the transaction that ends. Return None if
-        the transaction is aborted, because its entry of the index has to be written first. Raises as
-        ProducerAppendInfo.append_end_txn_marker. Call with offsets_lock.
-        """
-        assert self.end is not None
-        producer = self._producer(producer_id, origin, None)
-        ended = producer.append_end_txn_marker(
-            epoch,
-            marker.coordinator_epoch,
-            self.end,
-            timestamp,
-            not marker.commit,
-            2 if origin is AppendOrigin.COORDINATOR_TV2 else 0,
-        )
-        if ended is not None and ended.is_aborted:
-            return None
-        self.producers[producer_id] = producer
-        return producer, ended
-
-    def _producer(
-        self, producer_id: int, origin: AppendOrigin, verification: Verification | None
-    ) -> ProducerAppendInfo:
-        """Return the producer's state at `end`, to be changed by one append."""
-        producer = self.log.producers.prepare_update(producer_id, origin, verification)
-        pending = self.producers.get(producer_id)
-        if pending is not None:
-            producer.follow(pending)
-        return producer
-
-    def note_producer(self, producer: ProducerAppendInfo, end: int) -> None:
-        """Record that a producer's batch is in the log, which ends at `end`. Call with offsets_lock."""
-        producers = self.log.producers
-        producers.map_end_offset = max(producers.map_end_offset, end)
-        producers.update(producer)
 
     # ---- the log's side -----------------------------------------------------------------------------------
 

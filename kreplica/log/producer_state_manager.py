@@ -23,29 +23,18 @@ from typing import TYPE_CHECKING, Final
 
 from kreplica._core.batch_walk import AT_END, SOUND, SegmentWalk, resync
 from kreplica._core.crc32c import checksum
-from kreplica._core.follower_append import producers_of_run
 from kreplica._core.log_segment import LogSegment
-from kreplica._core.open_transactions import OpenTransactions
-from kreplica._core.records import RecordBatch, batches
+from kreplica._core.producer_table import ProducerTable
+from kreplica._core.records import RecordBatch
 from kreplica.common.config import PRODUCER_ID_EXPIRATION_MS
-from kreplica.common.errors import CorruptMessage, InvalidFile, InvalidProducerEpoch, KreplicaError
+from kreplica.common.errors import CorruptMessage, InvalidFile
 from kreplica.common.types import NO_OFFSET, AppendOrigin
 from kreplica.log.file_names import DELETED_SUFFIX, SNAPSHOT_SUFFIX, file_name, parse_file_name
 from kreplica.log.local_log import LocalLog, LogSegments
-from kreplica.log.producer_append_info import (
-    BATCHES_TO_RETAIN,
-    OPEN_ALREADY,
-    BatchMetadata,
-    CompletedTxn,
-    ProducerAppendInfo,
-    ProducerStateEntry,
-    Verification,
-)
+from kreplica.log.producer_append_info import BatchMetadata, CompletedTxn, ProducerStateEntry
 from kreplica.log.transaction_index import AbortedTxn
 
 if TYPE_CHECKING:
-    from typing_extensions import Buffer
-
     from kreplica.common.ports import Storage
 
 MAX_TRANSACTION_TIMEOUT_MS = 900_000
@@ -59,42 +48,17 @@ _ENTRY = struct.Struct(">qhiqiqiq")
 _NO_PRODUCERS: Final[Mapping[int, ProducerStateEntry]] = MappingProxyType({})
 
 
-class PreparedRun:
-    """What the first `size` bytes of a follower's run change. `begins_at`: the first offset of the first
-    transaction that begins there, or None.
-
-    `changes`: of each batch that has a producer, in order, the end of its bytes, the producer's entry, and
-    the transaction that it ends.
-    """
-
-    __slots__ = ("begins_at", "changes", "size")
-
-    def __init__(self) -> None:
-        self.size = 0
-        self.begins_at: int | None = None
-        self.changes: list[tuple[int, ProducerAppendInfo, CompletedTxn | None]] = []
-
-    def add(self, end: int, info: ProducerAppendInfo, done: CompletedTxn | None) -> None:
-        self.changes.append((end, info, done))
-        if info.started and self.begins_at is None:
-            self.begins_at = info.started[0]
-
-
-class ProducerStateManager(OpenTransactions):
+class ProducerStateManager(ProducerTable):
     """The producers of one log.
 
-    `map_end_offset`: all batches below it are accounted for. The caller of `update` sets it afterwards.
     `snapshot_offsets`: the offsets of the snapshot files, sorted.
     `producer_id_expiration_ms`: the time for which an idle producer is remembered.
     """
 
     __slots__ = (
         "_last_snapshot_offset",
-        "_producers",
         "_storage",
-        "_verifications",
         "directory",
-        "map_end_offset",
         "producer_id_expiration_ms",
         "snapshot_offsets",
     )
@@ -113,11 +77,7 @@ class ProducerStateManager(OpenTransactions):
         self._storage = storage
         self.directory = directory
         self.producer_id_expiration_ms = producer_id_expiration_ms
-        self.map_end_offset = 0
         self._last_snapshot_offset = 0
-        self._producers: dict[int, ProducerStateEntry] | None = None
-        # By producer id; only a leader has them, and they are not stored.
-        self._verifications: dict[int, Verification] = {}
         self.snapshot_offsets: list[int] = []
         self.load_snapshots(names)
 
@@ -131,60 +91,6 @@ class ProducerStateManager(OpenTransactions):
     @property
     def is_empty(self) -> bool:
         return not self._producers and not self._unreplicated
-
-    def last_entry(self, producer_id: int) -> ProducerStateEntry | None:
-        return None if self._producers is None else self._producers.get(producer_id)
-
-    def start_verification(
-        self, producer_id: int, epoch: int, sequence: int, now_ms: int, *, begins_at_zero: bool
-    ) -> Verification:
-        """Return what the first batch of a transaction needs to be appended (KIP-890).
-
-        OPEN_ALREADY if the transaction is open; otherwise the object that is valid once the coordinator has
-        confirmed the transaction, the same for all batches that wait for that. Raises InvalidProducerEpoch.
-        """
-        entry = self.last_entry(producer_id)
-        if entry is not None:
-            if epoch < entry.producer_epoch:
-                raise InvalidProducerEpoch(
-                    f"producer {producer_id}: epoch {epoch}, where {entry.producer_epoch} is the least"
-                )
-            if entry.in_transaction and epoch == entry.producer_epoch:
-                return OPEN_ALREADY
-        known = self._verifications.get(producer_id)
-        if known is None or known.producer_epoch != epoch:
-            known = Verification(epoch, sequence, now_ms, begins_at_zero=begins_at_zero)
-            self._verifications[producer_id] = known
-        known.lowest_sequence = min(known.lowest_sequence, sequence)
-        return known
-
-    def prepare_update(
-        self, producer_id: int, origin: AppendOrigin, verification: Verification | None = None
-    ) -> ProducerAppendInfo:
-        """Begin the producer's part of an append. Nothing changes before `update`.
-
-        `verification`: the one of a transactional batch, None to check none.
-        """
-        assert producer_id >= 0, producer_id
-        current = self.last_entry(producer_id)
-        return ProducerAppendInfo(
-            ProducerStateEntry(producer_id) if current is None else current,
-            origin,
-            verification,
-            self._verifications.get(producer_id),
-        )
-
-    def update(self, appended: ProducerAppendInfo) -> None:
-        """Record that the batches of `appended` are in the log."""
-        if self._producers is None:
-            self._producers = {}
-        self._producers[appended.producer_id] = appended
-        if appended.voids_verification:
-            self._verifications.pop(appended.producer_id, None)
-        if appended.started:
-            ongoing = self.ongoing = {} if self.ongoing is None else self.ongoing
-            for first_offset in appended.started:
-                ongoing[first_offset] = appended.producer_id
 
     def load_producer_entry(self, entry: ProducerStateEntry) -> None:
         """Add an entry with its open transaction, as a snapshot or the log has it."""
@@ -317,68 +223,6 @@ class ProducerStateManager(OpenTransactions):
             stable = self.last_stable_offset(done)
             index.append(AbortedTxn(done.producer_id, done.first_offset, done.last_offset, stable))
 
-    def take_over(self, batch: RecordBatch) -> CompletedTxn | None:
-        """Add a batch that is in the log already, unchecked. Returns the transaction that it ends."""
-        if batch.producer_id < 0:
-            return None
-        info = self.prepare_update(batch.producer_id, AppendOrigin.REPLICATION)
-        done = info.append(batch, batch.base_offset)
-        self.update(info)
-        return done if isinstance(done, CompletedTxn) else None
-
-    def take_over_run(self, data: Buffer) -> None:
-        """Add the batches of `data`, which are in the log already, unchecked.
-
-        None is a control batch or transactional. The result is that of `take_over` for each batch.
-        """
-        for producer_id, (epoch, is_whole, found) in producers_of_run(data, BATCHES_TO_RETAIN).items():
-            info = self.prepare_update(producer_id, AppendOrigin.REPLICATION)
-            info.take_over(epoch, found, continues=is_whole)
-            self.update(info)
-
-    def prepare_run(self, data: Buffer) -> PreparedRun:
-        """Decide what the batches of `data` will change, which a follower is about to append, unchecked.
-
-        The result ends at the first batch that needs more than `note_run`: one that ends an aborted
-        transaction, since its entry of the index is written first, or one that is refused.
-        """
-        prepared = PreparedRun()
-        producers: dict[int, ProducerStateEntry] = {}
-        try:
-            for batch in batches(data):
-                end = prepared.size + len(memoryview(batch))
-                producer_id = batch.producer_id
-                if producer_id >= 0:
-                    known = producers.get(producer_id) or self.last_entry(producer_id)
-                    info = ProducerAppendInfo(
-                        known or ProducerStateEntry(producer_id),
-                        AppendOrigin.REPLICATION,
-                        None,
-                        self._verifications.get(producer_id),
-                    )
-                    done = info.append(batch, batch.base_offset)
-                    ended = done if isinstance(done, CompletedTxn) else None
-                    if ended is not None and ended.is_aborted:
-                        break
-                    producers[producer_id] = info
-                    prepared.add(end, info, ended)
-                elif batch.is_control:
-                    break
-                prepared.size = end
-        except KreplicaError:
-            # The batch is refused, with this error, when its turn comes.
-            pass
-        return prepared
-
-    def note_run(self, prepared: PreparedRun, size: int) -> None:
-        """Record that the first `size` bytes of a prepared run are in the log."""
-        for end, info, done in prepared.changes:
-            if end > size:
-                break
-            self.update(info)
-            if done is not None:
-                self.complete_txn(done)
-
     def feed(self, local: LocalLog, segment: LogSegment, batch: RecordBatch) -> None:
         """Add a batch of `segment` like `take_over`, and index a transaction that it aborts."""
         done = self.take_over(batch)
@@ -410,7 +254,7 @@ class ProducerStateManager(OpenTransactions):
         if not is_open or entry.last_offset not in rotted:
             return False
         info = self.prepare_update(entry.producer_id, AppendOrigin.REPLICATION)
-        info.current_txn_first_offset = NO_OFFSET
+        info.forget_transaction()
         self.update(info)
         self.complete_txn(CompletedTxn(entry.producer_id, entry.first_offset, entry.last_offset, True))
         return True

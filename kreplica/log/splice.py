@@ -365,7 +365,14 @@ class HealedProducers:
             done = state.take_over(found)
             if done is not None:
                 if done.is_aborted:
-                    aborted.append(AbortedTxn(*done[:3], state.last_stable_offset(done)))
+                    aborted.append(
+                        AbortedTxn(
+                            done.producer_id,
+                            done.first_offset,
+                            done.last_offset,
+                            state.last_stable_offset(done),
+                        )
+                    )
                 state.complete_txn(done)
         state.map_end_offset = max(stop, state.map_end_offset)
 

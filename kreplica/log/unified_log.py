@@ -77,7 +77,7 @@ from kreplica.log.producer_append_info import (
     ProducerStateEntry,
     Verification,
 )
-from kreplica.log.producer_state_manager import PreparedRun, ProducerStateManager
+from kreplica.log.producer_state_manager import ProducerStateManager
 from kreplica.log.recovery_scan import Recovery
 from kreplica.log.transaction_index import AbortedFilter, AbortedTxn
 from kreplica.record.batch_header import BASE_OFFSET, HEADER_BYTES, LAST_OFFSET_DELTA
@@ -542,34 +542,6 @@ class UnifiedLog:
                 self.producers.complete(self.local, self.local.segments.active, done)
             self.publish_stable_offset()
         return info
-
-    def prepare_run(self, records: Buffer) -> PreparedRun:
-        """Prepare a follower's native append of batches with producers. Call `note_run` after it.
-
-        The caller holds offsets_lock until the append is submitted; no other append is in flight.
-        """
-        prepared = self.producers.prepare_run(records)
-        if prepared.begins_at is not None:
-            # Also while the append is under way, readers of committed data stop before it.
-            self.producers.beginning = prepared.begins_at
-            self.state.stable = False
-        return prepared
-
-    def note_run(self, prepared: PreparedRun, size: int) -> None:
-        """Record that the first `size` bytes of a prepared append are in the log. Call with offsets_lock."""
-        self.producers.beginning = None
-        self.producers.note_run(prepared, size)
-        self.publish_stable_offset()
-
-    def note_end(self, ended: CompletedTxn | None) -> None:
-        """Record that a marker is in the log, which ends that transaction. Call with offsets_lock.
-
-        An aborted transaction has to be in the index before.
-        """
-        if ended is not None:
-            assert not ended.is_aborted, ended
-            self.producers.complete_txn(ended)
-        self.publish_stable_offset()
 
     def _append_run(self, fetched: BatchIterator) -> LogAppendInfo | None:
         if self.epochs.latest_epoch is None:

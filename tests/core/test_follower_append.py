@@ -11,23 +11,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kreplica._core.follower_append import append_run, producers_of_run
+from kreplica._core.follower_append import append_run
 from kreplica._core.records import batches
-from kreplica.common.errors import InvalidTxnState, KreplicaError
+from kreplica.common.errors import KreplicaError
 from kreplica.log import unified_log
 from kreplica.log.log_loader import OpenOptions
-from kreplica.log.producer_state_manager import ProducerStateManager
 from kreplica.log.unified_log import UnifiedLog
 from tests.support.batches import build
 from tests.support.logs import NOW_MS, ManualClock, open_log
-from tests.support.memory_storage import MemoryStorage
 
 SETTINGS = {"segment_bytes": 900, "index_interval_bytes": 150, "segment_ms": 50_000}
 FIRST_EPOCH = 3
-
-
-def open_manager() -> ProducerStateManager:
-    return ProducerStateManager(MemoryStorage(), "/log", producer_id_expiration_ms=1_000)
 
 
 @st.composite
@@ -150,48 +144,3 @@ def test_a_run_ends_before_what_is_not_plain(log: UnifiedLog, other: bytes) -> N
     assert (info.base_offset, log.log_end_offset) == (2, 4)
     assert append_run(log.active, answer, log.state, 0) is None
     assert bytes(next(answer)) == other
-
-
-PRODUCED = st.tuples(st.integers(-1, 2), st.integers(0, 2), st.integers(0, 2**31 - 1), st.integers(1, 3))
-
-
-def run_of(produced: list[tuple[int, int, int, int]]) -> bytes:
-    """Batches of (producer, epoch, first sequence, records); of producer -1: without one."""
-    made, offset = bytearray(), 0
-    for number, (producer, epoch, sequence, count) in enumerate(produced):
-        fields = {"producer_id": producer, "producer_epoch": epoch, "base_sequence": sequence}
-        values = [b"v"] * count
-        given = {} if producer < 0 else fields
-        made += build(values, base_offset=offset, now_ms=NOW_MS + number, **given)
-        offset += count
-    return bytes(made)
-
-
-@given(st.lists(PRODUCED, max_size=20), st.lists(PRODUCED, max_size=20))
-def test_a_run_tells_of_producers_what_its_batches_do_one_by_one(first, second):
-    at_once, one_by_one = open_manager(), open_manager()
-    for produced in (first, second):
-        run = run_of(produced)
-        at_once.take_over_run(run)
-        for batch in batches(run):
-            one_by_one.take_over(batch)
-    assert repr(at_once.active_producers) == repr(one_by_one.active_producers)
-    assert list(at_once.active_producers) == list(one_by_one.active_producers)
-
-
-def test_a_run_keeps_the_last_batches_of_a_producers_last_epoch():
-    run = run_of([(7, 0, 0, 1), (-1, 0, 0, 1), (7, 1, 0, 2), (7, 1, 2, 1), (7, 1, 3, 1)])
-    last = [(2, 4, 0, NOW_MS + 3), (3, 5, 0, NOW_MS + 4)]
-    assert producers_of_run(run, 2) == {7: [1, False, last]}
-    assert producers_of_run(run + b"half a batch", 2) == {7: [1, False, last]}
-    assert producers_of_run(b"", 2) == {}
-    with pytest.raises(ValueError, match="most=0"):
-        producers_of_run(run, 0)
-
-
-def test_a_run_in_an_open_transaction_of_its_producer_is_refused():
-    manager, producer = open_manager(), {"producer_id": 1, "producer_epoch": 0}
-    opened = build([b"v"], base_offset=0, base_sequence=0, transactional=True, **producer)
-    manager.take_over(next(iter(batches(opened))))
-    with pytest.raises(InvalidTxnState, match="producer 1 at offset 5 writes outside"):
-        manager.take_over_run(build([b"v"], base_offset=5, base_sequence=1, **producer))

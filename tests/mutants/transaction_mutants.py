@@ -29,7 +29,7 @@ from kreplica.coordinator.transaction_metadata import (
     TransactionMetadata,
 )
 from kreplica.log.cleaner import _Round
-from kreplica.log.producer_append_info import ProducerAppendInfo
+from kreplica.log.producer_append_info import ProducerAppendInfo, ProducerStateEntry
 from kreplica.log.producer_state_manager import ProducerStateManager
 from kreplica.log.transaction_index import TransactionIndex
 from kreplica.log.unified_log import UnifiedLog
@@ -186,13 +186,24 @@ def leave_out_aborted_transactions(append: Replacement) -> Replacement:
     return leave_out
 
 
-@transaction_mutant(ProducerAppendInfo, "append_end_txn_marker", SCRIPTED_TRANSACTION_MUTANTS)
-def obey_replaced_coordinators(append: Replacement) -> Replacement:
+@transaction_mutant(ProducerStateManager, "prepare_update", SCRIPTED_TRANSACTION_MUTANTS)
+def obey_replaced_coordinators(prepare_update: Replacement) -> Replacement:
     """A partition takes markers of a coordinator that was replaced."""
 
-    def obey(info: Any, *arguments: Any) -> Any:
-        info.coordinator_epoch = -1
-        return append(info, *arguments)
+    def obey(producers: ProducerStateManager, producer_id: int, origin: Any, verification: Any = None) -> Any:
+        known = producers.last_entry(producer_id)
+        if known is None:
+            return prepare_update(producers, producer_id, origin, verification)
+        entry = ProducerStateEntry(
+            producer_id,
+            known.producer_epoch,
+            -1,
+            known.last_timestamp,
+            known.current_txn_first_offset,
+            known.batches,
+        )
+        valid = producers._verifications.get(producer_id)
+        return ProducerAppendInfo(entry, origin, verification, valid)
 
     return obey
 
