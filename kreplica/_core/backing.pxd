@@ -83,6 +83,7 @@ cdef extern from "growth.h" nogil:
     int64_t kr_growth_advance(kr_growth *growth, int64_t length)
     void kr_growth_flushed(kr_growth *growth, int64_t length)
     int64_t kr_growth_stop(kr_growth *growth, int64_t length)
+    void kr_growth_written_aside(kr_growth *growth, int64_t size)
     void kr_growth_resized(kr_growth *growth, int64_t size)
 
 

@@ -18,8 +18,8 @@ from kreplica._core.backing cimport (
     kr_file_init, kr_file_let_go, kr_file_map, kr_file_open, kr_file_read, kr_file_read_aside, kr_file_renamed,
     kr_file_replace, kr_file_resize, kr_file_settle, kr_file_size, kr_file_write, kr_file_write_along,
     kr_file_cut, kr_file_forked, kr_file_hold, kr_generation_address, kr_grow, kr_set_descriptor_budget,
-    kr_growth_advance, kr_growth_destroy, kr_growth_init, kr_growth_resized, kr_growth_stop, kr_guarded,
-    kr_guarded_copy, kr_load_acquire, kr_load_acquire32, kr_map_budget, kr_map_memory, kr_mapping, kr_mapping_disown,
+    kr_growth_advance, kr_growth_destroy, kr_growth_init, kr_growth_resized, kr_growth_stop, kr_growth_written_aside,
+    kr_guarded, kr_guarded_copy, kr_load_acquire, kr_load_acquire32, kr_map_budget, kr_map_memory, kr_mapping, kr_mapping_disown,
     kr_mapping_release, kr_mapping_retain, kr_maps_held, kr_set_map_budget, pthread_mutex_destroy, pthread_mutex_init,
     pthread_mutex_lock, pthread_mutex_unlock, status_of,
 )
@@ -255,7 +255,10 @@ cdef class Region:
         return kr_file_replace(&self.file, keep, tail, tail_size, size, &self.r.fault, mapping)
 
     cdef int write_aside(self, int64_t position, int64_t size, const uint8_t *source) noexcept nogil:
-        return kr_file_write(&self.file, position, size, source)
+        cdef int error = kr_file_write(&self.file, position, size, source)
+        if error == 0:
+            kr_growth_written_aside(&self.growth, size)
+        return error
 
     # ---- writing -------------------------------------------------------------------------------------
 

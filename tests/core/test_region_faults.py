@@ -7,6 +7,7 @@ import resource
 import shutil
 import signal
 import subprocess
+import sys
 import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -439,6 +440,41 @@ def test_flushed_writer_has_no_slack_ahead(path: Path) -> None:
         region.flush()
         append(region, b"x")
         assert region.allocated - region.length <= 64 * KIB
+
+
+def unread_ahead(path: Path) -> list[range]:
+    """Return the parts of the file, in bytes, ahead of whose pages the kernel does not read (MADV_RANDOM)."""
+    found: list[range] = []
+    part = range(0)
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        words = line.split()
+        if "-" in words[0] and ":" not in words[0]:
+            first, stop = (int(each, 16) for each in words[0].split("-"))
+            offset = int(words[2], 16)
+            part = range(offset, offset + stop - first) if words[5:] == [str(path)] else range(0)
+        elif words[0] == "VmFlags:" and "rr" in words and part:
+            found.append(part)
+    return found
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="smaps is Linux's")
+def test_nothing_is_read_ahead_of_the_writer_but_behind_it(path: Path) -> None:
+    """Otherwise the kernel clears pages that are about to be written."""
+    with Region(path, 64 * MIB, writable=True, create=True) as region:
+        assert unread_ahead(path) == []
+        for _ in range(4):
+            append(region, bytes(256 * KIB))
+        [ahead] = unread_ahead(path)
+        assert 0 < ahead.start <= MIB
+        assert ahead.stop == 64 * MIB
+        for _ in range(20):
+            append(region, bytes(MIB))
+        [ahead] = unread_ahead(path)
+        assert 12 * MIB <= ahead.start <= 21 * MIB
+        region.idle()
+        assert unread_ahead(path) == []
+        append(region, b"x")
+        assert bytes(region.read(20 * MIB, 1)) == b"\0"
 
 
 def test_regions_that_come_and_go_under_the_prefault_thread(tmp_path: Path) -> None:

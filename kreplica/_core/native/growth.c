@@ -12,6 +12,7 @@
 #define SELDOM_FLUSHED ((int64_t)64 << 20)
 #define AHEAD_NS ((int64_t)20 * 1000 * 1000)
 #define PAGE ((int64_t)4096)
+#define READ_BEHIND ((int64_t)8 << 20) /* how far the writer goes before the kernel may read ahead behind it */
 #define NEVER INT64_MAX
 
 static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -21,7 +22,7 @@ static int prefault_step(kr_task *task);
 
 void kr_growth_init(kr_growth *growth, kr_file *file, int64_t *allocated, const int64_t *length) {
     *growth = (kr_growth){.task = {.step = prefault_step}, .file = file, .allocated = allocated, .length = length,
-                          .step = FIRST_STEP, .flushed = -1};
+                          .step = FIRST_STEP, .flushed = -1, .read_ahead = -1};
     pthread_mutex_init(&growth->lock, NULL);
 }
 
@@ -86,9 +87,18 @@ static int64_t window_for(const kr_growth *growth, int64_t length, int64_t since
     return bound < SMALLEST_WINDOW / 4 ? 0 : bound / PAGE * PAGE;
 }
 
+static void read_ahead_only_behind(kr_growth *growth, int64_t length) {
+    int64_t from = growth->read_ahead, stop = length / PAGE * PAGE;
+    if (from >= 0 && stop - from < READ_BEHIND) return;
+    if (from < 0) kr_read_ahead(growth->base + stop, growth->capacity - stop, 0);
+    else kr_read_ahead(growth->base + from, stop - from, 1);
+    growth->read_ahead = stop;
+}
+
 int64_t kr_growth_advance(kr_growth *growth, int64_t length) {
     if (!growth->limit) return NEVER;
     if (!growth->base) return length + LOOK_EVERY; /* nothing has grown since the last stop */
+    read_ahead_only_behind(growth, length);
     int64_t flushed = __atomic_load_n(&growth->flushed, __ATOMIC_RELAXED);
     int64_t since_flush = flushed < 0 ? INT64_MAX : length - flushed;
     if (since_flush < SELDOM_FLUSHED) {
@@ -113,6 +123,9 @@ int64_t kr_growth_advance(kr_growth *growth, int64_t length) {
 int64_t kr_growth_stop(kr_growth *growth, int64_t length) {
     kr_forget(&growth->task);
     if (growth->huge) kr_prefer_huge_pages(growth->base, growth->capacity, growth->huge = 0);
+    if (growth->read_ahead >= 0)
+        kr_read_ahead(growth->base + growth->read_ahead, growth->capacity - growth->read_ahead, 1);
+    growth->read_ahead = -1;
     growth->window = growth->done = growth->looked_at_ns = 0;
     growth->base = NULL;
     return growth->limit ? length + LOOK_EVERY : NEVER;

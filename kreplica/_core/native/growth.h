@@ -9,6 +9,10 @@
  * is at most an eighth of that. When a flush comes nevertheless, the space ahead is given back, and pages are small
  * again.
  *
+ * A page of the space ahead that is touched through the mapping makes the kernel read ahead of it, up to the disk's
+ * read_ahead_kb, and then ahead of each page that is read later: all of the file is cleared once before it is written.
+ * So there is no reading ahead in the mapping before the writer, and as usual behind it.
+ *
  * Thread rule: one writer calls all of these except kr_growth_flushed, which any thread may call; `lock` guards the
  * file's end against the prefault thread. The writer calls kr_growth_stop before it shortens, unmaps or closes the
  * file. */
@@ -36,6 +40,7 @@ typedef struct {
     int64_t done;   /* the prefault thread's: bytes are faulted in up to here */
     int64_t looked_at_ns, looked_at; /* time and length at which the pace was last measured; 0: not yet */
     int huge;
+    int64_t read_ahead; /* nothing is read ahead from here on; -1: everywhere */
     int64_t flushed; /* atomic: the length at the last flush, or -1 */
 } kr_growth;
 
@@ -51,6 +56,8 @@ int64_t kr_growth_advance(kr_growth *growth, int64_t length);
 static inline void kr_growth_flushed(kr_growth *growth, int64_t length) {
     __atomic_store_n(&growth->flushed, length, __ATOMIC_RELAXED);
 }
+/* Record that `size` bytes are written by a call and not through the mapping: nothing is faulted in for such ones. */
+static inline void kr_growth_written_aside(kr_growth *growth, int64_t size) { growth->looked_at += size; }
 /* Stop the work ahead until the writer advances again. Returns the first watermark. */
 int64_t kr_growth_stop(kr_growth *growth, int64_t length);
 /* Record that the file was given this size, all of it allocated, after kr_growth_stop. */

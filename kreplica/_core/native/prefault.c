@@ -152,6 +152,10 @@ void kr_prefer_huge_pages(uint8_t *base, int64_t size, int huge) {
 #endif
 }
 
+void kr_read_ahead(uint8_t *base, int64_t size, int on) {
+    if (size > 0) (void)madvise(base, (size_t)size, on ? MADV_NORMAL : MADV_RANDOM);
+}
+
 int64_t kr_monotonic_ns(void) {
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);

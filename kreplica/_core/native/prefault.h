@@ -24,6 +24,8 @@ void kr_forget(kr_task *task);
 int kr_populate(uint8_t *base, int64_t size);
 /* Prefer pages of 2 MiB for page faults in this range, or the usual ones again. */
 void kr_prefer_huge_pages(uint8_t *base, int64_t size, int huge);
+/* Let the kernel read ahead of pages that are touched there, or not. `base`: at a page. */
+void kr_read_ahead(uint8_t *base, int64_t size, int on);
 int64_t kr_monotonic_ns(void);
 
 #endif
