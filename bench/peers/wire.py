@@ -195,7 +195,8 @@ class Bench:
         return [transacting.transactions_rate(cluster.bootstrap, topic, producers=1, transactions=count)]
 
     def _transactional_share(self, cluster: Any) -> list[float]:
-        topic, records = self._topic(cluster), self._count(1_000_000)
+        # Enough for some fifty transactions.
+        topic, records = self._topic(cluster), self._count(3_000_000)
         plain = transacting.idempotent_rate(cluster.bootstrap, topic, records=records)
         rate, pause_ms = transacting.transactional_rate(cluster.bootstrap, topic, records=records)
         return [plain, 100 * rate / plain, pause_ms]

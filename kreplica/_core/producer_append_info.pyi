@@ -1,5 +1,5 @@
 from types import ModuleType
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, final
 
 from kreplica._core.records import RecordBatch
 
@@ -18,6 +18,7 @@ class BatchMetadata(NamedTuple):
     @property
     def first_offset(self) -> int: ...
 
+@final
 class Verification:
     def __init__(
         self, producer_epoch: int, lowest_sequence: int, timestamp: int, *, begins_at_zero: bool
@@ -33,9 +34,10 @@ class Verification:
 
 OPEN_ALREADY: Final[Verification]
 
+@final
 class CompletedTxn:
     def __init__(self, producer_id: int, first_offset: int, last_offset: int, is_aborted: bool) -> None: ...
-    def __eq__(self, other: object) -> bool: ...
+    def __eq__(self, other: object, /) -> bool: ...
     def __hash__(self) -> int: ...
     @property
     def producer_id(self) -> int: ...
@@ -77,6 +79,7 @@ class ProducerStateEntry:
     @property
     def in_transaction(self) -> bool: ...
 
+@final
 class ProducerAppendInfo(ProducerStateEntry):
     voids_verification: bool
     def __init__(

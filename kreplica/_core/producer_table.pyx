@@ -14,7 +14,7 @@ from kreplica._core.record_batch cimport CONTROL, BatchHeader, parse_header
 from kreplica._core.records cimport RecordBatch, wrap
 from kreplica._core.status cimport OK
 
-from kreplica._core.producer_append_info import OPEN_ALREADY
+from kreplica._core.producer_append_info import OPEN_ALREADY as _OPEN_ALREADY
 
 
 cdef class PreparedRun:
@@ -52,7 +52,7 @@ cdef class ProducerTable(OpenTransactions):
                     f"producer {producer_id}: epoch {epoch}, where {entry.now.producer_epoch} is the least"
                 )
             if entry.has_open_transaction() and epoch == entry.now.producer_epoch:
-                return OPEN_ALREADY
+                return _OPEN_ALREADY
         known = self._verifications.get(producer_id)
         if known is None or known.producer_epoch != epoch:
             known = Verification(epoch, sequence, now_ms, begins_at_zero=begins_at_zero)

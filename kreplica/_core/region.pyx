@@ -19,9 +19,9 @@ from kreplica._core.backing cimport (
     kr_file_replace, kr_file_resize, kr_file_settle, kr_file_size, kr_file_write, kr_file_write_along,
     kr_file_cut, kr_file_forked, kr_file_hold, kr_generation_address, kr_grow, kr_set_descriptor_budget,
     kr_growth_advance, kr_growth_destroy, kr_growth_init, kr_growth_resized, kr_growth_stop, kr_growth_written_aside,
-    kr_guarded, kr_guarded_copy, kr_load_acquire, kr_load_acquire32, kr_map_budget, kr_map_memory, kr_mapping, kr_mapping_disown,
-    kr_mapping_release, kr_mapping_retain, kr_maps_held, kr_set_map_budget, pthread_mutex_destroy, pthread_mutex_init,
-    pthread_mutex_lock, pthread_mutex_unlock, status_of,
+    kr_guarded, kr_guarded_copy, kr_load_acquire, kr_load_acquire32, kr_map_budget, kr_map_memory, kr_mapping,
+    kr_mapping_disown, kr_mapping_release, kr_mapping_retain, kr_maps_held, kr_set_map_budget, pthread_mutex_destroy,
+    pthread_mutex_init, pthread_mutex_lock, pthread_mutex_unlock, status_of,
 )
 from kreplica._core.status cimport (
     CLOSED, FORKED, IO_FAILED, NO_MEMORY, OK, OUT_OF_DESCRIPTORS, OUT_OF_MAPS, OUT_OF_RANGE, PAGE_FAULT,
