@@ -1,5 +1,6 @@
 """Fetch sessions on the leader's side; contract and thread rule: fetch_session.pxd."""
 
+from cpython.dict cimport PyDict_Update
 from libc.stdint cimport int32_t, int64_t
 
 from kreplica._core.leader_state cimport FetchClock, LeaderState
@@ -183,11 +184,14 @@ cdef class FetchSession:
         """Make the partitions ready again, before those that became ready meanwhile, so that each gets its turn."""
         cdef CachedPartition cached
         cdef dict ready = {}
+        cdef dict later
         for cached in partitions:
             if cached.session is self:
                 ready[cached] = None
         if ready:
-            ready.update(self.ready)
+            # Nothing is allocated that the garbage collector follows: another thread could take the set meanwhile.
+            later = self.ready
+            PyDict_Update(ready, later)
             self.ready = ready
 
     def keep_ready(self, partitions):

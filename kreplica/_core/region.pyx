@@ -594,9 +594,11 @@ cdef class Region:
         """
         cdef int status = OK
         if not self.closed and self.r.generation == self.r.process[0]:
-            if self.usable(True) == OK:
-                with nogil:
+            with nogil:
+                if self.usable(True) == OK:
                     status = self.give_back()
+                else:
+                    kr_growth_stop(&self.growth, 0)
             pthread_mutex_lock(&self.lock)
             self.closed = True
             pthread_mutex_unlock(&self.lock)

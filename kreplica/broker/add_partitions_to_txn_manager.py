@@ -182,6 +182,13 @@ class AddPartitionsToTxnManager:
 
     def _answered(self, coordinator: int, sent: list[_Asked], answer: Future[Any]) -> None:
         self._in_flight.discard(coordinator)
+        try:
+            self._distribute(coordinator, sent, answer)
+        finally:
+            # Also after a failure: those that wait post nothing.
+            self._flush(coordinator)
+
+    def _distribute(self, coordinator: int, sent: list[_Asked], answer: Future[Any]) -> None:
         error = None if answer.cancelled() else answer.exception()
         found: Mapping[tuple[str, TopicPartition], ErrorCode] = {}
         if not answer.cancelled() and error is None:
@@ -202,7 +209,6 @@ class AddPartitionsToTxnManager:
                 is_refused = isinstance(error, ClusterAuthorizationFailed)
                 unanswered = InvalidTxnState(text) if is_refused else NetworkException(text)
                 self._finish(verify, {at: _error(code, verify, unanswered) for at, code in codes.items()})
-        self._flush(coordinator)
 
 
 def _error(code: ErrorCode | None, verify: Verify, unanswered: KreplicaError) -> KreplicaError | None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from kreplica.cli.output import print_json, print_table, progress, say
+from kreplica.common.isolation import Isolation
 from kreplica.log.diff import Pair, agrees, compare_pair, pair_up
 from kreplica.log.verify import total_bytes
 from kreplica.runtime.clock import SystemClock
@@ -36,7 +37,7 @@ def pairs(left: Path, right: Path) -> list[Pair] | None:
     return pair_up(FileStorage(), *(str(path.resolve()) for path in (left, right)))
 
 
-def run(found: Sequence[Pair], by_record: bool, isolation: str, as_json: bool) -> int:
+def run(found: Sequence[Pair], by_record: bool, isolation: Isolation, as_json: bool) -> int:
     """Compare each pair; returns the exit code. A partition that only one side has is listed, but is not a
     difference."""
     return report(_facts(found, by_record, isolation), as_json)
@@ -56,7 +57,7 @@ def report(facts: Iterable[Fact], as_json: bool) -> int:
     return 0 if all(map(agrees, summary)) else 1
 
 
-def _facts(found: Sequence[Pair], by_record: bool, isolation: str) -> Iterator[Fact]:
+def _facts(found: Sequence[Pair], by_record: bool, isolation: Isolation) -> Iterator[Fact]:
     storage, clock = FileStorage(), SystemClock()
     both = [pair.left for pair in found if pair.left is not None and pair.right is not None]
     size = sum(total_bytes(storage, directory) for directory in both)

@@ -120,17 +120,18 @@ class Transaction:
     `current`: its state, None before the first one is stored. `unstored`: the same, if it is a completion
     that is not stored yet. `pending`: the state that is being appended; the id is `leaving` while its
     tombstone is. `marking`: the markers that are being written. `waiting`: the requests that wait until the
-    id can begin a transaction. `seen`: the open transaction that was looked at, by its epoch and start, and
-    the monotonic time at which it began or seems to have begun.
+    id can begin a transaction; none waits if it `is_slow`: one has waited in vain for the present completion.
+    `seen`: the open transaction that was looked at, by its epoch and start, and the monotonic time at which
+    it began or seems to have begun.
     """
 
-    __slots__ = ("current", "is_leaving", "marking", "pending", "seen", "unstored", "waiting")
+    __slots__ = ("current", "is_leaving", "is_slow", "marking", "pending", "seen", "unstored", "waiting")
 
     def __init__(self, current: TransactionMetadata | None) -> None:
         self.current = current
         self.unstored: TransactionMetadata | None = None
         self.pending: TransactionMetadata | None = None
-        self.is_leaving = False
+        self.is_leaving = self.is_slow = False
         self.marking: Marking | None = None
         self.waiting: list[_Waiting] = []
         self.seen: tuple[int, int, int] | None = None
@@ -368,7 +369,7 @@ class TransactionCoordinator:
             step()
         except ConcurrentTransactions as error:
             _, transaction, _ = self._known(transactional_id)
-            if not wait_ms:
+            if not wait_ms or transaction.is_slow:
                 raise
             give_up = partial(self._give_up, transaction, future, error.with_traceback(None))
             timer = self._loop.post_later(give_up, wait_ms)
@@ -394,6 +395,7 @@ class TransactionCoordinator:
         left = [each for each in transaction.waiting if each.future is not future]
         if len(left) < len(transaction.waiting):
             transaction.waiting = left
+            transaction.is_slow = True
             future.set_exception(error)
 
     def _try_waiting(self, transaction: Transaction) -> None:
@@ -620,6 +622,7 @@ class TransactionCoordinator:
     ) -> None:
         """Complete a transaction: all partitions have their markers. Store that with the next state."""
         transaction.current = transaction.unstored = completed
+        transaction.is_slow = False
         self._try_waiting(transaction)
         if not transaction.is_busy:
             later = partial(self._store_completion, shard, transaction, completed)

@@ -141,6 +141,13 @@ class TransactionMarkers:
         self, broker_id: int, sent: dict[Marking, set[TopicPartition]], answer: Future[Any]
     ) -> None:
         self._in_flight.discard(broker_id)
+        try:
+            self._distribute(sent, answer)
+        finally:
+            # Also after a failure: those that wait post nothing.
+            self._flush(broker_id)
+
+    def _distribute(self, sent: dict[Marking, set[TopicPartition]], answer: Future[Any]) -> None:
         codes = {} if answer.cancelled() or answer.exception() is not None else _codes(answer.result())
         for marking, partitions in sent.items():
             for at in sorted(partitions):
@@ -155,7 +162,6 @@ class TransactionMarkers:
                 pause_ms = FENCED_BACKOFF_MS if is_fenced else RETRY_BACKOFF_MS
                 self._loop.post_later(partial(self._route, marking, (at,)), pause_ms)
             self._look(marking)
-        self._flush(broker_id)
 
     def _look(self, marking: Marking) -> None:
         # A repeated answer must not end the transaction twice (KAFKA-10080).

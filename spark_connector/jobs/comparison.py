@@ -107,7 +107,7 @@ def diff(
     return problems.select("topic", "partition", "problem.*")
 
 
-def _compared(pair: Pair, *, by_record: bool, isolation: str) -> Iterator[Row]:
+def _compared(pair: Pair, *, by_record: bool, isolation: Isolation) -> Iterator[Row]:
     fact = compare_pair(FileStorage(), SystemClock(), pair, by_record=by_record, isolation=isolation)
     at = parse_directory_name(os.path.basename(pair.name))
     same = ("outcome", "first_offset", "end_offset", "agreed_offset", "agreed_epoch")

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from kreplica._core import region as regions
 from kreplica._core.region import Region
 from kreplica.common import errors
 from tests.support.regions import KIB, MIB, PAGE, append, run
@@ -461,10 +462,13 @@ def unread_ahead(path: Path) -> list[range]:
 def test_nothing_is_read_ahead_of_the_writer_but_behind_it(path: Path) -> None:
     """Otherwise the kernel clears pages that are about to be written."""
     with Region(path, 64 * MIB, writable=True, create=True) as region:
+        append(region, b"x")
         assert unread_ahead(path) == []
+        held = regions.maps_held()
         for _ in range(4):
             append(region, bytes(256 * KIB))
         [ahead] = unread_ahead(path)
+        assert regions.maps_held() == held + 1
         assert 0 < ahead.start <= MIB
         assert ahead.stop == 64 * MIB
         for _ in range(20):
@@ -473,6 +477,7 @@ def test_nothing_is_read_ahead_of_the_writer_but_behind_it(path: Path) -> None:
         assert 12 * MIB <= ahead.start <= 21 * MIB
         region.idle()
         assert unread_ahead(path) == []
+        assert regions.maps_held() == held - 1
         append(region, b"x")
         assert bytes(region.read(20 * MIB, 1)) == b"\0"
 

@@ -271,7 +271,9 @@ class NodeKills:
             for index in range(PARTITIONS):
                 pairs = diff.pairs(first / f"{TOPIC}-{index}", other / f"{TOPIC}-{index}")
                 assert pairs is not None
-                assert diff.run(pairs, False, True) == 0, f"{pairs} differ"
+                assert diff.run(pairs, by_record=False, isolation="log_end", as_json=True) == 0, (
+                    f"{pairs} differ"
+                )
 
     # ---- faults -------------------------------------------------------------------------------------------
 

@@ -55,6 +55,9 @@ def _check_conversion(name: str, seen: _Seen, records: list[tuple[Any, Any]], le
             seen.number = seen.number if value is None else value.generation
         elif isinstance(key, ConsumerGroupMetadataKey):
             kinds.add("modern" if value is not None else "no modern")
+            if value is not None and "no classic" not in kinds and not seen.classic:
+                # Several members whose sessions end at once are removed one after the other, in one batch.
+                before = set(seen.modern)
             seen.number = seen.number if value is None else value.epoch
         elif isinstance(key, ConsumerGroupMemberMetadataKey):
             (seen.modern.discard if value is None else seen.modern.add)(key.member_id)

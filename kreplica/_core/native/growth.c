@@ -4,6 +4,8 @@
 
 #include <errno.h>
 
+#include "mapping.h"
+
 #define FIRST_STEP ((int64_t)64 << 10)
 #define LAST_STEP ((int64_t)16 << 20)
 #define CHUNK ((int64_t)2 << 20) /* faulted in at once: a huge page; no other thread waits longer than for this */
@@ -90,8 +92,9 @@ static int64_t window_for(const kr_growth *growth, int64_t length, int64_t since
 static void read_ahead_only_behind(kr_growth *growth, int64_t length) {
     int64_t from = growth->read_ahead, stop = length / PAGE * PAGE;
     if (from >= 0 && stop - from < READ_BEHIND) return;
-    if (from < 0) kr_read_ahead(growth->base + stop, growth->capacity - stop, 0);
-    else kr_read_ahead(growth->base + from, stop - from, 1);
+    if (from >= 0) kr_read_ahead(growth->base + from, stop - from, 1);
+    else if (kr_count_map()) kr_read_ahead(growth->base + stop, growth->capacity - stop, 0);
+    else return;
     growth->read_ahead = stop;
 }
 
@@ -123,8 +126,10 @@ int64_t kr_growth_advance(kr_growth *growth, int64_t length) {
 int64_t kr_growth_stop(kr_growth *growth, int64_t length) {
     kr_forget(&growth->task);
     if (growth->huge) kr_prefer_huge_pages(growth->base, growth->capacity, growth->huge = 0);
-    if (growth->read_ahead >= 0)
+    if (growth->read_ahead >= 0) {
         kr_read_ahead(growth->base + growth->read_ahead, growth->capacity - growth->read_ahead, 1);
+        kr_uncount_map();
+    }
     growth->read_ahead = -1;
     growth->window = growth->done = growth->looked_at_ns = 0;
     growth->base = NULL;

@@ -61,6 +61,14 @@ int kr_map(int fd, int64_t size, int writable, int32_t *fault, kr_mapping **out)
     return error;
 }
 
+int kr_count_map(void) {
+    if (__atomic_add_fetch(&maps_held, 1, __ATOMIC_RELAXED) <= kr_map_budget()) return 1;
+    kr_uncount_map();
+    return 0;
+}
+
+void kr_uncount_map(void) { __atomic_sub_fetch(&maps_held, 1, __ATOMIC_RELAXED); }
+
 /* Anonymous pages are zeroed when they are first accessed; calloc zeroes memory that malloc reuses all at once.
  * Most pages are never accessed. So the system counts only those that are, also for a forked child. */
 static uint8_t *zeroed_memory(int64_t size) {

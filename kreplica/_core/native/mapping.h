@@ -27,5 +27,8 @@ void kr_mapping_disown(kr_mapping *mapping);
 int64_t kr_map_budget(void);
 void kr_set_map_budget(int64_t maps);
 int64_t kr_maps_held(void);
+/* Count one more, since a mapping is about to be split in two; returns 0, and counts none, beyond the budget. */
+int kr_count_map(void);
+void kr_uncount_map(void);
 
 #endif

@@ -5,16 +5,19 @@ Also pairs up the partitions of two directories, and compares two histories of l
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from dataclasses import asdict
 from functools import cached_property
 from itertools import zip_longest
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from kreplica._core.batch_comparison import RecordCursor, agree, compare_records
 from kreplica.common.config import LogConfig
 from kreplica.common.errors import CorruptMessage, KafkaStorageError, KreplicaError
+from kreplica.common.isolation import Isolation, isolation_level
 from kreplica.common.ports import Clock, Storage
 from kreplica.common.types import INT64_MAX, NO_LEADER_EPOCH
 from kreplica.log.checkpoint import EpochEntry
@@ -32,6 +35,8 @@ from kreplica.record.batch_header import LEADER_EPOCH
 
 # The number of attempts if a writer truncates a log, or retention deletes a part of it, meanwhile.
 ATTEMPTS = 5
+
+_LAST_OFFSET = attrgetter("last_offset")
 
 Progress = Callable[[int], None]
 Known = tuple[LeaderEpochFileCache, int]
@@ -88,19 +93,20 @@ def compare(
     right: str,
     *,
     by_record: bool = False,
-    isolation: str = "log_end",
+    isolation: Isolation = "log_end",
     progress: Progress | None = None,
 ) -> Comparison:
     """Compare the replicas of one partition in the directories `left` and `right`.
 
     `by_record`: compare the records of differing batches, for logs that compaction has rewritten. Records
     whose offset only one side has are counted, and are no divergence.
-    `isolation`: compare what readers of this level may read of both, see UnifiedLog.upper_bound. By record,
-    readers with "txn_committed" do not see aborted transactions.
+    `isolation`: compare what readers of this level may read of both, as for `Log.read`. By record, readers
+    with "txn_committed" do not see aborted transactions.
     `progress`: called with the bytes of `left` compared since its last call.
     Raises InvalidFile if a directory holds no log, and KafkaStorageError if the disk fails, or if a writer
     truncates its log during every attempt.
     """
+    level = isolation_level(isolation)
     for attempt in range(ATTEMPTS):
         cuts = [_cuts(storage, directory) for directory in (left, right)]
         try:
@@ -110,7 +116,7 @@ def compare(
                     for directory in (left, right)
                 ]
                 sides = Replica("left", logs[0]), Replica("right", logs[1])
-                found = _Comparison(*sides, by_record, isolation, progress).run()
+                found = _Comparison(*sides, by_record, level, progress).run()
         except KafkaStorageError:
             if attempt + 1 == ATTEMPTS:
                 raise
@@ -128,7 +134,7 @@ def compare_pair(
     pair: Pair,
     *,
     by_record: bool = False,
-    isolation: str = "log_end",
+    isolation: Isolation = "log_end",
     progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Compare the sides of `pair`; return `partition`, `outcome` and the fields of the Comparison for JSON.
@@ -180,8 +186,10 @@ class Replica(LogWalk):
         """Whether the batch belongs to an aborted transaction, by the transaction indexes."""
         if not batch.is_transactional or batch.is_control:
             return False
-        known = self._aborted.get(batch.producer_id, ())
-        return any(each.first_offset <= batch.base_offset < each.last_offset for each in known)
+        known = self._aborted.get(batch.producer_id, [])
+        # Transactions of one producer follow each other.
+        at = bisect_left(known, batch.base_offset, key=_LAST_OFFSET)
+        return at < len(known) and known[at].first_offset <= batch.base_offset
 
     @property
     def standing(self) -> Standing:
@@ -427,14 +435,18 @@ class _ByRecord:
                 self._batches[index] = None
                 offset = min(side.next_offset for side in self._sides)
                 self._comparison.note_agreed(offset, batch.leader_epoch)
-                if index == 0 and self._comparison.progress is not None:
-                    self._comparison.progress(batch.size)
+                self._note_progress(index, batch)
+
+    def _note_progress(self, index: int, batch: RecordBatch) -> None:
+        if index == 0 and self._comparison.progress is not None:
+            self._comparison.progress(batch.size)
 
     def _load(self, index: int, batch: RecordBatch | None) -> None:
         side, cursor = self._sides[index], self._cursors[index]
         while batch is not None:
             if self._comparison.hides_aborted and side.is_aborted(batch):
                 side.advance(batch.size, batch.next_offset)
+                self._note_progress(index, batch)
                 batch = self._comparison.peek(side)
                 continue
             try:

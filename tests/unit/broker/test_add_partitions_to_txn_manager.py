@@ -196,6 +196,22 @@ def test_a_long_line_without_a_coordinator_has_an_end(stage: Stage) -> None:
     assert not stage.manager.has_line("id")
 
 
+def test_a_request_that_fails_unexpectedly_leaves_the_others_their_turn(stage: Stage) -> None:
+    def fail(_: Results) -> None:
+        raise MemoryError
+
+    stage.manager.ask("id", lambda: question("id"), fail)
+    stage.settle()
+    stage.ask("other")
+    assert len(stage.requests) == 1
+    with pytest.raises(MemoryError):
+        stage.answer()
+    stage.settle()
+    assert len(stage.requests) == 2
+    stage.answer()
+    assert stage.done == [("other", {AT: None})]
+
+
 def test_a_question_that_fails_lets_the_next_one_ask_anew(stage: Stage) -> None:
     stage.ask(label="first")
     stage.ask(label="second")

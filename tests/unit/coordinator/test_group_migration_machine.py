@@ -262,3 +262,13 @@ def test_a_member_leaves_and_another_is_replaced_just_before_the_protocol_change
     made.leave_classic(name="x")
     made.heartbeat(full=False, is_lost=False, name="d")
     made.teardown()
+
+
+def test_the_sessions_of_several_members_end_just_before_the_protocol_changes() -> None:
+    made = BothProtocols()
+    made.begin()
+    made.heartbeat(full=False, is_lost=False, name="b")
+    made.heartbeat(full=False, is_lost=False, name="a")
+    made.work(is_lost=False, name="z")
+    made.stage.pass_time(3_100)
+    made.teardown()

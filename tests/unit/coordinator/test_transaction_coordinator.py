@@ -228,6 +228,23 @@ def test_a_request_waits_only_for_a_while(stage):
     assert stage.state() == "CompleteCommit"
 
 
+def test_after_one_that_has_waited_in_vain_no_request_waits_for_the_same_completion(stage):
+    first = stage.init()
+    stage.add(first)
+    stage.brokers.held = []
+    second = stage.end(first)
+    added = stage.begin_add(second, wait_ms=20)
+    stage.pass_time(20)
+    assert isinstance(added.exception(0), errors.ConcurrentTransactions)
+    assert isinstance(stage.begin_add(second, wait_ms=20).exception(0), errors.ConcurrentTransactions)
+    stage.brokers.release()
+    stage.settle()
+    assert stage.add(second) is None
+    stage.brokers.held = []
+    waiting = stage.begin_add(stage.end(second), wait_ms=20)
+    assert not waiting.done()
+
+
 def test_a_waiting_request_fails_when_another_broker_takes_over(stage):
     first = stage.init()
     stage.add(first)
