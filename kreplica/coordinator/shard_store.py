@@ -326,7 +326,10 @@ class ShardStore(Generic[S]):
         `producer`: the producer whose transaction the batch belongs to.
         `then` gets an error suitable for clients, see `error_for_clients`.
         """
-        self._append(shard, records, partial(self._appended, shard, then), producer)
+        self.append_batch(shard, records, partial(self._answer_client, shard, then), producer)
+
+    def _answer_client(self, shard: S, then: Appended, error: BaseException | None, offset: int) -> None:
+        then(None if error is None else self.error_for_clients(shard, error), offset)
 
     def append_batch(
         self,
@@ -336,15 +339,7 @@ class ShardStore(Generic[S]):
         producer: TransactionalProducer | None = None,
     ) -> None:
         """Do as `append`, but `then` gets the log's own error, or NotCoordinator if the shard was dropped."""
-        self._append(shard, records, partial(self._batch_appended, shard, then), producer)
-
-    def _append(
-        self,
-        shard: S,
-        records: Sequence[Record],
-        appended: Answered,
-        producer: TransactionalProducer | None,
-    ) -> None:
+        appended = partial(self._appended, shard, then)
         try:
             builder = BatchBuilder()
             if producer is not None:
@@ -361,26 +356,16 @@ class ShardStore(Generic[S]):
     def _answered(self, appended: Answered, offset: int, error: BaseException | None) -> None:
         self._loop.post(partial(appended, offset, error))
 
-    def _appended(self, shard: S, then: Appended, offset: int, error: BaseException | None) -> None:
-        if error is None and shard.is_current:
-            then(None, offset)
-            return
-        then(self.error_for_clients(shard, self._dropped(shard) if error is None else error), -1)
-
-    def _batch_appended(
+    def _appended(
         self,
         shard: S,
         then: Callable[[BaseException | None, int], None],
         offset: int,
         error: BaseException | None,
     ) -> None:
-        if error is None and shard.is_current:
-            then(None, offset)
-        else:
-            then(self._dropped(shard) if error is None else error, -1)
-
-    def _dropped(self, shard: S) -> NotCoordinator:
-        return NotCoordinator(f"{self.topic}-{shard.partition}: another broker leads it now")
+        if error is None and not shard.is_current:
+            error = NotCoordinator(f"{self.topic}-{shard.partition}: another broker leads it now")
+        then(error, offset if error is None else -1)
 
     def error_for_clients(self, shard: S, error: BaseException) -> KreplicaError:
         """Return the error that a client gets for an append that failed with `error`.

@@ -89,7 +89,9 @@ def test_an_append_tries_only_the_fetches_of_followers() -> None:
     world.wait(1, Token(world.noted))
     world.operations.appended(world.partition, False)
     assert world.noted == ["try follower"]
-    assert list(world.follower.session.ready) == [world.follower]  # type: ignore[union-attr]
+    session = world.follower.session
+    assert session is not None
+    assert list(session.ready) == [world.follower]
 
 
 def test_a_high_watermark_completes_produces_first_and_reaches_followers_later() -> None:

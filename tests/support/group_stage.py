@@ -43,7 +43,7 @@ class MemoryLog:
         # None: everything is committed.
         self.committed_end: int | None = None
 
-    def append(self, partition, leader_epoch, batch, answered, verification=None):  # noqa: ARG002
+    def append(self, partition, leader_epoch, batch, answered, _verification=None):
         def answer(done):
             error = done.exception()
             answered(-1 if error is not None else done.result(), error)
