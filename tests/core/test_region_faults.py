@@ -474,7 +474,9 @@ def test_nothing_is_read_ahead_of_the_writer_but_behind_it(path: Path) -> None:
         for _ in range(20):
             append(region, bytes(MIB))
         [ahead] = unread_ahead(path)
-        assert 12 * MIB <= ahead.start <= 21 * MIB
+        # The start moves once the writer is 8 MiB past it. A fast writer looks only every 8 MiB, half the
+        # largest window.
+        assert 8 * MIB < ahead.start <= 21 * MIB
         region.idle()
         assert unread_ahead(path) == []
         assert regions.maps_held() == held - 1
