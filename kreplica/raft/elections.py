@@ -184,7 +184,7 @@ class Elections:
     def handle_vote(self, request: Any, asked: Any) -> Any:
         """Handle Vote (52): grant one vote per epoch, to a log at least as long as ours.
 
-        A pre-vote binds neither side.
+        A pre-vote that is granted binds neither side.
         """
         candidate = key_of(asked.replica_id, asked.replica_directory_id)
         is_pre_vote = bool(asked.pre_vote)
@@ -198,24 +198,18 @@ class Elections:
             OffsetAndEpoch(int(asked.last_offset), int(asked.last_offset_epoch))
         )
         if epoch > self._quorum.epoch:
-            if is_pre_vote:
-                # A pre-vote changes no state here: the candidate may never get a majority.
-                is_led = isinstance(self._quorum.state, LeaderState) or self._has_heard_of_leader()
-                return make_vote_response(self._context.standing(), granted=is_up_to_date and not is_led)
-            # In a new epoch this node has not voted yet. The epoch and the vote are written to disk together.
-            granted = is_up_to_date
-            self._quorum.transition_to_unattached(epoch, candidate if granted else None)
-            return make_vote_response(self._context.standing(), granted=granted)
+            # A pre-vote counts as well: its sender is in that epoch and can follow no leader of an earlier
+            # one (KIP-996). In a new epoch this node has not voted yet. The epoch and the vote are written to
+            # disk together.
+            has_vote = is_up_to_date and not is_pre_vote
+            self._quorum.transition_to_unattached(epoch, candidate if has_vote else None)
+            return make_vote_response(self._context.standing(), granted=is_up_to_date)
         granted = self._quorum.state.can_grant_vote(
             candidate, is_log_up_to_date=is_up_to_date, is_pre_vote=is_pre_vote
         )
         if granted and not is_pre_vote:
             self._quorum.note_vote(candidate)
         return make_vote_response(self._context.standing(), granted=granted)
-
-    def _has_heard_of_leader(self) -> bool:
-        state = self._quorum.state
-        return isinstance(state, FollowerState) and state.has_fetched and not state.leader_has_left
 
     def _check_vote(self, request: Any, asked: Any, candidate: ReplicaKey) -> None:
         context = self._context
@@ -228,16 +222,15 @@ class Elections:
             )
         context.require_own_key(key_of(request.voter_id, asked.voter_directory_id))
         context.require_voters(candidate.node_id)
-        self._require_epoch(epoch, is_pre_vote=bool(asked.pre_vote))
+        self._require_epoch(epoch)
 
-    def _require_epoch(self, epoch: int, *, is_pre_vote: bool = False) -> None:
-        """Check the epoch of a request. A pre-vote does not move this node to that epoch."""
+    def _require_epoch(self, epoch: int) -> None:
+        """Raise FencedLeaderEpoch if a request's epoch is over, and InvalidRequest if it is far ahead."""
         context, known = self._context, self._quorum.epoch
         context.require_plausible(epoch)
         if epoch < known:
             raise FencedLeaderEpoch(f"epoch {epoch} is over; this node is in epoch {known}")
-        if not is_pre_vote:
-            context.epochs.spend(epoch - known, context.now_ms())
+        context.epochs.spend(epoch - known, context.now_ms())
 
     def handle_begin(self, request: Any, notice: Any) -> Any:
         """Handle BeginQuorumEpoch (53): a node has become the leader of an epoch."""

@@ -24,6 +24,16 @@ def test_a_vote_in_a_new_epoch_is_one_write():
     assert [event.target for event in trace if event.operation == "rename"] == [quorum.node(voter).store.path]
 
 
+def test_a_pre_vote_of_a_later_epoch_takes_a_leader_there_and_costs_it_no_vote():
+    quorum, leader = started()
+    asking = others_of(quorum, leader)[0]
+    keys = [ReplicaKey(node_id, directory_id_of(node_id)) for node_id in (leader, asking)]
+    asked = make_vote_request(CLUSTER_ID, *keys, 2, OffsetAndEpoch(99, 1), pre_vote=True)
+    assert answer_of(quorum, leader, asked).topics[0].partitions[0].vote_granted
+    state = quorum.client(leader).quorum.state
+    assert (state.epoch, state.leader_id, state.voted_key) == (2, None, None)
+
+
 @pytest.mark.parametrize("seed", range(1, 21))
 def test_voters_that_start_together_elect_their_first_leader_at_once(seed):
     quorum = SimQuorum(seed=seed, conditions=LinkConditions(delay_us=(1_000, 4_000)))

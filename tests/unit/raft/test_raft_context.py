@@ -90,7 +90,7 @@ def test_requests_add_no_more_epochs_than_elections_could_in_that_time():
     assert begin(2) == InvalidRequest.code
 
 
-def test_a_pre_vote_uses_up_no_epochs():
+def test_pre_votes_and_votes_of_one_epoch_use_it_up_once():
     quorum, leader = started()
     follower, third = others_of(quorum, leader)
     to, sender = ReplicaKey(follower, directory_id_of(follower)), ReplicaKey(third, directory_id_of(third))

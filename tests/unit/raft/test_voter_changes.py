@@ -26,6 +26,7 @@ from kreplica.common.messages.quorum import (
 )
 from kreplica.common.wire import uuid_of
 from kreplica.metadata.control_records import VoterEndpoint
+from kreplica.raft.epoch_state import CandidateState, ProspectiveState
 from kreplica.raft.voter_set import ReplicaKey, VoterSet
 from kreplica.sim.network import LinkConditions
 from kreplica.sim.quorum.sim_quorum import CLUSTER_ID, SimQuorum, directory_id_of
@@ -124,6 +125,31 @@ def test_a_node_that_does_not_catch_up_does_not_become_a_voter():
     assert quorum.run_until(answer.done)
     assert answer.result().error_code.value == RequestTimedOut.code
     assert sorted(quorum.client(leader).voters.voters) == [1, 2, 3]
+
+
+def test_a_voter_that_is_removed_while_it_is_cut_off_in_a_later_epoch_comes_back():
+    """Seed 61001336 of whole nodes. Its pre-votes tell the others of its epoch (KIP-996)."""
+    quorum, leader = started()
+    others = others_of(quorum, leader)
+    quorum.append(leader, "a")
+    assert all_have(quorum, "a")
+    quorum.isolate(leader)
+    states = {each: quorum.client(each).quorum for each in others}
+    assert quorum.run_until(lambda: any(isinstance(each.state, CandidateState) for each in states.values()))
+    [ahead] = [node_id for node_id, each in states.items() if isinstance(each.state, CandidateState)]
+    quorum.network.heal_all()
+    quorum.isolate(ahead)
+    [stays] = states.keys() - {ahead}
+    quorum.kill(stays)
+    quorum.start(stays)
+    answer = quorum.send(leader, remove_voter(ahead))
+    assert quorum.run_until(answer.done)
+    assert answer.result().error_code.value == 0
+    assert quorum.run_until(lambda: isinstance(states[ahead].state, ProspectiveState))
+    assert states[ahead].epoch > quorum.client(leader).quorum.epoch
+    quorum.network.heal_all()
+    assert quorum.run_until(lambda: ahead not in quorum.client(ahead).voters.voters)
+    assert quorum.client(ahead).leader_and_epoch.leader_id in others_of(quorum, ahead)
 
 
 def test_a_leader_that_removes_itself_leads_until_that_is_committed_and_counts_the_others_only():
