@@ -736,6 +736,8 @@ class Partition(LeaderState):
         """Delete what the leader has deleted, as a follower. Return whether the log start moved."""
         with self.leader_isr_update_lock:
             log = self.follower_log(leader_epoch)
+            if self._must_start_over(log, offset):
+                return self._start_over_at(log, offset)
             return log.maybe_increment_log_start_offset(min(offset, log.high_watermark))
 
     def truncate_to(self, offset: int) -> bool:
@@ -795,7 +797,8 @@ class Partition(LeaderState):
 
     def _must_start_over(self, log: UnifiedLog, leader_log_start: int) -> bool:
         # The leader has deleted all that is in this log and has forgotten its epochs. It could not detect
-        # that its records do not continue this log. A power cut may undo the deletion on both.
+        # that its records do not continue this log. A power cut may undo the deletion on both, and the states
+        # of producers would be those of other records: a transaction might never end.
         return log.state.log_end_offset <= leader_log_start and bool(log.size) and not self._may_be_elected
 
     def _start_over_at(self, log: UnifiedLog, start: int) -> bool:

@@ -128,6 +128,26 @@ def test_what_the_leader_has_deleted_is_not_joined_to_what_it_has(replicas):
         assert replicas.node(2).records()[-1] == (2, b"a")
 
 
+@pytest.mark.parametrize(
+    ("isr", "elr", "is_kept"), [((1, 2, 3), (), True), ((1, 3), (2,), True), ((1, 3), (), False)]
+)
+def test_a_log_of_which_the_leader_has_deleted_all_keeps_no_state_of_producers(replicas, isr, elr, is_kept):
+    """Seed 61002052 of whole nodes: the leader had another record at the end, the marker of a transaction. A
+    replica in sync had the same ones."""
+    follower = replicas.node(2).partition
+    producer = {"producer_id": 7, "producer_epoch": 0, "base_sequence": 0}
+    opening = build([b"x"], leader_epoch=0, transactional=True, **producer)
+    append_as_follower(follower, opening + batch(1, b"y"), 0)
+    replicas.lead(1, isr=isr, elr=elr)
+    epoch = follower.leader_epoch
+    follower.update_follower_high_watermark(2, epoch)
+    assert follower.maybe_increment_log_start_offset(2, epoch)
+    log = follower.local_log
+    assert (log.log_start_offset, log.log_end_offset, log.high_watermark) == (2, 2, 2)
+    assert bool(log.producers.ongoing) == is_kept
+    assert log.last_stable_offset == 2
+
+
 def test_no_epoch_is_left_of_a_log_that_is_cut_at_its_start(replicas):
     """Deleted records lie in its first segment still, of a later epoch than what comes next."""
     for leader in (1, 2, 1):
