@@ -567,16 +567,17 @@ class TransactionCoordinator:
         _offset: int,
     ) -> None:
         following = states[-1]
-        is_refused = isinstance(error, TOO_LARGE) and following.state not in COMPLETE
+        if isinstance(error, TOO_LARGE) and len(states) > 1:
+            self._store_apart(shard, transaction, states, then or _ignore)
+            return
         if error is None:
             transaction.current, transaction.pending, transaction.unstored = following, None, None
             self._resume(shard, transaction)
-        elif is_refused:
+        elif isinstance(error, TOO_LARGE) and following.state not in COMPLETE:
             # Nothing was appended, and the same record never will be.
             transaction.pending = None
             if transaction.current is None:
                 del shard.transactions[following.transactional_id]
-            error = UnknownServerError(str(error))
         elif shard.is_current:
             # After NotCoordinator, too: a full disk leaves this broker the leader.
             LOGGER.log(
@@ -587,11 +588,24 @@ class TransactionCoordinator:
             again = partial(self._append_again, shard, transaction, states)
             self._loop.post_later(again, APPEND_BACKOFF_MS)
         if then is not None:
-            then(error)
+            then(UnknownServerError(str(error)) if isinstance(error, TOO_LARGE) else error)
         if transaction.waiting and not transaction.is_busy:
             self._try_waiting(transaction)
-        if is_refused and transaction.unstored is not None:
-            self._store_completion(shard, transaction, transaction.unstored)
+
+    def _store_apart(
+        self, shard: TransactionShard, transaction: Transaction, states: States, then: Then
+    ) -> None:
+        """Store a completion and the state that follows it, which are too large for one batch, one by one."""
+        completed, following = states
+
+        def go_on(error: KreplicaError | None) -> None:
+            if error is None:
+                self._change(shard, transaction, following, then)
+            else:
+                then(error)
+
+        transaction.pending = completed
+        self._append(shard, transaction, (completed,), go_on)
 
     def _append_again(self, shard: TransactionShard, transaction: Transaction, states: States) -> None:
         if shard.is_current:

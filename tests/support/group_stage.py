@@ -6,7 +6,7 @@ import random
 
 from kreplica._core.record_batch import stamp_offsets
 from kreplica._core.records import batches
-from kreplica.common.errors import FencedLeaderEpoch, KreplicaError
+from kreplica.common.errors import FencedLeaderEpoch, KreplicaError, MessageTooLarge
 from kreplica.common.future import Future, failed
 from kreplica.common.types import TopicPartition
 from kreplica.coordinator.classic_group import Protocol
@@ -30,7 +30,7 @@ RANGE = (Protocol("range", b"all"),)
 class MemoryLog:
     """Partition 0 of a coordinator's topic, led in `leader_epoch`.
 
-    Appends wait while `held` is a list, and fail with `error`.
+    Appends wait while `held` is a list, and fail with `error`. Batches above `max_bytes` are too large.
     """
 
     def __init__(self):
@@ -39,6 +39,7 @@ class MemoryLog:
         self.end = 0
         self.held: list[tuple[Future[int], int]] | None = None
         self.error: KreplicaError | None = None
+        self.max_bytes: int | None = None
         self.reads = 0
         # None: everything is committed.
         self.committed_end: int | None = None
@@ -52,6 +53,8 @@ class MemoryLog:
         self.take(leader_epoch, batch).add_done_callback(answer)
 
     def take(self, leader_epoch, batch):
+        if self.max_bytes is not None and len(batch) > self.max_bytes:
+            return failed(MessageTooLarge())
         if self.error is not None:
             return failed(self.error)
         if leader_epoch != self.leader_epoch:

@@ -191,6 +191,39 @@ def test_a_transaction_that_is_too_large_does_not_take_the_completion_with_it(st
     assert stage.add(second, OTHER) is None
 
 
+@pytest.mark.parametrize("fails_first", [False, True])
+def test_a_transaction_that_fits_only_without_the_completion_is_stored_after_it(stage, fails_first):
+    first = stage.init()
+    stage.add(first)
+    second = stage.end(first)
+    if fails_first:
+        stage.log.error = errors.NotEnoughReplicas()
+        assert isinstance(stage.add(second, OTHER), errors.CoordinatorNotAvailable)
+        stage.log.error = None
+    stage.log.max_bytes = max(map(len, stage.log.batches)) + 20
+    before = len(stage.log.batches)
+    if fails_first:
+        stage.pass_time(1_000)
+        assert stage.state() == "Ongoing"
+    assert stage.add(second, OTHER) is None
+    assert len(stage.log.batches) == before + 2
+    assert titles(stage)[-3:] == ["PrepareCommit", "CompleteCommit", "Ongoing"]
+    assert stage.end(second) == producer(7, 2)
+
+
+def test_a_transaction_that_waits_for_the_completion_alone_fails_with_it(stage):
+    first = stage.init()
+    stage.add(first)
+    second = stage.end(first)
+    stage.log.max_bytes = max(map(len, stage.log.batches)) + 20
+    stage.log.error = errors.NotEnoughReplicas()
+    assert isinstance(stage.add(second, OTHER), errors.CoordinatorNotAvailable)
+    stage.log.error = None
+    stage.pass_time(1_000)
+    assert titles(stage)[-2:] == ["PrepareCommit", "CompleteCommit"]
+    assert stage.add(second, OTHER) is None
+
+
 def test_both_records_are_repeated_until_they_are_stored(stage):
     added = waits_for_its_turn(stage)
     stage.log.error = errors.NotEnoughReplicasAfterAppend()
