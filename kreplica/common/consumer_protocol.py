@@ -67,6 +67,16 @@ def encode_subscription(topics: Iterable[str]) -> bytes:
     return _encode(ConsumerProtocolSubscription(topics=tuple(topics)))
 
 
+def encode_cooperative_subscription(
+    topics: Iterable[str], owned: Iterable[TopicPartition], generation_id: int
+) -> bytes:
+    """Encode the subscription of a member that keeps what it had in the generation (KIP-429, KIP-792)."""
+    subscription = ConsumerProtocolSubscription(
+        topics=tuple(topics), owned_partitions=_by_topic(owned), generation_id=generation_id
+    )
+    return _encode(subscription, 2)
+
+
 def decode_subscription(data: bytes) -> ConsumerProtocolSubscription:
     """Decode a subscription of any version. Raises InvalidRecord."""
     return _decode(data, ConsumerProtocolSubscription)
@@ -80,13 +90,7 @@ def subscribed_topics(data: bytes) -> tuple[str, ...]:
 
 def encode_assignment(partitions: Iterable[TopicPartition]) -> bytes:
     """Encode the assignment of these partitions to a member."""
-    topics: dict[str, list[int]] = {}
-    for topic, number in partitions:
-        topics.setdefault(topic, []).append(number)
-    assigned = tuple(
-        AssignedPartitions(topic=topic, partitions=tuple(numbers)) for topic, numbers in topics.items()
-    )
-    return _encode(ConsumerProtocolAssignment(assigned_partitions=assigned))
+    return _encode(ConsumerProtocolAssignment(assigned_partitions=_by_topic(partitions)))
 
 
 def decode_assignment(data: bytes) -> ConsumerProtocolAssignment:
@@ -101,9 +105,18 @@ def partitions_in(topics: Iterable[AssignedPartitions]) -> list[TopicPartition]:
     return [TopicPartition(each.topic, number) for each in topics for number in each.partitions]
 
 
-def _encode(message: Record) -> bytes:
+def _by_topic(partitions: Iterable[TopicPartition]) -> tuple[AssignedPartitions, ...]:
+    topics: dict[str, list[int]] = {}
+    for topic, number in partitions:
+        topics.setdefault(topic, []).append(number)
+    return tuple(
+        AssignedPartitions(topic=topic, partitions=tuple(numbers)) for topic, numbers in topics.items()
+    )
+
+
+def _encode(message: Record, version: int = 0) -> bytes:
     # Every client reads version 0.
-    return encode(message, 0, _VERSION.pack(0))
+    return encode(message, version, _VERSION.pack(version))
 
 
 def _decode(data: bytes, kind: type[M]) -> M:

@@ -15,7 +15,13 @@ from kreplica.common.errors import FencedMemberEpoch
 from kreplica.common.future import Future, resolved
 from kreplica.common.message import replace as replace_fields
 from kreplica.common.share_state import ARCHIVED, AVAILABLE
-from kreplica.coordinator import consumer_group, consumer_groups, group_rebalances, group_store
+from kreplica.coordinator import (
+    classic_members,
+    consumer_group,
+    consumer_groups,
+    group_rebalances,
+    group_store,
+)
 from kreplica.coordinator.consumer_group import (
     ConsumerGroup,
     CurrentAssignment,
@@ -356,6 +362,15 @@ def give_assignments_of_any_generation(_: Replacement) -> Replacement:
     return require
 
 
+def appending_with(rebalances: Any, append: Callable[..., None], step: Callable[[], None]) -> None:
+    """Let the step of a classic group append by `append(shard, records, stored)`."""
+    store, rebalances._store = rebalances._store, SimpleNamespace(append=append)
+    try:
+        step()
+    finally:
+        rebalances._store = store
+
+
 @group_mutant(GroupRebalances, "_store_assignments")
 def give_assignments_before_they_are_stored(store_assignments: Replacement) -> Replacement:
     """The assignments of a classic group are given out at once."""
@@ -367,10 +382,29 @@ def give_assignments_before_they_are_stored(store_assignments: Replacement) -> R
             store.append(shard, records, lambda _error, _offset: None)
             stored(None, 0)
 
-        rebalances._store = SimpleNamespace(append=append)
-        try:
-            store_assignments(rebalances, shard, group, given)
-        finally:
-            rebalances._store = store
+        appending_with(rebalances, append, lambda: store_assignments(rebalances, shard, group, given))
 
     return give
+
+
+@group_mutant(GroupRebalances, "_replace")
+def store_no_new_id_of_a_static_member(replace_static: Replacement) -> Replacement:
+    """A static member that comes back to a classic group has a new id that only memory knows."""
+
+    def keep(rebalances: Any, *given: Any) -> None:
+        def append(_shard: Any, _records: Any, stored: Callable[[None, int], None]) -> None:
+            stored(None, 0)
+
+        appending_with(rebalances, append, lambda: replace_static(rebalances, *given))
+
+    return keep
+
+
+@group_mutant(classic_members, "owned_partitions")
+def forget_what_classic_members_keep(_: Replacement) -> Replacement:
+    """A member by the classic protocol counts as having given up all it had when it joins again."""
+
+    def owned(_: Any, __: Any) -> dict[Any, Any]:
+        return {}
+
+    return owned

@@ -514,12 +514,18 @@ class ConsumerMembers(GroupMembers):
         self._statics: dict[str, ConsumerMember] = {}
 
     def new_member(self, client: SimClient, name: str, random: Random) -> ConsumerMember:
+        return self.identified(ConsumerMember, client, name, random)
+
+    def identified(
+        self, kind: type[ConsumerMember], client: SimClient, name: str, random: Random
+    ) -> ConsumerMember:
+        """Return a new member of this kind, which is static or dynamic."""
         instance_id = None
         if random.randrange(2):
             wanted = random.choice(INSTANCES)
             if wanted not in self._statics or self._statics[wanted].is_dead:
                 instance_id = wanted
-        member = ConsumerMember(self, client, name, random, instance_id)
+        member = kind(self, client, name, random, instance_id)
         if instance_id is not None:
             self._statics[instance_id] = member
         return member

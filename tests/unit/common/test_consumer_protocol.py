@@ -12,6 +12,7 @@ from kreplica.common.consumer_protocol import (
     decode_assignment,
     decode_subscription,
     encode_assignment,
+    encode_cooperative_subscription,
     encode_subscription,
     partitions_in,
     subscribed_topics,
@@ -29,6 +30,15 @@ def test_subscriptions_and_assignments_stand_so():
     )
     assert partitions_in(decode_assignment(data).assigned_partitions) == partitions
     assert decode_assignment(b"").assigned_partitions == ()
+
+
+def test_a_cooperative_member_names_what_it_keeps():
+    owned = [TopicPartition("t", 7), TopicPartition("u", 0)]
+    data = encode_cooperative_subscription(["t"], owned, 5)
+    assert data.startswith(b"\0\2" + encode_subscription(["t"])[2:])
+    found = decode_subscription(data)
+    assert (found.topics, found.generation_id, found.rack_id) == (("t",), 5, None)
+    assert partitions_in(found.owned_partitions) == owned
 
 
 def test_later_versions_are_read_as_far_as_they_are_known():

@@ -128,7 +128,7 @@ def test_a_node_that_does_not_catch_up_does_not_become_a_voter():
 
 
 def test_a_voter_that_is_removed_while_it_is_cut_off_in_a_later_epoch_comes_back():
-    """Seed 61001336 of whole nodes. Its pre-votes tell the others of its epoch (KIP-996)."""
+    """Seed 61001336 of whole nodes. Its pre-votes take the others to its epoch (KIP-996)."""
     quorum, leader = started()
     others = others_of(quorum, leader)
     quorum.append(leader, "a")
