@@ -154,3 +154,17 @@ def test_the_operator_gives_up_a_range_that_other_replicas_have_in_another_histo
 def test_the_number_of_a_generation_that_was_not_stored_comes_again_after_a_fail_over():
     """The checker took that for a generation that decreases."""
     run("nodes", 54000362)
+
+
+def test_the_generations_of_a_group_begin_again_for_a_member_that_was_cut_off_until_it_was_forgotten():
+    """The checker took that for a generation that decreases."""
+    run("nodes", 62203354)
+
+
+def test_a_voter_that_was_removed_while_it_stood_in_a_later_epoch_comes_back():
+    run("nodes", 61001336)
+
+
+def test_a_deposed_leader_drops_a_record_that_the_new_one_has_replaced_and_deleted():
+    """It kept the transaction that the other record had ended, and readers waited for it for ever."""
+    run("nodes", 61002052)

@@ -45,6 +45,7 @@ from kreplica.sim.nodes.group_members import (
     NONE,
     NOT_COORDINATOR,
     REBALANCE_MS,
+    REQUEST_TIMEOUT_MS,
     SESSION_MS,
     WRONG,
     ConsumerMember,
@@ -143,12 +144,15 @@ class ClassicMember(ConsumerMember):
         if not self._members.is_cooperative:
             self.owned = self._target = frozenset()
         self.epoch, self._is_declared = JOIN_EPOCH, True
+        # A group that all members have left is forgotten when one of the other protocol joins. Its numbers
+        # begin again, also for a member that was cut off meanwhile and does not know that it is none.
+        is_member = self._members.now_ms() + REQUEST_TIMEOUT_MS <= self.valid_ms
         answer = yield from self.ask_coordinator(self._join_request(), PATIENCE_MS)
         code = ErrorCode.network_exception if answer is None else answer.error_code
         if code in (NONE, ErrorCode.member_id_required):
             self._member_id = self.name = answer.member_id
         if code is NONE and not self.leaves:
-            if answer.generation_id < self._stored:
+            if is_member and answer.generation_id < self._stored:
                 self._members.violated("14", f"{self} joins generation {answer.generation_id}")
             before, self._generation = self._generation, answer.generation_id
             if 0 < before < self._generation and self._random.randrange(2):
