@@ -391,18 +391,19 @@ cdef class ProducerAppendInfo(ProducerStateEntry):
 
     cdef int check_verified(self, bint is_transactional, int32_t epoch, int64_t first_sequence,
                             int64_t offset) except -1:
-        cdef bint starts_anew
+        cdef int64_t greatest
         if self.given is None or not is_transactional:
             return 0
         if self.has_open_transaction() and epoch == self.now.producer_epoch:
             return 0
         if self.given is not self.known or self.known.producer_epoch != epoch:
             raise _errors.InvalidTxnState(f"{self.whose(offset)}: the coordinator does not know its transaction")
-        starts_anew = self.known.begins_at_zero and self.now.producer_epoch == NO_EPOCH
-        if first_sequence > self.known.lowest_sequence or (starts_anew and first_sequence > 0):
+        greatest = self.known.lowest_sequence
+        if self.known.begins_at_zero and self.now.producer_epoch == NO_EPOCH:
+            greatest = min(greatest, 0)
+        if first_sequence > greatest:
             raise _errors.OutOfOrderSequenceNumber(
-                f"{self.whose(offset)}: the transaction begins at sequence {self.known.lowest_sequence},"
-                f" not {first_sequence}"
+                f"{self.whose(offset)}: the transaction begins at sequence {greatest}, not {first_sequence}"
             )
         return 0
 

@@ -8,7 +8,12 @@ from hypothesis import strategies as st
 
 from kreplica._core.producer_table import PendingProducers
 from kreplica._core.records import batches
-from kreplica.common.errors import InvalidProducerEpoch, InvalidTxnState, KreplicaError
+from kreplica.common.errors import (
+    InvalidProducerEpoch,
+    InvalidTxnState,
+    KreplicaError,
+    OutOfOrderSequenceNumber,
+)
 from kreplica.common.types import AppendOrigin
 from kreplica.log.producer_append_info import OPEN_ALREADY, CompletedTxn
 from kreplica.log.producer_state_manager import ProducerStateManager
@@ -206,3 +211,13 @@ def test_an_open_transaction_needs_no_verification_and_an_older_epoch_gets_none(
     assert manager.start_verification(4, 2, 0, NOW_MS, begins_at_zero=False) is not known
     manager.complete_txn(CompletedTxn(4, 0, 1, False))
     assert manager.ongoing == {}
+
+
+@pytest.mark.parametrize(("begins_at_zero", "sequence", "first"), [(True, 1, 0), (False, 3, 1)])
+def test_a_transaction_that_begins_too_late_says_where_it_should(begins_at_zero, sequence, first):
+    """As of a producer whose topic is made again in the middle of its transaction."""
+    manager = open_manager()
+    known = manager.start_verification(4, 1, 1, NOW_MS, begins_at_zero=begins_at_zero)
+    appended = manager.prepare_update(4, AppendOrigin.CLIENT, known)
+    with pytest.raises(OutOfOrderSequenceNumber, match=f"begins at sequence {first}, not {sequence}"):
+        appended.append_data_batch(1, sequence, sequence, NOW_MS, 0, 0, True)
