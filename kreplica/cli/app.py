@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from enum import StrEnum
 from functools import partial
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -1706,8 +1707,11 @@ def transactions_list(
     Exits with 1 if a coordinator did not answer.
     """
     from kreplica.cli import transactions as command
+    from kreplica.common.types import INT64_MAX
 
-    longer_than_ms = -1 if longer_than is None else int(longer_than * 1000)
+    if longer_than is not None and not isfinite(longer_than):
+        raise typer.BadParameter("it must be a number of seconds", param_hint="--longer-than")
+    longer_than_ms = -1 if longer_than is None else int(min(longer_than * 1000, INT64_MAX))
     wanted = command.Wanted(states or (), producer_ids or (), longer_than_ms, pattern)
     raise typer.Exit(parsed(partial(command.list_transactions, bootstrap, wanted, as_json), "--bootstrap"))
 

@@ -198,6 +198,11 @@ def test_the_transactions_of_all_coordinators_are_listed_and_described(cluster: 
     assert set(states("--pattern", "app-[01]")) == {"app-0", "app-1"}
     assert set(states("--longer-than", "0")) == {"app-0", "app-2"}
     assert states("--longer-than", "3600") == {}
+    assert states("--longer-than", "1e300") == {}
+    for bad in ("nan", "inf"):
+        refused = run(cluster, "transactions", "list", "--longer-than", bad)
+        assert refused.exit_code == 2
+        assert "Invalid value for --longer-than" in refused.stderr
 
     (found,) = facts(cluster, "transactions", "describe", "app-0")
     assert (found["state"], found["partitions"], found["timeout_ms"]) == ("Ongoing", ["listed-0"], 60_000)
