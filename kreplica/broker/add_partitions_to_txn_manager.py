@@ -139,9 +139,18 @@ class AddPartitionsToTxnManager:
 
     def _done(self, transactional_id: str, results: Results) -> bool:
         """Let the first of the line go on, and then leave it; return whether others are behind it."""
-        line = self._lines[transactional_id]
-        line[0].done(results)
+        try:
+            self._lines[transactional_id][0].done(results)
+        except BaseException:
+            # Those behind it would wait for ever.
+            if self._leave(transactional_id):
+                self._loop.post(partial(self._begin, transactional_id))
+            raise
+        return self._leave(transactional_id)
+
+    def _leave(self, transactional_id: str) -> bool:
         with self._lock:
+            line = self._lines[transactional_id]
             line.popleft()
             if not line:
                 del self._lines[transactional_id]
@@ -194,21 +203,36 @@ class AddPartitionsToTxnManager:
         if not answer.cancelled() and error is None:
             response = answer.result()
             found, error = _codes(response), error_of(response.error_code)
-        for asked in sent:
-            verify = asked.verify
-            assert verify is not None
-            codes = {at: found.get((verify.transactional_id, at)) for at in verify.partitions}
-            is_busy = ErrorCode.concurrent_transactions in codes.values()
-            # The markers of the previous transaction are on their way.
-            backoff_ms = next(asked.backoffs_ms, None) if is_busy and verify.adds else None
-            if backoff_ms is not None:
-                self._loop.post_later(partial(self._route, asked, verify), backoff_ms)
-            else:
-                text = f"{verify.transactional_id}: no answer of coordinator {coordinator}: {error}"
-                # A client would retry for ever, although only an operator can grant this broker the right.
-                is_refused = isinstance(error, ClusterAuthorizationFailed)
-                unanswered = InvalidTxnState(text) if is_refused else NetworkException(text)
-                self._finish(verify, {at: _error(code, verify, unanswered) for at, code in codes.items()})
+        for number, asked in enumerate(sent, 1):
+            try:
+                self._take(coordinator, asked, found, error)
+            except BaseException:
+                # The others would wait for ever.
+                self._loop.post(partial(self._distribute, coordinator, sent[number:], answer))
+                raise
+
+    def _take(
+        self,
+        coordinator: int,
+        asked: _Asked,
+        found: Mapping[tuple[str, TopicPartition], ErrorCode],
+        error: BaseException | None,
+    ) -> None:
+        """Let a request go on with what the coordinator has answered, or ask again a moment later."""
+        verify = asked.verify
+        assert verify is not None
+        codes = {at: found.get((verify.transactional_id, at)) for at in verify.partitions}
+        is_busy = ErrorCode.concurrent_transactions in codes.values()
+        # The markers of the previous transaction are on their way.
+        backoff_ms = next(asked.backoffs_ms, None) if is_busy and verify.adds else None
+        if backoff_ms is not None:
+            self._loop.post_later(partial(self._route, asked, verify), backoff_ms)
+            return
+        text = f"{verify.transactional_id}: no answer of coordinator {coordinator}: {error}"
+        # A client would retry for ever, although only an operator can grant this broker the right.
+        is_refused = isinstance(error, ClusterAuthorizationFailed)
+        unanswered = InvalidTxnState(text) if is_refused else NetworkException(text)
+        self._finish(verify, {at: _error(code, verify, unanswered) for at, code in codes.items()})
 
 
 def _error(code: ErrorCode | None, verify: Verify, unanswered: KreplicaError) -> KreplicaError | None:

@@ -212,6 +212,29 @@ def test_a_request_that_fails_unexpectedly_leaves_the_others_their_turn(stage: S
     assert stage.done == [("other", {AT: None})]
 
 
+def test_a_request_that_fails_unexpectedly_leaves_those_of_its_line_and_of_its_question_their_turn(
+    stage: Stage,
+) -> None:
+    def fail(_: Results) -> None:
+        raise MemoryError
+
+    stage.manager.ask("id", question, fail)
+    stage.manager.ask(
+        "other", lambda: question("other"), lambda results: stage.done.append(("other", results))
+    )
+    stage.manager.ask("id", lambda: None, fail)
+    stage.ask(label="behind")
+    with pytest.raises(MemoryError):
+        stage.answer()
+    with pytest.raises(MemoryError):
+        stage.settle()
+    stage.settle()
+    assert len(stage.requests) == 2
+    stage.answer()
+    assert stage.done == [("other", {AT: None}), ("behind", {AT: None})]
+    assert not stage.manager.has_line("id")
+
+
 def test_a_question_that_fails_lets_the_next_one_ask_anew(stage: Stage) -> None:
     stage.ask(label="first")
     stage.ask(label="second")
