@@ -145,7 +145,7 @@ class ClassicMember(ConsumerMember):
             self.owned = self._target = frozenset()
         self.epoch, self._is_declared = JOIN_EPOCH, True
         # A group that all members have left is forgotten when one of the other protocol joins. Its numbers
-        # begin again, also for a member that was cut off meanwhile and does not know that it is none.
+        # begin again, also for a member that was cut off meanwhile and takes itself for one.
         is_member = self._members.now_ms() + REQUEST_TIMEOUT_MS <= self.valid_ms
         answer = yield from self.ask_coordinator(self._join_request(), PATIENCE_MS)
         code = ErrorCode.network_exception if answer is None else answer.error_code
