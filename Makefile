@@ -36,6 +36,9 @@ PYTHON ?= $(shell for candidate in python3.11 python3 python3.13 python3.12; do 
 BIN := .venv/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Python keeps what it compiles, even where the environment forbids it: each worker of `make test` would
+# compile the package and all tests anew, for half a minute.
+unexport PYTHONDONTWRITEBYTECODE
 
 KILLS ?= 3000
 CUTS ?= 10000
