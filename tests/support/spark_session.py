@@ -29,6 +29,8 @@ ROOT = Path(__file__).resolve().parents[2]
 # The readers of format("kreplica") by name, with the options that select each; reading is tested
 # with all of them.
 READERS = {"python": {"reader": "python"}, "jvm": {"reader": "jvm"}}
+# A JVM of a few minutes spends more on compiling well, and on threads that collect garbage, than it gains.
+JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:MetaspaceSize=256m"
 READER_SETTING = "spark.datasource.kreplica.reader"
 
 
@@ -85,7 +87,7 @@ def spark_session(
         .config("spark.sql.session.timeZone", "UTC")
         .config("spark.python.unix.domain.socket.enabled", "true")
         .config("spark.log.level", "ERROR")
-        .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:MetaspaceSize=256m")
+        .config("spark.driver.extraJavaOptions", JAVA_OPTIONS)
     )
     if jars:
         builder = builder.config("spark.jars", ",".join(jars))
