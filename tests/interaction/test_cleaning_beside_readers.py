@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import threading
+
+import pytest
 
 import kreplica
 
@@ -52,6 +55,16 @@ class Reader(threading.Thread):
             assert newest >= end - 1 - (end - 1 - key) % KEYS, (key, newest, end)
 
 
+@pytest.fixture
+def short_turns():
+    """Let threads take turns often: the writer is met at more places, and does not wait long for its turn."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(interval / 50)
+    yield
+    sys.setswitchinterval(interval)
+
+
+@pytest.mark.usefixtures("short_turns")
 def test_no_reader_sees_a_torn_view(tmp_path):
     with kreplica.Log.open(tmp_path / "t-0", **SETTINGS) as log:
         append(log, KEYS)
